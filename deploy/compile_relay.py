@@ -1,11 +1,11 @@
 """
-Compile the relay's hot modules by mypyc, where a C compiler is.
+Compile the relay's hot modules with mypyc, where there is a C compiler.
 
 ``deploy/setup.py run`` starts it with the environment's Python. It compiles what
-``towpath.relay.commands.compiled`` names into the folder that the relay looks into,
-unless it is there. Where that cannot be done, one line says why, and the relay runs the
-same modules as Python. mypyc is installed by a lock of its own, at the version that the
-static checks have.
+``towpath.relay.commands.compiled`` names into the folder where the relay looks for it,
+unless it is there already. Where that cannot be done, one line says why, and the relay
+runs the same modules as Python. mypyc is installed from a lock of its own, at the
+version that the static checks use.
 """
 
 import os
@@ -37,7 +37,7 @@ class CannotCompileError(Exception):
 
 
 def main(home: Path) -> int:
-    """Compile the modules, unless they are or it is off; return 0 in any case."""
+    """Compile the modules, unless they are current or it is off; always return 0."""
     if os.environ.get(compiled.VARIABLE) == "off":
         return 0
     folder = compiled.folder(home)
@@ -51,7 +51,7 @@ def main(home: Path) -> int:
         install_compiler()
         compile_into(folder, wanted)
     except CannotCompileError as reason:
-        print(f"the relay runs as Python, with more processor time an event: {reason}")
+        print(f"the relay runs as Python, with more processor time per event: {reason}")
     return 0
 
 
@@ -75,7 +75,7 @@ def check_compiler() -> None:
 
 def install_compiler() -> None:
     """
-    Install mypyc by its lock, unless the environment has it.
+    Install mypyc from its lock, unless the environment has it.
 
     Raises:
         CannotCompileError: pip failed.
@@ -88,7 +88,7 @@ def compile_into(folder: Path, wanted: str) -> None:
     """
     Compile the modules into a folder, which appears when they have been imported.
 
-    Folders of other sources are removed.
+    Folders that were compiled from other sources are removed.
 
     Raises:
         CannotCompileError: A module was not compiled, or could not be imported.
@@ -107,7 +107,7 @@ def compile_into(folder: Path, wanted: str) -> None:
 
 
 def build(scratch: Path, made: Path) -> None:
-    """Translate the modules to C and compile them; a process of its own."""
+    """Translate the modules to C and compile them, in a process of its own."""
     from mypyc.build import mypycify  # noqa: PLC0415 - installed by this script
     from setuptools import setup  # noqa: PLC0415 - installed by this script
 

@@ -23,7 +23,7 @@ import tomlkit
 
 CLONE = Path(__file__).resolve().parents[1]
 KINDS = ("sdist", "wheel")
-# The locks of packages that are installed alone; each names what it installs.
+# The locks of images and of packages that are installed alone.
 LOCKS = sorted((CLONE / "requirements").glob("*/*.lock"))
 
 
@@ -47,7 +47,7 @@ def main(words: list[str]) -> int:
 
 
 def make(out: Path, kinds: Sequence[str]) -> None:
-    """Build the packages into a new folder; the SBOMs too, if of all kinds."""
+    """Build the packages into a new folder; with all kinds, write the SBOMs too."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     epoch = commit_time()
@@ -66,7 +66,7 @@ def members() -> list[str]:
 
 
 def commit_time() -> str:
-    """Return the seconds of the commit; SOURCE_DATE_EPOCH goes before it."""
+    """Return the commit's time in seconds; SOURCE_DATE_EPOCH overrides it."""
     named = os.environ.get("SOURCE_DATE_EPOCH")  # noqa: TID251 - a root
     return named or _git("log", "-1", "--format=%ct").strip()
 
@@ -79,7 +79,7 @@ def stage(member: str, folder: Path) -> None:
             target = folder / Path(name).relative_to(member)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
-            # Not the umask of the builder.
+            # The mode does not depend on the builder's umask.
             target.chmod(0o755 if os.access(path, os.X_OK) else 0o644)
     shutil.copyfile(CLONE / "LICENSE", folder / "LICENSE")
     (folder / "LICENSE").chmod(0o644)
@@ -90,7 +90,7 @@ def stage(member: str, folder: Path) -> None:
 
 
 def pinned(text: str, version: str) -> str:
-    """Return a project file with its version, and that of the other members."""
+    """Return a project file with its version, and other members pinned to it."""
     document: Any = tomlkit.parse(text)
     project = document["project"]
     del project["dynamic"]
@@ -135,13 +135,13 @@ def write_sbom(lock: Path, out: Path) -> None:
 
 def check_sboms(out: Path) -> None:
     """
-    Hold the SBOMs against CycloneDX's schema.
+    Check the SBOMs against CycloneDX's schema.
 
-    One validator reads them all: the program that writes them makes one for each, which
-    takes longer than to use it.
+    One validator reads them all: the program that writes them would create one for
+    each, which takes longer than using it.
 
     Raises:
-        SbomError: A list does not match.
+        SbomError: An SBOM does not match.
     """
     # The environment that builds wheels alone does not have it.
     from cyclonedx.schema import OutputFormat, SchemaVersion  # noqa: PLC0415
@@ -151,7 +151,7 @@ def check_sboms(out: Path) -> None:
     for path in sorted(out.glob("*.cdx.json")):
         error = validator.validate_str(path.read_text(encoding="utf-8"))
         if error is not None:
-            message = f"{path.name} is no CycloneDX list: {error}"
+            message = f"{path.name} is not a valid CycloneDX document: {error}"
             raise SbomError(message)
 
 

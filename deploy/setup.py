@@ -29,8 +29,8 @@ STATE = CLONE / ".towpath"
 LOCKS = CLONE / "requirements"
 # dev holds everything that run holds, at the same versions.
 COVERED_BY = {"run": ("run", "dev"), "dev": ("dev",)}
-# The tests need a stock reader, an object store with its client, a second Postgres, and
-# a search server with logins.
+# The tests need Debezium's JDBC sink, an object store with its client, a second
+# Postgres, and a search server with logins.
 FURTHER_JARS = {
     "run": (),
     "dev": ("jdbcsink", "objectstore", "postgres15", "s3", "securesearch"),
@@ -42,7 +42,7 @@ USAGE = 2
 
 
 class SetupError(Exception):
-    """A missing requirement; the text names it with its cure."""
+    """A requirement is missing, or a step failed; the text names the cure."""
 
 
 class GoPrograms(NamedTuple):
@@ -64,7 +64,7 @@ GO_PROGRAMS = (
     ),
     # They check alert rules and the queries of dashboards with Prometheus itself.
     GoPrograms(
-        "Prometheus, five minutes of both cores",
+        "Prometheus (five minutes on two cores)",
         CLONE / "tests" / "monitoring" / "prometheus",
         STATE / "prometheus" / "bin",
         (f"{PROMETHEUS}/prometheus", f"{PROMETHEUS}/promtool"),
@@ -126,7 +126,7 @@ def check_machine() -> None:
 
 
 def prepare(mode: str) -> None:
-    """Bring the environment up to the locks, unless its stamp is current."""
+    """Bring the environment up to date with the locks, unless its stamp is current."""
     wanted = fingerprint()
     if any(is_current(stamp(covering), wanted) for covering in COVERED_BY[mode]):
         return
@@ -171,7 +171,7 @@ def is_current(mark: Path, wanted: str) -> bool:
 
 
 def fingerprint() -> str:
-    """Return a digest of the environment's sources: locks, members, place and rules."""
+    """Return a digest of the environment's sources, its place and this script."""
     content = hashlib.sha256(str(CLONE).encode())
     sources = [*LOCKS.glob("*.lock"), *CLONE.glob("*/pyproject.toml")]
     sources += [CLONE / "VERSION", Path(__file__)]
@@ -186,7 +186,7 @@ def stamp(mode: str) -> Path:
 
 
 def usable() -> bool:
-    """Return whether the environment exists, belongs to this place, and runs."""
+    """Return whether the environment exists, belongs to this clone, and runs."""
     python = ENVIRONMENT / "bin" / "python"
     question = "import sys; print(sys.version_info[:2], sys.prefix)"
     try:
@@ -221,7 +221,7 @@ def install_members() -> None:
 
 
 def pip_of(environment: Path) -> list[str]:
-    """Return the command of an environment's pip that installs."""
+    """Return the ``pip install`` command of an environment."""
     python = str(environment / "bin" / "python")
     return [python, "-m", "pip", "install", "--disable-pip-version-check"]
 
@@ -270,7 +270,7 @@ def follow(command: list[str]) -> None:
 
 
 def failure(what: str, lines: list[str]) -> str:
-    """Return the usual cure, with the last lines of pip."""
+    """Return the usual cure, with the last lines that the command printed."""
     shown = "\n".join(f"  {line}" for line in lines[-12:])
     return (
         f"{what} could not be installed; check the network and the free space, then run"
@@ -319,8 +319,8 @@ def compiling(mode: str) -> Iterator[None]:
     """
     Compile beside the block, which mostly waits for the network.
 
-    For running these are the relay's hot modules, whose Python the tests run; for
-    development the programs in Go.
+    The mode ``run`` compiles the relay's hot modules, which the tests run as Python;
+    the mode ``dev`` builds the Go programs.
     """
     if mode == "run":
         python = str(ENVIRONMENT / "bin" / "python")
@@ -340,7 +340,7 @@ def compiling(mode: str) -> Iterator[None]:
 
 
 def fetch_jars(mode: str) -> int:
-    """Bring the Java archives up to their locks."""
+    """Bring the Java archives up to date with their locks."""
     python = str(ENVIRONMENT / "bin" / "python")
     further = FURTHER_JARS[mode]
     command = [python, "-m", "towpath.sinks.jars", *further]
@@ -348,7 +348,7 @@ def fetch_jars(mode: str) -> int:
 
 
 def record_spark_classes() -> int:
-    """Record the classes that Spark loads, once: engines start faster."""
+    """Record the classes that Spark loads, once, so that engines start faster."""
     python = str(ENVIRONMENT / "bin" / "python")
     command = [python, "-m", "towpath.sinks.engine.classes"]
     return subprocess.run(command, check=False).returncode

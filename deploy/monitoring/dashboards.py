@@ -1,9 +1,9 @@
 """
-Writes the dashboards of Grafana, one file for each, from the tables below.
+Write the Grafana dashboards, one file for each, from the tables below.
 
-``make docs`` runs it. A panel is a title, a unit of Grafana, and queries with their
+``make docs`` runs it. A panel is a title, a Grafana unit, and queries with their
 legends; a row of the page has three panels. A stat shows the present value, and turns
-red from its bound on. The variable ``source`` is the Prometheus that is asked.
+red from its bound on. The variable ``source`` is the Prometheus that is queried.
 """
 
 import json
@@ -33,7 +33,7 @@ _REQUESTS: Final = "towpath_service_request_seconds"
 _APPLIED: Final = "towpath_sink_commit_to_applied_seconds"
 _LATENCY: Final = "towpath_relay_commit_to_acknowledged_seconds"
 _LAG: Final = Panel(
-    "Lag in budgets",
+    "Lag as a share of the budget",
     "percentunit",
     {"towpath_sink_lag_seconds / towpath_sink_budget_seconds": "{{sink}}"},
 )
@@ -151,7 +151,7 @@ DASHBOARDS: Final[dict[str, tuple[str, tuple[Panel, ...]]]] = {
                     "towpath_relay_dead_letters_total": "dead letters: {{reason}}",
                     "towpath_relay_skipped_changes_total": "no record: {{reason}}",
                     "towpath_relay_altered_values_total": "altered: {{reason}}",
-                    "towpath_relay_skipped_duplicates_total": "in Kafka before",
+                    "towpath_relay_skipped_duplicates_total": "already in Kafka",
                     "towpath_relay_parked_keys": "parked aggregates",
                 },
             ),
@@ -272,7 +272,7 @@ DASHBOARDS: Final[dict[str, tuple[str, tuple[Panel, ...]]]] = {
                 red=1,
             ),
             Panel(
-                "Verified, and heard of",
+                "Time since verification and progress",
                 "s",
                 {
                     "time() - towpath_sink_verified_timestamp_seconds": (
@@ -280,7 +280,7 @@ DASHBOARDS: Final[dict[str, tuple[str, tuple[Panel, ...]]]] = {
                     ),
                     "time()"
                     " - max by (sink) (towpath_sink_published_timestamp_seconds)": (
-                        "{{sink}} heard of"
+                        "{{sink}} progress"
                     ),
                 },
             ),
@@ -387,7 +387,7 @@ DASHBOARDS: Final[dict[str, tuple[str, tuple[Panel, ...]]]] = {
                 red=1,
             ),
             Panel(
-                "Parked a minute",
+                "Parked per minute",
                 "none",
                 {
                     "sum by (consumer) (increase(towpath_inbox_parked_total[1m]))": (

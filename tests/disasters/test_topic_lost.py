@@ -25,7 +25,7 @@ def test_a_lost_topic_is_created_again_and_filled(disaster):
         assert 0 == done.code
         disaster.start()
         disaster.relay_says("relay streaming", more_than=1)
-        disaster.driver_says("sink query cannot continue at its offsets")
+        disaster.driver_says("sink query recovers before it starts")
         disaster.wait_for_snapshots()
         disaster.towpath("snapshot", "list")
         disaster.verify_events()

@@ -49,7 +49,7 @@ SHAPES = (
         [Column(b"id", 20, is_key=True), Column(b"name", 25), Column(b"at", 1184)],
     ),
 )
-FALLBACK = "the relay runs as Python, with more processor time an event: "
+FALLBACK = "the relay runs as Python, with more processor time per event: "
 
 
 @pytest.fixture(scope="module")

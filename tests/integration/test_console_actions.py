@@ -284,8 +284,8 @@ def test_the_page_asks_before_it_discards(console):
 @pytest.mark.parametrize(
     ("document", "text"),
     [
-        ({"sink": "cache"}, "name keys to replay, or say all"),
-        ({"sink": "cache", "keys": ["7"], "all": True}, "or say all"),
+        ({"sink": "cache"}, "name keys to replay, or set all"),
+        ({"sink": "cache", "keys": ["7"], "all": True}, "or set all"),
         ({"sink": "cache", "keys": ["none"]}, "the key none has no dead letters"),
         ({"sink": "nowhere", "all": True}, "nowhere"),
         ({"keys": ["7"]}, "sink"),

@@ -182,7 +182,7 @@ def _captured(shop: RunningShop) -> int:
 @pytest.mark.parametrize(
     ("dsn", "code", "sentence"),
     [
-        ("", 1, "not checked: give the shop's database by --load-dsn, or --load-dsn"),
+        ("", 1, "not checked: set --load-dsn to the shop's database, or to none"),
         ("none", 0, "not checked: --load-dsn is none"),
     ],
 )

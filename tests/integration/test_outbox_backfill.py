@@ -465,7 +465,7 @@ REFUSED = {
         {},
         "two rows with the key ['100']",
     ),
-    "a null id": ("{}", {"id": "nullif(id, 7)"}, "a row of it has no key"),
+    "a null id": ("{}", {"id": "nullif(id, 7)"}, "a row has no key"),
     "a volatile function": (
         "{}",
         {"payload": "to_json(random())"},

@@ -180,7 +180,7 @@ def test_every_client_goes_in_by_tls_and_login(place, be, capsys):
     assert set() == unexpected, "".join(shown)
     assert [None, None] == [sink["error"] for sink in sinks]
     log = (place.folder / "driver.log").read_text()
-    assert "writes large batches by the executors" in log
+    assert "writes large batches on the executors" in log
     assert [] == [sink for sink in sinks if sink["lag_records"] is None]
     assert place.plain() == place.held("plain")
     assert [] == files_with(place.folder, PASSWORD[:8].encode())

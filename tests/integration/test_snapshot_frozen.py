@@ -227,7 +227,7 @@ def test_a_chosen_select_is_read_in_place_of_the_table(table, worker):
         ("select a from", "syntax error"),
         ("select a from s.nonsense", 'relation "s.nonsense" does not exist'),
         ("select b from s.t", 'column "a" does not exist'),
-        ("select null::int as a, b from s.t", "a row of it has no key"),
+        ("select null::int as a, b from s.t", "a row has no key"),
     ],
 )
 def test_a_select_that_will_not_do_is_refused(table, worker, select, reason):

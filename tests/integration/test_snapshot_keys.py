@@ -583,7 +583,7 @@ def test_a_row_of_a_view_without_an_id_is_refused(view, connection, begin):
     failure = begin(views=(VIEW,)).ask_plan("outbox.order")
 
     assert not failure.may_recover
-    assert "a row of it has no key" in failure.reason
+    assert "a row has no key" in failure.reason
 
 
 def test_listed_keys_behind_the_bound_of_bytes_are_not_known_to_be_absent(

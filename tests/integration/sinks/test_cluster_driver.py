@@ -115,7 +115,7 @@ def test_a_submitted_driver_survives_a_worker_and_ends_equal(cluster, shop):
     submitted = cluster.submit(shop.config, "cluster", **DYNAMIC)
     cluster.wait_for(lambda: all(shop.progress(name).rows for name in ALL), submitted)
     shop.feed.work(2500, keys=200, seed=8)
-    spread = "writes large batches by the executors"
+    spread = "writes large batches on the executors"
     cluster.wait_for(lambda: cluster.log("driver").count(spread) == len(ALL), submitted)
     shop.feed.truncate()
     shop.feed.work(1000, keys=200, seed=9)

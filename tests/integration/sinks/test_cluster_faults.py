@@ -112,7 +112,7 @@ def test_sinks_end_equal_whatever_a_cluster_loses(cluster, shop, tmp_path):
     shop.feed.work(1200, keys=200, seed=8)
     for name in SINKS:
         shop.wait_applied(name)
-    spread = cluster.log("driver").count("writes large batches by the executors")
+    spread = cluster.log("driver").count("writes large batches on the executors")
     found = [shop.progress(name) for name in SINKS]
     cluster.python_of(again).send_signal(signal.SIGTERM)
 

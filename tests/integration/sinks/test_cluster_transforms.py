@@ -150,7 +150,7 @@ def test_executors_transform_rows_as_the_verifier_does(rig, request, capsys):
     for statement in CHANGES:
         rig.execute(statement)
     rig.catch_up_all()
-    spread = cluster.log("driver").count("writes large batches by the executors")
+    spread = cluster.log("driver").count("writes large batches on the executors")
     code, printed = rig.verified(capsys)
     stored = [rig.stored(name) for name in rig.kinds]
     kept = rig.execute(KEPT)

@@ -41,7 +41,7 @@ class Shop(Place):
 
     def is_spread(self):
         """Return whether the executors have written a batch."""
-        return "writes large batches by the executors" in self.log()
+        return "writes large batches on the executors" in self.log()
 
 
 @pytest.fixture

@@ -211,7 +211,7 @@ def test_an_opaque_value_is_shown_by_its_size():
     """
     Bytes that cannot be parsed could have hidden columns, so none of them is shown.
     """
-    assert "(7 bytes that are no JSON)" == shown_value(b"\x00secret", frozenset())
+    assert "(7 bytes that are not JSON)" == shown_value(b"\x00secret", frozenset())
 
 
 def test_bars_of_stages_are_relative_to_the_longest():

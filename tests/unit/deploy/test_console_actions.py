@@ -52,6 +52,17 @@ def test_an_action_is_recorded_before_it_begins(audit):
     assert {(recorded.id, "token")} == {(one["action"], one["who"]) for one in lines}
 
 
+def test_a_line_that_a_crash_has_cut_is_left_out(audit):
+    """
+    The page shows the entries before it.
+    """
+    audit.record("count", {"who": "token"}, lambda: 7, str)
+    with audit.path.open("a", encoding="utf-8") as file:
+        file.write('{"at": "2026-')
+
+    assert ["begun", "7"] == outcomes(audit)
+
+
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [

@@ -4,10 +4,11 @@ import sys
 from dataclasses import replace
 from datetime import timedelta
 
+import psutil
 import pytest
 
 from support.waiting import until
-from towpath.deploy.console import Reading, Samples
+from towpath.deploy.console import Reading, Samples, kills
 from towpath.deploy.console.kills import EXTENSION
 from towpath.deploy.console.pages import create_app
 from towpath.deploy.console.security import Access, AuditLog
@@ -180,3 +181,17 @@ def test_the_console_of_another_platform_has_no_such_page(demo):
     ] * 2
     assert ('href="/kill"' in with_page.text) is True
     assert ('href="/kill"' in client.get("/verify").text) is False
+
+
+def test_a_part_that_ends_before_it_is_killed_is_a_conflict(demo, monkeypatch):
+    """
+    Its process was found, and is gone when the signal is sent.
+    """
+    found = psutil.Process(process.find(demo.state.process_file("relay")).pid)
+    found.kill()
+    demo.wait_until_gone("relay")
+    monkeypatch.setattr(kills, "find", lambda _file: found)
+    answer = demo.kill("relay")
+
+    assert (409, []) == (answer.status_code, demo.kills())
+    assert "relay does not run at present" in answer.json["detail"]

@@ -102,6 +102,9 @@ def test_keys_come_from_words_and_files(tmp_path: Path):
     [
         (["[7"], None, "is not a JSON list"),
         (["[]"], None, "is not a list of values"),
+        ([""], None, "a key is empty"),
+        (["7", " "], None, "a key is empty"),
+        ([""], "8\n", "a key is empty"),
         ([], "\n", "has no keys"),
         ([], b"\xff", "is not UTF-8 text"),
         ([str(n) for n in range(10_001)], None, "one signal takes 10,000"),

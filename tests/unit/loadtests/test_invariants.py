@@ -88,28 +88,28 @@ def test_a_shop_in_order_has_no_findings():
         (
             lambda b: b.products.update({"b": Units(5, 3, 2, 0)}),
             (
-                "1 products have other units reserved than placed:"
+                "1 products differ in reserved and placed units:"
                 " product b: 2 reserved, 1 placed"
             ),
         ),
         (
             lambda b: b.held.update({"c": 1}),
             (
-                "1 products have other units reserved than placed:"
+                "1 products differ in reserved and placed units:"
                 " product c: 0 reserved, 1 placed"
             ),
         ),
         (
             lambda b: b.sold.update({"b": 1}),
             (
-                "1 products were sold in other numbers than ordered:"
+                "1 products differ in sold and ordered units:"
                 " product b: 0 sold, 1 ordered"
             ),
         ),
         (
             lambda b: b.sold.update({"c": 1}),
             (
-                "1 products were sold in other numbers than ordered:"
+                "1 products differ in sold and ordered units:"
                 " product c: 0 sold, 1 ordered"
             ),
         ),

@@ -9,7 +9,7 @@ import pytest
 from support.copying import replace
 from towpath.relay.encode.aggregates import AggregateRoutes
 from towpath.relay.encode.dead_letters import DeadLetters
-from towpath.relay.encode.event_options import NOT_A_CLOUDEVENT
+from towpath.relay.encode.event_options import BAD_PARTITION, NOT_A_CLOUDEVENT
 from towpath.relay.encode.outbox import OutboxRoute
 from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.encode.record import Record
@@ -206,6 +206,19 @@ def test_an_invalid_cloudevent_is_a_dead_letter_that_parks_nothing():
     assert b"fill-1" == dict(record.headers)["snapshot"]
     assert {NOT_A_CLOUDEVENT: 1} == bench.refusals
     assert 0 == len(bench.parked)
+
+
+def test_a_placement_that_refuses_a_row_makes_a_dead_letter():
+    """
+    The dead letter is made without the placement, which would refuse it again.
+    """
+    bench = RouteBench(placements=["aggregate_id:partition"])
+
+    placed, refused = bench.read(), bench.read((b"x", *ROW[1:]))
+
+    assert ("outbox.event.order", 42) == (placed.topic, placed.partition)
+    assert ("towpath.dead.relay", ROW[2]) == (refused.topic, refused.value)
+    assert {BAD_PARTITION: 1} == bench.refusals
 
 
 def test_a_row_of_another_width_is_refused_by_the_view():

@@ -230,6 +230,7 @@ def test_a_table_without_a_key_has_no_key_schema():
         (None, {"no": 7, "id": "A", "price": None, "tags": None, "small": None}),
         ("?", {"no": 7, "id": "A", "price": None, "tags": ["?"], "small": None}),
         ("hex:3f", {"no": 7, "id": "A", "price": None, "tags": ["?"], "small": None}),
+        ("", {"no": 7, "id": "A", "price": None, "tags": [""], "small": None}),
     ],
 )
 def test_an_unchanged_toast_value_is_null_or_the_placeholder(placeholder, expected):

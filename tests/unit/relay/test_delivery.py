@@ -232,12 +232,14 @@ def test_a_failed_internal_record_is_a_failure_too():
 def test_settled_transactions_are_counted_with_the_oldest_commit_time():
     """
     The latency since the last statistics is that of the first settled transaction.
+
+    A message outside a transaction (0) has none.
     """
     ledger = DeliveryLedger(0)
-    for committed_us in (5, 7):
+    for number, committed_us in enumerate((0, 5, 0, 7)):
         delivery = ledger.begin(committed_us)
         delivery.expect(b"")
-        ledger.commit(committed_us * 8)
+        ledger.commit(number + 8)
         batch(delivery).acknowledge(None, Acknowledged())
     ledger.acknowledged()
 

@@ -141,6 +141,24 @@ def test_a_release_may_be_read_before_its_dead_letter(kind: str | None):
     assert ([False, True, True, False], [False, True]) == (before, held(parked, 9, 10))
 
 
+def test_a_released_dead_letter_may_be_read_after_a_later_one():
+    """
+    It does not reopen the span that its release has closed.
+    """
+    in_order, mixed = ParkedAggregates(10), ParkedAggregates(10)
+    for number in (5, 7):
+        in_order.park("order", b"42", at(number))
+    in_order.release("order", b"42", at(10))
+    in_order.park("order", b"42", at(12))
+    mixed.release("order", b"42", at(10))
+    for number in (12, 7, 5):
+        mixed.park("order", b"42", at(number))
+    numbers = range(4, 15)
+
+    assert held(in_order, *numbers) == held(mixed, *numbers)
+    assert [False, False, True, True, *[False] * 5, True, True] == held(mixed, *numbers)
+
+
 def test_the_number_of_parked_aggregates_is_bounded():
     """
     More parked aggregates than configured halt the relay; parking one again does not.

@@ -102,6 +102,30 @@ def test_an_unfit_table_of_an_expression_is_a_warning(
     assert captured == tables_to_capture(FACTS, settings)
 
 
+@pytest.mark.parametrize(
+    ("columns", "added"),
+    [(None, '"s"."a"'), (frozenset({"id", "a"}), '"s"."a" ("a", "id")')],
+)
+def test_the_cure_of_a_row_filter_keeps_the_column_list(columns, added):
+    """
+    The table is dropped from the publication and added again without the filter.
+    """
+    filtered = PublishedTable(columns, "(id > 0)")
+    towpath = publication("s.a")
+    publications = {
+        **FACTS.publications,
+        "towpath": replace(towpath, tables={**towpath.tables, "s.a": filtered}),
+    }
+    facts = replace(FACTS, publications=publications)
+    [found] = [
+        each
+        for each in capture_findings(facts, settings_of("s.a"))
+        if each.id == "publication-row-filter"
+    ]
+
+    assert found.cure.endswith(f" ADD TABLE {added}")
+
+
 def test_a_captured_table_that_became_unfit_is_an_error():
     """
     A captured table that becomes unfit is an error, not a stream that ends silently.

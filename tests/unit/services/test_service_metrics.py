@@ -12,8 +12,8 @@ from towpath.schemas.failure import UnavailableError
 from towpath.services.plumbing.metrics import (
     METRICS,
     ServiceMetrics,
+    counted,
     install_metrics,
-    noted,
 )
 from towpath.services.plumbing.service import app_without_database
 
@@ -81,7 +81,7 @@ def write_event(session: Session):
     """Record an event as the collector does."""
     session.execute(text("select 1"))
     placed = SimpleNamespace(type="OrderPlaced")
-    noted(lambda event, _session: event)(placed, session)
+    counted(lambda event, _session: event)(placed, session)
 
 
 def test_requests_are_counted_by_route_and_status(app):

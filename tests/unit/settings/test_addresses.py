@@ -117,6 +117,15 @@ def test_a_registry_url_has_an_http_scheme(url: str, *, is_fit: bool):
     assert expected == mistakes(registry=url)
 
 
+def test_a_malformed_registry_url_is_a_mistake():
+    """
+    It is listed beside the others.
+    """
+    (found,) = mistakes(registry="http://[::1")
+
+    assert found.startswith("registry.url: malformed: ")
+
+
 def test_only_avro_needs_a_registry():
     """
     Without Avro there may be none; one that is given is an address of the web.

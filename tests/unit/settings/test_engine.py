@@ -50,7 +50,8 @@ def test_webhooks_are_sent_from_the_driver():
     """
     Requests of a key wait for each other.
     """
-    with pytest.raises(ConfigurationError, match="from the driver only") as caught:
+    reason = "only the driver can write to a webhook sink"
+    with pytest.raises(ConfigurationError, match=reason) as caught:
         settings("webhook")
 
     assert 1 == len(caught.value.mistakes)
@@ -76,7 +77,7 @@ def test_settings_of_the_engine_come_from_the_file_and_from_secrets(tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("executor.memory", "they begin with spark."),
+        ("executor.memory", "it must begin with spark."),
         ("spark.master", "has a key of its own"),
         ("spark.speculation", "set by the driver itself"),
         ("spark.sql.session.timeZone", "set by the driver itself"),

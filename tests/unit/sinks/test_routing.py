@@ -91,7 +91,7 @@ def test_no_column_hides_another(options, row):
     """
     A column that the source gains may collide: the record is refused, not cut.
     """
-    with pytest.raises(UnreadableError, match="two columns get one name"):
+    with pytest.raises(UnreadableError, match="give two columns one name"):
         routing(**options).row(row)
 
 

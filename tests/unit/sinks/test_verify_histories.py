@@ -289,6 +289,17 @@ def test_suspects_beyond_one_look_up_are_all_judged():
         )
 
 
+def test_an_empty_key_is_a_suspect_too():
+    """
+    A foreign key of the cache may be the prefix of a route alone.
+    """
+    with Suspects() as found:
+        found.add([Suspect("", None, None), Suspect("-", None, None)])
+        keys = [each.key for some in found.open() for each in some]
+
+    assert ["", "-"] == keys
+
+
 def held_of(key):
     """Make a row of the sink that is no suspect."""
     return SinkRow(key, is_deleted=False, packed=b"x")

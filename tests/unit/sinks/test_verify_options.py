@@ -48,7 +48,9 @@ def test_a_sample_is_a_number_or_a_percentage(text, expected):
     assert expected == sample_size(text)
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "0%", "101%", "5%5", "many", "nan", "1.5"])
+@pytest.mark.parametrize(
+    "text", ["0", "-1", "0%", "101%", "5%5", "many", "nan", "nan%", "1.5"]
+)
 def test_an_invalid_sample_is_refused(text):
     """
     The message contains it.

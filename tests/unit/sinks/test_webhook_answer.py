@@ -63,6 +63,7 @@ def test_a_failure_of_the_receiver_is_retried(status: int):
         (429, "99999999", 300.0),
         (429, "Thu, 01 Jan 2026 00:00:30 GMT", 30.0),
         (429, "Wed, 31 Dec 2025 00:00:30 GMT", 0.0),
+        (429, "Mon, 01 Jan 99999999999 00:00:00 GMT", 1.0),
     ],
 )
 def test_a_pause_is_as_long_as_retry_after_says(status, expected, pause_s):

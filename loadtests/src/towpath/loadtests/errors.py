@@ -22,11 +22,11 @@ class ShopDatabaseError(UnavailableError):
 
 
 class CustomersError(UsageError):
-    """There is no customer who can place an order."""
+    """The given customers cannot place orders."""
 
     remedy = (
         "Let the load register its own (leave --load-customers-file out), or list ids "
-        "of customers of this shop, one a line."
+        "of customers of this shop, one per line."
     )
 
 

@@ -1,5 +1,5 @@
 """
-Operations for migrations of Alembic: create, upgrade, check and drop the tables.
+Operations for Alembic migrations: create, upgrade, check and drop the tables.
 
 Import this module in a revision, and ``op`` has them::
 
@@ -37,7 +37,7 @@ from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.schemas.source_tables import SourceTable
 
-# The privileges on the outbox of an application, by its way to write.
+# The privileges of an application on the outbox, by the way in which it writes.
 _OF_WRITERS: Final = MappingProxyType(
     {"keep": "insert", "delete": "insert, select, delete"}
 )
@@ -88,13 +88,13 @@ class SourceTableOperation(MigrateOperation):
             columns: Names of columns other than the default ones, as in
                 ``[relay.outbox.columns]``; an empty name omits the column.
             is_partitioned: Create one partition per day, which ``towpath outbox clean``
-                makes ahead and drops; a table that exists is not changed to it.
-            days_ahead: The partitions beyond today's.
+                makes ahead and drops; an existing table is not converted.
+            days_ahead: The number of daily partitions to create beyond today's.
             writers: Roles of applications, which get the privileges to write.
             way: How they write: rows that are kept, or that they delete again.
             cleaners: Roles that run ``towpath outbox clean`` on an outbox without
                 partitions; only the owner drops partitions.
-            clock: Tells today.
+            clock: Gives today's date.
 
         Raises:
             UsageError: The way is unknown, or writes no rows.

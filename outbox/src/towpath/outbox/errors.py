@@ -9,10 +9,10 @@ The errors of the outbox library; nothing was written when one is raised.
     │   ├── UnboundEventError     an object is not an event
     │   ├── SessionTypeError      a session of an unknown kind
     │   ├── NoTransactionError    the event would be committed without its state
-    │   └── SavepointError        a savepoint would part an event from its state
+    │   └── SavepointError        a savepoint would separate an event from its state
     └── DataError
         └── InvalidEventError     an event does not match its schema
-            └── EventTooLargeError    an event that Kafka would not take
+            └── EventTooLargeError    an event above the size limit
 """
 
 from typing import ClassVar
@@ -45,6 +45,6 @@ class SavepointError(UsageError):
 
 
 class EventTooLargeError(InvalidEventError):
-    """The event is larger than the broker's limit."""
+    """The event's record is larger than the ``max_bytes`` of its outbox."""
 
     remedy = "Make it smaller, or give the outbox a claim check that stores payloads."

@@ -47,8 +47,8 @@ class OutboxEvent:
         aggregate_id: The aggregate's id; the record's key, which keeps events in order.
         type: The event type, such as ``OrderPlaced``; chooses the schema.
         payload: The event's content. Decimals, dates and UUIDs become text.
-        occurred_at: Timezone-aware, the header of the same name in UTC; None: the time
-            at which it is recorded.
+        occurred_at: The time of the event, timezone-aware; the header of the same name
+            has it in UTC. None: the time at which it is recorded.
         headers: Further record headers, text to text.
         traceparent: The W3C trace context that the event belongs to; None: that of
             OpenTelemetry's current span, if there is one.

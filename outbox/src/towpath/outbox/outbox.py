@@ -1,5 +1,5 @@
 """
-Record events in the caller's own transaction, by an outbox or the default one.
+Record events in the caller's own transaction, through a given or default outbox.
 
 An event can be written in three ways, and the relay publishes the same record for each:
 
@@ -89,7 +89,7 @@ class Outbox:
             UsageError: The way or a column is unknown, or a row could not be deleted.
         """
         if way not in _WAYS or columns.keys() - _CASTS.keys():
-            message = f"an outbox has no way {way!r}, or no column of {set(columns)}"
+            message = f"the way {way!r} or a column of {sorted(columns)} is unknown"
             raise UsageError(message)
         self.events = Events() if events is None else events
         self._rules = RowRules(
@@ -208,12 +208,12 @@ _by_engine: MutableMapping[Any, Outbox] = WeakKeyDictionary()
 
 def configure(outbox: Outbox, *, engine: Any = None) -> None:  # noqa: ANN401 - SQLAlchemy's
     """
-    Make an outbox the one of ``record`` and its companions, in this process.
+    Make ``record`` and its companions use an outbox, in this process.
 
     Args:
         outbox: The outbox.
-        engine: An engine of SQLAlchemy, also an asynchronous one: the outbox is that of
-            its sessions and connections only. None: of all others.
+        engine: A SQLAlchemy engine, which may be asynchronous: only its sessions and
+            connections use the outbox. None: those of all other engines use it.
     """
     if engine is None:
         _default[:] = [outbox]
@@ -286,6 +286,6 @@ def _notify(session: Any, events: Sequence[OutboxEvent]) -> None:  # noqa: ANN40
 
 
 def _json_value(part: str, text: str | None) -> str:
-    """Return a column's text as a JSON value; columns of JSON have it already."""
+    """Return a column's text as a JSON value; JSON columns have one already."""
     is_json = text is not None and _CASTS[part] == "json"
     return str(text) if is_json else json.dumps(text, ensure_ascii=False)

@@ -2,7 +2,7 @@
 Lossless conversion of Python values to JSON values.
 
 Decimals become strings (a JSON number would lose digits), dates and times RFC 3339 in
-UTC with six digits, UUIDs their text, enums their value. Everything else stays as it
+UTC with microseconds, UUIDs their text, enums their value. Everything else stays as it
 is; the event's schema decides whether it is allowed.
 """
 
@@ -36,7 +36,7 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - any value in, any JSON value out
 
 def rfc3339(at: datetime) -> str:
     """
-    Write an instant in UTC with six digits and a ``Z``.
+    Write an instant in UTC with microseconds and a ``Z``.
 
     Raises:
         ValueError: The datetime is not aware.

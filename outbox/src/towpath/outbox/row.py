@@ -1,8 +1,8 @@
 """
 The row of an event: everything that could make it undeliverable is checked here.
 
-Checked are the payload's schema, text that Postgres or Kafka would refuse, names that
-Kafka accepts, headers that do not collide with the relay's own, and the size of the
+The checks cover the payload's schema, text that Postgres or Kafka would refuse, names
+that Kafka refuses, headers that collide with the relay's own, and the size of the
 record. So a bad event fails the request that records it, and never the relay.
 """
 
@@ -79,7 +79,7 @@ class RowRules:
         events: The event types.
         clock: The time of events that have none.
         max_bytes: The largest record: key, payload and headers.
-        claim_check: Stores the payload of a larger one; None: it is refused.
+        claim_check: Stores the payload of a larger record; None: the event is refused.
     """
 
     events: Events
@@ -131,7 +131,7 @@ class RowRules:
         """
         if self.claim_check is None or text is None:
             self._refuse_size(_size(event, text, given), event, "")
-        # Known before the payload is stored; only the length of its place is not.
+        # Checked before the payload is stored; only the length of its place is unknown.
         if (rest := _size(event, None, given)) > self.max_bytes:
             self._refuse_size(rest, event, " without its payload")
         place = self.claim_check(event, text.encode())
@@ -189,7 +189,7 @@ def _check_names(event: OutboxEvent) -> None:
 
 
 def _check_kinds(event: OutboxEvent) -> None:
-    """Refuse fields of other kinds: a mapping may bring any."""
+    """Refuse fields of the wrong type, which an event from a mapping may have."""
     for name, (kind, reason) in _KINDS.items():
         if not isinstance(getattr(event, name), kind):
             raise InvalidEventError(event.type, name, reason)

@@ -88,7 +88,7 @@ def init(config: Path, dry_run: bool) -> int:  # noqa: FBT001 - the command's fl
 
 def status(config: Path, as_json: bool) -> int:  # noqa: FBT001 - the command's flag
     """
-    Print the relay's progress; 1: no process follows the slot.
+    Print the relay's progress; return 1 if no process follows the slot.
 
     Raises:
         TowpathError: The source cannot be read.
@@ -104,7 +104,8 @@ def run(config: Path) -> int:
     Follow the source until SIGTERM or SIGINT.
 
     Returns:
-        0; 3 if the relay halted, or Kafka had not acknowledged everything.
+        0; 3 if Kafka had not acknowledged everything; after a halt, the failure's
+        exit code.
 
     Raises:
         ConfigurationError: The file has mistakes.
@@ -134,7 +135,7 @@ def run(config: Path) -> int:
 
 
 def _schema_ids(url: str) -> RegisterSchema:
-    """Return what registers schemas; its client is imported by the first call."""
+    """Return a function that registers schemas; its first call imports the client."""
 
     @cache
     def registry() -> RegisterSchema:

@@ -84,7 +84,7 @@ class SignalService(Protocol):
 
 
 class SignalPages:
-    """Answers requests about signals; from any thread."""
+    """Answers requests about signals; safe to use from any thread."""
 
     def __init__(self, signals: SignalService) -> None:
         self._signals = signals
@@ -267,7 +267,7 @@ class HealthServer:
         Listen on ``port`` of ``host``; 0 picks a free port.
 
         Raises:
-            AdminPortError: The port is taken.
+            AdminPortError: The port is taken, or the address is not this host's.
             TooManyFilesError: The process may open no more files.
         """
         handler = type("Handler", (_RequestHandler,), {"pages": pages})

@@ -60,7 +60,7 @@ class ProcessContext(NamedTuple):
     The parts that outlive one session.
 
     Attributes:
-        settings: The configuration file's.
+        settings: The settings in the configuration file.
         sinks: Returns the declared sinks.
         topics: Caches and creates topics.
         schema_ids: Caches and registers schemas.

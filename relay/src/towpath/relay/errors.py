@@ -19,12 +19,12 @@ The relay's errors, and the loop's reaction to each.
         ├── SourceRefusedError       Postgres refuses the login or a statement
         ├── NotPreparedError         slot, publication or table is missing
         ├── PublicationYoungerError  a publication is younger than the log to be read
-        ├── SlotLostError            Postgres dropped log that the slot needed
+        ├── SlotLostError            Postgres removed WAL that the slot needed
         ├── SlotHeldError            another relay holds the slot
         ├── AdminPortError           the admin port cannot be opened
         ├── BrokerRefusedError       Kafka refuses the login or a topic
         │   └── TopicRefusedError       Kafka refuses a topic's name
-        ├── SchemaRefusedError       of towpath.schemas, as those of the registry
+        ├── SchemaRefusedError       the schema registry refuses a table's schema
         │   └── NameCollisionError      two tables share a name in Avro or Kafka
         ├── OutboxUpdatedError       an outbox row was updated
         ├── ParkedOverflowError      more aggregates are parked than allowed
@@ -114,7 +114,7 @@ class NotPreparedError(HaltError):
 
 
 class PublicationYoungerError(HaltError):
-    """A publication is younger than log that the relay still has to read."""
+    """A publication is younger than the log that the relay still has to read."""
 
     remedy = (
         "Name the former publication in [source] until the log is read, or drop the "
@@ -123,7 +123,7 @@ class PublicationYoungerError(HaltError):
 
 
 class SlotLostError(HaltError):
-    """Postgres dropped log that the slot still needed."""
+    """Postgres removed WAL that the slot still needed."""
 
     remedy = (
         'Set relay.on_gap to "plan" or "snapshot", or run towpath relay init if there '

@@ -165,7 +165,7 @@ class LoopDuties:
 
     def _observe_latency(self) -> None:
         count, committed_us = self._ledger.take_settled()
-        if committed_us:
+        if count:
             now_us = int(self._clock.now().timestamp() * 1_000_000)
             self._stats.settled(committed_us, count, now_us)
 
@@ -280,7 +280,7 @@ class Pipeline:
                 at += 1
 
     def _consume_open_transaction(self, frames: Sequence[bytes], now_us: int) -> None:
-        """Consume the rest of the open transaction, and no frame behind it."""
+        """Consume the rest of the open transaction, but no later one."""
         consumer = self._consumer
         for frame in frames:
             if frame[0] != WAL_DATA:
@@ -288,8 +288,8 @@ class Pipeline:
             elif consumer.is_inside:
                 consumer.consume(frame, now_us)
             else:
-                # The next start streams it again. A later keepalive must not confirm
-                # it, as the server counts it as read.
+                # The next start streams this transaction again. A later keepalive must
+                # not confirm it, although the keepalive's LSN covers it.
                 self._has_unread_frames = True
                 return
 

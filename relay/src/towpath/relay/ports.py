@@ -125,9 +125,9 @@ class TableCatalog(Protocol):
         self, table_oid: int, name: TableName, type_oids: Sequence[int]
     ) -> CatalogFacts:
         """
-        Return a table's key and its types' names.
+        Return a table's keys, its required columns and its types.
 
-        A dropped table has the key of the table that has its name now.
+        A dropped table has the keys of the table that has its name now.
 
         Raises:
             SourceUnavailableError: The connection is lost.

@@ -1,5 +1,5 @@
 """
-Recovers the state that a session starts from, before anything is added to Kafka.
+Recovers the state that a session starts from, before it publishes anything.
 
 The delivery mode of the previous process decides how topics are read. Open transactions
 of a transactional process are aborted first, even if the current process works without

@@ -41,7 +41,7 @@ class Histogram:
         """
         Count a latency ``count`` times; a negative one counts as zero.
 
-        The oldest one's latency stands for transactions that are settled together.
+        Transactions that are settled together count with the latency of the oldest.
         """
         seconds = max(seconds, 0.0)
         self.counts[bisect_left(BOUNDS_S, seconds)] += count

@@ -43,7 +43,7 @@ def catalogue(
     title: str = "Events",
 ) -> str:
     """
-    Write the catalogue.
+    Return the catalogue's page.
 
     Args:
         schemas: The schemas; the newest version of each event is described.
@@ -144,7 +144,7 @@ def _records_in(
 
 
 def _type(schema: Any) -> str:  # noqa: ANN401 - any Avro
-    """Write a type for people; a union lists null last."""
+    """Return a type in readable form; a union lists null last."""
     if isinstance(schema, list):
         branches = sorted(schema, key=lambda branch: branch == "null")
         return " or ".join(_type(branch) for branch in branches)

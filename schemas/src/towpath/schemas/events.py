@@ -84,7 +84,7 @@ class EventSchema:
     check: Check = field(repr=False, compare=False)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Be pickled as the text: another process compiles its own check."""
+        """Pickle the text and version: another process compiles its own check."""
         return make_schema, (self.text, self.version)
 
     @property
@@ -220,7 +220,7 @@ def make_schema(text: str, version: int = 1, place: str = "schema") -> EventSche
 
 
 def _refuse_ambiguous(history: Iterable[EventSchema]) -> None:
-    """Refuse a version that stands twice, and an event type of two subjects."""
+    """Refuse a version that occurs twice, and an event type with two subjects."""
     versions: set[str] = set()
     subjects: dict[str, str] = {}
     for schema in history:

@@ -9,6 +9,7 @@ The failure tree: each failure's disposition, exit code and remedy.
     │       └── ConfigurationMissingError  there is no such file
     ├── UnavailableError         3  a part cannot be reached: retry
     │   ├── BusyError               the part names the pause before the next attempt
+    │   ├── TooManyFilesError       the process cannot open another file
     │   └── RegistryUnavailableError  the schema registry cannot be reached
     ├── DataError                1  one record or row cannot be handled: dead letter
     └── HaltError                3  continuing would lose or corrupt data: halt

@@ -1,8 +1,8 @@
 """
 Findings of checks: a problem, its consequence, and its exact cure.
 
-A finding has an id, which is a heading of docs/doctor.md. A finding whose cure loses
-nothing also has it as a value, a ``Fix``, which ``towpath doctor --fix`` makes.
+A finding has an id, which is a heading of docs/doctor.md. If a cure loses nothing, the
+finding also has it as a value, a ``Fix``, which ``towpath doctor --fix`` applies.
 """
 
 import enum
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple, TypeAlias
 
-# More than this between two clocks shows in latencies and time stamps.
+# A larger difference between two clocks shows in latencies and timestamps.
 _CLOCK_BOUND_S: Final = 1.0
 
 
@@ -105,7 +105,7 @@ def clock_findings(
     server: str, theirs: datetime, before: datetime, after: datetime
 ) -> Iterator[CheckFinding]:
     """
-    Yield whether a server's clock differs from this machine's.
+    Yield a finding if a server's clock differs from this machine's.
 
     Args:
         server: The server, as the beginning of a sentence.

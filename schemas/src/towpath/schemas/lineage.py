@@ -25,7 +25,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from towpath.schemas.clock import Clock, SystemClock
 
-# A catalog shows a run as alive; ten times less often than a driver's progress is old.
+# The time between two RUNNING events, by which a catalog sees that a run is alive.
 RUNNING_EVERY_S: Final = 60.0
 # Two events of each of a hundred runs: more wait only if the receiver is away.
 _QUEUE_EVENTS: Final = 200
@@ -83,7 +83,7 @@ class Job:
     Attributes:
         name: Its name, the same for each run.
         kind: ``RELAY``, ``SNAPSHOT`` or ``SINK``.
-        datasets: Looks its datasets up; called for each event, in another thread.
+        datasets: Looks up its datasets; called for each event, in another thread.
         is_streaming: Whether it runs until it is stopped.
     """
 
@@ -162,7 +162,7 @@ Send: TypeAlias = Callable[[RunEvent, JobDatasets], None]
 
 
 class BackgroundReporter:
-    """Implements ``LineageReporter`` by a thread of its own."""
+    """Implements ``LineageReporter`` with a thread of its own."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class BackgroundReporter:
         self._clock = clock or SystemClock()
         self._running_every_s = running_every_s
         self._events: queue.Queue[RunEvent | None] = queue.Queue(_QUEUE_EVENTS)
-        # Runs without an end; only the thread reads and writes it.
+        # Runs without an end; only the thread reads and writes them.
         self._open: dict[str, RunEvent] = {}
         self._has_problem = False
         self.lost = 0
@@ -199,7 +199,7 @@ class BackgroundReporter:
         return run
 
     def close(self) -> None:
-        # Of a full queue the thread takes no end: it ends with the process.
+        # A full queue has no room for the end: the thread then ends with the process.
         try:
             self._events.put_nowait(None)
         except queue.Full:

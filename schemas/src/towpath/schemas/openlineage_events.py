@@ -1,9 +1,9 @@
 """
-Events by OpenLineage's own client, which reads its variables and its file itself.
+Sends events by OpenLineage's own client, which reads its variables and file itself.
 
 Its transport decides where events go (HTTP, a file, Kafka and others) and how often it
-tries again; it is called by the reporter's thread alone. Events have no values of rows,
-and of an address only scheme, host and port.
+retries; only the reporter's thread calls it. Events contain no values of rows, and only
+the scheme, host and port of an address.
 """
 
 from collections.abc import Mapping

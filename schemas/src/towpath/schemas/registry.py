@@ -26,7 +26,7 @@ from towpath.schemas.failure import (
 REQUEST_TIMEOUT_S: Final = 5.0
 
 _INCOMPATIBLE: Final = (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
-_PASSING: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+_TRANSIENT: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 _NO_REGISTRY: Final = "the server at the address is not a schema registry"
 _AVRO: Final = "AVRO"
 _MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
@@ -210,7 +210,7 @@ def _check(answer: requests.Response) -> None:
         RegistryRefusedError: The registry refuses the login or a right.
     """
     status = answer.status_code
-    if status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+    if status in _TRANSIENT or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         reason = f"the schema registry cannot answer now: {_reason(answer)}"
         raise RegistryUnavailableError(reason)
     if not answer.ok:

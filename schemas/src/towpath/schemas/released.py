@@ -147,9 +147,9 @@ def numbering(files: Sequence[SchemaFile]) -> list[SchemaFinding]:
                 SchemaFinding(
                     "version",
                     name,
-                    f"The versions of {name} are {listed}, and the registry counts "
-                    f"{', '.join(map(str, expected))}.",
-                    "Count the versions of each type from 1, without gaps, one file "
+                    f"The versions of {name} are {listed}, and the registry "
+                    f"numbers them {', '.join(map(str, expected))}.",
+                    "Number the versions of each type from 1, without gaps, one file "
                     "each.",
                 )
             )
@@ -288,8 +288,8 @@ _UNLIKE: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
             "Add its file, and give your own change the next version.",
         ),
         "skipped": (
-            "The registry holds a later version than {}, but not this one.",
-            "Give the file the version that the registry counts next.",
+            "The registry does not hold {}, but holds a later version.",
+            "Give the file the next version of the registry.",
         ),
     }
 )

@@ -12,7 +12,7 @@ is the same, and may be repeated. A table of an earlier release gets its missing
 columns. The other tables of schema ``towpath`` belong to the relay alone.
 
 A partitioned outbox has one partition per day in UTC, by the time of the insert. That
-is the server's own time: an event's ``occurred_at`` may lie in any partition's past.
+is the server's own time: an event's ``occurred_at`` may be earlier than its partition.
 """
 
 # ruff: noqa: S608 - names are quoted, and texts are literals
@@ -134,8 +134,8 @@ $check$"""
         """
         Yield the statements that add the partition of a day unless it exists.
 
-        A table is created first and then attached: that does not wait for writers, nor
-        they for it, as ``create table ... partition of`` would.
+        A table is created first and then attached: this neither waits for writers nor
+        blocks them, unlike ``create table ... partition of``.
         """
         name, parent = self.partition(day).sql, self.name.sql
         start = datetime.combine(day, time(), UTC)

@@ -50,7 +50,7 @@ _NS_PER_US: Final = 1_000
 
 
 class _Ids(RandomIdGenerator):
-    """Random ids, but for a span whose id is given; each thread has its own."""
+    """Generates random ids, unless the thread has given the id of its next span."""
 
     def __init__(self) -> None:
         self._given = threading.local()
@@ -126,7 +126,7 @@ class OtlpSpan:
         self._span.set_attribute(name, value)
 
     def end(self, failure: str | None = None) -> None:
-        """End the span; ``failure`` says why what it describes has failed."""
+        """End the span; ``failure`` is the reason if its work has failed."""
         if failure is not None:
             self._span.set_status(Status(StatusCode.ERROR, failure))
         self._span.end()
@@ -197,7 +197,7 @@ class OtlpTracer:
 
 
 def _resource(service: str) -> Resource:
-    """Return what the variables say of this process, and its name if they do not."""
+    """Return the resource of the variables; ``service`` is its default name."""
     found = Resource.create()
     if str(found.attributes[SERVICE_NAME]).startswith(_UNKNOWN_SERVICE):
         return found.merge(Resource({SERVICE_NAME: service}))

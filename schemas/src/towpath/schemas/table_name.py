@@ -62,7 +62,7 @@ class TableName:
 
     @property
     def entry(self) -> str:
-        """The text in a list of expressions: quoted if it looks like one."""
+        """The text in a list of expressions: quoted if it might be read as one."""
         return self.text if _PLAIN.fullmatch(self.text) else self.sql
 
     @property

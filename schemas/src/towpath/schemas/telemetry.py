@@ -309,7 +309,7 @@ SINK_RETRIES: Final = _counter(
 SINK_UNPUBLISHED: Final = _counter(
     "towpath_sink_unpublished_total",
     "records of the sink's progress that could not be published; the sink runs on,"
-    " but nobody else learns how far it is",
+    " but its progress is not visible to others",
     "sink",
 )
 SINK_STATE_FREE: Final = _gauge(
@@ -331,7 +331,7 @@ SINK_VERIFY_DIFFERENCES: Final = _gauge(
 )
 SINK_VERIFIED_AT: Final = _gauge(
     "towpath_sink_verified_timestamp_seconds",
-    "when that verification ended, by the clock of its machine",
+    "when the last verification with a result ended, by the clock of its machine",
     "sink",
 )
 SINK_LATENCY: Final = _histogram(
@@ -369,8 +369,8 @@ INBOX_DUPLICATES: Final = _counter(
 )
 INBOX_RETRIES: Final = _counter(
     "towpath_inbox_retries_total",
-    "failures after which an event is tried again, also those of the database;"
-    " replays that failed",
+    "failures after which an event is retried, including those of the database, and"
+    " failed replays",
     "consumer",
     "topic",
 )

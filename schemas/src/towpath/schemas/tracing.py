@@ -3,7 +3,7 @@ Trace contexts, and the port through which every part records spans.
 
 A trace context is the text of W3C's header ``traceparent``. It passes from a request to
 the row of an outbox, to the header of a record, and to the consumers of the record.
-Spans are recorded of sampled contexts only: the first part of a trace decides.
+Spans are recorded only for sampled contexts: the first part of a trace decides.
 
 Tracing is off unless OpenTelemetry's own variables name a receiver, and needs the extra
 ``tracing``. A part that is not traced passes contexts on unchanged.
@@ -112,7 +112,7 @@ class Span(Protocol):
         """Set an attribute."""
 
     def end(self, failure: str | None = None) -> None:
-        """End the span; ``failure`` says why what it describes has failed."""
+        """End the span; ``failure`` is the reason if its work has failed."""
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class SpanCounts:
     Attributes:
         exported: Spans that the receiver has taken.
         lost: Spans that it did not take in time, or for which there was no room.
-        left_out: Spans beyond the limit of a batch.
+        left_out: Spans that were not recorded because a part had too many at once.
     """
 
     exported: int = 0
@@ -160,7 +160,7 @@ class Tracer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _PassedOn:
-    """No span: the trace context of the parent holds within it."""
+    """Implements ``Span`` without recording: its trace context is its parent's."""
 
     traceparent: str | None
 

@@ -82,8 +82,8 @@ def engine_has_counterparts(settings: Settings) -> Iterator[str]:
             )
 
 
-# A placeholder is listed in the header ``unchanged``, so it is not a value; omitted and
-# renamed columns are announced. Plain JSON has base64 for bytes too.
+# Placeholders are readable: the header ``unchanged`` lists their columns. Omitted and
+# renamed columns are, too: the relay announces them. ``bytes`` is base64 in JSON.
 _READABLE: Final[Mapping[str, tuple[str, ...]]] = {
     "format": (RecordFormat.JSON,),
     "decimals": (Decimals.STRING,),
@@ -224,8 +224,11 @@ def _is_libpq(dsn: str) -> bool:
 
 def _registry(settings: Settings) -> Iterator[str]:
     url = settings.registry.url
-    if url and urlsplit(url).scheme not in _WEB:
-        yield "registry.url: must begin with http:// or https://"
+    try:
+        if url and urlsplit(url).scheme not in _WEB:
+            yield "registry.url: must begin with http:// or https://"
+    except ValueError as error:
+        yield f"registry.url: malformed: {error}"
     if not url and settings.relay.rows.format is RecordFormat.AVRO:
         yield 'registry.url: missing: relay.rows.format = "avro" needs a registry'
 
@@ -329,7 +332,7 @@ def _two_publications(settings: Settings) -> Iterator[str]:
     if source.publication == source.outbox_publication:
         yield (
             "source.outbox_publication: must differ from source.publication: "
-            "the outbox's sends inserts only"
+            "the outbox publication sends only inserts"
         )
 
 

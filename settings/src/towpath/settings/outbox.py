@@ -1,10 +1,10 @@
 """
 ``[relay.outbox]``: the outbox table, and the events made from its rows.
 
-``route_regex`` and ``route_replacement`` rewrite the value in a topic's name. Their
-syntax is Java's, as in Debezium's router: the whole value must match, ``$1`` and
-``${name}`` refer to groups, and a backslash escapes the next character. A value that
-does not match stays as it is.
+``route_regex`` and ``route_replacement`` rewrite the value in a topic's name. The
+replacement has Java's syntax, as in Debezium's router: ``$1`` and ``${name}`` refer to
+groups, and a backslash escapes the next character. The pattern must match the whole
+value; otherwise the value stays as it is.
 """
 
 import enum

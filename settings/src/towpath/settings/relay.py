@@ -68,7 +68,7 @@ class Snapshot(Section):
 
     ``readers`` chunks are read at the same time, of one table or of several. The first
     chunk has ``chunk_rows``; later ones grow or shrink towards ``chunk_time_ms`` and
-    ``chunk_bytes``. Reading yields while the stream is behind by ``max_lag_s``, or
+    ``chunk_bytes``. Reading pauses while the stream lags by more than ``max_lag_s``, or
     while more than ``max_active_sessions`` sessions of other clients are active in the
     source (0: no limit). With ``fill_new_tables``, a table that begins to match the
     source's ``tables`` while the relay runs gets a snapshot. ``signal_topic`` and
@@ -175,11 +175,11 @@ class Relay(Section):
             return data
         filled = dict(data)
         for section, defaults in _DEBEZIUM.items():
-            filled[section] = _over(defaults, filled.get(section, {}))
+            filled[section] = _merged(defaults, filled.get(section, {}))
         return filled
 
 
-def _over(defaults: Mapping[str, Any], written: object) -> object:
+def _merged(defaults: Mapping[str, Any], written: object) -> object:
     """Merge the written keys over the preset, section by section."""
     if not isinstance(written, dict):
         return written

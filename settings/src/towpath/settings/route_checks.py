@@ -65,7 +65,7 @@ def routes_agree(settings: Settings) -> Iterator[str]:
 
 
 def _too_long(route: Route, sink: Sink, where: str) -> Iterator[str]:
-    """List a topic that is too long for the sink's backfill topic."""
+    """Report a backfill topic whose name is too long for Kafka."""
     topic = backfill_topic(route.topic, sink.name)
     if len(topic) > MAX_TOPIC_LENGTH:
         yield (
@@ -217,7 +217,7 @@ def _left_out(route: Route, where: str) -> Iterator[str]:
 
 def _fit_the_sink(route: Route, sink: Sink, where: str) -> Iterator[str]:
     if route.key and sink.kind in {SinkKind.POSTGRES, SinkKind.WAREHOUSE}:
-        yield f"{where}.key: a {sink.kind} finds rows by the columns of the key"
+        yield f"{where}.key: a {sink.kind} sink finds rows by the columns of the key"
     if route.fields and sink.kind != SinkKind.SEARCH:
         yield f"{where}.fields: only a search index searches by fields"
     for path in route.fields:

@@ -1,14 +1,14 @@
 """
 ``[[sink.route]]``: from a topic to a place in a sink, with changes to the rows.
 
-A single route is checked here, and routes together with the rest of the file in
-``route_checks``. A sink checks its routes against the tables' columns when it starts.
+This module checks single routes; ``route_checks`` checks them together with the rest of
+the file. A sink checks its routes against the tables' columns when it starts.
 
 A *key template* builds a row's id in a cache or an index from its key columns.
 ``orders:{tenant}:{id}`` has three parts, joined by colons. A part is plain text, or
 contains one column. Sinks escape colons in values, so two keys never have the same id,
 and the key can be read back from the id. Two columns in one part would be ambiguous:
-``{a}-{b}`` is the same for 1-2, 3 and 1, 2-3.
+``{a}-{b}`` makes ``1-2-3`` from the values 1-2 and 3, and also from 1 and 2-3.
 """
 
 import enum
@@ -96,14 +96,14 @@ class Route(Section):
     ``[[sink.route]]``: from a topic to a place in the sink.
 
     ``topic`` is a topic's name; an event log's may end in ``*``. ``name`` is the
-    cache's table, the search index or the warehouse's ``schema.table``.
+    cache's table, the search index, or the ``schema.table`` of Postgres or the
+    warehouse.
 
     For tables, values are changed first (``transforms``, in order). Then columns are
     removed (``include`` names those that stay, ``exclude`` those that go) and renamed
     (``rename``, old to new). ``constants`` are added columns with the same value in
-    every row. ``key`` is the template of the row's
-    id; without it the id is the key's values. With ``on_truncate = "keep"`` a TRUNCATE
-    of the table deletes nothing.
+    every row. ``key`` is the template of the row's id; without it the id is the key's
+    values. With ``on_truncate = "keep"`` a TRUNCATE of the table deletes nothing.
 
     For aggregates, events of ``state_types`` carry the state (none named: all do),
     events of ``delete_types`` delete the document, and others are skipped.

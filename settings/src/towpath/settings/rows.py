@@ -1,4 +1,4 @@
-"""``[relay.rows]``: how row changes are written; the preset restores Debezium's."""
+"""``[relay.rows]``: how row changes are written; a preset sets Debezium's forms."""
 
 import enum
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ class Intervals(enum.StrEnum):
 
 
 class Binaries(enum.StrEnum):
-    """``bytea``; bytes are base64 where the format has none."""
+    """``bytea``; ``bytes`` is base64 in formats without a type for bytes."""
 
     BYTES = "bytes"
     BASE64 = "base64"
@@ -105,8 +105,8 @@ class Rows(Section):
     ``[relay.rows]``.
 
     ``include_columns`` and ``exclude_columns`` are regular expressions on
-    ``schema.table.column``; keys always stay in the key. ``key_columns`` maps a table
-    to the columns of its key. ``placeholder`` replaces unchanged TOASTed values;
+    ``schema.table.column``; key columns always stay in the key. ``key_columns`` maps a
+    table to the columns of its key. ``placeholder`` replaces unchanged TOASTed values;
     without one they are omitted. ``source_types`` are regular expressions on columns
     whose schema carries the Postgres type.
     """

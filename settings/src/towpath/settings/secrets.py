@@ -3,7 +3,7 @@ Masking of secrets wherever a configuration is shown.
 
 A value is a secret by its key's name (password, token, salt, credential), or contains
 one: the password in an address, in either of the two forms of libpq. A transform's
-``salt`` is the name of a secret, and no secret.
+``salt`` names a secret and is not one itself.
 """
 
 import re
@@ -14,7 +14,7 @@ MASKED: Final = "********"
 _NAMES: Final = re.compile(
     r"password|secret|salt|token|credential|\.pem$|oauthbearer\.config"
 )
-# Keys of a section's entries that have such a name, and hold none.
+# Section and key: keys with such a name that hold no secret.
 _REFERENCES: Final = frozenset({("transforms", "salt")})
 # Greedy on purpose: a stray @ in a password masks too much, never too little.
 _IN_ADDRESS: Final = re.compile(r"(://[^:/@\s]*:).*@", re.DOTALL)

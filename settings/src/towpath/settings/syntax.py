@@ -61,7 +61,7 @@ def parse_placement(text: str) -> Placement:
 
 
 def python_pattern(text: str) -> str:
-    """Rewrite the named groups of a regular expression for Python: ``(?P<name>``."""
+    """Rewrite Java's named groups, ``(?<name>``, as Python's ``(?P<name>``."""
     return _JAVA_GROUP.sub("(?P<", text)
 
 
@@ -98,7 +98,7 @@ def _has_group(regex: re.Pattern[str], reference: re.Match[str]) -> bool:
 
 
 def parsed_by(parse: Callable[[str], object], *, optional: bool) -> AfterValidator:
-    """Return a validator of text that ``parse`` accepts, or that may be empty."""
+    """Return a validator of text by ``parse``; optional text may be empty."""
 
     def check(text: str) -> str:
         if text or not optional:

@@ -1,8 +1,8 @@
 """
 ``[[sink.route.transforms]]``: changes to the values of a route's rows, in order.
 
-Each entry has one verb and its options. An entry is checked here as far as the file
-alone tells; a sink checks the columns against the table when it starts.
+Each entry has one verb and its options. The checks here need only the file; a sink
+checks the columns against the table when it starts.
 
 In a template ``{column}`` stands for the column's text, ``{{`` and ``}}`` for braces. A
 condition of ``drop_if`` is a value, a list of values, or a table with one operator.
@@ -21,7 +21,7 @@ from towpath.settings.syntax import compiled, parsed_by
 
 # The range of a column of eight bytes.
 _WHOLE_NUMBERS: Final = range(-(2**63), 2**63)
-# A shorter key of a hash could be found by trying.
+# A shorter key of a hash could be found by brute force.
 _LEAST_SALT_CHARACTERS: Final = 16
 
 
@@ -98,7 +98,7 @@ def parse_value_template(text: str) -> TemplateParts:
 
 
 class ValueType(NamedTuple):
-    """A Postgres type that values can be converted to; a numeric may have digits."""
+    """A Postgres type that values can be converted to; 0 is an unlimited precision."""
 
     name: str
     precision: int = 0
@@ -244,10 +244,11 @@ class Transform(Section):
 
     ``rename`` moves a column to the name ``to``. ``constant`` writes a value into the
     column ``to``, ``template`` a text with the values of other columns. ``mask``
-    replaces the text of a column by asterisks except for its first ``keep_first`` and
+    replaces the text of a column with asterisks except for its first ``keep_first`` and
     last ``keep_last`` characters. ``hash`` replaces a value by its keyed digest
     (HMAC-SHA-256) with the secret ``salt`` of ``sink.hash_salts``. ``cast`` converts a
-    value to ``type``. These three write into the column itself, or into ``to``.
+    value to ``type``. ``mask``, ``hash`` and ``cast`` write into the column itself, or
+    into ``to``.
     ``drop_if`` maps columns to conditions: the sink does not have the rows for which
     all of them are true.
 
@@ -279,7 +280,7 @@ class Transform(Section):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The columns that the entry reads; for ``python``, none named: all."""
+        """The columns that the entry reads; for ``python``, empty means all."""
         if self.python is not None:
             return self.reads
         if self.template is not None:
@@ -298,7 +299,7 @@ class Transform(Section):
 
     @property
     def output(self) -> str:
-        """The column that an entry writes which computes one."""
+        """The one column that an entry writes; not of ``python`` or ``drop_if``."""
         return self.to or self.inputs[0]
 
     @model_validator(mode="after")
@@ -322,7 +323,7 @@ class Transform(Section):
         known = {verb, *_NEEDED[verb], *_OPTIONAL.get(verb, ())}
         for name in given:
             if name not in known:
-                message = f"{name} is no option of {verb}"
+                message = f"{name} is not an option of {verb}"
                 raise ValueError(message)
         return self
 

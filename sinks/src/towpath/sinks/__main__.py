@@ -316,7 +316,7 @@ def _routed(settings: Settings, sink: SinkSettings) -> RoutedRelations:
 def main() -> int:
     """Run the sinks that the command line names."""
     parser = argparse.ArgumentParser(prog="towpath.sinks", description="Run sinks.")
-    parser.add_argument("names", nargs="*", help="sinks; none: all of the driver")
+    parser.add_argument("names", nargs="*", help="sinks (default: all of the driver)")
     parser.add_argument("--config", type=Path, default=Path("towpath.toml"))
     parser.add_argument("--driver")
     given = parser.parse_args()

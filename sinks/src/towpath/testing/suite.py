@@ -57,7 +57,7 @@ class ValueCases:
     def test_a_target_that_no_sink_has_opened_is_empty(
         self, target: SinkTarget
     ) -> None:
-        """Reading it before the first sink is added is not an error."""
+        """Reading a target before its first sink is opened is not an error."""
         before = target.contents(target.orders)
         target.connect()
 

@@ -71,7 +71,7 @@ from towpath.sinks.kafka.client import Topics
 from towpath.sinks.kafka.progress_topic import ProgressReader
 from towpath.sinks.postgres import connected
 
-# The steps of each case, a second.
+# The steps of each case: checkouts, or row writes, a second.
 RATES: Final[Mapping[str, Sequence[float]]] = MappingProxyType(
     {CHECKOUT: (5.0, 10.0, 20.0, 40.0, 80.0), ROWS: (1_000.0, 2_500.0, 5_000.0)}
 )
@@ -140,7 +140,7 @@ class Reached(NamedTuple):
 
 @dataclass(slots=True)
 class Watch:
-    """Reads the backlogs of a stage, at an interval."""
+    """Reads the totals of a stage, and collects samples of its backlogs."""
 
     stage: OwnStage
     samples: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
@@ -173,7 +173,7 @@ class Watch:
         )
 
     def backlogs(self, first: Reached, last: Reached) -> dict[str, BacklogTrend]:
-        """Return each backlog with what came in between two moments."""
+        """Return each backlog with its incoming rate between two moments."""
         elapsed_s = last.at_s - first.at_s
         incoming = {
             name: (count - first.records.get(name, 0.0)) / elapsed_s
@@ -203,7 +203,7 @@ def _machine_s() -> float:
     """Return the processor time of all processes of the machine."""
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
-    # Time of guests is part of the user's.
+    # The time of guests is included in the user's.
     return float(sum(times) - idle - getattr(times, "guest", 0.0))
 
 
@@ -257,7 +257,7 @@ def measure_rates(
 
 def contradictions(stores: Sequence[StoreResult]) -> Iterator[str]:
     """
-    Yield a sentence for each invariant that a store contradicts.
+    Yield a sentence for each invariant that a store violates.
 
     Raises:
         StepError: A store could not be read.
@@ -308,7 +308,7 @@ def _measure(
 
 
 def saga_times(dsn: str, first_order: int) -> Latency:
-    """Return the time from checkout to the last step, of orders from a number on."""
+    """Return the times from checkout to last step of orders from a number on."""
     with connected(dsn) as connection:
         rows = connection.execute(_SAGA_TIMES, (first_order,)).fetchall()
     return Latency.of(float(took_ms) for (took_ms,) in rows)
@@ -358,7 +358,7 @@ def _writes(stage: OwnStage) -> bool:
 
 
 def _writer(stage: OwnStage) -> Part:
-    """Describe the process that writes rows, and samples their way into the sinks."""
+    """Describe the process that writes rows, and samples their arrival in sinks."""
     config = {
         "dsn": stage.shop_dsn,
         "rate_per_s": stage.options.rate,

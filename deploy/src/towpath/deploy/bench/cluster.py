@@ -1,13 +1,13 @@
 """
-A standalone Spark cluster on this machine, and a sink that shows its path alone.
+A standalone Spark cluster on this machine, and a sink without a target.
 
-The cluster has a master, and workers of one core each. The programs are those of the
-installed package; it starts them with the Java of the local stack.
+The cluster has a master, and workers of one core each. Its programs are those of the
+installed PySpark, and run on the Java of the local stack.
 
-The sink of the kind ``null`` has no target: it decodes and folds, and writes nothing.
-It keeps no guard and no floors, so it equals nothing: only the number of changes is
-counted. Its kind is no choice for users: it exists for processes that have the folder
-of ``install_null_sink`` on their path.
+The sink of the kind ``null`` decodes and folds, and writes nothing, which shows the
+cost of the path up to a target. It has no guard, no floors and no rows to compare: only
+its changes and events are counted. Users cannot choose the kind: it exists only for
+processes that have the folder of ``install_null_sink`` on their path.
 """
 
 import sys
@@ -65,7 +65,7 @@ def worker_part(
     state: StateFolder, name: str, master_port: int, python_path: Path
 ) -> Part:
     """
-    Describe a worker of one core; its executors keep their files below its name.
+    Describe a worker of one core; its executors keep their files in its folder.
 
     Args:
         state: The state folder.
@@ -124,7 +124,7 @@ def _programs() -> Path:
 
 
 def install_null_sink(folder: Path) -> None:
-    """Write what an installer makes of the kind's entry point into a folder."""
+    """Write the package metadata with the kind's entry point into a folder."""
     metadata = folder / "towpath_null-0.dist-info"
     metadata.mkdir(parents=True, exist_ok=True)
     (metadata / "METADATA").write_text(

@@ -207,7 +207,7 @@ def _figures(found: list[Written]) -> Figures:
 
 
 def _findings(items: list[str], events: list[str]) -> tuple[str, ...]:
-    """Describe the items without an event, with several, and events without item."""
+    """Count items without an event, items with several, and events without item."""
     wanted, counts = set(items), Counter(events)
     wrong = {
         "lost": len(wanted - counts.keys()),

@@ -1,5 +1,5 @@
 """
-Writers of the outbox benchmark: processes that commit an item, with or without event.
+Writers of the outbox benchmark: processes that commit items, with or without events.
 
 Systems differ in the event only:
 

@@ -66,7 +66,7 @@ _CONNECT_MAIN: Final = "org.apache.kafka.connect.cli.ConnectStandalone"
 
 def fetch_connect(report: fetch.ReportLine) -> tuple[str, ...]:
     """
-    Return the command of Connect standalone, without its two files.
+    Return the command of Connect standalone, without its configuration files.
 
     Raises:
         JarsError: An archive could not be fetched.

@@ -217,7 +217,7 @@ def failures(load: Mapping[str, Any], sampler: Mapping[str, Any]) -> int:
 
 
 def readings(sampler: Mapping[str, Any]) -> dict[str, Reading]:
-    """Return the sampler's latencies by sink; samples that it still awaits are lost."""
+    """Return the sampler's latencies by sink; awaited samples count as lost."""
     return {
         name: Reading(
             samples=one["latency"]["count"],

@@ -49,8 +49,8 @@ def bench_relay(  # noqa: PLR0913 - each is an option of the command
     Five cases: a committed backlog of 250-byte events, with 1 and with 100 rows a
     transaction, is drained into Kafka (drain_1, drain_100), and a steady load of 500,
     2,000 and 5,000 transactions a second is followed (steady_500 to steady_5000). With
-    Debezium there is a sixth, drain_1_headers, in which its events have the five
-    headers of the relay's instead of its own six. A stack of its own is started in a
+    Debezium there is a sixth, drain_1_headers, in which its events have the relay's
+    five headers instead of its own six. A stack of its own is started in a
     temporary folder and removed again. Everything is fetched before the first
     measurement; each case is printed when it ends.
 
@@ -119,13 +119,14 @@ def bench_snapshot(  # noqa: PLR0913 - each is an option of the command
     Measure how fast a snapshot is in Kafka, and verify every row of it.
 
     A table of 200-byte rows is read into a real broker (acks=all, whole envelopes),
-    while 200 transactions a second update it and once more on a quiet server, beside a
-    bare COPY of it. Latency of the updates is measured before the snapshot and while it
-    runs. A stack of its own is started in a temporary folder and removed again.
+    once while 200 transactions a second update it and once on a quiet server; a bare
+    COPY of it is measured for comparison. Latency of the updates is measured before the
+    snapshot and while it runs. A stack of its own is started in a temporary folder and
+    removed again.
 
-    Exit 0 if every run's topic held every key, each one's last value, every update, and
-    (of the relay) no row older than a change before it; 1 if not: the case and what
-    follows it have no figures; 3 if a part was unavailable.
+    Exit 0 if every run's topic held every key, its last value, every update, and (for
+    the relay) no row older than a change before it; 1 if not: the case and what follows
+    it have no figures; 3 if a part was unavailable.
 
     Args:
         case: There is one, million_rows.
@@ -182,15 +183,15 @@ def bench_sinks(  # noqa: PLR0913 - each is an option of the command
     Measure the three sinks: how long readers wait, and how fast a backlog is applied.
 
     checkout: the demo's shop sells at a stated rate, with all three sinks and their
-    drivers; measured is the time from a commit to the first read that finds it, through
+    drivers; the time from a commit to the first read that finds it is measured, through
     each target's own API. catch_up: a table is put into Kafka while no sink runs; then
-    each sink alone reads it into an empty target, and beside it, in the same run, stand
-    plain pipelined writes, the search client's bulk load of the same ids, and one MERGE
+    each sink alone reads it into an empty target, and is compared in the same run with
+    plain pipelined writes, the search client's bulk load of the same ids, or one MERGE
     of the same rows from Parquet. With --cluster instead: the backlog is applied by the
     driver alone, and by the executors of one and of two workers of a standalone cluster
     with one core each, into the cache, the search index, the warehouse, and a sink
-    without a target, which shows the path alone. Each case has a stack of its own in a
-    temporary folder, removed again.
+    without a target, which shows the cost of the path up to one. Each case has a stack
+    of its own in a temporary folder, removed again.
 
     Exit 0 if every sink equalled the source afterwards, key by key; 1, without any
     figures, if not; 3 if a part was unavailable.
@@ -201,8 +202,8 @@ def bench_sinks(  # noqa: PLR0913 - each is an option of the command
         cluster: Measure executors against the driver, instead of the cases.
         rows: Rows of the backlog.
         rate: Checkouts a second.
-        rates: Several rates instead, as 20,40,60: one after the other; the highest
-            that met all budgets is reported.
+        rates: Several rates instead, such as 20,40,60: one after the other; the
+            highest that met all budgets is reported.
         duration: Seconds for which each rate is measured.
         warm_up: Seconds for which it goes on before that.
         json: Print one JSON document.
@@ -240,8 +241,8 @@ def bench_outbox(
     Measure commits a second with and without an event, in the library's three ways.
 
     Each writer is a process with one connection, which inserts a row and records its
-    event, by psycopg 3 and with a schema. Beside the three ways stand the same
-    transaction without an event, and one with an insert that was written by hand. A
+    event, through psycopg 3 and with a schema. The same transaction without an event,
+    and one with a hand-written insert into the outbox, are measured for comparison. A
     stack of its own is started in a temporary folder and removed again.
 
     Exit 0 if every row had its event in the log once; 1, without any figures, if not; 3
@@ -301,12 +302,12 @@ def bench_checkout(  # noqa: PLR0913 - each is an option of the command
 
     Args:
         case: checkout, or rows.
-        rates: Steps in ascending order, as 10,20,40: checkouts a second, or rows
-            [5,10,20,40,80; of rows 1000,2500,5000].
+        rates: Steps in ascending order, such as 10,20,40: checkouts a second, or rows
+            [5,10,20,40,80; rows: 1000,2500,5000].
         refine: How many rates to try between the highest sustained and the next step.
         orders: How many orders exist before the relay starts.
         duration: Seconds for which each rate is measured.
-        warm_up: Seconds of each rate before that; unpaid orders are cancelled after 30.
+        warm_up: Seconds of each rate before that; unpaid orders are cancelled after 15.
         json: Print one JSON document.
         keep: Leave logs and configuration files in place.
     """
@@ -339,10 +340,10 @@ def bench_all(
     """
     Run every benchmark, one after the other, and compare each figure in one table.
 
-    Each is a command of its own with its own stack, and verifies its contents. Its
-    cases are printed as they end, and the table in Markdown at the end: the platform's
+    Each runs as a command of its own with its own stack, and verifies what it wrote.
+    Cases are printed as they end, and the table in Markdown at the end: the platform's
     figure, the limit, goal or other system that was measured beside it, and how many
-    times as good it is.
+    times as good the platform is.
 
     Exit 0 if every benchmark was verified, otherwise the first code that is not 0.
 

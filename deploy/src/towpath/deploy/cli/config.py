@@ -110,7 +110,7 @@ def from_debezium(  # noqa: PLR0913 - the command's options
         kafka: Kafka's address, which the connector does not know: host:port.
         registry: The schema registry's address.
         include_secrets: Write passwords into the file instead of leaving them out.
-        json: Print one JSON document: document, properties and what is to be done.
+        json: Print one JSON document with the keys toml, properties and to_do.
     """
     conversion = convert(
         Connector(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Pages wait for servers, not for Python; a few viewers at once are the rule.
 _THREADS: Final = 8
-# A shorter token could be found by trying.
+# A shorter token could be guessed.
 _LEAST_TOKEN_CHARACTERS: Final = 16
 _TOKEN: Final = "TOWPATH_CONSOLE_TOKEN"  # noqa: S105 - the name of a variable
 
@@ -31,7 +31,7 @@ class ConsoleTokenError(UsageError):
     """The console's token is missing or too short."""
 
     remedy: ClassVar[str] = (
-        "Write at least 16 random characters into a file, and name it by --token-file."
+        "Write at least 16 random characters into a file, and pass it by --token-file."
     )
 
 
@@ -63,10 +63,10 @@ def console(
     Serve a web page that shows the platform and acts on it, until Ctrl-C.
 
     It shows source, relay, topics and sinks with live rates and lag; the slot's log as
-    a plot; snapshots; dead letters; records of topics; the way of one row or aggregate;
-    and the doctor's findings. With a token it acts too, as the commands do. The same is
-    there as JSON, described by /openapi.json. Actions need the token, and on any
-    address but loopback everything does.
+    a plot; snapshots; dead letters; records of topics; the path of one row or
+    aggregate; and the doctor's findings. With a token it also carries out what the
+    commands do. The same is available as JSON, described by /openapi.json. Actions need
+    the token; on any address but loopback, reading needs it too.
 
     Args:
         host: The address to listen at; any but loopback needs a token.
@@ -94,7 +94,7 @@ def make_app(files: ConsoleFiles, token: str, host: str) -> "Flask":
 
     Args:
         files: Its configuration and state folders.
-        token: The token of the login; empty: nobody logs in.
+        token: The token of the login; if it is empty, nobody can log in.
         host: The address at which it is served.
     """
     from towpath.deploy.console import ConfigurationFile, PlatformState  # noqa: PLC0415 - keeps --help fast

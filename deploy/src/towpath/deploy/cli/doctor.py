@@ -59,7 +59,7 @@ def doctor(
     not be checked. Nothing is changed without --fix.
 
     Args:
-        fix: Make the cures that lose nothing, each printed before; then check again.
+        fix: Apply the cures that lose nothing, print each one first; then check again.
         json: Print one JSON document.
         config: Configuration file.
     """
@@ -94,7 +94,7 @@ def exit_code(rows: Iterable[DoctorFinding]) -> int:
 
 def make_fix(fix: Fix, settings: Settings) -> None:
     """
-    Make the fix of a finding.
+    Apply the fix of a finding.
 
     Raises:
         TowpathError: The server refuses it, or does not answer.
@@ -113,7 +113,7 @@ def make_fix(fix: Fix, settings: Settings) -> None:
 
 
 def _make_fixes(settings: Settings, rows: Sequence[DoctorFinding]) -> int:
-    """Make the fixes of findings, and return how many there were."""
+    """Apply the fixes of findings, and return how many there were."""
     fixes = dict.fromkeys(row.fix for row in rows if row.fix is not None)
     for each in fixes:
         # Standard output may be a JSON document.
@@ -126,7 +126,7 @@ def _make_fixes(settings: Settings, rows: Sequence[DoctorFinding]) -> int:
 
 
 def _print(rows: Sequence[DoctorFinding]) -> None:
-    """Print one section per severity, and then how much there is."""
+    """Print one section per severity, and then a summary."""
     console = Console()
     for level, found in groupby(rows, attrgetter("level")):
         console.print(_section(level, list(found)))
@@ -147,7 +147,7 @@ def _section(level: str, rows: Sequence[DoctorFinding]) -> Table:
 
 
 def _summary(rows: Sequence[DoctorFinding]) -> str:
-    """Return the number of findings by severity, and of cures that --fix can make."""
+    """Return the number of findings by severity, and of cures that --fix can apply."""
     counts = Counter(row.level for row in rows)
     text = ", ".join(
         f"{title}: {counts[level]}"
@@ -156,5 +156,5 @@ def _summary(rows: Sequence[DoctorFinding]) -> str:
     )
     fixable = sum(row.fix is not None for row in rows)
     if fixable:
-        text += f"; towpath doctor --fix makes {fixable} of the cures"
+        text += f"; towpath doctor --fix applies {fixable} of the cures"
     return text

@@ -31,9 +31,10 @@ def list_sinks(*, config: ConfigOption = None) -> int:
     """
     List the configured sinks: the state of each, and how many records it is behind.
 
-    Dead letters are counted that are neither replayed nor discarded; awaited rows were
-    requested from the source and have not arrived yet. Problems are listed below:
-    failures, refused blocks, a relay that does not run. Exit 1 if there are any.
+    The column dead counts the dead letters that are neither replayed nor discarded;
+    awaited, the rows that were requested from the source and have not arrived yet.
+    Problems are listed below: failures, refused blocks, a relay that does not run. Exit
+    1 if there are any.
 
     Args:
         config: Configuration file.

@@ -104,11 +104,11 @@ def key_lines(words: Sequence[str], file: Path | None) -> list[str]:
     Raises:
         UsageError: The file cannot be read, or has no keys.
     """
-    lines = [line for line in (*words, *_lines(file)) if line.strip()]
+    lines = [line for line in _lines(file) if line.strip()]
     if file is not None and not lines:
         message = f"{file} has no keys"
         raise UsageError(message)
-    return lines
+    return [*words, *lines]
 
 
 def _lines(file: Path | None) -> list[str]:
@@ -178,7 +178,7 @@ def list_snapshots(
     List all snapshots, table by table; exit 1 if one has failed or is incomplete.
 
     Args:
-        all: Also those with which the relay completes rows of the stream.
+        all: Also those that the relay requests itself, to complete rows of the stream.
         json: Print one JSON document.
         config: Configuration file.
     """
@@ -221,7 +221,7 @@ def show(
 @app.command
 def pause(*names: str, json: JsonOption = False, config: ConfigOption = None) -> int:
     """
-    Pause snapshots until they are resumed, also over a restart.
+    Pause snapshots until they are resumed, even across a restart.
 
     Args:
         names: A snapshot's id, or tables, or an id and then tables; by default, all.
@@ -234,9 +234,9 @@ def pause(*names: str, json: JsonOption = False, config: ConfigOption = None) ->
 @app.command
 def resume(*names: str, json: JsonOption = False, config: ConfigOption = None) -> int:
     """
-    Resume paused snapshots; by its id also one that failed or was stopped.
+    Resume paused snapshots, or by its id one that failed or was stopped.
 
-    An incomplete snapshot reads only the rows again that were not delivered.
+    An incomplete snapshot reads again only the rows that were not delivered.
 
     Args:
         names: A snapshot's id, or tables, or an id and then tables; by default,

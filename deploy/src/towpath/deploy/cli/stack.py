@@ -57,7 +57,7 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def follow_file(path: Path, clock: Clock | None = None) -> Iterator[str]:
-    """Yield text as it is appended to a file, endlessly, also after a rotation."""
+    """Yield text as it is appended to a file, endlessly, even after a rotation."""
     wait = (clock or SystemClock()).wait
     place = path.stat().st_size
     while True:
@@ -153,7 +153,7 @@ def logs(
     Args:
         part: Its name, as status shows it.
         follow: Show new lines too, until Ctrl-C.
-        lines: The number of last lines.
+        lines: How many of the last lines to show.
         state: State folder.
     """
     path = StateFolder(state_folder(state).resolve()).log(part)
@@ -195,7 +195,7 @@ def status(
     """
     Show everything on one screen; exit 1 if something is wrong.
 
-    Shown are the parts of the local stack, if there is one; the relay with its slot and
+    It shows the parts of the local stack, if there is one; the relay with its slot and
     the log that it retains; running snapshots; and for each sink its lag in records and
     seconds against its budget (in red and with a ! above twice that), the time of its
     last batch by stage, its counters, and its applied position. Problems are listed

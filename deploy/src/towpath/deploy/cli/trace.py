@@ -1,5 +1,5 @@
 """
-``towpath trace``: the way of one aggregate or row, from the source to each sink.
+``towpath trace``: the path of one aggregate or row, from the source to each sink.
 
 ``towpath replay`` has one sink read it again from the source.
 """
@@ -63,14 +63,14 @@ def trace(  # noqa: PLR0913 - the options of a command
     Each record is shown with partition, offset, position and commit time; each sink
     with the position that it stores, how far behind it is, and the dead letters of the
     key. Values are not shown. The whole topic is searched, so a large one takes a
-    while. Exit 1 if a sink has not got, or cannot show, the newest version.
+    while. Exit 1 if a sink lacks the newest version, or cannot be read.
 
     Args:
         type_: The aggregate's type, such as order.
         id_: The aggregate's id.
         table: The table of a row, schema.table.
         key: The values of its primary key, joined by colons.
-        minutes: Search only records of this many last minutes.
+        minutes: Search only this many minutes back; by default, the whole topic.
         json: Print one JSON document.
         config: Configuration file.
     """
@@ -102,8 +102,8 @@ def replay(  # noqa: PLR0913 - the options of a command
     """
     Have one sink read one aggregate or row again from the source.
 
-    It is a snapshot of this key for this sink, so it passes the same guard as ever: a
-    newer version in the sink stays. An aggregate needs a view of its documents in the
+    It is a snapshot of this key for this sink, so the sink's guard applies: a newer
+    version in the sink stays. An aggregate needs a view of its documents in the
     source, as a snapshot of its topic does. Exit 1 if the relay refuses it; 3 if no
     relay answers.
 

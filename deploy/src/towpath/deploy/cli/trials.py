@@ -1,7 +1,7 @@
 """
 ``towpath demo`` and ``towpath chaos``, with their sub-commands.
 
-Each starts its own stack, and removes it afterwards.
+Each starts its own stack, unless a demo joins a running platform.
 """
 
 from pathlib import Path
@@ -51,7 +51,7 @@ def demo_platform(  # noqa: PLR0913 - each is an option of the command
         before_verify: Shell command to run when everything is at rest, before the
             sinks are compared; TOWPATH_CONFIG names the configuration.
         join: Start no platform, but join one that others run, as in containers: the
-            address of its orders service. It keeps the sink that is added.
+            address of its orders service. That platform keeps the added sink.
         config: With --join, the platform's configuration.
         state: State folder.
     """
@@ -92,23 +92,23 @@ def demo_compare(  # noqa: PLR0913 - each is an option of the command
     Capture one table in four ways under the same load, and count what each misses.
 
     A change log written by triggers, polling by updated_at, the naive dual write, and
-    the log relay, each on a fresh table and topic, and beside them no capture at all.
+    the log relay, each on a fresh table and topic, are compared with no capture at all.
     The topic of each is compared with the table and with the committed changes, key by
-    key: lost, stale and deleted rows, changes that were never seen, order. Measured are
-    the writers' transactions, the server's log and processor time, and the time from a
-    commit to Kafka. A stack of its own is started in a temporary folder and removed
+    key: lost, stale and deleted rows, changes that were never seen, order. The writers'
+    transactions, the server's log and processor time, and the time from a commit to
+    Kafka are measured. A stack of its own is started in a temporary folder and removed
     again.
 
-    Exit 0 if the relay missed nothing: what the others miss is the result; 1 if it did;
-    3 if a part was unavailable.
+    Exit 0 if the relay missed nothing, whatever the others missed; 1 if it missed
+    something; 3 if a part was unavailable.
 
     Args:
         transactions: Transactions of each load.
         rate: Transactions a second.
         interval: Pause of the polling workers between two polls, in seconds.
         seed: Seed of the load, to repeat a run.
-        variants: Run two usual mistakes of the worker with triggers, and polling with
-            an overlap, too.
+        variants: Also run two common mistakes of the worker with triggers, and polling
+            with an overlap.
         plot: Write a plot as SVG to this file too.
         json: Print one JSON document.
         keep: Leave logs and configuration files in place.
@@ -158,7 +158,7 @@ def chaos_snapshot(  # noqa: PLR0913 - each is an option of the command
     Exit 0 if all was equal; 1 if anything was not; 3 if a part was unavailable.
 
     Args:
-        minutes: How long new rounds are started.
+        minutes: For how many minutes new rounds are started.
         seed: Seed of the random actors, to repeat a run [a new one].
         kill: The processes to kill: relay, backend, both with a comma, or nobody.
         ddl: Whether tables are altered.

@@ -29,7 +29,7 @@ from towpath.sinks.state.lag import budget_s
 Document = dict[str, Any]
 
 SAMPLE_EVERY_S: Final = 3.0
-# Half an hour: long enough to see a fill or a break, and a few hundred kilobytes.
+# Half an hour: long enough to see a refill or an outage, in a few 100 kilobytes.
 KEPT_S: Final = 1800.0
 # A rate over less than this would jump with each batch.
 RATE_OVER_S: Final = 15.0
@@ -100,7 +100,7 @@ class Reading(NamedTuple):
         document: The document of ``towpath status``.
         snapshots: All snapshots, table by table, newest first.
         histograms: The histograms of the sinks whose drivers answer.
-        error: Why nothing could be read; empty otherwise.
+        error: Why the snapshots could not be read; empty otherwise.
     """
 
     at: datetime

@@ -12,8 +12,8 @@ POST /api/relay/dead-letters/replay  publishes the events of parked aggregates
 POST /api/relay/dead-letters/discard gives the events of parked aggregates up
 ===================================  =================================================
 
-The forms of pages have the same paths below their page. After a form the browser is led
-back to the page, which shows the outcome.
+The forms of the pages have routes of their own, below their page. After a form, the
+browser is redirected to the page, which shows the outcome.
 """
 
 from http import HTTPStatus
@@ -100,7 +100,7 @@ def pause() -> Response:
 @api.post("/snapshots/resume")
 @operations.add(_CHANGE)
 def resume() -> Response:
-    """Resume paused snapshots; by its id also one that failed or was stopped."""
+    """Resume paused snapshots, or by its id one that failed or was stopped."""
     return _change("resume")
 
 
@@ -263,7 +263,7 @@ def give_up_form() -> str | Response:
 
 
 def ask_first(question: str, consequence: str) -> str:
-    """Show the form's own fields again, behind a question."""
+    """Ask for a confirmation, with a form that sends the same fields again."""
     fields = [
         (name, value)
         for name, values in request.form.lists()
@@ -283,7 +283,7 @@ def answer(action: Action, status: HTTPStatus = HTTPStatus.OK) -> Response:
 
 
 def lead_back(page: str, action: Action) -> Response:
-    """Carry an action out, and lead the browser to a page that shows its outcome."""
+    """Carry an action out, and redirect to a page that shows its outcome."""
     recorded = carry_out(action)
     place = f"{url_for(page)}?{DONE}={recorded.id}"
     return make_response(redirect(place, HTTPStatus.SEE_OTHER))

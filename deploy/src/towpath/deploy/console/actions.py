@@ -33,7 +33,7 @@ from towpath.sinks.dead_letters.requests import chosen_subjects, request_outcome
 from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
 from towpath.sinks.state.declare import sink_named
 
-# So many outcomes of keys are written into the audit log and onto the page.
+# The most outcomes that the audit log and the page list.
 _SHOWN: Final = 20
 
 
@@ -215,7 +215,7 @@ def resolve_dead_letters(
 
     def act() -> Done:
         if bool(wanted.keys) is wanted.all:
-            message = f"name keys to {verb}, or say all"
+            message = f"name keys to {verb}, or set all"
             raise InvalidInputError(message)
         topic = DeadLetterTopic(settings, sink_named(settings, wanted.sink).name)
         book = OpenDeadLetters().read(topic.entries())
@@ -277,6 +277,6 @@ def _released_text(line: Document) -> str:
 
 
 def _few(texts: Sequence[str]) -> str:
-    """Return texts as one, without those beyond the first few."""
+    """Join the first few texts, and count the others."""
     more = len(texts) - _SHOWN
     return "; ".join([*texts[:_SHOWN], *([f"and {more:,} more"] if more > 0 else [])])

@@ -12,7 +12,7 @@ GET /api/snapshots       all snapshots, table by table
 GET /api/findings        the findings of ``towpath doctor``
 GET /api/topics          the topics of the platform
 GET /api/messages        records of one topic
-GET /api/trace           the way of one aggregate or row
+GET /api/trace           the path of one aggregate or row
 GET /api/dead-letters    open dead letters with their records
 GET /api/relay/...       the parked aggregates of the relay: .../dead-letters
 =======================  ============================================================
@@ -67,7 +67,7 @@ class PartDocument(Document):
 
 
 class FlowDocument(Document):
-    """The way between two parts, with rate and lag in words."""
+    """The flow between two parts, with rate and lag in words."""
 
     begin: str
     end: str
@@ -129,7 +129,7 @@ class RecordDocument(Document):
 
 
 class MessagesDocument(Document):
-    """Records of a topic, newest first; ``read``: how many were read for them."""
+    """Records of a topic, newest first; ``read`` counts those that were searched."""
 
     records: list[RecordDocument]
     read: int
@@ -159,7 +159,7 @@ class MessagesQuery(Input):
 
     def look(self) -> Look:
         """
-        Return what it asks for.
+        Return the part of a topic that the query asks for.
 
         Raises:
             InvalidInputError: An offset has no partition.
@@ -187,7 +187,7 @@ class TraceQuery(Input):
 
 
 class DeadLettersQuery(Input):
-    """Only the dead letters of this sink and this key."""
+    """The sink and the key of the dead letters; an empty field matches all."""
 
     sink: str = ""
     key: str = ""
@@ -219,7 +219,7 @@ def samples() -> Response:
 
 
 class BarDocument(Document):
-    """One bucket: its bounds in words, its values, and their share of the largest."""
+    """One bucket: its bound, its number of values, and that in % of the largest."""
 
     text: str
     values: int
@@ -307,7 +307,7 @@ def dead_letters() -> Response:
 
 
 class ParkedAggregate(Document):
-    """A parked aggregate of the relay; ``publishable`` counts those with a record."""
+    """A parked aggregate of the relay; ``publishable`` counts letters with a record."""
 
     aggregate_type: str | None
     aggregate_id: str

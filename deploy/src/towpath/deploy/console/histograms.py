@@ -1,7 +1,7 @@
 """
 Histograms of sinks, read from the metrics of their drivers and drawn as bars.
 
-A driver whose port is in ``[sinks] metrics_ports`` is asked; one that is not listed has
+Only drivers whose ports are in ``[sinks] metrics_ports`` are read: any other driver has
 a port that only its log names. The histograms count from the driver's start.
 """
 
@@ -20,7 +20,7 @@ from towpath.settings import Settings
 _ANSWERED_WITHIN_S: Final = 1.0
 _ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound here
 _MOST: Final = 0.95
-# The histograms that are drawn: their metric, their stage if it has some, their title.
+# The histograms that are drawn: metric, stage if it has stages, and title.
 _DRAWN: Final = (
     (telemetry.SINK_BATCH_SECONDS, "batch", "Time of a batch"),
     ("towpath_sink_commit_to_applied_seconds", None, "Time from commit to applied"),
@@ -28,7 +28,7 @@ _DRAWN: Final = (
 
 
 class HistogramBar(NamedTuple):
-    """One bucket: its bounds in words, its values, and their share of the largest."""
+    """One bucket: its bound, its number of values, and that in % of the largest."""
 
     text: str
     values: int

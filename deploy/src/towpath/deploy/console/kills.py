@@ -15,10 +15,12 @@ POST /kill, POST /api/kills   kills a part, as kill -9 does
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
+import psutil
 from flask import Blueprint, Response, abort, current_app, request
 from pydantic import Field
 
@@ -43,7 +45,7 @@ from towpath.services.plumbing.http import (
 from towpath.services.plumbing.openapi import Document, Operation
 
 EXTENSION: Final = "towpath.console.kills"
-# The console would end with its page, and the load is stopped by the demo itself.
+# Without the console there is no page, and the demo itself stops the load.
 _SPARED: Final = frozenset({"console", "load"})
 # The number of kills that are kept, newest first.
 _KEPT: Final = 20
@@ -67,8 +69,8 @@ class Kill(NamedTuple):
         pid: Its process.
         killed_at: The time of the kill.
         started_at: When its next process began; None before that.
-        normal_at: The first reading of the platform after that in which no part is
-            stopped, failed, or behind its budget; None before that.
+        normal_at: The first reading of the platform after that in which the state of
+            no part is bad; None before that.
     """
 
     part: str
@@ -129,10 +131,13 @@ class Kills:
             message = f"The demo has no part {name!r} that may be killed."
             raise InvalidInputError(message)
         process = find(self._folder.process_file(name))
+        message = f"{name} does not run at present: wait until it is started again."
         if process is None:
-            message = f"{name} does not run at present: wait until it is started again."
             raise ConflictError(message)
-        process.kill()
+        try:
+            process.kill()
+        except psutil.NoSuchProcess as error:
+            raise ConflictError(message) from error
         kill = Kill(name, process.pid, self._clock.now())
         with self._lock:
             self._newest = [kill, *self._newest][:_KEPT]
@@ -158,8 +163,10 @@ class Kills:
         if kill.started_at is None:
             process = find(self._folder.process_file(kill.part))
             if process is not None and process.pid != kill.pid:
-                began = datetime.fromtimestamp(process.create_time(), UTC)
-                kill = kill._replace(started_at=began)
+                # It may end again before its time is read.
+                with suppress(psutil.NoSuchProcess):
+                    began = datetime.fromtimestamp(process.create_time(), UTC)
+                    kill = kill._replace(started_at=began)
         if (
             kill.normal_at is None
             and normal_at is not None

@@ -167,7 +167,7 @@ class AddSinkInput(Input):
 
 
 class RefillInput(Input):
-    """A sink to read again from its source, or one of its routes."""
+    """A sink to fill again from the source, or one of its routes."""
 
     sink: str = Field(min_length=1)
     route: str | None = None
@@ -175,7 +175,7 @@ class RefillInput(Input):
 
 
 class RebuildInput(Input):
-    """A search sink whose indexes are to be rebuilt, or that of one route."""
+    """A search sink to rebuild: all its indexes, or only the index of one route."""
 
     sink: str = Field(min_length=1)
     route: str | None = None
@@ -321,7 +321,7 @@ def _change(
         fields: The things on which it acts.
         runs: The runs of the console.
         check: Finds mistakes before the change begins.
-        work: Makes the change, and returns whether the sink is as it was wanted.
+        work: Makes the change, and returns whether it did all that was requested.
     """
 
     def run_change(run: Run) -> RunEnd:

@@ -1,9 +1,9 @@
 """
 Records of topics and dead letters of sinks, as the console shows them.
 
-A look into a topic reads a bounded number of records. Values of columns that a route
-masks or hashes are never shown: the topic has them in the clear, a viewer of the
-console does not. A value that cannot be parsed, such as Avro, is shown by its size.
+A look into a topic reads a bounded number of records. The topic has columns that a
+route masks or hashes in the clear; the console hides them in the values of records, but
+not in keys and headers. A value that is not JSON, such as Avro, is shown by its size.
 """
 
 import json
@@ -93,7 +93,7 @@ def look_into(settings: Settings, look: Look) -> TopicView:
     Read records of a topic.
 
     Raises:
-        UnknownTopicError: Kafka has no such topic, or it is none of the platform's.
+        UnknownTopicError: Kafka has no such topic, or it is not one of the platform's.
         BrokerUnavailableError: The broker does not answer.
     """
     if look.topic not in topic_names(settings):
@@ -160,7 +160,7 @@ def shown_value(value: bytes | str, hidden: frozenset[str]) -> str:
     try:
         document = json.loads(value)
     except ValueError:
-        return f"({len(value):,} bytes that are no JSON)"
+        return f"({len(value):,} bytes that are not JSON)"
     return json.dumps(_without(document, hidden), indent=1, ensure_ascii=False)
 
 

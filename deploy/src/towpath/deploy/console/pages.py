@@ -5,7 +5,7 @@ The pages of the console, rendered on the server.
 page                    shows
 ======================  ==============================================================
 GET /                   the topology, with rates and lags, and what is wrong
-GET /source             slot and log as a plot with its caps, tables, snapshots
+GET /source             a plot of the log that the slot keeps, tables, snapshots
 GET /sinks              each sink: lag, last batch by stage, counters, batch times
 GET /verify             the newest verification: progress, differences by key
 GET /dead-letters       open dead letters by key, with reasons and payloads
@@ -95,7 +95,7 @@ from towpath.services.plumbing.service import app_without_database
 EXTENSION: Final = "towpath.console.pages"
 _STAGES: Final = ("decode", "apply", "flush", "batch")
 _MS: Final = 1000.0
-# The page after a form finds its outcome among this many last lines of the audit log.
+# The page after a form looks for its outcome in this many newest lines of the log.
 _RECENT: Final = 100
 _KILLS_EVERY_S: Final = 0.5
 
@@ -115,7 +115,7 @@ class PageContext(NamedTuple):
 
 
 class DeadLettersPageQuery(DeadLettersQuery):
-    """The query of the page, which a form leads back to with its outcome."""
+    """The query of the page; a form redirects to it with the id of its action."""
 
     done: str = ""
 
@@ -204,20 +204,20 @@ def _on_failure(error: TowpathError) -> tuple[str, int]:
         status = HTTPStatus.UNPROCESSABLE_ENTITY
     elif isinstance(error, HaltError):
         status = HTTPStatus.CONFLICT
-    # A problem document's sentence has its cure.
+    # The text of a ProblemError already names the cure.
     cure = "" if isinstance(error, ProblemError) else error.remedy
     return _problem(status, str(error), cure)
 
 
 @blueprint.errorhandler(HTTPException)
 def _on_http(error: HTTPException) -> tuple[str, int]:
-    """Show a refusal of the protocol as a page."""
+    """Show an HTTP error as a page."""
     return _problem(HTTPStatus(error.code or 500), error.description or "", "")
 
 
 def _problem(status: HTTPStatus, text: str, cure: str) -> tuple[str, int]:
     is_form = request.method == "POST"
-    # A form stands on the page above its own path.
+    # The first segment of a form's path is the path of its page.
     place = f"/{request.path.split('/')[1]}" if is_form else request.full_path
     page = _page(
         "problem.html",
@@ -286,7 +286,7 @@ def sinks() -> str:
 
 
 def _missing_folders() -> dict[str, str]:
-    """Return why each sink cannot be changed here; a new one has no name."""
+    """Return why each sink cannot be changed here; the name of a new one is empty."""
     settings = _context().state.settings
     names = [sink.name for sink in settings.sink]
     found = {name: missing_folder(settings, name) for name in names}
@@ -352,7 +352,7 @@ def records() -> str:
 
 @blueprint.get("/trace")
 def trace() -> str:
-    """Show the way of one aggregate or row."""
+    """Show one aggregate or row on its way from the commit to every sink."""
     settings = _context().state.settings
     wanted = read_query(request, TraceQuery)
     tables = settings.capture.names
@@ -369,7 +369,7 @@ def trace() -> str:
 
 
 def hops_of(journey: Journey) -> list[dict[str, Any]]:
-    """Return each route of a journey with its state and the records before it."""
+    """Return each route of a journey, its state, and its number of waiting records."""
     return [
         {
             "sink": route.sink,
@@ -405,7 +405,7 @@ def kill() -> str:
 
 @blueprint.get("/login")
 def login() -> str:
-    """Show the login."""
+    """Show the login page."""
     return _page("login.html", is_wrong=False)
 
 

@@ -213,6 +213,6 @@ def drop_form() -> str | Response:
     if not wanted.confirm:
         question = drop_question(planned_drop(_file(), wanted)).capitalize()
         return ask_first(
-            question, "Its state and its topics are deleted; its driver goes on."
+            question, "Its state and its topics are deleted; its driver keeps running."
         )
     return lead_back("console.sinks", drop_sink(_file(), current_runs(), wanted))

@@ -2,7 +2,7 @@
 Long actions of the console, which go on when the browser leaves.
 
 A run has a thread of its own and lives as long as the console. At most one run of each
-kind goes on at a time; the newest of each kind is kept with its outcome. A run is in
+kind is active at a time; the newest of each kind is kept with its outcome. A run is in
 the audit log when it begins, and again when it has ended.
 """
 
@@ -34,8 +34,8 @@ class RunStep(NamedTuple):
         name: Its name.
         rows: Its rows so far.
         estimate: The expected rows; zero if they are unknown.
-        first_rows: Its rows when it was first heard of.
-        first_s: The time of that.
+        first_rows: Its rows at its first report.
+        first_s: The time of its first report.
         updated_s: The time of its last rows.
     """
 
@@ -89,7 +89,7 @@ class Run:
 
     @property
     def is_running(self) -> bool:
-        """Whether it goes on."""
+        """Whether it has not ended yet."""
         return self._state == "running"
 
     def advance(self, step: str, rows: int, estimate: int) -> None:
@@ -173,12 +173,12 @@ class Runs:
             work: Does the work, reports to the run, and returns the outcome.
 
         Raises:
-            ConflictError: Another run of the kind goes on.
+            ConflictError: Another run of the kind has not ended.
         """
         with self._lock:
             known = self._newest.get(kind)
             if known is not None and known.is_running:
-                message = f"{known.event} still runs: one at a time"
+                message = f"{known.event} is still running: only one at a time"
                 raise ConflictError(message)
             run = self._newest[kind] = Run(event, fields, self._clock)
         args = (run, f"{event} ended", fields, work)
@@ -197,7 +197,7 @@ class Runs:
         except TowpathError as error:
             end = RunEnd(f"{error}. {error.remedy}", is_good=False)
         except Exception as error:
-            # The page must show an end, whatever it was; the log has the rest.
+            # The page must show that the run ended, whatever the error; the log has it.
             log.exception("console run failed", run=run.event)
             kind = type(error).__name__
             end = RunEnd(f"failed: {kind}; the console's log says why", is_good=False)

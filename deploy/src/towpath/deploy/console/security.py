@@ -3,13 +3,14 @@ The rules of access to the console, its sessions, and the log of logins and acti
 
 Without a token the console is read-only. Bound to loopback, reading needs no login, and
 the request must name a loopback host, so that a page of another site cannot read the
-console by a name that it points here. Bound to any other address, everything needs the
-token: as ``Authorization: Bearer`` in the API, by a login in the browser.
+console through a host name that resolves to this machine (DNS rebinding). Bound to any
+other address, everything needs the token: as ``Authorization: Bearer`` in the API, by a
+login in the browser.
 
 A browser's session is a cookie that other sites' requests do not carry
 (``SameSite=Strict``). Each request that changes something must also come from the
 console's own pages, by its ``Origin`` and ``Sec-Fetch-Site``, and repeat the session's
-own word.
+own word, which is its CSRF token.
 
 An action is in the audit log twice: before it begins, and with its outcome before the
 answer. So an action that a crash interrupted is in the log too, without an outcome.
@@ -21,6 +22,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
@@ -54,9 +56,9 @@ _OPEN: Final = frozenset({"console.static", "console.login", "console.enter"})
 
 
 class AuditLogError(UnavailableError):
-    """The audit log cannot be written, so nothing is done."""
+    """The audit log cannot be written."""
 
-    remedy: ClassVar[str] = "Free the disk, or correct the rights of the state folder."
+    remedy: ClassVar[str] = "Free disk space, or correct the state folder's rights."
 
 
 class LoginNeededError(ProblemError):
@@ -178,12 +180,16 @@ class AuditLog:
         return RecordedAction(action, done)
 
     def newest(self, count: int) -> list[dict[str, Any]]:
-        """Return the newest entries, newest first."""
+        """Return the newest entries, newest first, without a line that a crash cut."""
         try:
             lines = self.path.read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
             return []
-        return [json.loads(line) for line in reversed(lines[-count:])]
+        entries = []
+        for line in reversed(lines[-count:]):
+            with suppress(ValueError):
+                entries.append(json.loads(line))
+        return entries
 
 
 class Access:
@@ -235,10 +241,10 @@ class Access:
         Check a request, and remember its session for the page.
 
         Raises:
-            ProblemError: It needs a login, or must not be made.
+            ProblemError: It needs a login, or is not allowed.
         """
         if self.is_local and _host_name(asked) not in _LOCAL_NAMES:
-            message = "The console answers only to this machine's own names."
+            message = "The console answers only to localhost, 127.0.0.1 and [::1]."
             raise ForeignRequestError(message)
         g.session = session = self.session_of(asked)
         scheme, _, given = asked.headers.get("Authorization", "").partition(" ")
@@ -268,7 +274,7 @@ class Access:
             raise LoginNeededError(message)
         word = asked.headers.get("X-Towpath-Word") or asked.form.get(WORD, "")
         if not hmac.compare_digest(word.encode(), session.word.encode()):
-            message = "The form is not one of this session: load the page again."
+            message = "The form does not belong to this session: load the page again."
             raise ForeignRequestError(message)
 
     def _is_token(self, given: str) -> bool:
@@ -291,7 +297,7 @@ def _host_name(asked: Request) -> str:
 
 
 def install_access(app: Flask, access: Access) -> None:
-    """Check every request but health checks, and let pages load only own files."""
+    """Check all requests but health checks; let pages load only the console's files."""
     app.extensions[_EXTENSION] = access
     app.before_request(_check)
     app.after_request(_with_policy)
@@ -309,7 +315,7 @@ def actor() -> dict[str, Any]:
 
 
 def _check() -> Response | None:
-    """Check a request; a page that needs a login leads there."""
+    """Check a request; redirect a page that needs a login to the login page."""
     access = current_access()
     if request.blueprint == "health":
         return None

@@ -42,7 +42,7 @@ class PlatformPart(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """The way between two parts, with its rate and its lag; red if ``is_bad``."""
+    """The path between two parts, with its rate and its lag; red if ``is_bad``."""
 
     begin: str
     end: str
@@ -185,7 +185,7 @@ def records_text(count: float) -> str:
 
 
 def rate_text(rate: float | None, text: Callable[[float], str]) -> str:
-    """Return a rate in words, by the words of its quantity; empty while unknown."""
+    """Return a rate, written by the function of its quantity; empty while unknown."""
     return "" if rate is None else f"{text(rate)}/s"
 
 
@@ -195,7 +195,7 @@ def shortened(text: str, limit: int = 24) -> str:
 
 
 def wide(topology: Topology) -> Drawing:
-    """Place the topology from left to right, with the sinks below each other."""
+    """Place the topology from left to right, with the sinks stacked."""
     fixed, sinks = topology.parts[:4], topology.parts[4:]
     rows = max(1, len(sinks))
     height = 2 * _MARGIN + rows * _ROW

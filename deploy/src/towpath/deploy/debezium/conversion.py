@@ -228,8 +228,8 @@ def _find_option(
 
 def _identity(found: _Rule) -> str:
     """Return one name for a property's old and new names."""
-    has_older = found.given.name in (found.known.name, *found.known.older)
-    return found.known.name if has_older else found.given.name
+    is_listed = found.given.name in (found.known.name, *found.known.older)
+    return found.known.name if is_listed else found.given.name
 
 
 def _implied(connector: Connector) -> Iterator[tuple[str, Property]]:

@@ -249,8 +249,8 @@ _SNAPSHOTS: Final = (
     Property(
         "snapshot.include.collection.list",
         refused(
-            "an initial snapshot reads every captured table: with "
-            'relay.snapshot.mode = "never", towpath snapshot start names the tables'
+            "an initial snapshot reads every captured table: set relay.snapshot.mode "
+            'to "never", then name the tables to towpath snapshot start'
         ),
     ),
     Property("snapshot.select.statement.overrides", tables.snapshot_overrides),
@@ -329,7 +329,10 @@ _KAFKA: Final = (
     Property("config.action.reload", _NO_WORKER),
     Property("custom.metric.tags", refused("add labels where the metrics are scraped")),
     Property("guardrail.*", needless("source.tables lists the captured tables")),
-    Property("openlineage.integration.*", refused("no lineage is sent to OpenLineage")),
+    Property(
+        "openlineage.integration.*",
+        refused("set OpenLineage's variables, such as OPENLINEAGE_URL, for the relay"),
+    ),
     Property("internal.*", needless("it is internal to Debezium")),
 )
 

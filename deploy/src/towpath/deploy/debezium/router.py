@@ -1,9 +1,9 @@
 """
 The options of the outbox event router, by name.
 
-The topic is the routed column's value, rewritten by expression and replacement. The
-default expression is a plain template; any other becomes ``route_regex`` and
-``route_replacement``.
+The topic is the routed column's value, rewritten by expression and replacement. An
+expression that captures the whole value becomes a plain template; any other becomes
+``route_regex`` and ``route_replacement``.
 """
 
 import re

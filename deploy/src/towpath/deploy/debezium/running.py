@@ -199,7 +199,7 @@ def transaction_topic(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def autocreate(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Compare how publications are created."""
+    """Compare how the connector and the relay create publications."""
     mode = given.value.strip().lower()
     if mode == "disabled":
         return same("relay init creates publications and adds new tables to them")

@@ -150,7 +150,7 @@ select status::text, coalesce(cancel_reason, '') as reason, count(*) as orders
 
 
 def sagas(stage: Stage, first_order: int) -> SagaResult:
-    """Sum up how the orders of the load have ended, all orders being settled."""
+    """Sum up how the orders of the load ended; every order must be settled."""
     with connected(stage.shop_dsn) as connection:
         rows = connection.execute(_SAGAS, (first_order,)).fetchall()
     ended = Counter[str]()

@@ -1,8 +1,8 @@
 """
 The demo's processes beside the stack: services, relay, drivers, console, load.
 
-All are described as parts; the supervisor watches all but the load, like those of the
-stack, and restarts them when they die. The load runs once, until it is stopped.
+All are described as parts. The supervisor watches all but the load, as it watches the
+stack's parts, and restarts those that die. The load runs once, until it is stopped.
 """
 
 import secrets
@@ -245,7 +245,7 @@ def progress_of(stage: Stage) -> Path:
 
 
 def shop_topics(settings: Settings) -> tuple[str, ...]:
-    """Return the topics of a sink in which the whole business can be checked."""
+    """Return the topics that a sink must read for the whole business to be checked."""
     tables = ("inventory.products", "payments.payments", "shipping.shipments")
     return tuple(f"{settings.database.prefix}.{table}" for table in tables)
 

@@ -59,7 +59,7 @@ def start_drivers(stage: OwnStage) -> None:
 
 
 def fill_shop(stage: OwnStage) -> None:
-    """Create roles, tables, products, and orders with stock before the slot."""
+    """Create roles, tables, products, and orders with stock; no slot exists yet."""
     orders = stage.options.orders
     commands = {
         parts.ORDERS: ("seed", "--orders", str(orders)),
@@ -90,7 +90,7 @@ def start_relay(stage: OwnStage) -> None:
 
 
 def start_services(stage: OwnStage) -> None:
-    """Start all services, each of which follows the others' events, and the pages."""
+    """Start the storefront and all services, which follow each other's events."""
     names = ", ".join((*parts.SERVICES, parts.STOREFRONT))
     with stage.doing(f"start {names}"):
         for name in parts.SERVICES:
@@ -140,12 +140,12 @@ def count_changed(dsn: str, snapshot_id: str, collection: str) -> int:
 
 
 def count_unsettled(dsn: str) -> int:
-    """Count the orders that a saga has still to end."""
+    """Count the orders whose saga has not ended."""
     return int(_value(dsn, "select count(*) from shop.unsettled_orders"))
 
 
 def next_order(dsn: str) -> int:
-    """Return the number that the next order will have at least."""
+    """Return the lowest number that the next order can have."""
     return int(_value(dsn, "select coalesce(max(id), 0) + 1 from shop.orders"))
 
 
@@ -175,7 +175,7 @@ def _value(dsn: str, query: str, *arguments: object) -> Any:  # noqa: ANN401 - a
 
 
 _CONFIRMED_WITHIN_S: Final = 180.0
-# The windows of the last orders, and the steps behind them.
+# Covers the time limits of the last orders, and the steps after them.
 _SETTLED_WITHIN_S: Final = 180.0
 
 # A killed driver resumes after half a minute, and its first batch, which may be a full
@@ -186,7 +186,7 @@ _POLL_EVERY_S: Final = 0.2
 
 def wait_for_sagas(stage: Stage) -> None:
     """Wait until every order is settled."""
-    with stage.doing("wait until every order is completed or given back"):
+    with stage.doing("wait until every order is settled"):
         stage.until(
             lambda: count_unsettled(stage.shop_dsn) == 0,
             "every order to be settled",

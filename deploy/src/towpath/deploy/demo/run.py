@@ -69,7 +69,7 @@ def run_joined(
     options: DemoOptions, at: JoinedPlatform, folder: Path, console: Console
 ) -> int:
     """
-    Run the demo on a platform that others run: its load, its sink, its proof.
+    Run the demo's load, new sink and comparison on a platform that others run.
 
     Args:
         options: The viewer's options; ``orders`` are counted in the database.

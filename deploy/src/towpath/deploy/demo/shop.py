@@ -153,7 +153,7 @@ def fill_sink(stage: Stage) -> None:
             )
         )
         wait_for_snapshot(stage, SIGNAL)
-    with stage.doing(f"wait until {SINK} has applied it: then it is ready"):
+    with stage.doing(f"wait until {SINK} has applied the snapshot"):
         settings = stage.settings()
         cluster = Topics(settings.kafka)
         ends = stage.retried(lambda: declare.sink_ends(settings, SINK, cluster))

@@ -25,8 +25,8 @@ class Traffic:
     The traffic from the first checkout to the last.
 
     ``not_started`` are customers beyond the limit of outstanding ones. ``row_changes``
-    and ``events`` are the records that the relay published for them; ``dead_letters``
-    are those of relay and sinks.
+    and ``events`` are the records that the relay published meanwhile; ``dead_letters``
+    are all that relay and sinks have written so far.
     """
 
     checkouts: int

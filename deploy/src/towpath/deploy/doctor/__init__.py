@@ -5,8 +5,8 @@ The checks of ``towpath doctor``: source, broker, registry, sinks, machine and s
 check runs in a thread of its own, so that a server that does not answer neither hides
 another nor delays it beyond the time limit.
 
-The rules live beside what they are about: of the source and the broker in the relay, of
-a target in the sinks. Each is a pure function of facts.
+Each rule lives beside its subject: those of the source and the broker in the relay,
+those of a target in the sinks. Each is a pure function of facts.
 """
 
 import queue
@@ -120,7 +120,7 @@ def run_checks(
     """Run checks side by side, each within a time limit; the worst findings first."""
     found: queue.SimpleQueue[tuple[int, list[DoctorFinding]]] = queue.SimpleQueue()
     for number, check in enumerate(wanted):
-        # A daemon: a check that never ends does not keep the process.
+        # A daemon: a check that never ends does not keep the process alive.
         threading.Thread(
             target=_run_check, args=(number, check, found.put), daemon=True
         ).start()

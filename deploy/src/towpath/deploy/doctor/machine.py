@@ -1,4 +1,4 @@
-"""The checks of this machine and of the configuration, from facts alone."""
+"""The checks of this machine and of the configuration."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ _LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1", "")
 
 
 class FolderFacts(NamedTuple):
-    """The state folder, or the nearest folder above it that exists."""
+    """The state folder; if it is missing, with facts of the nearest existing parent."""
 
     path: Path
     is_writable: bool
@@ -59,10 +59,10 @@ class MachineFacts(NamedTuple):
 
 def describe_code(environ: Mapping[str, str]) -> str:
     """
-    Return a line with this Python and the form of the relay's code, as the relay runs.
+    Return one line: this Python, and the form in which the relay's hot modules run.
 
     Raises:
-        ConfigurationError: A variable has neither of its values.
+        ConfigurationError: ``TOWPATH_COMPILED`` is neither on nor off.
     """
     return f"Python {python()}; the relay's hot modules: {compiled.available(environ)}"
 
@@ -132,7 +132,7 @@ def findings_of(facts: MachineFacts, *, has_sinks: bool) -> Iterator[CheckFindin
         yield error_finding(
             "machine-python",
             f"this Python is {facts.python[0]}.{facts.python[1]}",
-            "the drivers of the servers were not tried with it",
+            "the client libraries were not tested with it",
             "it must be 3.11, 3.12 or 3.13: install Towpath with one of them",
         )
     for name, version in facts.pinned.items():
@@ -140,7 +140,7 @@ def findings_of(facts: MachineFacts, *, has_sinks: bool) -> Iterator[CheckFindin
             yield error_finding(
                 "machine-package",
                 f"the package {name} has version {facts.installed.get(name, 'none')}",
-                "the clients and the engine were tried with one version only",
+                "the clients and the engine were tested with one version only",
                 f"it must be {version}: pip install {name}=={version}",
             )
     yield from _folder_findings(facts.folder)
@@ -178,7 +178,7 @@ def _folder_findings(folder: FolderFacts) -> Iterator[CheckFinding]:
 
 
 def settings_findings(settings: Settings) -> list[CheckFinding]:
-    """Return the findings about a valid configuration that may still harm. Pure."""
+    """Return the findings about valid settings that may still do harm. Pure."""
     return [*_signal_findings(settings), *_connection_findings(settings)]
 
 
@@ -200,7 +200,7 @@ def _connection_findings(settings: Settings) -> Iterator[CheckFinding]:
         yield info_finding(
             "settings-kafka-plaintext",
             f"records go to {', '.join(hosts)} without encryption",
-            "anybody on the way can read and change them",
+            "anyone on the network path can read and change them",
             'set "security.protocol" = "SASL_SSL" or "SSL" in [kafka.client]',
         )
 

@@ -40,7 +40,7 @@ def source_findings(settings: Settings, clock: Clock) -> list[CheckFinding]:
         version = connection.info.server_version
         if too_old := list(preflight.version_findings(version)):
             return too_old
-        with translated_errors("looking rights up"):
+        with translated_errors("looking up rights"):
             missing = list(preflight.rights_findings(connection))
         return _unless_refused(missing, lambda: _examine(connection, settings, clock))
 
@@ -196,7 +196,7 @@ def _subject(registry: "SchemaRegistry", subject: str) -> Iterator[CheckFinding]
             "registry-subject-foreign",
             f"version {versions[-1]} of subject {subject} is a schema of kind {kind}",
             "the registry refuses the relay's schema, and the relay halts",
-            f"delete the subject {subject} if nobody reads by it, or give [source] "
+            f"delete the subject {subject} if no reader uses it, or give [source] "
             "another prefix",
         )
     if registry.compatibility(subject) == "NONE":
@@ -210,7 +210,7 @@ def _subject(registry: "SchemaRegistry", subject: str) -> Iterator[CheckFinding]
 
 def sink_findings(settings: Settings, sink: Sink, clock: Clock) -> list[CheckFinding]:
     """
-    Check a sink against its tables, its target, and its target's health.
+    Check a sink against its tables and its target, then the target's health.
 
     Raises:
         TowpathError: A server does not answer, or the block breaks a rule of its kind.

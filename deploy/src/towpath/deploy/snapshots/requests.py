@@ -168,12 +168,12 @@ def _cut(word: str) -> tuple[str, str, str]:
 
 def parsed_keys(texts: Iterable[str]) -> list[list[Any]] | None:
     """
-    Read keys from their texts, without empty ones; None if there are none.
+    Read keys from their texts; None if there are none.
 
     Raises:
-        UsageError: A text is not a key, or there are too many.
+        UsageError: A text is empty or not a key, or there are too many.
     """
-    found = [_key(text) for text in texts if text.strip()]
+    found = [_key(text) for text in texts]
     if len(found) > MAX_KEYS:
         message = f"{len(found):,} keys: one signal takes {MAX_KEYS:,}; send several"
         raise UsageError(message)
@@ -182,6 +182,10 @@ def parsed_keys(texts: Iterable[str]) -> list[list[Any]] | None:
 
 def _key(line: str) -> list[Any]:
     text = line.strip()
+    if not text:
+        # Without a key the snapshot would read all rows.
+        message = "a key is empty: name the row, or leave out keys to read all rows"
+        raise UsageError(message)
     if not text.startswith("["):
         return [text]
     try:

@@ -217,7 +217,7 @@ class Killer(Actor):
         draw = self.random.random()
         if victim == RELAY:
             self._relay.kill()
-            # Sometimes again, before it has begun to stream.
+            # Sometimes it is killed again, before it begins to stream.
             if draw < 0.2:  # noqa: PLR2004 - a share
                 self._relay.kill()
         else:

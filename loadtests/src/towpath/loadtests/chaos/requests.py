@@ -124,7 +124,7 @@ class SnapshotRequester(Actor):
         self._request(session, [name], additional_conditions=[condition])
 
     def by_number(self, session: Session) -> None:
-        """Request a table in the order of another unique column."""
+        """Request a snapshot of a table in the order of another unique column."""
         table = self.random.choice([t for t in TABLES if not t.is_partitioned])
         self._request(session, [table.collection], surrogate_key="nr")
 
@@ -134,7 +134,7 @@ class SnapshotRequester(Actor):
         self._request(session, [table.collection for table in some], type="blocking")
 
     def sweep(self, session: Session) -> None:
-        """Request a table, with a sweep of rows that it no longer has."""
+        """Request a snapshot of a table, with a sweep of rows that it no longer has."""
         self._request(session, [self.random.choice(TABLES).collection], sweep=True)
 
     def stop_some(self, session: Session) -> None:

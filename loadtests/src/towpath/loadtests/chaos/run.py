@@ -148,7 +148,7 @@ class _ChaosRun:
     # The end of a round ----------------------------------------------------------
 
     def _request_last_snapshot(self, number: int) -> None:
-        """Request a last snapshot of the tables whose old rows have old shapes."""
+        """Request the round's last snapshot, and wait until all have ended."""
         is_needed = self._options.ddl
         chosen = [t for t in TABLES if number == 0 or (t.is_altered and is_needed)]
         last = f"r{number}-last"
@@ -225,7 +225,7 @@ class _ChaosRun:
     def _watch(
         self, doing: str, is_over: Callable[[], bool], within_s: float | None = None
     ) -> None:
-        """Poll topics, relay and actors and show progress, until a condition holds."""
+        """Poll topics, relay and actors until a condition holds or the time is up."""
         deadline = Deadline(self._environment.clock, within_s or float("inf"))
         while not is_over() and not deadline.passed():
             self._topics.poll(_POLL_S)

@@ -28,7 +28,7 @@ class Table:
     Attributes:
         name: The name without schema.
         key: The columns of the primary key, in key order.
-        make_key: SQL expressions of the key's values by ``nr``.
+        make_key: SQL expressions that compute the key's values from ``nr``.
         columns: The definitions of the key's columns, in the table's order.
         is_partitioned: Whether it is partitioned by hash of the key's first column.
         is_altered: Whether its columns are altered.
@@ -91,7 +91,7 @@ create table {t} ({columns}, v bigint not null default nextval('chaos.v'),
   primary key ({key})) {partitions}
 """
 _FINISH: Final = "alter table {t} alter large set storage external"
-# Not unique on partitions: the column would have to be part of their key.
+# Not unique on a partitioned table: it would have to include the partition key.
 _INDEX: Final = "create {unique} index on {t} (nr)"
 FILL: Final = """
 insert into {t} ({key}, nr, note, n, tag, large)

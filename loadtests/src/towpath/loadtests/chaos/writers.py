@@ -1,9 +1,9 @@
 """
 Sessions that write every kind of change, each to its own rows.
 
-A session owns the row numbers with its remainder, so each key has one writer (except
-for the session that alters tables) and its counter rises. A TRUNCATE deletes the rows
-of all sessions.
+Session ``i`` of ``n`` owns the row numbers that equal ``i`` modulo ``n``, so each key
+has one writer (except for the session that alters tables) and its counter rises. A
+TRUNCATE deletes the rows of all sessions, and its transaction may insert them again.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _LATE_SHARE: Final = 0.03
 _LATEST_S: Final = 0.7
 _HELD_S: Final = 0.5
 _ATTEMPTS: Final = 5
-# Row numbers above the initial ones, for inserts.
+# The highest row number, as a factor of the initial rows: room for inserts.
 _ROOM: Final = 1.3
 _RANGE: Final = 400
 

@@ -23,7 +23,7 @@ from towpath.schemas.clock import Clock, Deadline, SystemClock
 
 SOURCE: Final = "database"
 _SECONDS_BETWEEN_LOOKS: Final = 1.0
-# Keys and indexes of the tables are named as those of the orders are.
+# The keys of all tables begin with the prefix of the orders' keys.
 _ORDERS_KEY: Final = ":orders:{}"
 
 _FIRST_ORDER: Final = "select coalesce(max(id), 0) + 1 from shop.orders"
@@ -121,7 +121,7 @@ def wait_until_settled(dsn: str, clock: Clock, within_s: float) -> None:
 
 
 def main() -> None:
-    """Check the stores that the first line names, after the second line."""
+    """Check the stores that the first input line names, after the second line."""
     clock = SystemClock()
     config = json.loads(sys.stdin.readline())
     dsn, within_s = config["dsn"], config["within_s"]

@@ -1,14 +1,14 @@
 """
 Customers: their requests, their orders, and the orders that they look at.
 
-Requests are named by their action. A 409 means that the order has changed since: it
-counts under a separate name, not as a failure. The time of the first request of an
-arrival counts from the moment at which the arrival was due.
+Requests are named by their action. A 409 means that the order has changed in the
+meantime: it counts under a separate name, not as a failure. The time of the first
+request of an arrival counts from the moment at which the arrival was due.
 
 Some customers read their order until it is settled, with growing pauses and beside
-their other requests; ``saga`` makes entries of it. Each process of a run has its own
-customers, open orders and count of arrivals under way. Locust declares options and
-runner as optional; in a run both are present.
+their other requests; ``saga`` computes the outcome and the times. Each process of a run
+has its own customers, open orders and count of arrivals under way. Locust declares
+options and runner as optional; in a run both are present.
 """
 
 import argparse
@@ -159,7 +159,7 @@ class Sent(NamedTuple):
 
 
 def _is_answered(response: ResponseContextManager) -> bool:
-    """Return whether the same request would get no other answer."""
+    """Return whether the answer is final: the same request would get it again."""
     return 0 < response.status_code < HTTPStatus.INTERNAL_SERVER_ERROR
 
 

@@ -1,18 +1,18 @@
 """
 Invariants of the shop: whether money, stock, parcels and orders agree, in any store.
 
-Every store is read as its readers would, without a look at the others: the database by
+Each store is read as its own readers read it, and without the others: the database by
 SQL, the cache by its keys, the search by its documents, the warehouse by its files.
-From each come the same ``Books``, and the same rules apply to all. They hold once every
-order is settled and every sink has applied the stream:
+Each becomes ``Books``, to which the same rules apply. They hold once every order is
+settled and every sink has applied the stream:
 
-- every order is completed, cancelled or returned; an order from before the services
-  may still be placed;
+- every order is completed, cancelled or returned; an order from before the run may
+  still be placed;
 - the captured payments are those of the completed orders, with their totals;
 - every unit of a product is on hand, reserved or sold; the reserved ones are those of
   orders that are still placed, and the sold ones those of the completed orders;
 - a parcel left for each completed or returned order, and for no other;
-- each order was placed once: it has one event of its placing, and the reverse.
+- each order was placed by one event, and each such event has its order.
 """
 
 import json
@@ -39,7 +39,7 @@ _DISPATCHED: Final = "dispatched"
 _TIMEOUT_S: Final = 30.0
 # The number of keys or documents that are read from a store at once.
 _AT_ONCE: Final = 2_000
-# A finding names at most this many of the rows that contradict it.
+# A finding names at most this many of the rows that contradict its rule.
 _NAMED: Final = 3
 
 
@@ -111,8 +111,8 @@ def findings(books: Books, first_order: int) -> list[str]:
         ("orders are not final", _open_orders(books, first_order)),
         ("payments differ from completed orders", _wrong_payments(books)),
         ("products have units that do not add up", _wrong_sums(books)),
-        ("products have other units reserved than placed", _wrong_holds(books)),
-        ("products were sold in other numbers than ordered", _wrong_sales(books)),
+        ("products differ in reserved and placed units", _wrong_holds(books)),
+        ("products differ in sold and ordered units", _wrong_sales(books)),
         ("parcels differ from orders", _wrong_parcels(books)),
         ("orders differ from the events of their placing", _wrong(books, first_order)),
     )
@@ -303,7 +303,7 @@ class _Hashes:
 
 def read_search(url: str) -> Books:
     """
-    Read the documents of a search.
+    Read the documents of a search cluster.
 
     Raises:
         opensearchpy.OpenSearchException: It does not answer.

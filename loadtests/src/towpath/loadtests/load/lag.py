@@ -39,8 +39,8 @@ class ProcessBeside:
     """
     A running module beside locust, which is written to and read from line by line.
 
-    Its input begins with a JSON document; each side writes a document or a word a line.
-    The first line says ``{"error": ...}`` if the module cannot do its work.
+    Its input begins with a JSON document; each line has one document or one word. The
+    first line that it writes says ``{"error": ...}`` if the module cannot do its work.
     """
 
     def __init__(self, module: str, config: Mapping[str, object]) -> None:

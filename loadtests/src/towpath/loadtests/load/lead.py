@@ -1,8 +1,8 @@
 """
-The process that leads a run, its workers, and their listeners of locust's events.
+The process that leads a run, its workers, and their listeners to locust's events.
 
 Locust's only process, or its master, leads: it prepares the run, samples lag, counts
-and reports; a worker only has users. At the end of a run, locust's master would not
+and reports; a worker only runs users. At the end of a run, locust's master would not
 wait for requests that its workers still have in progress, and would lose their counts.
 So it first asks them to finish: each stops its users, sends its statistics, and then
 reports that it has finished.
@@ -71,7 +71,7 @@ _ANSWER_WITHIN_S: Final = 15.0
 
 
 class Worker:
-    """A worker: it has users, and follows the master's messages."""
+    """A worker: it runs users, and obeys the master's messages."""
 
     def __init__(self, environment: Environment, runner: WorkerRunner) -> None:
         self._environment = environment
@@ -137,7 +137,7 @@ class Workers:
 
 _CHECK: Final = "towpath.loadtests.load.check"
 _DATABASE: Final = "database"
-# The line after which it checks.
+# The line that starts the check.
 _NOW: Final = "now"
 # The sampler needs the orders of only a few customers.
 _SAMPLED_CUSTOMERS: Final = 100
@@ -152,7 +152,7 @@ class Prepared(NamedTuple):
         customers: The customers that were given.
         sampling: The sampler of lags, if there are sinks.
         shape: The rate over time, if it changes.
-        check: The process that checks the stores after the run, if it can.
+        check: The process that checks the stores after the run, if there is a database.
     """
 
     host: str
@@ -295,7 +295,7 @@ class RunLeader:
             gevent.spawn(self._runner.quit)
 
     def _check_start(self) -> Response | None:
-        """Check the start form of locust's page; a response here starts nothing."""
+        """Check the start form of locust's page; a response refuses the start."""
         options = options_of(self._environment)
         try:
             for option in OPTIONS:
@@ -419,8 +419,8 @@ class LedRun:
             log.info("load invariants not checked: --load-dsn is %s", NO_CHECK)
             return
         log.error(
-            "load invariants not checked: give the shop's database by --load-dsn, or"
-            " --load-dsn %s for a run that is not to be checked",
+            "load invariants not checked: set --load-dsn to the shop's database, or to"
+            " %s for a run that needs no check",
             NO_CHECK,
         )
         self._environment.process_exit_code = EXIT_UNPROVEN

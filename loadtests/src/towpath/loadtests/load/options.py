@@ -35,7 +35,7 @@ class Option(NamedTuple):
     Attributes:
         name: The name on the command line, after ``--load-``.
         default: The default value, whose type is the option's.
-        meaning: The help text, one sentence.
+        meaning: The help text.
         check: Returns why a value is wrong, or None.
         is_on_page: Whether locust's page has a field for it.
         is_secret: Whether the page hides its value.
@@ -122,7 +122,8 @@ OPTIONS: Final = (
         "shape",
         "",
         "Open loop: the rate over time, as factors of --load-rate: ramp, spike, soak, "
-        "black_friday or a TOML file, which ends the run. Empty: a steady rate.",
+        "black_friday or a TOML file. The run ends with its last point. Empty: a "
+        "steady rate.",
     ),
     Option(
         "max-outstanding",
@@ -168,7 +169,7 @@ OPTIONS: Final = (
         "retries",
         0,
         "How often a customer repeats a request that had no answer or a 5xx; a "
-        "checkout under the same Idempotency-Key. Each attempt is counted.",
+        "checkout keeps its Idempotency-Key. Each attempt is counted.",
         _not_negative,
     ),
     Option(
@@ -180,7 +181,7 @@ OPTIONS: Final = (
     Option(
         "customers-file",
         "",
-        "File with ids of customers to use instead, one a line; none are registered.",
+        "File with ids of existing customers, one per line; the load registers none.",
         is_on_page=False,
     ),
     Option(
@@ -192,13 +193,13 @@ OPTIONS: Final = (
     Option(
         "lag-after",
         0.0,
-        "Seconds of load before the first of them.",
+        "Seconds of load before the first timed order.",
         _not_negative,
     ),
     Option(
         "lag-for",
         0.0,
-        "Seconds for which such orders are placed; 0: until the load ends.",
+        "Seconds for which timed orders are placed; 0: until the load ends.",
         _not_negative,
     ),
     Option(
@@ -217,7 +218,7 @@ OPTIONS: Final = (
     Option(
         "cache-key",
         "towpath:orders:{}",
-        "The key of an order's hash there; {} stands for its id.",
+        "The key of an order's hash in the cache; {} stands for its id.",
         _pattern,
     ),
     Option(
@@ -227,7 +228,7 @@ OPTIONS: Final = (
         _address(*WEB),
         is_secret=True,
     ),
-    Option("search-index", "orders", "The index or alias of orders there."),
+    Option("search-index", "orders", "The search's index or alias of orders."),
     Option(
         "warehouse-url",
         "",
@@ -236,12 +237,12 @@ OPTIONS: Final = (
         _address(*WEB, *POSTGRES),
         is_secret=True,
     ),
-    Option("warehouse-table", "shop.orders", "The table of orders there."),
-    Option("warehouse-catalog", "lake", "The catalog's name there."),
+    Option("warehouse-table", "shop.orders", "The warehouse's table of orders."),
+    Option("warehouse-catalog", "lake", "The name of the warehouse's catalog."),
     Option(
         "warehouse-properties",
         "",
-        "More for pyiceberg, as name=value,name=value: s3.endpoint and the like.",
+        "Further properties for pyiceberg, such as s3.endpoint: name=value,name=value.",
         _properties,
         is_secret=True,
     ),
@@ -249,8 +250,8 @@ OPTIONS: Final = (
         "dsn",
         "",
         "The shop's database, postgresql://...: after the run, money, stock and "
-        "parcels are checked there and in the sinks above. none: a run is not checked; "
-        "empty: neither, and it ends with 1.",
+        "parcels are checked there and in the sinks above. none: the run is not "
+        "checked; empty: it is not checked either, and exits with 1.",
         _database,
         is_secret=True,
     ),
@@ -258,7 +259,7 @@ OPTIONS: Final = (
         "settle-for",
         120.0,
         "Seconds that the last orders may take to be settled, and each sink to show "
-        "them, before that check.",
+        "them, before the check of --load-dsn.",
         _positive,
     ),
     Option(

@@ -56,7 +56,7 @@ class LoadReport:
         returns: Completed orders returned.
         declined: Watched orders that were cancelled because the payment was declined.
         conflicts: Requests too late for the order's state (409); they are not failures.
-        failures: Requests without an answer, or with a status other than 2xx and 409.
+        failures: Requests with no answer or an error, except 409 and a look's 404.
         not_started: Arrivals that found too many others under way.
         reasons: The failures by request and reason, with their count.
         checkout: The latency of checkouts.

@@ -52,7 +52,7 @@ class SettledOrder(NamedTuple):
     An order that is settled.
 
     Attributes:
-        outcome: Its status; of a cancelled one the reason too.
+        outcome: The status; for a cancelled order also the reason.
         took_ms: Milliseconds from the customer's command to the last step.
         steps: Milliseconds from the command to each step that followed it.
     """
@@ -99,10 +99,10 @@ class SagaReport:
     The watched orders of a run.
 
     Attributes:
-        watched: Orders that customers read until they were settled, or gave up.
+        watched: Orders that customers read, whether or not they were settled in time.
         not_settled: Orders that were not settled when the customer stopped reading.
         not_watched: Orders that were not read because too many others were.
-        from_checkout: The time from a checkout with a payment method to settled.
+        from_checkout: The time from a checkout with a payment method until settled.
         outcomes: The settled orders by status and reason, from the last command.
         steps: The steps of the settled orders, from the last command.
         compensations: The number of steps that undid an earlier one.

@@ -241,7 +241,7 @@ class TargetWatch:
         self._sampler = sampler
 
     def expire(self, now_s: float, after_s: float) -> None:
-        """Count older samples as lost."""
+        """Count and report samples older than ``after_s`` as lost."""
         with self.lock:
             lost = self.samples.expire(now_s, after_s)
         for _ in range(lost):

@@ -4,7 +4,7 @@ Rates over time: the shapes of a load, and the due times of its arrivals. Pure.
 A shape is a table of points, a second and a factor of ``--load-rate`` each, with
 straight lines between them::
 
-    meaning = "Ten minutes at the rate, with one minute at fourteen times of it."
+    meaning = "Ten minutes at the rate, with one minute at fourteen times that."
     points = [[0, 1], [300, 1], [300, 14], [360, 14], [360, 1], [600, 1]]
 
 The next arrival of a stream is due when as many have arrived in all streams together as
@@ -68,7 +68,7 @@ class Shape:
 
         Args:
             at_s: The time from which the area counts.
-            amount: Factor times seconds; arrivals, divided by the rate.
+            amount: Factor times seconds, which is the arrivals divided by the rate.
 
         Returns:
             Seconds since the start; infinity if no more arrivals come.
@@ -88,7 +88,7 @@ class Shape:
 def _reached(level: float, slope: float, amount: float) -> float:
     """Return the time in which ``level * t + slope * t * t / 2`` reaches an amount."""
     root = math.sqrt(max(0.0, level * level + 2 * slope * amount))
-    # Without a difference of almost equal numbers on a flat line.
+    # This form does not subtract almost equal numbers when the line is nearly flat.
     return 2 * amount / (level + root) if amount else 0.0
 
 

@@ -194,7 +194,7 @@ def given_customers(options: argparse.Namespace) -> tuple[str, ...]:
     Read the file of customers, if there is one.
 
     Raises:
-        CustomersError: It cannot be read, is empty, or contains something else.
+        CustomersError: It cannot be read, is empty, or contains anything but ids.
     """
     path = options.load_customers_file
     if not path:

@@ -33,7 +33,7 @@ ARRIVAL: Final = "ARRIVAL"
 LATE: Final = "late"
 NOT_STARTED: Final = "not started"
 
-# Tasks are repeated this often, so that the share of returns is close.
+# The other tasks are repeated this often, so that returns get an accurate share.
 _GRAIN: Final = 10
 
 # A shape may end without arrivals; the run ends before this.
@@ -111,7 +111,7 @@ class OpenLoop(Shopping, Returning):
     """
 
     def __init__(self, environment: Environment) -> None:
-        # One connection for each arrival that may be under way, or is looking.
+        # One connection for each arrival under way, and each customer who is looking.
         outstanding = options_of(environment).load_max_outstanding
         self.concurrency = outstanding + MOST_WATCHING
         super().__init__(environment)

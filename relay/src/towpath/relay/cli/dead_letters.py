@@ -154,7 +154,7 @@ def _release(
         _settings(config), *aggregate, publishes=publishes, drops=drops
     )
     print(
-        f"{aggregate[0] or 'any type'} {aggregate[1]} is released: "
+        f"{aggregate[0] or 'aggregate'} {aggregate[1]} is released: "
         f"{published} events published, {dropped} given up; start the relay"
     )
     return 0

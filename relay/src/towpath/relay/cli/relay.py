@@ -87,9 +87,9 @@ def status(
     """
     Show the relay's status, from the source and the state topic.
 
-    Shown are the slot with its lag and the log that it retains, the lineage with its
-    gap, the published position, and the age of the newest marks. Exit 1 if no relay
-    follows the slot.
+    The status has the slot with its lag and the log that it retains, the lineage with
+    its gap, the published position, and the age of the newest marks. The exit code is 1
+    if no relay follows the slot.
 
     Args:
         json: Print one JSON document.
@@ -132,7 +132,8 @@ def show(
     Show lineages and gaps, confirmed and published positions, marks, parked aggregates.
 
     The state lives in Kafka, in the compacted topic PREFIX.relay-state, because the
-    database may be the thing that was restored. The slot's own view stands beside it.
+    database may be the thing that was restored. The server's facts about the slot are
+    shown too.
 
     - lineage: one unbroken history of the source's log; a new one means a gap.
     - confirmed: the LSN up to which Postgres may drop the log.
@@ -141,7 +142,7 @@ def show(
 
     Args:
         json: Print one JSON document.
-        parked: How many parked aggregates are named.
+        parked: How many parked aggregates are listed.
         config: Configuration file.
     """
     from towpath.relay.commands import state  # noqa: PLC0415 - keeps --help fast
@@ -184,9 +185,10 @@ def skip(
     """
     Write one transaction to the dead letters instead of publishing it.
 
-    For a transaction that stops the relay each time, when later ones must flow. It is
-    named by the LSN of its commit (0/16B3748), or by the position of any of its
-    records. A confirmed transaction cannot be skipped: Postgres has dropped its log.
+    For a transaction that halts the relay at every start, while later ones must be
+    published. It is named by the LSN of its commit (0/16B3748), or by the position of
+    any of its records. A confirmed transaction cannot be skipped: Postgres has dropped
+    its log.
 
     Args:
         lsn: The commit's LSN, or a position.
@@ -347,8 +349,9 @@ def clean(
     """
     Remove events that every reader of the log has confirmed; safe at any time.
 
-    Rows are deleted in small steps that wait for nobody. A partitioned outbox has whole
-    days dropped, and the partitions of the next days made: run it daily.
+    Rows are deleted in small steps that skip locked rows. In a partitioned outbox,
+    whole days are dropped and the partitions of the next days are created: run this
+    command daily.
 
     Args:
         keep_days: Younger events stay.

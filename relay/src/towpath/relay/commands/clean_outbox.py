@@ -1,11 +1,11 @@
 """
 ``towpath outbox clean``: remove old, published events from a kept outbox.
 
-Kept are events that are younger than asked, that some reader of the log has not
-confirmed, and those from before the present lineage: the slot may have begun behind
-them, so they may never have been published. Rows are deleted in bounded steps, with a
-pause as long as each step; of a partitioned outbox whole partitions are dropped, and
-those of the next days are made.
+It keeps events that are younger than a given age, events that some reader of the log
+has not confirmed, and events from before the present lineage: its slot may begin after
+them, so they may never have been published. Rows are deleted in bounded steps, each
+followed by a pause of the same length. In a partitioned outbox whole partitions are
+dropped, and those of the next days are created.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ Report = Callable[[int, int, int], None]
 @dataclass(frozen=True, slots=True)
 class CleaningRules:
     """
-    The choice of what is removed.
+    The rules that decide which events are removed.
 
     Attributes:
         keep: Younger events stay.
@@ -64,7 +64,7 @@ class CleaningRules:
 @dataclass(slots=True)
 class Cleaned:
     """
-    The result.
+    The result of one run.
 
     Attributes:
         table: The outbox.
@@ -91,14 +91,15 @@ def clean_outbox(
 
     Args:
         settings: The configuration.
-        rules: The choice.
+        rules: Which events are removed.
         report: Called with pages done, pages in all and rows deleted.
         clock: Tells the time, and waits.
 
     Raises:
         UsageError: The age of events is unknown.
-        NotPreparedError: The table, or the relay's first start, is missing; or a reader
-            of the log will never confirm anything.
+        NotPreparedError: There is no outbox, the relay has not begun to publish, or a
+            reader of the log will never confirm anything.
+        StateRefusedError: There is no state topic.
         OutboxUnconfirmedError: A reader did not confirm the log in time; nothing that
             it has not confirmed was removed.
         UnavailableError: Postgres or Kafka cannot be reached.
@@ -177,7 +178,7 @@ class _Cleaning:
     def _delete(self, rows: OldRows) -> int:
         began_s = self._clock.monotonic_s()
         count = self._table.delete(rows)
-        # Half of the time belongs to the others.
+        # Half of the time is left to other sessions.
         self._clock.wait(self._clock.monotonic_s() - began_s)
         return count
 
@@ -206,8 +207,8 @@ class _Cleaning:
         Wait until every reader has confirmed the present end of the log.
 
         Raises:
-            NotPreparedError: One will never confirm anything.
-            OutboxUnconfirmedError: One did not in time.
+            NotPreparedError: A reader will never confirm anything.
+            OutboxUnconfirmedError: A reader did not confirm it in time.
         """
         end_lsn = self._table.log_end()
         deadline = Deadline(self._clock, self._rules.wait_s)
@@ -243,7 +244,7 @@ def _since(settings: Settings) -> datetime:
     """
     lineages = parse_lineages(parse_state(newest_values(settings)).lineage)
     if not lineages or lineages[-1].start_lsn is None:
-        message = "the relay has not begun to publish: its state has no lineage"
+        message = "the relay has not begun to publish: its slot serves no lineage yet"
         raise NotPreparedError(message)
     if not lineages[-1].started_at:
         message = (
@@ -256,12 +257,12 @@ def _since(settings: Settings) -> datetime:
 
 
 def _published_lsn(settings: Settings) -> int:
-    """Return the LSN of the present lineage that the relay has stored in Kafka."""
+    """Return the checkpoint's LSN, in the present lineage; 0 without a checkpoint."""
     state = parse_state(newest_values(settings))
     lineages = parse_lineages(state.lineage)
     if state.confirmed is None or not lineages:
         return 0
-    # That of a former lineage lies below the offset.
+    # A checkpoint of an earlier lineage lies below the offset: a negative result.
     return state.confirmed.log_lsn - lineages[-1].offset
 
 

@@ -1,9 +1,9 @@
 """
 The relay's hot modules, compiled by mypyc from the same source.
 
-``make setup`` compiles them where a C compiler is (``deploy/compile_relay.py``), into a
-folder of the environment. The folder's name is a digest of the source, of the
-interpreter and of the machine: what was compiled from another source is never found.
+``make setup`` compiles them with ``deploy/compile_relay.py``, if there is a C compiler,
+into a folder of the environment. The folder's name is a digest of the source, of the
+interpreter and of the machine: modules of another source are never found.
 A process imports either all of these modules compiled or none, because compiled modules
 use each other's classes directly. The Python source is the reference, and everything
 but ``towpath relay run`` runs it.

@@ -4,7 +4,7 @@
 An aggregate is parked from its first dead letter on, so its dead letters are its
 unpublished events, in order. ``replay`` publishes them where they belong and then
 writes a *release* to the dead-letter topic: a record with the aggregate's id, without a
-value, whose header names the position up to which events are free. ``discard`` only
+value, whose header has the position up to which events are released. ``discard`` only
 writes the release. The relay reads releases when it starts, so both commands hold the
 slot's claim: while they work, no event can become one more dead letter.
 
@@ -144,7 +144,7 @@ def chosen(parked: Parked, kind: str | None, id_: str) -> Aggregate:
     aggregate = Aggregate(kind, parking_id(id_.encode()))
     if aggregate not in parked:
         what = f"{kind or 'any type'} {id_}"
-        reason = f"{what} is not parked: towpath relay dead-letters list"
+        reason = f"{what} is not parked: see towpath relay dead-letters list"
         raise StateRefusedError(reason)
     return aggregate
 
@@ -175,7 +175,7 @@ def release_aggregate(
         settings: The configuration.
         kind: The aggregate's type; None if its dead letters have none.
         id_: Its id.
-        publishes: Whether to publish the events before.
+        publishes: Whether to publish the events before the release.
         drops: Whether to drop dead letters that hold no record.
 
     Raises:

@@ -139,7 +139,7 @@ class StateContext(NamedTuple):
 
 def state_document(state: State, context: StateContext, first: int) -> dict[str, Any]:
     """
-    Return everything as one document.
+    Return the state and the facts along with it, as one document.
 
     Args:
         state: The state topic's content.
@@ -286,7 +286,7 @@ def show_state(settings: Settings, first: int) -> dict[str, Any]:
 
 def export_state(settings: Settings) -> Iterator[dict[str, Any]]:
     """
-    Return every record of the state topic, oldest first.
+    Yield every record of the state topic, oldest first.
 
     Raises:
         StateRefusedError: There is no state topic.
@@ -355,7 +355,7 @@ def _parse_target(text: str, offset: int) -> int:
 
 def request_skip(settings: Settings, lsn: int, clock: Clock | None = None) -> None:
     """
-    Request the skip of a transaction. Call order: after ``resolve_skip``.
+    Request the skip of the transaction whose LSN ``resolve_skip`` returned.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.

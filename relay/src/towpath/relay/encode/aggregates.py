@@ -2,12 +2,12 @@
 The aggregate route: turns a row of an aggregate view into a READ event of its topic.
 
 The row becomes an outbox row, so that streamed and read events have one format. A
-view has no columns for headers, trace, ``occurred_at`` or placements. A requested id
-that is missing gives a tombstone. The event's id is a UUID made of snapshot, aggregate
-type and aggregate id, the same whenever a chunk is read again.
+view has no columns for headers, trace or ``occurred_at``; placements of columns that it
+lacks are dropped. A requested id that is missing gives a tombstone. The event's id is a
+UUID made of snapshot, view and aggregate id, the same whenever a chunk is read again.
 
 ``canonical_id`` writes an aggregate's id as Postgres does, in the form that its view
-declares: ``text`` unchanged; ``integer`` decimal, without a plus and leading zeros;
+declares: ``text`` unchanged; ``integer`` decimal, without plus sign and leading zeros;
 ``uuid`` in lower case with dashes. Other texts have no canonical form.
 """
 
@@ -74,7 +74,7 @@ class AggregateRoute:
         reserved = topics_of_relay(dead.prefix)
         self._event = EventWriter(table, options, reserved, on_skipped).event
         # Makes the event in the dead letter of a row that the options refuse.
-        plain = options.model_copy(update={"cloudevents": ""})
+        plain = options.model_copy(update={"cloudevents": "", "placements": ()})
         self._plain = EventWriter(table, plain, reserved, on_skipped).event
 
     def reads(self, rows: Sequence[Row], place: ReadSlice) -> Sequence[Record]:

@@ -3,8 +3,8 @@ The captured tables, and the check that each has a topic of its own.
 
 A topic's name is less exact than a table's. Kafka allows only letters, digits, dots,
 dashes and underscores, and does not distinguish names that differ only in dots and
-underscores. So two tables may share one topic, or a table may have a topic of the
-relay's own; then the rows of one would overwrite and delete those of the other.
+underscores. So two tables may share one topic, and the rows of one would overwrite and
+delete those of the other; or a table's topic may be one of the relay's own.
 
 Tables of the relations topic count too: a topic belongs to the table whose rows it has,
 even if that table is no longer captured.

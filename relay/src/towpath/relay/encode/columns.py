@@ -12,7 +12,7 @@ sanitize_names        names valid in Avro; two that become equal are refused
 ====================  ================================================================
 
 Rules are regular expressions that match the whole of ``schema.table.column``. NULL
-stays NULL. The key's columns are not changed: masked keys could become equal. The
+stays NULL. The record's key is not changed: masked keys could become equal. The
 digest is Debezium's, over the salt and the text as Java serializes it, so that earlier
 hashes stay comparable.
 """
@@ -103,7 +103,7 @@ class ColumnRules:
         return not _matches(self._exclude, full_name)
 
     def _key(self, relation: Relation, fields: Sequence[Field]) -> tuple[Field, ...]:
-        """Return the key's fields in key order; only primary keys are never null."""
+        """Return the key's fields in key order; the primary key's are never null."""
         by_place = {field.at: field for field in fields}
         return tuple(
             by_place[at]._replace(is_nullable=at not in relation.key)

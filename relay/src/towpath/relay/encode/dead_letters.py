@@ -16,8 +16,8 @@ Every dead letter has its position, its reason (also in the headers of Kafka Con
 and, if known, topic and table. Rows are JSON objects of the log's texts; bytes are
 ``{"base64": ...}``, unchanged TOASTed values ``{"unchanged": true}``.
 
-A dead letter of an event parks its aggregate, which the header ``parked`` names. That
-of a row change parks nothing, because a later full image of the row supersedes it.
+A dead letter of an event parks its aggregate, which the header ``parked`` names. One of
+a row change parks nothing, because a later full image of the row supersedes it.
 
 ``RefusedRoute`` makes a dead letter of each change of a table whose schema the registry
 refuses, with ``relay.rows.on_refused_schema = "park"``. All dead letters of a row have
@@ -193,7 +193,7 @@ class DeadLetters:
         Args:
             message: The message.
             place: Its position's text, and its time in milliseconds.
-            reason: Why it cannot be one.
+            reason: Why it cannot be an event.
             aggregate: The known parts of its aggregate, which is parked.
 
         Raises:
@@ -367,7 +367,7 @@ def _text(value: str | bytes | None) -> str | None:
     return value.decode() if isinstance(value, bytes) else value
 
 
-# The reason that is counted; dead letters have that of the registry.
+# The counted reason; the registry's is in the dead letter's Kafka Connect header.
 REFUSED: Final = "the schema of the table is refused"
 
 

@@ -7,13 +7,13 @@ Logical messages as records of ``<prefix>.message``, and as events.
 keyed by ``{"prefix": ...}``, in the format of row changes. The content is written as
 ``[relay.rows] binaries`` says; as bytes it is base64 in JSON.
 
-A transactional message has its ordinal in its transaction as position; ``source`` has
-the transaction's id and commit. Any other message has its own LSN with the ordinal
+The position of a transactional message is its ordinal in its transaction; ``source``
+has the transaction's id and commit. Any other message has its own LSN with the ordinal
 ``-``, neither id nor commit, and the time at which the relay read it, because the log
 has no time for it.
 
-Messages of Towpath itself (watermarks, heartbeats, verifier's marks, events without a
-table) are never published. Excluded messages are counted.
+Towpath's own messages (watermarks, heartbeats, table events, the verifier's marks,
+events without a table) never become such records. Excluded messages are counted.
 
 ``LogicalEvents`` turns messages into events without a table, from the JSON of an outbox
 row::

@@ -10,7 +10,7 @@ Before a snapshot that ends with a sweep, the record has no header ``sweep``: re
 without sweeps empty their table, Towpath's sinks keep serving until the sweep.
 
 Formats other than JSON have no schema for a dropped table: there the record has no
-value, only headers. A compacted topic needs both a key and a value.
+value, only headers. A compacted topic needs a key and a value: both are plain JSON.
 """
 
 from collections.abc import Mapping

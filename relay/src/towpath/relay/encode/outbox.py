@@ -186,7 +186,10 @@ class EventWriter:
         """Return the trace context of a row, from its column or its headers."""
         parts = self._pick(row)
         extra = parts[_HEADERS_AT]
-        own = None if extra is None else self._read_headers(extra)[1]
+        own = None
+        if extra is not None:
+            found = self._cached_headers.get(extra) or self._read_headers(extra)
+            own = found[1]
         return parts[_TRACE_AT] or own
 
     def _event_by_steps(self, row: Row, position: bytes, timestamp_ms: int) -> Record:

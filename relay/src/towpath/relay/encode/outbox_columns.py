@@ -190,7 +190,7 @@ def part_picker(relation: Relation, columns: OutboxColumns) -> Picker:
         raise NotPreparedError(reason)
     pick: Picker = itemgetter(*(known.get(name, _ABSENT) for name in names))
     if "" in names:
-        # The appended value is None.
+        # The index of a missing part is -1: it picks the appended None.
         inner = pick
         pick = lambda row: inner((*row, None))  # noqa: E731 - a closure, not a name
     steps: dict[int, Callable[[bytes], bytes | None]] = {

@@ -4,8 +4,8 @@ Parked aggregates: an event that became a dead letter holds back the later ones.
 Each aggregate has spans of positions, as a flat list ``start, end, start, ...`` of
 position texts, the last one open while it is parked. An event is held if its position
 is above a start and not above its end. Only positions decide, so that a replay after a
-crash decides the same: the dead letters from before the crash are read at the
-start, and later ones have positions above the replay.
+crash decides the same: the dead letters from before the crash are read when the relay
+starts, and later ones have positions above the replay.
 
 An event without an aggregate type parks its id for every type, as its own is unknown;
 one without an id parks nothing. This module also reads and writes the headers of dead
@@ -55,14 +55,15 @@ class _ParkedSpans:
         at = bisect_left(self.bounds, position)
         if at % 2 == 1:
             return
-        if at < len(self.bounds):
-            # Acknowledgements may come in any order: an earlier one lowers the start.
-            self.bounds[at] = position
-        elif position > self.released:
+        start = self.bounds[at] if at < len(self.bounds) else None
+        if position <= self.released and (start is None or start > self.released):
+            # The release of this event was read first, from another partition.
+            self.bounds[max(at - 1, 0) : at] = [position] * (1 if at else 2)
+        elif start is None:
             self.bounds.append(position)
         else:
-            # The release of this event was read first, from another partition.
-            self.bounds[-1:] = [position] if self.bounds else [position, position]
+            # Acknowledgements may come in any order: a lower position lowers the start.
+            self.bounds[at] = position
 
     def release(self, position: bytes) -> None:
         self.released = max(self.released, position)
@@ -78,7 +79,7 @@ class ParkedAggregates:
     """
 
     def __init__(self, max_keys: int) -> None:
-        # Empty while nothing is parked: the hot path checks only this.
+        # Empty until the first dead letter or release: the hot path checks only this.
         self.spans: dict[bytes, dict[str | None, _ParkedSpans]] = {}
         # By id: the releases that apply to all its types.
         self._released: dict[bytes, bytes] = {}
@@ -163,7 +164,7 @@ class ParkedAggregates:
         self, key: bytes | None, value: bytes | None, found: Iterable[Header]
     ) -> None:
         """
-        Apply one record of the dead letter topic, at a start.
+        Apply one record that was read from the dead letter topic.
 
         A release has a key, no value, the header ``released`` with a position, and the
         header ``aggregate_type`` unless it is for every type of the id.

@@ -57,7 +57,7 @@ def barrier_records(
     topic: str, partition_count: int, *, is_compacted: bool
 ) -> Iterator[Record]:
     """
-    Return a barrier for each partition; a barrier is not a row.
+    Yield a barrier for each partition; a barrier is not a row.
 
     Records behind it are partitioned by this partition count.
     """

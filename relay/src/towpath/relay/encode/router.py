@@ -124,7 +124,7 @@ class Router:
 
         Raises:
             NotPreparedError: The outbox or a configured key lacks a column.
-            SchemaRefusedError: The registry refuses the schema, which halts.
+            SchemaRefusedError: The registry refuses the schema: the relay halts.
         """
         if self._is_signals(relation.name):
             return None
@@ -152,7 +152,7 @@ class Router:
 
         Raises:
             NotPreparedError: A configured key names a column that is missing.
-            SchemaRefusedError: The registry refuses the schema, which halts.
+            SchemaRefusedError: The registry refuses the schema: the relay halts.
         """
         prefix, database = self.place
         topic = topics.table_topic(prefix, relation.full_name)

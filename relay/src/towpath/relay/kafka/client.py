@@ -62,8 +62,8 @@ _TRANSIENT: Final = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
-# A controller that hears of no broker for a moment answers as if the replication factor
-# were too large for the cluster; only the text tells them apart
+# A controller that hears from no broker for a moment returns the error of a replication
+# factor that is too large for the cluster; only the text tells the two cases apart
 # (``StripedReplicaPlacer`` in Kafka's source).
 _ALL_FENCED: Final = "All brokers are currently fenced"
 

@@ -73,7 +73,7 @@ def read_to_ends(
         kafka: The brokers.
         starts: The first offset of each partition.
         what: Describes the records, for error messages.
-        is_committed: Whether records of open transactions are left out.
+        is_committed: Whether records of open and aborted transactions are left out.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.

@@ -7,10 +7,10 @@ ends below its mark was truncated or recreated; its records are lost, so the sta
 fails.
 
 ``scan_topics`` finds marks for a repair that has none. Positions of streamed records
-only rise within a partition, so the last one covers all before it. A window at the end
-is read; one full of READ rows is widened. A topic without Towpath's headers is not the
-relay's. A row change also has the commit LSN of the source, which proves the offset of
-its lineage.
+only rise within a partition, so the last one covers all before it. The scan reads a
+window at the end of a partition, and widens it if it has no streamed record. A topic
+without Towpath's headers is not the relay's. A row change also has the commit LSN of
+the source, which proves the offset of its lineage.
 
 ``read_parked`` reads all dead letters. ``read_announced`` reads the relations topic,
 which names the tables whose rows are in topics.
@@ -48,11 +48,11 @@ _NAMED: Final = 5
 
 class Tails(NamedTuple):
     """
-    The positions and parked keys found in the topics.
+    The marks and the log LSN found in the topics.
 
     Attributes:
-        marks: Exact, by topic.
-        log_lsn: The highest log LSN behind the stored marks, READ rows included.
+        marks: The exact marks, by topic.
+        log_lsn: The highest log LSN after the stored marks, READ rows included.
     """
 
     marks: Mapping[str, TopicMarks]
@@ -231,7 +231,7 @@ _WIDER: Final = 20
 
 class TopicContents(NamedTuple):
     """
-    The records found.
+    The marks and lineage offsets that records prove.
 
     Attributes:
         marks: Exact marks of each of the relay's topics.

@@ -194,4 +194,4 @@ class SignalTopicReader:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
         else:
-            _LOG.info("topic made", topic=name)
+            _LOG.info("topic created", topic=name)

@@ -94,7 +94,7 @@ def publish_now(kafka: Kafka, *records: Record) -> None:
     Raises:
         BrokerUnavailableError: Kafka does not answer in time, or refuses an event.
     """
-    # Keys have the partitions that the relay gives them.
+    # The partitioner agrees with the relay's own, ``partition_of``.
     own = {"enable.idempotence": True, "partitioner": "murmur2_random"}
     _produce(make_client(Producer, kafka, {**_AT_ONCE, **own}), records)
 

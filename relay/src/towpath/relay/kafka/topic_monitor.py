@@ -19,7 +19,7 @@ from towpath.settings import Kafka
 
 _LOG = structlog.get_logger("towpath.relay.kafka")
 
-# Short enough for a person, long enough for a cluster of thousands of topics.
+# Short enough to warn an operator at once, long enough for thousands of topics.
 INTERVAL_S: Final = 2.0
 # A new topic may be unknown to a broker for a moment.
 _MISSED_CHECKS: Final = 2
@@ -107,7 +107,8 @@ class TopicMonitor:
                 except TowpathError as error:
                     # The loop itself notices that Kafka is unreachable.
                     _LOG.debug(
-                        "topic monitor failed, next look retries", reason=str(error)
+                        "topic monitor failed: next check retries",
+                        reason=str(error),
                     )
                     continue
                 if found is not None:

@@ -183,7 +183,7 @@ def streamed_topics(prefix: str, tables: Iterable[str]) -> tuple[str, ...]:
 
 
 def captured_in(topics: Iterable[str], settings: Settings) -> tuple[str, ...]:
-    """Return the captured tables: named ones, and those of topics that match."""
+    """Return the named tables, and the captured ones among the topics' tables."""
     prefix = settings.database.prefix
     tables = (names.table_of(prefix, topic) for topic in topics)
     return settings.capture.chosen(table for table in tables if table is not None)
@@ -219,7 +219,7 @@ class KafkaTopics:
         had: Mapping[str, int] = _NO_COUNTS,
     ) -> Mapping[str, TopicFacts]:
         """
-        Create the topics that exist from the start, and read facts about all.
+        Create the topics that exist from the start, and read facts about them.
 
         Args:
             prefix: The topics' prefix.
@@ -227,7 +227,7 @@ class KafkaTopics:
             had: The partition counts that deleted topics without records had.
 
         Returns:
-            Facts about these topics and about those that earlier runs created.
+            Facts about these topics, new or created by earlier runs.
 
         Raises:
             BrokerUnavailableError: Kafka cannot be reached.
@@ -385,7 +385,7 @@ class KafkaTopics:
             if code != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise relay_error(error, f"creating topic {name}") from error
         else:
-            _LOG.info("topic made", topic=name)
+            _LOG.info("topic created", topic=name)
 
     def _partition_counts(self, topic: str | None = None) -> dict[str, int]:
         try:

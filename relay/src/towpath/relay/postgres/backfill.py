@@ -33,7 +33,7 @@ def request_tables(
     sweeps: bool = False,
 ) -> None:
     """
-    Request tables, once: an existing signal is not changed.
+    Request snapshots of tables, once: an existing signal is not changed.
 
     Args:
         connection: A connection inside a transaction.
@@ -86,7 +86,7 @@ class FirstSnapshotProgress(NamedTuple):
     Attributes:
         open_count: The number of open tables and signals without an answer.
         view_count: The number of open tables read in the slot's exported snapshot.
-        failures: The reasons of failed tables.
+        failures: The reasons of tables that did not complete, and of rejected signals.
     """
 
     open_count: int
@@ -145,7 +145,7 @@ def store_first_snapshot(
 def request_first_snapshot(
     connection: Connection, settings: Settings, relay: Registration
 ) -> tuple[str, ...]:
-    """Request the first snapshot beside an existing slot; return its tables."""
+    """Request the first snapshot for an existing slot; return its tables."""
     tables = tuple(_published(connection, settings))
     with translated_errors(_STORING), connection.transaction():
         connection.execute(query("delete_first_snapshot"), {"ids": _ids(relay)})
@@ -172,7 +172,7 @@ def request_at_start(
 
 
 def release_lost_views(connection: Connection, relay: Registration) -> None:
-    """Continue tables of a lost exported snapshot by other means."""
+    """Let the tables of a lost exported snapshot continue without it."""
     with translated_errors(_STORING):
         connection.execute(query("release_initial_tables"), {"relay": relay.name})
 

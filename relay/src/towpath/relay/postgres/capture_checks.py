@@ -6,9 +6,9 @@ expression matches is skipped with a warning while it is unfit, unless the publi
 has it already: skipping it would end its stream.
 
 Before Postgres 18 no generated column is sent. From 18 on stored ones are sent if the
-publication has the option, virtual ones never. If the replica identity holds a column
-that is not sent, Postgres 18 refuses every UPDATE and DELETE of the table, so the table
-is never captured.
+publication has the option or lists them, virtual ones never. If the replica identity
+holds a column that is not sent, Postgres 18 refuses every UPDATE and DELETE of the
+table, so the table is never captured.
 """
 
 from collections.abc import Iterator
@@ -144,7 +144,7 @@ def _identity_findings(
     cure: str,
     version: int,
 ) -> Iterator[CheckFinding]:
-    """Yield why the server would refuse updates and deletes of a table."""
+    """Yield the finding about a replica identity that is not sent as a whole."""
     if member.identity == "f" and listed is not None:
         yield error_finding(
             "table-identity-column-list",
@@ -182,7 +182,7 @@ def _identity(
 
 def _cure(is_stored: bool, publication: str, version: int) -> str:  # noqa: FBT001 - one caller
     if version < SENDING_VERSION:
-        return "upgrade the server to 18 or later, or make it an ordinary column"
+        return "upgrade the server to 18 or later, or make them ordinary columns"
     if is_stored:
         return (
             f"run ALTER PUBLICATION {quoted(publication)} SET"
@@ -247,7 +247,7 @@ def capture_list_findings(
 
 
 def topic_problems(facts: SourceFacts, settings: Settings) -> list[CheckFinding]:
-    """Return captured tables that have no topic of their own; each problem once."""
+    """Return the findings about tables without a topic of their own, each once."""
     found = topic_findings(settings, tables_to_capture(facts, settings))
     return list(dict.fromkeys(found.values()))
 
@@ -276,7 +276,7 @@ def table_findings(
         yield error_finding(
             "table-kind",
             f"{name}: not a table",
-            "views and foreign tables have no log",
+            "changes of views and foreign tables are not in the log",
             "remove it from [source] tables",
         )
         return

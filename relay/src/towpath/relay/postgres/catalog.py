@@ -31,7 +31,7 @@ class PostgresCatalog:
         self, table_oid: int, name: TableName, type_oids: Sequence[int]
     ) -> CatalogFacts:
         """
-        Return a table's keys, and its types with all nested ones.
+        Return a table's keys, its required columns, and its types with nested ones.
 
         For a dropped table, the keys are those of the table that has taken its name, so
         that the rest of its stream keeps the order of the key's columns.
@@ -108,7 +108,7 @@ def session_text(
     return f"{session} at {place}, since {since:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _type(*row: Any) -> TypeFacts:  # noqa: ANN401 - a row of the driver's
+def _type(*row: Any) -> TypeFacts:  # noqa: ANN401 - a row of the driver
     name, full_name, kind, category, element_oid, delimiter, *rest = row
     base_oid, base_typmod, labels, fields = rest
     return TypeFacts(
@@ -153,7 +153,7 @@ def record_key(
     identity: Sequence[str] | None, keys: Sequence[Sequence[str]] | None
 ) -> Sequence[str]:
     """
-    Return the key of a table's records, as ``routing.relations.bind`` chooses it.
+    Return the key of a table's records, as ``encode.relations.bind`` chooses it.
 
     Args:
         identity: The columns of the replica identity; empty without a key.

@@ -1,10 +1,10 @@
 """
 The reads of a table: plans and chunks, each in a transaction of its own.
 
-One chunk takes separate calls: LOW into the log; begin, repeatable read; lock the
-table, before any query, because a rewrite that commits after a snapshot was taken makes
-the table look empty to it; the snapshot's text; the shape; COPY; commit; HIGH into the
-log.
+A chunk takes one call for each step: write LOW into the log; begin a repeatable-read
+transaction; lock the table; read the snapshot's text; read the table's shape; COPY;
+commit; write HIGH into the log. The lock comes before any query, because a rewrite that
+commits after a snapshot was taken makes the table look empty to that snapshot.
 
 An exported snapshot, and a SELECT whose tables only the server knows, come before the
 lock. In both cases the tables are locked afterwards and compared with the snapshot's
@@ -232,8 +232,8 @@ class ChunkReader:
         Read the scan plan of a table.
 
         Raises:
-            TableRefusedError: It cannot be read, or is now another table.
-            ViewLostError: The exported snapshot no longer shows it.
+            TableRefusedError: The table cannot be read, or another one has its name.
+            ViewLostError: The exported snapshot no longer shows the table.
         """
         # A lock needs a name; the shape that counts is read under the lock.
         arguments = (self._connection, request.collection, request.order_by)
@@ -287,7 +287,7 @@ class ChunkReader:
 
         Raises:
             TableRefusedError: The table differs from its plan.
-            ViewLostError: The exported snapshot no longer shows it.
+            ViewLostError: The exported snapshot no longer shows the table.
         """
         has_marks = request.view is None
         if request.low_token is not None and has_marks:
@@ -379,7 +379,7 @@ def _maximum(rows: list[RowValues]) -> Key | None:
     if not rows:
         return None
     if None in rows[0]:
-        reason = "a row of it has no key, because a column of its key is null"
+        reason = "a row has no key, because one of its key columns is null"
         raise tables.TableRefusedError(reason)
     return key_of(rows[0], range(len(rows[0])))
 

@@ -7,8 +7,8 @@ no SQLSTATE          the connection broke, or was never made: retry
 28, or a password    the login is refused: halt
 3D000, 42501         no such database, a missing right: halt
 55006                the slot is in use: retry, for a while
-55000, 58P01         the slot needs log that was removed: halt
-42704                no such slot or publication: halt
+55000, 58P01         the slot needs WAL that was removed: halt
+42703, 42704, 42P01  an object of ``relay init`` is missing or outdated: halt
 everything else      the server refuses one of our statements: halt
 ===================  ==============================================================
 
@@ -71,7 +71,7 @@ def connect(dsn: str, *, replication: bool = False) -> Connection:
 
     Args:
         dsn: The server, as a libpq connection string.
-        replication: Whether to use the replication protocol of this database.
+        replication: Whether to use the replication protocol, in the DSN's database.
 
     Raises:
         SourceUnavailableError: The server cannot be reached.
@@ -101,8 +101,8 @@ def parts_of(dsn: str) -> dict[str, Any]:
     """
     Parse a DSN.
 
-    The errors of libpq quote an unreadable DSN, password included, or a wrong port,
-    where an unescaped slash in a password ends up: they must not reach a log.
+    The errors of libpq must not reach a log: they quote an unreadable DSN, password
+    included, or a wrong port, which may be part of a password with an unescaped slash.
     """
     with suppress(psycopg.Error):
         parts: dict[str, Any] = conninfo.conninfo_to_dict(dsn)
@@ -212,7 +212,7 @@ class ConnectionWorker(Generic[EffectT]):
         return None if connection is None else connection.info.backend_pid
 
     def discard_broken(self) -> None:
-        """Close a connection that an error has not left idle."""
+        """Close the connection unless the last error left it idle."""
         connection = self._connection
         idle = psycopg.pq.TransactionStatus.IDLE
         if connection is not None and connection.info.transaction_status != idle:

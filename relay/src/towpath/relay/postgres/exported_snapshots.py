@@ -69,7 +69,7 @@ class _ExportedSnapshot:
 
 
 class ExportedSnapshots:
-    """The exported snapshots, by the view's name in effects; safe in any thread."""
+    """The exported snapshots, by the name of their view in effects; thread-safe."""
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
@@ -153,7 +153,7 @@ def check_unaltered(connection: Connection) -> None:
     even if it was rolled back.
 
     Raises:
-        TableAlteredError: One of them was altered.
+        TableAlteredError: A locked table was altered.
     """
     visible = connection.execute(query("read_visibility")).fetchone()
     snapshot = XidSnapshot.parse(str(visible[0] if visible else ""))
@@ -212,7 +212,7 @@ class SlotMaker:
         Args:
             dsn: The source.
             slot: The slot's name.
-            catalog: An ordinary connection, to read the transactions that block it.
+            catalog: An ordinary connection, to read the transactions that it waits for.
 
         Raises:
             SourceUnavailableError: The connection is lost, or another process has just

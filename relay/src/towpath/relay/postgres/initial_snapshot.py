@@ -123,7 +123,7 @@ class InitialSnapshot:
         if step is StartAction.REQUEST:
             tables = backfill.request_first_snapshot(connection, self._settings, relay)
             _LOG.info(
-                "snapshot of the first start requested beside an existing slot",
+                "snapshot of the first start requested for an existing slot",
                 tables=list(tables),
             )
         elif known.has_run and mode is FirstStart.INITIAL_ONLY:
@@ -191,7 +191,7 @@ class InitialSnapshot:
         tables = backfill.store_first_snapshot(connection, self._settings, self._relay)
         self._view = view if tables else None
         _LOG.info(
-            "slot made with an exported snapshot for the first snapshot",
+            "slot created with an exported snapshot for the first snapshot",
             slot=source.slot,
             tables=list(tables),
         )

@@ -158,7 +158,7 @@ class KeyChanges:
         *,
         is_swept: bool,
     ) -> None:
-        """Write the event into the log, before the snapshot's signal."""
+        """Write the event into the log, in the transaction of the snapshot's signal."""
         content = {
             "relay": self._settings.database.slot,
             "event": KEY_CHANGED,

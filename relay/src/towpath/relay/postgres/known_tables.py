@@ -7,7 +7,7 @@ so a table that was recreated while the relay was down is recognised.
 
 ==============  ======================================================================
 ``DROPPED``     the name no longer has a table
-``RENAMED``     the same, and the table has another name or schema by now
+``RENAMED``     the table of the name has another name or schema by now
 ``RECREATED``   the name belongs to another table
 ==============  ======================================================================
 

@@ -13,14 +13,14 @@ can be added to the publication only once, so it is filled once, however many re
 try. A table that was removed from the publication by hand and is captured again is
 filled with a sweep: changes were missed.
 
-A table that cannot be captured is refused; the reason is logged once and checked again
-each time. Postgres removes dropped tables from the publication.
+A table that cannot be captured is refused; the reason is logged once, and the table is
+checked again each time. Postgres removes dropped tables from the publication.
 
 Before tables are captured, the captured names are compared with the tables that they
 had at the last check (``known_tables``), even if an earlier process ran it. ``on_drop``
-decides about a name without a table. A name that belongs to another table is filled
-with a sweep, since topic and sinks have the rows of the former one. A renamed captured
-table is filled under its new name.
+decides whether the rows of a name without a table are kept. A name that belongs to
+another table is filled with a sweep, since topic and sinks have the rows of the former
+one. A renamed captured table is filled under its new name.
 """
 
 import hashlib
@@ -57,8 +57,8 @@ _LOG = structlog.get_logger("towpath.relay.slot_monitor")
 
 REFUSED: Final = "a table that should be captured cannot be captured"
 
-# New tables are rarely urgent; reading the catalog of ten thousand takes a few
-# milliseconds.
+# New tables are rarely urgent; reading the catalog of ten thousand tables takes
+# a few milliseconds.
 CHECK_INTERVAL_S: Final = 5.0
 
 # The time that writers wait behind us while we wait for an open transaction.
@@ -136,7 +136,7 @@ class NewTables:
                 self._try(connection, table)
 
     def _is_written(self, connection: Connection, table: ListedTable) -> bool:
-        """Return whether a writer that blocked the capture is still open."""
+        """Return whether a transaction that blocked the capture is still open."""
         before = self._writers.pop(table.name, None)
         if before is None:
             return False
@@ -262,7 +262,9 @@ class NewTables:
         with connection.transaction():
             signal_id = _request_rows(connection, table, self._relay)
             self._store.store(connection, [table.oid])
-        _LOG.info("table filled by its new name", table=table.name, signal_id=signal_id)
+        _LOG.info(
+            "table filled under its new name", table=table.name, signal_id=signal_id
+        )
 
     def _warn_of_uncaptured(self, listed: list[ListedTable]) -> None:
         """Log each published table that is not captured, once."""

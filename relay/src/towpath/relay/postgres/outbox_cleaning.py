@@ -5,7 +5,7 @@ An event may be removed once every reader of the log is past its commit. That is
 without its LSN, which no row has: first a batch of old rows is read, *then* the end of
 the log. The rows were visible, so they had been committed, and their commits lie below
 that end. When every reader has confirmed it, exactly these rows are deleted. A row that
-an open transaction still holds is not in the batch.
+an open transaction has inserted is not in the batch.
 
 Rows are read and deleted by ranges of the table's pages: no index is needed, and no
 step is longer than one range. A partition is detached first, which waits for all
@@ -97,7 +97,7 @@ class OutboxTable:
         self, connection: Connection, table: SourceTable, id_name: str, time_name: str
     ) -> None:
         """
-        Describe it.
+        Prepare a connection for the cleaning of a table.
 
         Args:
             connection: A connection in autocommit.
@@ -116,8 +116,8 @@ class OutboxTable:
         Return whether the table has partitions.
 
         Raises:
-            NotPreparedError: There is no such table, or its partitions are others than
-                those of ``create_outbox``.
+            NotPreparedError: There is no such table, or its partition key is
+                another than that of ``create_outbox``.
         """
         with translated_errors("reading the outbox"):
             row = self._connection.execute(
@@ -178,7 +178,7 @@ class OutboxTable:
     # Partitions ----------------------------------------------------------------
 
     def partitions(self) -> list[Partition]:
-        """Return the partitions, and the tables that were some and are marked."""
+        """Return the partitions, and the former ones that are marked to be dropped."""
         name = self._table.name
         values = {"table": name.sql, "schema": name.schema, "mark": _MARK}
         with translated_errors("reading the outbox's partitions"):
@@ -205,7 +205,7 @@ class OutboxTable:
             Whether it is detached; otherwise the next run completes it.
         """
         how = "finalize" if partition.is_pending else "concurrently"
-        # Marked before: no other table may ever be taken for one to be dropped.
+        # Marked first, so that no other table is ever taken for one to be dropped.
         mark = f"comment on table {partition.name.sql} is '{_MARK}'"
         statement = (
             f"alter table {self._table.name.sql} "
@@ -262,7 +262,7 @@ _PAGES: Final = "ctid >= %(first)s::tid and ctid < %(last)s::tid"
 
 
 def lost_readers(readers: Sequence[LogReader]) -> Iterator[str]:
-    """Yield why some readers will never confirm anything, in sentences."""
+    """Yield a clause for each reader that will never confirm anything."""
     for reader in readers:
         if reader.confirmed_lsn is None:
             yield f"the registered relay {reader.name} has no slot"

@@ -18,6 +18,7 @@ from towpath.relay.postgres.relays import RELAY_TABLE
 from towpath.relay.postgres.slot import age_text
 from towpath.relay.postgres.source_facts import (
     OWN_TABLES,
+    PublishedTable,
     SourceFacts,
     missing_table_text,
 )
@@ -45,7 +46,7 @@ _OLD_S: Final = 300.0
 
 
 def version_findings(version: int) -> Iterator[CheckFinding]:
-    """Yield that a server is too old; then its catalog lacks facts of other checks."""
+    """Yield an error if the server is too old; other checks then lack facts."""
     if version < _OLDEST_VERSION:
         yield error_finding(
             "postgres-version",
@@ -161,13 +162,7 @@ def _publication_findings(
         )
     for table, published in publication.tables.items():
         if published.row_filter is not None and settings.capture.takes(table):
-            yield warning_finding(
-                "publication-row-filter",
-                f"publication {name} filters the rows of {table}",
-                "sinks and snapshots have only rows that pass, and verify will differ",
-                f"ALTER PUBLICATION {quoted(name)} DROP TABLE {_sql(table)}; "
-                f"ALTER PUBLICATION {quoted(name)} ADD TABLE {_sql(table)}",
-            )
+            yield _row_filter_finding(name, table, published)
     for schema in sorted(publication.schemas):
         yield warning_finding(
             "publication-schema",
@@ -175,6 +170,20 @@ def _publication_findings(
             "tables that are not configured are streamed too",
             f"ALTER PUBLICATION {quoted(name)} DROP TABLES IN SCHEMA {quoted(schema)}",
         )
+
+
+def _row_filter_finding(
+    name: str, table: str, published: PublishedTable
+) -> CheckFinding:
+    listed = ", ".join(map(quoted, sorted(published.columns or ())))
+    columns = f" ({listed})" if listed else ""
+    return warning_finding(
+        "publication-row-filter",
+        f"publication {name} filters the rows of {table}",
+        "sinks and snapshots lack the other rows, and verify reports them",
+        f"ALTER PUBLICATION {quoted(name)} DROP TABLE {_sql(table)}; "
+        f"ALTER PUBLICATION {quoted(name)} ADD TABLE {_sql(table)}{columns}",
+    )
 
 
 def _prepared_findings(
@@ -315,7 +324,7 @@ _WRITE: Final = ("select", "insert", "update", "delete")
 
 def rights_findings(connection: Connection) -> Iterator[CheckFinding]:
     """
-    Yield the relay's own tables, and its schema, on which the role lacks rights.
+    Yield the rights that the role lacks on the relay's own tables and schema.
 
     ``report_tables`` covers captured tables.
 

@@ -1,9 +1,9 @@
 """
 The relays of a database: ``towpath.relay``, which ``relay init`` writes.
 
-Signals, snapshots and heartbeats belong to one relay each. ``relay init`` assigns rows
-of releases without this column to the relay that wrote them: the first registered one
-whose slot existed already or, without another slot, the only one.
+Signals, snapshots and heartbeats belong to one relay each. Rows of early releases
+name no relay. ``relay init`` assigns them to the relay that wrote them: the first
+registered one whose slot existed already or, without another slot, the only one.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ class RelayFacts:
     other_slots: int = 0
 
     def takes_over(self, name: str, *, has_slot: bool) -> bool:
-        """Return whether rows without a relay belong to this one."""
+        """Return whether rows without a relay belong to the named one."""
         if name in self.numbers:
             return self.numbers[name] == _FIRST or not self.other_slots
         return has_slot or not self.other_slots
@@ -111,7 +111,7 @@ def registration_statement(name: str, number: int, prefix: str) -> str:
 
 
 def assignment_statement(name: str) -> str:
-    """Return the statement that assigns rows without a relay."""
+    """Return the statement that assigns rows without a relay to the named one."""
     return (
         f"update towpath.snapshot set relay = '{name}' "  # noqa: S608 - as above
         "where relay is null;\n"
@@ -121,7 +121,7 @@ def assignment_statement(name: str) -> str:
 
 
 def _has_unassigned(connection: Connection) -> bool:
-    """Return whether rows have no relay, or whether an earlier release stored any."""
+    """Return whether a row has no relay; without that column, whether rows exist."""
     names = ("towpath.snapshot", "towpath.signal")
     if not all(_is_there(connection, name) for name in names):
         return False

@@ -6,7 +6,7 @@ brings frames and takes status updates. Nothing is confirmed implicitly: the ser
 receives only the LSNs of ``confirm``.
 
 The history file of the server's timeline has a line per fork: the timeline that was
-left, its LSN, and the reason.
+left, the LSN at which it was left, and the reason.
 """
 
 import os
@@ -74,7 +74,7 @@ def _forks(text: str) -> Iterator[Fork]:
 
 # The bounds of one read: small enough that feedback and acknowledgements are processed
 # every hundredth of a second, large enough that a backlog's records reach Kafka in few
-# large batches. Half of these bounds costs the broker half as much again.
+# large batches. Halving these bounds costs the broker 50 % more.
 _MAX_BYTES: Final = 512 * 1024
 _MAX_FRAMES: Final = 6144
 

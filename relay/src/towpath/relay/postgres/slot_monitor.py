@@ -170,7 +170,7 @@ class PeriodicTask(Protocol):
 class SlotMonitor:
     """The monitor of one session, from ``start`` to ``close``."""
 
-    def __init__(  # noqa: PLR0913 - one place, and the last by their names
+    def __init__(  # noqa: PLR0913 - built in one place, the last by name
         self,
         settings: Settings,
         stats: Stats,

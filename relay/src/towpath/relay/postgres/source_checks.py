@@ -1,11 +1,11 @@
 """
 Periodic checks of what the source's owner can change under a running relay.
 
-At start and every few seconds: publications, the signal tables in them, the columns of
-the outbox, and whether the slot is older than a publication. A problem is logged once
-when it appears and once when it is solved; it also appears in a metric, in ``status``
-and in ``doctor``. A relay whose outbox lacks a column halts only at the next event, so
-that a source without events is not stopped.
+The publications, the signal tables in them, the columns and partitions of the outbox,
+and whether the slot is older than a publication are checked at start and every few
+seconds. A problem is logged once when it appears and once when it is solved; it also
+appears in a metric, in ``status`` and in ``doctor``. A relay whose outbox lacks a
+column halts only at the next event, so that a source without events is not stopped.
 """
 
 from collections.abc import Iterator
@@ -124,7 +124,7 @@ def _publication_problems(
 def _partition_problems(
     connection: Connection, oid: int, name: str
 ) -> Iterator[CheckFinding]:
-    """Yield whether the partitions of the outbox end soon."""
+    """Yield a finding if the partitions of the outbox end soon."""
     row = connection.execute(query("read_partitioned_until"), {"oid": oid}).fetchone()
     if row is not None and row[0] < _PARTITIONED_FOR_S:
         level = error_finding if row[0] <= _DAY_S else warning_finding
@@ -139,7 +139,7 @@ def _partition_problems(
 def _outbox_problems(
     connection: Connection, settings: Settings
 ) -> Iterator[CheckFinding]:
-    """Create an event writer for the current table, as the stream does."""
+    """Yield the outbox's problems; its columns are checked by an event writer."""
     name = settings.relay.outbox.table
     full_name = TableName.parse(name)
     asked = {"schema": full_name.schema, "table": full_name.table}

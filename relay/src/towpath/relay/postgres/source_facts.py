@@ -25,7 +25,7 @@ OWN_TABLES: Final = (
 
 
 def missing_table_text(table: str) -> str:
-    """Return what every check says of an own table that is missing."""
+    """Return the text of every check for a missing table of the relay's own."""
     return f"table {table} is missing, or of an older release"
 
 
@@ -121,7 +121,7 @@ class OldTransaction(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
     """
-    The source's facts before the first statement.
+    The source's facts, as checks and ``relay init`` read them.
 
     ``tables`` are those that the configuration names or its expressions match.
     ``has_run`` is true if this relay has followed this database before; ``relays`` are

@@ -48,7 +48,7 @@ _DEAD_ROWS: Final = 100_000
 
 
 class Slot(NamedTuple):
-    """A slot of the server; ``is_here``: it is of the source's database."""
+    """A slot of the server; ``is_here``: it belongs to the source's database."""
 
     name: str
     is_logical: bool
@@ -74,7 +74,7 @@ class OutboxSize(NamedTuple):
 
 class SourceHealth(NamedTuple):
     """
-    The facts.
+    The facts that the checks of this module need.
 
     Attributes:
         settings: The server's settings, in their base unit.
@@ -177,8 +177,8 @@ def _durability_findings(health: SourceHealth) -> Iterator[CheckFinding]:
         yield warning_finding(
             "postgres-full-page-writes",
             "full_page_writes is off",
-            "a crash of the machine can leave torn pages, and a restored history is "
-            "one that the relay has not followed",
+            "a crash of the machine can leave torn pages, and a restored backup has "
+            "a history that the relay has not followed",
             "ALTER SYSTEM SET full_page_writes = on; SELECT pg_reload_conf()",
         )
     if health.settings.get("data_checksums") == _OFF:
@@ -288,7 +288,7 @@ def _slot_findings(
 
 
 def _reader_findings(slot: Slot, settings: Settings) -> Iterator[CheckFinding]:
-    """Yield that a slot is not read, and what it holds back."""
+    """Yield findings if a slot has no reader, or holds back vacuum of the catalog."""
     if not slot.is_active:
         idle_s, limit_s = slot.inactive_s, settings.relay.inactive_critical_s
         is_long = idle_s is not None and idle_s >= limit_s
@@ -385,7 +385,7 @@ def _publications(facts: SourceFacts, settings: Settings) -> Iterator[CheckFindi
         yield error_finding(
             "publication-for-all",
             f"publication {source.publication} is for all tables",
-            "Postgres refuses updates of every table without a key; init refuses it",
+            "updates of tables without a key fail; relay init refuses the publication",
             f"DROP PUBLICATION {quoted(source.publication)}, then towpath relay init",
         )
     elif rows is not None:
@@ -428,7 +428,7 @@ def _row_publication(
         yield warning_finding(
             "publication-table-foreign",
             f"publication {source.publication} also sends {', '.join(foreign)}",
-            "the server decodes and sends changes that the relay drops",
+            "changes of tables that are not configured are published too",
             "run towpath relay init, which takes them out of the publication",
         )
 

@@ -41,7 +41,7 @@ _OTHERS: Final = MappingProxyType(
 )
 _PERMANENT: Final = "p"
 _KEYS_PER_QUERY: Final = 500
-# Data exceptions, a domain's constraints, a dropped type.
+# The SQLSTATE classes of data exceptions, a domain's constraints, a dropped type.
 WRONG_VALUE: Final = ("22", "23", "42")
 # The SQLSTATE for an object that was dropped while the query ran.
 CATALOG_CHANGED: Final = "XX000"

@@ -276,7 +276,7 @@ def _below_refusal(below: Sequence[_ReadRelation]) -> str:
 
 
 def _functions_refusal(functions: Sequence[_Function], clauses: _Clauses) -> str:
-    """Return the call that changes without an event; empty if there is none."""
+    """Return why a function or clause is refused; empty if none is."""
     for each in functions:
         if each.volatility == _VOLATILE:
             cure = ": alter function ... stable, if that is true" if each.is_own else ""
@@ -291,7 +291,7 @@ def _functions_refusal(functions: Sequence[_Function], clauses: _Clauses) -> str
             clauses.returns_time
         ),
         "it reads a random sample (tablesample)": clauses.samples,
-        "it locks rows (for update), and is read in a read-only transaction": (
+        "it locks rows (for update), but is read in a read-only transaction": (
             clauses.locks
         ),
     }

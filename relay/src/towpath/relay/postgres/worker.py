@@ -242,8 +242,8 @@ def _store_signal(store: SnapshotStore, effect: StoreSignal) -> SignalStored:
     return fact
 
 
-# The bound of one chunk as COPY text. Rows take about twice as much in memory, and at
-# most three chunks are in flight.
+# The bound of one chunk as COPY text. Rows take about twice as much in memory, and
+# at most two chunks more than there are readers are in flight.
 MAX_CHUNK_BYTES: Final = 8 * 1024 * 1024
 
 # ``lock_timeout``: a chunk that waits for a lock must not block others for long.
@@ -269,7 +269,7 @@ _ReadEffect = WriteWatermark | ReadPlan | ReadChunk
 class SnapshotWorker:
     """Performs submitted effects in threads and collects their facts for the loop."""
 
-    def __init__(  # noqa: PLR0913 - one place, and all by their names
+    def __init__(  # noqa: PLR0913 - built in one place, the rest by name
         self,
         dsn: str,
         wake: Callable[[], None],

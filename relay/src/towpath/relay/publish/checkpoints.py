@@ -129,7 +129,7 @@ class CheckpointWriter:
         self._barriers[topic] = barriers
 
     def finish(self, *, is_clean: bool) -> None:
-        """Write the last checkpoint; ``is_stored`` follows."""
+        """Write the last checkpoint; ``is_stored`` reports when Kafka has it."""
         self._collect_acknowledged()
         self._write(is_clean=is_clean)
 

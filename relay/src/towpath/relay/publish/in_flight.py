@@ -54,7 +54,7 @@ class PartitionBatch:
     Attributes:
         deliveries: The delivery of each record.
         size_bytes: The bytes that they add to those in flight.
-        position: That of the last streamed record; empty: there is none.
+        position: The position of the last streamed record; empty: there is none.
     """
 
     __slots__ = ("_ledger", "_partition", "deliveries", "position", "size_bytes")
@@ -91,8 +91,10 @@ class DeliveryLedger:
         failure: The first error of a record.
         ordered_acks: By partition, the position of the last acknowledged streamed
             record, and the acknowledgement of its batch.
-        unordered_acks: By partition, the last acknowledgement of a batch without one.
-        settled_count: Transactions settled since ``take_settled`` was last called.
+        unordered_acks: By partition, the last acknowledgement of a batch without a
+            streamed record.
+        settled_count: Transactions whose latency is measured and that were settled
+            since ``take_settled`` was last called.
         settled_us: When the first of them was committed.
     """
 
@@ -174,9 +176,10 @@ class DeliveryLedger:
         while unsettled and not unsettled[0].pending:
             delivery = unsettled.popleft()
             self._acknowledged_lsn = delivery.end_lsn
-            if not self.settled_count:
-                self.settled_us = delivery.committed_us
-            self.settled_count += 1
+            if delivery.committed_us:
+                if not self.settled_count:
+                    self.settled_us = delivery.committed_us
+                self.settled_count += 1
         return self._acknowledged_lsn
 
     def take_settled(self) -> tuple[int, int]:

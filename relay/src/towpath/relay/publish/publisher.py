@@ -1,5 +1,5 @@
 """
-The publisher: produces every record of the relay, and waits while Kafka is slow.
+The publisher: produces records of stream and snapshots; waits while Kafka is slow.
 
 Sizes are checked against the topic's limit before producing; a record that is too large
 becomes a dead letter, so that the broker refuses none for its size. While there is no

@@ -1,13 +1,13 @@
 """
-The record sender: one queue of records in front of the producer, which never waits.
+The record sender: one queue of records in front of the producer; it never blocks.
 
 Records leave in the order in which they were queued, so that the batches of the client
 fill. Those that the producer has no room for stay in the queue: the publisher waits for
 room, and checkpoints do not need to.
 
-A key's partition is the one of Java's partitioner for the partition count that the
-relay has stored. The client itself would use added partitions at once, which would move
-keys before an operator allows it.
+A key's partition is the one that Java's partitioner chooses for the partition count
+that the relay has stored. The client itself would use added partitions at once, which
+would move keys before an operator allows it.
 
 The first record that a session gives to a partition travels alone. A broker that knows
 nothing of a producer accepts any first sequence number, so it would append the second
@@ -150,7 +150,7 @@ class RecordSender:
         return outgoing
 
     def _without_waiting(self, outgoing: Iterable[Outgoing]) -> Iterable[Outgoing]:
-        """Yield the records but those that wait for the first one of a partition."""
+        """Yield the records except those that wait for the first one of a partition."""
         for record, partition, on_delivery in outgoing:
             at = record.topic, partition
             if at in self._opened:

@@ -18,7 +18,7 @@ from towpath.relay.wal.transactions import Transaction
 from towpath.schemas.clock import Clock
 from towpath.schemas.tracing import Kind, PastSpan, Tracer, sampled_traceparent
 
-# Spans of records in flight; rows beyond it have none, and are counted.
+# The most records in flight with a span; further rows have none, and are counted.
 MAX_WAITING: Final = 2_000
 
 

@@ -16,9 +16,10 @@ mode                ran    slot  action
 never               any    any   none
 initial,            no     none  create the slot, and read all tables in its database
 initial_only,                    view before the stream
-when_needed         no     yes   resume an untouched ``towpath-initial``; else request
+when_needed
+(the same)          no     yes   resume an untouched ``towpath-initial``; else request
                                  all tables by a signal with that id
-                    yes    any   resume unfinished snapshots
+(the same)          yes    any   resume unfinished snapshots
 always              any    any   resume the unfinished snapshot of an earlier start;
                                  else request all tables
 ==================  =====  ====  =====================================================
@@ -54,7 +55,7 @@ def signal_id(lineage: Lineage, relay: Registration) -> str:
 
 
 def signal_data(gap: Gap, relay: Registration) -> str:
-    """Return the data of that signal: with a sweep, for rows deleted in the gap."""
+    """Return the data of a gap's signal, with a sweep for rows deleted in the gap."""
     return sweep_data(gap.plan, relay)
 
 

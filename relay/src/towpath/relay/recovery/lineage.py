@@ -10,7 +10,8 @@ A new lineage begins
 - when the server is a different one, or its timeline has branched off below the
   published LSN;
 - when the server went back in time: a restored volume has the same identifier and
-  timeline, but its heartbeat counter or its log ends below the streamed one;
+  timeline, but its heartbeat counter is below the streamed one, or its log ends below
+  the LSN that was read;
 - when the slot is missing, has lost its log, or is ahead of the confirmed LSN, which is
   stored in Kafka before it is confirmed to the server.
 
@@ -68,8 +69,8 @@ class Lineage:
         slot: The slot that follows it.
         gap: The gap that it begins with; None for the first lineage.
         start_lsn: The slot's LSN when it began to serve the lineage; None if pending.
-        started_at: The time at which it began to serve it, or a later one, in RFC 3339;
-            empty if an earlier release stored the lineage.
+        started_at: The time at which the slot began to serve the lineage, or a later
+            one, in RFC 3339; empty if an earlier release stored the lineage.
     """
 
     number: int
@@ -237,6 +238,7 @@ def choose_lineage(
 
     Raises:
         NotPreparedError: There never was a slot, or this relay cannot use it.
+        SlotLostError: The slot was lost before anything was read from it.
         StateLostError: Slot or topics have a history that the state topic lacks.
     """
     if found.slot is not None and not found.slot.is_ours:

@@ -1,5 +1,5 @@
 """
-Marks: the content of each partition, so that no record is published twice.
+Marks: how far Kafka has each partition, so that no record is published twice.
 
 A *mark* means that every streamed record of its partition up to ``position`` is below
 ``next_offset``. Marks are written while records flow, so they lag a little; after a

@@ -5,10 +5,10 @@ Marks that do not match their topics are replaced. A deleted or truncated topic 
 records: it is recreated, and snapshots fill it. A topic that was given partitions uses
 them from the next position on.
 
-Without the lineage the whole state is rebuilt, and its offset must be found. If a row
-change proves it, or if everything published is within the server's log, the lineage
-continues and no record is published twice. Otherwise a new lineage begins above
-everything, with a gap whose plan is a snapshot of every captured table.
+Without a stored lineage the whole state is rebuilt, and the lineage's offset must be
+found. If a row change proves it, or if everything published is within the server's log,
+the lineage continues and no record is published twice. Otherwise a new lineage begins
+above everything published, with a gap that snapshots of every captured table close.
 """
 
 from collections.abc import Mapping, Sequence
@@ -262,7 +262,7 @@ def plan_marks(topics: MismatchFacts, found: SourceHistory) -> RepairPlan:
 
 
 def _kept(now: TopicMarks, had: TopicMarks) -> TopicMarks:
-    """Return the current marks, with stored positions where retention deleted all."""
+    """Return the current marks, with the stored positions of emptied partitions."""
     return {
         partition: Mark(
             mark.next_offset,

@@ -14,7 +14,7 @@ The state is in Kafka, not in the database, because a database may be restored. 
 are JSON; an empty value deletes the key. Pure: ``kafka.state`` reads and writes the
 topic.
 
-Settings are stored because after a crash the relay streams again changes whose records
+Settings are stored because, after a crash, the relay streams changes whose records
 Kafka may already hold. Their ordinals and partitions must be decided as before, or
 Kafka's records would not be recognized: the relay uses the stored settings until the
 confirmed LSN has passed every mark, and then those of the file.
@@ -67,8 +67,8 @@ class State:
         settings: The document under ``settings``; None if none was ever written.
         delivery: The delivery mode of the last process; None before the first.
         skips: The log LSNs of transactions to skip.
-        skipped_log_lsns: The log LSNs of skipped ones: one that is not confirmed is
-            streamed, and skipped, again.
+        skipped_log_lsns: The log LSNs of skipped transactions. One that is not
+            confirmed yet is streamed again after a restart, and skipped again.
     """
 
     lineage: StateDocument | None = None
@@ -93,7 +93,7 @@ def parse_state(newest: Mapping[str, bytes]) -> State:
     Return the state parsed from the newest value of each key.
 
     Raises:
-        StateLostError: One of them cannot be read.
+        StateLostError: A value cannot be read.
     """
     try:
         return _parse({key: orjson.loads(text) for key, text in newest.items()})

@@ -32,9 +32,9 @@ from towpath.relay.snapshot.shape import Key
 from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.snapshot.visibility import XidSnapshot
 
-# One change of a short key costs about 300 bytes: 60 MB at the bound. At half of it, a
-# busy table restarts its recording while the stream lags; twice as many threaten the
-# relay's 150 MB.
+# One change of a short key costs about 300 bytes: 60 MB at the bound. With half the
+# bound, a busy table restarts its recording while the stream lags; twice the bound
+# would endanger the relay's memory budget of 150 MB.
 MAX_CHANGED_KEYS: Final = 200_000
 
 
@@ -93,7 +93,7 @@ class ChangedKeys:
         return self._has_overflowed
 
     def changed_among(self, keys: Iterable[Key]) -> Collection[Key]:
-        """Return the keys for which ``outcome`` may return a change. Hot path."""
+        """Return the keys that may have an ``outcome``. Hot path."""
         if self._of_all_keys:
             return set(keys)
         return self._by_key.keys() & keys if self._by_key else ()

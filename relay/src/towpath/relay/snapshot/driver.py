@@ -88,7 +88,7 @@ class SnapshotDriver:
             ``has_ready`` and ``blocks_stream`` are false too and no ticks are needed,
             so the loop checks nothing else of an idle driver.
         changed_keys: The feeds of changed keys while tables are read.
-        requests: The key requests that are not stored yet.
+        requests: The key requests, until their batches have ended.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
 r"""
-Names in signals: of collections, and of relays.
+Resolves the names of collections and relays in signals.
 
 Collections are named by ``schema.table``, quoted names, and regular expressions:
 
 =========================  ===========================================================
 ``shop.orders``            this table
-``"shop"."My.Orders"``     ``shop.My.Orders``, with no character being special
+``"shop"."My.Orders"``     ``shop.My.Orders``, with every character taken literally
 ``shop\.order.*``          every collection whose full name it matches
 ``outbox.order``           all declared aggregate views of this type
 =========================  ===========================================================

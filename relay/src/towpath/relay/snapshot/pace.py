@@ -13,13 +13,14 @@ from towpath.relay.snapshot.shape import Chunk
 from towpath.schemas.clock import Backoff
 
 # A chunk that failed may have been too large for the server's statement timeout: the
-# next holds half as many rows.
+# next holds half as many rows, but at least this many.
 MIN_CHUNK_ROWS: Final = 100
 
-# After this many timeouts of the smallest chunk in a row, the table fails.
+# After this many consecutive timeouts of the smallest chunk, the table fails.
 MAX_TIMEOUTS: Final = 5
 
-# No chunk holds more rows, however narrow they are: each is a tuple in memory.
+# The most rows of a chunk, unless ``ChunkSize.rows`` is more: each row is a tuple in
+# memory, however narrow it is.
 MAX_CHUNK_ROWS: Final = 20_000
 
 # The maximum factor between two chunks: one slow answer does not mean a slow server.

@@ -276,8 +276,8 @@ class EmitSweep:
 
     Attributes:
         chunk_id: Reported in ``Delivered``, like a chunk's.
-        log_lsn: The sweep's position: the low watermark of the last chunk.
-        floor: The log LSN of the snapshot's start mark.
+        log_lsn: The sweep's position: the log LSN of the newest start mark.
+        floor: The log LSN of the first start mark; 0 deletes no row.
         target: The one sink that receives it; None: it goes to the table's topic.
     """
 
@@ -306,7 +306,7 @@ class Notify:
 
 @dataclass(frozen=True, slots=True)
 class ProbeVisibility:
-    """Read the visible transactions: ``VisibilityRead``. The loop may request it."""
+    """Read the visible transactions: ``VisibilityRead``. The loop requests it too."""
 
 
 @dataclass(frozen=True, slots=True)

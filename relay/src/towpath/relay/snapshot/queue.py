@@ -88,7 +88,7 @@ class SnapshotQueue:
         self._points_in_use: dict[_Name, ConsistentPoint] = {}
         self._now_s = 0.0
         self._notified: dict[_Name, int] = {}
-        # The number of tables begun ahead: it grows with each tiny table.
+        # How many tables may be begun ahead: it grows with each tiny table.
         self._ahead = 0
         # Per scan that blocks the stream: its chunk count, and the time of the last.
         self._blocked: dict[_Name, tuple[int, float]] = {}
@@ -330,7 +330,7 @@ class SnapshotQueue:
         return effects + self._release(name)
 
     def _release(self, name: _Name) -> list[ReleaseSnapshot]:
-        """Release the view of a scan that has ended, if no other reads in it."""
+        """Release the view of a scan that has ended, if no other scan reads in it."""
         point = self._points_in_use.pop(name, None)
         if point is None or any(point is one for one in self._points_in_use.values()):
             return []

@@ -113,8 +113,8 @@ class RangeReader:
 
         Args:
             rows: The maximum number of rows.
-            at_once: The previous chunk was read just now, so its high watermark serves
-                as the low one. After a pause, doing so would evict rows unnecessarily.
+            at_once: Whether the previous chunk was read just now: its high watermark
+                is then the low one. After a pause, that would evict rows unnecessarily.
         """
         context = self._context
         keys = self._next_keys(rows)
@@ -143,7 +143,7 @@ class RangeReader:
         )
 
     def _next_keys(self, rows: int) -> tuple[Key, ...]:
-        """Return pending keys; an exported snapshot would show the same rows again."""
+        """Return pending keys; none in an exported snapshot: its rows never change."""
         if self._context.consistent_point is not None:
             return ()
         return tuple(

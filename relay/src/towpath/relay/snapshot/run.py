@@ -20,7 +20,7 @@ class SnapshotRun:
     def __init__(self, tables: Iterable[StoredTable]) -> None:
         ordered = sorted(tables, key=lambda table: table.ordinal)
         self._tables = {table.collection: table for table in ordered}
-        # In order; of thousands of tables only these are visited for each fact.
+        # The tables that have not ended, in order: each fact visits only these.
         self._open = {t.collection: t for t in ordered if not t.has_ended}
         self.snapshot_id = ordered[0].snapshot_id
         self.kind = ordered[0].kind
@@ -69,7 +69,7 @@ class SnapshotRun:
             self._open = {t.collection: t for t in every if not t.has_ended}
 
     def status(self) -> str:
-        """Return the signal's final status: one failed table fails it."""
+        """Return the signal's final status: one failed or stopped table fails it."""
         states = {table.state for table in self.tables}
         if states == {"completed"}:
             return "completed"

@@ -50,8 +50,8 @@ class ConsistentPoint:
     tables are read, so it could not bring another mark for each of them.
 
     Attributes:
-        view: The name of the exported snapshot, which is the mark's content; that of
-            an earlier mark does not match. Empty: the mark is not written yet.
+        view: The name of the exported snapshot, which is also the mark's content, so
+            that an earlier mark does not match. Empty: the mark is not requested yet.
         mark: The mark in the stream; None: it has not been seen yet.
     """
 

@@ -9,7 +9,7 @@ snapshot's is a whole SELECT), the older ``additional-condition`` for all of the
 ``max-rows-per-second``, ``sweep`` (sinks delete rows that the source does not have),
 ``keys`` (only these primary keys of the one table, each a list of values in key order,
 at most 10,000), and ``columns`` (only the rows in which one of these is not null, with
-a sweep with floor zero at the end).
+a sweep at the end that deletes nothing: its floor is zero).
 
 ``stop-snapshot``, ``pause-snapshot`` and ``resume-snapshot`` take ``data-collections``
 and ``snapshot-id``; without them they mean all. Each may name its ``relay``
@@ -48,7 +48,7 @@ _EXECUTE_FIELDS: Final = frozenset(
         "columns",
     }
 )
-# These read some of the rows: a sweep would delete the others.
+# ``columns`` and ``keys`` read some of the rows: a sweep would delete the others.
 _NOT_WITH_COLUMNS: Final = ("additional-conditions", "additional-condition", "sweep")
 _NOT_WITH_KEYS: Final = (*_NOT_WITH_COLUMNS, "surrogate-key", "columns")
 _SELECTION_FIELDS: Final = frozenset(
@@ -76,9 +76,10 @@ class ExecuteSnapshot:
     """
     Read these collections.
 
-    ``conditions`` maps the signal's entries to their filters and, once the entries are
-    resolved, collections. ``keys`` restrict the snapshot to listed keys. ``order_by``
-    names the columns of a surrogate key. ``kind`` is that of the stored tables.
+    ``conditions`` maps the signal's entries, or the collections once the entries are
+    resolved, to their filters. ``keys`` restrict the snapshot to listed keys.
+    ``order_by`` names the columns of a surrogate key. ``kind`` is that of the stored
+    tables.
     """
 
     collections: tuple[str, ...]
@@ -91,7 +92,7 @@ class ExecuteSnapshot:
     sweeps: bool = False
 
     def condition_of(self, collection: str) -> str | None:
-        """Return the filter that applies to a collection, once they are resolved."""
+        """Return the filter of a collection, once the entries are resolved."""
         return self.conditions.get(collection) or None
 
 
@@ -119,7 +120,7 @@ class ResumeSnapshot(TableSelection):
     """
     Resume tables that are paused.
 
-    With a snapshot's id, also those of it that failed or were stopped.
+    With a snapshot's id, its failed, stopped and incomplete tables are resumed too.
     """
 
     __slots__ = ()
@@ -234,7 +235,7 @@ def _order_by(fields: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _columns(fields: Mapping[str, Any], kind: str) -> str:
-    """Return the condition that one of the listed columns is not null, if any is."""
+    """Return the condition that a listed column is not null; empty: none is listed."""
     if "columns" not in fields:
         return ""
     names = fields["columns"]

@@ -112,9 +112,9 @@ def boundaries_query(
     """
     Return the COPY that cuts the range below the maximum key into parts.
 
-    A sample of the table's pages is sorted, and the boundaries are its rows at
-    each n-th part. With fewer than a hundred sampled rows per part there are none:
-    the condition selects few rows, or an unknown number.
+    A sample of the table's pages is sorted and cut into equal parts; the last row of
+    each part but the last is a boundary. With fewer than a hundred sampled rows per
+    part there are none: the condition selects few rows, or an unknown number.
     """
     order = _order_columns(shape)
     named = [f"{name} as k{at}" for at, name in enumerate(order.names)]

@@ -41,7 +41,7 @@ class DeduplicatedRows:
         incomplete: Keys whose row the stream does not carry whole: to be read again.
         absent: Requested keys that have no row and no change.
         last_key: The slice's last key, evicted or not; None for a list of keys.
-        is_last: Nothing is left of the chunk.
+        is_last: Whether nothing is left of the chunk.
     """
 
     relation: Relation

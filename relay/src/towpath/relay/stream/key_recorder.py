@@ -100,7 +100,7 @@ class _ViewEvents(NamedTuple):
 
 class KeyRecorder(Protocol):
     """
-    The recorders of changed keys.
+    The open feeds of changed keys.
 
     Attributes:
         recorders: The feeds of tables that are being read, by oid.
@@ -114,17 +114,17 @@ class KeyRecorder(Protocol):
 class AggregateKeyRecorder:
     """Records the aggregates of events."""
 
-    def __init__(self, outbox: Outbox, touched: KeyRecorder, stats: Stats) -> None:
+    def __init__(self, outbox: Outbox, feeds: KeyRecorder, stats: Stats) -> None:
         """
         Create the recorder.
 
         Args:
             outbox: ``[relay.outbox]``, with the declared views.
-            touched: The recorders.
+            feeds: The feeds of what is being read.
             stats: Counts dead letters, and ids that do not have the declared form.
         """
-        self._recorders = touched.recorders
-        self._aggregates = touched.aggregates
+        self._recorders = feeds.recorders
+        self._aggregates = feeds.aggregates
         self._stats = stats
         self._views = dict(_views(outbox.view))
         self._columns = outbox.columns
@@ -137,7 +137,7 @@ class AggregateKeyRecorder:
         Bind the schema of the outbox table.
 
         Raises:
-            NotPreparedError: It has no column that the options name.
+            NotPreparedError: It lacks a column that the options name.
         """
         self._pickers[relation.oid] = part_picker(relation, self._columns)
 
@@ -152,7 +152,7 @@ class AggregateKeyRecorder:
             return
         parts = pick(change.new)
         event = parts[_TYPE_AT], parts[_ID_AT], parts[_EVENT_TYPE_AT]
-        self._touch(event, change.transaction.xid, sequence)
+        self._record_event(event, change.transaction.xid, sequence)
 
     def message(self, message: LogicalMessageEvent, sequence: int) -> None:
         """Record a published logical message, if it is an event."""
@@ -170,13 +170,13 @@ class AggregateKeyRecorder:
             return
         transaction = message.transaction
         xid = NO_TRANSACTION if transaction is None else transaction.xid
-        self._touch(event, xid, sequence)
+        self._record_event(event, xid, sequence)
 
     def skipped(self, frame: bytes, sequencer: Sequencer, sequence: int) -> None:
         """
         Record the keys of a message of a skipped transaction.
 
-        Its changes are in the rows and not in the stream, so the rows are read again.
+        Its changes are in the tables but are not published, so the rows are read again.
         """
         if not self._recorders and not self._aggregates:
             return
@@ -207,7 +207,7 @@ class AggregateKeyRecorder:
                 key = _key(row, change.relation.key)
                 feed.record(key, change.transaction.xid, sequence, partial=True)
 
-    def _touch(self, event: _Event, xid: int, sequence: int) -> None:
+    def _record_event(self, event: _Event, xid: int, sequence: int) -> None:
         aggregate_type, aggregate_id, event_type = event
         name = (aggregate_type or b"").decode()
         feed, view = self._aggregates.get(name), self._views.get(name)

@@ -1,5 +1,5 @@
 """
-Logical messages: by their prefix they are watermarks, heartbeats, events or messages.
+Handles logical messages, each by its prefix.
 
 =========================  =========================================================
 ``towpath.watermark``      a fact for the snapshot driver
@@ -9,8 +9,8 @@ Logical messages: by their prefix they are watermarks, heartbeats, events or mes
 any other                  ``<prefix>.message``, if the configuration publishes them
 =========================  =========================================================
 
-The records of a message outside a transaction keep the log until Kafka has them, and
-are confirmed by the message's own LSN.
+The log of a message outside a transaction is kept until Kafka has the message's
+records; then the message's own LSN may be confirmed.
 """
 
 from collections.abc import Sequence
@@ -153,7 +153,7 @@ class LogicalMessageHandler:
             self._context.stats.skip("a heartbeat that no relay wrote")
             return
         if relay != self._relay_name:
-            # Another relay's, whose counter is not this one's.
+            # Another relay's heartbeat, with a counter of its own.
             return
         context = self._context
         self._checkpoints.note_heartbeat(counter)

@@ -1,8 +1,8 @@
 """
 Publishes rows and sweeps of snapshots, each through its collection's route.
 
-A row is a record of its table's topic, or of its aggregate's; rows for one sink
-have their own topic. The window has just checked the rows of a call: no record of the
+A row is published to the topic of its table or aggregate; rows for one sink have
+their own topic. The window has just checked the rows of a call: no record of the
 stream is published between that check and these rows.
 """
 
@@ -65,7 +65,7 @@ class SnapshotPublisher:
         Publish rows, and deletes of keys that were not found.
 
         Returns:
-            The keys of the dead letters, in the order of the table's key.
+            The table's own keys of the rows that became dead letters.
 
         Raises:
             DeliveryFailedError: A record could not be delivered.
@@ -125,7 +125,7 @@ class SnapshotPublisher:
         return route, place, self._delivery_of(effect.chunk_id)
 
     def _sweep_value(self, route: ReadRoute, floor: int, place: ReadSlice) -> bytes:
-        """Return the envelope of a sweep; aggregates have none, and use a table's."""
+        """Return a sweep's envelope; an aggregate's is a table's, without columns."""
         if isinstance(route, TableRoute):
             return route.sweep(floor, place)
         router, relation = self._context.router, route.relation

@@ -8,13 +8,13 @@ A chunk is emitted in slices, a few milliseconds of them in each turn of the loo
 that live changes pass in between. The window evicts rows until their slice is emitted.
 
 ``SnapshotStats`` counts a table from the moment its signal, or the relay's own request,
-is stored; a table that has ended counts once. Counters live as long as the process,
-also when the end of a session interrupts a scan that is resumed later.
+is stored; its end is counted once. Counters live as long as the process, even when the
+end of a session interrupts a scan that is resumed later.
 
 External signals are rows of another signal table. The inbox copies each into
-``towpath.signal``, and holds its transaction until then: a restart streams it again. A
-refused signal is counted and published as a notification, since no row of
-``towpath.signal`` can hold its answer.
+``towpath.signal``; until then its transaction is not confirmed, so that a restart
+streams it again. A refused signal is counted and published as a notification, since no
+row of ``towpath.signal`` can hold its answer.
 """
 
 from collections import Counter, deque
@@ -69,7 +69,7 @@ def _ignore(_table: StoredTable) -> None:
 
 
 class SnapshotStats:
-    """Keeps ``stats.snapshot`` and counts dropped rows, from facts and effects."""
+    """Updates ``stats.snapshot`` and counts dropped rows, from facts and effects."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class ExternalSignals:
         self._refusals = refusals
 
     def handle(self, change: Change) -> None:
-        """Copy an inserted signal; its transaction is held until that is durable."""
+        """Copy an inserted signal; hold its transaction until the copy is durable."""
         if change.operation is not Operation.CREATE:
             return
         names = [column.name for column in change.relation.columns]
@@ -285,7 +285,8 @@ QUIET_AFTER_S: Final = 1.0
 # snapshot beside a backlog is slow but does not stop.
 MAX_PAUSE_S: Final = 0.02
 
-# How long the loop waits for the stream meanwhile, instead of spinning.
+# How long the loop waits for the stream while no slice may be emitted: it must not
+# spin.
 AHEAD_READ_TIMEOUT_S: Final = 0.0005
 
 # While more bytes of requested keys wait to be stored, the stream is not read: a mass
@@ -347,7 +348,7 @@ class SnapshotRunner:
 
     @property
     def blocks_stream(self) -> bool:
-        """Whether the stream is not read, as tables are read in one database view."""
+        """Whether reading of the stream pauses while tables are read in one view."""
         return self._driver.blocks_stream
 
     @property

@@ -37,7 +37,7 @@ class Keepalive(NamedTuple):
 
 def start_lsn(frame: bytes) -> int:
     """
-    Return the LSN of the message of a ``w`` frame; 0 if it has none.
+    Return the LSN of the message in a ``w`` frame; 0 if the message has none.
 
     Raises:
         MalformedMessageError: It is not a ``w`` frame, or has no message.

@@ -3,8 +3,8 @@ The inventory service as a process: ``serve``, ``consume``, ``migrate`` or ``see
 
 ``serve``, the default, migrates the tables, registers the event schemas and listens;
 ``consume`` follows the orders; ``seed`` registers the products that the seeded orders
-and the load name, and with ``--orders`` reserves the stock of as many orders that
-``seed`` of the orders service places. The options have environment variables, such as
+and the load name, and with ``--orders`` reserves the stock of the orders that ``seed``
+of the orders service has placed. The options have environment variables, such as
 ``INVENTORY_DSN`` and ``INVENTORY_PORT``.
 """
 
@@ -34,15 +34,17 @@ log = structlog.get_logger("towpath.services.inventory")
 
 def _add_seed_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    made = f"how many products seed makes; {SEEDED_PRODUCTS:,} at least with orders"
+    made = f"how many products seed makes; at least {SEEDED_PRODUCTS:,} with orders"
     add("--products", type=int, default=SEEDED_PRODUCTS, help=made)
-    add("--units", type=int, default=1_000_000, help="the units of each on hand")
+    add(
+        "--units", type=int, default=1_000_000, help="the units on hand of each product"
+    )
     scarce = "the units on hand of every fiftieth product"
     add("--scarce-units", type=int, default=3, help=scarce)
     add(
         "--orders", type=int, default=0, help="how many orders the shop was seeded with"
     )
-    add("--first-order", type=int, default=1, help="the number of the first of them")
+    add("--first-order", type=int, default=1, help="the number of the first order")
     add("--seed", type=int, default=1, help="the seed of these orders")
     once = "reserve for orders only if no stock was ever reserved"
     add("--if-empty", action="store_true", help=once)

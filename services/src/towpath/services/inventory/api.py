@@ -84,7 +84,7 @@ class ReservationDocument(Document):
 
 
 class ProductsQuery(Input):
-    """The page of products that is wanted."""
+    """The query parameters of the list of products."""
 
     limit: int = Field(default=50, ge=1, le=100)
     after: uuid.UUID | None = None

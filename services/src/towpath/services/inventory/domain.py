@@ -178,8 +178,8 @@ class Reservation:
         Move the reservation on; return how its units move.
 
         Returns:
-            None if nothing is to be done: it is there already, or it cannot go there,
-            as the release of a rejected reservation.
+            None if nothing is to be done: the reservation has the status already, or
+            cannot take it, as a rejected one cannot be released.
         """
         transfer = TRANSFERS.get((self.status, status))
         if transfer is not None:

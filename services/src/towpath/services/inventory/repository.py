@@ -136,7 +136,7 @@ class InventoryRepository:
     def list_products(
         self, limit: int, after: uuid.UUID | None = None
     ) -> Sequence[Product]:
-        """Return products in the order of their ids, those after one of them."""
+        """Return products in the order of their ids, only those after ``after``."""
         query = select(products).order_by(products.c.id).limit(limit)
         if after is not None:
             query = query.where(products.c.id > after)
@@ -168,7 +168,7 @@ class InventoryRepository:
     def receive(
         self, product_id: uuid.UUID, units: int, at: datetime
     ) -> Product | None:
-        """Add units that were received to a product; None: it does not exist."""
+        """Add received units to a product; return None if it does not exist."""
         received = (
             update(products)
             .where(products.c.id == product_id)
@@ -283,7 +283,7 @@ def seed_products(engine: Engine, *, products: int, units: int, scarce: int) -> 
         engine: The service's database, with its tables.
         products: The number of products.
         units: The units of each that are on hand.
-        scarce: The units of every fiftieth.
+        scarce: The units of every fiftieth product.
 
     Raises:
         UnavailableError: The database cannot be reached, or has no tables yet.

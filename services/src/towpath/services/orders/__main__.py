@@ -2,15 +2,14 @@
 The orders service as a process: ``serve``, ``consume``, ``migrate`` or ``seed``.
 
 ``serve``, the default, migrates the tables, registers the event schemas and listens;
-``consume`` takes the steps of the other services, and cancels orders that are overdue.
+``consume`` records the steps of the other services, and cancels overdue orders.
 The options have environment variables, such as ``SHOP_DSN`` and ``SHOP_PORT``.
 
 ``seed`` makes customers and orders that have no events. Two statements make them, in
 one transaction and without outbox rows: such orders reach a sink only by a snapshot.
 Their stock counts as reserved, and ``seed --orders`` of the inventory service reserves
-it; so they can be paid.
-The same ``--seed`` gives the same customers, products, quantities and prices; totals
-are the sums of their lines.
+it, so that they can be paid. The same ``--seed`` gives the same customers, products,
+quantities and prices; totals are the sums of their lines.
 """
 
 import argparse
@@ -146,7 +145,7 @@ def _seed(options: argparse.Namespace) -> None:
 
 
 def _window(text: str) -> float:
-    """Read how long an order waits."""
+    """Parse the seconds that an order waits."""
     if not 0 <= (value := float(text)) <= _MAX_WINDOW_S:
         message = f"must be from 0 to {_MAX_WINDOW_S} seconds"
         raise argparse.ArgumentTypeError(message)
@@ -155,9 +154,13 @@ def _window(text: str) -> float:
 
 def _add_windows(parser: argparse.ArgumentParser) -> None:
     helps = {
-        "payment": "an order that nobody pays for so long is cancelled",
-        "confirmation": "an order that is being paid for so long is cancelled",
-        "delivery": "a confirmed order that is not dispatched for so long is recalled",
+        "payment": "an order that is not paid within this time is cancelled",
+        "confirmation": (
+            "an order whose payment is not confirmed within this time is cancelled"
+        ),
+        "delivery": (
+            "a confirmed order that is not dispatched within this time is recalled"
+        ),
     }
     for name, described in helps.items():
         usual_s = getattr(DEFAULT_WINDOWS, name).total_seconds()

@@ -15,7 +15,7 @@ POST /orders/{id}/cancel   CancelOrder, or none     200, 404, 409, 412
 POST /orders/{id}/return   ReturnOrder, or none     200, 404, 409, 412
 =========================  =======================  ==================
 
-An order answers with its version as ``ETag``; its commands take ``If-Match``.
+The answer with an order has its version as ``ETag``; its commands take ``If-Match``.
 
 Every POST takes an ``Idempotency-Key`` and a ``traceparent``, and answers with the
 header ``Towpath-Lsn``: once a sink has applied everything up to it, the write can be
@@ -113,7 +113,7 @@ class OrderSummary(Document):
 
 
 class StepDocument(Document):
-    """A step of an order's saga, by the clock of the service that took it."""
+    """A step of an order's saga; ``at`` is by the clock of the service that took it."""
 
     step: Step
     at: AwareDatetime

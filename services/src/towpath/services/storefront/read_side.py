@@ -1,16 +1,16 @@
 """
-Reads of orders and products from the targets of the sinks, and waits for own writes.
+Reads orders and products from the sinks' targets, and waits for a client's writes.
 
 The search index has an order's whole document, from its events; the cache has its row
 of ``shop.orders``. Both carry the position of the change that wrote them, and positions
-of one commit differ only in their ordinal. So of two copies of an order the newer one
-is known, and the answer is the newer one.
+of one commit differ only in their ordinal. So they tell which of two copies of an order
+is the newer one, and the answer is that one.
 
 A read with an LSN waits first, until each sink that serves it has applied everything
 that was committed up to there. The index is then refreshed, because a search finds
 what was applied only after a refresh.
 
-A search never parses its text as a query: each word is compared with whole fields, so
+A search never parses its text as a query: each word is matched as a literal value, so
 no text can be malformed or expensive.
 """
 
@@ -122,7 +122,7 @@ class SearchIndex:
         Find the products whose fields have every word of a text.
 
         Returns:
-            Nothing, too, if there is no index of products.
+            The products; none if there is no index of products.
 
         Raises:
             SearchUnavailableError: The index does not answer.
@@ -326,7 +326,7 @@ _CHANGING: Final = ("status", "note", "updated_at")
 
 
 def newest(document: Copy, row: Copy | None) -> CurrentOrder:
-    """Join the copies of an order; of one commit, the row is preferred."""
+    """Join the copies of an order; if one commit wrote both, the row is preferred."""
     if row is None or row.log_lsn < document.log_lsn:
         position = None if row is None else row.position
         return CurrentOrder(document.fields, "search", document.position, position)
@@ -347,7 +347,7 @@ class ReadSide:
         Args:
             search: The search index.
             cache: The cache.
-            waits: Waits for own writes; None: such reads are refused.
+            waits: Waits for an LSN; None: reads with an LSN are refused.
         """
         self.search = search
         self.cache = cache
@@ -360,13 +360,13 @@ class ReadSide:
 
     def catch_up(self, lsn: str | None, *kinds: str) -> dict[str, int]:
         """
-        Wait until the targets of all kinds have an LSN, if there is one.
+        Wait until the sinks of all kinds have applied an LSN, if one is given.
 
         Returns:
-            The milliseconds until each kind had it; empty without an LSN.
+            The milliseconds until each sink had applied it; empty without an LSN.
 
         Raises:
-            CannotWaitError: There is an LSN, and no configuration.
+            CannotWaitError: An LSN is given, but the storefront has no configuration.
             MalformedError: The LSN is not one of the source.
             UnavailableError: It is not applied in time.
         """

@@ -1,8 +1,8 @@
 """
 Waits for one's own writes: until the sinks that serve a read have applied an LSN.
 
-A waiter keeps its connections and is used by one thread at a time. There are as many as
-reads have ever waited at once, and each goes back when its wait has ended.
+A waiter keeps its connections and is used by one thread at a time. A waiter whose wait
+has ended is used again; a new one is made only if all others are in use.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,7 +58,7 @@ class SinkWaits:
         Store the parameters; nothing is connected.
 
         Args:
-            make: Makes a waiter; there is one for each wait at the same time.
+            make: Makes a waiter; each concurrent wait has its own.
             sinks: The name of the sink of each kind, ``search`` and ``cache``.
             clock: Measures the waits.
             timeout_s: The longest wait of a read, for all of its sinks.

@@ -1,5 +1,5 @@
 """
-The records that slices leave: decode, fold, write, store the dead letters. No Spark.
+Writes the records that slices leave, and stores the dead letters. No Spark.
 
 Records that cannot be read or applied are durable as dead letters before the batch
 counts as done: after a crash in between the batch is repeated, and the guard absorbs
@@ -106,7 +106,7 @@ class SinkContext:
         refusals: Consecutive refusals of the target; outlives the writer.
         abandoned: Tasks on executors, or a driver elsewhere, that were given up;
             ``None`` without either.
-        check: Called before the sink is written; raises if it may be another driver's.
+        check: Called before the sink is written; raises if another driver may run it.
     """
 
     dead_letters: DeadLetterStore
@@ -210,7 +210,7 @@ class RecordWriter:
 
     def request_overdue(self) -> None:
         """
-        Request the routes that were postponed and are due; the caller holds ``lock``.
+        Request the whole routes that are due; the caller holds ``lock``.
 
         Raises:
             UnavailableError: The requests are not known to be durable.
@@ -287,7 +287,7 @@ class RecordWriter:
         is_last: bool = True,
     ) -> AppliedRecords:
         """
-        Apply records, unless the sink may be another driver's.
+        Apply records, unless another driver may run the sink.
 
         Tombstones are purged with the last slice of a batch only: a later slice may
         hold records below the safe position.
@@ -342,19 +342,19 @@ class RecordWriter:
     def _write_dead_letters(
         self, made: Sequence[DeadLetter], written: AppliedRecords
     ) -> tuple[int, int]:
-        """Store the dead letters and release superseded keys; return as ``_put``."""
+        """Store dead letters and release superseded keys; return ``_put``'s counts."""
         if not (made or written.floors or written.held.superseding):
             return 0, 0
-        over = ReleasedKeys(written.held, written.floors, made, self._rule)
+        released = ReleasedKeys(written.held, written.floors, made, self._rule)
         parked = self._context.parked
-        count, stale = self._put([x for x in made if over.has(x)])
-        endings = over.resolutions(parked)
+        count, stale = self._put([x for x in made if released.has(x)])
+        endings = released.resolutions(parked)
         if endings:
             self._context.dead_letters.resolve(endings)
             for ending in endings:
                 parked.end(ending)
-        # Afterwards, as later dead letters park their keys again.
-        above = self._put([x for x in made if not over.has(x)])
+        # Stored after the resolutions: later dead letters park their keys again.
+        above = self._put([x for x in made if not released.has(x)])
         return count + above[0], stale + above[1]
 
     def _put(self, made: Sequence[DeadLetter]) -> tuple[int, int]:
@@ -367,21 +367,21 @@ class RecordWriter:
             return 0, 0
         parked = self._context.parked
         fresh: list[DeadLetter] = []
-        over: list[DeadLetter] = []
+        resolved: list[DeadLetter] = []
         for dead_letter in made:
             key = dead_letter.parked
             if key is not None and parked.is_over(key, dead_letter.position):
-                over.append(dead_letter)
+                resolved.append(dead_letter)
             elif not parked.has(dead_letter):
                 fresh.append(dead_letter)
-        if over:
+        if resolved:
             _log.info(
                 "dead letters already resolved: their records were read again",
-                records=len(over),
-                first=over[0].record.origin,
+                records=len(resolved),
+                first=resolved[0].record.origin,
             )
         parked.check(fresh)
         count = self._context.dead_letters.put(fresh) if fresh else 0
         for dead_letter in fresh:
             parked.park(dead_letter)
-        return count, len(over)
+        return count, len(resolved)

@@ -4,7 +4,7 @@ Delivers a batch to a sink, and bisects it to find the change that a target refu
 A target that refuses a whole call does not always name the change that is to blame. The
 batch is then halved until the change stands alone: it is refused with the target's
 answer, and all others are written. A target that refuses many changes in a row is
-broken: no dead letters are created. Refusals are counted over batches and over restarts
+broken: no dead letters are created. Refusals are counted across batches and restarts
 of the query, since small batches would otherwise move a whole topic into the dead
 letters. One accepted call resets the count.
 """

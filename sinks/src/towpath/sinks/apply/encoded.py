@@ -2,8 +2,8 @@
 Rows of a target that the engine writes itself, after tasks have encoded them.
 
 A task encodes the rows of its slice; they stay in the engine. Then the driver's sink
-decides how they are written, by their numbers and the hashes of their keys, and the
-executors write them.
+decides how they are written, from a summary of each task's rows, and the executors
+write them.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,10 +16,10 @@ from towpath.sinks.ports import Sink
 
 class EncodedSummary(NamedTuple):
     """
-    The numbers of the rows that a task has encoded for one statement of the engine.
+    A summary of the rows that a task has encoded for one statement of the engine.
 
     Attributes:
-        statement: Identifies the statement; the sink gives the name.
+        statement: Identifies the statement; the sink chooses the name.
         records: The number of changes or events that the rows were folded from.
         span: The least and the greatest value of the column that limits the search for
             stored rows; ``None``: the search is not limited.
@@ -45,7 +45,7 @@ class RowEncoder(Sink, Protocol):
     """A sink in a task that writes nothing: the engine writes what it has encoded."""
 
     def encoded(self) -> Sequence[SliceRows]:
-        """Return the rows that were applied, for each statement at most once."""
+        """Return the applied rows: at most one ``SliceRows`` for each statement."""
 
 
 Result = TypeVar("Result")
@@ -56,7 +56,7 @@ class EngineRows(Protocol):
 
     @property
     def summaries(self) -> Sequence[EncodedSummary]:
-        """The numbers of all tasks; a statement may have the rows of several."""
+        """The summaries of all tasks; several may belong to one statement."""
 
     def register(
         self,
@@ -81,8 +81,8 @@ class EngineRows(Protocol):
         """
         Call a function with the rows of a statement, on executors; return the results.
 
-        Each row is in one call whose result is returned; a repeated call has effects
-        without a result.
+        Each row is in exactly one call whose result is returned. The engine may repeat
+        a call: its effects occur again, but only one result is returned.
 
         Raises:
             UnavailableError: An executor does not answer.
@@ -103,7 +103,7 @@ class EngineWritten(Protocol):
 
     def write_encoded(self, rows: EngineRows) -> None:
         """
-        Write encoded rows, those of a table in one commit; ``flush`` has the counts.
+        Write encoded rows, one commit per table; ``flush`` returns the counts.
 
         Raises:
             BatchRefusedError: The target refuses a row; its table is unchanged.

@@ -92,8 +92,8 @@ class _Step(NamedTuple):
     A record or a floor that concerns a key.
 
     Attributes:
-        is_floor: Whether it is a floor; a record at its position comes after it.
-        is_unreadable: Whether it cannot be read; another route may be able to.
+        is_floor: Whether it is a floor; a record at its position sorts after it.
+        is_unreadable: Whether a route cannot read it; another route may.
         supersedes: Whether it makes every lower record irrelevant.
     """
 
@@ -250,7 +250,7 @@ def reasons_of(
     """
     Return the reason of each record that is a dead letter.
 
-    Causes come before held-back records.
+    A held-back record that is also unreadable keeps the reason why it is unreadable.
     """
     reasons = {record.origin: record.reason for record in decoded.unreadable}
     for origin in held.held_back:

@@ -6,16 +6,16 @@ target has no row, or the route lacks rows so that the target's row may be too o
 row is requested as it is now.
 
 Until the row arrives, further partial changes of it would be merged with the same wrong
-row, at positions above the answer, which the guard would then refuse as stale. So a
-refetch stays pending until a whole row is above all partial changes. A whole row
+row, at positions above the requested row, which the guard would then refuse as stale.
+So a refetch stays pending until a whole row is above all partial changes. A whole row
 below the newest of them was read too early: the row is requested once more. There is
 one request per row at a time; one without an answer is repeated with the next partial
 change after ``REFETCH_AGAIN_AFTER_S``.
 
 With more pending rows of a route than ``MAX_PENDING``, the whole route is requested.
-The same holds if no signal can list the keys of its rows; these stay counted, because
-only they may be wrong. If rows are still pending after the answer, the route is
-requested again. There is one request per route at a time, and none within
+So is a route whose keys no signal can list; its pending rows stay counted, because only
+they may be wrong. If rows are still pending after the route was read, it is requested
+again. There is one request per route at a time, and none within
 ``ROUTE_AGAIN_AFTER_S``, since each reads the whole table.
 
 The pending refetches are kept in a file, written before the batch counts as done.
@@ -66,7 +66,7 @@ class RefetchPlan(NamedTuple):
     whole_routes: set[str]
 
     def forget(self, route: str) -> None:
-        """Complete the refetches of a route: its rows are not counted one by one."""
+        """Complete the planned refetches of a route; its rows are no longer counted."""
         self.rows.update(dict.fromkeys(row for row in self.rows if row[0] == route))
 
 
@@ -83,7 +83,7 @@ class PendingRefetches:
             state_folder: The state folder.
             sink: The name of the sink.
             routes: The sink's routes; refetches of others are dropped.
-            clock: For requests without an answer.
+            clock: Measures the time since each request.
         """
         self._routes = frozenset(routes)
         self._state_folder = state_folder
@@ -104,7 +104,7 @@ class PendingRefetches:
 
     def incomplete_routes(self) -> frozenset[str]:
         """
-        Return the routes that lack rows, so that no change may be merged with theirs.
+        Return the routes that lack rows: no change may be merged with a row of theirs.
 
         A route that is read only for its pending refetches lacks no other rows.
         """
@@ -132,7 +132,7 @@ class PendingRefetches:
         return not is_recent and route not in self._reading()
 
     def is_requested_whole(self, route: str) -> bool:
-        """Return whether a snapshot of the whole route is requested for its rows."""
+        """Return whether a snapshot of the route is requested for its pending rows."""
         return route in self._stored.whole
 
     def is_postponed(self, route: str) -> bool:
@@ -229,7 +229,7 @@ class PendingRefetches:
         """
         Complete the refetches of rows that the relay cannot deliver.
 
-        They are parked.
+        Their keys are parked instead.
         """
         keys = {
             ParkedKey(shared_topic(record.origin.topic), record.key or b"")
@@ -319,7 +319,7 @@ class PendingRefetches:
             is_requesting = position > refetch.requested_at
             highest = refetch.highest
         elif refetch is None and row in due.rows and not is_doubtful:
-            # Merged with the row that completes its refetch in this very batch.
+            # It is merged with the row that completes the refetch in this batch.
             return
         else:
             is_old = (

@@ -6,8 +6,8 @@ guard as any batch: a change older than the target's row changes nothing. The ke
 released once all of them are written; if one is refused again, all of them stay. After
 a discard the row is refetched, so that the target has it as the source does.
 
-An erase request removes keys from the target. Their rows are requested from the source
-first, so that a crash in between leaves none of them missing.
+An erase request removes keys from the target. Rows that the source may have are
+requested first, so that a crash in between leaves none of them missing.
 
 Keys whose change a target cannot accept yet are replayed without a request, with a
 growing pause between the attempts. Later changes of these keys stay parked meanwhile.
@@ -206,7 +206,7 @@ class DeadLetterRequests:
         """
         Return whether all dead letters of a key are written.
 
-        Store why they are not.
+        If not, schedule the next attempt, and store the reasons of a final refusal.
         """
         reasons = [written.reasons.get(one.record.origin, "") for one in dead_letters]
         awaits_refetch = written.awaits_refetch and self._writer.awaits_refetch(key)
@@ -288,7 +288,7 @@ class DeadLetterRequests:
             return Reply(request.id, CANNOT_READ, request.subject)
         self._writer.erase(request.route, request.keys)
         _log.warning(
-            "sink rows erased: their keys were requested",
+            "sink rows erased on request",
             request_id=request.id,
             route=request.route,
             keys=len(request.keys),

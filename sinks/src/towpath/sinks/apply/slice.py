@@ -7,11 +7,11 @@ one, folded and written.
 
 Any split of a history over slices ends like the history itself. All records of a key
 are in one partition of a topic, so one task folds them in their order. The guard orders
-topics among each other, and repeated or abandoned tasks: a target keeps the newest
-position of each key, and refuses what is older. Floors commute with changes: a change
-below a floor is deleted by it, or refused after it.
+the changes of different topics, and of repeated or abandoned tasks: a target keeps the
+newest position of each key, and refuses older ones. Floors commute with changes: a
+change below a floor is deleted by it, or refused after it.
 
-Some records need what exists in one place only: parked keys, pending refetches, dead
+Some records need state that only the driver has: parked keys, pending refetches, dead
 letters, floors. They are *left*, together with the other records of their keys, and
 the driver writes them after the slices (see ``RecordWriter``):
 
@@ -72,7 +72,8 @@ class SliceContext:
         blocked_keys: Keys that are parked or have a refetch pending.
         incomplete_routes: Routes that lack rows.
         batch_id: The batch.
-        pipelined_records: As the sink's kind has it.
+        pipelined_records: The records per call of a sink whose target works while the
+            next ones are decoded; ``None``: as few calls as possible.
         check: Called before each call of the sink; raises if none may begin any more.
     """
 
@@ -117,7 +118,7 @@ _TIMES: Final = ("decode_ms", "apply_ms", "flush_ms")
 
 
 def total(outcomes: Sequence[SliceOutcome]) -> SliceOutcome:
-    """Add up the outcomes of slices that were written side by side."""
+    """Add up the outcomes of slices that were written in parallel."""
     counts = {name: sum(getattr(one, name) for one in outcomes) for name in _COUNTS}
     times = {
         name: max((getattr(one, name) for one in outcomes), default=0)
@@ -173,7 +174,7 @@ class PlainRecords(NamedTuple):
         skipped: Records without a change for any route.
         tombstones: Deletes among the changes.
         position: The highest position of the changes; empty if there is none.
-        left: The numbers of the records that are left.
+        left: The indices of the records that are left.
         blocked_keys: The given keys, and those of the left records.
     """
 
@@ -200,7 +201,7 @@ def decode_plain(
     """
     left = _of_keys(records, blocked_keys)
     while True:
-        # Each round leaves at least one record, so that it ends.
+        # Each round leaves at least one record, so the loop ends.
         kept = [r for n, r in enumerate(records) if n not in left] if left else records
         decoded = decode(kept, context.routes)
         folded = newest_per_key(decoded.changes)
@@ -242,7 +243,7 @@ def key_of(record: Record) -> ParkedKey | None:
 
 
 def _of_keys(records: Sequence[Record], keys: Collection[ParkedKey]) -> frozenset[int]:
-    """Return the numbers of the records of some keys."""
+    """Return the indices of the records of some keys."""
     if not keys:
         return frozenset()
     return frozenset(n for n, record in enumerate(records) if key_of(record) in keys)
@@ -262,10 +263,10 @@ class _SliceRun:
         self._is_pipelined = context.pipelined_records is not None
         self._at_once = context.pipelined_records or RECORDS_AT_ONCE
         self._chunks: list[pa.Table] = []
-        # Records to be written one by one, not written yet.
+        # Records to be decoded one by one, which are not written yet.
         self._rest: list[pa.Table] = []
-        # Records that the sink has accepted since its last flush: a table, and what it
-        # took of it as columns, or all.
+        # Tables that the sink has accepted since its last flush, each with the indices
+        # of the rows that it took as columns; ``None``: it took the whole table.
         self._accepted: list[tuple[pa.Table, Sequence[pa.Array] | None]] = []
         self._left: list[pa.Table] = []
         self._has_columns = False
@@ -281,7 +282,7 @@ class _SliceRun:
         return min(self._at_once, PARSED_AT_ONCE)
 
     def add(self, chunk: pa.Table) -> None:
-        """Write the plain rows of a chunk, and enough other records at once."""
+        """Write the plain rows of a chunk, and other records once there are enough."""
         began_s = self._context.clock.monotonic_s()
         self._records += len(chunk)
         self._chunks.append(chunk)
@@ -293,7 +294,7 @@ class _SliceRun:
             self._write_rest()
 
     def end(self) -> SliceOutcome:
-        """Write what is left to be written; flush the sink, even without a change."""
+        """Write the remaining records; flush the sink, even without a change."""
         self._write_rest()
         if self._accepted or not self._is_flushed:
             self._flush()
@@ -314,8 +315,8 @@ class _SliceRun:
     def _after_columns(self, chunk: pa.Table) -> pa.Table:
         """Write plain rows as columns; return the other records."""
         sink = self._sink
-        # The last chunk of a large slice goes the way of the others: to some targets
-        # each way costs a commit.
+        # The last chunk of a large slice is written as the others are: some targets
+        # commit rows written as columns and other changes separately.
         is_large = len(chunk) >= LEAST_RECORDS or self._has_columns
         if not isinstance(sink, Columnar) or not is_large:
             return chunk
@@ -333,7 +334,7 @@ class _SliceRun:
         return _without_indices(chunk, taken)
 
     def _apart(self) -> set[bytes]:
-        """Return the keys whose records are written one by one."""
+        """Return the keys whose records are decoded one by one."""
         keys = {parked.key for parked in self._blocked}
         for table in self._rest:
             keys.update(table.column("key").drop_null().to_pylist())
@@ -370,7 +371,7 @@ class _SliceRun:
         self._tombstones += plain.tombstones
         self._position = max(self._position, plain.position)
         if not self._is_pipelined:
-            # Later changes of a refused one's key must be left, too.
+            # If a change is refused, later changes of its key must be left, too.
             self._flush()
 
     def _flush(self) -> None:

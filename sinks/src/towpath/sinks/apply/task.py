@@ -2,8 +2,8 @@
 A task: the slice of one partition, applied in a process of an executor.
 
 The driver sends a task its ``PartitionTask``; the task returns a ``TaskResult``. A
-failure is part of the result, because the driver decides what follows it: a target or a
-broker that does not answer has the batch retried; after any other failure the driver
+failure is part of the result, because the driver decides what follows it: if a target
+or a broker does not answer, the batch is retried; after any other failure the driver
 writes the records of the task, and reports what it finds.
 
 Sinks stay open in the process between tasks, so that no batch waits for connections.
@@ -13,8 +13,9 @@ The guard refuses what it writes, but floors are compared by sinks, not by targe
 row from below a later floor would come back. Therefore a task begins no call later than
 ``WRITES_WITHIN_S`` after the driver has sent it, a call in flight ends within its own
 time limit, and no floor is applied until both have passed since a task was given up
-(``AbandonedTasks``). The time is that of the driver's wall clock: an executor may have
-been suspended before the task, or while it read.
+(``AbandonedTasks``). The age of a task at its start is the difference between the wall
+clocks, because an executor may have been suspended before; from then on the executor's
+monotonic clock counts.
 """
 
 from collections.abc import Callable, Sequence
@@ -83,7 +84,7 @@ class AbandonedTasks:
         """
         left_s = self._until.remaining_s()
         if left_s:
-            message = "what was given up may still write below the floor"
+            message = "an abandoned task or driver may still write below the floor"
             raise TasksAbandonedError(message, retry_after_s=left_s)
 
 
@@ -180,7 +181,7 @@ def run_task(task: PartitionTask, opening: Opening, read: ReadRecords) -> TaskRe
     try:
         left = pa.concat_tables([RECORDS.empty_table(), *records.slices()])
     except TowpathError as error:
-        # Whatever the reason: what could not be read cannot be left to the driver.
+        # Records that cannot be read cannot be left to the driver: retry the batch.
         return _failed(error)._replace(retry=ExecutorsFailedError)
     return result._replace(outcome=SliceOutcome(len(left), left))
 
@@ -191,8 +192,8 @@ def encode_slice(
     """
     Encode the records of one partition for the engine.
 
-    The engine may run it again, when it has lost the rows: a failure fails the task, so
-    that no rows of a batch are missing.
+    The engine may repeat the task after it has lost the rows. A failure fails the task,
+    so that no rows of a batch are missing.
     """
     encoder = make()
     encoder.open()
@@ -230,7 +231,7 @@ def _opened(task: PartitionTask, opening: Opening) -> Sink:
         return kept.sink
     close_sink(name)
     sink = opening.make()
-    # Stored before it is opened, so that a failing ``open`` closes it.
+    # Stored before it is opened, so that it is closed if ``open`` fails.
     _open_sinks[name] = _OpenSink(opening.id, sink)
     sink.open()
     return sink

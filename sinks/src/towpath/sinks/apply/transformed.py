@@ -2,10 +2,10 @@
 Transforms the rows of a folded batch. Pure.
 
 Rows are transformed after the fold, because a transform of a partial change needs the
-columns that an earlier change of the batch has. A row that the sink must not have is a
-delete at its position: the guard orders it among all other changes of its key. A
-partial change that lacks columns which a transform needs has its row refetched; a value
-that cannot be transformed refuses the change, as a target would.
+columns that an earlier change of the batch has. A row that the sink must not have
+becomes a delete at its position: the guard orders it among all other changes of its
+key. A partial change that lacks columns which a transform needs has its row refetched;
+a value that cannot be transformed refuses the change, as a target would.
 """
 
 from towpath.sinks.change import (

@@ -45,7 +45,7 @@ def plain_text(value: Value, column: str) -> str:
 
 
 def number_of(value: Value) -> Decimal | None:
-    """Return the number that a value is or spells, if it is finite."""
+    """Return the number that a value is or spells, if a numeric can hold it."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     text = value if isinstance(value, str) else repr(value)
@@ -89,7 +89,7 @@ def _text(value: Value, _: ValueType) -> Value:
 
 def _integer(value: Value, kind: ValueType) -> Value:
     number = Decimal(int(value)) if isinstance(value, bool) else number_of(value)
-    if number is None or number.adjusted() > len(str(2**63)):
+    if number is None or (number and number.adjusted() > len(str(2**63))):
         return None
     # As Postgres rounds a numeric: halves away from zero.
     whole = int(number.to_integral_value(ROUND_HALF_UP))
@@ -101,6 +101,9 @@ def _numeric(value: Value, kind: ValueType) -> Value:
     number = number_of(value)
     if number is None or not kind.precision:
         return None if number is None else format(number, "f")
+    if not number:
+        # Zero has no leading digit to count.
+        return format(Decimal(0), f".{kind.scale}f")
     if number.adjusted() >= kind.precision - kind.scale:
         return None
     sign, digits, exponent = number.as_tuple()

@@ -2,9 +2,9 @@
 Whole rows as columns, without a Python value for each row.
 
 A record is plain if it is a row change of one route without a routing, and has a key, a
-value, a position and no other header. Other records are read one by one, together with
-all records of their keys, so that each key is handled in one place. Dead letters,
-parked keys and floors are therefore unknown here. Pure.
+value, a position and no other header, except that of a snapshot. Other records are read
+one by one, together with all records of their keys, so that each key is handled in one
+place. Dead letters, parked keys and floors are therefore unknown here. Pure.
 
 Hot path: a fixed number of passes over the columns of a batch, none over its rows.
 """
@@ -34,7 +34,7 @@ _BLOCK_BYTES: Final = 16 * 1024 * 1024
 # Follows the row in an envelope; no string holds it, since its quotes are escaped.
 _SOURCE: Final = '"source":{'
 # Arrow takes seconds for a value with a few thousand levels, and at a hundred thousand
-# its stack overflows and the process ends. Reading one by one handles up to a thousand.
+# its stack overflows and the process ends. Records read one by one may have a thousand.
 _BRACKETS: Final = 500
 # A shorter text cannot be that deep, because each bracket is closed.
 _SHORT_BYTES: Final = 2 * _BRACKETS
@@ -145,8 +145,9 @@ def read_rows(columns: Columns, row: pa.StructType) -> ParsedRows:
     Raises:
         pa.ArrowInvalid: A value is not JSON, or not of its column's type.
     """
-    rows, said, has_escapes = _read(_one(columns.values.cast(pa.large_string())), row)
-    is_whole = pc.and_(pc.is_in(said, _WHOLE), rows.is_valid())
+    envelopes = _one(columns.values.cast(pa.large_string()))
+    rows, operations, has_escapes = _read(envelopes, row)
+    is_whole = pc.and_(pc.is_in(operations, _WHOLE), rows.is_valid())
     is_whole = pc.fill_null(is_whole, fill_value=False)
     other_keys = columns.keys.filter(pc.invert(is_whole))
     return ParsedRows(rows, _without(is_whole, columns.keys, other_keys), has_escapes)
@@ -282,7 +283,7 @@ def _plain_topics(topics: list[str], routes: Routes) -> dict[str, list[str]]:
 
 
 def _positions(headers: pa.ChunkedArray) -> pa.Array:
-    """Return each record's position; null if it has none, or has other headers."""
+    """Return each record's position; null if it has none, or an unknown header."""
     lists = _one(headers)
     entries = lists.flatten()
     parents = pc.list_parent_indices(lists)

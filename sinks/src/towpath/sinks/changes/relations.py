@@ -30,7 +30,7 @@ class Column:
     Attributes:
         type: Postgres's own spelling without modifiers (``bigint``, ``timestamp with
             time zone``), ``schema.name`` for a user's type.
-        typmod: Its modifier as Postgres stores it; -1 for none.
+        typmod: The type's modifier as Postgres stores it; -1 for none.
         is_object: Whether its values are objects, or lists of objects: composite types.
         source_name: Its name in the source, if it is published under another.
     """
@@ -54,7 +54,7 @@ class Column:
 @dataclass(frozen=True, slots=True)
 class RelationShape:
     """
-    A table: its columns in order, and the columns of its primary key in key order.
+    A table: its columns in order, and the columns of its records' key in key order.
 
     Attributes:
         position: The position as of which the shape is valid, as sortable text.

@@ -70,7 +70,7 @@ class Routing:
         return transformed_columns(self._transforms, columns, key)
 
     def is_used(self, column: str, columns: Iterable[Column]) -> bool:
-        """Return whether a published column decides anything in the sink."""
+        """Return whether a published column affects the rows in the sink."""
         transformed = self.transformed(columns)
         return column in transformed.deciding or any(
             column in one.inputs and self.name(one.name) is not None
@@ -163,7 +163,7 @@ class Routing:
         plan = [(column, name) for column, name in named if name is not None]
         names = {name for _, name in plan}
         if len(names) < len(plan) or not names.isdisjoint(self._constants):
-            refuse("two columns get one name by the route's renames and constants")
+            refuse("the route's renames and constants give two columns one name")
         if not names.isdisjoint(RESERVED_COLUMNS):
             refuse("a column has a name that sinks reserve")
         if len(self._plans) >= _MOST_PLANS:
@@ -243,7 +243,7 @@ class Routes:
 
     @property
     def exact(self) -> tuple[str, ...]:
-        """The topics that routes name, without those that match ``*``."""
+        """The topics that routes name without ``*``, and their backfill topics."""
         return tuple(self._by_topic)
 
     def reading(self, topic: str) -> tuple[Reading, ...]:

@@ -259,7 +259,7 @@ class PythonTransform:
 
         Args:
             name: Its entry point.
-            reads: The columns that it sees; none named: all.
+            reads: The columns that it sees; all columns if it names none.
             writes: The columns that it writes, with their types.
 
         Raises:
@@ -313,7 +313,7 @@ def _is_same(row: Row, column: str, value: object) -> bool:
 
 
 def _python(entry: Transform) -> _Step:
-    """Return a step that calls a function; it may drop the row, so it needs all."""
+    """Return a step that calls a function, which needs all columns that it reads."""
     function = PythonTransform(entry.python or "", entry.reads, entry.writes)
     reads = frozenset(entry.reads)
 

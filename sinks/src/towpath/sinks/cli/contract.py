@@ -3,8 +3,8 @@
 
 The schema before the migration is made in a scratch database, from SQL files or from
 the earlier revisions of Alembic; the migration is applied to it, and the catalogs
-before and after are compared. The files are run as they are: no SQL is parsed. The
-server itself should be no important one, because a migration may create roles.
+before and after are compared. The files are run as they are: no SQL is parsed. Do not
+use an important server, because a migration may create roles, which outlive the copy.
 """
 
 import json as json_text
@@ -40,7 +40,7 @@ from towpath.sinks.postgres import Connection, connected
 _CONNECT_TIMEOUT_S: Final = 10
 # Commands of psql that pg_dump writes, and that no server knows.
 _PSQL_ONLY: Final = ("\\restrict", "\\unrestrict")
-# Run by the application's own Python, in its folder: it has Alembic and the models.
+# Run by the application's own Python, which has Alembic and the models.
 _UPGRADE: Final = """
 import os, sys
 from alembic import command
@@ -260,7 +260,8 @@ class _ScratchOptions:
         alembic: The revisions START:END, such as 0007:0008 or base:head.
         alembic_config: Alembic's configuration file.
         url_variable: The environment variable that gives Alembic's env.py the database.
-        python: The application's Python, which runs Alembic; by default, this one.
+        python: The application's Python, which runs Alembic; by default, that of
+            this command.
     """
 
     dsn: Annotated[str, Parameter(env_var="TOWPATH_SCRATCH_DSN")]
@@ -275,7 +276,7 @@ class _ScratchOptions:
         Return the step that makes the schema, and the one that migrates it.
 
         Raises:
-            UsageError: No migration is named, or its range has no start.
+            UsageError: No migration is named, or ``--alembic`` is not used as intended.
         """
         files = sql_files(self.schema)
         if self.alembic is None:
@@ -315,8 +316,8 @@ def contract(
     Args:
         migrations: SQL files of the migration, in their order.
         scratch: The scratch database.
-        accept: A table (shop.orders) or a column (shop.orders.note) that may be
-            refused. May be given several times.
+        accept: A table (shop.orders) or a column (shop.orders.note) whose refused
+            change is accepted. May be given several times.
         json: Print one JSON document.
         config: Configuration file.
     """
@@ -327,7 +328,7 @@ def contract(
     refused = {one.name for one in found if one.level is Level.REFUSED}
     unknown = sorted(set(accept) - refused)
     if unknown:
-        message = f"nothing is refused of {', '.join(unknown)}: leave --accept out"
+        message = f"no change of {', '.join(unknown)} is refused: omit this --accept"
         raise UsageError(message)
     found = accepted(found, accept)
     is_refused = bool(refused.difference(accept))

@@ -40,19 +40,19 @@ def verify(  # noqa: PLR0913 - a command's options
         sinks: Their names in the configuration; by default, all that can be read.
         route: Compare only this route of one sink, named as in the sink or by its
             table.
-        sample: Compare random rows: a number for each route, or a percentage as 5%,
-            of the source's rows and about as many of the sink's. It proves no more
-            than these rows, and nothing if there are none.
-        repair: Read keys that differ from the source again, for this sink only, and
+        sample: Compare random rows: a number for each route, or a percentage such as
+            5%, of the source's rows and about as many of the sink's. The result holds
+            for these rows only, and proves nothing if there are none.
+        repair: Have the relay read differing rows again, for this sink only, and
             compare them once more. Keys that still differ are reported with the
             reason, with exit code 1.
         erase: With --repair, have the sink erase keys that no newly read row replaces,
             and read them again: a row above all positions that the sink ever applied,
             a row that is there more than once, a key the table cannot have.
-        continuous: Verify one sink again and again, until interrupted; then exit by
-            the worst of all passes. A pass in which source, broker or sink do not
+        continuous: Verify one sink again and again, until interrupted; then exit with
+            the code of the worst pass. A pass in which source, broker or sink do not
             answer counts as not verified.
-        every: How many seconds from one beginning to the next.
+        every: With --continuous, the seconds from the start of a pass to the next.
         json: Print one JSON document for each sink; with --continuous, one on each
             line.
         config: Configuration file.

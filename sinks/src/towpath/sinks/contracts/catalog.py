@@ -4,8 +4,8 @@ The catalog of a scratch database, and the statements that change rows of its ta
 Tables, columns and labels of enums keep their numbers (oid and attnum) when they are
 renamed: so two catalogs, before and after a migration, show a rename as a rename.
 
-The scratch database has no rows. A trigger of each table runs once for a statement all
-the same, so that the statements of any tool are seen, also those inside functions. The
+The scratch database has no rows. A statement-level trigger of each table fires all the
+same, so that the statements of any tool are seen, including those inside functions. The
 triggers are gone before the catalog is read again.
 """
 
@@ -101,8 +101,8 @@ class Table:
         """
         The numbers of the columns of its records' key; none without a key.
 
-        It is the primary key's, or that of the replica identity's index; in a table
-        without both, that of its first unique index.
+        It is that of the replica identity's index, else the primary key; in a table
+        without both, with the identity FULL, it is that of the first unique index.
         """
         chosen = [
             *(k for k in self.keys if k.is_identity and self._has_index_identity),

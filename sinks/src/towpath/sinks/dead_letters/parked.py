@@ -164,7 +164,7 @@ class ParkedKeys:
         return waiting is None or position > waiting.highest
 
     def is_over(self, parked: ParkedKey, position: str) -> bool:
-        """Return whether a position is below a resolution of its key."""
+        """Return whether a position is at or below a resolution of its key."""
         return position <= self._ended.get(parked, "")
 
     def below(self, topic: str, floor: str) -> list[ParkedKey]:
@@ -227,8 +227,7 @@ class OpenDeadLetters:
         subject = subject_of(dead_letter)
         if self.wanted is not None and subject not in self.wanted:
             return
-        # A resolved dead letter without a position is only reopened by a later
-        # record.
+        # It stays resolved: its position is not above that of the resolution.
         if subject in self._ended and dead_letter.position <= self._ended[subject]:
             return
         self.dead_letters.setdefault(subject, {})[dead_letter.record.origin] = (

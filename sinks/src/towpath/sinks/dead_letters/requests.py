@@ -1,5 +1,5 @@
 """
-Dead letters as operators see them, and their requests about them to a sink.
+Dead letters as operators see them, and the requests that operators send to a sink.
 
 A request is an entry of the dead-letter topic: a stopped sink handles it at its
 next start. So only the sink writes to its target, and a replay passes the same

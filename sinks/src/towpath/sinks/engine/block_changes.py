@@ -42,7 +42,7 @@ class BlockChangeOutcome(enum.StrEnum):
 _DESCRIPTIONS: Final[Mapping[BlockChangeOutcome, str]] = {
     BlockChangeOutcome.ROUTE_ADDED: "the route is new",
     BlockChangeOutcome.ROUTE_CHANGED: "the settings of the route have changed",
-    BlockChangeOutcome.ROUTE_REMOVED: "the route was removed: the target keeps rows",
+    BlockChangeOutcome.ROUTE_REMOVED: "the route was removed: its rows remain",
     BlockChangeOutcome.TARGET_CHANGED: "the sink has another target",
 }
 
@@ -52,7 +52,8 @@ class BlockDigest(NamedTuple):
     The settings that decide a sink's rows.
 
     Attributes:
-        target: A digest of its address; empty if it cannot be read back.
+        target: A digest of the target's address; empty for a target that cannot be
+            read back.
         routes: The settings of each route except its name, as JSON.
     """
 

@@ -58,7 +58,7 @@ def span(checkpoint: Path, batch_id: int) -> Span:
     for topic, partitions in begins.items():
         for partition, begin in partitions.items():
             if begin > ends.get(topic, {}).get(partition, -1):
-                message = f"partition {partition} of {topic} ended at {begin} before"
+                message = f"partition {partition} of {topic} now ends before {begin}"
                 raise RecordsGoneError(message)
     return {
         (topic, int(partition)): (begins.get(topic, {}).get(partition, 0), end)

@@ -1,9 +1,9 @@
 """
 ``python -m towpath.sinks.engine.classes``: record the archive of Spark's classes.
 
-Java loads and checks about 20,000 classes until a driver has written its first batch,
+Java loads and verifies about 20,000 classes before a driver has written a first batch,
 which is most of the work of its start. An engine is started once, uses what drivers
-use, and Java writes its loaded classes into one file when it ends. Every engine of
+use, and Java writes its loaded classes into one file when it ends. Every engine with
 these jars then maps the file (``towpath.sinks.jars.java``). Nothing depends on it:
 without the file, engines only start more slowly.
 """
@@ -118,7 +118,7 @@ def record(archive: Path, folder: Path) -> None:
     gateway = spark.sparkContext._gateway  # noqa: SLF001 - there is no public way
     spark.stop()
     if gateway is not None:
-        # The process ends with its standard input, and then writes the archive.
+        # The process ends when its standard input closes, and then writes the archive.
         gateway.proc.stdin.close()
         gateway.proc.wait(_WRITTEN_WITHIN_S)
 

@@ -146,7 +146,7 @@ class ColumnChanges:
         shape: RelationShape,
         before: Mapping[str, str],
     ) -> bool:
-        """Return whether an altered column changes the sink's rows."""
+        """Return whether older rows can get the new values of an altered column."""
         routing = routing_of(route)
         if routing is not None and not routing.is_used(column.name, shape.columns):
             return False
@@ -165,7 +165,7 @@ class ColumnChanges:
         """
         Request the rows with a value in one of the columns.
 
-        If they cannot be requested, log the command that fills them.
+        If that is not possible or not wanted, log the command that fills them.
         """
         name, names = self._sink.name, [column.name for column in columns]
         why = f"columns were added, renamed or retyped: {', '.join(names)}"
@@ -181,7 +181,7 @@ class ColumnChanges:
         if snapshot_id is not None:
             return {snapshot_id: names}
         _log.error(
-            "sink columns not filled in older rows: the rows cannot be requested",
+            "sink columns not filled in older rows: the rows are not requested",
             sink=name,
             route=route.name,
             columns=names,

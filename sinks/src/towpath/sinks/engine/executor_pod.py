@@ -2,7 +2,7 @@
 The entry point of an executor's pod in Kubernetes: ``python -m`` this module.
 
 Spark's driver starts the pod with the argument ``executor`` and describes the executor
-in variables. The program of Spark's own images for them is not in PySpark's package.
+in variables. The entry point of Spark's own images is not in PySpark's package.
 This process becomes the executor's Java process, so that it receives the signals of the
 pod's end.
 """
@@ -39,7 +39,7 @@ def command_of(environ: Mapping[str, str]) -> list[str]:
     Return the command of the executor that the variables describe.
 
     Raises:
-        KeyError: This variable is not set.
+        KeyError: A variable is not set; its name is the key.
     """
     java, spark = (Path(environ[name]) for name in ("JAVA_HOME", "SPARK_HOME"))
     numbered = ((_JAVA_OPTION.fullmatch(name), text) for name, text in environ.items())

@@ -57,7 +57,7 @@ from towpath.sinks.kafka.client import KafkaRelations
 from towpath.sinks.kinds import ExecutorParts, RoutedRelations, kind_of
 from towpath.sinks.ports import Sink
 
-# Blocked keys are sent with every task. With more, the driver writes the batch.
+# Blocked keys are sent with every task. If there are more, the driver writes the batch.
 MAX_BLOCKED_KEYS: Final = 1000
 
 # The column of the tasks' results, each pickled: counts, and tables of records.
@@ -75,7 +75,7 @@ _log = structlog.get_logger("towpath.sinks")
 
 
 class Executors:
-    """The executors, as far as they write one sink."""
+    """The executors, which write the slices of one sink."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Executors:
 
         Args:
             sink: The sink.
-            make: Makes it on an executor; it is sent there.
+            make: Makes the sink on an executor; the function is sent there.
             abandoned: Gets the tasks that were given up.
         """
         self._sink = sink
@@ -138,7 +138,7 @@ class Executors:
 
 
 class EncodingExecutors:
-    """The executors, as far as the engine writes one sink by them."""
+    """The executors, which encode the rows of a sink that the engine writes."""
 
     def __init__(self, settings: SinkSettings, sink: EngineWritten) -> None:
         """
@@ -194,7 +194,7 @@ class _FirstBatch:
     def log(self) -> None:
         if not self._is_logged:
             self._is_logged = True
-            _log.info("sink writes large batches by the executors", sink=self._sink)
+            _log.info("sink writes large batches on the executors", sink=self._sink)
 
 
 def _encoded(
@@ -322,7 +322,7 @@ def _unpickled(results: pa.Table) -> list[Any]:
 
 
 def _is_repeated() -> bool:
-    """Return whether the engine runs this task again, in its process."""
+    """Return whether the engine runs the task of this process again."""
     task = TaskContext.get()
     return task is not None and task.attemptNumber() > 0
 

@@ -1,10 +1,11 @@
 """
-The runs of sinks, and their datasets, for catalogs of lineage.
+The runs of sinks, and their datasets, for catalogs of data lineage.
 
 A sink's run begins when its query runs, or when a batch is written after a failure, and
-ends with the sink, or by a failure. Its inputs are the topics of its routes, and its
-outputs the places in the target. Columns are known of routes of tables: those that the
-relay announced, and those of the route, each with the published columns that decide it.
+ends with the sink, or with a failure. Its inputs are the topics of its routes, and its
+outputs the places in the target. Columns are known for the routes of tables: an input
+has those that the relay announced, and an output has those of the route, each with the
+published columns that it comes from.
 """
 
 from collections.abc import Iterator, Mapping
@@ -107,7 +108,7 @@ def _fields(shape: RelationShape | None) -> list[Field]:
 def _routed(
     name: DatasetName, shape: RelationShape, topic: DatasetName, routing: Routing
 ) -> Dataset:
-    """Return a place in a target, each column with those that decide it."""
+    """Return the dataset of a place; each column lists those that it comes from."""
     origins = {
         column: [(topic, origin) for origin in sorted(each.inputs)]
         for each in routing.transformed(shape.columns).columns

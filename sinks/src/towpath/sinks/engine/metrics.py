@@ -93,8 +93,8 @@ class SinkMetrics:
     The metrics of one driver's sinks.
 
     Attributes:
-        published: Returns when the newest progress of each sink was published, also of
-            those that other drivers run.
+        published: Returns when the newest progress of each sink was published,
+            including those that other drivers run.
     """
 
     published: Callable[[], Mapping[str, datetime]] = dict
@@ -211,7 +211,7 @@ def _log_lsn(progress: Progress) -> int | None:
 
 
 def _free_bytes(one: WatchedSink) -> int | None:
-    """Return the free bytes of a folder; none before there is one."""
+    """Return the free bytes on the disk of the state; ``None`` without a folder."""
     if one.folder is None:
         return None
     try:

@@ -193,7 +193,7 @@ class Monitor:
             self._check()
 
     def _published(self) -> Mapping[str, datetime]:
-        """Return when each sink was heard of; a driver without sinks reads nothing."""
+        """Return when each sink published last; without sinks, nothing is read."""
         return self._store.times() if self._reports else {}
 
     def _check(self) -> None:

@@ -42,12 +42,12 @@ _METADATA_AGE_MS: Final = 2_000
 # The function of a task: gets the task's records, and yields its results.
 TaskFunction: TypeAlias = Callable[[ReadRecords], Iterator[pa.RecordBatch]]
 
-# A task ends with its batch, and the next one of its process may read another
+# A task ends with its batch, and the next task in its process may read another
 # partition: records prefetched beyond the end of a task are often not needed.
 _AHEAD_RECORDS: Final = FETCH_SLICE_RECORDS
 
-# A batch that takes longer is delivered again. The driver waits twice as long for its
-# sinks.
+# A stop waits this long for the batch under way; a longer batch is delivered again. The
+# driver waits twice as long for its sinks.
 FINISH_WITHIN_S: Final = 20.0
 _POLL_EVERY_S: Final = 0.02
 
@@ -79,7 +79,7 @@ class PartitionTasks:
         Store the parameters; nothing is read yet.
 
         Args:
-            frame: The batch as the engine passes it, of whose session the tasks are.
+            frame: The batch as the engine passes it; the tasks run in its session.
             kafka: The brokers.
             sink: The name of the sink.
             span: The offsets of the batch.
@@ -161,7 +161,7 @@ class QueryPlan:
 
     @property
     def begins_file(self) -> Path:
-        """The first offsets without a checkpoint; without the file, the earliest."""
+        """The file of the offsets at which a query without a checkpoint begins."""
         resumes = self.resumes_file
         return resumes if resumes.exists() else self.starting_offsets_file
 
@@ -209,7 +209,7 @@ def _starting_offsets(plan: QueryPlan, routes: Routes, cluster: Cluster) -> str:
 
 
 def wait_for_batch(query: StreamingQuery, clock: Clock) -> None:
-    """Wait until no batch is under way; the writer starts no new one."""
+    """Wait for the batch under way, but not forever; the writer starts no new one."""
     deadline = Deadline(clock, FINISH_WITHIN_S)
     while query.isActive and query.status["isTriggerActive"] and not deadline.passed():
         clock.wait(_POLL_EVERY_S)

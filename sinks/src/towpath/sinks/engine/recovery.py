@@ -211,7 +211,7 @@ def _examine_topic(
 def _examine_new(
     committed: Offsets, retained: Retained, examined: ExaminedOffsets
 ) -> None:
-    """Check topics without committed offsets: they are read from the start."""
+    """Check topics and partitions that are read from the start."""
     for topic, partitions in retained.first.items():
         known = committed.get(topic, {})
         if not known and topic in retained.remade:
@@ -304,7 +304,7 @@ class Recovery:
         self._note(examined)
         usable = _usable(stored, committed, retained)
         if is_requested:
-            # The query resumes there: one request is enough.
+            # Later starts resume at these offsets, and do not request the routes again.
             whole = {t: {**f, **usable.get(t, {})} for t, f in retained.first.items()}
             _offsets(self._plan.resumes_file).keep(whole)
         elif usable != stored:
@@ -409,7 +409,7 @@ class Recovery:
         append_recovery(self._folder, self._clock, entries)
         for finding in examined.findings:
             _log.warning(
-                "sink query cannot continue at its offsets",
+                "sink query recovers before it starts",
                 sink=self._plan.sink.name,
                 outcome=finding.outcome,
                 why=DESCRIPTIONS[finding.outcome],

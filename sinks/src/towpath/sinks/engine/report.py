@@ -110,7 +110,7 @@ class Report:
             self._publish(only_if_changed=True)
 
     def end(self) -> None:
-        """Publish that the driver runs the sink no longer."""
+        """Publish that the driver no longer runs the sink."""
         if self._runs is not None:
             self._runs.end()
         if self._publisher is not None:
@@ -188,7 +188,7 @@ class Report:
         )
         self._write(
             state=State.FAILED,
-            error=f"{message} {remedy}",
+            error=f"{message.removesuffix('.')}. {remedy}",
             retries=self._progress.retries + 1,
         )
         if self._runs is not None:
@@ -200,7 +200,7 @@ class Report:
             self._write(parked=keys)
 
     def refused(self, why: str | None) -> None:
-        """Report why the changed block is refused; ``None``: the block fits."""
+        """Report why the changed block is refused; ``None`` if it fits."""
         if why != self._progress.refused:
             self._write(refused=why)
 

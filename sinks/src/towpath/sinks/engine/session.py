@@ -80,9 +80,9 @@ _LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.shuffle.partitions": "2",
 }
 
-# Without them Hadoop starts a process, such as readlink, for each step at a file of a
-# checkpoint: ten a batch, a third of the time of an engine with small batches. Tables
-# need a file system that knows more, such as its scheme.
+# Without them Hadoop starts a process, such as readlink, for each operation on a
+# checkpoint file: ten a batch, a third of the time of an engine with small batches.
+# Tables need a file system that knows more, such as its scheme.
 _CHECKPOINT_SETTINGS: Final[Mapping[str, str]] = {
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -298,7 +298,7 @@ def is_waiting_for_executors(session: SparkSession) -> bool:
 
 
 def _submitted() -> dict[str, str]:
-    """Return the arguments of ``spark-submit`` and those of its files."""
+    """Return the settings from the arguments and the files of ``spark-submit``."""
     SparkContext._ensure_initialized()  # noqa: SLF001 - connects to the existing process
     return dict(SparkConf().getAll())
 

@@ -7,7 +7,7 @@ A batch has many records of many traces, so it is a trace of its own::
     sink write        one for each sampled record, within the trace of its event
 
 Only records whose header has a sampled trace context have spans: events of an outbox.
-They are found by columns, as the driver reads the batch, and only while tracing is on.
+They are found column-wise while the driver reads the batch, and only if tracing is on.
 A batch whose records the executors read has none.
 """
 
@@ -29,7 +29,7 @@ from towpath.schemas.tracing import (
 from towpath.settings import Sink
 from towpath.sinks.changes.decode import ReadRecords
 
-# Spans of one batch; records beyond it have none, and are counted.
+# The most records of one batch that have spans; further records are only counted.
 MAX_SPANS: Final = 128
 _SAMPLED: Final = r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]$"
 

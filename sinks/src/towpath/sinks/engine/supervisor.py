@@ -13,8 +13,8 @@ that is, with the same batch; before that, ``Recovery`` checks whether it can co
 there.
 
 Before the start and between batches the supervisor carries out dead letter requests,
-requests overdue refetches, and lets the target be checked (``SupportsUpkeep``), never
-beside a batch. A query is stopped after the batch under way: otherwise the engine might
+requests overdue refetches, and has the target maintained (``SupportsUpkeep``), never
+during a batch. A query is stopped after the batch under way: otherwise the engine might
 not commit a batch that was written, and would deliver all of it again.
 """
 
@@ -86,14 +86,14 @@ class NoRepairs:
     """
 
     def request_keys(self, _route: str, _keys: object) -> bool:
-        """Return that no rows can be requested."""
+        """Return False: no rows can be requested."""
         return False
 
     def request_columns(self, _route: str, _columns: object, _why: str) -> None:
-        """Return that no rows can be requested."""
+        """Return None: no rows can be requested."""
 
     def request_all(self, _route: str, _why: str) -> bool:
-        """Return that no rows can be requested."""
+        """Return False: no rows can be requested."""
         return False
 
 
@@ -115,9 +115,9 @@ class SupervisorParts:
     The services of a supervisor, made by the root.
 
     Attributes:
-        make_batches: Makes the reader of a sink's batches, by the sink's name.
-        make_dead_letters: Makes the dead letters of a sink, by its name and by a step
-            that precedes each resolution.
+        make_batches: Makes the reader of a sink's batches, from the sink's name.
+        make_dead_letters: Makes the dead-letter store of a sink, from its name and a
+            step that precedes each resolution.
         make_repairs: Makes the repairs of a sink.
         earliest_positions: The positions at the start of topics; without them no
             tombstone is ever dropped.
@@ -177,7 +177,7 @@ _log = structlog.get_logger("towpath.sinks")
 
 
 class _StoppedError(Exception):
-    """The driver is stopping; the next start delivers the batch again."""
+    """The driver is stopping, or the query ended; a start delivers the batch again."""
 
 
 class Supervisor:
@@ -249,7 +249,7 @@ class Supervisor:
             )
             # Before any request about dead letters writes a row.
             column_changes.check()
-            # A refetch that a dead letter has caused must not be lost without it.
+            # A dead letter's refetch is copied before the dead letter is resolved.
             dead_letters = self._parts.make_dead_letters(self._name, self._copies.save)
             run = self._sink_run(sink, dead_letters, repairs)
             run = run._replace(writing=ShapeCheckedWriter(column_changes, run.writing))
@@ -274,7 +274,7 @@ class Supervisor:
             plan.state_folder, plan.sink.name, names, parts.clock
         )
         make = parts.on_executor(plan.sink) if parts.on_executor else None
-        # Tasks of a target that the engine writes write nothing themselves.
+        # If the engine writes the target, the tasks write nothing themselves.
         has_tasks = make is not None and not isinstance(sink, EngineWritten)
         abandoned = self._abandoned(has_tasks=has_tasks)
         context = SinkContext(

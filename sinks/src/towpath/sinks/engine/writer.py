@@ -55,7 +55,7 @@ class SinkWriter:
             sink: The sink of the writer.
             context: The services that the writer uses.
             executors: Apply the slices of large batches; without them the driver does.
-            pipelined_records: As the sink's kind has it.
+            pipelined_records: The sink kind's number of records per call.
         """
         self._writer = writer
         self._sink = sink
@@ -79,7 +79,7 @@ class SinkWriter:
                 found = self._context.refetches.incomplete_routes() - incomplete_routes
                 if not found:
                     return self._finish(outcome, batch_id)
-                # Its partial changes may have been merged with the remaining rows.
+                # Its partial changes were merged as if the target lacked no rows.
                 _log.info(
                     "batch written again: the target was found to lack rows",
                     routes=sorted(found),
@@ -123,7 +123,7 @@ class SinkWriter:
         except ExecutorsFailedError:
             rows.check()
             raise
-        # Of a target that the engine writes, the driver's sink has the counts.
+        # If the engine writes the target, the driver's sink has the counts.
         checkpoint = self._sink.flush()
         return outcome._replace(
             rows=outcome.rows + checkpoint.applied,

@@ -77,7 +77,7 @@ def check_topics(sink: Sink, settings: Settings) -> Iterator[Finding]:
 
 
 def check_target(sink: Sink, settings: Settings) -> Iterator[Finding]:
-    """Yield refusals of the target, or that it does not answer."""
+    """Yield the target's refusals, or a finding that it does not answer."""
     kind = kind_of(sink)
     try:
         if kind.rights is not None:

@@ -1,5 +1,5 @@
 """
-Checks of the targets that are set up and reachable: loss, full disks, slow searches.
+Health checks of the targets: risks of data loss, full disks, slow searches.
 
 ``towpath sink check`` answers whether a sink may write; these checks, whether its
 target keeps what it wrote. Each target's ``upkeep`` reads the facts; the findings are
@@ -29,7 +29,7 @@ _STRICT: Final = "strict"
 _PERCENT: Final = 100.0
 # The cache copies changed pages while it writes its file: a fifth is a usual margin.
 _FULL_SHARE: Final = 0.8
-# Planning a read takes a second and more beyond it.
+# With more files, planning a read takes a second or longer.
 _MANY_FILES: Final = 5_000
 _MANY_VERSIONS: Final = 1_000
 # The defaults of OpenSearch.
@@ -93,9 +93,9 @@ class SearchHealth(NamedTuple):
         status: The cluster's status: green, yellow or red.
         node_count: The servers with data.
         disks: The disks, by server.
-        low_watermark: The use of a disk from which on it gets no shards: a share in per
-            cent or as a ratio, or the bytes that must be free.
-        flood_stage: The use from which on its indexes are read-only.
+        low_watermark: The disk usage at which a server gets no more shards: a
+            percentage, a ratio, or the bytes that must be free.
+        flood_stage: The disk usage at which its indexes become read-only.
         indexes: The sink's indexes.
         now: The clock of a server.
     """
@@ -205,7 +205,7 @@ def search_findings(sink: Sink, health: SearchHealth) -> Iterator[CheckFinding]:
             used = _PERCENT * (1 - disk.free_bytes / disk.total_bytes)
             yield warning_finding(
                 "search-disk",
-                f"the disk of {name} is used to {used:.0f} %, beyond its low watermark "
+                f"the disk of {name} is {used:.0f} % full, beyond its low watermark "
                 f"({health.low_watermark})",
                 "it gets no shards, and at the flood stage "
                 f"({health.flood_stage}) its indexes become read-only",
@@ -334,7 +334,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _is_beyond(disk: Disk, watermark: str) -> bool:
-    """Return whether a disk is fuller than a watermark; one in bytes is free space."""
+    """Return whether a disk is beyond a watermark; a size is the needed free space."""
     if size := _SIZE.fullmatch(watermark):
         unit = (size[2] or "").lower()
         return disk.free_bytes < float(size[1]) * 1024.0 ** _UNITS.index(unit)

@@ -1,5 +1,5 @@
 """
-State of routes that targets with columns of their own share, each logged once.
+Held-back routes and ignored columns, for targets with columns; each is logged once.
 
 A route is *held back* while its table cannot be fitted to its source: its changes
 become dead letters with the reason. A column is *ignored* if an older record has it and
@@ -16,7 +16,7 @@ class HeldBackRoutes:
     """The routes of one sink that are held back, with the reasons."""
 
     def __init__(self, log: Any) -> None:  # noqa: ANN401 - structlog's
-        """Hold no route back; ``log`` is the logger of the target."""
+        """Start without a route; ``log`` is the logger of the target."""
         self._log = log
         self._reasons: dict[str, str] = {}
 
@@ -45,7 +45,7 @@ class IgnoredColumns:
     """The columns of older records that one sink has ignored."""
 
     def __init__(self, log: Any) -> None:  # noqa: ANN401 - structlog's
-        """Know of none; ``log`` is the logger of the target."""
+        """Start without a column; ``log`` is the logger of the target."""
         self._log = log
         self._known: set[tuple[str, str]] = set()
 

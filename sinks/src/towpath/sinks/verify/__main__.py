@@ -59,7 +59,7 @@ class VerifyOptions:
     The options of a verification.
 
     Attributes:
-        as_json: Print one JSON document; one line each if repeated.
+        as_json: Print the result as JSON; each result is one line if repeated.
         names: The routes, or their tables; empty for all.
         sample: The number of rows per route, or a percentage; empty for all rows.
         repairs: Whether to refetch differing rows and compare them again.

@@ -1,8 +1,8 @@
 """
 The differences between source and sink, by key and column. Pure.
 
-Rows are texts packed into one, so that equal rows cost one comparison; only differing
-rows are unpacked.
+The texts of a row are packed into one value, so that equal rows cost one comparison;
+only differing rows are unpacked.
 
 Both sides may change while they are compared, so a difference is a suspect at first. It
 is judged by two reads of the sink, with a read of the source in between::

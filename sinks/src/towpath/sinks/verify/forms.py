@@ -40,7 +40,7 @@ from towpath.sinks.verify.types import (
 
 DOCUMENT: Final = "document"
 
-# Values of records for the texts of the source; other types are texts in both.
+# Turn the source's texts into values of records; other types are text in both.
 _PARSERS: Final[dict[str, Callable[[str], Value]]] = {
     **{name: SINGLES[name] for name in ("smallint", "integer", "bigint", "oid")},
     **{name: SINGLES[name] for name in ("real", "double precision")},
@@ -80,7 +80,7 @@ class Form(Protocol):
 
 
 class FieldsForm:
-    """The form of rows with columns: names, and the texts of the sink's fields."""
+    """The form of rows with columns: their keys, and the texts of the sink's fields."""
 
     notes: tuple[str, ...] = ()
 
@@ -101,7 +101,7 @@ class FieldsForm:
         self._names = names
         self._known = known
         self.columns = tuple(name for name, _ in columns)
-        # Other texts are compared unchanged: every row of a table comes through here.
+        # Only columns that need more than ``text_of``: every row comes through here.
         self._forms = [
             (place, form)
             for place, (_, form) in enumerate(columns)
@@ -379,7 +379,7 @@ def _outputs(
     transformed = routing.transformed(announced)
     if listed := ", ".join(sorted(transformed.deciding.intersection(hidden))):
         message = (
-            f"rows of {table.full_name} are dropped by columns that the verifier "
+            f"rows of {table.full_name} are filtered by columns that the verifier "
             f"cannot read as the relay publishes them: {listed}"
         )
         raise IncomparableError(message)

@@ -59,7 +59,7 @@ STILL_WRONG: Final = (
 
 
 # The reasons that allow erasing: keys with any other reason are never erased.
-_ERASED: Final = frozenset({ABOVE, TWICE, NO_KEY})
+_ERASABLE: Final = frozenset({ABOVE, TWICE, NO_KEY})
 
 
 class SourceRepairs(Protocol):
@@ -143,7 +143,7 @@ def repair(
         refusals = _refetch(comparison, suspects, repairs) or ()
     reasons = (why for _, why in _reasons(comparison, suspects, refusals))
     left = Counter(
-        f"{NOT_ERASED}: {failure}" if failure and why in _ERASED else why
+        f"{NOT_ERASED}: {failure}" if failure and why in _ERASABLE else why
         for why in reasons
     )
     equal = differed - suspects.wrong_count - suspects.open_count
@@ -170,7 +170,7 @@ def _refetch(
 def _reasons(
     comparison: RouteComparison, suspects: Suspects, refusals: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the reason for each key that is still wrong."""
+    """Yield each key that is still wrong, with the reason."""
     for batch in suspects.wrong():
         for suspect in batch:
             yield suspect.key, _reason(comparison, suspect, refusals)
@@ -180,7 +180,7 @@ def _erase(comparison: RouteComparison, eraser: Eraser, suspects: Suspects) -> s
     """Erase keys that a refetch cannot correct; return why that failed."""
     found: dict[bool, list[str]] = {True: [], False: []}
     for key, why in _reasons(comparison, suspects, ()):
-        if why in _ERASED:
+        if why in _ERASABLE:
             found[why != NO_KEY].append(key)
     failures = [
         eraser.erase(comparison.route, keys, is_read_again=is_possible)

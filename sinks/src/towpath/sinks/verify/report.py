@@ -48,7 +48,7 @@ class RouteReport:
     The result of one route.
 
     Attributes:
-        table: The source's table, with its schema.
+        table: The source's table, with its schema; the topic if it is not known.
         source_rows: Rows of the source that were compared.
         sink_rows: Live rows of the sink; for a sample, only those picked in the sink.
         tombstones: Tombstones of the sink.
@@ -206,11 +206,11 @@ def _lines(found: Verification) -> list[str]:
         if r.unmatched
     ]
     lines += [f"{r.route} could not be compared: {r.error}" for r in routes if r.error]
-    lines.append(_count_differences(found))
+    lines.append(_summary(found))
     return lines
 
 
-def _count_differences(found: Verification) -> str:
+def _summary(found: Verification) -> str:
     verdict = found.verdict
     if verdict is Verdict.DIFFERENT:
         count = f"{found.differences:,}"
@@ -291,7 +291,8 @@ def sample_size(text: str) -> float | None:
         size = float(number) / _WHOLE_PERCENT if percent else int(number)
     except ValueError:
         size = 0
-    if rest or size <= 0 or (percent and size > 1):
+    # Not a number (``nan%``) compares false.
+    if rest or not size > 0 or (percent and size > 1):
         message = f"a sample is a number of rows or a percentage, not {text!r}"
         raise UsageError(message)
     # 100% is a full comparison, which also finds rows that only the sink has.

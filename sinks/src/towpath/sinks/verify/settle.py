@@ -105,7 +105,7 @@ class RouteComparison:
 
 def settle(comparison: RouteComparison, suspects: Suspects) -> None:
     """
-    Settle suspects after one read of both sides, the source last.
+    Settle the suspects that the first read of both sides has found.
 
     Suspects that stay open changed in every round.
 

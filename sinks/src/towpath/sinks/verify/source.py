@@ -1,9 +1,9 @@
 """
 Reading tables of the source chunk by chunk, every value as text from SQL.
 
-The texts have the form of records, without the relay's code: the database formats
-times, booleans and bytes itself. Each chunk is a separate statement, because a database
-snapshot that is held for longer prevents cleanup on the server.
+The texts have the form of records, but share no code with the relay: the database
+formats times, booleans and bytes itself. Each chunk is a separate statement, because a
+database snapshot that is held for longer prevents cleanup on the server.
 
 Column types come from the catalog. A domain is resolved to its base type; an array, a
 composite and an hstore include the types inside them.

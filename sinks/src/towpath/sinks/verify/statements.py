@@ -141,7 +141,7 @@ def _typed(type_name: str, text: sql.Composable) -> sql.Composable:
     """Return the expression that turns a canonical text back into a value."""
     if type_name == "bytea":
         return sql.SQL("decode({}, 'base64')").format(text)
-    # The name of the type in the catalog.
+    # Unquoted, because the catalog returns type names as SQL.
     name = _WITHOUT_LENGTH.get(type_name, type_name)
     return sql.SQL("{}::{}").format(text, sql.SQL(name))
 

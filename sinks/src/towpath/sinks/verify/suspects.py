@@ -2,9 +2,9 @@
 Temporary databases on disk: the sink's rows by key, and the suspects.
 
 Memory use does not grow with the rows: after the loss of a sink, every key is a
-suspect. A sink returns its rows in any order, the source returns them by key. Only a
-digest of each row is stored, because differing rows are read again anyway. A database
-is deleted with its connection.
+suspect. A sink returns its rows in any order, the source returns them by key. The
+sink's rows are stored as digests only, because differing rows are read again anyway. A
+database is deleted with its connection.
 
 Hot path, once per row of both sides.
 """
@@ -67,9 +67,10 @@ _START_ROUND: Final = """
         after_deleted = null, after_packed = null, after_position = null
     where not is_wrong
 """
-_NEXT: Final = (
-    "select * from suspect where is_wrong = ? and key > ? order by key limit ?"
+_FIRST: Final = (
+    "select * from suspect where is_wrong = ? and key >= ? order by key limit ?"
 )
+_NEXT: Final = _FIRST.replace(">=", ">")
 
 _Row = tuple[
     *tuple[str, bytes | None, int, int],
@@ -83,7 +84,7 @@ class Suspects(Scratch):
     Keys that may differ, until they are marked wrong or dropped.
 
     Call order: ``with``; ``add``; then rounds of ``record_source_rows``,
-    ``record_sink_rows`` and a judgement, each begun by ``start_round``.
+    ``record_sink_rows`` and a judgement, each but the first begun by ``start_round``.
     """
 
     statements = (_TABLE,)
@@ -145,9 +146,10 @@ class Suspects(Scratch):
         self.wrong_count = 0
 
     def _batches(self, *, is_wrong: bool) -> Iterator[list[Suspect]]:
-        last = ""
-        while rows := self._file.execute(_NEXT, (is_wrong, last, AT_ONCE)).fetchall():
-            last = rows[-1][0]
+        # The empty text is a key, too.
+        query, last = _FIRST, ""
+        while rows := self._file.execute(query, (is_wrong, last, AT_ONCE)).fetchall():
+            query, last = _NEXT, rows[-1][0]
             yield [_suspect(row) for row in rows]
 
 
@@ -173,8 +175,8 @@ def _held(key: str, *columns: object) -> SinkRow | None:
 # Keys per statement. SQLite allows at most 32,766; more than 1,000 gain nothing.
 _AT_ONCE: Final = 1000
 
-# Rows come in any order, so most of the table is in use all the time: with two million
-# rows, it takes about 120 MB, and half the time of SQLite's default of 2 MB.
+# Rows come in any order, so most of the table is in use all the time: two million rows
+# take about 120 MB. This cache halves the time that SQLite's default of 2 MB needs.
 _KEPT_IN_MEMORY: Final = "pragma cache_size = -65536"
 
 _PUT: Final = """
@@ -217,7 +219,7 @@ class DigestTable(Scratch):
 
     def take(self, keys: Sequence[str]) -> dict[str, bytes]:
         """
-        Remove rows and return the digests of their texts; a tombstone has none.
+        Remove rows and return the digests of their texts; a tombstone's is empty.
 
         Missing keys are left out.
         """

@@ -2,8 +2,8 @@ r"""
 Nested values in the form of records: arrays, composites and hstore. Pure.
 
 Postgres writes such a value as one text that contains the texts of the inner values;
-this module parses it. The forms are those of the records' documentation, without the
-relay's code::
+this module parses it. The forms follow the documentation of records, and share no code
+with the relay::
 
     {1,NULL,"a\"b",{..}}    a list; bounds before the braces are ignored
     (1,"a b",)              an object of its type's fields; an empty field is null

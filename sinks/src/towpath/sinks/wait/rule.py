@@ -17,9 +17,10 @@ Decides whether a sink has applied a commit, in five steps.
                                               or with an old one is not applied
 
 The order matters: each step covers at least what the steps before it covered. Without
-a driver that runs the sink now, the answer is "not yet": the records of an earlier one
-may promise more than a restored target has (``sinks/state/published.py``). If another
-run of the sink begins during a wait, steps 3 to 5 begin again.
+a driver that runs the sink now, the answer is "not yet": the progress that an earlier
+driver published may promise more than a restored target has
+(``sinks/state/published.py``). If another run of the sink begins during a wait, steps 3
+to 5 begin again.
 """
 
 from collections.abc import Callable
@@ -236,7 +237,7 @@ def _missing_rows(heard: HeardProgress, ends: Offsets) -> str | None:
 
 
 def _missing_refetches(record: PublishedProgress, below: int) -> str | None:
-    """Return which rows a sink still reads again."""
+    """Return which requested rows a sink is still waiting for."""
     why = f": {record.progress.error}" if record.progress.error else ""
     if record.refetches.has_any_below(below):
         return (

@@ -413,8 +413,10 @@ def _filler(schema: Schema, marker: bytes) -> object:
     if schema.kind == "bytes" and schema.name is None:
         return marker
     entry = _filler(schema.items, marker) if schema.items else None
-    if entry is None or schema.kind == "array":
-        return entry and [entry]
+    if entry is None:
+        return None
+    if schema.kind == "array":
+        return [entry]
     return {marker.decode(errors="replace"): entry}
 
 

@@ -19,7 +19,7 @@ class EnvelopeFacts(NamedTuple):
     The parts of an envelope besides the row; times in microseconds since 1970.
 
     Attributes:
-        operation: Debezium's letter: b"c", b"u", b"d", b"r" or b"t".
+        operation: Debezium's letter: b"c", b"u", b"d", b"r", b"t" or b"m".
         committed_us: When the transaction was committed, or the chunk was read.
         now_us: When the relay read the change.
         snapshot: ``false``, or ``incremental`` for a chunk's row.

@@ -6,7 +6,8 @@ a built-in type                       by its oid, which never changes
 a type of an extension                by its name, in any schema
 a domain                              the form of its base type, through all levels
 an array                              a list of its element's form
-a composite                           an object of its fields' forms
+a composite                           an object of its fields' forms; by
+                                      ``unknown_types`` if that is ``bytes``
 an enum                               its label; the schema has all of them
 a range                               its text
 any other type                        by ``unknown_types``

@@ -107,7 +107,7 @@ class TypeField(NamedTuple):
 
 class TypeFacts(NamedTuple):
     """
-    A type.
+    The catalog's facts about a type.
 
     Attributes:
         name: Its bare name.

@@ -14,7 +14,7 @@ value with a different number of fields stays a text if there is no schema; with
 additional fields are dropped and reported to ``on_lost``, and missing ones are null.
 
 ``hstore``: ``"a"=>"1", "b"=>NULL`` to a JSON text, or to a map, in hstore's order of
-keys. All keys and values are quoted; a backslash escapes.
+keys. All keys and values but NULL are quoted; a backslash escapes the next character.
 
 Points and PostGIS's types as Debezium's structs; geometric texts as Java writes them.
 
@@ -337,7 +337,7 @@ def point_value(text: bytes) -> dict[str, object]:
     Read a point.
 
     Raises:
-        MalformedMessageError: It is not one.
+        MalformedMessageError: The text is not a point.
     """
     x, y = (float(number) for number in _coordinates(text))
     wkb = _POINT_WKB.pack(_LITTLE_ENDIAN, _POINT_TYPE, x, y)
@@ -349,7 +349,7 @@ def point_json(text: bytes) -> bytes:
     Write a point.
 
     Raises:
-        MalformedMessageError: It is not one.
+        MalformedMessageError: The text is not a point.
     """
     x, y = _coordinates(text)
     wkb = _POINT_WKB.pack(_LITTLE_ENDIAN, _POINT_TYPE, float(x), float(y))

@@ -248,7 +248,7 @@ def days(text: bytes) -> int:
 
 
 def _civil_days(year: int, month: int, day: int) -> int:
-    """Return days since 1970, of any year: the calendar repeats every 400 years."""
+    """Return a date's days since 1970; the calendar repeats every 400 years."""
     eras = (year - 1) // _ERA_YEARS
     known = date(year - eras * _ERA_YEARS, month, day)
     return known.toordinal() + eras * _ERA_DAYS - _EPOCH_DAY
@@ -365,7 +365,7 @@ def zoned(text: bytes, digits: int) -> str:
     return f"{year}{day[-6:].decode()}T{clock}{point}Z"
 
 
-def _java_year(year: int, is_before_christ: bool) -> str:  # noqa: FBT001 - a part
+def _java_year(year: int, is_before_christ: bool) -> str:  # noqa: FBT001 - private
     """Write a year as ISO 8601 counts it: 1 BC is 0000; five digits have a sign."""
     if is_before_christ:
         return "0000" if year == 1 else f"-{year - 1:04d}"

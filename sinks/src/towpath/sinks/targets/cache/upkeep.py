@@ -2,9 +2,9 @@
 Removing a sink's data, and checking rights and health of the cache.
 
 The data are rows, tombstones, floors and witnesses. The server shows a user's rights to
-administrators only. So each command is sent in a form that changes nothing: for a key
-that no row has, or with arguments that the command refuses, which the server checks
-after the user's rights.
+administrators only. So the check sends each command in a form that changes nothing: for
+a key that no row has, or with arguments that the command refuses, which the server
+checks after the user's rights.
 """
 
 from collections.abc import Iterable, Iterator
@@ -58,7 +58,7 @@ def erase(sink: Sink, prefix: str) -> None:
     Delete a sink's rows; safe to repeat. The sink must not run meanwhile.
 
     Raises:
-        UnavailableError: The cache does not answer: repeat it.
+        UnavailableError: The cache does not answer; try again.
     """
     servers = Servers(sink.url)
     try:

@@ -49,7 +49,7 @@ _ESCAPED: Final = r'[\x00-\x1f"\\]'
 
 def key_texts(keys: pa.ChunkedArray) -> pa.StringArray | None:
     """
-    Convert keys as ``key_text`` does; null where a key has a form unlike the first.
+    Convert keys as ``key_text`` does; a key of another form than the first is null.
 
     Returns:
         Their texts; ``None`` if the first has no known form.
@@ -124,8 +124,8 @@ _MISFIT: Final = (
 )
 # Within the range of 32-bit offsets, with room for the text around each row.
 _MAX_SLICE_BYTES: Final = 1024 * 1024 * 1024
-# Rows sampled to find the text columns. Every other column that Arrow reads as an
-# instant is checked for texts row by row.
+# Rows sampled to find the text columns. In any other column that Arrow reads as
+# instants, each value is converted by itself.
 _SAMPLED_ROWS: Final = 32
 
 
@@ -136,8 +136,8 @@ class EncodedRows(NamedTuple):
     Attributes:
         indices: The indexes of the encoded records in the batch.
         keys: The key text of each key's newest row.
-        columns: The texts of each field of these rows, as they are between the quotes
-            of JSON, null where a row has none; the last column is the position.
+        columns: The texts of each field of these rows, escaped as in JSON strings, null
+            where a row has none; the last column is the position.
         below_floor: The number of newest rows below the floor, which are left out.
     """
 

@@ -30,10 +30,10 @@ from towpath.sinks.postgres import Connection, connected
 
 _PLACE: Final = "the Postgres of a sink"
 # A target with a synchronous standby waits for it: a batch that counts as durable must
-# survive a failover. Positions and keys are compared byte by byte in any case.
+# survive a failover.
 _SETTINGS: Final = {"synchronous_commit": "on"}
 
-# A server that is gone without a word is noticed; the url may set other limits.
+# They detect a server that disappears silently; the url may set other limits.
 _LIMITS: Final = {
     "keepalives_idle": "30",
     "keepalives_interval": "10",
@@ -80,7 +80,7 @@ class TargetSession:
         self._dsn = dsn
         self._idle_limit = idle_limit
         self._connection: Connection | None = None
-        # Names of this session's temporary tables, by what they hold.
+        # Names of this session's temporary tables, by the table whose rows they hold.
         self.batch_tables: dict[object, str] = {}
 
     @contextmanager
@@ -155,7 +155,7 @@ def translated() -> Iterator[None]:
 def _answer(error: psycopg.Error) -> str:
     """Return the server's message, with the place of the value that it refuses."""
     message = error.diag.message_primary or str(error).strip()
-    # Of a copied value: ``COPY batch_0, line 1, column v: "x"``.
+    # For a copied value: ``COPY batch_0, line 1, column v: "x"``.
     where = (error.diag.context or "").partition("\n")[0]
     _, found, column = where.partition(", column ")
     detail = f"column {column}" if found else error.diag.message_detail

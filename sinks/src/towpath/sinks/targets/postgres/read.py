@@ -1,7 +1,7 @@
 """
-Reading the target back, for the verifier: each value in its text in records.
+Reading the target back, for the verifier: each value as the text that records have.
 
-The keys of rows are compared in that form too: the sink erases rows by their keys.
+Keys are compared as these texts, too, both to read rows and to erase them.
 """
 
 import json
@@ -44,7 +44,7 @@ class PostgresReader:
 
     def rows(self, route: str) -> Iterator[StoredRow]:
         """
-        Yield all rows of a route's table once, in one view of it.
+        Yield all rows of a route's table once, as of one moment.
 
         Raises:
             UnavailableError: The target cannot be reached.
@@ -101,7 +101,7 @@ def erasure(table: TargetTable, keys: Sequence[str]) -> sql.Composed:
 
 
 def _described(connection: Connection, route: str) -> TargetTable | None:
-    """Describe a table as it is; ``None`` if the sink was never opened."""
+    """Describe a table as it is; ``None`` if no sink has created it."""
     name = schema.table_name(route)
     table = TargetTable(*name, (), ())
     if not columns_of(connection, table.schema, schema.REGISTRY):

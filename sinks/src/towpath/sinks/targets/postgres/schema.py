@@ -10,8 +10,9 @@ it. So integers and floats get the widest type of their kind from the start, and
 numeric has no precision: a source that widens a column needs no change here.
 
 Each schema has a table ``towpath_tables`` with a row per table of the sink: its id, its
-key and its floor. A writer holds its row shared while it writes, and a floor locks it:
-so no writer, not even one that was given up, writes below a floor.
+key and its floor. A writer holds a shared lock on this row while it writes, and raising
+the floor needs an exclusive one: so no writer, not even an abandoned one, writes below
+a floor.
 
 Statements have literals instead of parameters, because names may have percent signs.
 """
@@ -93,7 +94,7 @@ class TargetTable:
 
     @property
     def registry(self) -> sql.Identifier:
-        """The quoted name of the table of the schema's tables."""
+        """The quoted name of the registry of the schema's tables."""
         return sql.Identifier(self.schema, REGISTRY)
 
     @property
@@ -169,7 +170,7 @@ def creation(table: TargetTable) -> list[sql.Composed]:
     )
     if table.is_log:
         return [made]
-    # The tombstones, for the deletion of those that no replay needs.
+    # It finds the tombstones that no replay needs, so that they can be deleted.
     index = sql.SQL("create index on {} ({}) where {}").format(
         table.place, sql.Identifier(POSITION), sql.Identifier(IS_DELETED)
     )
@@ -221,8 +222,8 @@ def upsert(table: TargetTable, batch: str, floor: str) -> sql.Composed:
     Return the statement that writes the whole rows of a batch, through the guard.
 
     The newest row of each key is written: keys that differ as text may be equal
-    (``1.0`` and ``1.00``). The order of keys is that of all writers: none waits for
-    another in a circle.
+    (``1.0`` and ``1.00``). Rows are written in the order of their keys, so that the
+    upserts of several writers cannot deadlock.
     """
     stored = table.stored
     sets = sql.SQL(", ").join(
@@ -329,7 +330,7 @@ def purge(table: TargetTable, safe: str) -> sql.Composed:
 
 
 def registry_creation(table: TargetTable) -> sql.Composed:
-    """Return the statement that creates the table of a schema's tables."""
+    """Return the statement that creates the registry of a schema's tables."""
     return sql.SQL(
         "create table if not exists {} (name text primary key, id text not null,"
         ' key text[] not null, floor text collate "C")'

@@ -33,7 +33,7 @@ from towpath.sinks.targets.postgres.schema import TargetTable
 from towpath.sinks.targets.postgres.tables import OpenTable, TargetTables
 from towpath.sinks.targets.routes import IgnoredColumns
 
-# A suspended executor holds the lock of a floor no longer; encoding takes seconds.
+# Limits how long a suspended executor blocks a floor; encoding takes only seconds.
 _IDLE_LIMIT: Final = "2min"
 
 _log = structlog.get_logger("towpath.sinks.postgres")
@@ -84,7 +84,7 @@ class PostgresSink:
         changes, events = by_route(batch.changes), by_route(batch.events)
         floors = highest_per_route(batch.floors)
         self._tables.refresh(changes)
-        # In one order for all writers, so that none waits for another in a circle.
+        # All writers lock the tables in the same order, so that they cannot deadlock.
         names = sorted({*changes, *events, *floors})
         opened = {name: self._tables.fitting(name) for name in names}
         with self._writing() as connection:
@@ -105,7 +105,7 @@ class PostgresSink:
 
     def apply_columns(self, columns: Columns) -> pa.Array | None:
         route = columns.route
-        # Checked once per batch: later announcements come with their own record.
+        # Checked once per batch: later announcements are for records of later batches.
         if route not in self._refreshed_routes:
             self._tables.refresh([route])
             self._refreshed_routes.add(route)
@@ -205,7 +205,7 @@ class PostgresSink:
         events: Mapping[str, Sequence[EventRow]],
         tally: Tally,
     ) -> None:
-        """Refuse everything of a route that is held back; there is no row of it."""
+        """Refuse all changes and events of a route that is held back."""
         reason = self._tables.held_back.reason(name)
         tally.refused += [Refusal(change, reason) for change in changes.get(name, ())]
         tally.refused_events |= {e.origin: reason for e in events.get(name, ())}
@@ -225,10 +225,10 @@ class PostgresSink:
 
     def _locked_floor(self, connection: Connection, opened: OpenTable) -> str:
         """
-        Return a table's floor, which stays until the transaction ends.
+        Return a table's floor, and lock it until the transaction ends.
 
         Raises:
-            TargetUnavailableError: The table is another one since it was opened.
+            TargetUnavailableError: The table was replaced after it was opened.
         """
         read = schema.registered(opened.table, lock="share")
         found = connection.execute(read).fetchone()

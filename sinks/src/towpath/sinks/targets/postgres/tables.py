@@ -3,8 +3,8 @@ Creating tables and fitting them to their sources, and detecting replaced ones.
 
 Everything is done in one transaction per table, under a lock of its schema, because
 executors open the tables too. A table gains the columns that its source gains, and
-keeps those that the source drops; a column keeps its type, also one that an owner has
-given it. A value that does not fit it becomes a dead letter.
+keeps those that the source drops; a column keeps its type, even one that the table's
+owner has given it. A value that does not fit becomes a dead letter.
 
 A table gets an id when it is created; a file beside the sink's checkpoint has the ids
 of the sink's tables. A table with another id was dropped and created again: first its
@@ -105,7 +105,7 @@ def _checked(table: TargetTable, stored: tuple[str, list[str], str] | None) -> s
 
 
 def _lock_schema(connection: Connection, table: TargetTable) -> None:
-    """Let one process at a time create what a schema lacks; create the schema."""
+    """Lock a schema for the transaction; create it and its registry if missing."""
     connection.execute(
         "select pg_advisory_xact_lock(hashtextextended(%s, 0))",
         (f"towpath {table.schema}",),

@@ -20,10 +20,10 @@ def erase(sink: Sink, _prefix: str) -> None:
     """
     Drop a sink's tables; safe to repeat. The sink must not run meanwhile.
 
-    A view of others that depends on a table stops it, with the view's name.
+    Another user's view that depends on a table prevents it; the error names the view.
 
     Raises:
-        UnavailableError: The target cannot be reached: repeat it.
+        UnavailableError: The target cannot be reached; try again.
         StatementDeniedError: A table cannot be dropped.
     """
     session = TargetSession(sink.url)

@@ -54,7 +54,7 @@ class EncodedBatch(NamedTuple):
 
 
 class PlainRows(NamedTuple):
-    """Whole rows of plain records, and the row numbers of their records."""
+    """Whole rows of plain records, and the indexes of the records in the batch."""
 
     rows: pa.Table
     indices: pa.Array
@@ -94,16 +94,16 @@ def encode_events(table: TargetTable, events: Sequence[EventRow]) -> pa.Table:
 
 def encode_columns(table: TargetTable, columns: Columns) -> PlainRows | None:
     """
-    Encode the whole rows of plain records; ``None`` if they are left to changes.
+    Encode the whole rows of plain records; ``None`` if they must be read as changes.
 
-    Lists and objects are, because they are no texts in JSON.
+    Rows with lists or objects must, because these are not texts in JSON.
     """
     wanted = pa.struct([(c.name, _in_json(c)) for c in table.columns])
     try:
         read = read_rows(columns, wanted)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
         return None
-    # Fields that the table does not have are left to changes, which log them.
+    # Rows with fields that the table lacks are read as changes, which logs the fields.
     if read.rows.type.num_fields != wanted.num_fields:
         return None
     rows = read.rows.filter(read.is_whole)
@@ -128,7 +128,7 @@ def copy_text(rows: pa.Table) -> bytes:
 
 
 def _fields(table: TargetTable, change: Change) -> Mapping[str, Value]:
-    """Return the row, or the key of a delete; of an aggregate its id and document."""
+    """Return the row, or the key of a delete; for an aggregate, its id and document."""
     if not change.key_columns:
         document = None
         if change.row is not None:
@@ -145,7 +145,7 @@ def _texts(values: Iterable[Value]) -> pa.Array:
 
 
 def _array_text(names: Iterable[str]) -> str:
-    """Write names as an array of Postgres."""
+    """Write names as the text of a Postgres array."""
     quoted = (
         '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"' for name in names
     )

@@ -152,7 +152,7 @@ def translated() -> Iterator[None]:
 def _unreached(error: NoConnectionError) -> str:
     if isinstance(error, SSLError):
         return (
-            f"the search index cannot be reached by TLS: {error.error}; "
+            f"the search index cannot be reached over TLS: {error.error}; "
             "the file in SSL_CERT_FILE must hold its certificate's authority"
         )
     return "the search index does not answer"

@@ -186,7 +186,7 @@ class Indexes:
         return tuple(index.name for index in self.search_indexes(route))
 
     def search_indexes(self, route: str) -> tuple[SearchIndex, ...]:
-        """Return these indexes; the one that a rebuild fills comes last."""
+        """Return the indexes of a route; the one that a rebuild fills comes last."""
         return tuple(
             self._by_alias[n] for n in self._both_aliases(route) if n in self._by_alias
         )
@@ -265,7 +265,7 @@ class Indexes:
         Raises:
             ShapeUnknownError: The relay has not announced the table yet.
             KeylessTableError: The table has no primary key.
-            DocumentFieldsError: The schemas of the aggregate's events define no fields.
+            DocumentFieldsError: An event has no schema, or two schemas disagree.
             ForeignIndexError: An index exists that no sink has created.
         """
         shape = self._source.shape_of(self._routes[route])

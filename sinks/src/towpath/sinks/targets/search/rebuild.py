@@ -5,8 +5,8 @@ The new index is created behind a separate alias, which makes the sink write eac
 document to both indexes from its next batch on. A snapshot that is requested after that
 delivers the other rows. Once the sink has applied all of it, one step moves the old
 index's alias to the new one: no search ever finds an empty or a partial index. The old
-index is deleted only when no search is running in it, because a search that loses its
-index fails.
+index is deleted when no search is running in it any more, or after a minute: a search
+that loses its index fails.
 
 The state of a rebuild is in the new index itself: an interrupted rebuild is resumed
 with the same snapshot. Deletes are copied from the old index, because no snapshot
@@ -136,7 +136,7 @@ class Rebuild:
 
     def retire(self, route: Route, clock: Clock) -> None:
         """
-        Delete the replaced indexes, once no search is running in them.
+        Delete the replaced indexes when no search runs in them, or after a minute.
 
         Safe to repeat; an index that an earlier rebuild left behind is deleted, too.
 
@@ -158,7 +158,7 @@ class Rebuild:
 
     def abort(self, route: Route) -> None:
         """
-        Delete the new index; the old one was never touched.
+        Delete the new index; the old one stays in use.
 
         Raises:
             UnavailableError: It may still be there.

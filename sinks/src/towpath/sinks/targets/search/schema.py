@@ -219,7 +219,7 @@ def document_fields(route: Route, schemas: Mapping[str, EventSchema]) -> dict[st
         schemas: The newest schema of each event type.
 
     Raises:
-        DocumentFieldsError: An event has no schema, or two of them disagree.
+        DocumentFieldsError: An event has no schema, or two schemas disagree.
     """
     fields: dict[str, Any] = {}
     for kind in route.state_types:
@@ -368,7 +368,7 @@ class RouteFields:
         Raises:
             ShapeUnknownError: The relay has not announced the table yet.
             KeylessTableError: The table has no primary key.
-            DocumentFieldsError: The events' schemas define no fields.
+            DocumentFieldsError: An event has no schema, or two schemas disagree.
         """
         if route.kind is RouteKind.AGGREGATE:
             fields = document_fields(route, self._schemas)
@@ -388,5 +388,5 @@ class RouteFields:
         )
 
     def refresh(self) -> None:
-        """Read the relay's newest announcements; schemas change with a release."""
+        """Read the relay's newest announcements; event schemas are not read again."""
         self._relations.refresh()

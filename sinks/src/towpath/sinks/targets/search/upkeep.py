@@ -2,16 +2,16 @@
 Deleting documents, and the refresh intervals of a sink's indexes.
 
 A tombstone is needed as long as an older change of its key can be delivered again. No
-change below the safe position can, so the tombstones below it are deleted: a slice with
+change below the safe position can, so the tombstones below it are deleted: some with
 each batch, so that no batch waits long for it.
 
-``erase`` deletes a sink's indexes. Its name and its mappings show that an index belongs
-to a sink: an index with such a name that no sink created stays.
+``erase`` deletes a sink's indexes. The name and the mappings of an index show that it
+belongs to a sink: an index with such a name that no sink created stays.
 
 ::
 
-    one index          refreshed every ``refresh_ms``; seldom during a backlog
-    a second one too   the old one after each batch, and only after the new one
+    one index     refreshed every ``refresh_ms``; seldom during a backlog
+    two indexes   the old one after each batch, and only after the new one
 
 Refreshing is half of the work of an index during a backlog, when searches gain nothing
 from it. While a rebuild fills a second index, every document found in the old one must
@@ -73,7 +73,7 @@ class SearchUpkeep:
         Store a floor, then delete the documents below it, tombstones too.
 
         Raises:
-            TargetUnavailableError: Not all of them are deleted: repeat it.
+            TargetUnavailableError: Not all of them are deleted; try again.
         """
         if route not in self._indexes.known_routes():
             self._indexes.ensure(route)
@@ -102,7 +102,7 @@ class SearchUpkeep:
         Delete some tombstones below the newest safe position.
 
         Args:
-            safe: The safe position, when it has changed.
+            safe: The safe position, if it has changed.
 
         Returns:
             The number of deleted tombstones.
@@ -126,7 +126,7 @@ class SearchUpkeep:
             )
         if not is_all:
             _log.warning(
-                "index tombstones not all deleted: the next batch continues",
+                "index tombstones not all deleted: a later batch deletes the rest",
                 route=route,
             )
         if deleted < self._at_once:
@@ -173,7 +173,7 @@ def erase(sink: Sink, _: str) -> None:
     Delete a sink's indexes; safe to repeat. The sink must not run meanwhile.
 
     Raises:
-        UnavailableError: OpenSearch does not answer: repeat it.
+        UnavailableError: OpenSearch does not answer; try again.
     """
     client = connect(sink.url)
     try:
@@ -202,7 +202,7 @@ def erase_documents(
     refuses lower ones. This call makes it forget the version at once.
 
     Raises:
-        UnavailableError: OpenSearch does not answer: repeat it.
+        UnavailableError: OpenSearch does not answer; try again.
     """
     for index in indexes:
         with translated():
@@ -258,8 +258,8 @@ def _item(index: str, id_: str, version: int) -> dict[str, Any]:
     return {**place, "version": version, "version_type": "external_gte"}
 
 
-# The last documents of a backlog may wait this long, unless more come. A refresh then
-# costs a hundredth of the time; three times as long gains nothing more.
+# The last documents of a backlog may wait this long, unless more come. Refreshes then
+# take a hundredth of the time; an interval three times as long gains nothing more.
 BACKLOG_REFRESH_MS: Final = 10_000
 
 _NEVER: Final = "-1"

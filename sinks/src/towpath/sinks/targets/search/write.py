@@ -225,7 +225,7 @@ def _failure(status: int, kind: str) -> ItemVerdict:
 
 
 def _unquoted(reason: str) -> str:
-    """Cut a reason before it quotes the document: it is logged."""
+    """Cut a reason before it quotes the document, because reasons are logged."""
     for quote in _QUOTES:
         reason = reason.partition(quote)[0]
     return reason

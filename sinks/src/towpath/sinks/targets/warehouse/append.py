@@ -6,8 +6,9 @@ executors write them: a task writes files and returns their metadata, and commit
 nothing (``FileWriter``). The driver commits the files of the tasks whose results it
 has. Files of other attempts are in no commit: upkeep removes them.
 
-A commit builds on the known one or fails. If it fails, no file is deleted, because a
-commit that was reported as failed may have succeeded; upkeep removes these, too.
+A commit builds on the newest known commit or fails. If it fails, no file is deleted,
+because a commit that was reported as failed may have succeeded; upkeep removes these,
+too.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -61,7 +62,7 @@ class FileWriter:
 
     Attributes:
         metadata_location: The table's metadata, at the commit to build on.
-        properties: Those of the table's files.
+        properties: The properties with which tasks reach the table's files.
         columns: The table's columns.
     """
 
@@ -91,7 +92,7 @@ class FileWriter:
 
 
 def _take_files(stored: Table, staged: Snapshot) -> Iterable[DataFile]:
-    """Yield the new files of a staged commit; delete its own lists of them."""
+    """Yield the new files of a staged commit; delete its manifests and their list."""
     for manifest in staged.manifests(stored.io):
         if manifest.added_snapshot_id == staged.snapshot_id:
             for entry in manifest.fetch_manifest_entry(stored.io):
@@ -100,7 +101,7 @@ def _take_files(stored: Table, staged: Snapshot) -> Iterable[DataFile]:
     stored.io.delete(staged.manifest_list)
 
 
-# Has a function called with the rows of all tasks; returns the results.
+# Makes each task call a function with the task's rows; returns the results.
 WriteFiles: TypeAlias = Callable[
     [Callable[[pa.Table], WrittenFiles]], Iterable[WrittenFiles]
 ]
@@ -151,11 +152,11 @@ class LakeAppender:
         branch: str = MAIN_BRANCH,
     ) -> Commit | None:
         """
-        Have tasks write files, and commit all of them; return as ``append``.
+        Commit files that tasks write; return as ``append`` does.
 
         Args:
             table: The table; readers see all rows at once.
-            write: Has the tasks write.
+            write: Makes the tasks write their rows.
             on: As for ``append``.
             branch: The branch of the commit.
 
@@ -214,7 +215,7 @@ def _file_properties(stored: Table) -> dict[str, Any]:
     """
     Return the properties with which tasks reach the files of a table.
 
-    A server may give keys of its own for the files, and signs requests for them. The
+    A REST catalog may issue credentials for the files, or sign requests for them. The
     address of a database, with its password, is of no use to a task.
     """
     is_database = isinstance(stored.catalog, SqlCatalog)
@@ -234,12 +235,12 @@ def _append(
         return None
     staged = stored.transaction()
     stage(stored, staged)
-    # Our own commit: a server returns the current state of the table.
+    # Read before the commit: a server's answer may have a later commit of others.
     made = staged.table_metadata.snapshot_by_name(branch)
     if made is None or made.summary is None:
         return None
-    # The transaction's own commit retries on top of commits of other writers, and
-    # deletes the files of a commit that a server reports as failed.
+    # The library's own commit would retry on top of commits of other writers, and
+    # delete the files of a commit that a server reports as failed.
     required = (
         AssertTableUUID(uuid=stored.metadata.table_uuid),
         AssertRefSnapshotId.model_validate({"ref": branch, "snapshot-id": parent_id}),

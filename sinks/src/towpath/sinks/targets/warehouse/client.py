@@ -13,7 +13,7 @@ Errors of a warehouse:
     ├── UsageError
     │   └── WarehouseAddressError   the warehouse cannot use a url or a name
     └── HaltError
-        ├── ForeignTableError       a table exists whose columns do not fit
+        ├── ForeignTableError       a table exists whose key or columns do not fit
         ├── PartitionFieldError     a table cannot be partitioned as configured
         └── ReservedColumnError     the warehouse reserves a column's name
 """
@@ -44,7 +44,7 @@ class WarehouseAddressError(UsageError):
 
 
 class ForeignTableError(HaltError):
-    """A table exists whose columns do not fit the source's, and cannot be widened."""
+    """A table exists whose key or columns do not fit the source's."""
 
     remedy = "Drop the warehouse's table, then fill the sink again by a snapshot."
 

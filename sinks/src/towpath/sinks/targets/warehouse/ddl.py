@@ -1,8 +1,8 @@
 """
 The statements that create a table and fit it to its source. Pure.
 
-All of them are safe to repeat. A table only gains columns and wider types: columns that
-the source drops stay.
+Creating and fitting a table are safe to repeat. A table only gains columns and wider
+types: columns that the source drops stay.
 """
 
 import json
@@ -25,11 +25,11 @@ FLOOR_PROPERTY: Final = "towpath.floor"
 ID_PROPERTY: Final = "towpath.id"
 
 # Merge-on-read writes the changes and a list of the replaced rows, instead of whole
-# files. One such list per commit (not per file replaced) keeps a commit near a second
-# when keys are spread; compaction removes the lists. There is one writer, so snapshot
-# isolation is enough. Old versions stay for some time travel: at one commit every ten
-# seconds, an hour of them keeps the metadata, which each commit writes in full, below
-# half a megabyte.
+# files. One such list per partition and commit (not per changed file) keeps a commit
+# near a second when keys are spread; compaction removes the lists. There is one writer,
+# so snapshot isolation is enough. Old versions stay for some time travel: at one commit
+# every ten seconds, an hour of them keeps the metadata, which each commit writes in
+# full, below half a megabyte.
 PROPERTIES: Final[Mapping[str, str]] = {
     "format-version": "2",
     "write.merge.mode": "merge-on-read",
@@ -88,7 +88,7 @@ def creation(table: LakeTable, options: WarehouseOptions, id_: str) -> list[str]
 def property_changes(
     table: LakeTable, options: WarehouseOptions, existing: Mapping[str, str]
 ) -> list[str]:
-    """Return the statement that sets a table's missing properties, if any."""
+    """Return the statement that sets the missing and outdated properties, if any."""
     wanted = properties_of(table, options)
     pairs = [
         f"{literal(name)} = {literal(value)}"

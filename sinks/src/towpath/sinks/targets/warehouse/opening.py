@@ -197,8 +197,8 @@ def _may_add(row: Mapping[str, Any]) -> bool:
     """Return whether a commit may have added rows."""
     if row["operation"] in _ADDS_NOTHING:
         return False
-    # A DELETE without a match may be recorded as an overwrite; a summary that counts
-    # existing files also counts added ones.
+    # A DELETE without a match may be recorded as an overwrite. A summary that has the
+    # total of files also has the number of added ones, if there are any.
     summary = dict(row["summary"] or ())
     return "added-data-files" in summary or "total-data-files" not in summary
 
@@ -236,7 +236,7 @@ def _retained(table: LakeTable, found: TableState) -> tuple[LakeColumn, ...]:
 
 
 def _as_wide(column: LakeColumn, found: TableState) -> LakeColumn:
-    """Keep a wider type: records from before it was narrowed can be replayed."""
+    """Keep a wider type: records from before the source narrowed it can be replayed."""
     ddl = found.columns.get(column.name)
     kind = None if ddl is None else type_of(ddl)
     if ddl is None or kind is None or not widens(column.type.ddl, ddl):

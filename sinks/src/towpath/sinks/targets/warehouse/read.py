@@ -40,7 +40,7 @@ from towpath.sinks.targets.warehouse.ddl import KEY_PROPERTY
 from towpath.sinks.targets.warehouse.rows import values_of
 from towpath.sinks.targets.warehouse.schema import IS_DELETED, POSITION, lake_name
 
-# A scan reads the whole table, however few keys it is for.
+# A scan may read the whole table, however few the keys are.
 KEYS_PER_SCAN: Final = 20_000
 
 _LOG_POSITION: Final = "position"
@@ -154,7 +154,7 @@ def _may_be(table: Table, keys: Iterable[str]) -> BooleanExpression:
         try:
             values = {_value(kind, text) for text in texts}
         except (ValueError, TypeError, ArithmeticError):
-            # For example years before 1 or above 9999: read all rows.
+            # For example years before 1 or above 9999: this column excludes no rows.
             continue
         among = In(name, values)  # type: ignore[call-arg,arg-type] # its own __init__
         condition = And(condition, among)

@@ -1,8 +1,8 @@
 """
 Changes and events as Arrow, column by column, and Arrow back as values. Pure.
 
-Values have the form of records: integers and floats as numbers, everything else as
-text. A value that does not fit its column is refused with the column's name, never
+Values have the form of records: integers, floats and booleans as such, everything else
+as text. A value that does not fit its column is refused with the column's name, never
 rounded or cut; with ``warehouse.unfit = 'null'`` an unrepresentable value becomes null.
 
 Hot path: one list and one conversion per column; rows are checked one by one only when
@@ -157,7 +157,7 @@ def _time(text: str) -> Any:  # noqa: ANN401 - an Arrow scalar's own value
 
 
 def slices(rows: pa.Table, most_bytes: int) -> list[pa.Table]:
-    """Split rows into slices of at most this size, but at least one row each."""
+    """Split rows evenly into slices of about this size at most, of at least one row."""
     count = min(-(-rows.nbytes // most_bytes), rows.num_rows)
     if count <= 1:
         return [rows] if rows.num_rows else []
@@ -166,7 +166,7 @@ def slices(rows: pa.Table, most_bytes: int) -> list[pa.Table]:
 
 
 def key_span(table: LakeTable, rows: pa.Table) -> tuple[int, int] | None:
-    """Return the span of the key's first column, if it is of integers."""
+    """Return the span of the key's first column, if it has integers."""
     first = rows.column(table.key[0])
     if not pa.types.is_integer(first.type) or not rows.num_rows:
         return None
@@ -179,12 +179,12 @@ def key_hashes(table: LakeTable, rows: pa.Table) -> pa.Array:
     Return the hashes of the rows' keys; they are the same in all processes.
 
     Values are hashed as the table stores them: two texts may be the same number there.
-    An integer is its own hash.
+    A key of one integer is its own hash.
     """
     first = rows.column(table.key[0])
     if len(table.key) == 1 and pa.types.is_integer(first.type):
         return first.cast(pa.int64()).combine_chunks()
-    # Only keys without an integer need the library, which takes long to load.
+    # A key of one integer does not need the library, which takes long to load.
     from pandas.util import hash_pandas_object  # noqa: PLC0415
 
     keys = pa.table({name: _hashed(rows.column(name)) for name in table.key})
@@ -350,7 +350,7 @@ def encode_columns(table: LakeTable, columns: Columns) -> EncodedColumns | None:
 
 
 def _in_json(kind: pa.DataType) -> pa.DataType:
-    """Return the type in a record: numbers as such, all else as text."""
+    """Return the type in a record: numbers and booleans as such, all else as text."""
     if pa.types.is_integer(kind):
         return pa.int64()
     if pa.types.is_floating(kind):

@@ -120,7 +120,7 @@ class LakeTable:
     A table: its columns in order, its key in key order, its partitions.
 
     ``retained`` are columns that the source has dropped and the table still has.
-    ``branch`` is the branch that its writer writes to, apart from that of readers.
+    ``branch`` is the branch that its writer writes to; readers see the main one.
     """
 
     name: LakeName
@@ -207,7 +207,7 @@ def current_state(
 
 def event_log(route: str, partition: Iterable[PartitionField] = ()) -> LakeTable:
     """
-    Describe the table of every event, each id once.
+    Describe the table of all events, each id once.
 
     Raises:
         WarehouseAddressError: The route is not named ``schema.table``.
@@ -260,7 +260,7 @@ _TIMES: Final = ("timestamp", "timestamp_ntz")
 _DATES: Final = ("date", *_TIMES)
 _FLOATS: Final = ("float", "double")
 
-# The types that a transform can partition; an unlisted transform accepts all types.
+# The types that a transform can partition; for others see ``_can_partition``.
 _PARTITIONABLE: Final[Mapping[str, tuple[str, ...]]] = {
     "years": _DATES,
     "months": _DATES,

@@ -1,9 +1,9 @@
 """
 A sink that writes rows and events into the warehouse: a commit per table and batch.
 
-Rows that come as columns are collected and committed together, before other changes
-and by ``flush``; other changes are committed when ``apply`` returns. ``flush`` runs
-upkeep, too, because there is one writer.
+Rows that come as columns are collected, and committed together by the next ``apply`` or
+``flush``; other changes are committed when ``apply`` returns. ``flush`` runs upkeep,
+too, because there is one writer.
 
 On a cluster the rows of a large batch do not come to this process: tasks encode them
 (``encode``), and the executors append or merge them (``encoded_table``).
@@ -102,7 +102,7 @@ class WarehouseSink:
         self._ignored_columns = IgnoredColumns(_log)
         self._logged_nulled: set[tuple[str, str]] = set()
         self._refreshed_routes: set[str] = set()
-        # Rows accepted as columns, by route; written by the next call.
+        # Rows accepted as columns, by route; ``apply`` and ``flush`` write them.
         self._accepted: dict[str, tuple[LakeTable, list[pa.Table]]] = {}
         self._floors = Floors()
         self._tally = Tally()
@@ -142,7 +142,8 @@ class WarehouseSink:
 
     def apply_columns(self, columns: Columns) -> pa.Array | None:
         route = columns.route
-        # Checked once per batch: later announcements come with their own record.
+        # Checked once per batch: records with fields that the table does not have are
+        # left to ``apply``, which checks again.
         if route not in self._refreshed_routes:
             self._tables.drop_outdated({route})
             self._refreshed_routes.add(route)
@@ -154,7 +155,7 @@ class WarehouseSink:
         return encoded.indices
 
     def _write_accepted(self) -> None:
-        """Write the rows accepted as columns, those of a table in one commit."""
+        """Write the rows accepted as columns, with one commit per table."""
         accepted, self._accepted = self._accepted, {}
         for route, (table, encoded) in accepted.items():
             collected = pa.concat_tables(encoded)
@@ -212,7 +213,7 @@ class WarehouseSink:
         return self._tally.take()
 
     def close(self) -> None:
-        """The session belongs to the caller."""
+        """Do nothing: the session belongs to the caller."""
 
     def _fitting_table(self, name: str) -> LakeTable | None:
         """Return a route's table; hold the route back if none fits."""

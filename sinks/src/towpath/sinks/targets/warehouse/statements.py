@@ -105,8 +105,8 @@ def batch_view(table: LakeTable, view: str, encoded: str, newest: Newest) -> str
 
     Args:
         table: The table of the rows.
-        view: The name of the view, which this session has.
-        encoded: The rows, a view of all sessions.
+        view: The name of the new view, which only this session sees.
+        encoded: The name of the view of the rows, which all sessions see.
         newest: The rows to keep.
     """
     source, position = f"global_temp.{quoted(encoded)}", quoted(newest.position)
@@ -181,7 +181,7 @@ def branch_off(name: LakeName, branch: str, snapshot_id: int) -> str:
 
 
 def fast_forward(name: LakeName, branch: str) -> str:
-    """Move readers to the branch, if they are still at its first commit."""
+    """Move readers to the branch, if they are still at the commit where it begins."""
     return (
         f"CALL {CATALOG}.system.fast_forward(table => {literal(name.in_catalog)},"
         f" branch => 'main', to => {literal(branch)})"

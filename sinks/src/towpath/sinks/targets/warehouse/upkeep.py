@@ -58,7 +58,7 @@ class _UpkeepState:
     has_tombstones: bool
     since_s: float
     files: int = 0
-    floor: int = 0
+    files_at_upkeep: int = 0
     purged: str = ""
     orphans_at_s: float | None = None
 
@@ -110,10 +110,10 @@ class TableUpkeep:
     def postpone(self, task: UpkeepTask) -> None:
         """Skip a table until it has grown again, or its interval has passed."""
         state = self._tables[task.name]
-        state.floor, state.since_s = state.files, self._clock.monotonic_s()
+        state.files_at_upkeep, state.since_s = state.files, self._clock.monotonic_s()
 
     def _growth(self, state: _UpkeepState) -> int:
-        return state.files - state.floor
+        return state.files - state.files_at_upkeep
 
     def _is_due(self, state: _UpkeepState) -> bool:
         if self._growth(state) >= self._options.compact_after_files:
@@ -170,7 +170,7 @@ def erase(sink: Sink, _prefix: str) -> None:
     Delete a sink's tables; safe to repeat. The sink must not run meanwhile.
 
     Raises:
-        UnavailableError: The catalog or the files cannot be read: repeat it.
+        UnavailableError: The catalog or the files cannot be read: repeat the call.
     """
     with translated():
         catalog = open_catalog(sink)

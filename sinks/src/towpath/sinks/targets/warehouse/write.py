@@ -8,9 +8,10 @@ commit or fails, so it never ignores another writer; after a failure the table i
 inspected. A failed statement may have committed, so after any failure the known state
 is dropped.
 
-Rows that are not all new take one statement, or several of bounded size with different
-keys. They write to a branch of this writer that begins at the known commit; the main
-branch moves there at the end, in one step, and only if no other writer has moved it.
+If some keys are not new, the rows are merged by one statement, or by several of bounded
+size with different keys. The statements write to a branch of this writer that begins at
+the known commit; the main branch moves there at the end, in one step, and only if no
+other writer has moved it.
 
 Rows that tasks have encoded are split: those of new keys are appended by tasks, the
 others are merged, on the same branch if there are any (see ``EncodedTable``).
@@ -112,7 +113,7 @@ class Appender(Protocol):
         on: Commit | None,
         branch: str = MAIN_BRANCH,
     ) -> Commit | None:
-        """Commit files that tasks write; return as ``append``."""
+        """Commit files that tasks write; return the same as ``append``."""
 
 
 class Engines(NamedTuple):
@@ -293,7 +294,8 @@ class TableWriter:
             name: The table.
             before: The commit.
             merges: The statements.
-            appended: The commit of the branch that they follow, if it has one already.
+            appended: The branch's commit to merge onto; ``None`` starts the branch at
+                ``before``.
         """
         session = self._session
         if appended is None:
@@ -321,7 +323,7 @@ class TableWriter:
         self._states.pop(name, None)
 
     def advance(self, name: LakeName, commit: Commit) -> None:
-        """Adopt a newer commit, if no commit since ours has added a key."""
+        """Adopt a newer commit; forget a table to which keys may have been added."""
         state = self._states.pop(name, None)
         if state is None:
             return
@@ -330,7 +332,7 @@ class TableWriter:
 
     def _take(self, name: LakeName) -> _KnownTable:
         """Return the state of a table that is written now."""
-        # Dropped meanwhile: after a failure the table is inspected again.
+        # Dropped until the write has ended: a failure leaves a table to inspect again.
         return self._states.pop(name, None) or self._inspect(name)
 
     def _inspect(self, name: LakeName) -> _KnownTable:
@@ -380,7 +382,7 @@ _KEYS: Final = "towpath_keys"
 def without_absent(
     session: SqlSession, table: LakeTable, encoded: EncodedChanges
 ) -> EncodedChanges:
-    """Refuse the partial changes of a batch whose row the table does not have."""
+    """Refuse partial changes whose row is absent or deleted in the table."""
     partial = [n for n, change in enumerate(encoded.changes) if change.unchanged]
     if not partial:
         return encoded

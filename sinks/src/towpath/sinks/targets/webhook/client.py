@@ -100,13 +100,13 @@ def _retry_after_s(text: str, now: datetime) -> float | None:
         return min(float(text), _LONGEST_PAUSE_S)
     try:
         until = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     aware = until if until.tzinfo else until.replace(tzinfo=UTC)
     return min(max((aware - now).total_seconds(), 0.0), _LONGEST_PAUSE_S)
 
 
-# Only the status of a response counts; this much of its text is logged.
+# A response's text only explains its status, so no more than this is kept.
 _ANSWER_BYTES: Final = 4096
 
 _HEADERS: Final = {"content-type": "application/json", "user-agent": "towpath"}

@@ -44,12 +44,12 @@ from towpath.sinks.targets.webhook.schema import (
 )
 from towpath.sinks.targets.webhook.write import FailingKeys, HealthProbe, SendAttempt
 
-_BEHIND: Final = "an earlier event of the aggregate was refused"
+_AFTER_REFUSED: Final = "an earlier event of the aggregate was refused"
 
 _SUCCESSFUL: Final = frozenset({ReceiverOutcome.TAKEN, ReceiverOutcome.KNOWN})
 
-# A receiver that accepts none of this many new changes is down, even if it accepted
-# changes before.
+# A receiver that fails on this many new requests and accepts none is down, even if it
+# accepts the probe.
 _MANY_FAILURES: Final = 50
 
 # Most failures are over by then. A batch waits no longer for its last keys.
@@ -152,14 +152,16 @@ class WebhookSink:
         Count the verdicts on events.
 
         Returns:
-            The reason of a refused event; the events after it were not sent.
+            The reason of the first refused event; empty if none is refused. Later
+            events of its aggregate were not sent.
         """
         refused = ""
         for event in events:
             verdict = self._verdicts.get(id_of(event))
             if verdict is None:
                 is_deferred = aggregate_of(event) in self._deferred
-                tally.refused_events[event.origin] = BEHIND if is_deferred else _BEHIND
+                reason = BEHIND if is_deferred else _AFTER_REFUSED
+                tally.refused_events[event.origin] = reason
             elif verdict.outcome is ReceiverOutcome.LATER:
                 tally.refused_events[event.origin] = verdict.reason
             elif verdict.outcome is ReceiverOutcome.TAKEN:

@@ -63,7 +63,7 @@ class SendAttempt:
         taken: The last request that was accepted, if any was.
         has_succeeded: Whether the receiver accepted a change, or already had it.
         is_stopped: Whether the attempt has ended early: the receiver fails on every
-            request.
+            request, or accepts no webhooks at all.
     """
 
     def __init__(
@@ -97,13 +97,13 @@ class SendAttempt:
         return any(isinstance(failure.error, HaltError) for failure in self.failures)
 
     def send(self, lane: Iterable[Request]) -> None:
-        """Send the requests of a lane in order, up to the first refused one."""
+        """Send the requests of a lane in order, until one fails or is refused."""
         for request in lane:
             if self._stop.is_set() or not self._post(request):
                 return
 
     def _post(self, request: Request) -> bool:
-        """Send one request; send its changes one by one if it is refused as a whole."""
+        """Send a request; if it is not accepted as a whole, send its changes singly."""
         try:
             verdict = self._client.post(request)
         except TowpathError as error:

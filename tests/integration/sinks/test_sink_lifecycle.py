@@ -178,6 +178,6 @@ def test_a_sink_that_nobody_can_fill_is_not_declared(place, monkeypatch, capsys)
 _ACTIVE = "select active from pg_replication_slots where slot_name = %s"
 _MISTAKES = (
     "exclude: no column secert; did you mean 'secret'?",
-    "the column order_id of the key is left out",
+    "the key column order_id is left out",
     "in key order: {order_id}:{no}",
 )

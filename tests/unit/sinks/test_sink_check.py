@@ -43,7 +43,7 @@ def test_each_mistake_is_a_line():
 
     assert [
         "cache: r0 (shop.orders): exclude: no column ip; did you mean 'id'?",
-        "cache: r1 (shop.orders): the column id of the key is left out",
+        "cache: r1 (shop.orders): the key column id is left out",
     ] == [one.text for one in check_sink(sink(*routes), Relations()) if one.is_mistake]
 
 

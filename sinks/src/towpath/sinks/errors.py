@@ -11,16 +11,22 @@ The sinks' branch of the failure tree.
     │   ├── TargetUnavailableError     a sink's target does not answer
     │   │   └── IndexGoneError         an index was deleted during a batch
     │   ├── BrokerUnavailableError     Kafka does not answer
+    │   ├── SinkRunsElsewhereError     another driver may still run the sink
+    │   ├── SinkTakenOverError         another driver has taken the sink over
     │   ├── ExecutorsFailedError       executors could not write a batch
+    │   ├── TaskExpiredError           a task's time to write is over
     │   ├── ShapeUnknownError          the relay has not announced a table yet
     │   ├── StateNotWrittenError       a file of the state folder cannot be written
-    │   └── SinkNotRunningError        a sink has not reached a state in time
+    │   ├── SinkNotRunningError        a sink has not reached a state in time
+    │   └── JarsError                  a Java archive could not be fetched
     ├── BusyError
-    │   └── TargetBusyError            a sink's target asks for a pause
-    │       └── IndexBlockedError      an index accepts no writes for now
+    │   ├── TargetBusyError            a sink's target asks for a pause
+    │   │   └── IndexBlockedError      an index accepts no writes for now
+    │   └── TasksAbandonedError        abandoned tasks may still write
     ├── DataError
     │   └── BatchRefusedError          a target refuses a whole call
     ├── UsageError
+    │   ├── PrerequisiteError          the machine lacks a program or package
     │   ├── NothingToRebuildError      a sink has no such index, or is not a search sink
     │   ├── UnknownSinkError           no sink of that name is declared
     │   └── SinkExistsError            a sink of that name exists
@@ -100,7 +106,7 @@ class SinkRunsElsewhereError(UnavailableError):
 
     remedy = (
         "Wait half a minute: the sink starts here once the other driver has stored no "
-        "state for that long. If both shall run, give their sinks different names."
+        "state for that long. If both are to run, give their sinks different names."
     )
 
 
@@ -123,12 +129,12 @@ class TaskExpiredError(UnavailableError):
 
     remedy = (
         "Lower max_batch_records, or give the target more resources: a task has two "
-        "minutes for its part of a batch."
+        "minutes for its slice of a batch."
     )
 
 
 class TasksAbandonedError(BusyError):
-    """Tasks that were given up may still write: a floor waits until they may not."""
+    """Abandoned tasks may still write: a floor waits until their deadline passes."""
 
     remedy = "No action needed: the batch is written again in a few minutes."
 
@@ -324,7 +330,7 @@ class TransformBrokenError(HaltError):
 
 
 class WebhookRefusedError(HaltError):
-    """A receiver refuses all webhooks, by their address, their signature or a rule."""
+    """A receiver refuses all webhooks, for their address, signature or a rule."""
 
     remedy = (
         "Ask the receiver, and correct the sink's url or secrets, or remove the sink."
@@ -332,7 +338,7 @@ class WebhookRefusedError(HaltError):
 
 
 class UnreadableProgressError(HaltError):
-    """A driver publishes the progress of a sink in a form of another version."""
+    """A driver publishes the progress of a sink in another version's format."""
 
     remedy = "Use the version of Towpath that the sink's driver has, or upgrade both."
 

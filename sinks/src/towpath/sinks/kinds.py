@@ -177,7 +177,7 @@ def _key_mistakes(
 ) -> Iterator[str]:
     for name in shape.key:
         if routing.name(name) is None:
-            yield f"the column {name} of the key is left out"
+            yield f"the key column {name} is left out"
     if route.key and shape.key and columns_of(route.key) != shape.key:
         listed = ":".join(f"{{{name}}}" for name in shape.key)
         yield f"key: name the key's columns once each, in key order: {listed}"
@@ -280,8 +280,8 @@ class Kind:
             encoded them (``EngineWritten``).
         pipelined_records: The number of records whose changes the sink gets in one
             call, if its target works while the next ones are decoded. A batch is
-            flushed at its end only, so such a sink refuses no whole row: later changes
-            of its key are on their way. ``None``: as few calls as possible.
+            flushed at its end only, so such a sink must not refuse a whole row: later
+            changes of its key are in flight. ``None``: as few calls as possible.
         has_types: Whether the target's columns have types, so that a retyped column
             cannot simply be written again.
     """

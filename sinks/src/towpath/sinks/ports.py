@@ -133,7 +133,7 @@ class Columnar(Protocol):
         """
         Accept plain records of one route as columns, as ``apply`` accepts changes.
 
-        A key may occur several times. The others of the batch come by ``apply``.
+        A key may occur several times. ``apply`` gets the other records of the batch.
 
         Returns:
             The indices of the records that were accepted; ``None`` if none were.
@@ -181,7 +181,7 @@ class SinkReader(Protocol):
 
     def rows(self, route: str) -> Iterator[StoredRow]:
         """
-        Yield all keys of a route once, in any order; none before it was opened.
+        Yield the row of each key of a route once, in any order; none before ``open``.
 
         Raises:
             UnavailableError: The target cannot be reached.
@@ -311,7 +311,7 @@ class Erasing(Protocol):
 
     def erase(self, route: str, keys: Sequence[str]) -> None:
         """
-        Delete the rows of some keys durably; rows read later are written.
+        Delete the rows of some keys durably, and keep no tombstones of them.
 
         Args:
             route: The route of the keys.

@@ -1,7 +1,7 @@
 """
 Sessions with Postgres, and the text of its values in records.
 
-The source is read by verifying, waiting and the command line; a target may be another
+Verification, waiting and the command line read the source; a target may be another
 Postgres.
 """
 

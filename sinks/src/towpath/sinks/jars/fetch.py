@@ -7,9 +7,9 @@ until all of them are there. One process at a time changes a store; another wait
 - Maven, where it is installed, fetches many files at once. Each use is a separate
   module, because uses need different versions of one artifact. Every archive is named,
   and its dependencies are excluded: the lock lists them all.
-- Otherwise the Ivy inside PySpark fetches, which needs only a Java runtime. It fetches
-  one file after another, so several processes share the work, each with its own
-  cache. Checksums are off, because the lock's sha256 is checked afterwards.
+- The Ivy inside PySpark fetches what Maven did not. It needs only a Java runtime, and
+  fetches one file after another, so several processes share the work, each with its
+  own cache. Checksums are off, because the lock's sha256 is checked afterwards.
 - Java has its own list of certificate authorities. The certificates of
   ``SSL_CERT_FILE`` are written as a trust store that Java reads.
 """
@@ -268,7 +268,7 @@ def _fetch(
         left = _unchecked(left, work)
     if left:
         message = (
-            f"{len(left)} archives could not be fetched, {left[0].coordinate} first"
+            f"{len(left)} archives could not be fetched, including {left[0].coordinate}"
         )
         raise JarsError(f"{message}\n{why}" if why else message)
 

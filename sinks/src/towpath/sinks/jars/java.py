@@ -1,13 +1,13 @@
 """
-The Java runtime of the parts and of Spark.
+The Java runtime of Spark and of the local stack's servers.
 
 A ``JAVA_HOME`` with a Java 21 is preferred; otherwise the runtime of a Python package
 is used. Spark gets a folder whose ``bin/java`` corrects what Spark's launcher requests:
 
 - It drops the option for a module, if the runtime lacks this module.
 - It adds the archive of Spark's loaded classes, if it was recorded: a driver then
-  starts with about 60 % of the processor time. Java uses such an archive only if each
-  entry of the class path is in it once, and Spark names one jar twice.
+  starts with about 60 % of the processor time. Java uses such an archive only if no
+  entry of the class path is repeated: the wrapper removes the one that Spark repeats.
 """
 
 import hashlib
@@ -50,8 +50,8 @@ exec {java} "$@"
 """
 
 # Mapped at its own address, an archive needs no relocation, and processes share its
-# memory. An archive that does not fit is left out, without a word on standard output,
-# which Spark's scripts read.
+# memory. Java ignores an archive that does not fit; it must not report so on standard
+# output, which Spark's scripts read.
 _ARCHIVE_FLAGS: Final = (
     "-XX:+UnlockDiagnosticVMOptions -XX:ArchiveRelocationMode=0 -Xlog:cds*=off"
 )
@@ -59,7 +59,7 @@ _ARCHIVE_FLAGS: Final = (
 
 def home(environ: Mapping[str, str] | None = None) -> Path:
     """
-    Return the Java 21 that runs the parts.
+    Return the home of the Java 21 that runs Spark and the local stack's servers.
 
     Raises:
         PrerequisiteError: There is none.

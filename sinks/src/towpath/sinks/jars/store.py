@@ -75,7 +75,7 @@ _PACKED: Final = ".tar.gz"
 
 def folder(environ: Mapping[str, str] | None = None) -> Path:
     """Return the folder of this lock; ``TOWPATH_JARS`` names another."""
-    variables = os.environ if environ is None else environ  # noqa: TID251 - a root's
+    variables = os.environ if environ is None else environ  # noqa: TID251 - asked once, here
     named = variables.get("TOWPATH_JARS")
     if named:
         return Path(named)
@@ -138,7 +138,7 @@ def put(jar: Jar, source: Path, store: Path) -> None:
 
 
 def refuse_outside_paths(archive: tarfile.TarFile) -> None:
-    """Let an archive extract files below its target only; before 3.11.4, any file."""
+    """Refuse members outside the target; Python before 3.11.4 extracts them."""
     if hasattr(tarfile, "data_filter"):
         archive.extraction_filter = tarfile.data_filter
 

@@ -40,7 +40,7 @@ from towpath.sinks.errors import BrokerUnavailableError, ShapeUnknownError
 REQUEST_TIMEOUT_S: Final = 10.0
 
 _MS_PER_HOUR: Final = 3_600_000
-# Kafka compacts no segment that is still written; 1 MiB is the least it takes.
+# Kafka does not compact the segment being written; the smallest it allows is 1 MiB.
 _COMPACTED_OFTEN: Final[Mapping[str, str]] = MappingProxyType(
     {
         "segment.bytes": str(1 << 20),

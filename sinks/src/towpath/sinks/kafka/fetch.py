@@ -8,8 +8,8 @@ a job.
 
 While a batch of a backlog is written, the client prefetches records of the next one.
 Between other batches it fetches nothing: it would send a request for every few records
-that arrive. It seeks for the first batch after that, and for one that does not continue
-the last one: one that is delivered again, and that of another partition.
+that arrive. It seeks to the first batch after such a pause, and to a batch that does
+not continue the last one: a repeated batch, or one of other partitions.
 
 Hot path, once per record: no value is decoded here.
 """
@@ -82,16 +82,16 @@ class Batches(Protocol):
 # larger one would delay it.
 FETCH_SLICE_RECORDS: Final = 5_000
 
-# A timestamp costs 190 ns, of 10 us that a record takes in all. Those of a partition
-# ascend, so every eleventh of a full slice will do: the oldest is at most ten earlier.
+# A timestamp costs 190 ns, of 10 us that a record takes in all. Timestamps ascend in a
+# partition, so every eleventh of a full slice is read: at most ten older are missed.
 _TIMESTAMPS_OF_SLICE: Final = 500
 
 # Bounds the buffered messages beyond the end of a batch, over all partitions. Above it,
 # the partitions with buffered messages are paused.
 _AHEAD_BYTES: Final = 64 * 1024 * 1024
 
-# Fewer records than these behind a batch are no backlog. To fetch them with the next
-# batch takes a few milliseconds.
+# Fewer records than this after a batch are no backlog: the next batch fetches them
+# within a few milliseconds.
 _BACKLOG_RECORDS: Final = 1_000
 
 # The offsets of a binary array have 32 bits.
@@ -167,10 +167,10 @@ class KafkaBatches:
         if ahead_records is not None:
             self._settings = _CLIENT | {"queued.min.messages": ahead_records}
         self._consumer: Consumer | None = None
-        # Held during calls of the client, so that ``close`` waits for them.
+        # Held during calls to the client, so that ``close`` waits for them.
         self._client_lock = threading.Lock()
-        # The end of the last batch, where the client fetches on; empty while a batch is
-        # incomplete, and while the client fetches nothing.
+        # The ends of the last batch, from which the client keeps fetching; empty while
+        # a batch is incomplete, and while the client fetches nothing.
         self._batch_ends: dict[Place, int] = {}
         self._next_offsets: dict[Place, int] = {}
         self._ahead: dict[Place, list[Message]] = {}
@@ -226,7 +226,7 @@ class KafkaBatches:
             consumer.close()
 
     def close(self) -> None:
-        # A reader checks this before its next call of the client.
+        # A reader checks this before its next call to the client.
         self._closed = True
         with self._client_lock:
             if self._consumer is not None:
@@ -234,11 +234,11 @@ class KafkaBatches:
                 self._consumer = None
 
     def _end_batch(self, consumer: Consumer, ends: dict[Place, int]) -> None:
-        """Fetch on behind a batch of a backlog; behind another one, fetch nothing."""
+        """Keep fetching after a batch of a backlog; stop fetching after any other."""
         with self._client_lock:
             is_free = not self._closed and not self._paused
             if is_free and not _has_backlog(consumer, ends):
-                # Paused partitions would be fetched from a second after they resume.
+                # Not paused: a resumed partition is fetched from only a second later.
                 consumer.unassign()
                 ends = {}
         self._batch_ends = ends
@@ -365,7 +365,7 @@ class _FetchTimeout:
 
 
 def _has_backlog(consumer: Consumer, ends: Mapping[Place, int]) -> bool:
-    """Return whether many records follow a batch, as far as the client has heard."""
+    """Return whether many records follow a batch, as far as the client knows."""
     behind = 0
     for place, end in ends.items():
         try:
@@ -374,7 +374,7 @@ def _has_backlog(consumer: Consumer, ends: Mapping[Place, int]) -> bool:
             )
         except KafkaException as error:
             raise unavailable(error) from error
-        # Of a partition that it has not fetched from, it knows no end: below zero.
+        # The end is negative for a partition that it has not fetched from yet.
         behind += max(0, last - end)
     return behind >= _BACKLOG_RECORDS
 

@@ -2,8 +2,8 @@
 The first records of topics: their lowest position, and the age of unapplied ones.
 
 The lowest position tells how far back a replay can still reach. Ages are read one
-record per partition, by a consumer without a group that reads committed records only:
-after the last of them a sink has no lag, even if transaction markers follow.
+record per partition, by a consumer that joins no group and reads committed records
+only: after the last of them a sink has no lag, even if transaction markers follow.
 """
 
 from collections.abc import Iterable

@@ -2,9 +2,9 @@
 The topic in which drivers publish the progress of their sinks: ``<prefix>.progress``.
 
 It has one partition and is compacted by the name of the sink. A tombstone says that the
-sink was dropped. Under a second key a sink has the result of its last verification.
-Kafka compacts it within minutes, so a reader that begins with its first record reads a
-few megabytes at most.
+sink was dropped. A second key of each sink holds the result of its last verification.
+Kafka compacts the topic within minutes, so a reader that begins with the first record
+reads a few megabytes at most.
 
 ``ProgressTopic`` publishes for a driver, for the verifier, and for the command that
 drops a sink.
@@ -54,8 +54,8 @@ from towpath.sinks.state.published import (
     verified_sink,
 )
 
-# A batch publishes at once. A record that waits for long is outdated: the next one says
-# more.
+# Records are sent at once. One that waits for long is outdated: the next one replaces
+# it.
 _PUBLISHING: Final = {"linger.ms": 0, "message.timeout.ms": 10_000}
 _READING: Final = {"auto.offset.reset": "earliest", "fetch.wait.max.ms": 10}
 
@@ -115,7 +115,7 @@ class ProgressReader:
         if end < self._next_offsets.get(0, 0):
             # The topic was recreated.
             self._next_offsets, self._runs = {}, NewestRuns()
-            self._verifications = {}
+            self._verifications, self._unreadable = {}, {}
         reading = records_to({0: end}, self._consumer, self.name, self._next_offsets)
         for message in reading:
             self._take(message)
@@ -154,7 +154,7 @@ class ProgressTopic:
         if not self._exists:
             cluster = Topics(self._settings.kafka)
             cluster.create(self.name, self._settings, is_compacted_often=True)
-        # Until it has been read: it may have been deleted.
+        # Not certain until a read succeeds: the topic may have been deleted.
         self._exists = False
         heard = self._reader.read(sink)
         self._exists = True
@@ -206,7 +206,7 @@ class ProgressTopic:
         self._publish_now({found.key: encode_verification(found)})
 
     def _publish_now(self, records: Mapping[bytes, bytes | None]) -> None:
-        """Publish records and wait; without a driver there is no topic, and no need."""
+        """Publish records and wait; do nothing if no driver has created the topic."""
         known = Topics(self._settings.kafka).names()
         if self.name not in known:
             return

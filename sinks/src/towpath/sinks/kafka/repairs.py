@@ -158,7 +158,7 @@ class KafkaRepairs:
         elif not self._topic:
             reason = "relay.snapshot.signal_topic is empty"
         elif is_by_key and self._has_key_columns(collection):
-            # As a primary key, it would match other rows.
+            # Signals list primary keys: this key would match other rows.
             reason = "relay.rows.key_columns gives its records a different key"
         if reason is not None:
             _log.warning(

@@ -45,8 +45,8 @@ _NO_REFUSAL: Final = frozenset(
         KafkaError.POLICY_VIOLATION,
     }
 )
-# The client looks for the coordinator of a group until its time is up: the broker that
-# holds it may be lost, which other findings report.
+# The client looks for the coordinator of a group until the request times out: that
+# broker may be down, which other findings report.
 _NO_COORDINATOR: Final = frozenset({KafkaError._TIMED_OUT})  # noqa: SLF001 - public name
 _NONE: Final[AbstractSet[int]] = frozenset()
 

@@ -2,8 +2,8 @@
 The topic with the copies of a sink's state: ``<prefix>-sink-<sink>``.
 
 It has one partition and is compacted. Copies are written in transactions, so that a
-reader sees all records of a moment or none. The transactional id is the topic's name:
-Kafka refuses the transactions of a driver after another one has begun its own.
+reader sees all records of one write or none. The transactional id is the topic's name:
+Kafka refuses the transactions of a driver after another driver has fenced it.
 """
 
 from collections.abc import Mapping
@@ -89,5 +89,5 @@ class StateTopic:
                 message = "a driver on another machine has taken the sink over"
                 raise SinkTakenOverError(message) from error
             raise unavailable(error) from error
-        # After a failure another fence decides what became of the transaction.
+        # Not after a failure: the next fence settles the open transaction.
         self._producer = producer

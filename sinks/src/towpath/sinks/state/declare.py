@@ -206,7 +206,7 @@ def wait_running(
             return
         if deadline.passed():
             why = _why_not(settings, name, heard)
-            message = f"the sink {name} does not run after {timeout_s:g} s: {why}"
+            message = f"the sink {name} is not running after {timeout_s:g} s: {why}"
             raise SinkNotRunningError(message)
         clock.wait(_LOOK_EVERY_S)
 

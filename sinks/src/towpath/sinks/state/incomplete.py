@@ -26,7 +26,7 @@ def begin(state_folder: Path, sink: str, route: str, snapshot_id: str) -> None:
 
 
 def note(state_folder: Path, sink: str, route: str, snapshot_id: str) -> None:
-    """Note a route beside its earlier notes: the snapshot may fail."""
+    """Note a route and this snapshot; earlier notes of the route stay."""
     replace_file(_path(state_folder, sink, route, snapshot_id), b"")
 
 

@@ -3,8 +3,8 @@ The progress of a sink, and the file from which its driver continues.
 
 ``<state>/sinks/<sink>/progress.json`` is replaced as a whole after each batch, so a
 crash never leaves half of it. ``applied`` is the next offset to apply, per topic and
-partition. Counters continue across restarts. Everybody else reads what the driver
-publishes (``published.py``), also while a full disk keeps it from writing the file.
+partition. Counters continue across restarts. Other processes read what the driver
+publishes (``published.py``), even while a full disk keeps it from writing the file.
 
 A full disk is recognized in Python's errors by their number, and in the engine's by the
 system's text.
@@ -95,7 +95,7 @@ class Progress:
         records: Records read.
         tombstones: Deletes among the rows.
         asked: Keys whose rows were requested because the target lacks them.
-        nulled: Values that were made null because the target has no room for them.
+        nulled: Values that were made null because the target cannot represent them.
         parked: Keys that are parked behind a dead letter.
         pending_refetches: Rows whose refetch is pending.
         retries: Failures after which a batch or the query was retried.

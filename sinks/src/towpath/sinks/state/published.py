@@ -78,7 +78,7 @@ class PublishedProgress:
         is_running: Whether the run continues; its last record says that it has ended.
         is_open: Whether the run has opened the target and compared its offsets.
         is_writing: Whether a batch is being written that has not failed.
-        is_filling: Whether the sink began late and is not filled yet.
+        is_filling: Whether the sink was added to a running system, and is not filled.
         unfilled: The routes that lost rows, which are being read again.
         refetches: The pending refetches.
         progress: The progress and the counters.
@@ -125,7 +125,7 @@ _PLAIN: Final = frozenset(_FIELDS) - {"progress", "unfilled", "refetches"}
 
 def decode_published(value: bytes) -> PublishedProgress:
     """
-    Return the record of some JSON; unknown fields are ignored.
+    Decode a record from JSON; unknown fields are ignored.
 
     Raises:
         UnreadableProgressError: It is not a record of this version.
@@ -176,7 +176,7 @@ def verification_key(sink: str) -> bytes:
 
 
 def verified_sink(key: str) -> str | None:
-    """Return the sink whose verification has a key; ``None``: it is a progress."""
+    """Return the sink of a verification's key; ``None`` if it is a progress key."""
     is_one = key.endswith(_VERIFICATION)
     return key.removesuffix(_VERIFICATION) if is_one else None
 
@@ -190,7 +190,7 @@ def encode_verification(found: PublishedVerification) -> bytes:
 
 
 def decode_verification(value: bytes) -> PublishedVerification | None:
-    """Return the verification of some JSON; ``None``: another version wrote it."""
+    """Decode a verification from JSON; ``None`` if this version cannot read it."""
     try:
         document: Mapping[str, Any] = orjson.loads(value)
         if document["version"] != VERSION:
@@ -214,7 +214,7 @@ class HeardProgress(NamedTuple):
 
     @property
     def is_alive(self) -> bool:
-        """Whether a driver runs the sink, as far as one can hear."""
+        """Whether a driver runs the sink, as far as its records show."""
         return self.record.is_running and self.silent_s < HEARD_WITHIN_S
 
     @property
@@ -330,8 +330,8 @@ class NewestRuns:
         """
         Return the newest record of a sink with its age.
 
-        The clocks of two machines may differ, so a record that arrived while the reader
-        was reading is as old as that at most. A record from the future proves nothing.
+        The clocks of two machines may differ, so the age is at most the time since
+        ``since_s``. A timestamp in the future counts as equally far in the past.
 
         Args:
             sink: The sink.

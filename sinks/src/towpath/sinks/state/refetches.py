@@ -47,7 +47,7 @@ class StoredRefetches(NamedTuple):
     The stored state of all refetches.
 
     Attributes:
-        postponed: Routes to be requested as a whole, for uncounted rows.
+        postponed: Routes to be requested as a whole, for rows that are not in ``rows``.
         whole: Routes requested for their pending rows, and the snapshots of these
             requests.
         requested: Routes that are being requested as a whole; the request is not known

@@ -68,8 +68,9 @@ def translated() -> Iterator[None]:
     Turn redis-py's errors into ours.
 
     Raises:
-        TargetBusyError: The server loads its file, is full, or moves its slots.
-        TargetUnavailableError: The server does not answer, or accepts no writes.
+        TargetBusyError: The server loads its file, is full, moves slots, or accepts no
+            writes for now.
+        TargetUnavailableError: The server does not answer, or is a replica.
         CacheRefusedError: The server returns any other error.
     """
     try:

@@ -75,7 +75,7 @@ class CacheLosses:
     """The known state of one cache, and the requests after a loss."""
 
     def __init__(self, watch: CacheWatch) -> None:
-        """Describe the cache; nothing is read yet."""
+        """Store the parameters; nothing is read yet."""
         self._watch = watch
         self._known = KnownState(id="")
 
@@ -85,7 +85,7 @@ class CacheLosses:
         return self._known
 
     def load(self) -> bool:
-        """Read the file; return whether there was one: a new sink has none."""
+        """Read the file; return whether it holds a state: a new sink has no file."""
         try:
             values = orjson.loads(self._watch.file.read_bytes())
         except FileNotFoundError:

@@ -36,7 +36,7 @@ class CacheReader:
         Yield the rows of all keys of a route; fields are text, null is absent.
 
         A value of another type, which a foreign program wrote under the name of a row,
-        is a row without fields and position.
+        counts as a row without fields and position.
         """
         with translated():
             self._servers.discover()
@@ -122,7 +122,7 @@ class CacheReader:
 
 
 def _row_or_foreign(answer: dict[str, str] | Exception) -> dict[str, str]:
-    """Return a hash; of a foreign value that is none, a row below every position."""
+    """Return a hash; for a value of another type, a row below every position."""
     if not isinstance(answer, Exception):
         return answer
     if str(answer).startswith(_NO_HASH):

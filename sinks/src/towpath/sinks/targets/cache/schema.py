@@ -6,8 +6,8 @@ looks like a separator: no two rows share a key, and no two routes share a key p
 key has the same form on a cluster; calls are cut so that each has keys of one slot.
 
 The guard takes rows as JSON, cut by count, size and slot. Values are text, because Lua
-would turn integers into doubles; one JSON text per call costs a fraction of a thousand
-arguments. Hot path, once per row.
+would turn integers into doubles; one JSON text per call costs a fraction of what a
+thousand arguments would. Hot path, once per row.
 
 The guard's names on the server carry a digest of its source: two sinks of different
 releases each load their own, and neither replaces the other's.

@@ -10,17 +10,17 @@ Each way turns committed changes into records of one contract, in a topic of its
 ``relay``              the log relay reads the write-ahead log
 =====================  =================================================================
 
-``load`` plans the transactions, ``scenes`` arranges the interleavings that decide,
-``writers`` carries both out, and ``check`` compares a topic with the table and with the
-committed changes, which the server itself decodes from its log. The four ways differ in
-nothing else: table, load, broker, record and check are shared.
+``load`` plans the transactions, ``scenes`` arranges the interleavings in which ways
+fail, ``writers`` carries both out, and ``check`` compares a topic with the table and
+with the committed changes, which the server itself decodes from its log. All ways share
+the table, the load, the broker, the form of the records, and the check.
 
 The contract of a record, which is the form of the relay's row changes:
 
 - The key is ``{"id": ...}``: all records of a row are in one partition.
 - The value has ``op`` (``c``, ``u`` or ``d``) and ``after``: the row, or null if it was
   deleted.
-- The header ``position`` is the version: text in the order that the way itself claims.
+- The header ``position`` is the version: text that sorts in the way's own order.
 """
 
 import json

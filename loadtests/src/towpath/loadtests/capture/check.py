@@ -7,13 +7,13 @@ Three questions, each answered key by key:
   the table? A key can be *missing*, a *ghost* (deleted in the table, and never in the
   topic), or *stale*.
 - Did every committed change arrive? One that never did is *unseen*, even if a later
-  change of its key made up for it. Records can also be *duplicates*, or *unknown*:
-  of a change that was never committed.
-- Did the changes of a key arrive in the order of their commits? A first arrival after a
-  later change of its key is *disordered*.
+  change of its key made up for it. A record can also be a *duplicate*, or *unknown*:
+  its change was never committed.
+- Did the changes of a key arrive in the order of their commits? One that first arrives
+  after a later change of its key is *disordered*.
 
-A change that leaves a row is recognised by its number. A delete has no number: the
-first record of a key's deletes is its first delete, and so on.
+A change that leaves a row is recognised by its number. A delete has no number: a
+key's first record of a delete is taken for its first delete, and so on.
 """
 
 from collections import Counter, defaultdict
@@ -46,7 +46,7 @@ class CommittedChange(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureCheck:
     """
-    The counts of one way; all are zero for a way that misses nothing.
+    The counts of one way; all are zero if each change arrived once and in order.
 
     Attributes:
         missing: Keys of the table that a reader of the topic does not have.
@@ -54,9 +54,9 @@ class CaptureCheck:
         stale: Keys of which a reader has an older row.
         wrong_by_version: Keys that are missing, ghosts or stale for a reader that keeps
             the record with the highest version instead of the last one.
-        unseen: Changes that never arrived; deletes and late commits are among them.
+        unseen: Changes that never arrived, those of the next two counts included.
         unseen_deletes: Deletes that never arrived.
-        unseen_late: Changes of transactions that were held open that never arrived.
+        unseen_late: Changes that never arrived, of transactions that were held open.
         disordered: Changes that arrived after a later one of their key.
         duplicates: Records of changes that had arrived before.
         unknown: Records of changes that were never committed.
@@ -153,7 +153,7 @@ class CaptureHistory:
         return tuple(sorted(found))
 
     def lags_ms(self, since_us: int) -> list[float]:
-        """Return commit to append, in ms, of changes committed after ``since_us``."""
+        """Return the ms from commit to append of each change since ``since_us``."""
         return [
             latency_ms(self._committed[identity][1].committed_us, record.appended_ms)
             for identity, record in self._arrived.first.items()
@@ -186,7 +186,7 @@ class CaptureHistory:
         ]
 
     def _wrong_keys(self, *, by_version: bool) -> dict[int, str]:
-        """Return the keys that a reader has otherwise than the table."""
+        """Return how a reader differs from the table, by key."""
         read = folded(self._topic, by_version=by_version)
         wrong = dict.fromkeys(self._table.keys() - read.keys(), MISSING)
         wrong |= dict.fromkeys(read.keys() - self._table.keys(), GHOST)

@@ -52,7 +52,7 @@ class DualWritePublisher:
 
 
 class DualWrite:
-    """The way: everything that it does is done in the writers."""
+    """The dual write as a way: the writers do all of its work."""
 
     def __init__(self, run: CaptureRun) -> None:
         self._run = run

@@ -4,7 +4,7 @@ The load: a fixed list of transactions for several writers, made from a seed. Pu
 Every change of a row has a number of its own, which the row keeps in its column
 ``change``, so that each state of a row is recognised in a topic. A writer owns the keys
 that it inserts, updates and deletes; the hot keys belong to all, and a transaction
-updates at most one of them, so that no two transactions wait for each other. The last
+updates at most one of them, so that transactions never deadlock. The last
 writer is slow: it holds each transaction open before it commits, so that others commit
 in between.
 """
@@ -17,13 +17,13 @@ from typing import Final, NamedTuple
 from towpath.loadtests.capture import CREATE, DELETE, UPDATE, RowImage
 
 HOT_KEYS: Final = tuple(range(1, 21))
-# Writer numbers times this are the first numbers of a writer's keys and changes.
+# Writer n numbers its keys and changes upwards from n times this.
 NUMBERS_OF_A_WRITER: Final = 1_000_000
 
 _SLOW_SHARE: Final = 0.01
 _ROLLED_BACK_SHARE: Final = 0.03
 _MOST_CHANGES: Final = 3
-# A held transaction outlasts several polls of the default interval.
+# A held transaction stays open for longer than the default interval of the polls.
 _HELD_S: Final = (0.15, 0.25)
 _INSERT, _UPDATE, _HOT, _DELETE = "insert", "update", "hot", "delete"
 _WEIGHTS: Final = {_INSERT: 45, _UPDATE: 25, _HOT: 15, _DELETE: 15}
@@ -55,8 +55,8 @@ class PlannedTransaction:
     One transaction of one writer.
 
     Attributes:
-        at_s: The time of its begin, counted from the start of the load; a writer that
-            is late begins it at once.
+        at_s: When it begins, counted from the start of the load; a writer that is late
+            begins it at once.
         changes: Its statements.
         held_s: How long it stays open after its last statement.
         is_rolled_back: Whether it is rolled back instead of committed.
@@ -187,7 +187,7 @@ class _Writer:
         )
 
     def _change(self, kind: str, others: dict[int, RowChange]) -> RowChange:
-        """Make a change of a key that the transaction does not change otherwise."""
+        """Make a change of a key that the transaction does not change yet."""
         self.taken += 1
         if kind == _HOT and not others.keys() & set(HOT_KEYS):
             return RowChange(UPDATE, self.random.choice(HOT_KEYS), self.taken)

@@ -1,8 +1,8 @@
 """
 Log-based capture: Towpath's relay, as a process with a configuration file of its own.
 
-It runs with its defaults. The writers do nothing for it, and the database has one slot
-and one publication more.
+It runs with its defaults. The writers do nothing for it, and the database has the
+relay's slot, publications and tables in addition.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ class RelayWay:
         self._pid = 0
 
     def prepare(self, session: Session) -> None:
-        """Run ``towpath relay init``: publication and slot."""
+        """Run ``towpath relay init``: publications, tables and slot."""
         del session
         publishers.prepare_source(self._run.bench, self._bench_run, (TABLE,))
 

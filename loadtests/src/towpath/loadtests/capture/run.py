@@ -51,7 +51,7 @@ TRIGGER: Final = "trigger"
 QUERY: Final = "query"
 DUAL_WRITE: Final = "dual_write"
 RELAY: Final = "relay"
-# Variants of two ways: two traps, and a remedy.
+# Variants of two ways: two common mistakes, and polling with an overlap.
 TRIGGER_BY_NUMBER: Final = "trigger_by_number"
 TRIGGER_BY_TRANSACTION: Final = "trigger_by_transaction"
 QUERY_OVERLAP: Final = "query_overlap"
@@ -129,7 +129,7 @@ def compare_captures(bench: Bench, options: CaptureOptions) -> CaptureResult:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """The times of the writers' transactions, and the server's use by the load."""
+    """The times of the writers' transactions, and what the server used meanwhile."""
 
     times_ms: list[float]
     use: ServerUse
@@ -175,7 +175,7 @@ class _WayRun:
         )
 
     def _load(self, session: Session) -> _Measured:
-        """Let all writers write at once, and wait until the way has captured it."""
+        """Run the load, and wait until the way has captured it."""
         opening = self._plan.opening.changes
         with ready_writers(self._run.dsn, self._way.publisher, self._plan) as writers:
             with session.transaction():

@@ -1,10 +1,10 @@
 """
 The arranged interleavings: those that decide whether a way can be relied on.
 
-The load meets them by chance, and here they happen by arrangement, in every run in the
-same way: each step begins when the one before it has ended, and ``settle`` gives the
-way its chance in between. Sessions are in their order; *publishes* is the part of the
-way that runs in the writer.
+The load meets them by chance. Here they happen in the same way in every run: each step
+begins when the one before it has ended, and ``settle`` lets the way capture where the
+scene needs it. A, B and C are sessions; a session *publishes* with the part of the way
+that runs in the writer.
 
 ==============  =====================================================================
 ``delete``      a row is inserted; later it is deleted
@@ -84,7 +84,7 @@ class Scenes:
         late = RowChange(CREATE, first, first)
         with self._session() as session:
             apply(session, [late])
-            # For a worker that takes everything up to now for decided.
+            # Lets a worker advance that treats everything up to now as final.
             self._way.settle()
             self._commit(RowChange(CREATE, first + 1, first + 1))
             self._way.settle()

@@ -1,8 +1,8 @@
 """
 The common part of all ways: a run's context, their contract, a worker that polls.
 
-A way is a context. Call order: ``prepare`` once the table exists, then the block, and
-in it ``settle`` and ``finish``.
+A way is a context manager. Call order: ``prepare`` once the table exists, then the
+block, and in it ``settle`` and ``finish``.
 """
 
 import threading
@@ -27,7 +27,7 @@ from towpath.schemas.clock import Deadline
 _FLUSHED_WITHIN_S: Final = 30.0
 _SETTLED_WITHIN_S: Final = 30.0
 _STOPPED_WITHIN_S: Final = 30.0
-# One turn may have begun before the commit that a caller waits for.
+# The first turn, one poll, may have begun before the commit that a caller awaits.
 _SETTLING_TURNS: Final = 2
 
 
@@ -37,7 +37,7 @@ class CaptureRun:
     The context of the run of one way.
 
     Attributes:
-        name: The name of the run: of its database, topic prefix, slot and processes.
+        name: The name of the run, its database, topic prefix, slot and processes.
         bench: The stack that all runs share.
         interval_s: The pause of a worker between two polls.
     """
@@ -79,7 +79,7 @@ class CaptureWay(Protocol):
         """The part of the way that runs in the writers."""
 
     def settle(self) -> None:
-        """Wait until the way had its chance to capture what is committed now."""
+        """Wait until the way has had a chance to capture what is committed now."""
 
     def finish(self) -> None:
         """Wait until everything that it can capture is captured; no writer runs."""
@@ -152,7 +152,7 @@ class ChangeReader(Protocol):
         """Create in the database what reading needs."""
 
     def read(self, session: Session) -> Sequence[CapturedRecord]:
-        """Return the records that were not returned before, in their order."""
+        """Return the records to publish next, in their order."""
 
     def is_behind(self, session: Session) -> bool:
         """Return whether a later ``read`` may return more of what is committed now."""
@@ -188,10 +188,10 @@ class PollingWay:
 
     def settle(self) -> None:
         """
-        Wait for two turns.
+        Wait until the worker has polled twice.
 
         Raises:
-            BenchError: The worker failed, or has stopped to turn.
+            BenchError: The worker failed, or does not poll any more.
         """
         until = self._turns + _SETTLING_TURNS
         deadline = Deadline(self._run.bench.clock, _SETTLED_WITHIN_S)
@@ -210,7 +210,7 @@ class PollingWay:
         Wait until the reader has returned everything that it will.
 
         Raises:
-            BenchError: The worker failed, or does not get there.
+            BenchError: The worker failed, or stays behind.
         """
         deadline = Deadline(self._run.bench.clock, _SETTLED_WITHIN_S)
         self.settle()

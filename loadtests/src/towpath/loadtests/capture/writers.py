@@ -44,7 +44,7 @@ _UPDATE: Final = (
 _DELETE: Final = "delete from public.item where id = %s"
 
 _READY_WITHIN_S: Final = 60.0
-# The load itself takes a few seconds; a writer that is ten times slower is stuck.
+# The default load takes five seconds; a writer that takes this long is stuck.
 _DONE_WITHIN_S: Final = 300.0
 _MS: Final = 1000.0
 
@@ -125,8 +125,8 @@ def write_load(setup: WriterSetup, pipe: Connection) -> None:
     """
     Write the transactions of one writer; the program of its process.
 
-    It sends ``None`` when it is ready, begins when it receives something, and sends the
-    times of its transactions at the end.
+    It sends ``None`` when it is ready, and begins when it receives something. At the
+    end it sends the times of its transactions that were neither held nor rolled back.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -153,7 +153,7 @@ def _write(
     publisher: ChangePublisher,
     clock: Clock,
 ) -> float:
-    """Run one transaction; return its time with that of the publisher, in ms."""
+    """Run one transaction; return its time, the publisher's included, in ms."""
     began_s = clock.monotonic_s()
     apply(session, one.changes)
     clock.wait(one.held_s)
@@ -201,7 +201,7 @@ class _Program(Protocol):
 
 
 class WriterProcess:
-    """The process of one writer, a context that ends it."""
+    """The process of one writer; leaving its context kills it."""
 
     def __init__(self, program: _Program, setup: WriterSetup) -> None:
         context = multiprocessing.get_context("spawn")
@@ -212,7 +212,7 @@ class WriterProcess:
 
     def __enter__(self) -> Self:
         self._process.start()
-        # Once the process has the only copy, its end ends the pipe.
+        # The process now has the only copy, so the pipe closes when the process ends.
         self._other.close()
         return self
 

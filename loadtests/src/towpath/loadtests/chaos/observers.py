@@ -127,7 +127,7 @@ class TopicReader:
                 "group.id": "towpath-chaos",
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",
-                # Reports each end: the marker that ends a transaction is not a record.
+                # Reports the end, which no record shows after a transaction's marker.
                 "enable.partition.eof": True,
                 "isolation.level": "read_committed",
                 "fetch.wait.max.ms": 20,
@@ -142,7 +142,7 @@ class TopicReader:
         self._consumer.close()
 
     def follow(self, topic: str, *folds: Fold) -> None:
-        """Pass the records of a topic to these folds, from the first one on."""
+        """Pass the records of a topic to these folds, from the first record on."""
         self._folds[topic] = folds
 
     def poll(self, within_s: float) -> int:

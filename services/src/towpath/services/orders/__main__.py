@@ -156,7 +156,7 @@ def _add_windows(parser: argparse.ArgumentParser) -> None:
     helps = {
         "payment": "an order that is not paid within this time is cancelled",
         "confirmation": (
-            "an order whose payment is not confirmed within this time is cancelled"
+            "an order in payment that is not confirmed within this time is cancelled"
         ),
         "delivery": (
             "a confirmed order that is not dispatched within this time is recalled"

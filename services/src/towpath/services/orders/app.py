@@ -1,9 +1,9 @@
 """
-The wiring of the service, as an application and as a consumer of the others' events.
+The wiring of the service, as an application and as a consumer.
 
-A step of another service moves the order on in the transaction of the inbox. An order
-whose deadline has passed is cancelled by the service itself, each one in a transaction
-of its own.
+A step of another service moves the order on in the transaction of the inbox. The
+service itself cancels orders whose deadline has passed, each in a transaction of its
+own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,9 +66,9 @@ _STEPS: Final[Mapping[str, Step]] = {
     "ShipmentFailed": Step.SHIPMENT_FAILED,
     "ShipmentCancelled": Step.SHIPMENT_CANCELLED,
 }
-# How often Prometheus reads a page, as a rule.
+# The usual scrape interval of Prometheus.
 _SAGAS_EVERY_S: Final = 15.0
-# How often deadlines are checked: an order is cancelled at most this much later.
+# The pause between two checks of the deadlines.
 _DEADLINES_EVERY_S: Final = 1.0
 
 
@@ -80,7 +80,7 @@ def collector(clock: Clock) -> Collector:
 
 def consuming(windows: Windows = DEFAULT_WINDOWS) -> Consuming:
     """
-    Declare the process that consumes.
+    Declare the service's consumer process.
 
     Args:
         windows: The longest times that orders wait.

@@ -35,7 +35,7 @@ def _attribute(value: AttributeValue) -> AttributeValue:
     return value
 
 
-# The rules of validators are repeated for the document of the service.
+# The rules of the validators, repeated as patterns for the OpenAPI document.
 _NO_NUL: Final = Field(json_schema_extra={"pattern": WITHOUT_NUL})
 Name = Annotated[
     str,
@@ -77,7 +77,7 @@ Attributes = Annotated[
     dict[AttributeName, Attribute],
     Field(
         max_length=MAX_ATTRIBUTES,
-        # A name that breaks its pattern has no value at all.
+        # A name that does not match the pattern is not allowed.
         json_schema_extra={"additionalProperties": False},
     ),
 ]
@@ -102,7 +102,7 @@ class OrderedLine(Input):
 
 
 class PlaceOrder(Input):
-    """Place an order for a customer; with a payment method it is paid at once."""
+    """Place an order; with a payment method, its payment is requested at once."""
 
     customer_id: uuid.UUID
     currency: str = Field(default="EUR", pattern=r"^[A-Z]{3}$")

@@ -14,8 +14,8 @@ Customers and orders: their state, their rules and their events. No I/O, no fram
 The other services report what they did as steps: stock reserved, payment authorised,
 shipment dispatched. A step is recorded once, in whatever order the steps arrive, and
 then moves the order on as far as its steps allow. After the order is confirmed, the
-parcel may already be on its way: whether it can be recalled only shipping knows, so the
-order is CANCELLING until shipping has answered.
+parcel may already be on its way: only shipping knows whether it can be recalled, so the
+order is CANCELLING until shipping has answered. A failed shipment cancels the order.
 
 An order's ``state`` is a value that each change replaces as a whole; the change is
 recorded in ``events``. A repeated change has no effect and records no event.
@@ -75,7 +75,7 @@ class StepRecord(NamedTuple):
     detail: str | None
 
 
-# Reasons for a cancellation that no customer gave.
+# The cancellation reasons that the service itself gives.
 OUT_OF_STOCK: Final = "out of stock"
 DECLINED: Final = "payment declined"
 UNDELIVERABLE: Final = "undeliverable"
@@ -144,7 +144,7 @@ class OrderPaymentRequested:
 
 @dataclass(frozen=True, slots=True)
 class OrderConfirmed:
-    """Stock is reserved and the amount is authorised: it is to be captured."""
+    """Stock is reserved; the authorised amount is to be captured."""
 
     order: OrderState
 
@@ -166,7 +166,7 @@ class OrderCancellationRequested:
 
 @dataclass(frozen=True, slots=True)
 class OrderCancelled:
-    """An order was cancelled; whatever was reserved or paid for it is given back."""
+    """An order was cancelled: its stock is to be released and its payment reversed."""
 
     order: OrderState
     reason: str | None
@@ -239,7 +239,7 @@ class Order:
     """
     An order, the steps of its saga, its rules, and its new events.
 
-    ``stored_version`` is the version of its row; 0: it has none yet.
+    ``stored_version`` is the version of the locked row; 0 if no row was locked.
     """
 
     state: OrderState
@@ -254,7 +254,7 @@ class Order:
 
     def request_payment(self, method: str, at: datetime) -> None:
         """
-        Request the payment by a method; an order that is being paid stays as it is.
+        Request the payment by a method; a repeated request changes nothing.
 
         Raises:
             OrderRuleError: It is cancelled, being cancelled, or returned.
@@ -273,7 +273,7 @@ class Order:
 
     def cancel(self, at: datetime, reason: str | None) -> None:
         """
-        Cancel the order, or begin to; one that is cancelled already stays as it is.
+        Cancel the order, or begin to; a repeated cancellation changes nothing.
 
         Raises:
             OrderRuleError: It is completed or returned.
@@ -309,7 +309,7 @@ class Order:
         self.events.append(OrderReturned(self.state, reason))
 
     def record_step(self, step: Step, record: StepRecord, at: datetime) -> bool:
-        """Record a step and move the order on; return False if it was recorded."""
+        """Record a step and move the order on; return False for a repeated step."""
         if step in self.steps:
             return False
         self.steps[step] = record
@@ -372,12 +372,12 @@ class Order:
 
 class Windows(NamedTuple):
     """
-    The longest times that an order waits.
+    The longest time that an order waits in each stage.
 
     Attributes:
-        payment: For its customer, to pay.
-        confirmation: For stock and authorisation, once it is being paid.
-        delivery: For capture and dispatch, once it is confirmed.
+        payment: From placement until a payment is requested.
+        confirmation: From that request until stock and payment are confirmed.
+        delivery: From confirmation until capture, then from capture until dispatch.
     """
 
     payment: timedelta = timedelta(minutes=15)
@@ -418,7 +418,7 @@ _PAYMENT_ENDS: Final = {
 
 
 def is_settled(order: Order) -> bool:
-    """Return whether an order is final, and stock and payment have followed it."""
+    """Return whether an order, its stock and its payment are all final."""
     status, steps = order.state.status, order.steps.keys()
     if status not in _STOCK_ENDS or not _STOCK_ENDS[status] & steps:
         return False

@@ -2,8 +2,9 @@
 The mapping of domain events to outbox events: names, keys and payloads.
 
 An order's event carries the order's whole state, so that a reader of the topic needs no
-other data. The same document answers ``GET``. The view ``shop.order_documents`` returns
-the same document of every order, in SQL: a change to one needs a change to the other.
+other data. ``GET`` answers with the same state, its version and its saga. The view
+``shop.order_documents`` builds the payload of each order's newest event in SQL: a
+change to one needs a change to the other.
 """
 
 import functools
@@ -149,7 +150,7 @@ def _order_event(event: OrderEvent) -> dict[str, Any]:
 
 
 def _details(event: OrderEvent, at: datetime) -> dict[str, Any]:
-    """Return what an event's payload has beside the order's state."""
+    """Return the fields of an event's payload besides the order's state."""
     details: dict[str, Any] = {}
     if (moment := _MOMENTS.get(type(event))) is not None:
         details[moment] = at
@@ -164,7 +165,7 @@ def _details(event: OrderEvent, at: datetime) -> dict[str, Any]:
 
 
 def _json_text(attributes: Mapping[str, AttributeValue] | None) -> str | None:
-    """Return attributes in the database's form: short names first, then by bytes."""
+    """Return attributes as ``jsonb`` prints them: names by length, then by bytes."""
     if attributes is None:
         return None
     names = sorted(attributes, key=lambda name: (len(name.encode()), name.encode()))

@@ -114,7 +114,7 @@ def pay_order(
 
     Raises:
         NotFoundError: There is no such order.
-        ConflictError: It is cancelled or returned.
+        ConflictError: It is cancelled, being cancelled, or returned.
         PreconditionFailedError: It has another version than the expected ones.
     """
     with _changing(order_id, store, expected) as order:
@@ -177,7 +177,7 @@ def record_step(
 
 
 def expire_order(order_id: int, store: OrdersStore, at: datetime) -> None:
-    """Cancel an order whose deadline has passed; another one stays as it is."""
+    """Cancel an order whose deadline has passed; any other stays as it is."""
     if order_id not in store.orders.overdue(at, of_order=order_id):
         return
     with _changing(order_id, store) as order:

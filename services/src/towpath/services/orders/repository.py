@@ -125,7 +125,7 @@ order_steps = Table(
     Column("detail", Text),
 )
 
-# The time by which the next step of an order that is not final must have come.
+# The time by which the status of an order must have changed.
 order_deadlines = Table(
     "order_deadlines",
     metadata,
@@ -146,8 +146,8 @@ _NEWEST_ORDERS: Final = Keyset(
 )
 
 
-# Statements of each event and request, built once: that takes SQLAlchemy longer than to
-# execute them.
+# The statements of events and requests are built once: building a statement takes
+# SQLAlchemy longer than executing it.
 _OF_ORDER: Final[BindParameter[int]] = bindparam("of_order")
 _FIND_ORDER: Final = select(orders).where(orders.c.id == _OF_ORDER)
 _LOCK_ORDER: Final = _FIND_ORDER.with_for_update()
@@ -186,7 +186,7 @@ class UnknownCustomerError(DataError):
 
 
 class StaleOrderError(DataError):
-    """An order was changed between its reading and its writing."""
+    """An order was changed between its read and its write."""
 
     remedy = "Read the order again, and repeat the change."
 
@@ -290,7 +290,7 @@ class OrderRepository:
 
     def overdue(self, at: datetime, *, of_order: int | None = None) -> Sequence[int]:
         """
-        Return orders whose deadline has passed, the oldest first.
+        Return some orders whose deadline has passed, the earliest deadlines first.
 
         Args:
             at: The present time.
@@ -434,7 +434,7 @@ def _state(row: Row[Any], lines: Sequence[Row[Any]]) -> OrderState:
 
 
 def count_unfinished(session: Session) -> Mapping[str, int]:
-    """Count the orders whose saga has not ended by status, from an index alone."""
+    """Count by status the orders whose saga has not ended, from an index alone."""
     is_unfinished = orders.c.status.in_(UNFINISHED)
     query = select(orders.c.status, func.count()).where(is_unfinished)
     counts: dict[str, int] = dict.fromkeys(UNFINISHED, 0)

@@ -1,7 +1,7 @@
 """
 The service as an application and as a consumer: the only module that joins its parts.
 
-Its protocol is ``GET /payments/{order_id}``, 200 or 404. Beside the consumer a worker
+Its protocol is ``GET /payments/{order_id}``, 200 or 404. A worker beside the consumer
 calls the payment provider.
 """
 
@@ -40,7 +40,7 @@ SCHEMAS: Final = "towpath.services.payments.schemas"
 MIGRATIONS: Final = "towpath.services.payments.migrations"
 NEEDED_TABLES: Final = ("payments.payments", "towpath.outbox")
 PAYMENT: Final = "payment"
-# A payment waits for its provider at most this much longer.
+# The pause between two searches for operations that are due.
 _CALLS_EVERY_S: Final = 0.1
 
 blueprint = Blueprint("payments", __name__)

@@ -1,9 +1,9 @@
 """
 One function per event of an order, and the steps of the worker that calls the provider.
 
-None of the functions of events commits: the inbox does, with the record of the event.
-The worker claims operations in one transaction, calls the provider in none, and writes
-each answer down in another: no row stays locked while the provider thinks.
+The functions for events do not commit: the inbox does, with its record of the event.
+The worker claims operations in one transaction, calls the provider outside of any, and
+records each answer in another: no row is locked during a call.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ from towpath.services.payments.domain import (
 from towpath.services.payments.provider import Provider, ProviderTimeoutError
 from towpath.services.payments.repository import PaymentRepository
 
-# Few enough for all of their answers to be known long before their lease ends.
+# Few enough that the last one is answered long before the lease of all ends.
 _CLAIMED_AT_ONCE: Final = 20
 
 log = structlog.get_logger(__name__)
@@ -60,7 +60,7 @@ def capture(
 def reverse(
     order: Mapping[str, Any], payments: PaymentRepository, at: datetime
 ) -> None:
-    """Give back what was paid for an order that is cancelled or returned."""
+    """Void or refund the payment of an order that is cancelled or returned."""
     payment = payments.lock(order["order_id"])
     if payment is not None and payment.status is not PaymentStatus.DECLINED:
         payments.add_operation(payment.order_id, OperationKind.REVERSE, at)
@@ -80,7 +80,7 @@ Begin = Callable[[], AbstractContextManager[Session]]
 
 
 class ProviderWorker:
-    """Calls the provider for the operations that are due; any number may run."""
+    """Calls the provider for operations that are due; many workers may run at once."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class ProviderWorker:
             self._take(operation, answer)
 
     def _take_timeout(self, operation: PaymentOperation) -> None:
-        """Have an operation repeated; attempts of an authorisation are limited."""
+        """Postpone an operation; decline an authorisation after its last attempt."""
         is_authorization = operation.kind is OperationKind.AUTHORIZE
         if is_authorization and operation.attempts >= MOST_AUTHORIZATION_ATTEMPTS:
             self._take(operation, ProviderAnswer(PaymentStatus.DECLINED, NO_ANSWER))
@@ -145,7 +145,7 @@ class ProviderWorker:
             self._store(session).postpone_operation(operation, due_at)
 
     def _take(self, operation: PaymentOperation, answer: ProviderAnswer) -> None:
-        """Write an answer down; an authorisation that was given up is reversed."""
+        """Record an answer; reverse an authorisation that was given up."""
         with self._begin() as session:
             payments, now = self._store(session), self._clock.now()
             payment = payments.lock(operation.order_id)

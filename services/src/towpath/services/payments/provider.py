@@ -2,8 +2,8 @@
 A payment provider, simulated: it declines, times out, and repeats its answers.
 
 It stands for a system elsewhere: it has a schema of its own, ``payment_provider``, and
-commits on connections of its own, so that a caller that dies or rolls back leaves its
-books as they are. The payment method, a token, decides how it behaves:
+commits on connections of its own, so that its books stay as they are when a caller dies
+or rolls back. The payment method, a token, decides how it behaves:
 
 ==================  ================================================================
 card                it answers at once
@@ -14,7 +14,7 @@ card-silent         it never answers an authorisation, but makes it
 card-repeats        it gives each answer twice
 ==================  ================================================================
 
-A call with an idempotency key that was used before is answered from its books.
+A call with an idempotency key that was used before is answered from the books.
 """
 
 from collections.abc import Sequence
@@ -93,7 +93,7 @@ class Provider(Protocol):
 
     def perform(self, operation: PaymentOperation) -> Sequence[ProviderAnswer]:
         """
-        Perform an operation; return its answer, each time that it was given.
+        Perform an operation; return its answer as often as the provider gave it.
 
         Raises:
             ProviderTimeoutError: There was no answer.

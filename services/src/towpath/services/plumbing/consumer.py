@@ -1,11 +1,11 @@
 """
-A service as a consumer: it follows events of other services, each applied once.
+A service as a consumer: it applies each event of other services once.
 
-A process applies events by the inbox, and repeats the service's background work. An
-event is applied in one transaction with the inbox's record of it and with the events
-that follow from it, which belong to the same trace. A failure of the database counts as
-no attempt; an event that cannot be applied is parked with its followers, and ``towpath
-inbox`` replays it.
+A process applies events through the inbox, and repeats the service's background work.
+An event is applied in one transaction with the inbox's record of it and with the events
+that follow from it, which belong to the same trace. A database failure does not count
+as an attempt; an event that cannot be applied is parked with its followers, and
+``towpath inbox`` replays it.
 """
 
 import functools
@@ -37,22 +37,22 @@ from towpath.services.plumbing.tracing import close_tracer, event_span
 TOPIC_PREFIX: Final = "outbox.event."
 # The pause after the brokers have refused the client, or an unforeseen error.
 _RESTARTED_AFTER_S: Final = 1.0
-# Consumers of a process: an event waits for Postgres most of its time.
+# The consumers of a process: each mostly waits for Postgres.
 _CONSUMERS: Final = 3
 # One for each consumer, and one for the background work.
 _CONNECTIONS: Final = _CONSUMERS + 1
 _CLIENT: Final[Mapping[str, Any]] = {
-    # The relay creates a topic with its first event: it is looked for this often.
+    # The relay creates a topic with its first event: new topics are sought this often.
     "topic.metadata.refresh.interval.ms": 2_000,
     "allow.auto.create.topics": False,
-    # The events of a killed process wait for so long: a quarter of the usual time.
+    # The events of a killed process wait this long; the client's default is 45 s.
     "session.timeout.ms": 10_000,
 }
 
 log = structlog.get_logger(__name__)
 
 Store = TypeVar("Store")
-# Applies the payload of an event at a time.
+# Applies an event's payload to a store; the last argument is the present time.
 Apply = Callable[[Mapping[str, Any], Store, datetime], None]
 Begin = Callable[[], AbstractContextManager[Session]]
 
@@ -81,7 +81,7 @@ class EventConsumer(Generic[Store]):
         name: The name of the inbox, and the Kafka group.
         schema: The schema of the inbox's tables.
         aggregates: The types of the aggregates whose events are consumed.
-        handlers: Applies an event, by its type; other types are passed over.
+        handlers: The functions that apply events, by type; other types are skipped.
         store: Makes the repository of a transaction.
     """
 
@@ -165,7 +165,7 @@ def make_collector(make_events: Callable[[], Events], clock: Clock) -> Collector
     Args:
         make_events: Returns its event types; each class has the time of its change as
             ``updated_at``.
-        clock: The time at which they are recorded.
+        clock: The time at which the events are recorded.
     """
     events = make_events()
 
@@ -202,7 +202,7 @@ def no_tasks(_begin: Begin, _engine: Engine, _clock: Clock) -> Sequence[Backgrou
 @dataclass(frozen=True, kw_only=True)
 class Consuming:
     """
-    The declaration of a service's process that consumes.
+    The declaration of a service's consumer process.
 
     Attributes:
         consumer: The consumer.
@@ -266,7 +266,7 @@ def consume(
     metrics: ServiceMetrics,
 ) -> None:
     """
-    Consume until the process is stopped; the event in progress is finished.
+    Consume until the process is stopped; the events in progress are finished.
 
     Args:
         parts: The declaration.

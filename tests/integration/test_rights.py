@@ -413,7 +413,7 @@ def test_each_right_that_a_role_lacks_on_an_index_is_found_without_a_write(
     who = "the search index's user lacks the rights for"
     on = f"on the indexes {route.name}, {route.name}-*"
     assert found == {
-        (verb, path): [f"{who} {verb} {path}: allow its role {places(actions, on)}"]
+        (verb, path): [f"{who} {verb} {path}: grant its role {places(actions, on)}"]
         for (verb, path), actions in search_rights("sink").items()
     }
     assert before == state_of(client, f"{route.name}-1")
@@ -451,6 +451,6 @@ def test_sink_check_names_all_that_a_role_lacks_on_an_index(
         f" {of_bulk}delete, indices:admin/refresh*"
     )
     assert (
-        f"allow its role {of_cluster} on the cluster, and {missing} on the" in printed
+        f"grant its role {of_cluster} on the cluster, and {missing} on the" in printed
     )
     assert (1, 0) == (code, after)

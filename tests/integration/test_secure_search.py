@@ -131,7 +131,7 @@ def test_a_role_that_gets_what_sink_check_names_can_do_all(index, server):
 def named_actions(said):
     """Return the actions to allow on the cluster, and those on indexes."""
     found = {"the cluster": [], "the indexes": []}
-    for part in said.partition("allow its role ")[2].split(", and "):
+    for part in said.partition("grant its role ")[2].split(", and "):
         actions, _, place = part.partition(" on ")
         found[place[:11]] += actions.split(", ")
     return found.values()

@@ -26,13 +26,13 @@ class SourceUnreachableError(UnavailableError):
 
 
 class SignalRefusedError(UsageError):
-    """A signal could not be inserted."""
+    """A signal could not be inserted, or the source has no signal table yet."""
 
     remedy = "Run towpath relay init first, and give every signal a unique id."
 
 
 class RelaySilentError(UnavailableError):
-    """No relay has answered a signal in time."""
+    """No relay follows the slot, or none has answered a signal in time."""
 
     remedy = "Start the relay (towpath relay run), or see in its log why it is waiting."
 

@@ -2,7 +2,7 @@
 The ``towpath.toml`` that ``towpath up`` writes for the shop on the local stack.
 
 The file begins with a line that names the ports it was written for. An existing file
-belongs to the user: only the ports on that line that have changed are replaced,
+belongs to the user: only ports that have changed since are replaced, on that line and
 wherever they follow the loopback address.
 """
 
@@ -15,7 +15,7 @@ from towpath.deploy.local.ports import LOOPBACK
 from towpath.deploy.local.stack import NAMES, Addresses
 from towpath.schemas.failure import UsageError
 
-# The captured tables of each schema; in a sink without schemas their names are unique.
+# The captured tables. Their names are unique, for the sinks that have no schemas.
 _TABLES: Final = (
     ("shop", "customers"),
     ("shop", "orders"),
@@ -65,15 +65,15 @@ driver = "{driver}"
 url = "{url}"
 """
 # Documents are expensive: the last batch of a killed driver is written again, and on
-# busy cores a larger one takes a minute. The index writes two calls at a time: those of
-# a sink that is filled must be short, so that another sink's changes get their turn.
+# busy cores a larger one takes a minute. The index handles two calls at a time: calls
+# that fill a sink must be short, so that another sink's changes get their turn.
 SEARCH_OPTIONS: Final = """\
 max_batch_records = 10000
 search.call_documents = 500
 trigger_ms = 1000
 """
 # A batch of a few records costs the engine a tenth of a second of processor time. Here
-# everything shares a machine, so there are fewer than by default.
+# everything shares a machine, so batches start less often than by default.
 _CACHE_OPTIONS: Final = "trigger_ms = 500\n"
 
 _ROUTE: Final = """
@@ -81,7 +81,7 @@ _ROUTE: Final = """
 topic = "{topic}"
 name = "{name}"
 """
-# Orders with their lines, as in their events.
+# Documents of the orders with their lines, built from the events of the orders.
 _ORDERS: Final = """
 [[sink.route]]
 topic = "outbox.event.order"
@@ -122,7 +122,7 @@ def check_files(paths: Iterable[Path]) -> None:
     Check that files name the ports that they were written for.
 
     Raises:
-        UsageError: A file cannot be read, or has no such line.
+        UsageError: A file cannot be read, or has no line with its ports.
     """
     for path in paths:
         try:
@@ -187,7 +187,7 @@ def order_documents(index: str) -> str:
 
 
 def with_ports(text: str, addresses: Addresses) -> str:
-    """Return the text with the ports that changed since it was written."""
+    """Return the text with every port that has changed replaced."""
     marked = _MARK_LINE.search(text)
     if marked is None:
         return text

@@ -1,9 +1,9 @@
 """
-Signals that end a run: the first one interrupts, and the clean-up is not disturbed.
+Signals that end a run: the first one interrupts it, and none disturbs the clean-up.
 
-Python raises ``KeyboardInterrupt`` between any two steps of the main thread, also
-inside a library's call that would have registered a thread, which nobody then waits
-for. A block that starts threads defers signals to its end.
+Python may raise ``KeyboardInterrupt`` between any two steps of the main thread, even
+while a library has started a thread but not registered it; nobody would then wait for
+that thread. A block that starts threads therefore defers signals to its end.
 """
 
 import contextlib

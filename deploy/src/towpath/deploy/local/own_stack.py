@@ -1,13 +1,13 @@
 """
 A local stack for one run of one command: its folder, its processes, its clean-up.
 
-Benchmarks and chaos get a temporary folder. The demo has its own state folder: a
+Benchmarks and chaos runs get a temporary folder. The demo has its own state folder: a
 file marks the folder, and the process that holds its lock is the demo that runs there.
 No files are deleted from a folder without that mark.
 
 Every process of a run is stopped before its block ends, whether the run ends, fails or
 is interrupted. The first Ctrl-C ends the run, and later ones never disturb the
-clean-up; SIGHUP and SIGTERM mean the same. The next run removes the remains of a killed
+clean-up; SIGHUP and SIGTERM do the same. The next run removes the remains of a killed
 run.
 """
 
@@ -35,7 +35,7 @@ from towpath.sinks.jars import fetch, store
 
 MARK: Final = "demo.lock"
 
-# Processes of a killed demo: their data are not worth a longer wait.
+# Processes of a run get no more time to stop: nobody needs their data afterwards.
 _REMAINS_WITHIN_S: Final = 5.0
 
 
@@ -101,7 +101,7 @@ def stop_all(state: StateFolder) -> None:
 
 
 def kill_children(within_s: float) -> None:
-    """Kill processes whose start was interrupted, and wait until they exit."""
+    """Kill all child processes that are left, and wait until they exit."""
     children = psutil.Process(os.getpid()).children(recursive=True)
     for child in children:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -164,6 +164,7 @@ def own_stack(
                 console.print(f"logs and files: {stack.state.root}", soft_wrap=True)
             else:
                 _remove(stack)
+            # A process whose start was interrupted may have no process file.
             kill_children(_GONE_WITHIN_S)
 
 
@@ -187,7 +188,7 @@ _STOP_WITHIN_S: Final = 20.0
 
 
 class Launcher:
-    """Launcher of processes of one state folder; it stops and kills them too."""
+    """Starts, stops and kills the processes of one state folder."""
 
     def __init__(self, state: StateFolder, env: Mapping[str, str]) -> None:
         self._state = state

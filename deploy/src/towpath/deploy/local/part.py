@@ -23,14 +23,14 @@ RECOVERS_WITHIN_S: Final = 1800.0
 
 
 class User(NamedTuple):
-    """Another user that runs a part, because the part refuses to be root."""
+    """Another user that runs a part, because the part refuses to run as root."""
 
     uid: int
     gid: int
 
 
 def _do_nothing() -> None:
-    """Prepare nothing, probe nothing."""
+    """Do nothing; the default of ``prepare`` and ``probe``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +47,8 @@ class Part:
         prepare: Writes its files; runs before each start, safe to repeat.
         probe: Contacts the part itself; raises ``NotReadyError`` until it serves.
         ready_within_s: The longest time until it serves.
-        recovers_within_s: The longest time while it makes progress: its log grows, or
-            it reads; for parts that recover their data after a crash.
+        recovers_within_s: The longest time until it serves if it keeps making progress:
+            its log grows, or it reads data. For parts that recover after a crash.
         stop_signal: The signal of a clean stop.
         stop_within_s: The longest time of a clean stop; then it is killed.
         user: The user that runs it, if not the one that starts it.
@@ -80,11 +80,11 @@ class StateFolder(NamedTuple):
 
     @property
     def stack(self) -> Path:
-        """Data of the parts."""
+        """The folder with the data of the parts."""
         return self.root / "stack"
 
     def data(self, part: str) -> Path:
-        """Data of one part."""
+        """Return the data folder of one part."""
         return self.stack / part
 
     def log(self, part: str) -> Path:
@@ -96,7 +96,7 @@ class StateFolder(NamedTuple):
         return self.root / "run" / f"{part}.pid"
 
     def parts(self) -> list[str]:
-        """Return the names of all parts that were ever started here, sorted."""
+        """Return the names of all parts that have a process file, sorted."""
         return sorted(p.stem for p in (self.root / "run").glob("*.pid"))
 
     def create(self) -> None:

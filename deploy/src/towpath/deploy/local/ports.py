@@ -20,8 +20,8 @@ from towpath.sinks.errors import PrerequisiteError
 
 LOOPBACK: Final = "127.0.0.1"
 
-# Linux takes outgoing connections' ports from 32768 upwards; well-known servers sit
-# below 20000.
+# Linux gives outgoing connections ports from 32768 upwards; well-known servers use
+# ports below 20000.
 SERVERS: Final = (20_000, 31_999)
 _FREED_WITHIN_S: Final = 3.0
 _POLL_EVERY_S: Final = 0.05
@@ -30,7 +30,7 @@ _POLL_EVERY_S: Final = 0.05
 def is_free(port: int) -> bool:
     """Return whether a server could listen on the port now."""
     with socket.socket() as probe:
-        # Servers set it too: a port in TIME_WAIT is free for them.
+        # Servers set this option too: a port in TIME_WAIT is free for them.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))
@@ -76,7 +76,7 @@ def free_within(first: int, last: int, start: int, taken: Collection[int] = ()) 
     Return a free port of a range, searched from ``start`` onwards, wrapping around.
 
     Raises:
-        PrerequisiteError: All of them are taken.
+        PrerequisiteError: Every port of the range is taken.
     """
     width = last - first + 1
     for step in range(width):
@@ -112,7 +112,7 @@ def check_listens(port: int) -> None:
     Check that a server listens on the port.
 
     Raises:
-        NotReadyError: None does.
+        NotReadyError: No server does.
     """
     try:
         socket.create_connection((LOOPBACK, port), timeout=ANSWER_WITHIN_S).close()
@@ -123,7 +123,7 @@ def check_listens(port: int) -> None:
 
 def get_page(url: str, read: Callable[[bytes], Any] = bytes) -> Any:  # noqa: ANN401 - as read
     """
-    Fetch a page of the loopback address, such as JSON.
+    Fetch a page from a local server, and return it as ``read`` parses it.
 
     Raises:
         NotReadyError: No answer, an error, or a page that ``read`` refuses.

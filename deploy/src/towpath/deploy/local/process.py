@@ -80,7 +80,8 @@ def stop(
     """
     Stop the process that a file names, and all others of its session.
 
-    It gets ``stop_signal``; processes that remain after ``within_s`` are killed.
+    Only the named process gets ``stop_signal``. Once it has ended, or after
+    ``within_s``, all that remain are killed.
     """
     process = find(path)
     if process is None:
@@ -117,8 +118,8 @@ def sweep(path: Path) -> None:
     """
     Kill the processes that an ended process left in its session; remove its file.
 
-    The system does not reuse a pid that still names a session. A process in the session
-    of a pid that has ended, or is still ours, was therefore started by it.
+    The system does not reuse a pid that still names a session. If the pid has no
+    process, or still names ours, our process therefore started all of its session.
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,11 +1,12 @@
 """
 Kafka, the schema registry, OpenSearch and Redis: servers of one process each.
 
-- Kafka is one broker that is its own controller (KRaft), formatted from a file that
-  this module writes. Its registration lapses quickly, so that a killed broker is back
-  in two seconds instead of ten. Message sizes, and all else that applications see, are
-  defaults.
-- The schema registry is Apicurio with Confluent's interface, kept in one file.
+- Kafka is one broker that is its own controller (KRaft). This module formats its data
+  folder, by writing ``meta.properties``. Its registration lapses quickly, so that a
+  killed broker is back in two seconds instead of ten. Limits such as message sizes are
+  the defaults.
+- The schema registry is Apicurio with Confluent's interface; it stores its schemas in
+  one file.
 - OpenSearch is one node, started by the runner of its test suites. That runner takes
   HTTP ports up to 9299 only and exits silently beyond. The common analysis module is
   left out, because it needs Thai dictionaries that a Java runtime from a Python package
@@ -127,7 +128,7 @@ def probe_kafka(port: int) -> None:
     Request the broker's metadata.
 
     Raises:
-        NotReadyError: It does not answer, or has no broker yet.
+        NotReadyError: The broker does not answer, or has not joined its cluster yet.
     """
     check_listens(port)
     # librdkafka prints every failed attempt; the answer below is enough.
@@ -157,7 +158,7 @@ def registry_part(state: StateFolder, port: int, management_port: int) -> Part:
         "apicurio.storage.kind": "sql",
         "apicurio.storage.sql.kind": "h2",
         # Without WRITE_DELAY=0 a registered schema reaches the file half a second
-        # later, and a killed registry may give its id to another one.
+        # later, and a killed registry may give its id to another schema.
         "apicurio.datasource.url": f"jdbc:h2:file:{folder / 'schemas'};WRITE_DELAY=0",
     }
     return Part(
@@ -205,7 +206,7 @@ _OPENSEARCH_MODULES: Final = (
 
 
 def free_opensearch_port(taken: Collection[int] = ()) -> int:
-    """Return a free port of the runner's range that is not taken."""
+    """Return a free port of the runner's range, except those in ``taken``."""
     return free_within(
         *OPENSEARCH_PORTS,
         secrets.randbelow(OPENSEARCH_PORTS[1] - OPENSEARCH_PORTS[0]),
@@ -263,8 +264,8 @@ def probe_opensearch(port: int, cluster: str) -> None:
 
 
 # A call of the guard frees thousands of small strings at once. By default the allocator
-# caches seven of each size, and merges and splits the others again: a third of the
-# server's time for a row (measured).
+# caches seven of each size, and merges and splits the others again, which takes a third
+# of the server's time for a row (measured).
 _REDIS_ALLOCATOR: Final = "glibc.malloc.tcache_count=60000"
 
 # A row with a value above the default of 64 bytes would be stored as a hash table,

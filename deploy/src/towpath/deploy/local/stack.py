@@ -4,7 +4,7 @@ The five parts of one state folder, brought up together, and their addresses.
 ``up`` may be called at any time: it starts parts that do not run, repairs those that do
 not answer, and leaves the rest alone. Two stacks in two folders share nothing. The
 parts of a lazy stack start when their address is first read, which is for tests: a run
-that needs the cache only does not wait for OpenSearch.
+that needs only the cache does not wait for OpenSearch.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class Addresses:
 
     @property
     def registry_url(self) -> str:
-        """The registry, as Confluent's clients take it."""
+        """The registry's address for Confluent's clients."""
         return servers.registry_url(self.registry_port)
 
     @property
@@ -66,7 +66,7 @@ class Addresses:
 
 
 NAMES: Final = ("postgres", "kafka", "registry", "opensearch", "redis")
-# Further ports of a part that nobody else connects to.
+# The second port of a part, to which no other process connects.
 _INNER: Final = {"kafka": "kafka-controller", "registry": "registry-management"}
 # Another process may take a port between its choice and the start of the part.
 _PORT_CHOICES: Final = 3
@@ -313,7 +313,7 @@ class LazyStack:
 
     @property
     def registry_url(self) -> str:
-        """The registry, as Confluent's clients take it."""
+        """The registry's address for Confluent's clients."""
         return self.up("registry").registry_url
 
     @property

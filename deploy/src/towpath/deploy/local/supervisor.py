@@ -4,7 +4,7 @@ Processes of the platform beside the stack: started, watched, restarted, stopped
 A process that ends by itself is restarted after a growing delay, and counted. One
 deadline bounds the stop of all of them together; no process remains after it. Parts are
 started in the order of the calls and stopped all at once. Adopted parts, which others
-have started, are watched but not stopped.
+have started, are watched and restarted, but ``stop`` leaves them running.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from towpath.deploy.local.part import Part, StateFolder
 from towpath.schemas.clock import Backoff, Clock, Deadline, SystemClock
 
 _POLL_EVERY_S: Final = 0.2
-# After running for this long a process is stable: its delays begin again.
+# A process that has run for this long is stable: its next delay is the first again.
 _STABLE_AFTER_S: Final = 30.0
 
 

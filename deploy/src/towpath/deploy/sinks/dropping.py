@@ -7,9 +7,9 @@ deleted only under the lock of the sink's folder.
 
 - The block is cut out of the text, and everything else stays as it was written. The
   result must parse to the same document as the old text without that sink.
-- The topics of a sink hold its dead letters and the rows that snapshots read for it.
-  Snapshots that still read for it are stopped first, because the relay would wait for a
-  deleted topic.
+- The topics of a sink hold its dead letters, copies of its state, and the rows that
+  snapshots read for it. Snapshots that still read for it are stopped first, because the
+  relay would wait for a deleted topic.
 - Other sinks continue.
 """
 
@@ -134,7 +134,7 @@ def without_sink(text: str, name: str) -> str:
     Return the file's text without a sink's block.
 
     Raises:
-        UsageError: The block is ambiguous: it must be removed by hand.
+        UsageError: The block cannot be cut out safely: remove it by hand.
     """
     document = tomllib.loads(text)
     sinks = document[_SINK]
@@ -162,7 +162,7 @@ def _parses_as(text: str, document: object) -> bool:
 
 
 def _blocks(lines: list[str]) -> list[int | None]:
-    """Return each line's sink block by index; comments belong to the block below."""
+    """Return the index of each line's sink; comments belong to the block below."""
     found: list[int | None] = []
     block: int | None = None
     count = 0
@@ -228,7 +228,7 @@ def plan_drop(settings: Settings, name: str, *, has_data: bool) -> DropPlan:
     Return the plan of a drop, or of one that was interrupted.
 
     Raises:
-        UnknownSinkError: There is no such sink, and none is being dropped.
+        UnknownSinkError: There is no such sink, and no drop of one was begun.
         UsageError: Another sink writes to the same places.
     """
     begun = _begun(settings, name)
@@ -256,7 +256,7 @@ def carry_out_drop(
         services: The parts that the drop needs.
 
     Raises:
-        ConfigurationError: The file would have mistakes without the block; it is
+        ConfigurationError: The file would be invalid without the block; it is
             unchanged.
         UsageError: The block must be removed by hand; nothing was changed.
         SinkHeldError: The sink's driver does not release it.
@@ -335,10 +335,10 @@ def _begun(settings: Settings, name: str) -> DropPlan | None:
 
 
 def _write(path: Path, sink: Sink, *, has_data: bool) -> None:
-    # A drop computes no hashes.
+    # The salts are secret, and a drop computes no hashes.
     block = sink.model_dump(mode="json", exclude_unset=True, exclude={"hash_salts"})
     replace_file(path, json.dumps({"sink": block, "has_data": has_data}).encode())
-    # An address may hold a password, so only its owner may read the file.
+    # A URL may hold a password, so only the owner of the file may read it.
     path.chmod(0o600)
 
 

@@ -9,7 +9,7 @@ applied its snapshot. An interrupted command can be run again: it finds the id, 
 the signal if it was not sent, and waits again. No row is read twice. A route that is
 refilled is noted as ``incomplete`` until the fill is applied. The fill then removes the
 route's earlier notes, because its rows complete the route. A note that is made during
-the fill stays, because its rows may have been lost after they were filled.
+the fill stays, because the rows that it reports may be missing in spite of the fill.
 """
 
 import json
@@ -136,7 +136,7 @@ def carry_out_fill(
     """
     Send the signal unless it was sent, and watch the snapshot to its end.
 
-    An incomplete snapshot reads again only the rows that were not delivered.
+    A snapshot that ended incomplete is resumed: it reads only the undelivered rows.
 
     Raises:
         SourceUnreachableError: The source does not answer; run the command again.

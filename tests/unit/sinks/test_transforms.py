@@ -210,6 +210,7 @@ def test_nothing_is_guessed_from_a_part_of_the_inputs(entry):
         ("numeric(5, 2)", 0, "0.00"),
         ("numeric(2, 2)", "0", "0.00"),
         ("numeric(2, 2)", "-0e9", "0.00"),
+        ("numeric(6, 2)", "-.001", "0.00"),
         ("bigint", "0e30", 0),
         ("double precision", "1e3", 1000.0),
         ("boolean", " Yes ", True),

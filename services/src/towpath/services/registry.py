@@ -2,8 +2,8 @@
 Register every event schema with the schema registry, once, at start.
 
 Each version is registered under its record's name, oldest first, and the subject is set
-to ``BACKWARD_TRANSITIVE`` before a second version is registered. Registration
-may be repeated, even by two services at once. No client request uses the registry.
+to ``BACKWARD_TRANSITIVE`` before a second version is registered. A registration may be
+repeated, even by two services at once. No client request uses the registry.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ def register_event_schemas(
         url: The registry's Confluent-compatible address.
         schemas: Every version of every subject, oldest first.
         clock: Waits between attempts.
-        timeout_s: The deadline.
+        timeout_s: The time until the deadline.
 
     Raises:
         RegistryUnavailableError: It did not answer in time.

@@ -56,11 +56,12 @@ IDLE_TIMEOUT_MS: Final = 30_000
 POOL_WAIT_S: Final = 5.0
 
 
-# The products that seeded orders name, by the hashes of their numbers from 0 on.
+# The number of products in seeded orders; a product's id is the hash of its number,
+# which counts from 0.
 SEEDED_PRODUCTS: Final = 1_000
 # The lines of seeded orders, which are numbered from 1 on, as a common table. Every
-# choice is a hash of the seed, the order's index and the line's number, so it needs no
-# state.
+# choice is a hash of the seed, the order's index and the line's number, so no state is
+# kept.
 SEEDED_LINES: Final = f"""
 seeded_lines as materialized (
     select n, line_no::int,
@@ -209,7 +210,7 @@ def create_role(administration: Engine, dsn: str) -> None:
     """
     Create the role that a service logs in as, and let it write to the outbox.
 
-    Nothing is repeated that was done before, except that the role gets the password.
+    A repeated call changes nothing except the role's password, if ``dsn`` has one.
 
     Args:
         administration: The service's database, as a role that may create others.

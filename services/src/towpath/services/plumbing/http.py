@@ -24,7 +24,7 @@ An aggregate with a version answers with ``ETag: "<version>"``. A command with
 9110, strong comparison: a weak tag never matches). ``*`` matches every version.
 
 The header ``Towpath-Lsn`` is an LSN at or after the end of the request's commit. A
-client can wait until a sink has applied everything up to it, and then reads its own
+client can wait until a sink has applied everything up to it, and then read its own
 write there. It is read after the commit, on the commit's own connection:
 
 - With synchronous commits the commit's record was flushed before the commit returned,
@@ -200,7 +200,7 @@ def _on_unforeseen(error: Exception) -> Response:
     return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal", detail)
 
 
-# A page loads nothing but its own package's files, and no frame shows it.
+# A page loads only its own package's files, and cannot be shown in a frame.
 _PAGE_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"
     " connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -208,7 +208,7 @@ _PAGE_POLICY: Final = (
 
 
 def protect_page(response: Response, *, is_static: bool) -> Response:
-    """Let a page load nothing but its package's own files, which alone are stored."""
+    """Let a page load only its package's own files; browsers may cache only these."""
     response.headers["Content-Security-Policy"] = _PAGE_POLICY
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers["Referrer-Policy"] = "same-origin"
@@ -263,7 +263,7 @@ def _price(value: object) -> Decimal:
     return Decimal(value).quantize(Decimal("0.01"))
 
 
-# The rules of validators are repeated for the document of the service.
+# A JSON schema does not show what a validator checks: its rule is repeated there.
 Price = Annotated[
     Decimal,
     BeforeValidator(_price),
@@ -329,7 +329,7 @@ def read_form(request: Request, model: type[AnyInput], ignored: str) -> AnyInput
     Args:
         request: The request.
         model: The model of the form.
-        ignored: A field of every form that is no input.
+        ignored: A field that every form has and that is not part of the input.
 
     Raises:
         InvalidInputError: A field is unknown or invalid.
@@ -355,7 +355,7 @@ def read_form(request: Request, model: type[AnyInput], ignored: str) -> AnyInput
 
 def _whole_body(request: Request) -> bytes:
     data = request.get_data()
-    # A body without a length is truncated at the limit: one of that size is too large.
+    # A body without a length is truncated at the limit: one of that size is refused.
     limit = request.max_content_length
     if limit is not None and len(data) >= limit:
         raise RequestEntityTooLarge
@@ -419,7 +419,7 @@ class IfMatch(NamedTuple):
         Compare with the present version of the resource, read under its lock.
 
         Raises:
-            PreconditionFailedError: It is another one.
+            PreconditionFailedError: None of the tags is the present version.
         """
         if self.tags is not None and etag(version) not in self.tags:
             present = f"The resource has the version {etag(version)}."

@@ -5,10 +5,11 @@ A client sends a key of its own in ``Idempotency-Key``, as in the draft of the I
 HTTP API working group (draft-ietf-httpapi-idempotency-key-header). The key is claimed
 by inserting its row in the command's own transaction:
 
-- A second request with the key waits there until the first has ended. If the first
-  committed, its answer is repeated with ``Idempotent-Replayed: true``; if it did not,
-  the key is free and the second claims it. The wait is bounded by the lock time-out:
-  then the answer is a 503 with ``Retry-After``, and the request may be repeated.
+- A second request with the key waits at its insert until the first has ended. If the
+  first committed, its answer is repeated with ``Idempotent-Replayed: true``; if it did
+  not, the key is free and the second claims it. The wait is bounded by the lock
+  time-out: then the answer is a 503 with ``Retry-After``, and the request may be sent
+  again.
 - A key that comes with a different method, path or body is refused (422).
 - Failed requests leave no key: their repetition is executed.
 - A key is kept for a stated time, as a rule 24 hours, after which it may be used again.
@@ -165,7 +166,7 @@ class IdempotencyKeys:
         self._table = table
         self._lifetime = timedelta(hours=hours)
         of_key = table.c.key == bindparam("of_key")
-        # Built once: that takes SQLAlchemy longer than to execute them.
+        # Built once: SQLAlchemy takes longer to build a statement than to execute it.
         self._find = select(table, self._expired().label("expired")).where(of_key)
         self._claim = upsert(table).on_conflict_do_nothing().returning(table.c.key)
         self._keep = update(table).where(of_key)
@@ -181,7 +182,7 @@ class IdempotencyKeys:
 
         Raises:
             InvalidInputError: The key was used for a different request.
-            DatabaseBusyError: Other requests claimed and released the key all the time.
+            DatabaseBusyError: Other requests kept claiming and releasing the key.
         """
         of_key = {"of_key": claim.key}
         for _ in range(_ATTEMPTS):

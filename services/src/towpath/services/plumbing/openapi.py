@@ -1,14 +1,14 @@
 """
 The OpenAPI 3.1 document of a service, at ``GET /openapi.json``.
 
-A route declares its body, its query and its answers beside its function; the functions'
-docstrings are the summaries, pydantic's models the schemas, and the converters of the
-path the path parameters. An application with a route that declares nothing is refused
-when it is created, so the document names every route. Pages for people are no
-operations: their blueprints are named and left out.
+A route declares its body, its query and its answer beside its function. Summaries come
+from the functions' docstrings, schemas from pydantic's models, and path parameters from
+the converters in the path. An application with a route that declares nothing is refused
+when it is created, so the document has every route. Pages for people are not
+operations: blueprints that are named as pages are left out.
 
-Every refusal is a problem document. Which ones a route gives follows from its
-declaration: a body can be unreadable, a path unknown, a version another one.
+Every refusal is a problem document. The declaration of a route decides which it can
+give: a body can be unreadable, a resource unknown, a version not the expected one.
 """
 
 import inspect

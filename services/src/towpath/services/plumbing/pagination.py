@@ -1,8 +1,8 @@
 """
-Listings by pages: a keyset, an opaque cursor, and a link to the next page.
+Paged listings: a keyset, an opaque cursor, and a link to the next page.
 
 A keyset orders rows newest first, by columns that are unique together. A page begins
-after the last key of the page before it, never at a number of rows: a row inserted
+after the last key of the page before it, never at an offset in rows: a row inserted
 meanwhile moves no other row to another page, so that following the links returns every
 row that existed at the start exactly once. A row that is newer than the first page is
 not on a later one.
@@ -94,7 +94,7 @@ class Keyset(Generic[AnyKey]):
 
     Args:
         key: The types of the columns, as a tuple type that pydantic reads.
-        columns: The columns, in descending order; together they are unique.
+        columns: The columns to sort by, each descending; together they are unique.
     """
 
     def __init__(self, key: type[AnyKey], *columns: Column[Any]) -> None:

@@ -5,12 +5,12 @@ One process with threads is enough, because requests wait for Postgres, not for 
 The worker creates the application itself, after the fork, so that processes share no
 connection.
 
-On SIGTERM the service first reports that it is not ready, and goes on serving for a
-time in which load balancers learn of it. Then it takes no further connection, finishes
-the requests in progress, and ends. SIGINT and SIGQUIT end it at once.
+On SIGTERM the service first reports that it is not ready, and keeps serving while load
+balancers notice. Then it accepts no further connection, finishes the requests in
+progress, and ends. SIGINT and SIGQUIT end it at once.
 
-``/health/live`` needs no other part. ``/health/ready`` makes the service's own check. A
-service that is being stopped is not ready.
+``/health/live`` depends on no other part. ``/health/ready`` runs the service's own
+check. A service that is being stopped is not ready.
 
 Log records are JSON lines on standard error: lower-case prose, facts as fields. The
 standard library's loggers (gunicorn's, alembic's) go through the same processors.

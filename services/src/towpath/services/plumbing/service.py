@@ -17,10 +17,10 @@ an environment variable, whose prefix is the service's::
     --idempotency-hours   <PREFIX>_IDEMPOTENCY_HOURS
     --metrics-port        <PREFIX>_METRICS_PORT
 
-A service that follows events of others consumes in the same process if ``--kafka`` is
+A service that follows events of others consumes them while it serves if ``--kafka`` is
 given. With ``consume`` it does so in a process of its own, of which there may be as
 many as a topic has partitions. ``--topic-prefix`` and ``--group-prefix`` are for both.
-A service without a database of its own has only ``serve``, and none of the options of
+A service without a database of its own has only ``serve``, and none of the options for
 database, registry, idempotency and brokers.
 """
 
@@ -100,7 +100,7 @@ log = structlog.get_logger(__name__)
 
 
 class BigintConverter(IntegerConverter):
-    """A number in a path, if a Postgres bigint can hold it; others are not found."""
+    """A number in a path; a path whose number exceeds a Postgres bigint is a 404."""
 
     def to_python(self, value: str) -> int:
         # A bigint has at most nineteen digits; Python refuses to parse thousands.
@@ -111,7 +111,7 @@ class BigintConverter(IntegerConverter):
 
 def base_app(name: str, engine: Engine, tables: Sequence[str]) -> Flask:
     """
-    Create an application over a database, and no routes yet.
+    Create an application that has a database, but no routes of its own yet.
 
     Args:
         name: The application's name.
@@ -125,10 +125,10 @@ def base_app(name: str, engine: Engine, tables: Sequence[str]) -> Flask:
 
 def app_without_database(name: str, check: Callable[[], None]) -> Flask:
     """
-    Create an application with everything that all services have, and no routes yet.
+    Create an application with the parts that all services share.
 
-    These are problem documents, request ids, health checks, the limit of a body, and
-    the converter ``bigint`` for paths.
+    These are problem documents, request ids, health checks, metrics, the limit of a
+    body, and the converter ``bigint`` for paths.
 
     Args:
         name: The application's name.
@@ -161,11 +161,11 @@ def answer_by_order(
 
     Args:
         repository: Makes the repository of a transaction.
-        noun: The aggregate's name for people.
+        noun: The aggregate's name in the error text.
         order_id: The order.
 
     Raises:
-        NotFoundError: The order has none.
+        NotFoundError: The order has no such aggregate.
     """
     with UnitOfWork(sessionmaker(current_app.extensions["engine"])) as unit:
         found = repository(unit.session).find(order_id)
@@ -237,13 +237,13 @@ class Service:
         name: Its name on the command line and in log records.
         description: The text of ``--help``.
         prefix: The prefix of its environment variables, such as ``SHOP``.
-        create_app: Wires its application by the options of ``serve``, in the process
+        create_app: Wires its application from the options of ``serve``, in the process
             that serves.
         migrate: Creates or updates its tables; None: it has no database of its own.
         event_schemas: Loads the schemas of its events, if it has a database.
-        consuming: Declares its process that consumes, the command ``consume``.
-        add_options: Adds the options that both of them have.
-        check: Refuses options that cannot be used, before the process listens.
+        consuming: Declares its consumer, for ``consume`` and for ``serve --kafka``.
+        add_options: Adds its further options, which every command accepts.
+        check: Refuses unusable options of ``serve``, before the process listens.
         commands: Its other commands.
     """
 
@@ -283,7 +283,7 @@ class Service:
     def options(
         self, arguments: Sequence[str], environ: Mapping[str, str]
     ) -> argparse.Namespace:
-        """Read the options; a command line that is not valid ends the process by 2."""
+        """Read the options; an invalid command line exits with code 2."""
         return self.parser(environ).parse_args(arguments)
 
     def _commands(self) -> dict[str, Callable[[argparse.Namespace], None]]:

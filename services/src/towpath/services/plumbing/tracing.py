@@ -67,14 +67,14 @@ def request_id_of(header: str | None) -> str:
 
 
 def close_tracer(tracer: Tracer) -> None:
-    """Export the last spans, and log how many there were."""
+    """Export the last spans, and log the numbers of spans of this process."""
     tracer.close()
     if tracer.is_on:
         log.info("traces closed", **asdict(tracer.counts))
 
 
 def install_request_context(app: Flask) -> None:
-    """Give every request an id and a span, in its answer and its log records."""
+    """Give every request a span, and an id for its answer and its log records."""
     app.before_request(_begin)
     app.after_request(_with_request_id)
     app.teardown_request(_end)
@@ -97,7 +97,7 @@ def _begin() -> None:
     fields = {"request_id": g.request_id}
     if g.span.traceparent is not None:
         fields["trace_id"] = trace_id_of(g.span.traceparent)
-    # The thread serves other requests later: what is bound is taken back at the end.
+    # The thread serves other requests later, so the fields are unbound at the end.
     g.log_context = structlog.contextvars.bind_contextvars(**fields)
 
 
@@ -118,7 +118,7 @@ def _end(error: BaseException | None) -> None:
 
 
 def request_headers() -> dict[str, str]:
-    """Return the id and the trace context of the present request, for a service."""
+    """Return headers that pass the present request's id and context to a service."""
     if not has_request_context():
         return {}
     traceparent: str | None = g.span.traceparent
@@ -137,11 +137,11 @@ def transaction_span() -> Iterator[str | None]:
 @contextmanager
 def event_span(tracer: Tracer, consumer: str, event: Event) -> Iterator[str | None]:
     """
-    Record that an event is applied; yield the trace context of what follows.
+    Record the handling of an event; yield the trace context for events it causes.
 
     Args:
         tracer: Records the span.
-        consumer: The name of the consumer, and of its Kafka group.
+        consumer: The name of the consumer: its Kafka group without the prefix.
         event: The event; without a valid trace context it has no span.
     """
     parent = valid_traceparent(event.headers.get(TRACEPARENT))
@@ -162,7 +162,7 @@ def event_span(tracer: Tracer, consumer: str, event: Event) -> Iterator[str | No
 
 @contextmanager
 def _ended(span: Span) -> Iterator[None]:
-    """End a span with its block."""
+    """End the span when the block ends."""
     try:
         yield
     except BaseException as error:

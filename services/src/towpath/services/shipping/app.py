@@ -1,8 +1,9 @@
 """
 The service as an application and as a consumer: the only module that joins its parts.
 
-Its protocol is ``GET /shipments/{order_id}``, 200 or 404. It has a function for each
-event of an order; none commits: the inbox does, with its record of the event.
+Its one route is ``GET /shipments/{order_id}``, 200 or 404. Each event of an order that
+concerns shipments has a handler. No handler commits: the inbox commits the changes of a
+handler together with its record of the event.
 """
 
 from collections.abc import Callable, Mapping
@@ -65,7 +66,7 @@ def find_shipment(order_id: int) -> Response:
 
 
 def ship(order: Mapping[str, Any], shipments: ShipmentRepository, at: datetime) -> None:
-    """Ship a paid order, unless it has a shipment, which may be cancelled."""
+    """Ship a paid order, unless it already has a shipment, even a cancelled one."""
     if shipments.lock(order["order_id"]) is None:
         shipment = Shipment.prepare(order, at)
         shipment.hand_over(carrier_of(order), at)
@@ -75,7 +76,7 @@ def ship(order: Mapping[str, Any], shipments: ShipmentRepository, at: datetime) 
 def cancel(
     order: Mapping[str, Any], shipments: ShipmentRepository, at: datetime
 ) -> None:
-    """Cancel the shipment of an order, if it has not left."""
+    """Cancel an order's shipment if it has not left, or add a cancelled one."""
     shipment = shipments.lock(order["order_id"])
     if shipment is None:
         shipment = Shipment.prepare(order, at)

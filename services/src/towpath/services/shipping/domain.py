@@ -9,8 +9,8 @@ Shipments: their rules and their events. No I/O, no framework.
                       |
                       +------> CANCELLED: a cancellation came before the parcel left
 
-A cancellation that comes before the order's payment, which an order in between allows,
-makes a shipment that is cancelled from the beginning.
+A confirmed order can be cancelled before it is paid, and so before it has a shipment.
+The cancellation then creates a shipment that is cancelled from the beginning.
 """
 
 import enum
@@ -31,7 +31,7 @@ class ShipmentStatus(enum.StrEnum):
     CANCELLED = "cancelled"
 
 
-# The attribute of an order by which the simulated carrier behaves, and its values.
+# The attribute of an order that tells the simulated carrier how to behave, and values.
 CARRIER: Final = "carrier"
 UNDELIVERABLE: Final = "undeliverable"
 SILENT: Final = "silent"

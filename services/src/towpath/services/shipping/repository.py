@@ -65,7 +65,7 @@ class ShipmentRepository:
         self._session.execute(_SAVE, of_order | _row(shipment))
 
     def lock(self, order_id: int) -> Shipment | None:
-        """Read an order's shipment under its row's lock."""
+        """Lock the row of an order's shipment, and read it."""
         return self._read(_LOCK, order_id)
 
     def find(self, order_id: int) -> Shipment | None:

@@ -46,7 +46,7 @@ _KINDS: Final = ("search", "cache")
 
 
 class NoOrdersSinkError(UsageError):
-    """The configuration has no sink of a kind with the orders."""
+    """The configuration has no search sink, or no cache sink, with the orders."""
 
     remedy: ClassVar[str] = "Add a route with the name orders to a sink of the kind."
 
@@ -63,7 +63,7 @@ def make_waits(
         timeout_s: The longest wait of a read.
 
     Raises:
-        NoOrdersSinkError: There is no such sink of a kind.
+        NoOrdersSinkError: No search sink, or no cache sink, has the orders.
     """
     sinks = {kind: _sink_of(settings, kind) for kind in _KINDS}
     return SinkWaits(partial(_waiter, settings), sinks, clock, timeout_s)
@@ -102,7 +102,7 @@ def waits_of(
     options: argparse.Namespace, environ: Mapping[str, str]
 ) -> SinkWaits | None:
     """
-    Make the waits by the options of ``serve``; without a configuration there are none.
+    Make the waits from the options of ``serve``; None without a configuration.
 
     Args:
         options: The options.

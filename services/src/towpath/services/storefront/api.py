@@ -9,10 +9,10 @@ GET /customers/{id}/orders    200, 400, 422
 ============================  ==================
 
 Both honour the header ``Towpath-Lsn`` of a write's answer: the read waits until the
-sinks that serve it have applied it. It is refused with 503 and ``Retry-After`` if that
-takes too long, with 400 if the LSN is not one of the source, and with 501 if the
-storefront has no configuration to wait by. Other answers: 503 when the search index or
-the cache is unavailable.
+sinks that serve it have applied the write. The read is refused with 503 and
+``Retry-After`` if that takes too long, with 400 if the LSN is not one of the source,
+and with 501 if the storefront was started without ``--config``. Other answers: 503 when
+the search index or the cache is unavailable.
 
 Every order comes with the positions of its copies. A position is 16 hex digits of the
 log, a dot, and the ordinal in the commit; a greater text is newer.

@@ -11,13 +11,13 @@ GET  /orders/{id}         an order's saga, live, and where the order can be read
 GET  /find                orders and products that have every word of a text
 GET  /orders/{id}/saga    the part of an order's page that changes
 GET  /orders/{id}/read    when a write has become visible in a target, as JSON
-POST ...                  changes the basket or an order, and leads to the next page
+POST ...                  changes the basket or an order, and redirects to a page
 ========================  ===========================================================
 
-Everything works without scripts but the live parts, which a script of this package
-fetches again. Three cookies keep the customer, the basket, and the LSN of the last
-write; a basket has product ids and quantities only, prices come from inventory. The
-pages load nothing from elsewhere, and a form of another site is refused.
+Only the live parts need a script, which is part of this package and fetches them again.
+Three cookies keep the customer, the basket, and the LSN of the last write. A basket has
+product ids and quantities only; prices come from inventory. The pages load nothing from
+other sites, and a form that another site sends is refused.
 """
 
 import uuid
@@ -95,7 +95,7 @@ Basket = dict[uuid.UUID, int]
 
 
 def parse_basket(cookie: str | None) -> Basket:
-    """Read a basket's cookie; anything that is not a line of it is dropped."""
+    """Read a basket from its cookie; invalid lines are dropped."""
     basket: Basket = {}
     for line in (cookie or "").split("~")[:MAX_LINES]:
         product, _, quantity = line.partition("*")
@@ -148,7 +148,7 @@ def on_refusal(error: ProblemError) -> tuple[str, int]:
 
 @blueprint.errorhandler(UnavailableError)
 def on_unavailable(error: UnavailableError) -> tuple[str, int, dict[str, str]]:
-    """Show a part that cannot be reached as a page."""
+    """Show on a page that a service or a target is unavailable."""
     page = render_template("problem.html", title=str(error), reasons=[error.remedy])
     return page, HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "1"}
 
@@ -216,7 +216,7 @@ def basket() -> str:
 
 @blueprint.post("/checkout")
 def check_out() -> Response:
-    """Place an order of the basket; the form sent twice places one order."""
+    """Place an order for the basket; a form that is sent twice places one order."""
     lines = _basket_lines()
     if not lines:
         return redirect(url_for("pages.basket"))  # type: ignore[return-value]
@@ -267,7 +267,7 @@ def saga(order_id: int) -> str:
 
 @blueprint.get("/orders/<bigint:order_id>/read")
 def read(order_id: int) -> Response:
-    """Wait until a target has a write; answer with its order and the time it took."""
+    """Wait until a target has a write; answer with the order's status and the time."""
     kind, lsn = request.args.get("from", "cache"), request.args.get("lsn") or None
     if kind not in ("cache", "search"):
         message = "An order is read from the cache or from search."
@@ -339,7 +339,7 @@ def _saga_values(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _name_of(line: Mapping[str, Any]) -> str:
-    """Return the name of a line's product; its id, if inventory does not know it."""
+    """Return the name of a line's product, or its id if inventory has no answer."""
     try:
         name: str = _context().shop.product(line["product_id"])["name"]
     except (NotFoundError, UnavailableError):
@@ -408,7 +408,7 @@ def _now_ms() -> int:
 
 
 def _to_order(written: Written) -> Response:
-    """Lead to the page of an order that was written."""
+    """Redirect to the page of an order that was written."""
     number = written.document["order_id"]
     more: dict[str, Any] = {}
     if written.lsn is not None:

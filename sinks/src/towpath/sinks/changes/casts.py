@@ -101,14 +101,14 @@ def _numeric(value: Value, kind: ValueType) -> Value:
     number = number_of(value)
     if number is None or not kind.precision:
         return None if number is None else format(number, "f")
-    if not number:
-        # Zero has no leading digit to count.
-        return format(Decimal(0), f".{kind.scale}f")
-    if number.adjusted() >= kind.precision - kind.scale:
+    if number and number.adjusted() >= kind.precision - kind.scale:
         return None
     sign, digits, exponent = number.as_tuple()
     scaled = Decimal((sign, digits, int(exponent) + kind.scale))
     whole = scaled.to_integral_value(ROUND_HALF_UP)
+    if not whole:
+        # As in Postgres, zero has no sign, and fits whatever its exponent is.
+        return format(Decimal(0), f".{kind.scale}f")
     if whole.adjusted() >= kind.precision:
         return None
     sign, digits, exponent = whole.as_tuple()

@@ -245,7 +245,7 @@ def problems_of(document: Document, critical_bytes: int) -> Iterator[str]:
 
     Args:
         document: Parts, relay, snapshots and sinks.
-        critical_bytes: The largest size of log that the slot may retain.
+        critical_bytes: The size of the retained log from which it is a problem.
     """
     for part in document["parts"]:
         if part["state"] is PartState.STOPPED:

@@ -6,7 +6,7 @@ After the last attempt it is parked with its reason, and later events of its key
 it; all others go on. A replay is requested in the database (``Inbox.request_replay``)
 and carried out by a running consumer.
 
-Offsets are stored for the client after the effect's commit, and the client commits them
+Offsets are stored in the client after the effect's commit, and the client commits them
 in the background and when partitions are revoked. Cooperative rebalances work because a
 record is handled between two polls: a revoked partition has no record in progress. A
 process that is thought dead and still works is held back by the inbox's rules.
@@ -80,13 +80,13 @@ class _Options:
     decode: Decode | None
 
     def takes(self, event: Event) -> bool:
-        """Return whether an event is to be applied; another one is passed over."""
+        """Return whether an event is to be applied rather than passed over."""
         if is_control(event) or (event.is_read and not self.takes_reads):
             return False
         return self.types is None or event.type in self.types
 
     def report(self, call: Callable[[Observer], None]) -> None:
-        """Call the observer, if there is one; an error of it changes nothing."""
+        """Call the observer, if there is one; what it raises is only logged."""
         if self.observer is None:
             return
         try:
@@ -212,7 +212,7 @@ class _Loop:
                 self._retry_later(client, event, attempts, str(error))
                 return
         except Exception as error:  # noqa: BLE001 - the driver's own
-            # A part failed, not the event: it is tried for as long as it takes.
+            # A part failed, not the event: the event is retried without limit.
             self._retry_later(client, event, attempts, reason_of(error))
             return
         self._retries.pop((event.topic, event.partition), None)
@@ -223,7 +223,7 @@ class _Loop:
             _log.info("event offset not stored", event_id=event.id, reason=str(error))
 
     def _parks(self, event: Event, reason: str) -> bool:
-        """Park an event unless it was handled; return whether the database answers."""
+        """Park an event unless it was handled; return whether the database answered."""
         try:
             is_parked = self._effects.park(event, reason)
         except Exception as error:  # noqa: BLE001 - the driver's own
@@ -299,7 +299,7 @@ class _Loop:
             retry = self._retries.get(key)
             first, end = client.get_watermark_offsets(place, cached=True)
             begin = place.offset if retry is None else retry.offset
-            # Unknown before the first record and the first answer.
+            # Negative until a record was read and the broker has answered.
             if begin >= 0 and end >= 0:
                 found[key] = max(0, end - max(begin, first))
         return found
@@ -343,7 +343,7 @@ class _Loop:
 
     def _forget(self, client: Client, partitions: Sequence[TopicPartition]) -> None:
         """Forget the retries of partitions that another process now reads."""
-        # The client would keep a pause for when the partition comes back.
+        # Otherwise the partition would still be paused if it came back.
         client.resume([*partitions])
         for place in partitions:
             self._retries.pop((place.topic, place.partition), None)
@@ -376,7 +376,7 @@ class Consumer(_Loop):
             topics: The topics, or regular expressions that begin with ``^``.
             begin: Returns a context manager that yields a session with a transaction,
                 commits at its end, and rolls back after an error.
-            handle: Writes the effect of an event by the session. It must not commit.
+            handle: Writes the effect of an event with the session. It must not commit.
             attempts: After this many failed attempts an event is parked.
             takes_reads: Whether events that a snapshot has read are applied too. They
                 have ids of their own, and repeat what was applied before.
@@ -464,6 +464,6 @@ def _client_settings(inbox: Inbox, kafka: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_named(name: str, topic: str) -> bool:
-    """Return whether a subscription's topic, or regular expression, has this name."""
+    """Return whether a subscribed topic, or regular expression, matches this name."""
     is_pattern = topic.startswith("^")
     return re.match(topic, name) is not None if is_pattern else topic == name

@@ -33,7 +33,7 @@ class Observer:
 
     A consumer calls it between two polls, after the transaction that it reports; only
     ``handled`` is called where the handler ran, inside the transaction. It must not
-    block. An error that it raises ends the consumer's run.
+    block. An error that it raises is logged, and changes nothing.
     """
 
     def handled(self, event: Event, duration_s: float) -> None:
@@ -52,18 +52,18 @@ class Observer:
         """An event was parked, by its own failure or behind one of its key."""
 
     def parked_events(self, count: int) -> None:
-        """So many events of the consumer are parked now, in all its processes."""
+        """This many events of the consumer, over all its processes, are parked now."""
 
     def lag(self, topic: str, partition: int, records: int | None) -> None:
         """
-        So many records of a partition are not handled yet.
+        This many records of a partition are not handled yet.
 
         None: another process reads the partition from now on.
         """
 
 
 class Outcome(enum.Enum):
-    """The result of a delivery: its effect, nothing again, or its parking."""
+    """The result of a delivery: the event was applied, skipped or parked."""
 
     APPLIED = enum.auto()
     SKIPPED = enum.auto()
@@ -82,7 +82,7 @@ class Effects:
 
     def apply(self, event: Event) -> Outcome:
         """
-        Apply an event unless it was handled, or park it behind its key's first.
+        Apply an event unless it was handled, or park it behind those of its key.
 
         Raises:
             HandlerError: The handler failed, or the commit.
@@ -96,7 +96,7 @@ class Effects:
         return Outcome.SKIPPED if admission.event is None else Outcome.APPLIED
 
     def park(self, event: Event, reason: str) -> bool:
-        """Park an event; return whether it was not handled elsewhere."""
+        """Park an event unless it was handled; return whether it was parked."""
         return self._run(self._inbox.park(event, reason))
 
     def replay_next(self) -> Admission | None:
@@ -140,7 +140,7 @@ class Effects:
 
 
 class AsyncEffects(Effects):
-    """The same for asynchronous sessions, whose work runs in the event loop."""
+    """Effects by asynchronous sessions, whose work runs in the event loop."""
 
     def __init__(
         self,

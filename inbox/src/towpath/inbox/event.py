@@ -88,7 +88,7 @@ def is_control(event: Event) -> bool:
 
 def event_of(message: Message, decode: Decode | None = None) -> Event:
     """
-    Return a record of confluent-kafka as an event; it must not be an error.
+    Return the event of a confluent-kafka message, which must not be an error.
 
     The payload is JSON, or the result of ``decode``.
 

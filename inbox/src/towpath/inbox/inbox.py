@@ -4,7 +4,8 @@ The inbox: the ids of applied events, and the events that are parked.
 Two tables stand in the consumer's own database::
 
     towpath.inbox         consumer, event_id, topic, partition, offset, applied_at
-    towpath.inbox_parked  the same, and key, value, headers, reason, requested_at
+    towpath.inbox_parked  the first five, and key, value, headers, reason, number,
+                          parked_at, requested_at
 
 The rules, each of which holds across processes:
 
@@ -18,7 +19,8 @@ The rules, each of which holds across processes:
 4. A replay deletes the parked event in the transaction of its effect, under the lock of
    its key, oldest first.
 
-Both kinds of session run the same steps: a step yields a statement and gets its rows.
+Synchronous and asynchronous sessions run the same steps: a step yields a statement and
+gets its rows.
 """
 
 # ruff: noqa: S608 - names are quoted here; values are parameters
@@ -39,7 +41,7 @@ from towpath.schemas.transactions import TEXT, Statement, Steps, drive, drive_as
 
 SCHEMA: Final = "towpath"
 BEHIND: Final = "an earlier event of its key is parked"
-# Text of a reason that is kept; a traceback may be long.
+# The characters of a reason that are stored; an error's text may be long.
 _REASON_CHARACTERS: Final = 2_000
 # The values of a row in the table of ids.
 _ID: Final = ":consumer, :id, :topic, :partition, :offset"
@@ -87,7 +89,7 @@ def create_statements(schema: str = SCHEMA) -> tuple[str, ...]:
     applied_at timestamptz not null default now(),
     primary key (consumer, event_id)
 )""",
-        # A prune looks for places.
+        # A prune finds ids by their partition and offset.
         f"""create index if not exists inbox_place
 on {place}.inbox (consumer, topic, partition, "offset")""",
         f"""create table if not exists {place}.inbox_parked (
@@ -186,7 +188,7 @@ class Inbox:
 
     def request_replay(self, session: Any, event_id: str | None = None) -> int:  # noqa: ANN401
         """
-        Request a replay of an event with its followers, or of all; return how many.
+        Request a replay of all parked events, or of one event's key; return how many.
 
         A running consumer carries it out, in order; it stops at an event that fails.
         """
@@ -233,7 +235,7 @@ class Inbox:
 
     def admit(self, event: Event) -> Steps[Admission | None]:
         """Insert an event's id; None if an event of its key is parked."""
-        # Nearly every event is new and follows none: one statement decides that.
+        # Nearly every event is new and behind no parked one: one statement is enough.
         found = yield self._of(
             event,
             f"{self._insert_id()} select {_ID}"
@@ -333,7 +335,7 @@ class Inbox:
         )
 
     def request(self, event_id: str | None) -> Steps[int]:
-        """Request the replay of an event with its followers, or of all."""
+        """Request the replay of all parked events, or of those of one event's key."""
         rows = yield self._fill(
             f"update {self._parked} p set requested_at = now()"
             " where p.consumer = :consumer"
@@ -467,7 +469,7 @@ class Inbox:
         return Statement.of(marked, places)
 
 
-# Or a quoted name, which is left as it is.
+# A parameter, or a quoted name, which is left as it is.
 _PARAMETER: Final = re.compile(r'"[^"]*"|:([a-z]+)')
 _CASTS: Final[Mapping[str, str]] = MappingProxyType(
     {"partition": "int", "offset": "bigint"}

@@ -98,7 +98,7 @@ def client_settings(servers: str, file: Path | None = None) -> dict[str, str]:
 
 @contextlib.contextmanager
 def reading_offsets(settings: Mapping[str, Any]) -> Iterator[OffsetReader]:
-    """Connect by the settings of a consumer; close the client at the end."""
+    """Connect with the settings of a consumer; close the client at the end."""
     client = Client(dict(settings))
     with contextlib.closing(client):
         yield OffsetReader(client)
@@ -114,8 +114,8 @@ class PartitionStatus:
         partition: The partition.
         committed_offset: The next offset to be handled; None: the group has none.
         end_offset: The next offset to be written.
-        lag: Records that are not handled yet. In a topic that is written in Kafka's
-            transactions their markers count too.
+        lag: Records that are not handled yet. In a topic that is written in Kafka
+            transactions, the markers of the transactions count too.
         ids: Ids of this partition that are stored.
     """
 
@@ -134,12 +134,12 @@ class ConsumerStatus:
 
     Attributes:
         consumer: The inbox's name, which is the Kafka group.
-        partitions: Those of each topic of which it has an id, a parked event or an
-            offset.
+        partitions: All partitions of each topic for which the consumer has an id, a
+            parked event or an offset.
         ids: All ids that are stored.
         parked_events: Events that are parked.
-        parked_keys: Keys behind whose first parked event later ones are parked.
-        oldest_parked_at: When the oldest of them was parked.
+        parked_keys: Keys with a parked event, behind which later ones are parked.
+        oldest_parked_at: When the oldest parked event was parked; None without one.
     """
 
     consumer: str
@@ -156,7 +156,7 @@ class ConsumerStatus:
 
 
 class InboxTables:
-    """Reads the tables of all consumers by a connection of psycopg."""
+    """Reads the tables of all consumers through a psycopg connection."""
 
     def __init__(self, connection: Any, schema: str) -> None:  # noqa: ANN401 - an extra's
         self._connection = connection

@@ -1,8 +1,8 @@
 """
 Adds, refills, rebuilds and drops sinks, as ``towpath sink`` and the console do.
 
-Each function reports its steps, and returns whether the sink is as it was wanted. An
-interrupted one is called again with the same arguments: it resumes.
+Each change reports its steps. One that fills a sink returns whether it succeeded in
+full. An interrupted change is called again with the same arguments: it resumes.
 """
 
 import uuid
@@ -35,7 +35,7 @@ _STUCK_AFTER_S: Final = 300.0
 
 
 class LifecycleReport(Protocol):
-    """Shows the steps of a sink's change to the one who requested it."""
+    """Shows the user the steps of a change to a sink."""
 
     def say(self, line: str) -> None:
         """Show a step that was done."""
@@ -67,8 +67,8 @@ def add_sink(
         block: One ``[[sink]]`` block with its routes, as TOML.
         report: Shows the steps.
         max_rows_per_second: Bound of the reading speed.
-        signal_id: Show the SQL row that requests the snapshot with this id, and wait
-            until it has been inserted, instead of sending the signal.
+        signal_id: Show the SQL statement that requests the snapshot with this id, and
+            wait until it has been run, instead of sending the signal.
 
     Raises:
         TowpathError: The block was refused, or a part does not answer.
@@ -188,7 +188,7 @@ def _wait_running(settings: Settings, sink: Sink) -> None:
 
 
 def _check(settings: Settings, sink: Sink) -> None:
-    # A route that nothing can fill is a mistake of the file: no server is needed.
+    # No server is needed to refuse a route that nothing can fill: the file is wrong.
     collections = filling.collections_of(settings, sink)
     with closing(TableShapes(settings)) as shapes:
         check_block(settings, sink, shapes)
@@ -236,7 +236,7 @@ def _fill(
 
 
 def _has_no_parked(settings: Settings, sink: Sink, report: LifecycleReport) -> bool:
-    """Report parked keys, which the filled sink may lack; return whether none is."""
+    """Warn of parked keys, which the sink may lack; return whether there are none."""
     with closing(ProgressReader(settings, SystemClock())) as published:
         progress = progress_of(published, sink)
     if progress.parked:

@@ -21,7 +21,7 @@ from towpath.settings import Settings, Source
 MAX_KEYS: Final = 10_000
 # A running relay answers within a second; one that is starting takes a few.
 ANSWERED_WITHIN_S: Final = 10.0
-# The changes of running snapshots, with the words in which the relay answers.
+# The fields of the relay's answer, each with the tables that it changed.
 _RESULTS: Final = ("paused", "resumed", "stopped")
 _COLLECTION: Final = re.compile(r'(?:"(?:[^"]|"")*"|[^"=])*')
 
@@ -31,7 +31,7 @@ RunningChange = Literal["pause", "resume", "stop"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotRequest:
     """
-    A request for a snapshot, in the words of its user.
+    A request for a snapshot, as the user wrote it.
 
     Attributes:
         collections: Tables, aggregates or expressions; empty for all.
@@ -39,10 +39,10 @@ class SnapshotRequest:
         where: Filters.
         keys: The keys to read; empty for all rows.
         type: Incremental or blocking.
-        surrogate_key: Read in the order of this unique column.
+        surrogate_key: The unique columns to read by, instead of the primary key.
         max_rows_per_second: Bound of the reading speed.
         sweep: Whether sinks delete the rows that the tables do not have.
-        id: The signal's id; made if omitted.
+        id: The signal's id; generated if omitted.
     """
 
     collections: Sequence[str] = ()
@@ -57,7 +57,7 @@ class SnapshotRequest:
 
     def fields(self) -> dict[str, Any]:
         """
-        Return the signal's fields besides collections, target and speed.
+        Return the signal's fields other than collections, target and speed.
 
         Raises:
             UsageError: Keys or filters are malformed.
@@ -119,7 +119,7 @@ def signal_running(
 
     Args:
         source: The database, and the slot of its relay.
-        change: The change of the snapshots.
+        change: Whether to pause, resume or stop them.
         names: A snapshot's id, or tables, or an id and then tables; empty for all.
         clock: The time.
 

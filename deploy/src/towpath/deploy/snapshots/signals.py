@@ -159,7 +159,7 @@ def progress(
     source: Source, snapshot_id: str | None = None, *, own: bool = False
 ) -> list[TableProgress]:
     """
-    Read the progress of snapshots, in the order of their tables.
+    Read the progress of each table, in the order in which snapshots were queued.
 
     Args:
         source: The database, and the slot of its relay.

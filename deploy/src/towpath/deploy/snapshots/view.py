@@ -56,7 +56,7 @@ def snapshot_table(rows: Sequence[TableProgress]) -> RenderableType:
 
 
 def _cells(row: TableProgress) -> dict[str, str]:
-    """Return the cells of a table by title, in the order of the columns."""
+    """Return the cells of a row by title, in the order of the columns."""
     return {
         "snapshot": escape(row.snapshot_id),
         "table": escape(row.collection),
@@ -72,7 +72,7 @@ def _cells(row: TableProgress) -> dict[str, str]:
 
 
 def quiet_text(row: TableProgress) -> str:
-    """Return a warning if a running table has made no progress for long."""
+    """Return a warning if the scan of a table has made no progress for long."""
     quiet_s = row.quiet_s or 0.0
     if row.state != "running" or quiet_s < _QUIET_S:
         return ""
@@ -85,7 +85,7 @@ def rate_text(row: TableProgress) -> str:
 
 
 def time_left_s(row: TableProgress) -> float | None:
-    """Return the time left, or None if it is unknown or the table is not running."""
+    """Return the time left; None if it is unknown or the table is not being read."""
     if row.state != "running":
         return None
     if row.eta_s is not None:

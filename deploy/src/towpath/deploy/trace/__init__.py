@@ -1,8 +1,8 @@
 """
-The way of one row or aggregate: the source's row, its records in Kafka, the sinks.
+Traces one row or aggregate: the source's row, its records in Kafka, the sinks.
 
-A topic is searched from its first record, or from a time on, to its present end, for
-the records of one key. A sink that cannot be read is reported as such, and does not
+A topic is searched for the records of one key, from its first record, or from a given
+time, to its current end. A sink that cannot be read is reported as such, and does not
 hide the others.
 """
 
@@ -57,7 +57,7 @@ _READING: Final = {"isolation.level": "read_committed", "fetch.wait.max.ms": 10}
 
 
 class UnknownTopicError(UsageError):
-    """Kafka has no topic for what is traced."""
+    """Kafka has no topic for the row or aggregate that is traced."""
 
     remedy: ClassVar[str] = (
         "Check the spelling. A topic is there after the first event of the type, or "
@@ -75,7 +75,7 @@ def trace_aggregate(
         settings: The configuration.
         type_: The aggregate's type.
         id_: Its id.
-        since: Only records of this time and later; None: all that are left.
+        since: Only records of this time and later; None: all that Kafka still has.
 
     Raises:
         UnknownTopicError: No event of the type was published.
@@ -95,11 +95,11 @@ def trace_row(
         settings: The configuration.
         table: The table, ``schema.table``.
         key: The values of its primary key, in key order, joined by colons.
-        since: Only records of this time and later; None: all that are left.
+        since: Only records of this time and later; None: all that Kafka still has.
 
     Raises:
         UnknownTopicError: No change of the table was published.
-        UnavailableError: Source or broker do not answer.
+        UnavailableError: The source or the broker does not answer.
     """
     name = TableName.parse(table)
     topic = table_topic(settings.database.prefix, name)
@@ -150,7 +150,7 @@ def _reads(route: Route, topic: str) -> bool:
 
 
 def _is_in_source(settings: Settings, table: TableName, key: str) -> bool | None:
-    """Return whether the row is there now; None if the table has no primary key."""
+    """Return whether the table has the row now."""
     try:
         with closing(connected(settings.database.dsn)) as connection:
             columns = primary_key_of(connection, table.sql)
@@ -211,11 +211,11 @@ def by_number(offsets: Mapping[str, int]) -> dict[int, int]:
 def offsets_at(
     consumer: Consumer, topic: str, ends: Mapping[int, int], since: datetime
 ) -> dict[int, int]:
-    """Return the offset of each partition's first record of a time or later."""
+    """Return the offset of each partition's first record at or after a time."""
     at_ms = int(since.timestamp() * 1000)
     wanted = [TopicPartition(topic, partition, at_ms) for partition in ends]
     found = consumer.offsets_for_times(wanted, timeout=_TIMEOUT_S)
-    # Without a record of that time or later, the end.
+    # A partition without such a record is searched from its end: not at all.
     return {
         one.partition: one.offset if one.offset >= 0 else ends[one.partition]
         for one in found
@@ -223,7 +223,7 @@ def offsets_at(
 
 
 def names_of_key(key: bytes | str | None) -> Iterator[str]:
-    """Yield the texts that mean a record's key: it as a whole, and its values."""
+    """Yield the texts that name a record's key: the whole key, and its values."""
     if key is None:
         return
     text = key if isinstance(key, str) else key.decode("utf-8", "backslashreplace")
@@ -278,7 +278,7 @@ def _route(
 ) -> TracedRoute:
     sink, route = place
     progress = progress_of(published, sink)
-    # A route with a key of its own has other keys, and an event log none.
+    # A route with a key of its own stores other keys, and an event log stores none.
     keeps = route.kind is not RouteKind.EVENT_LOG and not route.key
     traced = TracedRoute(
         sink=sink.name,
@@ -303,7 +303,7 @@ def _route(
 def _dead_letters(
     settings: Settings, sink: Sink, topic: str, key: str, written: int
 ) -> Sequence[dict[str, object]]:
-    """Summarise the open dead letters of the key; the topic is read if there is one."""
+    """Summarise the key's open dead letters; read no topic if none was ever written."""
     if not written:
         return ()
     book = OpenDeadLetters().read(DeadLetterTopic(settings, sink.name).entries())
@@ -316,7 +316,7 @@ def _dead_letters(
 
 
 def _stored(settings: Settings, sink: Sink, route: Route, key: str) -> StoredRow | None:
-    """Return the row of the key as the sink has it, if it can be read by key."""
+    """Return the sink's newest row of the key; scan all rows if it has no key reads."""
     with closing(reader_of(sink, settings)) as reader:
         rows: Iterable[StoredRow] = (
             reader.at(route.name, [key])

@@ -1,5 +1,5 @@
 """
-The way of one row or aggregate, as facts about each hop and what follows from them.
+The journey of one row or aggregate: the facts of each hop, and each route's state.
 
 A journey has the records of one key, oldest first, and for each route of each sink that
 reads them: how far the sink has applied the partitions, which position it stores, and
@@ -78,7 +78,7 @@ class TracedRoute:
         applied: The next offset by topic and partition, as text, of the whole sink.
         stored_position: The position that the sink stores; None if it has no row.
         is_deleted: Whether that row is a tombstone.
-        dead_letters: A summary for each open dead letter's key.
+        dead_letters: A summary for each parked key, or unkeyed dead letter, of the key.
         updated_at: The end of the sink's last batch, RFC 3339; empty before the first.
         error: Why the sink could not be read; None if it was.
     """
@@ -95,7 +95,7 @@ class TracedRoute:
 
 
 class Scan(NamedTuple):
-    """A topic that was searched: its records from an offset on, in each partition."""
+    """A topic that was searched, and how many of its records were."""
 
     topic: str
     records: int
@@ -104,11 +104,11 @@ class Scan(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journey:
     """
-    The way of one key.
+    The journey of one key.
 
     Attributes:
         subject: The aggregate's type and id, or the table and the key, as text.
-        is_in_source: Whether the row is in its table now; None if it is no row.
+        is_in_source: Whether the row is in its table now; None for an aggregate.
         scans: The topics that were searched.
         records: The records of the key, oldest first.
         routes: The key in each route that reads them.
@@ -121,7 +121,7 @@ class Journey:
     routes: Sequence[TracedRoute]
 
 
-# A backfill of another sink does not concern this one.
+# The end of the name of a sink's own backfill topic; it reads no other backfill.
 _BACKFILL_OF: Final = ".backfill.{}"
 
 
@@ -169,7 +169,7 @@ def state_of(route: TracedRoute, journey: Journey) -> RouteState:
 
 
 def document_of(journey: Journey) -> Document:
-    """Return a journey as JSON: ``subject``, ``in_source``, ``records``, ``sinks``."""
+    """Return a journey, with the state of the key in each route, as JSON."""
     return {
         "subject": journey.subject,
         "in_source": journey.is_in_source,

@@ -1,8 +1,8 @@
 """
 The broker: topics with append times, their end offsets, and their records.
 
-``LogAppendTime`` is the broker's default while a benchmark runs, because the systems
-create their topics themselves, each in its own way.
+``LogAppendTime`` is the broker's default while a benchmark runs, because the compared
+systems create their topics themselves, each in its own way.
 """
 
 from collections.abc import Iterator, Mapping

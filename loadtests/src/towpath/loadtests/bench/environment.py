@@ -32,10 +32,10 @@ class BenchEnvironment:
     Addresses, programs and folders of a benchmark.
 
     Attributes:
-        dsn: The server's database for administration.
+        dsn: The address of the server's database for administration.
         dsn_of: Returns the address of another database of that server.
         kafka: The broker's bootstrap address.
-        broker_pid: The broker's process.
+        broker_pid: The broker's process id.
         programs: The folder of Postgres's own programs.
         towpath: The first words of a ``towpath`` command.
         relay_code: The form in which the relay's hot modules run.

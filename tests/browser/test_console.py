@@ -9,11 +9,10 @@ import os
 from pathlib import Path
 
 import pytest
-import redis
 from axe_playwright_python.sync_playwright import Axe
 
 from support.browser import ENTER, TAB, browser
-from support.console import TOKEN, console_platform
+from support.console import TOKEN, console_platform, settled_order
 from support.disaster import PATIENCE_S
 from support.waiting import until
 
@@ -169,18 +168,16 @@ def test_a_difference_is_found_by_key_and_column_and_repaired(window, console):
     A note that somebody changed in the cache is named, and is the source's afterwards.
     """
     platform = console.platform
-    place = f"{platform.prefix}:{platform.prefix}-orders:3"
-    client = redis.Redis.from_url(platform.shared.redis_url, decode_responses=True)
-    with platform.writer.paused(), client as cache:
-        before = cache.hget(place, "note")
-        cache.hset(place, "note", "not the source's")
+    with platform.writer.paused(), settled_order(platform) as order:
+        before = order.note
+        order.change_note("not the source's")
         window.open(f"{console.address}/verify")
         window.follow("#start-verification button")
         window.page.wait_for_selector("[data-sink='cache'] td:has-text('note')")
         store_picture(window, "/verify", "-difference")
         window.follow("#repair-cache")
         window.page.wait_for_selector("[data-sink='cache'] .state:has-text('equal')")
-        until(lambda: cache.hget(place, "note") == before, "the note is the source's")
+        until(lambda: order.note == before, "the note is the source's")
 
 
 def test_an_index_is_rebuilt_by_its_button(window, console):

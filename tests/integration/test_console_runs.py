@@ -8,7 +8,7 @@ import redis
 import requests
 from opensearchpy import OpenSearch
 
-from support.console import console_platform, mask_notes
+from support.console import console_platform, mask_notes, settled_order
 from support.disaster import PATIENCE_S
 from support.waiting import until
 from towpath.deploy.console.messages import HIDDEN
@@ -53,13 +53,6 @@ def ended(console, path=VERIFICATION):
         timeout_s=PATIENCE_S,
     )
     return newest(console, path)
-
-
-def change_in_cache(console, key):
-    """Write another note into the cache, past the sink, as a fault would."""
-    prefix = console.platform.prefix
-    with redis.Redis.from_url(console.platform.shared.redis_url) as client:
-        client.hset(f"{prefix}:{prefix}-orders:{key}", "note", "not the source's")
 
 
 def test_a_verification_goes_on_without_its_browser(console):
@@ -139,8 +132,8 @@ def test_differences_are_shown_by_key_and_column_and_repaired(console):
     """
     A hidden column's values stay hidden; the repair is a run of its own.
     """
-    with console.platform.writer.paused():
-        change_in_cache(console, 5)
+    with console.platform.writer.paused(), settled_order(console.platform) as order:
+        order.change_note("not the source's")
         console.post("/api/verification", {"sinks": ["cache"]})
         found = ended(console)["results"][0]["routes"][0]["first"]
         shown = console.browser().get("/verify")

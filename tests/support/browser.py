@@ -117,7 +117,10 @@ def browser() -> Iterator[Browser]:
         program = library.chromium.launch(
             executable_path=found.program, args=[*_ARGUMENTS], env=env
         )
-        page = program.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+        # LANG=C.UTF-8 becomes "en-US@posix", which no number format accepts.
+        page = program.new_page(
+            viewport={"width": WIDTH, "height": HEIGHT}, locale="en-US"
+        )
         page.set_default_timeout(_TIMEOUT_MS)
         try:
             yield Browser(page)

@@ -1,5 +1,6 @@
 """The console as a process, over a platform of real servers."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -9,15 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import redis
 import requests
 
-from support.disaster import Disaster
+from support.disaster import PATIENCE_S, Disaster
 from support.waiting import until
 from towpath.deploy.local import ports
 from towpath.deploy.local.stack import LazyStack, Stack
 
 TOKEN = "a-token-of-this-test-alone"  # noqa: S105 - opens nothing but this test
 _WORD = re.compile(r'name="word" value="([^"]+)"')
+# Far above the numbers of the writer.
+_OWN_ORDERS = itertools.count(5_000_000)
 _MASKED = '\n[[sink.route.transforms]]\nmask = "note"\n'
 
 
@@ -82,6 +86,41 @@ def mask_notes(platform: Disaster) -> None:
     """Have the sink mask a column, so that the console must hide it."""
     text = platform.config.read_text(encoding="utf-8")
     platform.config.write_text(text.rstrip() + _MASKED, encoding="utf-8")
+
+
+class CachedOrder(NamedTuple):
+    """An order in the cache that no further change is on its way to."""
+
+    cache: redis.Redis
+    place: str
+
+    @property
+    def note(self) -> str:
+        """The note in the cache."""
+        return self.cache.hget(self.place, "note")
+
+    def change_note(self, note: str) -> None:
+        """Write another note past the sink, as a fault would."""
+        self.cache.hset(self.place, "note", note)
+
+
+@contextmanager
+def settled_order(platform: Disaster) -> Iterator[CachedOrder]:
+    """
+    Insert an order that the writer never touches, and wait until it is in the cache.
+
+    A change of another order may still be on its way, and would undo what a test
+    changes in the cache.
+    """
+    key = next(_OWN_ORDERS)
+    place = f"{platform.prefix}:{platform.prefix}-orders:{key}"
+    platform.execute("insert into shop.orders values (%s, 'placed', 'x')", key)
+    client = redis.Redis.from_url(platform.shared.redis_url, decode_responses=True)
+    with client as cache:
+        until(
+            lambda: cache.exists(place), "the cache has the order", timeout_s=PATIENCE_S
+        )
+        yield CachedOrder(cache, place)
 
 
 @contextmanager

@@ -3,7 +3,7 @@ The machine of a benchmark: its description, and the processor time of processes
 
 Figures of different machines are not comparable. Samples are rare, because they take
 processor time from the systems that are measured. A process that ran before is charged
-for its use since the first sample; one that ended keeps the figures of its last sample.
+only for its use while watched; one that ended keeps the figures of its last sample.
 The memory of a new process is the largest resident set that it ever had, that of an old
 one the largest in a sample. A backend's memory includes the pages of the server's
 shared memory that it used.

@@ -7,8 +7,8 @@ The measurements of one publisher: a drain, a kill, a steady load.
   the topic has a share of the backlog, and is started again at once. Lost and repeated
   events are counted in the topic; the time to the first *new* event begins with the
   second start.
-- Steady load: ``pgbench`` commits at a rate, at random times, without waiting for
-  anything. Latency is the time from the commit record to the broker's append, of every
+- Steady load: ``pgbench`` commits at a rate, at random times, however far the system
+  is behind. Latency is the time from the commit record to the broker's append, of every
   event after the warm-up.
 """
 
@@ -160,7 +160,7 @@ def _receive(bench: Bench, run: BenchRun, watch: ProcessWatch, rows: int) -> Non
 KILL_ROWS: Final = 100_000
 KILL_SHARE: Final = 0.4
 _KILL_POLL_INTERVAL_S: Final = 0.005
-# Requests in the dead process's socket are appended within a few milliseconds.
+# Requests that the dead process had sent are appended within a few milliseconds.
 _LAST_APPENDS_S: Final = 0.1
 _SHARE_WITHIN_S: Final = 90.0
 
@@ -242,7 +242,7 @@ def follow_load(
         truth: A slot that begins now too, to decode the committed events from.
 
     Raises:
-        BenchError: The system ended, or did not keep up to the end.
+        BenchError: The system ended, or did not finish in time.
     """
     options = bench.options
     watch = ProcessWatch()

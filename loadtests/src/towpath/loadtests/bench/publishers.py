@@ -2,9 +2,9 @@
 The systems that write to Kafka: the relay, and Debezium on Kafka Connect.
 
 Each reads an existing slot and publishes to ``<name>.event.bench``, keyed by aggregate
-id, with the event's id and type as headers; Debezium adds four, and in one case has the
-relay's five instead. Debezium runs with its default settings, and tuned: for throughput
-in a drain, for latency under a steady load.
+id, with the event's id and type as headers. The relay adds three headers, Debezium four
+of its own; in one case Debezium has five like the relay's. Debezium runs with its
+default settings, and tuned: for throughput in a drain, for latency under a steady load.
 
 A client program runs beside a system, and is killed at the end of its block.
 """
@@ -33,9 +33,9 @@ from towpath.loadtests.bench.source import PUBLICATION
 from towpath.loadtests.errors import BenchError
 
 _PLACEMENT: Final = "transforms.outbox.table.fields.additional.placement"
-# The relay's five headers, of about their size: an event's id, type, aggregate type and
-# time are the same, its aggregate id stands for its position. Debezium's own four,
-# about its connector, are off.
+# Five headers like the relay's, of about the same size: id, type, aggregate type and
+# time are equal, and the aggregate id takes the place of the position. Debezium's own
+# four, about its connector, are off.
 _SAME_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
     {
         _PLACEMENT: "type:header,aggregate_type:header,occurred_at:header,"
@@ -61,7 +61,7 @@ def start_connect(
     bench: Bench, name: str, converters: Mapping[str, str], connector: Mapping[str, str]
 ) -> int:
     """
-    Start Connect with a connector and return its process.
+    Start Connect with a connector and return its process id.
 
     Raises:
         BenchError: Its archives were not fetched.
@@ -233,7 +233,7 @@ def prepare_source(bench: Bench, run: BenchRun, tables: tuple[str, ...] = ()) ->
 
 
 def start(bench: Bench, run: BenchRun) -> int:
-    """Start the run's system and return its process."""
+    """Start the run's system and return its process id."""
     if run.system == RELAY:
         return start_relay(bench, run)
     bench.broker.make_topic(run.topic)
@@ -242,7 +242,7 @@ def start(bench: Bench, run: BenchRun) -> int:
 
 
 def start_relay(bench: Bench, run: BenchRun, tables: tuple[str, ...] = ()) -> int:
-    """Start the relay and return its process."""
+    """Start the relay and return its process id."""
     config = _configure(bench, run, tables)
     words = (*bench.environment.towpath, "relay", "run", "--config", config)
     return bench.environment.launcher.start(run.name, words)

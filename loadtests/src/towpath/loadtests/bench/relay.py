@@ -110,7 +110,7 @@ def _kill_case(bench: Bench, records: RunRecords) -> None:
                 _record_check(
                     records,
                     run,
-                    verdict if system == RELAY else _without_repeats(verdict),
+                    verdict if system == RELAY else _without_losses(verdict),
                 )
 
 
@@ -160,9 +160,9 @@ def _follow(bench: Bench, records: RunRecords, run: BenchRun, rate: int) -> Figu
     return figures
 
 
-# Returns a figure of which more is better.
+# Returns a figure; higher is better.
 Measure = Callable[[ConnectorSettings], float]
-# Reports settings as they differ from those at the start, and their figure.
+# Receives the settings that differ from those at the start, and the figure.
 Report = Callable[[ConnectorSettings, float], None]
 
 _THROUGHPUT_CHANGES: Final[Sequence[ConnectorSettings]] = (
@@ -186,7 +186,7 @@ _LATENCY_CHANGES: Final[Sequence[ConnectorSettings]] = (
     {"max.batch.size": "512"},
 )
 
-# Less would be noise.
+# A smaller gain may be noise.
 _WORTH: Final = 1.03
 
 
@@ -323,7 +323,7 @@ def _backlog(
 
 @contextmanager
 def _copied(bench: Bench, run: BenchRun, base: BenchRun) -> Iterator[None]:
-    """Copy a slot that begins before the backlog for the run."""
+    """Give the run a copy of the slot that begins before the backlog."""
     run.source.copy_slot(base.name, run.name)
     _register(bench, run)
     run.source.settle()
@@ -339,7 +339,7 @@ def _register(bench: Bench, run: BenchRun) -> None:
 
 @contextmanager
 def _cleared(bench: Bench, run: BenchRun) -> Iterator[None]:
-    """Remove the run's process, slot and topics after the block."""
+    """Stop the run's process; remove its slot and topics if the block succeeded."""
     try:
         yield
     finally:
@@ -356,5 +356,6 @@ def _run(case: str, system: str, number: int, source: BenchSource) -> BenchRun:
     )
 
 
-def _without_repeats(verdict: EventCheck) -> EventCheck:
+def _without_losses(verdict: EventCheck) -> EventCheck:
+    """Return the check without lost and repeated events."""
     return verdict._replace(lost=0, duplicates=0)

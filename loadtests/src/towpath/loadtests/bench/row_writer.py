@@ -41,10 +41,10 @@ from towpath.schemas.clock import Clock, SystemClock
 # The rows of a batch; at 5,000 rows a second, twenty batches.
 BATCH_ROWS: Final = 250
 _WRITE_EVERY_S: Final = 1.0
-# A batch that waits for locks for longer has failed.
+# A statement that takes longer, for instance in a lock queue, fails its batch.
 _OPTIONS: Final = "-c statement_timeout=10000 -c application_name=row_writer"
 
-# Payments of rows that belong to no order; the sampler's are above the batches'.
+# Order ids of payments without an order; the sampler's are above the batches'.
 _FIRST_PAYMENT: Final = 10**12
 _FIRST_SAMPLE: Final = 2 * 10**12
 
@@ -116,7 +116,7 @@ class RowWriter:
 
     def write(self, rows: int) -> int:
         """
-        Write a batch in one transaction; return the rows that it has changed.
+        Write a batch in one transaction; return the number of rows that it changed.
 
         Raises:
             psycopg.Error: It was not committed.
@@ -156,7 +156,7 @@ class LastReport(LineWriter):
 
 
 class PaymentSamples:
-    """Places one payment at a time, as the sampler's orders."""
+    """Inserts one payment at a time, in place of the sampler's orders."""
 
     def __init__(self, dsn: str) -> None:
         self._connection = psycopg.connect(dsn, autocommit=True, options=_OPTIONS)
@@ -175,14 +175,14 @@ class PaymentSamples:
 
 @dataclass(slots=True)
 class Counts:
-    """The counts of a run, in the words of the load's report."""
+    """The counts of a run."""
 
     rows: int = 0
     failures: int = 0
     late_s: float = 0.0
 
     def as_report(self, elapsed_s: float, *, finished: bool) -> dict[str, Any]:
-        """Return them as the load's report has them."""
+        """Return the counts under the names of the load's report."""
         return {
             "checkouts": self.rows,
             "failures": self.failures,

@@ -1,8 +1,9 @@
 """
 The source: one database for each case, its backlog, its slots, and its committed rows.
 
-``towpath relay init`` creates the outbox table and its publication. Each run reads the
-same log through a copy of one slot that was created before the first row.
+``towpath relay init`` creates the outbox table and its publication. Each drain and
+kill reads the same log through a copy of one slot that is older than the first row;
+each run of a steady load has its own.
 
 A small decoder of pgoutput reads the committed rows, their order and times, because the
 relay's decoder cannot verify itself. It handles inserts, and updates that keep the key;
@@ -158,7 +159,7 @@ class BenchSource:
         self.settle()
 
     def settle(self) -> None:
-        """Run a checkpoint, so that the server does not write later."""
+        """Run a checkpoint now, so that its writes do not disturb the measurement."""
         self._connection.execute("checkpoint")
 
     def row_count(self) -> int:

@@ -1,5 +1,5 @@
 """
-The summary of several benchmarks: one line a comparison, as a table and a plot. Pure.
+The summary of several benchmarks: a line for each comparison, as table and plot. Pure.
 
 The documents are those that ``towpath bench <name> --json`` prints, by name. A document
 of a benchmark that found a difference has no cases, and so no line.
@@ -47,13 +47,13 @@ _TIME_FORM: Final = "{:,.1f}"
 
 class Line(NamedTuple):
     """
-    One figure of the platform beside one of something else, in the same run.
+    One figure of the platform, and the figure that it is compared with.
 
     Attributes:
         measure: The figure with its unit.
-        ours: The platform's.
-        other: The name of the other.
-        theirs: The other's.
+        ours: The platform's figure.
+        other: The name of the system or goal that it is compared with.
+        theirs: The figure of that system or goal.
         is_time: Whether less is better.
     """
 
@@ -65,7 +65,7 @@ class Line(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """How many times as good as the other: its rate, or the reverse of its time."""
+        """How many times as good as the other: ours / theirs, inverted for times."""
         return self.theirs / self.ours if self.is_time else self.ours / self.theirs
 
     def cells(self) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ HEADER: Final = ("measure", "Towpath", "compared with", "its figure", "times as 
 
 
 def markdown(found: Sequence[Line]) -> str:
-    """Return lines as a table of Markdown."""
+    """Return lines as a Markdown table."""
     rows = [HEADER, ("---",) * len(HEADER), *(line.cells() for line in found)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -101,7 +101,7 @@ _COLOURS: Final = ("#b3360b", "#2f6f8f")
 
 
 def plot(found: Sequence[Line]) -> str:
-    """Plot how many times as good each line is, as SVG; 1 is as good as the other."""
+    """Plot the ratio of each line as SVG; 1 means that both figures are equal."""
     import altair as alt  # noqa: PLC0415 - only a plot needs it
     import vl_convert  # noqa: PLC0415 - as above
 

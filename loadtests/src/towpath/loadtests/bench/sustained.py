@@ -1,13 +1,14 @@
 """
 The highest rate that the platform sustains: its verdict, its bounds, its result. Pure.
 
-A rate is sustained if every request was answered, no part restarted, and no backlog
-rose over the measured time. Backlogs are counts: orders whose saga has not ended, bytes
-of the log that the relay has not confirmed, records that a sink has not applied. Each
-is sampled at an interval, and a straight line is fitted to the samples. Its slope is
-compared with the rate at which the same thing comes in: a part that falls behind by
-more than a twentieth of that cannot keep up. Sinks work batch by batch, so a backlog is
-a saw tooth; a slope that its scatter explains, twice the standard error, is no rise. ::
+A rate is sustained if it was reached, no request or read failed, no sample was lost, no
+part restarted, and no backlog rose over the measured time. Backlogs are counts: orders
+whose saga has not ended, bytes of the log that the relay has not confirmed, records
+that a sink has not applied. Each is sampled at an interval, and a straight line is
+fitted to the samples. Its slope is compared with the rate at which the same thing comes
+in: a part that falls behind by more than a twentieth of that cannot keep up. Sinks work
+batch by batch, so a backlog is a saw tooth; a slope that its scatter explains, twice
+the standard error, is no rise. ::
 
     {"checkout": {"name": "checkout", "sustained_rate": 20.0, "rates": [
         {"rate_per_s": 20.0, "reached_per_s": ..., "rows_per_s": ...,
@@ -50,18 +51,18 @@ RELAY: Final = "relay"
 
 # A rise below this share of what comes in is worked off between two peaks.
 RISING_SHARE: Final = 0.05
-# Standard errors of a slope that the scatter of the samples explains.
+# The scatter of the samples explains a slope of up to so many standard errors.
 _ERRORS: Final = 2
 # A line through two samples has no scatter.
 _LINE: Final = 2
-# An arrival that fell beyond the end of the measured time is no missing one.
+# The rest may be arrivals that were counted after the end of the measured time.
 _REACHED_SHARE: Final = 0.97
 # Above this share of all cores, the machine itself is the bound.
 _BUSY_SHARE: Final = 0.9
 _NAMED_PARTS: Final = 3
 
-# From the commit to the first read that finds it, at the 99th percentile: those that
-# must hold at any rate. BUDGETS_MS holds where the machine carries the rate.
+# Budgets from the commit to the first read that finds it, at the 99th percentile. These
+# must be met at any rate, BUDGETS_MS only where the machine carries the rate.
 REQUIRED_MS: Final[Mapping[str, float]] = MappingProxyType(
     {CACHE: 10_000.0, SEARCH: 60_000.0, WAREHOUSE: 3_600_000.0}
 )
@@ -74,7 +75,7 @@ class BacklogTrend:
 
     Attributes:
         samples: Seconds and counts, at least two of them.
-        incoming_per_s: The amount that came in, in the same unit.
+        incoming_per_s: The amount that came in each second, in the same unit.
     """
 
     samples: tuple[tuple[float, float], ...]
@@ -82,7 +83,7 @@ class BacklogTrend:
 
     @property
     def slope(self) -> float:
-        """The slope of the line with the least squares, in units a second."""
+        """The slope of the least-squares line, in units a second."""
         times = [at_s for at_s, _ in self.samples]
         return linear_regression(times, [one for _, one in self.samples]).slope
 
@@ -136,7 +137,7 @@ class Cores:
 
     @property
     def others(self) -> float:
-        """The time of processes that are no part, such as those of other users."""
+        """The time of processes outside the parts, such as those of other users."""
         return max(0.0, self.used - sum(self.parts.values()))
 
     def largest(self) -> list[tuple[str, float]]:
@@ -151,9 +152,9 @@ class SustainedRate:
 
     Attributes:
         rate_per_s: The requested rate, of checkouts or of row writes.
-        reached_per_s: The answered checkouts, or committed rows.
-        rows_per_s: Records of row changes that the relay published.
-        events_per_s: Records of events that the relay published.
+        reached_per_s: The answered checkouts, or committed rows, a second.
+        rows_per_s: Records of row changes that the relay published a second.
+        events_per_s: Records of events that the relay published a second.
         failures: Requests without an answer or not sent, and failed reads.
         restarts: Restarts of parts.
         readings: The lag that readers saw, by sink.
@@ -268,7 +269,7 @@ def next_rate(
     found: Sequence[SustainedRate], rates: Sequence[float], refine: int
 ) -> float | None:
     """
-    Return the rate to measure next: one step up, or between the best and the first bad.
+    Return the next rate: one step up, or midway between the best and the lowest failed.
 
     Args:
         found: The rates that have been measured, in their order.

@@ -1,16 +1,16 @@
 """
 The benchmark of sinks: the lag that readers see, and the rate of a catch-up.
 
-The case ``catch_up`` runs here. The relay publishes a table to Kafka while no sink
-runs, then each sink alone reads it from its beginning into an empty target. In the same
-run, a baseline writes the same rows without a sink: the client's own bulk load, one
-MERGE, plain pipelined writes. The deploy package runs the case ``checkout`` with the
-demo's own parts; the results of both cases are here.
+The cases ``catch_up`` and ``cluster`` run here. The relay publishes a table to Kafka
+while no sink runs, then each sink alone reads it from its beginning into an empty
+target. In ``catch_up``, a baseline then writes the same rows without a sink: the
+client's own bulk load, one MERGE, plain pipelined writes. The deploy package runs the
+case ``checkout`` with the demo's own parts; the results of all three cases are here.
 
-- A rate counts the table's rows from the start of the first batch, by the engine's
-  time, to the moment when the last batch is durable, by the sink's time.
+- In ``catch_up``, a rate counts the table's rows from the start of the first batch, by
+  the engine's time, to the moment when the last batch is durable, by the sink's time.
 - Baselines get prepared rows: the target's work is timed, and little of the client's,
   so the comparison favours the baseline.
-- ``towpath verify`` compares every sink with the source afterwards, every key and
-  column. A single difference voids all figures.
+- ``towpath verify`` compares every sink that has a target with the source, every key
+  and column. A single difference voids all figures.
 """

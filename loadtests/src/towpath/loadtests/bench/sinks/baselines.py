@@ -62,7 +62,7 @@ def measure_merge(bench: Bench, backlog: Backlog, targets: Targets) -> Figures:
 COLUMNS: Final = ("id", "version", "amount", "state", "changed_at", "note")
 POSITION: Final = "_position"
 
-# As long as any position; READ rows of a chunk share one.
+# As long as the position of a READ row; all rows of a chunk share one.
 A_POSITION: Final = f"{0:016x}.-"
 
 Item = TypeVar("Item")
@@ -133,7 +133,7 @@ def lines(row: Sequence[str]) -> str:
 
 
 def instant(text: str) -> str:
-    """Return a time in the server's text form as ISO 8601 in UTC."""
+    """Convert a UTC time from the server's text form to ISO 8601."""
     return text.replace(" ", "T").removesuffix("+00") + "Z"
 
 
@@ -194,7 +194,7 @@ def measure_plain_writes(bench: Bench, source: ItemSource, url: str) -> Figures:
     Write the table's first rows beside the sink's, and return the rate.
 
     Raises:
-        BenchError: The server refuses one, or does not answer.
+        BenchError: The server refuses a write, or does not answer.
     """
     rows = min(bench.options.rows, _MOST_ROWS)
     report = bench.screen.begin("plain HSET", rows)

@@ -1,11 +1,12 @@
 """
-The case ``cluster``: the same backlog by the driver alone, and by executors.
+The case ``cluster``: the driver alone, and executors, apply the same backlog.
 
 Each sink is measured with the driver on one machine, with one worker and with two, one
 core each; the sink ``null`` writes nothing and shows the path without a target. Every
 run has a sink of its own with the same settings, so that each begins with an empty
-target. The figures are those of the second half of the backlog: Java compiles the
-engine's code meanwhile, which takes as long as applying half a million rows.
+target. Rates and processor times are those of the second half of the backlog: during
+the first, Java compiles the engine's code, which takes as long as applying half a
+million rows.
 """
 
 import json
@@ -151,7 +152,7 @@ def _config(
 
 
 def _findings(backlog: Backlog, sink: str, name: str) -> tuple[str, ...]:
-    """Compare a sink with the source; of the sink without a target, the count."""
+    """Compare a sink with the source; for ``null``, compare the number of rows."""
     if sink != NULL:
         config = backlog.bench.environment.folder / f"{name}.toml"
         with backlog.relay():

@@ -15,9 +15,9 @@ The results of the cases of sinks, as JSON and as tables. Pure.
             "driver_cpu_s": ..., "engine_peak_rss_bytes": ..., ...}, "bulk": {...}}}}
 
 The figures of ``checkout`` are those of the highest rate that met all three budgets, or
-of the lowest rate if none did. A rate with a lost sample or a failed checkout meets no
-budget. ``memory_bytes`` is that of the largest driver: the sum of the peak resident
-sets of its Python process and its engine.
+of the lowest rate if none did. A rate that was not reached, or had a lost sample, a
+failure or a restart, counts as not met. ``memory_bytes`` is that of the largest driver:
+the sum of the peak resident sets of its Python process and its engine.
 """
 
 from collections.abc import Mapping
@@ -82,7 +82,7 @@ class Targets:
 
 
 RATE: Final = "rows_per_s"
-# The baseline of each sink, which names their ratio.
+# The baseline of each sink; the ratio is named after it.
 BESIDE: Final[Mapping[str, str]] = MappingProxyType(
     {CACHE: "hset", SEARCH: "bulk", WAREHOUSE: "merge"}
 )
@@ -105,7 +105,7 @@ class Reading:
     p99_ms: float | None
 
     def is_within(self, budget_ms: float) -> bool:
-        """Return whether every commit was found within the budget."""
+        """Return whether no commit was lost, and the p99 is within the budget."""
         return self.lost == 0 and self.p99_ms is not None and self.p99_ms <= budget_ms
 
 
@@ -116,7 +116,7 @@ class Rate:
 
     Attributes:
         rate_per_s: The requested rate.
-        reached_per_s: Answered checkouts, of load and sampler.
+        reached_per_s: Answered checkouts a second, of load and sampler.
         failures: Requests without an answer, and failed reads.
         restarts: Restarts of parts.
         readings: The lag that readers saw, by sink.
@@ -246,11 +246,11 @@ class Cluster:
         return tuple(name.removesuffix(ending) for name in names)
 
     def cpu_ratio(self, sink: str) -> float | None:
-        """Return the processor time per row of one worker, to the driver's alone."""
+        """Return the ratio of one worker's processor time per row to the driver's."""
         return self._ratio(sink, "one_worker", "driver", "cpu_us_per_row")
 
     def speed_up(self, sink: str) -> float | None:
-        """Return the rate of two workers, to that of one."""
+        """Return the ratio of two workers' rate to one worker's."""
         return self._ratio(sink, "two_workers", "one_worker", RATE)
 
     def as_json(self) -> dict[str, Any]:

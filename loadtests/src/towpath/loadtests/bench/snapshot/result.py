@@ -134,7 +134,7 @@ class FillCase:
         return _over(pick, (s[name].median if name in s else None for s in spreads))
 
     def large_table_costs(self) -> dict[str, LargeTableCost]:
-        """Return the large table's cost by system, under the more expensive load."""
+        """Return the large table's cost by system, from the loads' worst figures."""
         names = dict.fromkeys(n for systems in self.loads.values() for n in systems)
         found = {name: self._large_table_cost(name) for name in names}
         return {name: paper for name, paper in found.items() if paper is not None}

@@ -3,9 +3,9 @@ The systems that fill a topic: the relay, and Debezium on Kafka Connect in four 
 
 Stock has Debezium's defaults: chunks of 1,024 rows and signal rows as watermarks. Tuned
 has chunks of 20,000 and the batches, queues and producer of a tuned drain. Read-only is
-the same without watermarks in the source. Initial is the initial snapshot, which 3.7
-splits into chunks for several threads. All write the plain envelope, without schemas.
-The records of a topic are read back, and its size on disk is measured.
+the same without watermarks in the source. Initial is the initial snapshot, which
+Debezium 3.7 splits into chunks for several threads. All write the plain envelope,
+without schemas. The records of a topic are read back, and its size on disk is measured.
 """
 
 import json
@@ -135,7 +135,7 @@ _SETTINGS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
 
 
 def start(bench: Bench, run: FillRun, source: ItemSource) -> int:
-    """Start the run's system and return its process."""
+    """Start the run's system and return its process id."""
     if run.system == RELAY:
         publishers.prepare_source(bench, run, (TABLE,))
         return publishers.start_relay(bench, run, (TABLE,))

@@ -375,6 +375,33 @@ def test_a_foreign_table_and_another_key_hold_their_route_back(models):
     assert "its key is id, the source's is v. Give" in other[0].reason
 
 
+@pytest.mark.parametrize("key", [("v",), ()])
+def test_a_floor_counts_for_a_route_that_is_held_back(models, key):
+    """
+    Rows below it are gone, and stay so once the route continues without a refill.
+    """
+    sink, fitting_key = models.sink(), models.shapes.key
+    write(sink, change(row(1, 1), 1), change(row(2, 2), 7))
+    models.shapes.key = key
+    held_back = write(sink, change(row(3, 3), 8, key=("v",)), floors=(floor(5),))
+    models.shapes.key = fitting_key
+    late = write(models.sink(), change(row(1, 1), 1))
+
+    assert (1, 1, {"2"}) == (len(held_back.refused), late.stale, set(models.rows()))
+
+
+def test_a_floor_of_a_foreign_table_changes_nothing(models):
+    """
+    Nobody but its owner deletes rows from a table that no sink has created.
+    """
+    columns = "id text, _position text"
+    models.sql(f"create schema models; create table models.orders ({columns})")
+    models.sql("insert into models.orders values ('a', '')")
+    write(models.sink(), change(row(1, 1), 1), floors=(floor(5),))
+
+    assert [("a", "")] == models.sql("select * from models.orders")
+
+
 def test_a_dropped_table_is_made_again_and_its_rows_are_requested(models, tmp_path):
     """
     Also while the sink is open, and once after a restart.

@@ -203,6 +203,25 @@ def test_a_floor_counts_for_a_route_that_is_held_back(warehouse):
     assert (1, {}) == (outcome.stale, warehouse.rows())
 
 
+def test_a_floor_of_a_foreign_table_changes_nothing(warehouse):
+    """
+    The route is held back, and other routes go on.
+    """
+    warehouse.sql("CREATE TABLE {t} (id INT, note STRING, _position STRING)")
+    warehouse.sql("INSERT INTO {t} VALUES (1, 'x', '')")
+    sink = warehouse.sink()
+    floor = Floor(warehouse.orders, "0000000000000010", False, Origin("t", 0, 0))
+    sink.apply(Batch(0, (warehouse.change(24, 2, {"note": "y"}),), (), (floor,)))
+
+    assert 1 == len(sink.flush().refused)
+    assert [1] == [each["id"] for each in warehouse.sql("SELECT id FROM {t}")]
+    assert not [
+        each["key"]
+        for each in warehouse.sql("SHOW TBLPROPERTIES {t}")
+        if each["key"].startswith("towpath")
+    ]
+
+
 def test_a_table_is_split_as_configured_and_again_when_that_changes(warehouse):
     """Rows stay equal over a change of the split; its files stand in partitions."""
     changes = [warehouse.change(8, n, ROW | {"day": "2026-02-28"}) for n in range(20)]

@@ -168,6 +168,29 @@ def test_different_sweeps_do_not_complete_each_other(open_sweeps):
     assert (sweep_floor(2),) == sweeps.record([sweep_floor(2)])
 
 
+def test_a_complete_sweep_leaves_a_lower_one_of_another_topic(open_sweeps):
+    """
+    A snapshot's own topic is read later, and its route is incomplete until then.
+    """
+    own = f"{TOPIC}.backfill.cache"
+    lower = [sweep_floor(p, topic=own) for p in range(3)]
+    higher = [sweep_floor(p, number=2) for p in range(3)]
+    open_sweeps().record(lower[:2])
+
+    assert tuple(higher) == open_sweeps().record(higher)
+    assert (lower[2],) == open_sweeps().record(lower[2:])
+
+
+def test_a_complete_sweep_ends_lower_ones_of_its_topic(open_sweeps):
+    """
+    The file does not grow with the number of snapshots.
+    """
+    for number in range(1, 5):
+        open_sweeps().record([sweep_floor(p, number=number) for p in range(3)])
+
+    assert () == open_sweeps().record([sweep_floor(1)])
+
+
 def test_a_truncate_does_not_wait_for_all_partitions(open_sweeps):
     """
     It takes effect at once, also beside a sweep that waits.

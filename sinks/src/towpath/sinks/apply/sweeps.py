@@ -23,7 +23,6 @@ import structlog
 
 from towpath.schemas.clock import Clock, Deadline
 from towpath.sinks.change import Floor
-from towpath.sinks.fold import highest_per_route
 from towpath.sinks.ports import Cluster
 from towpath.sinks.state import incomplete
 from towpath.sinks.state.progress import replace_file, sink_folder
@@ -60,7 +59,7 @@ class Sweeps:
         for floor in waiting:
             self._note(floor)
         complete = [floor for floor in waiting if self._is_complete(floor)]
-        self._forget_below(highest_per_route(complete))
+        self._forget_below(complete)
         replace_file(self._path, orjson.dumps(self._delivered))
         for floor in waiting:
             if floor not in complete:
@@ -104,11 +103,19 @@ class Sweeps:
     def _count(self, topic: str) -> int:
         return len(self._cluster.end_offsets([topic]).get(topic, {}))
 
-    def _forget_below(self, complete: dict[str, str]) -> None:
-        """Forget floors below a complete one; the complete ones may come again."""
-        for route, floor in complete.items():
-            kept = {p: t for p, t in self._delivered[route].items() if p >= floor}
-            self._delivered[route] = kept
+    def _forget_below(self, complete: Iterable[Floor]) -> None:
+        """
+        Forget lower floors of the topics of complete ones.
+
+        The complete ones may come again. A lower floor of another topic, such as a
+        snapshot's own, may still be waiting.
+        """
+        for floor in complete:
+            delivered = self._delivered[floor.route]
+            for lower in [name for name in delivered if name < floor.position]:
+                delivered[lower].pop(floor.origin.topic, None)
+                if not delivered[lower]:
+                    del delivered[lower]
 
 
 def _name(floor: Floor) -> str:

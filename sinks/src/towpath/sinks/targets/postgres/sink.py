@@ -90,7 +90,8 @@ class PostgresSink:
         with self._writing() as connection:
             for name, open_table in opened.items():
                 if open_table is None:
-                    _log_ignored_floor(name, floors)
+                    if name in floors:
+                        self._sweep_held_back(connection, name, floors[name])
                     self._refuse(name, changes, events, tally)
                     continue
                 if name in floors:
@@ -210,6 +211,18 @@ class PostgresSink:
         tally.refused += [Refusal(change, reason) for change in changes.get(name, ())]
         tally.refused_events |= {e.origin: reason for e in events.get(name, ())}
 
+    def _sweep_held_back(self, connection: Connection, name: str, floor: str) -> None:
+        """Carry a floor out in a table that does not fit, but is the sink's."""
+        table = self._tables.registered(connection, name)
+        if table is not None:
+            _sweep(connection, name, table, floor)
+            return
+        _log.warning(
+            "postgres floor ignored: the route is held back, without a table",
+            route=name,
+            floor=floor,
+        )
+
     def _copy(self, connection: Connection, table: TargetTable, rows: pa.Table) -> str:
         """Copy rows into the temporary table of a batch; return its name."""
         made = self._session.batch_tables
@@ -248,16 +261,6 @@ def _unknown_columns(table: TargetTable, changes: Iterable[Change]) -> set[str]:
     known = {column.name for column in table.columns}
     rows = (c.row for c in changes if c.row is not None and c.key_columns)
     return {name for row in rows for name in row.keys() - known}
-
-
-def _log_ignored_floor(route: str, floors: Mapping[str, str]) -> None:
-    """Log a floor of a route that is held back: its rows are read again afterwards."""
-    if route in floors:
-        _log.warning(
-            "postgres floor ignored: the route is held back",
-            route=route,
-            floor=floors[route],
-        )
 
 
 def _sweep(connection: Connection, route: str, table: TargetTable, floor: str) -> None:

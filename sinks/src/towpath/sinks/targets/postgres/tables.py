@@ -206,6 +206,21 @@ class TargetTables:
         self.held_back.resume(name)
         return opened
 
+    def registered(self, connection: Connection, name: str) -> TargetTable | None:
+        """
+        Return the name of a route's table, without columns.
+
+        Returns:
+            ``None`` if the sink has not created it, or it was dropped.
+        """
+        table = TargetTable(*schema.table_name(name), columns=(), key=())
+        if schema.POSITION not in columns_of(connection, table.schema, table.name):
+            return None
+        if not columns_of(connection, table.schema, schema.REGISTRY):
+            return None
+        stored = connection.execute(schema.registered(table)).fetchone()
+        return None if stored is None else table
+
     def _describe(self, name: str) -> TargetTable:
         route = self._routes[name]
         is_of_rows = route.kind is RouteKind.TABLE

@@ -26,7 +26,7 @@ import structlog
 
 from towpath.settings import PartitionField, Route, RouteKind, Sink, WarehouseOptions
 from towpath.settings.sink import parse_partition
-from towpath.sinks.errors import KeylessTableError
+from towpath.sinks.errors import KeylessTableError, StatementRefusedError
 from towpath.sinks.ports import RelationSource, Repairs, SqlSession
 from towpath.sinks.state.files import KnownIds
 from towpath.sinks.targets.routes import HeldBackRoutes
@@ -54,6 +54,7 @@ from towpath.sinks.targets.warehouse.schema import (
     LakeTable,
     current_state,
     event_log,
+    lake_name,
     repartition,
     type_of,
 )
@@ -366,6 +367,14 @@ class TableRegistry:
         for name in tables:
             if name in self._tables and self._is_outdated(name):
                 del self._tables[name]
+
+    def is_own(self, name: str) -> bool:
+        """Return whether a route's table exists, and a sink has created it."""
+        try:
+            found = describe_table(self._session, lake_name(name))
+        except StatementRefusedError:
+            return False
+        return KEY_PROPERTY in found.properties
 
     def _is_outdated(self, name: str) -> bool:
         try:

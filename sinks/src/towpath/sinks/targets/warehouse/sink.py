@@ -26,11 +26,7 @@ from towpath.settings import RouteKind, Sink, Unfit
 from towpath.sinks.apply.encoded import EncodedSummary, EngineRows, RowEncoder
 from towpath.sinks.change import Change, EventRow, Refusal
 from towpath.sinks.changes.columns import Columns, newest_rows
-from towpath.sinks.errors import (
-    ShapeUnknownError,
-    StatementRefusedError,
-    TargetUnavailableError,
-)
+from towpath.sinks.errors import ShapeUnknownError, TargetUnavailableError
 from towpath.sinks.fold import by_route
 from towpath.sinks.key_text import key_parts
 from towpath.sinks.ports import (
@@ -268,19 +264,15 @@ class WarehouseSink:
 
     def _sweep(self, name: str, floor: str) -> None:
         """Store a floor, then delete the rows below it."""
-        table_name = lake_name(name)
-        try:
-            self._session.sql(floor_property(table_name, floor))
-        except StatementRefusedError as error:
-            if self._fitting_table(name) is not None:
-                raise
-            # Held back without a table: there are no rows below any floor.
+        if self._fitting_table(name) is None and not self._tables.is_own(name):
             _log.warning(
                 "warehouse floor ignored: the route is held back, without a table",
                 route=name,
-                error=str(error),
+                floor=floor,
             )
             return
+        table_name = lake_name(name)
+        self._session.sql(floor_property(table_name, floor))
         self._floors.learn(name, floor)
         self._writer.forget(table_name)
         self._session.sql(statements.sweep(table_name, floor))

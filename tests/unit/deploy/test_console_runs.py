@@ -93,6 +93,17 @@ def test_a_step_has_its_rate_and_the_time_that_is_left():
     assert (9, None, None) == (fill["rows"], fill["estimate"], fill["percent"])
 
 
+def test_an_estimate_that_is_known_later_gives_a_percentage():
+    """
+    A snapshot is queued first, without an estimate of its rows.
+    """
+    run = Run("sinks", {}, SteppedClock())
+    run.advance("fill", 0, 0)
+    run.advance("fill", 50, 200)
+
+    assert 25.0 == run.document()["steps"][0]["percent"]
+
+
 def test_one_run_of_a_kind_goes_on_at_a_time(runs, audit):
     """
     The second one is refused until the first one has ended.

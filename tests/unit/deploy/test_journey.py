@@ -91,6 +91,18 @@ def test_a_deleted_row_need_not_be_stored():
     assert RouteState.BEHIND == state(journey(*back))
 
 
+def test_a_sink_that_has_applied_nothing_of_a_topic_is_behind():
+    """
+    Its progress does not name the topic, and each of the records waits.
+    """
+    new = journey(record(4), record(9), applied={})
+    log = journey(record(9), applied={}, keeps_position=False)
+    (route,) = new.routes
+
+    assert [RouteState.BEHIND] * 2 == [state(new), state(log)]
+    assert 2 == len(waiting_for(route, new))
+
+
 def test_a_dead_letter_and_an_unreadable_sink_come_first():
     """
     Both hide what the sink stores.

@@ -1,5 +1,6 @@
 """Which process is a part's own, and how long an ended part waits for its restart."""
 
+import itertools
 import os
 import threading
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from towpath.deploy.errors import PartError
 from towpath.deploy.local import process
 from towpath.deploy.local.part import Part, StateFolder
 from towpath.deploy.local.supervisor import Supervisor
@@ -124,6 +126,33 @@ def test_a_part_that_ends_at_once_is_restarted_after_growing_delays(tmp_path: Pa
         restarts.append(supervisor.restarts("worker"))
 
     assert ([0, 1, 2], [0, 1, 2]) == (restarts, delays.attempts[:3])
+
+
+@pytest.mark.timeout(60)
+def test_a_restart_that_fails_is_tried_again_after_growing_delays(tmp_path: Path):
+    """
+    The watcher goes on, and the part's log has the reason.
+    """
+    clock, delays, calls = Clock(), Delays(), itertools.count()
+
+    def prepare() -> None:
+        if next(calls) in {1, 2}:
+            message = "initdb failed"
+            raise PartError(message)
+
+    command = ("/bin/sleep", "600")
+    part = Part(name="worker", command=command, folder=tmp_path, prepare=prepare)
+    state = StateFolder(tmp_path / "state")
+    with Supervisor(state, backoff=delays, clock=clock) as supervisor:
+        supervisor.start(part)
+        kill(state)
+        for attempt in (1, 2, 3):
+            delays.wait_until_asked(attempt)
+            clock.move(10.0)
+        clock.wait_until(lambda: found(state) is not None)
+
+    assert [0, 1, 2] == delays.attempts
+    assert 2 == state.log("worker").read_text().count("restarted: initdb failed")
 
 
 @pytest.mark.timeout(60)

@@ -226,6 +226,14 @@ def test_a_relation_has_columns_types_and_identity():
     )
 
 
+def test_the_flags_of_a_commit_are_named():
+    """
+    Its length is right, so the error must not blame it.
+    """
+    with pytest.raises(MalformedMessageError, match="unknown flags of a commit"):
+        parse_message(b"C\1" + bytes(24))
+
+
 @pytest.mark.parametrize(
     "data",
     [

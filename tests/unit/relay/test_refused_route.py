@@ -101,6 +101,26 @@ def test_every_refused_change_is_one_whole_dead_letter(
     ) == (dead_letter_facts(record), counted_reasons)
 
 
+def test_refused_changes_are_counted_in_their_transaction(counted_reasons: list[str]):
+    """
+    The END record's totals have them; rows of snapshots belong to no transaction.
+    """
+    counted: list[str] = []
+    dead = DeadLetters("towpath", counted_reasons.append, ParkedAggregates(10))
+    route = RefusedRoute(LINE, "towpath.shop.line", dead, "409 no", counted.append)
+    insert = Change(
+        Operation.CREATE, LINE, (b"1", b"a"), None, False, TRANSACTION, 3, 120
+    )
+    place = ReadSlice(255, "s-1", "ignored", NOW_US)
+    route.reads([(b"1", b"a")], place)
+    route.absent([b"1"], place)
+    before = list(counted)
+    route.records(insert, NOW_US)
+    route.truncation(TRANSACTION, 4, 3, NOW_US)
+
+    assert ([], [LINE.name] * 2) == (before, counted)
+
+
 def test_a_refused_truncate_is_one_dead_letter(refused_route: RefusedRoute):
     """
     One dead letter is written, whatever the number of partitions of its topic.

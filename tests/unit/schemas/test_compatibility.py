@@ -150,7 +150,7 @@ def logical(kind, name, **more):
             record(field({"type": "fixed", "name": "F", "size": 2})),
             record(field({"type": "fixed", "name": "F", "size": 3})),
             "a",
-            "was a fixed type of a different name or size",
+            "was a fixed type of a different size",
         ),
         (
             record(field(LEAF), field("Leaf", "b")),

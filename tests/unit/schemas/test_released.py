@@ -7,6 +7,7 @@ import pytest
 from towpath.schemas.compatibility import Level
 from towpath.schemas.events import EventSchemaError, EventSchemas
 from towpath.schemas.released import (
+    AVRO,
     LOCK,
     HeldSchema,
     check_files,
@@ -228,6 +229,20 @@ def test_files_are_compared_with_the_registry(ours, theirs, expected):
     found = rules(registered(schemas, theirs))
 
     assert [(rule, f"blog.PostPublished{name}") for rule, name in expected] == found
+
+
+def test_a_version_of_another_kind_is_one_finding():
+    """
+    The version is there, so it is not missing; later ones are compared as before.
+    """
+    schemas = EventSchemas.from_files(files(post())).history
+    both = HeldSchema(1, "PROTOBUF", "s"), HeldSchema(2, AVRO, json.dumps(post()))
+    found = registered(schemas, {"blog.PostPublished": both})
+
+    assert [
+        ("registry", "blog.PostPublished:1"),
+        ("registry", "blog.PostPublished:2"),
+    ] == rules(found)
 
 
 def test_another_kind_of_schema_is_named():

@@ -217,6 +217,15 @@ def test_sections_that_contradict_each_other_are_mistakes(
     assert mistakes(tmp_path, more)[0] == mistake
 
 
+def test_an_escaped_dollar_is_no_reference(tmp_path: Path) -> None:
+    """
+    The check reads a replacement as the relay does.
+    """
+    more = "[relay.outbox]\nroute_regex = \"(a)\"\nroute_replacement = 'b\\$5-$1'\n"
+
+    assert r"b\$5-$1" == read(tmp_path, more).relay.outbox.route_replacement
+
+
 def test_contradictions_are_reported_together_with_other_mistakes(
     tmp_path: Path,
 ) -> None:

@@ -300,9 +300,10 @@ def _maps(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Finding]:
 
 
 def _fixeds(old: _Side, new: _Side, path: str, _seen: _Pairs) -> Iterator[Finding]:
-    if _renamed(old, new) or old.schema["size"] != new.schema["size"]:
-        reason = "was a fixed type of a different name or size"
-        yield Finding(path, reason, Rule.NAME)
+    if _renamed(old, new):
+        yield Finding(path, "was a fixed type of a different name", Rule.NAME)
+    if old.schema["size"] != new.schema["size"]:
+        yield Finding(path, "was a fixed type of a different size", Rule.TYPE)
 
 
 _COMPARE: Final = MappingProxyType(

@@ -136,7 +136,9 @@ class SchemaRegistry:
         Raises:
             RegistryUnavailableError: The registry cannot answer now.
         """
-        return str(_json(self._answer("GET", "/mode")).get("mode", ""))
+        answer = self._answer("GET", "/mode")
+        _check_available(answer)
+        return str(_json(answer).get("mode", ""))
 
     def compatibility(self, subject: str) -> str:
         """
@@ -149,7 +151,9 @@ class SchemaRegistry:
         """
         path = f"/config/{quote(subject, safe='')}"
         for each in (path, "/config"):
-            found = _json(self._answer("GET", each))
+            answer = self._answer("GET", each)
+            _check_available(answer)
+            found = _json(answer)
             if level := found.get("compatibilityLevel") or found.get("compatibility"):
                 return str(level)
         return ""
@@ -209,13 +213,17 @@ def _check(answer: requests.Response) -> None:
         RegistryUnavailableError: The registry cannot answer now.
         RegistryRefusedError: The registry refuses the login or a right.
     """
+    _check_available(answer)
+    if not answer.ok:
+        reason = f"the schema registry refuses the request: {_reason(answer)}"
+        raise RegistryRefusedError(reason)
+
+
+def _check_available(answer: requests.Response) -> None:
     status = answer.status_code
     if status in _TRANSIENT or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         reason = f"the schema registry cannot answer now: {_reason(answer)}"
         raise RegistryUnavailableError(reason)
-    if not answer.ok:
-        reason = f"the schema registry refuses the request: {_reason(answer)}"
-        raise RegistryRefusedError(reason)
 
 
 def _id(answer: requests.Response) -> int:

@@ -242,9 +242,11 @@ def _of_subject(
             theirs[one.version] = make_schema(one.text, one.version, name)
         except EventSchemaError:
             found.append(_unlike(name, "differs"))
-    newest = max(theirs, default=0)
+    unreadable = {one.version for one in held} - theirs.keys()
+    newest = max((one.version for one in held), default=0)
     unlike = {v: "missing" for v in theirs if v not in ours}
-    unlike |= {v: "skipped" for v in ours if v not in theirs and v < newest}
+    skipped = [v for v in ours.keys() - theirs.keys() - unreadable if v < newest]
+    unlike |= dict.fromkeys(skipped, "skipped")
     common = ours.keys() & theirs.keys()
     unlike |= {v: "differs" for v in common if _plain(ours[v]) != _plain(theirs[v])}
     found += [_unlike(f"{subject}:{v}", why) for v, why in sorted(unlike.items())]

@@ -25,10 +25,11 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from towpath.schemas import headers, topics
+from towpath.schemas.failure import ConfigurationError
 from towpath.settings.brokers import PROTOCOLS, unused, without_counterpart
 from towpath.settings.mistakes import did_you_mean
 from towpath.settings.model import Settings
-from towpath.settings.outbox import AggregateView
+from towpath.settings.outbox import AggregateView, rewriting
 from towpath.settings.relay import FirstStart, OnGap
 from towpath.settings.route_checks import routes_agree, routes_have_tables
 from towpath.settings.routes import RouteKind
@@ -48,7 +49,6 @@ from towpath.settings.syntax import (
     ROUTED_VALUE,
     PlacedIn,
     parse_placement,
-    unknown_groups,
 )
 from towpath.settings.tables import matches
 
@@ -350,11 +350,10 @@ def _route_is_whole(settings: Settings) -> Iterator[str]:
     if outbox.route_replacement and not outbox.route_regex:
         yield "relay.outbox.route_replacement: needs relay.outbox.route_regex"
         return
-    for group in unknown_groups(outbox.route_regex, outbox.route_replacement):
-        yield (
-            f"relay.outbox.route_replacement: {group} is not a group of "
-            "relay.outbox.route_regex"
-        )
+    try:
+        rewriting(outbox.route_regex, outbox.route_replacement)
+    except ConfigurationError as error:
+        yield from error.mistakes
     if outbox.route_regex and ROUTED_VALUE not in outbox.topic:
         yield f"relay.outbox.topic: lacks {ROUTED_VALUE}, so route_regex has no effect"
 

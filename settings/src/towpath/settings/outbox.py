@@ -231,7 +231,11 @@ def _group(group: str | int, pattern: "re.Pattern[str]") -> _Part:
         isinstance(group, int) and group <= pattern.groups
     )
     if not known:
-        mistake = f"relay.outbox.route_replacement: route_regex has no group {group}"
+        named = f"${group}" if isinstance(group, int) else f"${{{group}}}"
+        mistake = (
+            f"relay.outbox.route_replacement: {named} is not a group of "
+            "relay.outbox.route_regex"
+        )
         raise ConfigurationError([mistake])
     return lambda found: found[group] or ""
 

@@ -20,7 +20,6 @@ from towpath.schemas.topics import is_legal_topic
 
 ROUTED_VALUE: Final = "{aggregate_type}"
 _PARTS: Final = (2, 3)
-_GROUP: Final = re.compile(r"\$(?:(\d+)|\{([^}]*)\})")
 _FIELD_PATH: Final = re.compile(r"(?:[^.\[\]]+(?:\[\])?\.)*[^.\[\]]+")
 _JAVA_GROUP: Final = re.compile(r"\(\?<(?=[A-Za-z])")
 
@@ -77,24 +76,6 @@ def compiled(text: str) -> re.Pattern[str]:
     except (re.error, OverflowError, RecursionError) as error:
         message = f"not a regular expression: {error}: {text!r}"
         raise ValueError(message) from error
-
-
-def unknown_groups(pattern: str, replacement: str) -> list[str]:
-    """List references in a replacement (``$1``, ``${name}``) that have no group."""
-    regex = compiled(pattern)
-    return [
-        match[0]
-        for match in _GROUP.finditer(replacement)
-        if not _has_group(regex, match)
-    ]
-
-
-def _has_group(regex: re.Pattern[str], reference: re.Match[str]) -> bool:
-    number, name = reference.groups()
-    if number is not None:
-        # As in Java, `$12` is group 1 and a 2 where there is no group 12.
-        return int(number[0]) <= regex.groups
-    return name in regex.groupindex
 
 
 def parsed_by(parse: Callable[[str], object], *, optional: bool) -> AfterValidator:

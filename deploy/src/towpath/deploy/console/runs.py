@@ -100,7 +100,9 @@ class Run:
             if old is None:
                 new = RunStep(step, rows, estimate, rows, now_s, now_s)
             else:
-                new = old._replace(rows=old.rows + rows, updated_s=now_s)
+                new = old._replace(
+                    rows=old.rows + rows, estimate=estimate, updated_s=now_s
+                )
             self._steps[step] = new
 
     def show(self, step: str, rows: int, estimate: int) -> None:

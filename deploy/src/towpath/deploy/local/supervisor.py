@@ -7,11 +7,11 @@ started in the order of the calls and stopped all at once. Adopted parts, which 
 have started, are watched and restarted, but ``stop`` leaves them running.
 """
 
-import contextlib
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from subprocess import SubprocessError
 from typing import Final, Self
 
 from towpath.deploy.errors import NotReadyError, PartError
@@ -19,6 +19,7 @@ from towpath.deploy.local import lifecycle, process
 from towpath.deploy.local.lifecycle import PartStatus, Recovery
 from towpath.deploy.local.part import Part, StateFolder
 from towpath.schemas.clock import Backoff, Clock, Deadline, SystemClock
+from towpath.schemas.failure import TowpathError
 
 _POLL_EVERY_S: Final = 0.2
 # A process that has run for this long is stable: its next delay is the first again.
@@ -117,14 +118,6 @@ class Supervisor:
             for part in list(self._parts.values())
         ]
 
-    def stop_part(self, name: str) -> None:
-        """Stop one part, and stop watching it."""
-        with self._lock:
-            part = self._parts.pop(name, None)
-            self._due_at_s.pop(name, None)
-        if part is not None:
-            lifecycle.take_down(part, self._state)
-
     def stop(self, within_s: float = 20.0) -> None:
         """
         Stop all parts that were started here, at the same time, and stop watching.
@@ -173,14 +166,23 @@ class Supervisor:
         now_s = self._clock.monotonic_s()
         name = part.name
         if name not in self._due_at_s:
-            uptime_s = now_s - self._started_at_s[name]
-            is_stable = uptime_s >= _STABLE_AFTER_S
-            attempt = 0 if is_stable else self._attempts.get(name, 0)
-            self._attempts[name] = attempt + 1
-            self._due_at_s[name] = now_s + self._backoff.delay_s(attempt)
+            if now_s - self._started_at_s[name] >= _STABLE_AFTER_S:
+                self._attempts[name] = 0
+            self._delay(name)
             # Processes that it left in its session would disturb its successor.
             process.sweep(self._state.process_file(name))
         elif now_s >= self._due_at_s[name]:
             self._restarts[name] += 1
-            with contextlib.suppress(OSError):
+            try:
                 self._start_process(part)
+            except (OSError, SubprocessError, TowpathError) as error:
+                with self._state.log(name).open("a", encoding="utf-8") as log:
+                    log.write(f"{name} could not be restarted: {error}\n")
+                self._delay(name)
+
+    def _delay(self, name: str) -> None:
+        """Set when a part is started again."""
+        attempt = self._attempts.get(name, 0)
+        self._attempts[name] = attempt + 1
+        delay_s = self._backoff.delay_s(attempt)
+        self._due_at_s[name] = self._clock.monotonic_s() + delay_s

@@ -337,9 +337,9 @@ def _begun(settings: Settings, name: str) -> DropPlan | None:
 def _write(path: Path, sink: Sink, *, has_data: bool) -> None:
     # The salts are secret, and a drop computes no hashes.
     block = sink.model_dump(mode="json", exclude_unset=True, exclude={"hash_salts"})
-    replace_file(path, json.dumps({"sink": block, "has_data": has_data}).encode())
+    content = json.dumps({"sink": block, "has_data": has_data}).encode()
     # A URL may hold a password, so only the owner of the file may read it.
-    path.chmod(0o600)
+    replace_file(path, content, mode=0o600)
 
 
 def _clear(folder: Path) -> None:

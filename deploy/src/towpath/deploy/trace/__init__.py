@@ -155,6 +155,9 @@ def _is_in_source(settings: Settings, table: TableName, key: str) -> bool | None
         with closing(connected(settings.database.dsn)) as connection:
             columns = primary_key_of(connection, table.sql)
             parts = key_parts(key)
+            if not columns:
+                message = f"{table.text} has no primary key, so no row can be named"
+                raise UsageError(message)
             if len(columns) != len(parts):
                 message = (
                     f"the key of {table.text} has {len(columns)} values: "

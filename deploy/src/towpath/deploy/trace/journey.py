@@ -131,7 +131,6 @@ def records_for(route: TracedRoute, journey: Journey) -> list[TracedRecord]:
     found = [
         record
         for record in journey.records
-        if record.topic in route.applied or record.topic.endswith(own)
         if not is_backfill(record.topic) or record.topic.endswith(own)
     ]
     return sorted(found, key=lambda record: record.position)

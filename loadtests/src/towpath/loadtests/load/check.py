@@ -83,18 +83,20 @@ def check_stores(
         clock: The time.
         within_s: How long each sink may take to show the orders of the database.
     """
-    source = Books()
+    source: Books | None = None
     for name, read in stores.items():
         deadline = Deadline(clock, within_s)
         while True:
             try:
                 books = read()
-                found = invariants.findings(books, first)
             except Exception as error:  # noqa: BLE001 - of any of the drivers
-                books, found = Books(), [f"could not be read: {error}"]
-            if name == SOURCE:
-                source = books
-            found += _behind(source, books)
+                found = [f"could not be read: {error}"]
+            else:
+                found = invariants.findings(books, first)
+                if name == SOURCE:
+                    source = books
+                elif source is not None:
+                    found += _behind(source, books)
             if not found or name == SOURCE or deadline.passed():
                 break
             clock.wait(_SECONDS_BETWEEN_LOOKS)

@@ -375,7 +375,12 @@ class RefusedRoute:
     """Turns the changes of a table whose schema is refused into dead letters."""
 
     def __init__(
-        self, relation: Relation, topic: str, dead: DeadLetters, message: str
+        self,
+        relation: Relation,
+        topic: str,
+        dead: DeadLetters,
+        message: str,
+        count_in: Callable[[str], object] | None = None,
     ) -> None:
         """
         Prepare.
@@ -385,10 +390,13 @@ class RefusedRoute:
             topic: The table's topic.
             dead: Makes and counts dead letters.
             message: The registry's reason.
+            count_in: Counts a change of the table in its transaction; None without
+                enrichment.
         """
         self.relation = relation
         self.topic = topic
         self._dead = dead
+        self._count_in = count_in
         self._origin = {
             headers.SOURCE_TOPIC: topic.encode(),
             headers.CONNECT_ERROR_TOPIC: topic.encode(),
@@ -397,9 +405,10 @@ class RefusedRoute:
         self._origin_bytes = sum(map(len, self._origin.values()))
 
     def records(self, change: Change, _now_us: int) -> Sequence[Record]:
-        """Return the change's dead letter."""
-        record = self._dead.of_row(self.relation, change, REFUSED)
-        return (self._keyed(record, change.new or change.old or ()),)
+        """Return the change's dead letter, counted as an event of its transaction."""
+        if self._count_in is not None:
+            self._count_in(self.relation.name)
+        return (self._dead_letter(change),)
 
     def truncation(
         self, transaction: Transaction, ordinal: int, _partitions: int, now_us: int
@@ -423,7 +432,7 @@ class RefusedRoute:
         log_lsn, snapshot_id, _, now_us = place
         transaction = Transaction(0, log_lsn, log_lsn, now_us, b"%016x." % log_lsn)
         change = self._change(operation, row, transaction, 0)
-        (record,) = self.records(change, now_us)
+        record = self._dead_letter(change)
         position = b"%016x.-" % log_lsn
         marks: list[Header] = [
             (name, position if name == headers.POSITION else value)
@@ -451,6 +460,10 @@ class RefusedRoute:
             ordinal=ordinal,
             lsn=transaction.commit_lsn,
         )
+
+    def _dead_letter(self, change: Change) -> Record:
+        record = self._dead.of_row(self.relation, change, REFUSED)
+        return self._keyed(record, change.new or change.old or ())
 
     def _keyed(self, record: Record, row: Row) -> Record:
         """Give a dead letter its row's key, its topic and the registry's reason."""

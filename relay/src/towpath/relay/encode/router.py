@@ -164,7 +164,8 @@ class Router:
         except SchemaRefusedError as failure:
             if rows.on_refused_schema is RefusedSchema.HALT:
                 raise
-            return RefusedRoute(relation, topic, self.dead, str(failure))
+            count_in = self.callbacks.enrich
+            return RefusedRoute(relation, topic, self.dead, str(failure), count_in)
         return TableRoute(prefix, relation, plan, codec, rows, self.callbacks)
 
     def is_outbox(self, name: str) -> bool:

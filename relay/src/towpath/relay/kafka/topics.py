@@ -368,7 +368,9 @@ class KafkaTopics:
     def _create(self, wanted: Iterable[NewTopic]) -> None:
         # The client aborts the process if a request names a topic twice.
         once = {topic.topic: topic for topic in wanted}
-        at_once = max(1, _PARTITIONS_AT_ONCE // self._settings.partitions)
+        # A recreated topic has as many partitions as before.
+        widest = max((topic.num_partitions for topic in once.values()), default=1)
+        at_once = max(1, _PARTITIONS_AT_ONCE // widest)
         for new in in_requests(once.values(), min(TOPICS_AT_ONCE, at_once)):
             futures = self._admin.create_topics(new, request_timeout=REQUEST_TIMEOUT_S)
             for name, future in futures.items():

@@ -189,7 +189,11 @@ class InitialSnapshot:
             return False
         closing.callback(view.close)
         tables = backfill.store_first_snapshot(connection, self._settings, self._relay)
-        self._view = view if tables else None
+        if tables:
+            self._view = view
+        else:
+            # No table is read through it, and it would hold old rows back.
+            view.close()
         _LOG.info(
             "slot created with an exported snapshot for the first snapshot",
             slot=source.slot,

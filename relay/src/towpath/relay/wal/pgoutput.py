@@ -208,6 +208,7 @@ def _begin(data: bytes, at: int) -> Begin:
 def _commit(data: bytes, at: int) -> Commit:
     flags, commit_lsn, end_lsn, committed_us = COMMIT.unpack_from(data, at)
     if flags or at + 25 != len(data):
+        _expect(not flags, "unknown flags of a commit")
         raise _wrong_length(data, at + 25)
     return _make(Commit, (commit_lsn, end_lsn, committed_us + EPOCH_US))
 

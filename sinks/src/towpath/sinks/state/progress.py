@@ -17,6 +17,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
@@ -184,7 +185,9 @@ def write_progress(path: Path, progress: Progress) -> None:
     replace_file(path, orjson.dumps(progress, option=orjson.OPT_INDENT_2))
 
 
-def replace_file(path: Path, content: bytes, *, is_durable: bool = False) -> None:
+def replace_file(
+    path: Path, content: bytes, *, is_durable: bool = False, mode: int = 0o666
+) -> None:
     """
     Write a file so that a reader sees the old content or the new, never half.
 
@@ -192,6 +195,7 @@ def replace_file(path: Path, content: bytes, *, is_durable: bool = False) -> Non
         path: The file.
         content: The new content.
         is_durable: Whether it must survive a crash of the machine.
+        mode: Its mode, which the process's umask narrows.
 
     Raises:
         StateNotWrittenError: It cannot be written; the old content stays.
@@ -200,7 +204,8 @@ def replace_file(path: Path, content: bytes, *, is_durable: bool = False) -> Non
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with temporary.open("wb") as file:
+            opener = partial(os.open, mode=mode)
+            with open(temporary, "wb", opener=opener) as file:
                 file.write(content)
                 if is_durable:
                     file.flush()

@@ -40,6 +40,7 @@ NOUNS: Final = {
     "inventory": "the stock of the shop",
     "lsn": "a place in the log, for readers of their own writes",
     "metrics": "the port that Prometheus reads",
+    "order": "an order of the shop",
     "outbox": "rows of the outbox",
     "payment": "a payment, and its operations at the provider",
     "postgres": "the Postgres target of a sink",

@@ -11,6 +11,7 @@ from support.waiting import CLOCK
 from towpath.relay.encode.record import Record
 from towpath.relay.errors import DeliveryFailedError
 from towpath.relay.kafka.producer import KafkaProducer, fence
+from towpath.relay.kafka.state import publish_now
 from towpath.schemas.clock import Deadline
 from towpath.schemas.failure import Disposition
 from towpath.settings import Kafka
@@ -57,6 +58,25 @@ def limited(stack, unique):
     )
     yield producer
     producer.close()
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "size_bytes", "count"), [(4_000_000, 1_500_000, 2), (4000, 2000, 9)]
+)
+def test_a_released_event_may_be_as_large_as_its_topic_takes(
+    stack, unique, limit_bytes, size_bytes, count
+):
+    """
+    Neither the client's own limit nor a batch of several events stands in its way.
+    """
+    admin = AdminClient({"bootstrap.servers": stack.kafka})
+    new = NewTopic(unique, 1, 1, config={"max.message.bytes": str(limit_bytes)})
+    admin.create_topics([new])[unique].result()
+    value = token_bytes(size_bytes)
+    record = Record(unique, b"k", value, [], b"0", 0, len(value), 0)
+    publish_now(Kafka(bootstrap_servers=stack.kafka), *[record] * count)
+
+    assert count == end_offset(stack.kafka, unique)
 
 
 def end_offset(kafka: str, topic: str) -> int:

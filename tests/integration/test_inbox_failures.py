@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import psycopg
 import pytest
+import structlog
 
 from support.inbox_place import InboxPlace
 from support.waiting import until
@@ -68,6 +69,30 @@ def test_one_lost_connection_parks_nothing(place):
         place.wait_counts(1, 2)
 
     assert (0, []) == (place.failures, place.parked())
+
+
+def test_pauses_grow_while_the_database_is_down(place):
+    """
+    A failed part is no failed attempt, so the event is not parked.
+    """
+    with structlog.testing.capture_logs() as logs, place.running(attempts=1):
+        place.send("a", 1)
+        place.wait_counts(1)
+        place.failures = 1_000_000
+        place.send("a", 2)
+        until(lambda: len(retried(logs)) == 4, "the event was tried four times")
+        place.failures = 0
+        place.wait_counts(1, 2)
+    first, *_, last = [each["delay_s"] for each in retried(logs)]
+
+    assert last > 2 * first
+    assert {0} == {each["attempts"] for each in retried(logs)}
+    assert [] == place.parked()
+
+
+def retried(logs):
+    """Return the log records of attempts that failed."""
+    return [each for each in logs if each["event"] == "event retried later"]
 
 
 def test_the_offset_of_a_failed_event_is_not_committed(place):

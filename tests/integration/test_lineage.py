@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from support.copying import replace
 from support.lineage_receiver import lineage_receiver, mistakes_of
 from support.sink_place import SinkPlace
 from support.waiting import CLOCK, stretched, until
@@ -16,6 +17,7 @@ from towpath.schemas.lineage import (
     Field,
     Job,
     JobDatasets,
+    RunState,
     start_lineage,
 )
 from towpath.schemas.openlineage_events import NAMESPACE, sender
@@ -120,6 +122,36 @@ def test_a_receiver_that_refuses_delays_nothing(receiver, reporter, problems):
 
     assert took_s < 1.0
     assert 1 == len(problems)
+
+
+def test_a_run_whose_end_is_lost_is_not_reported_as_running():
+    """
+    The queue is full while the receiver does not answer, and has no room for the end.
+    """
+    sent, goes_on = [], threading.Event()
+
+    def send(event, _datasets):
+        sent.append(event)
+        goes_on.wait()
+
+    problems = []
+    made = BackgroundReporter(send, problems.append, running_every_s=0.05)
+    ended = made.start(JOB)
+    until(lambda: sent, "the receiver has the start")
+    made.start(replace(JOB, name="running"))
+    while not problems:
+        made.start(JOB).end()
+    ended.end()
+    goes_on.set()
+    until(lambda: running_jobs(sent), "a run is reported as running")
+    made.close()
+
+    assert {"running"} == running_jobs(sent)
+
+
+def running_jobs(events):
+    """Return the jobs whose runs are reported as running."""
+    return {event.job.name for event in events if event.state is RunState.RUNNING}
 
 
 def test_a_stop_waits_for_a_silent_receiver_only_briefly(

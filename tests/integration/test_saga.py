@@ -217,6 +217,30 @@ def test_an_order_that_goes_on_for_too_long_is_cancelled(saga, carrier):
     assert given_back <= saga.steps(number)
 
 
+def test_an_order_that_cannot_be_cancelled_does_not_stop_later_ones(saga):
+    """
+    It is tried again with each check, until it succeeds.
+    """
+    numbers = [saga.check_out(None) for _ in range(2)]
+    for number in numbers:
+        saga.reached(number, lambda o: o["saga"]["steps"])
+    constraint = f"check (id <> {numbers[0]} or status = 'placed') not valid"
+    saga.rig.execute(f"alter table shop.orders add constraint it {constraint}")
+    saga.rig.execute(
+        "update shop.order_deadlines set deadline_at = now() - interval '1 h'"
+        " where order_id = any(%s)",
+        numbers,
+    )
+    saga.settled(numbers[1], "cancelled")
+    before = saga.rig.execute(
+        "select status from shop.orders where id = %s", numbers[0]
+    )
+    saga.rig.execute("alter table shop.orders drop constraint it")
+    saga.settled(numbers[0], "cancelled")
+
+    assert [("placed",)] == before
+
+
 def test_orders_of_a_seeded_shop_have_stock_and_are_paid_or_cancelled(saga):
     """
     Orders and their reservations are seeded apart, and each unit is reserved once.

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.configuration import configuration
+from towpath.sinks.engine import classes
 from towpath.sinks.jars import java
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(90)]
@@ -54,6 +55,24 @@ def test_a_java_process_that_is_killed_while_starting_is_reported(
     assert "remedy" in printed
     assert "Traceback" not in printed
     assert done.returncode == 3
+
+
+def test_a_recording_that_java_refuses_keeps_the_former_archive(
+    tmp_path: Path, monkeypatch
+):
+    """
+    Without its own archive Java ends with 0 and writes none; drivers start without it.
+    """
+    former = tmp_path / "classes" / "spark-former.jsa"
+    former.parent.mkdir()
+    former.touch()
+    wanted = former.with_name("spark-wanted.jsa")
+    monkeypatch.setattr(classes.java, "spark_classes", lambda: wanted)
+    monkeypatch.setattr(classes.sys, "executable", "/bin/true")
+    reports = []
+
+    assert (None, 1) == (classes.ensure(reports.append), len(reports))
+    assert [former] == list(former.parent.iterdir())
 
 
 # It starts an engine, and prints the archives of classes that Java has mapped.

@@ -446,6 +446,7 @@ def test_the_findings_are_printed_with_their_steps(contract):
     [
         ("alter table shop.none drop column a", 'relation "shop.none" does not exist'),
         (None, "migration.sql cannot be read"),
+        (b"-- caf\xe9", "migration.sql is not UTF-8: unexpected end of data at byte 6"),
     ],
 )
 def test_a_migration_that_fails_is_a_mistake_of_its_own(contract, migration, message):
@@ -454,7 +455,8 @@ def test_a_migration_that_fails_is_a_mistake_of_its_own(contract, migration, mes
     """
     file = contract.folder / "migration.sql"
     if migration is not None:
-        file.write_text(migration, encoding="utf-8")
+        text = migration if isinstance(migration, bytes) else migration.encode()
+        file.write_bytes(text)
     code, _, err = contract.run(file, "--schema", contract.schema)
     with psycopg.connect(contract.dsn) as connection:
         left = connection.execute(

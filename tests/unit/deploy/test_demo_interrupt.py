@@ -19,6 +19,23 @@ def test_the_first_signal_interrupts(number):
         signal.raise_signal(number)
 
 
+def test_a_signal_that_is_ignored_stays_so():
+    """
+    So ``nohup`` starts a process that outlives its terminal.
+    """
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    done = []
+    try:
+        with interrupted_once():
+            signal.raise_signal(signal.SIGHUP)
+            done.append("goes on")
+        after = signal.getsignal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+    assert (["goes on"], signal.SIG_IGN) == (done, after)
+
+
 def test_a_second_signal_does_not_hinder_the_clean_up():
     """
     After the first interrupt the clean-up runs to its end, whatever comes.

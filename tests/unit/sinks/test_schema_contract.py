@@ -156,6 +156,7 @@ def test_a_table_that_is_not_captured_has_no_findings():
             "postgresql+psycopg://me@db:5433/shop",
         ),
         ("host=db user=me dbname=shop", "", "postgresql://me@db/shop"),
+        ("postgresql://me@[::1]:5432/x", "", "postgresql://me@[::1]:5432/x"),
         (
             "host=/run/pg port=5433 user=me password=a@b:c dbname=shop",
             "postgresql+psycopg2://x",

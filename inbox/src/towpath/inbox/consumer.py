@@ -61,9 +61,18 @@ _log = structlog.get_logger("towpath.inbox")
 
 @dataclass(slots=True)
 class _Retry:
-    """A record that failed: the number of attempts, and when the next one is due."""
+    """
+    A record that failed, and when the next attempt is due.
+
+    Attributes:
+        attempts: The attempts that its handler failed.
+        pauses: All attempts, also those that a part's failure ended.
+        due_s: When the next one is due.
+        offset: Its offset.
+    """
 
     attempts: int
+    pauses: int
     due_s: float
     offset: int
 
@@ -202,7 +211,8 @@ class _Loop:
 
     def _handle(self, client: Client, message: Message) -> None:
         event = event_of(message, self._options.decode)
-        attempts = self._attempts_of(event)
+        failed = self._retry_of(event)
+        attempts = 0 if failed is None else failed.attempts
         try:
             if self._options.takes(event):
                 self._report_outcome(event, self._effects.apply(event))
@@ -304,19 +314,22 @@ class _Loop:
                 found[key] = max(0, end - max(begin, first))
         return found
 
-    def _attempts_of(self, event: Event) -> int:
-        """Return the number of attempts at an event that have failed."""
+    def _retry_of(self, event: Event) -> _Retry | None:
+        """Return the retry of an event, if it has failed before."""
         failed = self._retries.get((event.topic, event.partition))
         is_same = failed is not None and failed.offset == event.offset
-        return failed.attempts if failed is not None and is_same else 0
+        return failed if is_same else None
 
     def _retry_later(
         self, client: Client, event: Event, count: int, reason: str
     ) -> None:
         """Pause the event's partition; it begins with the event again when due."""
-        delay_s = self._backoff.delay_s(count)
+        failed = self._retry_of(event)
+        pauses = 1 if failed is None else failed.pauses + 1
+        delay_s = self._backoff.delay_s(pauses)
         due_s = self._options.clock.monotonic_s() + delay_s
-        self._retries[event.topic, event.partition] = _Retry(count, due_s, event.offset)
+        retry = _Retry(count, pauses, due_s, event.offset)
+        self._retries[event.topic, event.partition] = retry
         place = TopicPartition(event.topic, event.partition, event.offset)
         try:
             client.pause([place])

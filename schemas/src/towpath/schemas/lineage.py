@@ -188,6 +188,8 @@ class BackgroundReporter:
         self._events: queue.Queue[RunEvent | None] = queue.Queue(_QUEUE_EVENTS)
         # Runs without an end; only the thread reads and writes them.
         self._open: dict[str, RunEvent] = {}
+        # Runs whose end did not fit into the queue: they are not running either.
+        self._lost_ends: set[str] = set()
         self._has_problem = False
         self.lost = 0
         self._thread = threading.Thread(target=self._run, name="lineage", daemon=True)
@@ -210,6 +212,8 @@ class BackgroundReporter:
         try:
             self._events.put_nowait(event)
         except queue.Full:
+            if event.state is not RunState.START:
+                self._lost_ends.add(event.run_id)
             self._lose("events wait for the receiver, and there is no room for more")
 
     def _run(self) -> None:
@@ -232,6 +236,9 @@ class BackgroundReporter:
 
     def _report_running(self) -> None:
         at = self._clock.now()
+        for run_id in self._open.keys() & self._lost_ends.copy():
+            del self._open[run_id]
+            self._lost_ends.discard(run_id)
         for event in self._open.values():
             self._try_to_send(replace(event, state=RunState.RUNNING, at=at))
 

@@ -18,6 +18,7 @@ the first mismatch and its path.
 
 import math
 import re
+import struct
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -46,6 +47,7 @@ _Names = dict[str, Check]
 _DECIMAL: Final = re.compile(r"-?(?P<whole>[0-9]+)(?:\.(?P<part>[0-9]+))?")
 _INT_BITS: Final = 31
 _LONG_BITS: Final = 63
+_FLOAT: Final = struct.Struct("<f")
 
 
 def compile_check(schema: object) -> Check:
@@ -104,6 +106,16 @@ def _floating(value: object) -> Mismatch | None:
     except OverflowError:
         finite = False
     return None if finite else Mismatch((), "is not a finite number")
+
+
+def _float(value: object) -> Mismatch | None:
+    found = _floating(value)
+    if found is None:
+        try:
+            _FLOAT.pack(value)
+        except OverflowError:
+            return Mismatch((), "is out of the range of a float")
+    return found
 
 
 def _string(value: object) -> Mismatch | None:
@@ -220,11 +232,16 @@ def _union(branches: list[object], names: _Names) -> Check:
     others = [c for c in checks if c is not _null]
 
     def check(value: object) -> Mismatch | None:
-        found = [mismatch for c in checks if (mismatch := c(value)) is not None]
-        if len(found) < len(checks):
-            return None
+        # Each branch is tried once: a union may be nested in its own branches.
+        found = None
+        for branch in checks:
+            mismatch = branch(value)
+            if mismatch is None:
+                return None
+            if branch is not _null:
+                found = mismatch
         if len(others) == 1:
-            return others[0](value)
+            return found
         return Mismatch((), "matches no branch of its union")
 
     return check
@@ -236,7 +253,7 @@ _PRIMITIVES: Final[Mapping[str, Check]] = MappingProxyType(
         "boolean": _boolean,
         "int": _whole(_INT_BITS, "int"),
         "long": _whole(_LONG_BITS, "long"),
-        "float": _floating,
+        "float": _float,
         "double": _floating,
         "string": _string,
     }

@@ -254,7 +254,11 @@ def targets(settings: Settings) -> dict[str, str]:
     """Return the variables with which the load reads the first three sinks."""
     found: dict[str, str] = {}
     for sink in settings.sink:
-        route = next(r for r in sink.route if r.name in {"orders", "shop.orders"})
+        named = (r for r in sink.route if r.name in {"orders", "shop.orders"})
+        route = next(named, None)
+        if route is None:
+            # Another sink of the platform, such as a search index's next version.
+            continue
         if sink.kind == "cache":
             found["CACHE_URL"] = sink.url
             found["CACHE_KEY"] = f"{settings.database.prefix}:{route.name}:{{}}"

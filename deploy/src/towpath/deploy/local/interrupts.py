@@ -11,9 +11,14 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import Final
 
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+def _signals() -> list[signal.Signals]:
+    """Return the signals that end a run; ``nohup`` ignores the end of a terminal."""
+    ending = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        ending.append(signal.SIGHUP)
+    return ending
 
 
 class InterruptHandler:
@@ -37,7 +42,7 @@ class InterruptHandler:
 def interrupted_once() -> Iterator[InterruptHandler]:
     """Turn the first of the signals into ``KeyboardInterrupt``; ignore later ones."""
     interrupts = InterruptHandler()
-    before = {number: signal.signal(number, interrupts) for number in _SIGNALS}
+    before = {number: signal.signal(number, interrupts) for number in _signals()}
     try:
         yield interrupts
     finally:
@@ -55,7 +60,7 @@ def interrupts_deferred() -> Iterator[None]:
     arrived: list[int] = []
     before = {
         number: signal.signal(number, lambda number, _: arrived.append(number))
-        for number in _SIGNALS
+        for number in _signals()
     }
     try:
         yield

@@ -18,7 +18,14 @@ from towpath.relay.recovery.state import State, StateDocument, parse_state
 from towpath.schemas import topics
 from towpath.settings import Kafka
 
-_AT_ONCE: Final[Mapping[str, Any]] = {"acks": "all", "linger.ms": 0}
+_AT_ONCE: Final[Mapping[str, Any]] = {
+    "acks": "all",
+    "linger.ms": 0,
+    # The topic decides on the size: the client's greatest limit, and no batches, which
+    # may be above the limit of a topic that takes each of their records.
+    "message.max.bytes": 1_000_000_000,
+    "batch.num.messages": 1,
+}
 
 
 class StateTopic:

@@ -159,7 +159,8 @@ def _add_windows(parser: argparse.ArgumentParser) -> None:
             "an order in payment that is not confirmed within this time is cancelled"
         ),
         "delivery": (
-            "a confirmed order that is not dispatched within this time is recalled"
+            "an order that is not paid within this time of its confirmation, or not "
+            "dispatched within this time of its payment, is recalled"
         ),
     }
     for name, described in helps.items():

@@ -11,6 +11,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
+import structlog
 from flask import Flask
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
@@ -18,6 +19,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from towpath.outbox import Outbox
 from towpath.outbox.sqlalchemy import Collector
 from towpath.schemas.clock import Clock, SystemClock
+from towpath.schemas.failure import TowpathError
 from towpath.services.orders import handlers
 from towpath.services.orders.api import EXTENSION, OrdersContext, blueprint, operations
 from towpath.services.orders.domain import DEFAULT_WINDOWS, Step, StepRecord, Windows
@@ -71,6 +73,8 @@ _SAGAS_EVERY_S: Final = 15.0
 # The pause between two checks of the deadlines.
 _DEADLINES_EVERY_S: Final = 1.0
 
+_log = structlog.get_logger("towpath.services")
+
 
 def collector(clock: Clock) -> Collector:
     """Make the collector of the orders' events."""
@@ -115,11 +119,16 @@ def _tasks(
         with begin() as session:
             overdue = store(session).orders.overdue(clock.now())
         for order_id in overdue:
-            with begin() as session:
-                _expire(order_id, session)
-
-    def _expire(order_id: int, session: Session) -> None:
-        handlers.expire_order(order_id, store(session), clock.now())
+            # An order that always fails must not keep later ones from their end.
+            try:
+                with begin() as session:
+                    handlers.expire_order(order_id, store(session), clock.now())
+            except TowpathError as error:
+                _log.warning(
+                    "order not cancelled", order_id=order_id, reason=str(error)
+                )
+            except Exception:  # noqa: BLE001 - the driver's own
+                _log.exception("order not cancelled", order_id=order_id)
 
     return [BackgroundTask("deadlines of orders", _DEADLINES_EVERY_S, expire)]
 

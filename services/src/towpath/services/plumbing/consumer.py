@@ -101,20 +101,17 @@ class EventConsumer(Generic[Store]):
     ) -> Consumer:
         """Make the consumer; nothing is connected yet."""
         inbox = Inbox(self.name, schema=self.schema)
+        group = f"{brokers.group_prefix}{self.name}"
 
         def handle(event: Event, session: Session) -> None:
-            with event_span(tracer, self.name, event) as traceparent:
+            with event_span(tracer, group, event) as traceparent:
                 session.info[TRACEPARENT] = traceparent
                 apply = self.handlers[event.type]
                 apply(event.payload, self.store(session), clock.now())
 
         return Consumer(
             inbox,
-            {
-                **_CLIENT,
-                **brokers.client,
-                "group.id": f"{brokers.group_prefix}{self.name}",
-            },
+            {**_CLIENT, **brokers.client, "group.id": group},
             [f"{brokers.topic_prefix}{aggregate}" for aggregate in self.aggregates],
             begin=begin,
             handle=handle,

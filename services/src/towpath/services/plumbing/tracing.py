@@ -135,13 +135,13 @@ def transaction_span() -> Iterator[str | None]:
 
 
 @contextmanager
-def event_span(tracer: Tracer, consumer: str, event: Event) -> Iterator[str | None]:
+def event_span(tracer: Tracer, group: str, event: Event) -> Iterator[str | None]:
     """
     Record the handling of an event; yield the trace context for events it causes.
 
     Args:
         tracer: Records the span.
-        consumer: The name of the consumer: its Kafka group without the prefix.
+        group: The consumer's Kafka group.
         event: The event; without a valid trace context it has no span.
     """
     parent = valid_traceparent(event.headers.get(TRACEPARENT))
@@ -151,7 +151,7 @@ def event_span(tracer: Tracer, consumer: str, event: Event) -> Iterator[str | No
     attributes = {
         "messaging.system": "kafka",
         "messaging.destination.name": event.topic,
-        "messaging.consumer.group.name": consumer,
+        "messaging.consumer.group.name": group,
         "messaging.message.id": event.id,
     }
     span = tracer.start(f"consume {event.type}", Kind.CONSUMER, parent, attributes)

@@ -144,7 +144,8 @@ def sqlalchemy_url(dsn: str, model: str) -> str:
     place = ""
     if host and not host.startswith("/") and "," not in host:
         port = parts.pop("port", "")
-        place = parts.pop("host") + (f":{port}" if port else "")
+        host = f"[{host}]" if ":" in parts.pop("host") else host
+        place = host + (f":{port}" if port else "")
     login = f"{user}@" if user else ""
     rest = f"?{urlencode(parts)}" if parts else ""
     return f"{scheme}://{login}{place}/{name}{rest}"
@@ -166,6 +167,9 @@ def _run_file(dsn: str, path: Path) -> None:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         message = f"{path} cannot be read: {error.strerror}"
+        raise MigrationFailedError(message) from error
+    except UnicodeDecodeError as error:
+        message = f"{path} is not UTF-8: {error.reason} at byte {error.start}"
         raise MigrationFailedError(message) from error
     lines = text.splitlines(keepends=True)
     kept = "".join(line for line in lines if not line.startswith(_PSQL_ONLY))
@@ -226,21 +230,33 @@ def _scratch(dsn: str) -> Iterator[str]:
     except psycopg.Error as error:
         message = f"the server of --dsn cannot be reached: {_first_line(error)}"
         raise UnavailableError(message) from error
+    create = sql.SQL("create database {} template template0")
     with closing(connection):
-        database = sql.Identifier(name)
         try:
-            connection.execute(
-                sql.SQL("create database {} template template0").format(database)
-            )
+            connection.execute(create.format(sql.Identifier(name)))
         except psycopg.Error as error:
             message = f"no scratch database can be created: {_first_line(error)}"
             raise UnavailableError(message) from error
-        try:
-            yield conninfo.make_conninfo(dsn, dbname=name)
-        finally:
-            connection.execute(
-                sql.SQL("drop database {} with (force)").format(database)
-            )
+    try:
+        yield conninfo.make_conninfo(dsn, dbname=name)
+    finally:
+        _drop(dsn, name)
+
+
+def _drop(dsn: str, name: str) -> None:
+    """
+    Drop a database.
+
+    Raises:
+        UnavailableError: The server does not do it; the database stays.
+    """
+    drop = sql.SQL("drop database {} with (force)").format(sql.Identifier(name))
+    try:
+        with closing(psycopg.connect(dsn, autocommit=True)) as connection:
+            connection.execute(drop)
+    except psycopg.Error as error:
+        message = f"the scratch database {name} stays: {_first_line(error)}"
+        raise UnavailableError(message) from error
 
 
 def _first_line(error: psycopg.Error) -> str:

@@ -59,6 +59,9 @@ def ensure(report: Callable[[str], None]) -> Path | None:
             )
         except subprocess.SubprocessError:
             return None
+        # Java exits with 0 also without its base archive, which it then needs.
+        if not recorded.exists():
+            return None
         for former in archive.parent.glob("spark-*.jsa"):
             former.unlink(missing_ok=True)
         return recorded.replace(archive)
@@ -68,7 +71,8 @@ def _write_base_archive(java_home: Path) -> None:
     """Write the archive of Java's own classes, which the packaged Java lacks."""
     if not (java_home / "lib" / "server" / "classes.jsa").exists():
         words = (str(java_home / "bin" / "java"), "-Xshare:dump")
-        subprocess.run(words, capture_output=True, check=False, timeout=60)
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(words, capture_output=True, check=False, timeout=60)
 
 
 def record(archive: Path, folder: Path) -> None:

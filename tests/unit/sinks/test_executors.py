@@ -1,6 +1,8 @@
 """A batch on the executors: who writes which rows, in which order, and the outcomes."""
 
+import itertools
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 
 import pytest
@@ -569,6 +571,25 @@ def test_a_task_makes_no_call_after_its_time(bench, monkeypatch):
         bench.write(row(1, "c"))
 
     assert ("executor", "apply") not in {note[:2] for note in bench.notes}
+    assert "orders" not in bench.here.rows
+
+
+def test_a_task_makes_no_call_after_its_machine_was_suspended(bench, monkeypatch):
+    """
+    Its monotonic clock stood still meanwhile, and the wall clock was set afterwards.
+    """
+
+    class Resumed(SystemClock):
+        times = itertools.count()
+
+        def now(self):
+            suspended_s = tasks.WRITES_WITHIN_S if next(self.times) else 0.0
+            return super().now() + timedelta(seconds=suspended_s)
+
+    monkeypatch.setattr(tasks, "SystemClock", Resumed)
+    with pytest.raises(TargetUnavailableError, match="too long"):
+        bench.write(row(1, "c"))
+
     assert "orders" not in bench.here.rows
 
 

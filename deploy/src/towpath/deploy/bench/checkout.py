@@ -203,8 +203,9 @@ def _machine_s() -> float:
     """Return the processor time of all processes of the machine."""
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
-    # The time of guests is included in the user's.
-    return float(sum(times) - idle - getattr(times, "guest", 0.0))
+    # The time of guests is included in the user's, and that of nice ones in nice's.
+    guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+    return float(sum(times) - idle - guests)
 
 
 def run_checkout_benchmark(

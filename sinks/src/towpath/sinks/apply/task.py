@@ -13,9 +13,9 @@ The guard refuses what it writes, but floors are compared by sinks, not by targe
 row from below a later floor would come back. Therefore a task begins no call later than
 ``WRITES_WITHIN_S`` after the driver has sent it, a call in flight ends within its own
 time limit, and no floor is applied until both have passed since a task was given up
-(``AbandonedTasks``). The age of a task at its start is the difference between the wall
-clocks, because an executor may have been suspended before; from then on the executor's
-monotonic clock counts.
+(``AbandonedTasks``). The age of a task is the difference between the wall clocks, since
+an executor may be suspended, which stops a monotonic clock. After the task's start that
+clock counts too, so that a wall clock which is set back gives no more time.
 """
 
 from collections.abc import Callable, Sequence
@@ -165,7 +165,8 @@ def run_task(task: PartitionTask, opening: Opening, read: ReadRecords) -> TaskRe
     expiry = Deadline(clock, WRITES_WITHIN_S - age_s)
 
     def check() -> None:
-        if expiry.passed():
+        now_s = clock.now().timestamp()
+        if expiry.passed() or now_s - opening.sent_at_s > WRITES_WITHIN_S:
             message = "the task has taken too long: its batch is written again"
             raise TaskExpiredError(message)
 

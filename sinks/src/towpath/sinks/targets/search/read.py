@@ -1,11 +1,13 @@
 """Reading back the documents of an index, tombstones included, to verify them."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any, Final
 
 from opensearchpy.exceptions import NotFoundError
 
+from towpath.schemas.failure import TowpathError
 from towpath.sinks.ports import StoredRow
 from towpath.sinks.targets.search.client import connect, translated
 from towpath.sinks.targets.search.schema import DELETED_FIELD, POSITION_FIELD
@@ -77,14 +79,17 @@ class SearchReader:
                 body={**query, "sort": ["_doc"]},
                 params={"scroll": _KEPT_FOR, "size": ROWS_PER_TRIP},
             )
-        while hits := page["hits"]["hits"]:
-            yield from map(_stored_row, hits)
-            with translated():
-                page = self._client.scroll(
-                    body={"scroll_id": page["_scroll_id"], "scroll": _KEPT_FOR}
-                )
-        with translated():
-            self._client.clear_scroll(body={"scroll_id": page["_scroll_id"]})
+        try:
+            while hits := page["hits"]["hits"]:
+                yield from map(_stored_row, hits)
+                with translated():
+                    page = self._client.scroll(
+                        body={"scroll_id": page["_scroll_id"], "scroll": _KEPT_FOR}
+                    )
+        finally:
+            # A reader that stops early must not use up the server's open scrolls.
+            with suppress(TowpathError), translated():
+                self._client.clear_scroll(body={"scroll_id": page["_scroll_id"]})
 
 
 def _stored_row(hit: dict[str, Any]) -> StoredRow:

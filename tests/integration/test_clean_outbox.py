@@ -420,6 +420,21 @@ def test_a_day_with_an_open_writer_waits_and_nothing_of_it_is_lost(partitioned):
     assert {today} == partitioned.ids()
 
 
+def test_days_behind_a_day_with_an_open_writer_wait_with_it(partitioned):
+    """
+    Postgres detaches one partition of a table at a time.
+    """
+    partitioned.clean(clock=SystemClock(), days_ahead=2)
+    with partitioned.transaction() as connection:
+        partitioned.insert_tomorrow(connection)
+        first = partitioned.clean(wait_s=1.0, days_ahead=0)
+        connection.commit()
+    second = partitioned.clean(days_ahead=0)
+
+    assert (2, []) == (len(first.waiting), first.dropped)
+    assert ([], first.waiting) == (second.waiting, second.dropped)
+
+
 def test_a_day_that_is_not_published_is_detached_and_stays(partitioned):
     """
     Without the relay a detached day is not dropped; the next run drops it.

@@ -107,7 +107,7 @@ class CachedOrder(NamedTuple):
 @contextmanager
 def settled_order(platform: Disaster) -> Iterator[CachedOrder]:
     """
-    Insert an order that the writer never touches, and wait until it is in the cache.
+    Insert an order that the writer never changes, and wait until it is in the cache.
 
     A change of another order may still be on its way, and would undo what a test
     changes in the cache.

@@ -819,6 +819,21 @@ def test_the_slot_confirms_the_mark_only_after_what_was_committed(database, uniq
 
 
 @pytest.mark.timeout(90)
+def test_a_transaction_that_runs_is_waited_for(database):
+    """Also when no later one has ended, which a snapshot's xmax would need."""
+    log = SourceLog(database, "towpath")
+    with psycopg.connect(database) as connection:
+        connection.execute("create table t (id int)")
+        during = log.next_transaction() > log.oldest_transaction()
+        connection.commit()
+        last = log.next_transaction()
+    after = last > log.oldest_transaction()
+    log.close()
+
+    assert (True, False) == (during, after)
+
+
+@pytest.mark.timeout(90)
 def test_what_snapshots_have_still_to_read_is_counted(database):
     """Those for the sink or for all; what gets on is any of them, row by row."""
     log = SourceLog(database, "towpath")

@@ -440,6 +440,18 @@ def test_an_endless_answer_does_not_hold_the_sink(receiver, sink):
     assert 2 == sink.flush().applied
 
 
+def test_an_answer_that_cannot_be_decoded_is_an_answer(receiver, sink):
+    """
+    Its status counts, and its connection is free for the next request.
+    """
+    encoded = {"content-encoding": "gzip"}
+    receiver.otherwise = lambda _: Answer(200, encoded, b"no gzip" * 10_000)
+    for number in range(6):
+        sink.apply(Batch(number, (row(number), row(number + 10))))
+
+    assert 12 == sink.flush().applied
+
+
 def test_a_replay_has_the_receivers_current_answer(receiver, sink):
     """
     The receiver's earlier answer is not taken for its current one.

@@ -6,7 +6,11 @@ from http import HTTPStatus
 import pytest
 from flask import Flask, request
 
-from towpath.deploy.console.actions import SnapshotInput, check_confirmed
+from towpath.deploy.console.actions import (
+    DeadLettersInput,
+    SnapshotInput,
+    check_confirmed,
+)
 from towpath.deploy.console.pages import changes_of
 from towpath.deploy.console.security import (
     Access,
@@ -158,6 +162,18 @@ def form(**fields):
     """Read a form as the request for a snapshot."""
     with Flask(__name__).test_request_context("/x", method="POST", data=fields):
         return read_form(request, SnapshotInput, ignored="word")
+
+
+def test_chosen_keys_are_not_cut_at_their_lines():
+    """
+    Each box is one key; browsers send its line ends as CR and LF.
+    """
+    keys = ["a\u2028b", "c\r\nd", "e"]
+    fields = {"sink": "cache", "keys": keys}
+    with Flask(__name__).test_request_context("/x", method="POST", data=fields):
+        found = read_form(request, DeadLettersInput, ignored="word")
+
+    assert ["a\u2028b", "c\nd", "e"] == found.keys
 
 
 def test_a_form_is_read_as_the_document_of_the_api():

@@ -54,6 +54,16 @@ def test_a_signal_is_claimed_by_one_relay(
     assert found == resolve_address(address, "a", registered)
 
 
+@pytest.mark.parametrize("registered", [[], ["b"]])
+def test_an_unregistered_relay_says_so(registered: list[str]):
+    """
+    A signal that names no relay is not refused because of several relays.
+    """
+    reason = resolve_address(None, "a", registered).refusal
+
+    assert "relay 'a' is not registered in this database" in reason
+
+
 @pytest.mark.parametrize("address", [None, "c"])
 def test_a_signal_for_an_unknown_relay_is_refused_alike_by_all(address: str | None):
     """

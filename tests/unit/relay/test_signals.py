@@ -221,6 +221,17 @@ def test_names_and_patterns_find_captured_tables_once():
     assert ["order", "shopXorders", "["] == list(expansion.refusals)
 
 
+@pytest.mark.parametrize("entry", [r"shop\.a{99999999999}", "(" * 5000 + ")" * 5000])
+def test_an_expression_that_cannot_be_compiled_is_refused(entry):
+    """
+    Neither its numbers nor its depth end the relay.
+    """
+    found = expand([entry, "shop.orders"], CAPTURED)
+
+    assert ("shop.orders",) == found.collections
+    assert "not a regular expression" in found.refusals[entry]
+
+
 @pytest.mark.parametrize(
     ("conditions", "condition"),
     [

@@ -127,7 +127,7 @@ def test_a_wrong_method_names_the_right_ones(client):
         (b'{"name": "\\ud800"}', "application/json", 400, "unreadable"),
         (b"[" * 99, "application/json", 400, "unreadable"),
         (b"[]", "application/json", 422, "invalid-input"),
-        (b" " * 100, "application/json", 413, None),
+        (b" " * 100, "application/json", 400, "unreadable"),
         (b" " * 99, "application/json", 400, "unreadable"),
         (b" " * 101, "application/json", 413, None),
     ],

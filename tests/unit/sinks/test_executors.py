@@ -593,6 +593,29 @@ def test_a_task_makes_no_call_after_its_machine_was_suspended(bench, monkeypatch
     assert "orders" not in bench.here.rows
 
 
+def test_a_wall_clock_that_is_set_back_gives_a_task_no_more_time(bench, monkeypatch):
+    """
+    It was sent a minute before its start, and a minute more is over since.
+    """
+
+    class SetBack(SystemClock):
+        looks = itertools.count()
+        times = itertools.count()
+
+        def now(self):
+            ahead_s = -3600.0 if next(self.looks) else 0.0
+            return super().now() + timedelta(seconds=ahead_s)
+
+        def monotonic_s(self):
+            return 61.0 if next(self.times) else 0.0
+
+    sent = opening(bench, 60.0)
+    monkeypatch.setattr(tasks, "SystemClock", SetBack)
+    result = run_task(TASK, sent, partial(iter, [table(row(1, "c"))]))
+
+    assert (0, True) == (result.outcome.rows, "too long" in result.failure)
+
+
 @pytest.mark.parametrize(
     ("kind", "write_from", "master", "expected"),
     [

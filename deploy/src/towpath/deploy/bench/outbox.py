@@ -168,15 +168,21 @@ class _OutboxRun:
             for n in range(self._writers)
         ]
         with outbox_writers.start(each) as writers:
-            deadline = Deadline(self._bench.clock, _READY_WITHIN_S)
-            waiting = "select count(*) from pg_locks where locktype = 'advisory'"
-            while _one(connection, f"{waiting} and not granted") < self._writers:
-                if deadline.passed():
-                    message = "the writers did not begin"
-                    raise TimeoutError(message)
-                self._bench.clock.wait(_POLL_EVERY_S)
-            connection.execute("select pg_advisory_unlock(%s)", [START_LOCK])
+            try:
+                self._wait_ready(connection)
+            finally:
+                # Also after a failure: the writers end only once they have begun.
+                connection.execute("select pg_advisory_unlock(%s)", [START_LOCK])
             return writers.results()
+
+    def _wait_ready(self, connection: psycopg.Connection[Any]) -> None:
+        deadline = Deadline(self._bench.clock, _READY_WITHIN_S)
+        waiting = "select count(*) from pg_locks where locktype = 'advisory'"
+        while _one(connection, f"{waiting} and not granted") < self._writers:
+            if deadline.passed():
+                message = "the writers did not begin"
+                raise TimeoutError(message)
+            self._bench.clock.wait(_POLL_EVERY_S)
 
     def _events(self, connection: psycopg.Connection[Any]) -> Iterator[str]:
         """Yield the item of each event in the log."""

@@ -236,7 +236,7 @@ def _read_snapshots(settings: Settings) -> tuple[list[Document], str]:
     try:
         rows = signals.progress(settings.database)
     except TowpathError as error:
-        return [], f"{error} {error.remedy}"
+        return [], f"{error}. {error.remedy}"
     found = [
         row._asdict() | {"left": time_text(time_left_s(row))} for row in reversed(rows)
     ]

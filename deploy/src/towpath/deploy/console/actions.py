@@ -25,7 +25,12 @@ from towpath.deploy.snapshots.requests import (
 from towpath.deploy.snapshots.signals import wait_answer
 from towpath.relay.commands import dead_letters as relay
 from towpath.schemas.clock import SystemClock
-from towpath.services.plumbing.http import ConflictError, Input, InvalidInputError
+from towpath.services.plumbing.http import (
+    LINES,
+    ConflictError,
+    Input,
+    InvalidInputError,
+)
 from towpath.settings import Settings
 from towpath.sinks.dead_letters.entries import Verb
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
@@ -75,16 +80,16 @@ def carry_out(action: Action) -> RecordedAction[Done]:
 class SnapshotInput(Input):
     """A request for a snapshot, with the options of ``towpath snapshot start``."""
 
-    tables: list[str] = Field(
+    tables: Annotated[list[str], LINES] = Field(
         default=[],
         max_length=1000,
         description="Tables as schema.table, aggregates as outbox.TYPE; empty for all.",
     )
     target: str | None = Field(default=None, description="The one sink to fill.")
-    where: list[str] = Field(
+    where: Annotated[list[str], LINES] = Field(
         default=[], max_length=1000, description="Filters: schema.table=filter."
     )
-    keys: list[str] = Field(
+    keys: Annotated[list[str], LINES] = Field(
         default=[], description="Keys of one table: a text, or a JSON list."
     )
     type: Literal["incremental", "blocking"] = "incremental"

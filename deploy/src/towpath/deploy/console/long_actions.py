@@ -161,6 +161,9 @@ class AddSinkInput(Input):
         except tomllib.TOMLDecodeError as error:
             message = f"the block is not TOML: {error}"
             raise UsageError(message) from error
+        except RecursionError as error:
+            message = "the block is nested too deeply"
+            raise UsageError(message) from error
         except (KeyError, TypeError, ValueError) as error:
             message = "the block must declare one [[sink]] with a name"
             raise UsageError(message) from error

@@ -156,6 +156,8 @@ class _Cleaning:
                 self._table.add_partition(day)
                 cleaned.added.append(day.isoformat())
         old = [each for each in partitions if self._is_old(each)]
+        # Postgres detaches one partition of a table at a time: a pending one first.
+        old.sort(key=lambda each: not each.is_pending)
         detached = [each for each in old if self._is_detached(each)]
         if detached:
             self._wait_for_readers()
@@ -195,9 +197,10 @@ class _Cleaning:
         return True
 
     def _is_detached(self, partition: Partition) -> bool:
-        if not partition.is_attached or self._table.detach(
-            partition, self._rules.wait_s
-        ):
+        if not partition.is_attached:
+            return True
+        is_first = not self._cleaned.waiting
+        if is_first and self._table.detach(partition, self._rules.wait_s):
             return True
         self._cleaned.waiting.append(partition.name.text)
         return False

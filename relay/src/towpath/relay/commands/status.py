@@ -131,8 +131,26 @@ def relay_status(settings: Settings, clock: Clock | None = None) -> dict[str, An
     document["tables_without_snapshot"] = dict(tables.unreadable)
     process = read_process_state(settings.state_folder, source.slot)
     if process is not None and not document.get("active"):
-        document["relay"] = process.sentence or process.state.value
+        document["relay"] = process.sentence or _without_slot(process)
     return document | _state_status(settings, clock or SystemClock())
+
+
+def _without_slot(process: ProcessState) -> str:
+    """Describe a process that does not hold its slot, and has not halted."""
+    if process.state is not RunState.RUNNING or _exists(process.pid):
+        return process.state.value
+    return f"ended without a report: process {process.pid}, started at {process.at}"
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        # It is another user's.
+        pass
+    return True
 
 
 def _state_status(settings: Settings, clock: Clock) -> dict[str, Any]:

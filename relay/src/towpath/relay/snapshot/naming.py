@@ -34,6 +34,10 @@ class AmbiguousNameError(ValueError):
     """Several collections have the name."""
 
 
+class NoExpressionError(ValueError):
+    """A text is neither a name nor a regular expression."""
+
+
 @dataclass(frozen=True, slots=True)
 class Expansion:
     """
@@ -74,8 +78,8 @@ def expand(
         except AmbiguousNameError as ambiguous:
             refusals[entry] = str(ambiguous)
             continue
-        except re.error as error:
-            refusals[entry] = f"not a regular expression: {error}"
+        except NoExpressionError as error:
+            refusals[entry] = str(error)
             continue
         found.update(dict.fromkeys(names))
         is_name = _exact_name(entry) is not None
@@ -92,7 +96,7 @@ def matching_collections(entry: str, known: Iterable[str]) -> list[str]:
 
     Raises:
         AmbiguousNameError: Several collections have the name without their quotes.
-        re.error: It is neither a name nor a regular expression.
+        NoExpressionError: It is neither a name nor a regular expression.
     """
     collections = list(known)
     same = [name for name in collections if _is_name_of(entry, name)]
@@ -104,8 +108,13 @@ def matching_collections(entry: str, known: Iterable[str]) -> list[str]:
         head = f"{exact}."
         further = (n for n in collections if n.startswith(head) and n not in same)
         return [*same, *(further if head.startswith(_AGGREGATES) else ())]
+    try:
+        expression = re.compile(entry)
+    except (re.error, OverflowError, RecursionError) as error:
+        message = f"not a regular expression: {error}"
+        raise NoExpressionError(message) from error
     return same or [
-        name for name in collections if re.fullmatch(entry, _joined(name)) is not None
+        name for name in collections if expression.fullmatch(_joined(name)) is not None
     ]
 
 
@@ -114,7 +123,7 @@ def matches(entry: str, collection: str) -> bool:
     Return whether an entry names or matches a collection, regardless of others.
 
     Raises:
-        re.error: It is neither a name nor a regular expression.
+        NoExpressionError: It is neither a name nor a regular expression.
     """
     return bool(matching_collections(entry, [collection]))
 
@@ -123,7 +132,7 @@ def is_entry(text: str) -> bool:
     """Return whether a text is a name or a regular expression."""
     try:
         matches(text, "")
-    except re.error:
+    except NoExpressionError:
         return False
     return True
 
@@ -205,8 +214,10 @@ def resolve_address(
         return SignalAddress(is_ours=True)
     if address in registered:
         return SignalAddress(is_ours=False)
-    names = ", ".join(registered)
-    if address is None:
+    names = ", ".join(registered) or "none"
+    if address is None and len(registered) < 2:  # noqa: PLR2004 - several
+        reason = f"relay {own!r} is not registered in this database; known: {names}"
+    elif address is None:
         reason = (
             f"several relays follow this database: {names}; name one as "
             '"relay" in the signal\'s data'

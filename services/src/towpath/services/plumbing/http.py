@@ -196,7 +196,7 @@ def _on_http(error: HTTPException) -> Response:
 
 def _on_unforeseen(error: Exception) -> Response:
     log.error("request failed", exc_info=error)
-    detail = "The service failed; its log says why. Nothing was changed."
+    detail = "The service failed; its log says why."
     return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal", detail)
 
 
@@ -320,11 +320,16 @@ def read_query(request: Request, model: type[AnyInput]) -> AnyInput:
         raise _refusal(details) from error
 
 
+# Marks a list that a form has as a text, a value in each line.
+LINES: Final = "lines"
+
+
 def read_form(request: Request, model: type[AnyInput], ignored: str) -> AnyInput:
     """
     Read the request's form as the model.
 
-    An empty field counts as missing. A list has a value in each line of its fields.
+    An empty field counts as missing. A list has a value in each of its fields; one that
+    is marked with ``LINES``, in each of their lines.
 
     Args:
         request: The request.
@@ -339,13 +344,14 @@ def read_form(request: Request, model: type[AnyInput], ignored: str) -> AnyInput
     for name, values in request.form.lists():
         if name == ignored:
             continue
-        is_list = name in fields and get_origin(fields[name].annotation) is list
-        lines = [one for text in values for one in text.splitlines() if one.strip()]
-        if is_list:
-            given[name] = lines
-        elif values[-1].strip():
-            # Browsers end the lines of a form by CR and LF.
-            given[name] = values[-1].replace("\r\n", "\n")
+        # Browsers end the lines of a form by CR and LF.
+        texts = [text.replace("\r\n", "\n") for text in values]
+        if name in fields and get_origin(fields[name].annotation) is list:
+            if LINES in fields[name].metadata:
+                texts = [line for text in texts for line in text.split("\n")]
+            given[name] = [text for text in texts if text.strip()]
+        elif texts[-1].strip():
+            given[name] = texts[-1]
     try:
         return model.model_validate(given, strict=False)
     except ValidationError as error:
@@ -357,7 +363,7 @@ def _whole_body(request: Request) -> bytes:
     data = request.get_data()
     # A body without a length is truncated at the limit: one of that size is refused.
     limit = request.max_content_length
-    if limit is not None and len(data) >= limit:
+    if limit is not None and request.content_length is None and len(data) >= limit:
         raise RequestEntityTooLarge
     return data
 

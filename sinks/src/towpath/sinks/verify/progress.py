@@ -282,7 +282,9 @@ _REFUSALS: Final[LiteralString] = (
 _OLDEST: Final[LiteralString] = (
     "select pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
 )
-_NEXT: Final[LiteralString] = (
+# Its own id: a snapshot's xmax may be below that of a transaction that is running.
+_NEXT: Final[LiteralString] = "select pg_current_xact_id()::text::bigint"
+_NEXT_ON_STANDBY: Final[LiteralString] = (
     "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
 )
 
@@ -348,17 +350,19 @@ class SourceLog:
 
     def next_transaction(self) -> int:
         """Return an id above those of all running transactions."""
-        return self._number(_NEXT)
+        with translated():
+            try:
+                row = self._connection.execute(_NEXT).fetchone()
+            except sqlstate.ReadOnlySqlTransaction:
+                row = self._connection.execute(_NEXT_ON_STANDBY).fetchone()
+        return 0 if row is None else int(row[0])
 
     def oldest_transaction(self) -> int:
         """Return the lowest id of a transaction whose end is not visible yet."""
-        return self._number(_OLDEST)
+        with translated():
+            row = self._connection.execute(_OLDEST).fetchone()
+        return 0 if row is None else int(row[0])
 
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
-
-    def _number(self, query: LiteralString) -> int:
-        with translated():
-            row = self._connection.execute(query).fetchone()
-        return 0 if row is None else int(row[0])

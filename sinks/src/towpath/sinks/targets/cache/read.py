@@ -91,7 +91,8 @@ class CacheReader:
 
     def _random_places(self, pattern: str, count: int) -> Iterable[str]:
         found: dict[str, None] = {}
-        share = -(-count // len(self._servers.all))
+        # A cluster without slots has no server.
+        share = -(-count // max(1, len(self._servers.all)))
         for client in self._servers.all:
             enough = len(found) + share
             for begin in (random.getrandbits(_CURSOR_BITS), 0):

@@ -161,13 +161,21 @@ class WebhookClient:
         self._pool.clear()
 
     def _text(self, response: urllib3.BaseHTTPResponse) -> str:
-        """Read the start of a response; close the connection of a long or slow one."""
+        """
+        Read the start of a response; close the connection of a long or slow one.
+
+        A text that cannot be read is cut there: the status alone decides.
+        """
         deadline = Deadline(self._clock, self._timeout_s)
         read = b""
-        while piece := response.read1(_ANSWER_BYTES):
-            read += piece
-            if len(read) > _ANSWER_BYTES or deadline.passed():
-                response.close()
-                break
-        response.release_conn()
+        try:
+            while piece := response.read1(_ANSWER_BYTES):
+                read += piece
+                if len(read) > _ANSWER_BYTES or deadline.passed():
+                    response.close()
+                    break
+        except (HTTPError, OSError):
+            response.close()
+        finally:
+            response.release_conn()
         return read[:_ANSWER_BYTES].decode("utf-8", "replace")

@@ -127,7 +127,7 @@ class Outbox:
         events: Iterable[object],
     ) -> list[OutboxEvent]:
         """
-        Write several events, in their order, by one statement.
+        Write several events, in their order; one statement inserts all rows.
 
         Raises:
             InvalidEventError: An event is invalid; none was written.

@@ -7,8 +7,8 @@ One session: every part of the relay is built from the log and the state topic.
 
 Kafka is read only after the claim, and after the broker has fenced a dead process of
 the same name: nothing can be added to the topics afterwards. ``SessionLoop`` starts
-another session after a retryable failure; any other failure ends the process. Sessions
-share no state, so that none inherits the half-finished work of a failed one.
+another session after a retryable failure; any other failure ends the process. Each
+session builds its pipeline again, so that none inherits half-finished work.
 """
 
 import math
@@ -303,7 +303,7 @@ class Session:
         """
         Close the producer once its records are acknowledged, before a new session.
 
-        A producer whose claim is lost, or whose process ends, closes at once.
+        If a monitor ends the session, or the process ends, it closes at once.
         """
         if self._restart_reason is None and not self._is_stopping():
             producer.settle(self._process.settings.relay.stop_timeout_s)
@@ -405,7 +405,7 @@ def longest_wait_s(settings: Settings) -> float:
     return math.inf if relay.standby else relay.takeover_timeout_s
 
 
-# A session of this length was healthy: the next failure counts as the first.
+# A session of this length was healthy: its failure resets the count to zero.
 _HEALTHY_S: Final = 10.0
 
 

@@ -211,7 +211,7 @@ def _check(answer: requests.Response) -> None:
 
     Raises:
         RegistryUnavailableError: The registry cannot answer now.
-        RegistryRefusedError: The registry refuses the login or a right.
+        RegistryRefusedError: The registry refuses the request.
     """
     _check_available(answer)
     if not answer.ok:

@@ -31,7 +31,7 @@ _SCHEME: Final = "v1,"
 
 
 class SignatureRefusedError(DataError):
-    """A request is not signed by its sender, or is too old."""
+    """A request is not signed by its sender, or not at about the present time."""
 
     remedy = "Refuse the request with 401; compare the secrets and clocks of both ends."
 
@@ -86,7 +86,8 @@ def verify(
         The webhook's id, which is the same in every delivery of the same changes.
 
     Raises:
-        SignatureRefusedError: No signature matches a secret, or the request is too old.
+        SignatureRefusedError: No signature matches a secret, or the timestamp is too
+            far from ``now_s``.
         ValueError: One of ``secrets`` is malformed.
     """
     keys = [secret_bytes(secret) for secret in secrets]

@@ -58,7 +58,7 @@ class Topics(Section):
 
     @property
     def replay_window_s(self) -> int:
-        """The topics' retention plus a day; sinks keep tombstones as long at least."""
+        """The topics' retention plus a day; sinks keep tombstones at least as long."""
         return (self.retention_hours + 24) * 3600
 
 

@@ -59,7 +59,7 @@ _WriteEvent = Callable[[_Connection, "ItemPlaced"], object]
 
 
 class WriterOptions(NamedTuple):
-    """The options of one writer; ``number`` is its own."""
+    """The options of one writer; each writer has a different ``number``."""
 
     dsn: str
     system: str

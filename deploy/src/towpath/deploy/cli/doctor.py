@@ -59,7 +59,7 @@ def doctor(
     not be checked. Nothing is changed without --fix.
 
     Args:
-        fix: Apply the cures that lose nothing, print each one first; then check again.
+        fix: Print and apply each cure that loses nothing; then check again.
         json: Print one JSON document.
         config: Configuration file.
     """

@@ -1,5 +1,5 @@
 """
-The page Kill of a demo: its parts, a kill of one of them, and what happened then.
+The Kill page of a demo: its parts, a kill of one of them, and what happened then.
 
 Only a demo names the folder of its parts to its console: their processes are its own,
 and its supervisor starts them again. The console of any other platform kills nothing.
@@ -69,8 +69,8 @@ class Kill(NamedTuple):
         pid: Its process.
         killed_at: The time of the kill.
         started_at: When its next process began; None before that.
-        normal_at: The first reading of the platform after that in which the state of
-            no part is bad; None before that.
+        normal_at: The time of the first reading of the platform after the restart in
+            which the state of no part is bad; None before that.
     """
 
     part: str

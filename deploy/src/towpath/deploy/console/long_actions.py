@@ -103,7 +103,7 @@ def _verify(
         try:
             found = verifier.compare(run.advance)
         except UnavailableError as failure:
-            found = Verification(name, error=f"{failure} {failure.remedy}")
+            found = Verification(name, error=f"{failure}. {failure.remedy}")
         sink = settings.sink_named(name)
         if sink is not None:
             run.add_result(shown_result(settings, sink, found))

@@ -13,7 +13,7 @@ POST /api/sinks/rebuild       begins to rebuild a search sink's indexes
 POST /api/sinks/drop          begins to drop a sink
 ============================  ========================================================
 
-The forms of pages have the same paths below their page.
+The forms of pages have the same paths without ``/api``, except ``POST /verify``.
 """
 
 from http import HTTPStatus

@@ -1,5 +1,5 @@
 r"""
-Rules about captured tables, snapshots and signals, which convert Debezium's lists.
+Rules that convert Debezium's properties of tables, snapshots and signals.
 
 An entry that is a plain name, or a plain choice (``public\.(orders|customers)``),
 becomes names. Any other expression is matched with the source's catalog, if that was
@@ -113,8 +113,8 @@ def outbox_table(connector: Connector) -> str | None:
     """
     Return the event router's table, if the lists identify it.
 
-    It is the one that its predicate's expression selects by topic, else the only
-    captured one, else the only one with outbox in its name.
+    It is the one whose topic the router's predicate matches, else the only captured
+    one, else the only one with outbox in its name.
     """
     if connector.router is None:
         return None

@@ -196,7 +196,7 @@ def _with_health(
 
 
 def driver(stage: Stage, name: str) -> Part:
-    """Describe a Spark driver, which runs its sinks of the configuration."""
+    """Describe a Spark driver, which runs the sinks that the configuration gives it."""
     command = python_module(
         CLI, "sink", "run", "--driver", name, "--config", str(stage.config)
     )

@@ -73,7 +73,7 @@ def one_each(names: Iterable[str]) -> dict[str, int]:
 
 def free_within(first: int, last: int, start: int, taken: Collection[int] = ()) -> int:
     """
-    Return a free port of a range, searched from ``start`` onwards, wrapping around.
+    Return a free port of a range; the search begins at ``first + start`` and wraps.
 
     Raises:
         PrerequisiteError: Every port of the range is taken.

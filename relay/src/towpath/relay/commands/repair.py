@@ -104,6 +104,7 @@ def apply_repair(
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
+        SourceUnavailableError: The source cannot be reached to request snapshots.
     """
     source = settings.database
     topics = KafkaTopics(settings.kafka, settings.topics, clock or SystemClock())

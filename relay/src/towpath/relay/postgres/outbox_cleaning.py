@@ -25,9 +25,9 @@ from towpath.relay.postgres.queries import query
 from towpath.schemas.source_tables import INSERTED_AT, SourceTable
 from towpath.schemas.table_name import TableName
 
-# 512 KiB: some thousand events.
+# 512 KiB: a few thousand events.
 PAGES_AT_ONCE: Final = 64
-# DDL and locked tables are not waited for: a waiting lock blocks writers behind it.
+# The longest wait for a lock, except to detach: a waiting lock blocks writers.
 LOCK_TIMEOUT: Final = b"set lock_timeout = '1s'"
 
 
@@ -52,8 +52,8 @@ class Partition(NamedTuple):
 
     Attributes:
         name: Its name.
-        start: Its lower bound; None for a default partition.
-        end: Its upper bound; None for a default partition.
+        start: Its lower bound; None for a default or a former partition.
+        end: Its upper bound; None for a default or a former partition.
         is_attached: Whether it still is a partition.
         is_pending: Whether its detachment was interrupted.
     """
@@ -160,7 +160,7 @@ class OutboxTable:
         return OldRows(first_page, ids, len(rows) - len(ids))
 
     def delete(self, rows: OldRows) -> int:
-        """Delete rows that were read; return how many there still were."""
+        """Delete rows that were read, except locked ones; return the number deleted."""
         table = self._table.name.sql
         statement = (
             f"delete from {table} where ctid = any (array("

@@ -155,7 +155,7 @@ def run_setup(connection: Connection, steps: Iterable[SetupStep]) -> None:
 
     Raises:
         SourceRefusedError: The server refuses one; earlier steps stay.
-        NotPreparedError: Old transactions block the slot; they are named.
+        NotPreparedError: A statement timed out behind older transactions.
         SourceUnavailableError: The connection is lost.
     """
     with translated_errors("setting the statement timeout"):

@@ -25,7 +25,7 @@ OWN_TABLES: Final = (
 
 
 def missing_table_text(table: str) -> str:
-    """Return the text of every check for a missing table of the relay's own."""
+    """Return the text with which checks report a missing table of the relay's own."""
     return f"table {table} is missing, or of an older release"
 
 

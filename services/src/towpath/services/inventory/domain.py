@@ -67,7 +67,7 @@ class ReservedLine(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """By how much each kind of units changes for one unit of a reservation."""
+    """The change of each of a product's counts for one unit of a reservation."""
 
     on_hand: int
     reserved: int

@@ -289,7 +289,7 @@ class Order:
             self._refuse("be cancelled")
 
     def expire(self, at: datetime) -> None:
-        """Cancel an order that is not final, because a step was not taken in time."""
+        """Cancel an order because a step is late, unless it is final or CANCELLING."""
         if self.state.status in (*_OPEN, *_IN_DELIVERY):
             self.cancel(at, TIMED_OUT)
 

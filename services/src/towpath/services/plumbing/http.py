@@ -177,7 +177,7 @@ def _on_refusal(error: ProblemError) -> Response:
 
 def _on_unavailable(error: UnavailableError) -> Response:
     log.warning("request refused: unavailable", reason=str(error), remedy=error.remedy)
-    detail = f"{error} {error.remedy}"
+    detail = f"{str(error).rstrip('.')}. {error.remedy}"
     response = problem(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", detail)
     delay_s = error.retry_after_s if isinstance(error, BusyError) else _RETRY_AFTER_S
     response.headers["Retry-After"] = str(max(1, round(delay_s)))

@@ -31,7 +31,7 @@ class ShipmentStatus(enum.StrEnum):
     CANCELLED = "cancelled"
 
 
-# The attribute of an order that tells the simulated carrier how to behave, and values.
+# The attribute of an order that tells the simulated carrier how to behave; its values.
 CARRIER: Final = "carrier"
 UNDELIVERABLE: Final = "undeliverable"
 SILENT: Final = "silent"

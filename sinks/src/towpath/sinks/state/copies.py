@@ -186,7 +186,7 @@ class StateCopies:
     def _claim(self) -> bool:
         mine = self._own.read()
         id_ = str(mine.get("id") or uuid.uuid4().hex)
-        self._wait_for_silence(id_)
+        self._require_silence(id_)
         self._store.fence()
         # After the fence, so that nothing can follow what is read.
         records = self._store.read()
@@ -275,7 +275,7 @@ class StateCopies:
                 self._store_changes(is_running=False)
                 self._owner = None
 
-    def _wait_for_silence(self, id_: str) -> None:
+    def _require_silence(self, id_: str) -> None:
         """Raise unless the driver of the owner has ended, as far as one can see."""
         owner = _owner_in(self._store.read())
         if not owner.is_running or owner.id == id_:
@@ -379,7 +379,7 @@ class _Moment(NamedTuple):
 
 def _moment(folder: Path, before: Mapping[str, _Mark]) -> _Moment:
     """
-    Read what has changed since before.
+    Read the files whose marks differ from those in ``before``.
 
     Files are written in an order that a crash may interrupt anywhere. So all of them
     must be of one moment: none may change while they are read.

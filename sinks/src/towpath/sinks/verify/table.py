@@ -82,7 +82,7 @@ class SourceTable:
         is_partitioned: Whether its rows are those of its partitions.
         is_view: Whether it has no index, so that one statement reads all rows.
         only: The condition on its rows, if there is one.
-        key_type: The type of a view's key, which it may return in another form.
+        key_type: The type of a view's key in the source; ``columns`` has it as text.
         is_pruned: Whether it deletes rows that the sink keeps, so that rows that only
             the sink has prove nothing.
         unread: Columns of records that are not compared.

@@ -135,7 +135,7 @@ class SourceType:
         element: The type of its elements, if it is an array.
         delimiter: The separator of its elements.
         fields: The names and types of a composite's fields, in order.
-        has_plain_order: Whether plain operators order it.
+        has_plain_order: Whether Postgres's own operators order it, not an extension's.
     """
 
     name: str

@@ -114,8 +114,8 @@ def _coded(part: pa.StringArray, kind: type) -> pa.StringArray:
     return pc.if_else(pc.equal(part, ""), _EMPTY, part)
 
 
-# Arrow's errors for values that it cannot read, or not as one column; and the error of
-# a first key or a sampled row that is not JSON.
+# Arrow's errors for values that it cannot read, or cannot read as one column; and the
+# error of a first key or a sampled row that is not JSON.
 _MISFIT: Final = (
     pa.ArrowInvalid,
     pa.ArrowNotImplementedError,

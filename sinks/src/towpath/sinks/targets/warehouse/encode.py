@@ -28,14 +28,14 @@ from towpath.sinks.targets.warehouse import rows
 from towpath.sinks.targets.warehouse.rows import key_span, unknown_columns
 from towpath.sinks.targets.warehouse.schema import KEPT, POSITION, LakeTable
 
-# The positions of an event log; a log has each event once, whatever its position.
+# An event log's column of positions; a log has each event once, at any position.
 LOG_POSITION: Final = "position"
 _LEFT: Final = "only the driver can write it"
 
 
 class TableForm(NamedTuple):
     """
-    A set of columns that rows of a table share; each has a statement of its own.
+    A set of columns that rows of a table share; each form has its own statement.
 
     Attributes:
         route: The route.

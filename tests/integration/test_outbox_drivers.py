@@ -106,6 +106,44 @@ def event(title):
     return PostPublished(7, title)
 
 
+@pytest.mark.parametrize("way", ["keep", "delete"])
+def test_more_events_than_a_statement_has_parameters_are_recorded(log, way):
+    """
+    Postgres takes 65,535 in a statement, asyncpg half of them.
+    """
+    titles = [str(number) for number in range(9000)]
+    outbox = Outbox(events, way=way)
+    many = [event(title) for title in titles]
+
+    async def asynchronous():
+        connection = await asyncpg.connect(log.dsn)
+        async with connection.transaction():
+            await outbox.record_all_async(connection, many)
+        await connection.close()
+
+    with psycopg.connect(log.dsn) as connection:
+        outbox.record_all(connection, many)
+    first = log.titles()
+    asyncio.run(asynchronous())
+
+    assert (titles, titles) == (first, log.titles())
+    assert (0 if way == "delete" else 18_000) == log.kept()
+
+
+def test_a_quoted_table_is_the_relays(log):
+    """
+    A name with a capital or a dot is quoted alike on both sides.
+    """
+    with psycopg.connect(log.dsn, autocommit=True) as connection:
+        connection.execute('create schema "S.c"')
+        connection.execute('alter table towpath.outbox set schema "S.c"')
+        with connection.transaction():
+            Outbox(events, table='"S.c".outbox').record(connection, event("a"))
+        rows = connection.execute('select count(*) from "S.c".outbox').fetchone()
+
+    assert (1,) == rows
+
+
 def in_session(outbox, log):
     """Record by an ORM session; a rolled-back savepoint leaves nothing."""
     engine = create_engine(log.url.format("psycopg2"))

@@ -198,6 +198,21 @@ def test_an_interrupted_drop_is_finished_by_the_next(config, tmp_path):
     assert not (tmp_path / "state/sinks/cache").exists()
 
 
+def test_a_linked_configuration_stays_a_link_to_a_private_file(config, tmp_path):
+    """
+    The block is removed from the file, which keeps its mode.
+    """
+    config.chmod(0o600)
+    link = tmp_path / "etc" / "towpath.toml"
+    link.parent.mkdir()
+    link.symlink_to(config)
+    drop(link, plan(link), lambda *_: None)
+
+    assert (True, 0o600) == (link.is_symlink(), config.stat().st_mode & 0o777)
+    assert 'name = "cache"' not in config.read_text()
+    assert not (tmp_path / "state/sinks/cache").exists()
+
+
 def test_the_remaining_steps_are_written_before_the_block_goes(config, tmp_path):
     """
     Only the owner may read the file: an address may hold a password.

@@ -116,6 +116,32 @@ def test_a_declared_sink_has_its_offsets_and_its_block(config, tmp_path):
     )
 
 
+def test_a_linked_configuration_stays_a_link_to_a_private_file(config, tmp_path):
+    """
+    The file has the new block and its old mode, and its folder has the state.
+    """
+    config.chmod(0o600)
+    link = tmp_path / "etc" / "towpath.toml"
+    link.parent.mkdir()
+    link.symlink_to(config)
+    declare.declare_sink(link, BLOCK, {}, Cluster(), Clock())
+
+    assert (True, 0o600) == (link.is_symlink(), config.stat().st_mode & 0o777)
+    assert ["cache", "search2"] == [s.name for s in load(config, {}).sink]
+    assert (tmp_path / "state/sinks/search2/starting_offsets.json").exists()
+    assert {"etc", "state", config.name} == {each.name for each in tmp_path.iterdir()}
+
+
+def test_a_variable_may_override_the_new_sink(config):
+    """
+    It fits the file with the block, and no file without it.
+    """
+    environ = {"TOWPATH_SINK__SEARCH2__URL": "http://other:9200"}
+    sink = declare.declare_sink(config, BLOCK, environ, Cluster(), Clock())
+
+    assert "http://other:9200" == sink.url
+
+
 def test_a_declared_sink_stores_the_ids_of_its_topics(config, tmp_path):
     """
     A topic recreated before its first start has none of these offsets.

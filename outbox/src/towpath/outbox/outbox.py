@@ -31,7 +31,7 @@ from towpath.outbox.event import Events, OutboxEvent
 from towpath.outbox.row import MAX_BYTES, ClaimCheck, Row, RowRules
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import UsageError
-from towpath.schemas.table_name import quoted
+from towpath.schemas.table_name import TableName, quoted
 from towpath.schemas.transactions import TEXT, Statement, run, run_async
 
 Way = Literal["keep", "delete", "message"]
@@ -96,7 +96,7 @@ class Outbox:
             self.events, clock or SystemClock(), max_bytes, claim_check
         )
         self._way: Way = way
-        self._table = ".".join(map(quoted, table.split(".", 1)))
+        self._table = TableName.parse(table).sql if "." in table else quoted(table)
         names = {part: columns.get(part, part) for part in _CASTS}
         self._columns = {part: name for part, name in names.items() if name}
         if way == "delete" and "id" not in self._columns:
@@ -127,7 +127,7 @@ class Outbox:
         events: Iterable[object],
     ) -> list[OutboxEvent]:
         """
-        Write several events, in their order; one statement inserts all rows.
+        Write several events, in their order, by as few statements as possible.
 
         Raises:
             InvalidEventError: An event is invalid; none was written.
@@ -165,9 +165,13 @@ class Outbox:
             return [], []
         if self._way == "message":
             return converted, [self._message(row) for row in rows]
-        statements = [self._insert(rows)]
-        if self._way == "delete":
-            statements.append(self._delete(rows))
+        statements = []
+        at_once = _MOST_PARAMETERS // len(self._columns)
+        for first in range(0, len(rows), at_once):
+            some = rows[first : first + at_once]
+            statements.append(self._insert(some))
+            if self._way == "delete":
+                statements.append(self._delete(some))
         return converted, statements
 
     def _insert(self, rows: Sequence[Row]) -> Statement:
@@ -201,6 +205,8 @@ class Outbox:
 
 
 _WAYS: Final = ("keep", "delete", "message")
+# Of asyncpg; other drivers pass twice as many.
+_MOST_PARAMETERS: Final = 32_767
 _default: list[Outbox] = []
 # An engine that is no longer used takes its outbox with it.
 _by_engine: MutableMapping[Any, Outbox] = WeakKeyDictionary()

@@ -8,9 +8,9 @@ is replaced only if another process uses it while our part is down.
 import json
 import secrets
 import socket
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection, Iterable
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 
@@ -91,9 +91,9 @@ def read_ports(path: Path) -> dict[str, int]:
     """Read the stored ports; an unreadable file counts as empty."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return {str(name): int(port) for name, port in content.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
         return {}
-    return {str(name): int(port) for name, port in content.items()}
 
 
 def write_ports(path: Path, ports: dict[str, int]) -> None:
@@ -133,6 +133,6 @@ def get_page(url: str, read: Callable[[bytes], Any] = bytes) -> Any:  # noqa: AN
     try:
         with opener.open(url, timeout=ANSWER_WITHIN_S) as answer:
             return read(answer.read())
-    except (OSError, urllib.error.URLError, ValueError) as error:
+    except (OSError, HTTPException, ValueError) as error:
         message = f"{url}: {error}"
         raise NotReadyError(message) from error

@@ -39,7 +39,7 @@ from towpath.schemas.topics import (
     table_of,
 )
 from towpath.settings import Settings, Sink, Source, load
-from towpath.sinks.state.declare import DROPPING_FILE, filled, sink_named
+from towpath.sinks.state.declare import DROPPING_FILE, candidate_of, filled, sink_named
 from towpath.sinks.state.files import LOCK_FILE, FolderLock, lock_sink
 from towpath.sinks.state.progress import replace_file, sink_folder
 
@@ -292,15 +292,12 @@ def _cut(
     folder: Path,
 ) -> None:
     """Record the plan, then remove the block from the file."""
-    candidate = config.with_name(f".{config.name}.dropping")
-    try:
-        text = without_sink(config.read_text(encoding="utf-8"), sink.name)
-        candidate.write_text(text, encoding="utf-8")
+    config = config.resolve()
+    text = without_sink(config.read_text(encoding="utf-8"), sink.name)
+    with candidate_of(config, text) as candidate:
         load(candidate, environ)
         _write(folder / DROPPING_FILE, sink, has_data=plan.has_data)
         candidate.replace(config)
-    finally:
-        candidate.unlink(missing_ok=True)
 
 
 def _refuse_shared(settings: Settings, sink: Sink) -> None:

@@ -175,7 +175,7 @@ def run_setup(connection: Connection, steps: Iterable[SetupStep]) -> None:
 def _blocked_by(connection: Connection, step: SetupStep) -> NotPreparedError:
     """Return the error that names the transactions which block a statement."""
     names = ", ".join(blocking_transactions(connection))
-    reason = "older transactions blocked it and have ended: try again"
+    reason = "what blocked it has ended, or is a lock (pg_locks names it): try again"
     if names:
         reason = (
             f"it waited for older transactions: {names}: end them, or run "

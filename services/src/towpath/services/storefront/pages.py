@@ -221,7 +221,11 @@ def check_out() -> Response:
     if not lines:
         return redirect(url_for("pages.basket"))  # type: ignore[return-value]
     form, shop = request.form, _context().shop
-    customer = _customer() or shop.register(form.get("name", ""), form.get("email", ""))
+    key = _uuid_of(form.get("key")) or uuid.uuid4()
+    # A form that is sent twice must name one customer in both orders.
+    customer = _customer() or shop.register(
+        form.get("name", ""), form.get("email", ""), uuid.uuid5(key, "customer").hex
+    )
     carrier = form.get("carrier", "")
     order = {
         "customer_id": str(customer),
@@ -237,7 +241,6 @@ def check_out() -> Response:
             for line in lines
         ],
     }
-    key = _uuid_of(form.get("key")) or uuid.uuid4()
     response = _to_order(shop.place(order, key.hex))
     _keep(response, _CUSTOMER, str(customer))
     response.delete_cookie(_BASKET)

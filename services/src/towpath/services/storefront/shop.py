@@ -83,16 +83,16 @@ class Shop:
         """
         return _get(self._inventory, f"/products/{product_id}")
 
-    def register(self, name: str, email: str) -> str:
+    def register(self, name: str, email: str, key: str) -> str:
         """
-        Register a customer; return the id.
+        Register a customer, once for each key; return the id.
 
         Raises:
             InvalidInputError: The name or the address is invalid.
             ServiceUnreachableError: Orders does not answer.
         """
         body = {"name": name, "email": email}
-        customer_id: str = self._post("/customers", body).document["customer_id"]
+        customer_id: str = self._post("/customers", body, key).document["customer_id"]
         return customer_id
 
     def place(self, order: Mapping[str, Any], key: str) -> Written:

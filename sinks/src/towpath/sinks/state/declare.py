@@ -8,8 +8,11 @@ positions above everything committed before. A change between the listing and th
 snapshot is read once or twice.
 """
 
+import os
+import stat
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -123,15 +126,17 @@ def declare_sink(
         SinkExistsError: The block does not declare exactly one sink with a new name.
         UnavailableError: The broker does not answer; nothing was changed.
     """
+    # A link stays one, and the folder of the file is that of its relative paths.
+    config = config.resolve()
     text = config.read_text(encoding="utf-8")
-    known = _declared_before(load(config, environ), text, block, environ, config)
-    if known is not None:
-        return known
-    names = {sink.name for sink in load(config, environ).sink}
-    candidate = config.with_name(f".{config.name}.adding")
-    try:
-        whole = text.rstrip("\n") + "\n\n" + block.strip("\n") + "\n"
-        candidate.write_text(whole, encoding="utf-8")
+    names, wanted = _names_in(text), [one.get("name") for one in _blocks(block)]
+    # Variables of the new sink fit the file only with its block.
+    if names.intersection(map(str, wanted)):
+        known = _declared_before(load(config, environ), text, block, environ, config)
+        if known is not None:
+            return known
+    whole = text.rstrip("\n") + "\n\n" + block.strip("\n") + "\n"
+    with candidate_of(config, whole) as candidate:
         settings = load(candidate, environ)
         added = [sink for sink in settings.sink if sink.name not in names]
         if len(added) != 1:
@@ -141,9 +146,41 @@ def declare_sink(
             check(settings, added[0])
         store_starting_offsets(settings, added[0], broker, clock)
         candidate.replace(config)
+    return added[0]
+
+
+@contextmanager
+def candidate_of(config: Path, text: str) -> Iterator[Path]:
+    """
+    Provide a file beside a configuration that may replace it, with another text.
+
+    It has the mode and, if permitted, the owner of the configuration, which may hold a
+    password. What is left of it at the end is deleted.
+
+    Args:
+        config: The configuration file, no link.
+        text: The text of the candidate.
+    """
+    candidate = config.with_name(f".{config.name}.new")
+    status = config.stat()
+    try:
+        candidate.unlink(missing_ok=True)
+        candidate.touch(mode=0o600)
+        candidate.write_text(text, encoding="utf-8")
+        with suppress(PermissionError):
+            os.chown(candidate, status.st_uid, status.st_gid)
+        candidate.chmod(stat.S_IMODE(status.st_mode))
+        yield candidate
     finally:
         candidate.unlink(missing_ok=True)
-    return added[0]
+
+
+def _names_in(text: str) -> set[str]:
+    """Return the names of the sinks in a text; ``load`` reports what is wrong in it."""
+    try:
+        return {str(one.get("name")) for one in _blocks(text)}
+    except ConfigurationError:
+        return set()
 
 
 def _declared_before(

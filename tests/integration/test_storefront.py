@@ -127,6 +127,29 @@ def test_a_check_out_that_is_sent_twice_places_one_order(store, visitor):
     assert "37.50" == store.saga.order(number)["total"]
 
 
+def test_a_first_check_out_that_is_sent_twice_registers_one_customer(store):
+    """
+    Neither answer has set the customer's cookie when the other form is sent.
+    """
+    count = "select count(*) from shop.customers"
+    ((before,),) = store.saga.rig.execute(count)
+    form = {"key": uuid.uuid4().hex, "name": "Ada", "email": "ada@example.org"}
+    answers = [
+        requests.post(
+            f"{store.address}/checkout",
+            data=form,
+            cookies={"basket": f"{PRODUCT}*1"},
+            allow_redirects=False,
+            timeout=30,
+        )
+        for _ in range(2)
+    ]
+    places = {answer.headers["Location"].partition("?")[0] for answer in answers}
+
+    assert ([303, 303], 1) == ([answer.status_code for answer in answers], len(places))
+    assert [(before + 1,)] == store.saga.rig.execute(count)
+
+
 def test_my_orders_show_the_last_write(store, visitor):
     """
     The page waits for the LSN of the check-out, and reports how long.

@@ -165,6 +165,7 @@ def test_plain_names_and_choices_need_no_database() -> None:
         ({"table.include.list": r"S\.e\D*"}, [r"(?i)S\.e\D*"], None),
         ({}, [".*"], None),
         ({"schema.include.list": "s"}, [r"s\..*"], None),
+        ({"table.exclude.list": "secret,public.hidden"}, [".*"], ["public.hidden"]),
         (
             {"schema.include.list": "s,t", "table.exclude.list": r"s\.tmp.*,t.x"},
             [r"(?:s|t)\..*"],

@@ -158,8 +158,16 @@ def table_entries(connector: Connector) -> list[str]:
 
 
 def excluded_entries(connector: Connector) -> list[str]:
-    """Return the entries of ``source.exclude_tables``."""
-    excluded = [_entry(each) for each in split(connector.get(*_EXCLUDE))]
+    """
+    Return the entries of ``source.exclude_tables``.
+
+    An entry that can match no table, such as a name without its schema, is left out.
+    """
+    excluded = [
+        _entry(each)
+        for each in split(connector.get(*_EXCLUDE))
+        if any(map(_is_table, plain_names(each))) or _is_usable(each)
+    ]
     schemas = split(connector.get(*_NO_SCHEMAS))
     return [*excluded, *([_entry(rf"{_one_of(schemas)}\..*")] if schemas else [])]
 

@@ -155,7 +155,7 @@ def candidate_of(config: Path, text: str) -> Iterator[Path]:
     Provide a file beside a configuration that may replace it, with another text.
 
     It has the mode and, if permitted, the owner of the configuration, which may hold a
-    password. What is left of it at the end is deleted.
+    password. At the end it is deleted, unless it has replaced the configuration.
 
     Args:
         config: The configuration file, no link.

@@ -6,6 +6,7 @@ from decimal import Decimal
 
 import pytest
 
+from towpath.loadtests.load.check import check_stores, readers
 from towpath.loadtests.load.invariants import (
     Books,
     Money,
@@ -13,6 +14,7 @@ from towpath.loadtests.load.invariants import (
     Units,
     findings,
 )
+from towpath.schemas.clock import SystemClock
 
 PRICE = Decimal("12.50")
 # Order 1 is older than the services; of the others each has ended in its own way.
@@ -154,3 +156,36 @@ def test_a_store_without_events_is_not_asked_for_them():
     books.placings = None
 
     assert [] == findings(books, FIRST)
+
+
+def test_a_sink_is_not_held_against_a_database_that_cannot_be_read():
+    """
+    The reason is the finding of the database alone.
+    """
+
+    def fail():
+        message = "no answer"
+        raise OSError(message)
+
+    stores = {"database": fail, "cache": lambda: GOOD}
+    found = dict(check_stores(stores, FIRST, SystemClock(), 0.0))
+
+    assert ["could not be read: no answer"] == found["database"]
+    assert [] == found["cache"]
+
+
+@pytest.mark.parametrize(
+    ("target", "facts", "option"),
+    [
+        ("cache", {"url": "redis://x", "key": "orders/{}"}, "--load-cache-key"),
+        ("warehouse", {"catalog": {}, "table": "a.b"}, "--load-warehouse-table"),
+    ],
+)
+def test_a_target_whose_other_tables_are_elsewhere_cannot_be_read(
+    target, facts, option
+):
+    """
+    The check reads whole tables, by names beside that of the orders.
+    """
+    with pytest.raises(ValueError, match=option):
+        readers("postgresql://x/y", {target: facts})[target]()

@@ -25,6 +25,8 @@ SOURCE: Final = "database"
 _SECONDS_BETWEEN_LOOKS: Final = 1.0
 # The keys of all tables begin with the prefix of the orders' keys.
 _ORDERS_KEY: Final = ":orders:{}"
+# The other tables are those of the source, by their names.
+_ORDERS_TABLE: Final = "shop.orders"
 
 _FIRST_ORDER: Final = "select coalesce(max(id), 0) + 1 from shop.orders"
 _UNSETTLED: Final = "select count(*) from shop.unsettled_orders"
@@ -57,16 +59,27 @@ def readers(dsn: str, targets: Mapping[str, Mapping[str, Any]]) -> dict[str, Rea
     """Return a reader of each store: of the database, and of the sampler's targets."""
     found: dict[str, Read] = {SOURCE: partial(invariants.read_source, dsn)}
     if cache := targets.get("cache"):
-        prefix = cache["key"].removesuffix(_ORDERS_KEY)
-        found["cache"] = partial(invariants.read_cache, cache["url"], prefix)
+        found["cache"] = partial(_read_cache, cache["url"], cache["key"])
     if search := targets.get("search"):
-        found["search"] = partial(invariants.read_search, search["url"])
+        url, index = search["url"], search["index"]
+        found["search"] = partial(invariants.read_search, url, index)
     if warehouse := targets.get("warehouse"):
-        found["warehouse"] = partial(_read_warehouse, warehouse["catalog"])
+        catalog, table = warehouse["catalog"], warehouse["table"]
+        found["warehouse"] = partial(_read_warehouse, catalog, table)
     return found
 
 
-def _read_warehouse(facts: Mapping[str, str]) -> Books:
+def _read_cache(url: str, key: str) -> Books:
+    if not key.endswith(_ORDERS_KEY):
+        message = f"--load-cache-key must end with {_ORDERS_KEY} for the check"
+        raise ValueError(message)
+    return invariants.read_cache(url, key.removesuffix(_ORDERS_KEY))
+
+
+def _read_warehouse(facts: Mapping[str, str], table: str) -> Books:
+    if table != _ORDERS_TABLE:
+        message = f"--load-warehouse-table must be {_ORDERS_TABLE} for the check"
+        raise ValueError(message)
     more = {name: fact for name, fact in facts.items() if name != "name"}
     return invariants.read_warehouse(load_catalog(facts["name"], **more))
 

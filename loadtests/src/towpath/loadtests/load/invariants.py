@@ -301,9 +301,13 @@ class _Hashes:
                 yield dict(zip(names, values, strict=True))
 
 
-def read_search(url: str) -> Books:
+def read_search(url: str, index: str = "orders") -> Books:
     """
     Read the documents of a search cluster.
+
+    Args:
+        url: The server.
+        index: The index of orders; those of the other tables have the tables' names.
 
     Raises:
         opensearchpy.OpenSearchException: It does not answer.
@@ -327,7 +331,7 @@ def read_search(url: str) -> Books:
             },
         )
         wanted = ("order_id", "status", "total", "lines")
-        for row in _documents(client, "orders", *wanted):
+        for row in _documents(client, index, *wanted):
             number = int(row["order_id"])
             books.orders[number] = OrderRow(row["status"], Decimal(str(row["total"])))
             for line in row["lines"]:

@@ -181,9 +181,7 @@ def test_a_sink_is_not_held_against_a_database_that_cannot_be_read():
         ("warehouse", {"catalog": {}, "table": "a.b"}, "--load-warehouse-table"),
     ],
 )
-def test_a_target_whose_other_tables_are_elsewhere_cannot_be_read(
-    target, facts, option
-):
+def test_a_target_with_other_tables_elsewhere_cannot_be_read(target, facts, option):
     """
     The check reads whole tables, by names beside that of the orders.
     """

@@ -614,6 +614,29 @@ def test_statements_that_change_rows_of_a_captured_table_are_noticed(contract, u
     assert [] == untouched
 
 
+def test_a_statement_on_a_partitions_own_name_is_one_on_its_table(contract):
+    """
+    The table is captured, and the rows come with its name.
+    """
+    schema = contract.schema.read_text(encoding="utf-8")
+    parts = (
+        "create table shop.parts (id int primary key, v int) partition by range (id);"
+        "create table shop.parts_1 partition of shop.parts for values from (0) to (9)"
+        " partition by range (id);"
+        "create table shop.parts_11 partition of shop.parts_1"
+        " for values from (0) to (5);"
+    )
+    contract.schema.write_text(schema + parts, encoding="utf-8")
+    text = contract.config.read_text().replace("tables = [", "tables = ['shop.parts', ")
+    contract.config.write_text(text)
+    _, found = contract.judge("update shop.parts_11 set v = 1; truncate shop.parts_1")
+
+    assert {
+        ("notice", "shop.shop.parts", "rows updated"),
+        ("notice", "shop.shop.parts", "table truncated"),
+    } == short(found)
+
+
 def test_what_records_statements_is_no_table_of_the_application(contract):
     """
     Even if every table is captured.

@@ -230,24 +230,33 @@ create table towpath_contract.statement (
 create function towpath_contract.record() returns trigger
     language plpgsql security definer as $$
 begin
-    insert into towpath_contract.statement values (tg_relid, tg_op)
+    insert into towpath_contract.statement values (tg_argv[0]::oid, tg_op)
         on conflict do nothing;
     return null;
 end $$;
 """
 _TRIGGER: Final[LiteralString] = """
 create trigger towpath_contract after update or delete or truncate on {table}
-    for each statement execute function towpath_contract.record()
+    for each statement execute function towpath_contract.record({root})
+"""
+# A statement on a partition's own name fires the triggers of the partition alone.
+_RELATIONS: Final[LiteralString] = """
+    select root::bigint, n.nspname::text, c.relname::text
+    from unnest(%s::oid[]) as root
+    cross join lateral (select root as relid
+                        union select relid::oid from pg_partition_tree(root)) as each
+    join pg_class c on c.oid = each.relid join pg_namespace n on n.oid = c.relnamespace
+    where c.relkind in ('r', 'p')
 """
 
 
 def record_statements(connection: Connection, catalog: Catalog) -> None:
     """Record the statements that change rows of a catalog's tables from now on."""
     connection.execute(_PREPARE)
-    for table in catalog.tables.values():
-        if not table.is_view:
-            name = sql.Identifier(table.name.schema, table.name.table)
-            connection.execute(sql.SQL(_TRIGGER).format(table=name))
+    roots = [table.oid for table in catalog.tables.values() if not table.is_view]
+    for root, *name in connection.execute(_RELATIONS, (roots,)).fetchall():
+        made = sql.SQL(_TRIGGER).format(table=sql.Identifier(*name), root=root)
+        connection.execute(made)
 
 
 def recorded_statements(connection: Connection) -> list[RowStatement]:

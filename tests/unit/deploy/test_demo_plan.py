@@ -2,7 +2,9 @@
 
 import pytest
 
+from towpath.deploy.demo import parts
 from towpath.deploy.demo.stage import DemoOptions, make_plan
+from towpath.settings import Settings
 
 
 @pytest.mark.parametrize("rate", [1, 20, 50, 400])
@@ -46,3 +48,30 @@ def test_few_orders_want_few_changes():
     actual = make_plan(DemoOptions(orders=500)).wanted_changes
 
     assert expected == actual
+
+
+def test_the_load_reads_only_sinks_that_show_orders():
+    """
+    A platform that a demo joins again may have an index of another name.
+    """
+    known, other = (
+        {"name": name, "kind": "search", "url": f"http://{name}", "route": [route]}
+        for name, route in (
+            ("search", {"topic": "towpath.shop.orders", "name": "orders"}),
+            ("search_orders", {"topic": "towpath.shop.orders", "name": "orders_v2"}),
+        )
+    )
+    settings = Settings.model_validate(
+        {
+            "version": 1,
+            "source": [{"dsn": "x", "tables": ["shop.orders"]}],
+            "kafka": {"bootstrap_servers": "x"},
+            "registry": {"url": "x"},
+            "sink": [known, other],
+        }
+    )
+
+    assert {
+        "TOWPATH_LOAD_SEARCH_URL": "http://search",
+        "TOWPATH_LOAD_SEARCH_INDEX": "orders",
+    } == parts.targets(settings)

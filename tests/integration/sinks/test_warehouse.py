@@ -10,7 +10,11 @@ from support.copying import replace
 from support.warehouse_tables import ROW, Faulty, write
 from towpath.schemas.failure import UnavailableError
 from towpath.sinks.errors import StatementRefusedError, TargetUnavailableError
-from towpath.sinks.targets.warehouse.client import CATALOG, catalog_properties
+from towpath.sinks.targets.warehouse.client import (
+    CATALOG,
+    ForeignTableError,
+    catalog_properties,
+)
 from towpath.sinks.targets.warehouse.read import WarehouseReader
 from towpath.sinks.targets.warehouse.schema import lake_name
 from towpath.sinks.targets.warehouse.upkeep import erase
@@ -189,6 +193,17 @@ def test_a_table_that_was_dropped_is_filled_again(warehouse, tmp_path):
         route,
         why.rpartition("is ")[2],
     )
+
+
+def test_a_table_of_another_program_is_neither_read_nor_erased(warehouse):
+    """The route is held back; reading it names the table and the remedy."""
+    warehouse.sql("CREATE TABLE {t} (id INT)")
+    warehouse.sql("INSERT INTO {t} VALUES (1)")
+    with pytest.raises(ForeignTableError, match="no sink has created it"):
+        warehouse.rows()
+    erase(warehouse.described, "")
+
+    assert [1] == [row["id"] for row in warehouse.sql("SELECT id FROM {t}")]
 
 
 def test_what_is_erased_is_gone_and_can_be_filled_again(warehouse):

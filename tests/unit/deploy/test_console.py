@@ -135,6 +135,17 @@ def test_samples_older_than_half_an_hour_are_forgotten():
     assert expected == samples.series(["n", "m"])
 
 
+def test_samples_of_a_clock_that_was_set_back_begin_again():
+    """
+    A rate needs no day until the clock has caught up, and times ascend.
+    """
+    samples = Samples()
+    for at_s, value in ((90_000, 0), (90_010, 100), (10, 200), (20, 300)):
+        samples.add(Sample(at_s, {"n": value}))
+
+    assert ([10, 20], 10.0) == (samples.series(["n"])["at"], samples.rate("n"))
+
+
 @pytest.mark.parametrize(
     ("relay", "sink", "part"),
     [

@@ -67,6 +67,20 @@ def test_a_line_that_a_crash_has_cut_is_left_out(audit):
     assert ["begun", "7"] == outcomes(audit)
 
 
+def test_a_line_after_a_cut_one_is_whole(audit):
+    """
+    Line separators in a value end no line, and a cut character hides no other line.
+    """
+    audit.write("verify", {"key": "a\u2028ü"})
+    with audit.path.open("ab") as file:
+        file.write('{"event": "z\u00fc'.encode()[:-1])
+    audit.write("replay", {"key": "ü"})
+
+    assert [("replay", "ü"), ("verify", "a\u2028ü")] == [
+        (line["event"], line["key"]) for line in audit.newest(10)
+    ]
+
+
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [

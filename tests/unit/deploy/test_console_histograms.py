@@ -41,6 +41,23 @@ def test_a_bar_has_the_values_of_its_own_bucket(page):
     ] == list(found.bars)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<html>404</html>",
+        'towpath_sink_batch_seconds_bucket{le="1",stage="batch"} 3\n',
+    ],
+)
+def test_a_page_of_another_program_has_no_histogram(page, text):
+    """
+    It has the port that the configuration names.
+    """
+    kind = page[page.index("# TYPE") :].splitlines()[0]
+
+    assert [] == list(histograms_of(text))
+    assert [] == list(histograms_of(f"{kind}\n{text}"))
+
+
 def test_a_driver_that_does_not_answer_has_no_histogram():
     """
     The page is shown without it; a driver of no sink is not asked.

@@ -11,7 +11,12 @@ from towpath.deploy.console.long_actions import (
     missing_folder,
     shown_result,
 )
-from towpath.deploy.console.messages import HIDDEN, hidden_fields
+from towpath.deploy.console.messages import (
+    HIDDEN,
+    hidden_columns,
+    hidden_fields,
+    shown_value,
+)
 from towpath.deploy.console.runs import Run, RunEnd, Runs
 from towpath.deploy.console.security import AuditLog
 from towpath.schemas.clock import SystemClock
@@ -180,6 +185,36 @@ def test_fields_that_come_from_a_hidden_column_are_hidden(tmp_path):
     hidden = hidden_fields(chosen, chosen.sink[0].route[0])
 
     assert {"card", "masked", "label", "caption"} == hidden
+
+
+def test_a_masked_column_is_hidden_by_its_name_in_the_topic(tmp_path):
+    """
+    Also behind a rename or a template, in the sink's dead letters, and renamed again.
+    """
+    chosen = settings(
+        tmp_path,
+        {"rename": "ssn", "to": "tax_id"},
+        {"mask": "tax_id"},
+        {"template": "{first} {last}", "to": "whole"},
+        {"hash": "whole", "salt": "key"},
+    )
+    route = chosen.sink[0].route[0]
+    renamed = route.model_copy(update={"rename": {"tax_id": "number"}})
+    topics = ("towpath.shop.orders", "towpath.dead.cache", "towpath.dead.relay")
+    clear = hidden_columns(chosen, "towpath.shop.items")
+
+    assert [{"ssn", "first", "last"}] * 3 == [hidden_columns(chosen, t) for t in topics]
+    assert (set(), True) == (clear, "number" in hidden_fields(chosen, renamed))
+
+
+def test_a_value_that_is_nested_too_deeply_is_named_by_its_size():
+    """
+    One such record hides no others of its page.
+    """
+    depth = 100_000
+    value = b'{"a":' * depth + b"1" + b"}" * depth
+
+    assert "nested too deeply" in shown_value(value, frozenset({"b"}))
 
 
 def test_hidden_values_are_not_in_the_differences(tmp_path):

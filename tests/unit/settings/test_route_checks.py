@@ -116,6 +116,18 @@ def two_sinks(folder: Path, *sinks: dict[str, str]) -> Path:
     return path
 
 
+def test_a_warehouse_table_is_not_named_as_anothers_view(tmp_path: Path):
+    """
+    The catalog takes names that differ only in case for one.
+    """
+    sink = {"sink": "it", "kind": "warehouse", "more": 'folder = "lake"'}
+    route = '[[sink.route]]\ntopic = "towpath.shop.live"\nname = "shop.Orders_live"\n'
+    path = two_sinks(tmp_path, sink | {"name": "shop.orders"})
+    path.write_text(path.read_text() + route)
+    with pytest.raises(ConfigurationError, match=r"view of the route shop\.orders"):
+        load(path, {})
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "is_fit"),
     [

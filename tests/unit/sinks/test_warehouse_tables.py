@@ -156,6 +156,17 @@ def test_a_wider_column_stays_wide():
     assert evolution(wanted, existing) == []
 
 
+def test_a_name_that_differs_only_in_case_is_refused():
+    """The engine takes both for one column, and would refuse to add it."""
+    wanted = current_state(
+        "shop.orders", shape(Column("id", "integer"), Column("total", "text"))
+    )
+    own = {"_position": "string", "_is_deleted": "boolean"}
+
+    with pytest.raises(ForeignTableError, match=r"total differs only in case .* Total"):
+        evolution(wanted, {"id": "int", "Total": "string"} | own)
+
+
 @pytest.mark.parametrize(
     ("found", "wanted"),
     [

@@ -61,7 +61,24 @@ def routes_agree(settings: Settings) -> Iterator[str]:
             misnamed = check(name) if check else ""
             if misnamed:
                 yield f"sink.{sink.name}.route.{name}.name: {misnamed}"
+        if sink.kind == SinkKind.WAREHOUSE:
+            yield from _named_as_views(sink)
     yield from _written_twice(settings.sink)
+
+
+def _named_as_views(sink: Sink) -> Iterator[str]:
+    """Report routes with the name of another route's view, whatever its case."""
+    views = {
+        f"{route.name}{_VIEW_ENDING}".lower(): route.name
+        for route in sink.route
+        if route.kind is not RouteKind.EVENT_LOG
+    }
+    for name in (route.name for route in sink.route):
+        if of_route := views.get(name.lower()):
+            yield (
+                f"sink.{sink.name}.route.{name}.name: is the view of the route "
+                f"{of_route}: give it another name"
+            )
 
 
 def _too_long(route: Route, sink: Sink, where: str) -> Iterator[str]:

@@ -54,6 +54,9 @@ class Samples:
     def add(self, sample: Sample) -> None:
         """Add a sample, and forget those that are too old."""
         with self._lock:
+            # The clock was set back.
+            if self._ring and self._ring[-1].at_s > sample.at_s:
+                self._ring.clear()
             self._ring.append(sample)
             while self._ring[0].at_s < sample.at_s - KEPT_S:
                 self._ring.popleft()

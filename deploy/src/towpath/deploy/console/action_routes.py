@@ -159,9 +159,14 @@ class ReleasedAggregate(Document):
 
 
 class ReleasedDocument(Document):
-    """The released aggregates, and the action's id in the audit log."""
+    """
+    The released aggregates, and the action's id in the audit log.
+
+    ``failed`` says which were not released, and why; null if all were.
+    """
 
     released: list[ReleasedAggregate]
+    failed: str | None
     action: str
 
 

@@ -25,6 +25,7 @@ from towpath.deploy.snapshots.requests import (
 from towpath.deploy.snapshots.signals import wait_answer
 from towpath.relay.commands import dead_letters as relay
 from towpath.schemas.clock import SystemClock
+from towpath.schemas.failure import TowpathError
 from towpath.services.plumbing.http import (
     LINES,
     ConflictError,
@@ -260,14 +261,23 @@ def release_aggregates(
             letters = parked[relay.chosen(parked, *name)]
             if publishes:
                 relay.publishable(letters, drops=drops)
-        lines = []
+        lines: list[Document] = []
         for kind, id_ in names:
-            published, dropped = relay.release_aggregate(
-                settings, kind, id_, publishes=publishes, drops=drops
-            )
+            try:
+                published, dropped = relay.release_aggregate(
+                    settings, kind, id_, publishes=publishes, drops=drops
+                )
+            except TowpathError as error:
+                if not lines:
+                    raise
+                # Those before it are released: the log and the answer say so.
+                failed = f"{kind or 'any type'} {id_} and later ones are not: {error}"
+                text = "; ".join([_few([*map(_released_text, lines)]), failed])
+                return Done(text, {"released": lines, "failed": failed})
             counts = {"published": published, "dropped": dropped}
             lines.append({"type": kind, "id": id_, **counts})
-        return Done(_few([*map(_released_text, lines)]), {"released": lines})
+        text = _few([*map(_released_text, lines)])
+        return Done(text, {"released": lines, "failed": None})
 
     verb = "replay" if publishes else "discard"
     fields = {"aggregates": names, "drop": drops}

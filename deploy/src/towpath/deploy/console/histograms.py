@@ -6,6 +6,7 @@ a port that only its log names. The histograms count from the driver's start.
 """
 
 from collections.abc import Iterator, Sequence
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -74,21 +75,30 @@ def read_histograms(settings: Settings) -> list[SinkHistogram]:
 
 
 def _page(host: str, port: int) -> str:
-    """Return the metrics of a driver; empty if it does not answer."""
+    """Return the metrics of a driver; empty if none answers."""
     connection = HTTPConnection(host, port, timeout=_ANSWERED_WITHIN_S)
     try:
         connection.request("GET", "/metrics")
-        return connection.getresponse().read().decode("utf-8", "replace")
+        response = connection.getresponse()
+        page = response.read().decode("utf-8", "replace")
     except (OSError, HTTPException):
         # The status of its sinks says that the driver does not run.
         return ""
     finally:
         connection.close()
+    return page if response.status == HTTPStatus.OK else ""
 
 
 def histograms_of(page: str) -> Iterator[SinkHistogram]:
-    """Return the drawn histograms of a page of metrics, sink by sink."""
-    families = {family.name: family for family in text_string_to_metric_families(page)}
+    """
+    Return the drawn histograms of a page of metrics, sink by sink.
+
+    A page of another program, which may have the port, has none.
+    """
+    try:
+        families = {each.name: each for each in text_string_to_metric_families(page)}
+    except ValueError:
+        return
     for name, stage, title in _DRAWN:
         if name in families:
             yield from _histograms(families[name], stage, title)
@@ -100,7 +110,8 @@ def _histograms(
     buckets: dict[str, list[_Bucket]] = {}
     for sample in family.samples:
         labels = sample.labels
-        if sample.name.endswith("_bucket") and labels.get("stage") == stage:
+        is_drawn = labels.get("stage") == stage and {"le", "sink"} <= labels.keys()
+        if sample.name.endswith("_bucket") and is_drawn:
             bucket = _Bucket(float(labels["le"]), int(sample.value))
             buckets.setdefault(labels["sink"], []).append(bucket)
     for sink, found in buckets.items():

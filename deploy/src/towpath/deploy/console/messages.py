@@ -22,7 +22,7 @@ from towpath.deploy.trace import (
     operation_of,
 )
 from towpath.schemas import headers as names
-from towpath.schemas.topics import is_backfill
+from towpath.schemas.topics import dead_letter_topic, is_backfill
 from towpath.settings import Route, Settings
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
 from towpath.sinks.dead_letters.requests import (
@@ -158,10 +158,12 @@ def _text(value: bytes | str) -> str:
 def shown_value(value: bytes | str, hidden: frozenset[str]) -> str:
     """Return a value as text, with hidden columns replaced; opaque bytes by size."""
     try:
-        document = json.loads(value)
+        shown = _without(json.loads(value), hidden)
+        return json.dumps(shown, indent=1, ensure_ascii=False)
     except ValueError:
         return f"({len(value):,} bytes that are not JSON)"
-    return json.dumps(_without(document, hidden), indent=1, ensure_ascii=False)
+    except RecursionError:
+        return f"({len(value):,} bytes, nested too deeply)"
 
 
 def _without(value: Any, hidden: frozenset[str]) -> Any:  # noqa: ANN401 - JSON
@@ -176,15 +178,31 @@ def _without(value: Any, hidden: frozenset[str]) -> Any:  # noqa: ANN401 - JSON
 
 
 def hidden_columns(settings: Settings, topic: str) -> frozenset[str]:
-    """Return the columns of a topic that any route masks or hashes."""
+    """
+    Return the columns of a topic that any route masks or hashes.
+
+    A dead letter topic has records of all topics, as they were published.
+    """
+    has_all = topic.startswith(dead_letter_topic(settings.database.prefix, ""))
     return frozenset(
         column
         for sink in settings.sink
         for route in sink.route
-        if _reads(route, topic)
-        for transform in route.transforms
-        if (column := transform.mask or transform.hash) is not None
+        if has_all or _reads(route, topic)
+        for column in _masked(route)
     )
+
+
+def _masked(route: Route) -> set[str]:
+    """Return the columns of the topic from which a route masks or hashes a value."""
+    origins: dict[str, set[str]] = {}
+    masked: set[str] = set()
+    for transform in route.transforms:
+        read = {o for name in transform.inputs for o in origins.get(name, {name})}
+        if transform.mask is not None or transform.hash is not None:
+            masked |= read
+        origins |= dict.fromkeys(transform.outputs, read)
+    return masked
 
 
 def hidden_fields(settings: Settings, route: Route) -> frozenset[str]:
@@ -195,7 +213,7 @@ def hidden_fields(settings: Settings, route: Route) -> frozenset[str]:
         reads_all = transform.python is not None and not transform.inputs
         if reads_all or hidden.intersection(transform.inputs):
             hidden.update(transform.outputs)
-    return frozenset(hidden)
+    return frozenset(hidden.union(route.rename.get(name, name) for name in hidden))
 
 
 def _reads(route: Route, topic: str) -> bool:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
+from typing import IO, Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from flask import (
     Flask,
@@ -129,15 +129,15 @@ class AuditLog:
         Raises:
             AuditLogError: It cannot be written.
         """
+        # In ASCII: a line has no other ends, and a crash cuts no character.
         line = json.dumps(
-            {"at": self._clock.now().isoformat(), "event": event, **fields},
-            ensure_ascii=False,
+            {"at": self._clock.now().isoformat(), "event": event} | fields
         )
         try:
             with self._lock:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                with self.path.open("a", encoding="utf-8") as file:
-                    file.write(line + "\n")
+                with self.path.open("a+b") as file:
+                    file.write(_ended(file) + line.encode() + b"\n")
                     file.flush()
                     os.fsync(file.fileno())
         except OSError as error:
@@ -182,7 +182,7 @@ class AuditLog:
     def newest(self, count: int) -> list[dict[str, Any]]:
         """Return the newest entries, newest first, without a line that a crash cut."""
         try:
-            lines = self.path.read_text(encoding="utf-8").splitlines()
+            lines = self.path.read_bytes().rstrip(b"\n").split(b"\n")
         except FileNotFoundError:
             return []
         entries = []
@@ -190,6 +190,14 @@ class AuditLog:
             with suppress(ValueError):
                 entries.append(json.loads(line))
         return entries
+
+
+def _ended(file: IO[bytes]) -> bytes:
+    """Return the end of a line that a crash has cut; empty without one."""
+    if not file.seek(0, os.SEEK_END):
+        return b""
+    file.seek(-1, os.SEEK_END)
+    return b"" if file.read(1) == b"\n" else b"\n"
 
 
 class Access:

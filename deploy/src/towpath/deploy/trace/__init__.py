@@ -233,7 +233,7 @@ def names_of_key(key: bytes | str | None) -> Iterator[str]:
     yield text
     try:
         values = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return
     if isinstance(values, dict):
         inner = values.get("payload", values) if "schema" in values else values
@@ -265,7 +265,7 @@ def operation_of(value: bytes | str | None) -> str:
         return "tombstone"
     try:
         document = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     inner = document.get("payload", document) if isinstance(document, dict) else {}
     operation = inner.get("op") if isinstance(inner, dict) else None

@@ -36,8 +36,8 @@ KeyOption = Annotated[
     str | None,
     Parameter(
         name="--key",
-        help="A key as the records have it, its values alone (7, 7:de), or one "
-        "record as TOPIC/PARTITION/OFFSET.",
+        help="A key as the records have it, alone or behind its topic and a space, "
+        "its values alone (7, 7:de), or one record as TOPIC/PARTITION/OFFSET.",
     ),
 ]
 

@@ -106,7 +106,7 @@ def text_of_key(key: bytes | None) -> str:
 
 def _names(subject: Subject) -> set[str]:
     text = text_of_key(subject.key)
-    names = {text} if subject.key is not None else set()
+    names = set() if subject.key is None else {text, f"{subject.topic} {text}"}
     if subject.at is not None:
         names.add("/".join(map(str, (subject.topic, *subject.at))))
     try:

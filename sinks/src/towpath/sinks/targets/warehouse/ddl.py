@@ -142,13 +142,23 @@ def evolution(table: LakeTable, existing: Mapping[str, str]) -> list[str]:
         existing: Column names and types, as the engine describes them.
 
     Raises:
-        ForeignTableError: A column has a type that cannot be widened as wanted.
+        ForeignTableError: A column has a type that cannot be widened as wanted, or a
+            name that differs from a wanted one only in case.
     """
     statements = []
+    spelled = {name.lower(): name for name in existing}
     alter = f"ALTER TABLE {table.name.sql}"
     for column in table.columns:
         found, wanted = existing.get(column.name), column.type.ddl
         name = quoted(column.name)
+        other = spelled.get(column.name.lower(), column.name)
+        if found is None and other != column.name:
+            # The engine takes both for one column.
+            message = (
+                f"{table.name.namespace}.{table.name.table}: column {column.name} "
+                f"differs only in case from the warehouse's column {other}"
+            )
+            raise ForeignTableError(message)
         if found is None:
             statements.append(f"{alter} ADD COLUMN {name} {wanted}")
         elif widens(found, wanted):

@@ -155,7 +155,8 @@ def describe_table(session: SqlSession, name: LakeName) -> TableState:
     """Read the state of a table."""
     described = session.sql(f"DESCRIBE TABLE {name.sql}").to_pylist()
     pairs = [(row["col_name"], row["data_type"]) for row in described]
-    ends = [n for n, (name, _) in enumerate(pairs) if not name or name[0] == "#"]
+    # A heading, such as "# Partitioning"; a column may begin with "#", too.
+    ends = [n for n, (name, _) in enumerate(pairs) if not name or name[:2] == "# "]
     end = ends[0] if ends else len(pairs)
     stored = session.sql(f"SHOW TBLPROPERTIES {name.sql}").to_pylist()
     return TableState(

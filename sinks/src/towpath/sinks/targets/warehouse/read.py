@@ -32,6 +32,7 @@ from towpath.sinks.key_text import key_parts, key_text
 from towpath.sinks.ports import StoredRow
 from towpath.sinks.targets.warehouse.client import (
     UNDEFINED_TABLE,
+    ForeignTableError,
     catalog_properties,
     open_catalog,
     translated,
@@ -141,7 +142,12 @@ def _scan(
 
 
 def _key(table: Table) -> tuple[str, ...]:
-    return tuple(json.loads(table.properties[KEY_PROPERTY]))
+    stored = table.properties.get(KEY_PROPERTY)
+    if stored is None:
+        name = ".".join(table.name())
+        message = f"{name} exists, and no sink has created it"
+        raise ForeignTableError(message)
+    return tuple(json.loads(stored))
 
 
 def _may_be(table: Table, keys: Iterable[str]) -> BooleanExpression:

@@ -7,7 +7,7 @@ batches and never at the same time as one.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -20,7 +20,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from towpath.schemas.clock import Clock
 from towpath.schemas.findings import CheckFinding
-from towpath.settings import RouteKind, Sink, WarehouseOptions
+from towpath.settings import Route, RouteKind, Sink, WarehouseOptions
 from towpath.sinks.targets.health import LakeHealth, lake_findings
 from towpath.sinks.targets.warehouse.client import (
     CATALOG,
@@ -28,6 +28,7 @@ from towpath.sinks.targets.warehouse.client import (
     open_catalog,
     translated,
 )
+from towpath.sinks.targets.warehouse.ddl import KEY_PROPERTY
 from towpath.sinks.targets.warehouse.schema import LakeName, lake_name, literal
 from towpath.sinks.targets.warehouse.statements import purge
 
@@ -167,7 +168,10 @@ _DROP_VIEW: Final = text(
 
 def erase(sink: Sink, _prefix: str) -> None:
     """
-    Delete a sink's tables; safe to repeat. The sink must not run meanwhile.
+    Delete the tables that a sink has created; safe to repeat.
+
+    The sink must not run meanwhile. An interruption within the deletion of a table may
+    leave files that no catalog names.
 
     Raises:
         UnavailableError: The catalog or the files cannot be read: repeat the call.
@@ -176,21 +180,26 @@ def erase(sink: Sink, _prefix: str) -> None:
         catalog = open_catalog(sink)
         try:
             for route in sink.route:
-                name = lake_name(route.name)
-                _drop_view(catalog, name.live)
-                _drop_table(catalog, name)
+                with _unless_absent():
+                    _erase_table(catalog, route)
         finally:
             catalog.close()
 
 
-def _drop_table(catalog: Catalog, name: LakeName) -> None:
-    with _unless_absent():
-        catalog.purge_table(tuple(name))
+def _erase_table(catalog: Catalog, route: Route) -> None:
+    name = lake_name(route.name)
+    if KEY_PROPERTY not in catalog.load_table(tuple(name)).properties:
+        # Its route was held back: another program has created the table.
+        return
+    if route.kind is not RouteKind.EVENT_LOG:
+        _drop_view(catalog, name.live)
+    catalog.purge_table(tuple(name))
 
 
 def _drop_view(catalog: Catalog, name: LakeName) -> None:
     if not isinstance(catalog, SqlCatalog):
-        with _unless_absent():
+        # A catalog of the REST protocol need not know views.
+        with _unless_absent(), suppress(NotImplementedError):
             catalog.drop_view(tuple(name))
         return
     names = {"catalog": CATALOG, "namespace": name.namespace, "view": name.table}

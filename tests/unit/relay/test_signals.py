@@ -178,6 +178,23 @@ def test_stop_and_log_signals_are_read(kind, data, request_):
         ),
         (
             "execute-snapshot",
+            '{"data-collections": ["a.b"], "max-rows-per-second": 3000000000}',
+            "at most 2147483647",
+        ),
+        (
+            "execute-snapshot",
+            '{"data-collections": ["a.b"], "surrogate-key": "a\\u0000b"}',
+            "surrogate-key must be",
+        ),
+        (
+            "execute-snapshot",
+            json.dumps({"data-collections": ["a" * 501]}),
+            "more than 500 characters",
+        ),
+        ("log", '{"message": "a\\u0000b"}', "text that Postgres can store"),
+        ("log", '{"n": 1e9999999999999999999}', "not JSON"),
+        (
+            "execute-snapshot",
             '{"data-collections": ["a.b"], "max-rows-per-second": true}',
             "above zero",
         ),

@@ -308,11 +308,23 @@ def test_a_sweep_is_ignored_by_an_event_log():
     """
     A log keeps past events; an index of aggregates has a floor like any other.
     """
-    record = event(b'{"op": "m"}', sweep=b"000000000000abc8.-", snapshot=b"s")
+    headers = {"sweep": b"000000000000abc8.-", "snapshot": b"s"}
+    record = event(b'{"op": "m"}')._replace(headers=headers)
     (floor,) = decode([record], AGGREGATES).floors
 
     assert ([], [], [], 1, []) == decode([record], ROUTES)
     assert ("orders", "000000000000abc8.-") == floor[:2]
+
+
+@pytest.mark.parametrize("name", ["sweep", "towpath-barrier"])
+def test_an_events_own_header_is_no_command(name):
+    """
+    Whoever writes events must not delete rows, nor hide events from the sinks.
+    """
+    record = event(**{name: b"ffffffffffffffff.-", "sweep_partitions": b"1"})
+    view, log = decode([record], AGGREGATES), decode([record], ROUTES)
+
+    assert (1, [], 1) == (len(view.changes), view.floors, len(log.events))
 
 
 def test_a_read_event_is_skipped_by_an_event_log_and_counted():

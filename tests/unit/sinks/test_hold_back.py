@@ -122,6 +122,36 @@ def test_a_truncate_supersedes_an_unreadable_record_of_its_batch():
     )
 
 
+def test_a_truncate_of_one_route_supersedes_nothing_of_another():
+    """
+    The row stays in the route that keeps it, and its dead letter can be replayed.
+    """
+    kept = {"topic": TOPIC, "name": "kept", "on_truncate": "keep"}
+    routes = [{"topic": TOPIC, "name": "orders"}, kept]
+    block = {"name": "cache", "kind": "cache", "url": "redis://x", "route": routes}
+    shop = Shop(settings=SinkSettings.model_validate(block))
+    headers = {"position": b"%016x.0000000000" % 16}
+    truncated = Record(Origin(TOPIC, 0, 2), None, b'{"op": "t"}', headers)
+    shop.write(change(1, "z"), truncated)
+
+    assert [1] == open_letters(shop.letters)
+
+
+def test_a_change_in_a_recreated_topic_is_parked_behind_its_key():
+    """
+    Its offset is below that of the dead letter, and its position above.
+    """
+    shop = Shop()
+    shop.write(change(7, "z"))
+    again = replace(change(9, note="new"), origin=Origin(TOPIC, 0, 2))
+    results = [shop.write(again) for _ in range(2)]
+
+    assert ([1, 0], [2, 7]) == (
+        [result.dead_letters for result in results],
+        open_letters(shop.letters),
+    )
+
+
 class OrderedReceiver(MemorySink):
     """Accepts events in order, and refuses some until it is repaired."""
 

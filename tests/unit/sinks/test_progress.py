@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime
 
+import pytest
+
 from towpath.sinks.state.progress import (
     Progress,
     State,
@@ -35,6 +37,17 @@ def test_a_sink_that_never_ran_is_starting(tmp_path):
     Without a file there is no progress.
     """
     assert Progress(sink="cache") == stored_progress(tmp_path / "none.json", "cache")
+
+
+@pytest.mark.parametrize("content", [b"{}", b"[]", b"\xff", b'{"state": "later"}'])
+def test_a_progress_that_is_not_readable_counts_as_none(tmp_path, content):
+    """
+    It may be of a later version; one sink's file must not end a driver of several.
+    """
+    path = tmp_path / "progress.json"
+    path.write_bytes(content)
+
+    assert Progress(sink="cache") == stored_progress(path, "cache")
 
 
 def test_no_temporary_file_is_left_beside_the_progress(tmp_path):

@@ -186,9 +186,36 @@ def test_a_complete_sweep_ends_lower_ones_of_its_topic(open_sweeps):
     The file does not grow with the number of snapshots.
     """
     for number in range(1, 5):
-        open_sweeps().record([sweep_floor(p, number=number) for p in range(3)])
+        sweeps = open_sweeps()
+        sweeps.carried_out(
+            sweeps.record([sweep_floor(p, number=number) for p in range(3)])
+        )
 
     assert () == open_sweeps().record([sweep_floor(1)])
+
+
+def test_a_sweep_that_completes_with_a_higher_one_is_repeated_with_it(open_sweeps):
+    """
+    The batch may fail, and its repetition need not have all of its records.
+    """
+    lower = [sweep_floor(p) for p in range(3)]
+    higher = [sweep_floor(p, number=2) for p in range(3)]
+    open_sweeps().record([*lower[:2]])
+    open_sweeps().record([lower[2], *higher])
+
+    assert (lower[2], *higher) == open_sweeps().record([lower[2], *higher])
+
+
+def test_the_end_of_a_snapshot_waits_behind_a_higher_sweep(open_sweeps):
+    """
+    It stands at the lowest floor, and only marks that all rows were delivered.
+    """
+    end = [replace(sweep_floor(p, number=0), snapshot_id="columns") for p in range(3)]
+    sweeps = open_sweeps()
+    sweeps.record(end[:1])
+    sweeps.carried_out(sweeps.record([sweep_floor(p) for p in range(3)]))
+
+    assert (end[2],) == open_sweeps().record(end[1:])[-1:]
 
 
 def test_a_truncate_does_not_wait_for_all_partitions(open_sweeps):

@@ -1,8 +1,11 @@
 """One canonical text per value, on both sides."""
 
+from decimal import Decimal
+
 import pytest
 
-from towpath.sinks.verify.canonical import canonical_of
+from towpath.sinks.verify.canonical import canonical_of, value_differences
+from towpath.sinks.verify.compare import Difference, DifferenceKind
 from towpath.sinks.verify.table import UTC_TIMESTAMP
 
 
@@ -72,3 +75,29 @@ def test_an_unrepresentable_instant_is_null_on_both_sides(type_name):
         form(None),
         form("2026-01-01"),
     )
+
+
+@pytest.mark.parametrize(
+    ("source", "sink", "paths"),
+    [
+        ('{"a.b": 1}', '{"a": {"b": 1}}', ["a.b", "a.b"]),
+        ('{"a": [1]}', '{"a": {"0": 1}}', ["a.0", "a[0]"]),
+        ('{"a.b": 1, "a": {"b": 2}}', '{"a.b": 3, "a": {"b": 2}}', ["a.b"]),
+    ],
+)
+def test_fields_with_dots_in_their_names_differ_from_nested_ones(source, sink, paths):
+    """
+    A document that differs never has no difference.
+    """
+    found = value_differences(Difference(DifferenceKind.CHANGED, "7", "", source, sink))
+
+    assert paths == sorted(each.column for each in found)
+
+
+@pytest.mark.parametrize("value", ["abc", Decimal("1.5"), [1], "1e999999"])
+@pytest.mark.parametrize("kind", ["real", "double precision"])
+def test_a_value_from_before_a_change_of_type_has_a_text(kind, value):
+    """
+    It is a difference, and ends no verification.
+    """
+    assert isinstance(canonical_of(kind)(value), str)

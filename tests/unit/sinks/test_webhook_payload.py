@@ -1,8 +1,10 @@
 """Requests as a receiver gets them."""
 
 import json
+import re
 
 import orjson
+import pytest
 
 from support.copying import replace
 from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin
@@ -38,6 +40,17 @@ def only(given) -> dict:
     """Return the one change of a request, as its receiver reads it."""
     (one,) = json.loads(request_of([given]).body)["changes"]
     return one
+
+
+@pytest.mark.parametrize("event_id", ["заказ-2", "a\nb", "1.2", "x" * 500])
+def test_an_event_id_that_is_no_header_value_is_hashed(event_id):
+    """
+    The id of the request is plain text without a dot; the change has the event's own.
+    """
+    given = event(1)._replace(id=event_id)
+
+    assert re.fullmatch(r"event_[0-9a-f]{32}_[0-9a-f]{32}", id_of(given))
+    assert event_id == only(given)["event_id"]
 
 
 def test_a_row_request_has_key_position_and_columns():

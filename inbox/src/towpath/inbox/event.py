@@ -82,7 +82,13 @@ def json_payload(event: Event) -> Any:  # noqa: ANN401 - any JSON value
 
 
 def is_control(event: Event) -> bool:
-    """Return whether a record carries no event: a barrier or a sweep of the relay."""
+    """
+    Return whether a record carries no event: a barrier or a sweep of the relay.
+
+    An event may have a header of such a name from its writer.
+    """
+    if headers.EVENT_ID in event.headers:
+        return False
     return headers.BARRIER in event.headers or headers.SWEEP in event.headers
 
 

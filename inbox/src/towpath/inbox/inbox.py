@@ -492,9 +492,10 @@ def _mark(sql: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _storable(text: str) -> str:
-    """Return text that Postgres can store: no NUL, no bytes that are not UTF-8."""
-    return (
-        text.encode(errors="surrogateescape")
-        .decode(errors="backslashreplace")
-        .replace("\0", "\\0")
-    )
+    """Return text that Postgres can store: no NUL, nothing that is not UTF-8."""
+    try:
+        encoded = text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        # Half of a surrogate pair, for example of a text that was cut.
+        encoded = text.encode(errors="backslashreplace")
+    return encoded.decode(errors="backslashreplace").replace("\0", "\\0")

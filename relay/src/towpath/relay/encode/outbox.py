@@ -62,6 +62,7 @@ from towpath.settings.syntax import PlacedIn, parse_placement
 NO_AGGREGATE_TYPE: Final = "the row has no aggregate type"
 NO_ROUTE: Final = "the column that names the topic is null"
 HEADERS_NOT_AN_OBJECT: Final = "the row's headers are not a JSON object"
+NUL_IN_HEADER: Final = "the name of one of the row's headers has a NUL"
 NO_INSTANT: Final = "the row's occurred_at is not a Postgres timestamp"
 BAD_TIMESTAMP: Final = "Kafka does not accept the row's timestamp"
 OWN_NAME: Final = "a header of a row has a name that the relay reserves"
@@ -92,6 +93,8 @@ _RELAY_HEADERS: Final = frozenset(
         headers.SNAPSHOT,
         headers.PARKED,
         headers.RELEASED,
+        headers.BARRIER,
+        headers.DEAD_LETTERS,
     }
 )
 
@@ -277,11 +280,18 @@ def _read_entries(text: bytes) -> dict[str, bytes]:
         return {}
     if not isinstance(entries, dict):
         raise UnroutableError(HEADERS_NOT_AN_OBJECT)
-    return {
-        name: value.encode() if isinstance(value, str) else orjson.dumps(value)
-        for name, value in entries.items()
-        if value is not None
-    }
+    if any("\0" in name for name in entries):
+        # The client would cut the name there.
+        raise UnroutableError(NUL_IN_HEADER)
+    try:
+        return {
+            name: value.encode() if isinstance(value, str) else orjson.dumps(value)
+            for name, value in entries.items()
+            if value is not None
+        }
+    except TypeError as error:
+        # A value is nested more deeply than the writer of JSON allows.
+        raise UnroutableError(HEADERS_NOT_AN_OBJECT) from error
 
 
 def _continue_trace(draft: EventDraft) -> None:

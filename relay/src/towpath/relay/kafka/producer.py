@@ -73,6 +73,9 @@ _MAX_MESSAGES: Final = 500_000
 
 # The size limit of a request; topics may have lower ones.
 MAX_BATCH_BYTES: Final = 1_000_000
+# The greatest values that the client accepts.
+_LARGEST_RECORD_BYTES: Final = 1_000_000_000
+_LARGEST_QUEUE_KBYTES: Final = 2_147_483_647
 
 # A client whose transaction or whose whole state is lost refuses records with these.
 _LOST: Final = frozenset({KafkaError._FATAL, KafkaError._FENCED, KafkaError._STATE})  # noqa: SLF001
@@ -103,7 +106,7 @@ class KafkaProducer:
         self._fatal: str | None = None
         self._is_transactional = transactional_id is not None
         self._has_uncommitted = False
-        self._is_unreachable = False
+        self._outage = _Outage()
         guarantee: dict[str, object] = {"enable.gapless.guarantee": True}
         if transactional_id is not None:
             guarantee = {"transactional.id": transactional_id}
@@ -118,12 +121,16 @@ class KafkaProducer:
                 "message.timeout.ms": 0,
                 "linger.ms": LINGER_MS,
                 "batch.size": min(MAX_BATCH_BYTES, batch_bytes),
-                "message.max.bytes": max(MAX_BATCH_BYTES, record_bytes),
-                "queue.buffering.max.kbytes": _ROOM_FACTOR
-                * max_in_flight_bytes
-                // 1024,
+                "message.max.bytes": min(
+                    max(MAX_BATCH_BYTES, record_bytes), _LARGEST_RECORD_BYTES
+                ),
+                # One record fits in any case.
+                "queue.buffering.max.kbytes": min(
+                    _ROOM_FACTOR * max(max_in_flight_bytes, record_bytes) // 1024,
+                    _LARGEST_QUEUE_KBYTES,
+                ),
                 "queue.buffering.max.messages": _MAX_MESSAGES,
-                "error_cb": self._notice,
+                "error_cb": self._outage.notice,
             },
         )
         self._produce = self._producer.produce
@@ -211,9 +218,7 @@ class KafkaProducer:
         Raises:
             DeliveryFailedError: The producer has failed.
         """
-        if self._serve(timeout_s) and self._is_unreachable:
-            self._is_unreachable = False
-            _LOG.info("broker reachable again")
+        self._outage.served(self._serve(timeout_s))
         if self._fatal is not None:
             raise DeliveryFailedError(self._fatal)
 
@@ -250,11 +255,31 @@ class KafkaProducer:
             self._fatal = error.args[0].str()
             return 0
 
-    def _notice(self, error: KafkaError) -> None:
+
+class _Outage:
+    """
+    Logs when no broker is reachable, and when one is again.
+
+    It does not hold the client, which holds it: a closed client is freed at once.
+    """
+
+    def __init__(self) -> None:
+        self._is_on = False
+        self._notices = 0
+
+    def notice(self, error: KafkaError) -> None:
         """Record an error of the client; called from ``poll``."""
-        if not self._is_unreachable and error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
-            self._is_unreachable = True
+        self._notices += 1
+        if not self._is_on and error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
+            self._is_on = True
             _LOG.warning("broker not reachable: waiting", reason=error.str())
+
+    def served(self, count: int) -> None:
+        """Record that ``poll`` has served events; errors are among them."""
+        notices, self._notices = self._notices, 0
+        if self._is_on and count > notices:
+            self._is_on = False
+            _LOG.info("broker reachable again")
 
 
 def fence(kafka: Kafka, transactional_id: str) -> None:

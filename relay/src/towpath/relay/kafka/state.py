@@ -4,7 +4,8 @@ The state topic, read and written at start; the loop's producer writes it too.
 ``towpath.relay.recovery.state`` describes its content.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
@@ -16,8 +17,10 @@ from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, make_client
 from towpath.relay.kafka.reading import read_to_ends
 from towpath.relay.recovery.state import State, StateDocument, parse_state
 from towpath.schemas import topics
+from towpath.schemas.clock import StallTimeout, SystemClock
 from towpath.settings import Kafka
 
+_POLL_S: Final = 0.1
 _AT_ONCE: Final[Mapping[str, Any]] = {
     "acks": "all",
     "linger.ms": 0,
@@ -113,7 +116,38 @@ def _produce(producer: Producer, records: Sequence[Record]) -> None:
         if error is not None:
             refused.append(error)
 
-    for record in records:
+    if not _is_delivered(producer, records, on_delivery) or refused:
+        topics = ", ".join(sorted({record.topic for record in records}))
+        why = f": {refused[0].str()}" if refused else ""
+        reason = f"Kafka did not acknowledge a record to {topics}{why}"
+        raise BrokerUnavailableError(reason)
+
+
+def _is_delivered(
+    producer: Producer,
+    records: Iterable[Record],
+    on_delivery: Callable[[KafkaError | None, Message], None],
+) -> bool:
+    """Produce records; return whether all were answered, as fast as it may be."""
+    stall = StallTimeout(SystemClock(), REQUEST_TIMEOUT_S)
+    waiting = deque(records)
+    while left := len(waiting) + len(producer):
+        if waiting and _hand_over(producer, waiting[0], on_delivery):
+            waiting.popleft()
+            continue
+        producer.poll(_POLL_S)
+        if stall.is_over(left):
+            return False
+    return True
+
+
+def _hand_over(
+    producer: Producer,
+    record: Record,
+    on_delivery: Callable[[KafkaError | None, Message], None],
+) -> bool:
+    """Give a record to the client; return whether its queue had room."""
+    try:
         producer.produce(
             record.topic,
             record.value,
@@ -122,8 +156,6 @@ def _produce(producer: Producer, records: Sequence[Record]) -> None:
             headers=record.headers,
             on_delivery=on_delivery,
         )
-    if producer.flush(REQUEST_TIMEOUT_S) or refused:
-        topics = ", ".join(sorted({record.topic for record in records}))
-        why = f": {refused[0].str()}" if refused else ""
-        reason = f"Kafka did not acknowledge a record to {topics}{why}"
-        raise BrokerUnavailableError(reason)
+    except BufferError:
+        return False
+    return True

@@ -75,6 +75,7 @@ def copy_out(connection: Connection, statement: bytes) -> Iterator[list[bytes]]:
     has_ended = False
     try:
         pgconn.send_query(statement)
+        _send_all(pgconn)
         result = _result(pgconn, poll)
         if result is not None and result.status == pq.ExecStatus.COPY_OUT:
             yield from _batches(pgconn, poll)
@@ -86,6 +87,16 @@ def copy_out(connection: Connection, statement: bytes) -> Iterator[list[bytes]]:
             connection.close()
     if result is None or result.status != pq.ExecStatus.COMMAND_OK:
         raise _error(result)
+
+
+def _send_all(pgconn: pq.abc.PGconn) -> None:
+    """Send what is left of a statement that is larger than the socket's buffer."""
+    poll = select.poll()
+    poll.register(pgconn.socket, select.POLLIN | select.POLLOUT)
+    while pgconn.flush():
+        poll.poll()
+        # The server may wait for its answer to be taken.
+        pgconn.consume_input()
 
 
 def _batches(pgconn: pq.abc.PGconn, poll: select.poll) -> Iterator[list[bytes]]:

@@ -63,6 +63,11 @@ _BY_STATE: Final = MappingProxyType(
 )
 _PORTS: Final = re.compile(r"[0-9,]*\Z")
 _UNAVAILABLE: Final = ("08", "57P0", "53")
+# Texts of libpq and the server about a connection that a retry may open.
+_PASSING: Final = re.compile(
+    r"connection slots|too many (?:connections|clients)|closed the connection"
+    r"|database system is|[Cc]onnection (?:reset|refused|timed out)|timeout expired"
+)
 
 
 def connect(dsn: str, *, replication: bool = False) -> Connection:
@@ -149,9 +154,12 @@ def _was_login(error: psycopg.Error) -> bool:
     """
     Return whether a connection failed after the server had asked for a password.
 
-    A refused login has no SQLSTATE, like a dead server.
+    A refused login has no SQLSTATE, like a dead server, and like a full one after the
+    password was accepted.
     """
     if error.sqlstate is not None or error.pgconn is None:
+        return False
+    if _PASSING.search(str(error)):
         return False
     return bool(error.pgconn.needs_password or error.pgconn.used_password)
 

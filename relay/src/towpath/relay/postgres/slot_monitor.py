@@ -26,7 +26,6 @@ from typing import Final, NamedTuple, Protocol
 import psycopg
 import structlog
 
-from towpath.relay.errors import SourceUnavailableError
 from towpath.relay.postgres.connect import Connection, connect, translated_errors
 from towpath.relay.postgres.queries import query
 from towpath.relay.snapshot.naming import Registration
@@ -230,17 +229,26 @@ class SlotMonitor:
             while not self._ending.is_set():
                 reason = self._turn()
                 if reason is not None:
-                    self._on_lost(reason)
+                    self._end_session(reason)
                     return
                 self._ending.wait(self._idle_s())
+        except Exception as error:  # noqa: BLE001 - whatever a task raises
+            # Without the monitor, nobody holds the claim: the session must end.
+            _LOG.exception("slot monitor failed")
+            self._end_session(f"the slot monitor failed: {error!r}")
         finally:
             self._disconnect()
+
+    def _end_session(self, reason: str) -> None:
+        """End the session, unless it has ended: the next one has its own monitor."""
+        if not self._ending.is_set():
+            self._on_lost(reason)
 
     def _turn(self) -> str | None:
         """Run what is due; return why the session must end, if it must."""
         try:
             self._claim.check()
-        except SourceUnavailableError as lost:
+        except TowpathError as lost:
             return f"the claim on the slot is lost: {lost}"
         reason = None
         try:

@@ -63,6 +63,9 @@ _SELECTS: Final = ("select", "with", "table", "values", "(")
 # They are stored in one row, which is written again with each chunk's progress: more
 # would load the source. Longer lists need several signals.
 MAX_KEYS: Final = 10_000
+# Of the column that stores it, and of the index that has the name.
+_LARGEST_RATE: Final = 2_147_483_647
+_LONGEST_NAME: Final = 500
 
 
 class SignalRejectedError(DataError):
@@ -166,7 +169,10 @@ def parse_signal(signal_type: str, data: str | None) -> Request:
     if signal_type == "execute-snapshot":
         return _execute(fields)
     if signal_type == "log":
-        return LogMessage(str(fields.get("message", "")))
+        message = str(fields.get("message", ""))
+        if not is_storable(message):
+            _reject("message must be text that Postgres can store")
+        return LogMessage(message)
     return _selection(_SELECTIONS[signal_type], fields)
 
 
@@ -219,8 +225,11 @@ def _kind(fields: Mapping[str, Any]) -> str:
 
 def _rate(fields: Mapping[str, Any]) -> int | None:
     rate = fields.get("max-rows-per-second")
-    if rate is not None and (type(rate) is not int or rate < 1):
-        _reject("max-rows-per-second must be a whole number above zero")
+    if rate is not None and (type(rate) is not int or not 0 < rate <= _LARGEST_RATE):
+        _reject(
+            f"max-rows-per-second must be a whole number above zero, at most "
+            f"{_LARGEST_RATE}"
+        )
     return rate
 
 
@@ -228,7 +237,7 @@ def _order_by(fields: Mapping[str, Any]) -> tuple[str, ...]:
     columns = fields.get("surrogate-key") or []
     names = [columns] if isinstance(columns, str) else columns
     if not isinstance(names, list) or not all(
-        isinstance(name, str) and name for name in names
+        _is_text(name) and name for name in names
     ):
         _reject("surrogate-key must be the name of a column, or a list of names")
     return tuple(dict.fromkeys(names))
@@ -301,8 +310,8 @@ def _shown(value: object) -> str:
 def _json_object(text: str | bytes, not_json: str, no_object: str) -> Mapping[str, Any]:
     try:
         fields = json.loads(text, parse_float=Decimal)
-    except (ValueError, RecursionError) as error:
-        _reject(f"{not_json}: {error}")
+    except (ValueError, RecursionError, ArithmeticError) as error:
+        _reject(f"{not_json}: {error or type(error).__name__}")
     if not isinstance(fields, dict):
         _reject(no_object)
     return fields
@@ -312,6 +321,8 @@ def _names(fields: Mapping[str, Any], *, required: bool) -> tuple[str, ...]:
     names = fields.get("data-collections") or []
     if not isinstance(names, list) or not all(_is_text(x) and x for x in names):
         _reject("data-collections must be a list of names")
+    if any(len(name) > _LONGEST_NAME for name in names):
+        _reject(f"a data-collection has more than {_LONGEST_NAME} characters")
     if required and not names:
         _reject("data-collections must name at least one table")
     return tuple(dict.fromkeys(names))

@@ -30,6 +30,7 @@ from towpath.sinks.dead_letters.entries import (
     shared_topic,
 )
 from towpath.sinks.dead_letters.parked import ParkedKeys
+from towpath.sinks.fold import highest_per_route
 
 
 class KeyRule(NamedTuple):
@@ -141,7 +142,7 @@ def hold_back_parked(
         position = position_of(record) or ""
         if not parked.is_over(key, position):
             steps[key].append(_Step(position, record.origin, is_unreadable=True))
-    by_topic = _by_topic(floors)
+    by_topic = _by_topic(_shared_floors(floors, rule))
     for key, of_key in steps.items():
         above = by_topic[key.topic] if rule.is_superseded(key.topic) else []
         outcome = _outcome([*of_key, *above], parked, key)
@@ -229,6 +230,25 @@ def _waiting(
     return found
 
 
+def _shared_floors(floors: Iterable[Floor], rule: KeyRule) -> list[Floor]:
+    """
+    Return the floors that hold for every route of their topic.
+
+    One of a single route supersedes no dead letter of another: a TRUNCATE deletes
+    nothing from a route with ``on_truncate = "keep"``.
+    """
+    by_topic: dict[str, list[Floor]] = defaultdict(list)
+    for floor in floors:
+        by_topic[shared_topic(floor.origin.topic)].append(floor)
+    shared: list[Floor] = []
+    for topic, found in by_topic.items():
+        highest = highest_per_route(found)
+        routes = {route.name for route, _ in rule.routes.reading(topic)}
+        least = min((highest.get(route, "") for route in routes), default="")
+        shared += [floor for floor in found if floor.position <= least]
+    return shared
+
+
 def _by_topic(floors: Iterable[Floor]) -> dict[str, list[_Step]]:
     steps: dict[str, list[_Step]] = defaultdict(list)
     for floor in floors:
@@ -305,7 +325,7 @@ class ReleasedKeys:
         refused = {x.parked for x in dead_letters if x.record.origin not in waits}
         self._rows = {k: p for k, p in held.superseding.items() if k not in refused}
         self._floors: dict[str, str] = defaultdict(str)
-        for floor in floors:
+        for floor in _shared_floors(floors, rule):
             topic = shared_topic(floor.origin.topic)
             if rule.is_superseded(topic):
                 self._floors[topic] = max(self._floors[topic], floor.position)

@@ -355,4 +355,4 @@ class PendingRefetches:
             return b""
 
     def _write(self, content: bytes) -> None:
-        replace_file(self._path, content)
+        replace_file(self._path, content, is_durable=True)

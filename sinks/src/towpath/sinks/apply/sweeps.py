@@ -59,8 +59,7 @@ class Sweeps:
         for floor in waiting:
             self._note(floor)
         complete = [floor for floor in waiting if self._is_complete(floor)]
-        self._forget_below(complete)
-        replace_file(self._path, orjson.dumps(self._delivered))
+        self._write()
         for floor in waiting:
             if floor not in complete:
                 _log.info(
@@ -73,10 +72,12 @@ class Sweeps:
 
     def carried_out(self, floors: Iterable[Floor]) -> None:
         """Mark the routes of applied sweeps as complete; the batch is durable."""
-        for floor in floors:
-            if floor.needs_all:
-                route, snapshot_id = floor.route, floor.snapshot_id
-                incomplete.end(self._state_folder, self._sink, route, snapshot_id)
+        complete = [floor for floor in floors if floor.needs_all]
+        for floor in complete:
+            route, snapshot_id = floor.route, floor.snapshot_id
+            incomplete.end(self._state_folder, self._sink, route, snapshot_id)
+        if self._forget_below(complete):
+            self._write()
 
     def _read(self) -> _Deliveries:
         try:
@@ -103,19 +104,25 @@ class Sweeps:
     def _count(self, topic: str) -> int:
         return len(self._cluster.end_offsets([topic]).get(topic, {}))
 
-    def _forget_below(self, complete: Iterable[Floor]) -> None:
+    def _forget_below(self, complete: Iterable[Floor]) -> bool:
         """
-        Forget lower floors of the topics of complete ones.
+        Forget lower floors of the topics of complete ones; return whether there were.
 
-        The complete ones may come again. A lower floor of another topic, such as a
-        snapshot's own, may still be waiting.
+        The complete ones may come again. A lower floor may still be waiting if it is of
+        another topic, such as a snapshot's own, or only marks the end of a snapshot.
         """
+        is_changed = False
         for floor in complete:
-            delivered = self._delivered[floor.route]
-            for lower in [name for name in delivered if name < floor.position]:
-                delivered[lower].pop(floor.origin.topic, None)
-                if not delivered[lower]:
-                    del delivered[lower]
+            delivered = self._delivered.get(floor.route, {})
+            lower = [n for n in delivered if " " not in n and n < floor.position]
+            for name in lower:
+                is_changed |= delivered[name].pop(floor.origin.topic, None) is not None
+                if not delivered[name]:
+                    del delivered[name]
+        return is_changed
+
+    def _write(self) -> None:
+        replace_file(self._path, orjson.dumps(self._delivered), is_durable=True)
 
 
 def _name(floor: Floor) -> str:

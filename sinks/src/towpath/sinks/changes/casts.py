@@ -51,7 +51,11 @@ def number_of(value: Value) -> Decimal | None:
     text = value if isinstance(value, str) else repr(value)
     if _NUMBER.fullmatch(text) is None:
         return None
-    number = Decimal(text)
+    try:
+        number = Decimal(text)
+    except ArithmeticError:
+        # Its exponent is beyond that of any Decimal.
+        return None
     _, _, exponent = number.as_tuple()
     is_small = isinstance(exponent, int) and -exponent <= _MOST_DECIMALS
     return number if is_small and number.adjusted() < _MOST_DIGITS else None

@@ -149,7 +149,10 @@ class ParkedKeys:
         """Return whether a dead letter is in the topic already."""
         parked, origin = dead_letter.parked, dead_letter.record.origin
         waiting = None if parked is None else self._waiting.get(parked)
-        if waiting is None or dead_letter.position < waiting.lowest:
+        # Above all of them: the offsets begin again in a topic that was recreated.
+        if waiting is None or not (
+            waiting.lowest <= dead_letter.position <= waiting.highest
+        ):
             return False
         place = (origin.topic, origin.partition)
         return origin.offset <= waiting.last_offsets.get(place, -1)

@@ -125,7 +125,7 @@ class BlockChanges:
             self._take(change)
         self._note(found)
         if before != now or not path.exists():
-            replace_file(path, orjson.dumps(now._asdict()))
+            replace_file(path, orjson.dumps(now._asdict()), is_durable=True)
         return found
 
     def _take(self, change: BlockChange) -> None:

@@ -44,6 +44,8 @@ from towpath.sinks.kafka.client import (
 )
 
 # Enough records in flight to keep the broker busy, few enough to hold in memory.
+# The topic decides on the size of a record, not the client.
+_WRITING: Final = {"message.max.bytes": 1_000_000_000}
 _PRODUCED_AT_ONCE: Final = 5_000
 
 _log = structlog.get_logger("towpath.sinks.kafka")
@@ -74,7 +76,7 @@ class DeadLetterTopic:
         self.name = topics.dead_letter_topic(settings.database.prefix, sink)
         self._settings = settings
         self._cluster = Topics(settings.kafka)
-        self._producer = client.producer(settings.kafka)
+        self._producer = client.producer(settings.kafka, more=_WRITING)
         self._exists = False
         self._failures: list[KafkaError] = []
         # The offset after the last record seen, by partition.
@@ -208,17 +210,27 @@ class DeadLetterTopic:
         self._create()
         self._failures.clear()
         for count, (key, value, headers) in enumerate(records, 1):
-            self._producer.produce(
-                self.name,
-                key=key,
-                value=value,
-                headers=list(headers),
-                on_delivery=self._delivered,
-            )
+            try:
+                self._produce(key, value, headers)
+            except BufferError:
+                # The client's queue is full of large records.
+                self._flush()
+                self._produce(key, value, headers)
             self._producer.poll(0)
             if count % _PRODUCED_AT_ONCE == 0:
                 self._flush()
         self._flush()
+
+    def _produce(
+        self, key: bytes | None, value: bytes | None, headers: Iterable[Header]
+    ) -> None:
+        self._producer.produce(
+            self.name,
+            key=key,
+            value=value,
+            headers=list(headers),
+            on_delivery=self._delivered,
+        )
 
     def _flush(self) -> None:
         waiting = self._producer.flush(REQUEST_TIMEOUT_S)

@@ -85,7 +85,8 @@ def store_starting_offsets(
     for topic in sorted({backfill_topic(r.topic, sink.name) for r in filled(sink)}):
         if topic not in existing:
             broker.create(topic, settings)
-    replace_file(folder / STARTING_OFFSETS_FILE, orjson.dumps(offsets))
+    content = orjson.dumps(offsets)
+    replace_file(folder / STARTING_OFFSETS_FILE, content, is_durable=True)
     now = clock.now().isoformat()
     progress = Progress(sink=sink.name, applied=offsets, updated_at=now)
     write_progress(progress_path(settings.state_folder, sink.name), progress)

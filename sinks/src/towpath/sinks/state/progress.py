@@ -23,8 +23,11 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import orjson
+import structlog
 
 from towpath.sinks.errors import StateNotWrittenError
+
+_log = structlog.get_logger("towpath.sinks")
 
 _FULL_DISK_ERRNOS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FULL_DISK_TEXTS: Final = tuple(map(os.strerror, _FULL_DISK_ERRNOS))
@@ -148,15 +151,18 @@ def progress_path(state_folder: Path, sink: str) -> Path:
 
 def stored_progress(path: Path, sink: str) -> Progress:
     """
-    Return a sink's progress as its file has it; empty without one.
+    Return a sink's progress as its file has it; empty without a readable one.
 
     Unknown fields of a different version are ignored, missing ones have their defaults.
     """
     try:
-        document = orjson.loads(path.read_bytes())
-    except (FileNotFoundError, orjson.JSONDecodeError):
+        return progress_of(orjson.loads(path.read_bytes()))
+    except FileNotFoundError:
         return Progress(sink=sink)
-    return progress_of(document)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        # For example of a later version; the checkpoint has the offsets.
+        _log.warning("sink progress not readable", path=str(path), reason=str(error))
+        return Progress(sink=sink)
 
 
 def progress_of(document: Mapping[str, Any]) -> Progress:

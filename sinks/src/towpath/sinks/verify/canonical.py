@@ -62,15 +62,27 @@ def canonical(value: Value) -> str | None:
 
 
 def canonical_double(value: Value) -> str | None:
-    """Return the canonical text of a 64-bit float."""
-    return None if value is None else repr(float(value))
+    """
+    Return the canonical text of a 64-bit float.
+
+    A value that is no float is from before its column had the type.
+    """
+    if value is None:
+        return None
+    try:
+        return repr(float(value))
+    except (ValueError, TypeError, OverflowError):
+        return text_of(value)
 
 
 def canonical_real(value: Value) -> str | None:
     """Return the canonical text of a 32-bit float, which some sinks store as 64."""
     if value is None:
         return None
-    return repr(struct.unpack("f", struct.pack("f", float(value)))[0])
+    try:
+        return repr(struct.unpack("f", struct.pack("f", float(value)))[0])
+    except (ValueError, TypeError, OverflowError):
+        return text_of(value)
 
 
 _BY_TYPE: Final[dict[str, Canonical]] = {
@@ -136,22 +148,30 @@ def value_differences(difference: Difference) -> Iterator[Difference]:
         yield difference
         return
     source, sink = (
-        dict(_leaves(parsed(text or "null"), ""))
+        dict(_leaves(parsed(text or "null"), ()))
         for text in (difference.source, difference.sink)
     )
-    for path in sorted(source.keys() | sink.keys()):
+    for path in sorted(source.keys() | sink.keys(), key=str):
         values = source.get(path), sink.get(path)
         if values[0] != values[1]:
-            yield Difference(DifferenceKind.CHANGED, difference.key, path, *values)
+            shown = "".join(
+                f"[{step}]" if isinstance(step, int) else f".{step}" for step in path
+            )
+            name = shown.removeprefix(".")
+            yield Difference(DifferenceKind.CHANGED, difference.key, name, *values)
 
 
-def _leaves(value: Json, path: str) -> Iterator[tuple[str, str]]:
+# The steps of a path: as text, the field "a.b" would be b in a.
+_Path: TypeAlias = tuple[str | int, ...]
+
+
+def _leaves(value: Json, path: _Path) -> Iterator[tuple[_Path, str]]:
     if isinstance(value, dict) and value:
         for name, part in value.items():
-            yield from _leaves(part, f"{path}.{name}" if path else name)
+            yield from _leaves(part, (*path, name))
     elif isinstance(value, list) and value:
         for place, part in enumerate(value):
-            yield from _leaves(part, f"{path}[{place}]")
+            yield from _leaves(part, (*path, place))
     else:
         yield path, canonical_document(value)
 

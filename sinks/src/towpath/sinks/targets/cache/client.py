@@ -48,6 +48,8 @@ def connect(url: str) -> Any:  # noqa: ANN401 - redis-py types its answers as sy
     return redis.Redis.from_url(
         url,
         decode_responses=True,
+        # Keys and fields of other programs need not be UTF-8.
+        encoding_errors="surrogateescape",
         socket_timeout=ANSWER_WITHIN_S,
         socket_connect_timeout=ANSWER_WITHIN_S,
         retry=None,
@@ -86,6 +88,10 @@ def translated() -> Iterator[None]:
         raise TargetUnavailableError(message) from error
     except redis.ResponseError as error:
         raise as_target_error(error) from error
+    except redis.RedisError as error:
+        # For example the answer of a server of another protocol.
+        message = f"the cache does not answer: {type(error).__name__}: {error}"
+        raise TargetUnavailableError(message) from error
 
 
 def as_target_error(
@@ -172,7 +178,11 @@ class Servers:
         """Return the client of the server that holds a key."""
         if not self.is_cluster:
             return self._first
-        return self._of_slot[slot_of(place)] or self._first
+        client = self._of_slot[slot_of(place)]
+        if client is None:
+            message = "the cache has no server for a slot"
+            raise TargetBusyError(message, retry_after_s=SHORTLY_RETRY_AFTER_S)
+        return client
 
     def scan(self, pattern: str) -> Iterator[str]:
         """Yield all keys that match a glob; a key may be repeated."""

@@ -148,7 +148,8 @@ def table_of(route: Route, shape: RelationShape | None) -> TargetTable:
 
 def unfit_name(column: str) -> str:
     """Return why the target cannot have a column of a name; empty if it can."""
-    return "is reserved for the sink" if column in RESERVED_COLUMNS else ""
+    is_own = column in RESERVED_COLUMNS or column in {KEPT, ROW_NUMBER}
+    return "is reserved for the sink" if is_own else ""
 
 
 def _type(column: Column, *, is_key: bool) -> str:

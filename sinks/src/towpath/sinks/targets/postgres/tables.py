@@ -21,7 +21,7 @@ import structlog
 from psycopg import sql
 
 from towpath.settings import Route, RouteKind
-from towpath.sinks.errors import KeylessTableError
+from towpath.sinks.errors import BatchRefusedError, KeylessTableError
 from towpath.sinks.ports import RelationSource, Repairs
 from towpath.sinks.postgres import Connection
 from towpath.sinks.state.files import KnownIds
@@ -200,6 +200,10 @@ class TargetTables:
                 opened = ensure(connection, wanted)
         except UNFIT as error:
             self.held_back.hold(name, error)
+            return None
+        except BatchRefusedError as error:
+            # The server refuses the sink's own statements: no batch is at fault.
+            self.held_back.hold(name, ForeignRelationError(str(error)))
             return None
         self._check_id(name, opened.id)
         self._open[name], self._wanted[name] = opened, wanted

@@ -209,7 +209,8 @@ def indexes_of(client: OpenSearch, aliases: Iterable[str]) -> dict[str, SearchIn
             )
         for index, description in answer.items():
             search_index = _search_index(index, description)
-            for alias in description.get("aliases", {}):
+            # An operator may give the index further aliases, shared with others.
+            for alias in description.get("aliases", {}).keys() & set(names):
                 known = found.setdefault(alias, search_index)
                 if known != search_index:
                     message = (

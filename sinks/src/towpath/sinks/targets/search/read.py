@@ -8,6 +8,7 @@ from typing import Any, Final
 from opensearchpy.exceptions import NotFoundError
 
 from towpath.schemas.failure import TowpathError
+from towpath.sinks.errors import TargetUnavailableError
 from towpath.sinks.ports import StoredRow
 from towpath.sinks.targets.search.client import connect, translated
 from towpath.sinks.targets.search.schema import DELETED_FIELD, POSITION_FIELD
@@ -42,6 +43,10 @@ class SearchReader:
             for index in indexes:
                 with translated():
                     answer = self._client.mget(index=index, body={"ids": ids})
+                for hit in answer["docs"]:
+                    if error := hit.get("error"):
+                        message = f"{index}: {error.get('reason')}"
+                        raise TargetUnavailableError(message)
                 found = (hit for hit in answer["docs"] if hit.get("found"))
                 yield from map(_stored_row, found)
 
@@ -80,7 +85,7 @@ class SearchReader:
                 params={"scroll": _KEPT_FOR, "size": ROWS_PER_TRIP},
             )
         try:
-            while hits := page["hits"]["hits"]:
+            while hits := _whole(page)["hits"]["hits"]:
                 yield from map(_stored_row, hits)
                 with translated():
                     page = self._client.scroll(
@@ -90,6 +95,19 @@ class SearchReader:
             # A reader that stops early must not use up the server's open scrolls.
             with suppress(TowpathError), translated():
                 self._client.clear_scroll(body={"scroll_id": page["_scroll_id"]})
+
+
+def _whole(page: dict[str, Any]) -> dict[str, Any]:
+    """
+    Return a page, unless a shard has not answered.
+
+    Raises:
+        TargetUnavailableError: Its rows would count as absent.
+    """
+    if page.get("timed_out") or page.get("_shards", {}).get("failed"):
+        message = "a shard does not answer"
+        raise TargetUnavailableError(message)
+    return page
 
 
 def _stored_row(hit: dict[str, Any]) -> StoredRow:

@@ -108,7 +108,9 @@ class SearchUpkeep:
             The number of deleted tombstones.
         """
         if safe is not None:
-            self._due = dict.fromkeys(self._indexes.known_routes(), safe)
+            # Routes that are still due come first, so that none waits for ever.
+            routes = dict.fromkeys([*self._due, *self._indexes.known_routes()])
+            self._due = dict.fromkeys(routes, safe)
         if not self._due:
             return 0
         route, below = next(iter(self._due.items()))
@@ -129,8 +131,9 @@ class SearchUpkeep:
                 "index tombstones not all deleted: a later batch deletes the rest",
                 route=route,
             )
-        if deleted < self._at_once:
-            del self._due[route]
+        del self._due[route]
+        if deleted >= self._at_once:
+            self._due[route] = below
         return deleted
 
     def _delete_matching(

@@ -7,6 +7,7 @@ the same id in every batch. Pure.
 """
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -19,6 +20,7 @@ from towpath.sinks.key_text import key_text
 TYPE: Final = "towpath.changes"
 
 _HASH_BYTES: Final = 16
+_PLAIN_ID: Final = re.compile(r"[A-Za-z0-9_:@/+=-]{1,200}")
 
 WebhookChange: TypeAlias = Change | EventRow
 Aggregate: TypeAlias = tuple[str, str, str]
@@ -94,11 +96,13 @@ def id_of(change: WebhookChange) -> str:
     """
     Return the id of a change: its position and its key, as READ rows share positions.
 
-    An event's id contains its event id. No id contains a dot, which separates the parts
-    of a signed text.
+    An event's id contains its event id, or a hash of one that is no value of a header.
+    No id contains a dot, which separates the parts of a signed text.
     """
     if isinstance(change, EventRow):
-        return f"event_{change.id}_{_hash([change.route])}"
+        is_plain = _PLAIN_ID.fullmatch(change.id) is not None
+        event_id = change.id if is_plain else _hash([change.id])
+        return f"event_{event_id}_{_hash([change.route])}"
     row_hash = _hash([change.route, key_text(change.key)])
     return f"row_{_plain_position(change.position)}_{row_hash}"
 

@@ -71,6 +71,23 @@ def test_one_lost_connection_parks_nothing(place):
     assert (0, []) == (place.failures, place.parked())
 
 
+def test_a_reason_with_half_a_character_is_stored(place):
+    """
+    A text that was cut may end within a surrogate pair.
+    """
+    reason = "bad title \ud83d"
+    with place.begin() as session:
+        fields = {"type": "PostViewed", "aggregate_type": "post", "headers": {}}
+        event = Event(
+            id="1", key="a", value=b"{}", topic="t", partition=0, offset=0, **fields
+        )
+        drive(session, place.inbox.park(event, reason))
+
+        found = place.inbox.parked(session)
+
+    assert [("1", "bad title \\ud83d")] == [(one.event.id, one.reason) for one in found]
+
+
 def test_pauses_grow_while_the_database_is_down(place):
     """
     A failed part is no failed attempt, so the event is not parked.

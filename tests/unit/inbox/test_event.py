@@ -5,7 +5,7 @@ from confluent_kafka import TIMESTAMP_CREATE_TIME
 
 from support.inbox_place import event
 from towpath.inbox import event_of
-from towpath.inbox.event import is_control
+from towpath.inbox.event import UNREADABLE, is_control
 from towpath.schemas.headers import BARRIER, SNAPSHOT, SWEEP
 
 
@@ -82,3 +82,25 @@ def test_the_trace_id_of_an_event_is_that_of_a_valid_context():
     found = [event_of(Record([("traceparent", one)])).trace_id for one in contexts]
 
     assert [trace_id, None, None] == found
+
+
+@pytest.mark.parametrize("name", [BARRIER, SWEEP])
+def test_an_event_with_a_header_of_a_control_record_is_an_event(name):
+    """
+    Its writer may give it any header; records of the relay's own have no id.
+    """
+    assert not is_control(event_of(Record([("id", b"1"), (name, b"1")])))
+
+
+def test_headers_that_cannot_be_read_are_marked():
+    """
+    The client raises its own error for a name that is not UTF-8.
+    """
+
+    def fail():
+        raise SystemError
+
+    record = Record()
+    record.headers = fail
+
+    assert [UNREADABLE] == list(event_of(record).headers)

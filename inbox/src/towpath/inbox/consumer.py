@@ -41,7 +41,7 @@ from towpath.inbox.effects import (
     Outcome,
     reason_of,
 )
-from towpath.inbox.event import Decode, Event, event_of, is_control
+from towpath.inbox.event import UNREADABLE, Decode, Event, event_of, is_control
 from towpath.inbox.inbox import BEHIND, Inbox
 from towpath.inbox.status import Place, reading_offsets
 from towpath.schemas.clock import Backoff, Clock, SystemClock
@@ -57,6 +57,17 @@ OBSERVE_INTERVAL_S: Final = 5.0
 LONGEST_PAUSE_S: Final = 30.0
 
 _log = structlog.get_logger("towpath.inbox")
+
+
+def _check_headers(event: Event) -> None:
+    """
+    Check that an event has its headers.
+
+    Raises:
+        HandlerError: The client could not read them; the event is parked.
+    """
+    if UNREADABLE in event.headers:
+        raise HandlerError(event, ValueError("the name of a header is not UTF-8"))
 
 
 @dataclass(slots=True)
@@ -214,6 +225,7 @@ class _Loop:
         failed = self._retry_of(event)
         attempts = 0 if failed is None else failed.attempts
         try:
+            _check_headers(event)
             if self._options.takes(event):
                 self._report_outcome(event, self._effects.apply(event))
         except HandlerError as error:

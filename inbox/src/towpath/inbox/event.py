@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from confluent_kafka import Message
 
@@ -81,6 +81,10 @@ def json_payload(event: Event) -> Any:  # noqa: ANN401 - any JSON value
     return json.loads(event.value or b"")
 
 
+# Stands in the place of headers that cannot be read.
+UNREADABLE: Final = "towpath-unreadable"
+
+
 def is_control(event: Event) -> bool:
     """
     Return whether a record carries no event: a barrier or a sweep of the relay.
@@ -101,7 +105,12 @@ def event_of(message: Message, decode: Decode | None = None) -> Event:
     Bytes that are not UTF-8 are kept by Python's ``surrogateescape``, so that such a
     record can be parked like any other.
     """
-    found: Iterable[tuple[str, bytes | None]] = message.headers() or ()  # type: ignore[assignment]  # never a mapping here
+    found: Iterable[tuple[str, bytes | None]]
+    try:
+        found = message.headers() or ()  # type: ignore[assignment]  # never a mapping here
+    except SystemError:
+        # The client's error for a name that is not UTF-8.
+        found = ((UNREADABLE, b""),)
     given = {
         name: (value or b"").decode(errors="surrogateescape") for name, value in found
     }

@@ -58,7 +58,13 @@ Canonical = Callable[[Value], str | None]
 
 def canonical(value: Value) -> str | None:
     """Return the canonical text of any value except a float."""
-    return None if value is None else text_of(value)
+    if value is None:
+        return None
+    try:
+        return text_of(value)
+    except TypeError:
+        # A Decimal of an exact reader, from before its column had the type.
+        return str(value)
 
 
 def canonical_double(value: Value) -> str | None:

@@ -16,7 +16,6 @@ from towpath.sinks.changes.relations import Column
 from towpath.sinks.changes.routing import Routing, routing_of
 from towpath.sinks.changes.transformed_columns import OutputColumn
 from towpath.sinks.changes.transforms import RowTransforms
-from towpath.sinks.key_text import text_of
 from towpath.sinks.ports import StoredRow
 from towpath.sinks.verify.canonical import (
     Canonical,
@@ -114,7 +113,7 @@ class FieldsForm:
         for place, form in self._forms:
             values[place] = form(values[place])
         return [
-            value if value is None or type(value) is str else text_of(value)
+            value if value is None or type(value) is str else canonical(value)
             for value in values
         ]
 

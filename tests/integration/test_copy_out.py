@@ -53,6 +53,16 @@ def test_a_line_of_megabytes_is_whole(connection: Connection):
     assert [[b"ab" * 4_000_000 + b"\n"]] == list(copy_out(connection, statement))
 
 
+def test_a_statement_of_megabytes_is_sent_whole(connection: Connection):
+    """
+    It is larger than what the socket takes at once.
+    """
+    keys = b",".join(b"%d" % n for n in range(1_500_000))
+    statement = b"copy (select 7 where 7 in (%b)) to stdout" % keys
+
+    assert [[b"7\n"]] == list(copy_out(connection, statement))
+
+
 def test_no_rows_are_no_lines(connection: Connection):
     """
     An empty table is read like any other.

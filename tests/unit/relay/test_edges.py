@@ -1,13 +1,15 @@
 """The edges' own translations: SQLSTATEs, Kafka error codes, queries."""
 
 import traceback
+from types import SimpleNamespace
 
+import psycopg
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from towpath.relay import errors
 from towpath.relay.kafka.client import relay_error
-from towpath.relay.postgres.connect import connect, failure_of, quoted
+from towpath.relay.postgres.connect import connect, failure, failure_of, quoted
 from towpath.relay.postgres.queries import query
 
 
@@ -33,6 +35,35 @@ def test_a_sqlstate_decides_the_error_class(state: str | None, error: type[Excep
     Errors are classified by SQLSTATE, never by text.
     """
     assert error is type(failure_of(state, "doing: failed"))
+
+
+class Failed(psycopg.OperationalError):
+    """A failed connection to a server that had asked for a password."""
+
+    pgconn = SimpleNamespace(needs_password=False, used_password=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            "FATAL:  remaining connection slots are reserved for superusers",
+            errors.SourceUnavailableError,
+        ),
+        ('FATAL:  too many connections for role "r"', errors.SourceUnavailableError),
+        ("server closed the connection unexpectedly", errors.SourceUnavailableError),
+        ("FATAL:  the database system is starting up", errors.SourceUnavailableError),
+        (
+            'FATAL:  password authentication failed for user "r"',
+            errors.SourceRefusedError,
+        ),
+    ],
+)
+def test_a_full_or_closing_server_is_no_refused_login(text, error):
+    """
+    It fails after the password too, and libpq reports no SQLSTATE for either.
+    """
+    assert error is type(failure(Failed(text), "connecting"))
 
 
 def test_a_refused_password_halts():

@@ -218,6 +218,19 @@ def test_a_parked_event_too_large_for_the_dead_letters_leaves_a_stub():
     )
 
 
+def test_a_large_row_without_an_aggregate_type_leaves_a_stub():
+    """
+    Its id is known, and parks what it can.
+    """
+    parked = ParkedAggregates(10)
+    dead = dead_letters(parked)
+    dead_letter = dead.of_record(event(b"42", 5000), "first")
+    headers = [(n, v) for n, v in dead_letter.headers if n != "aggregate_type"]
+    stub = dead.of_large(dead_letter._replace(headers=headers), 1000, 4000)
+
+    assert ("e", b"42") == (json.loads(stub.value or b"")["topic"], stub.key)
+
+
 def test_a_read_event_parks_nothing():
     """
     A snapshot's event is the aggregate's state, which another READ supersedes.

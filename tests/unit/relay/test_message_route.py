@@ -216,6 +216,7 @@ def test_message_times_are_in_utc(written: str, header: bytes):
         ({**EVENT, "id": None}, NO_ID),
         ({**EVENT, "occurred_at": "now"}, BAD_TIME),
         ({**EVENT, "occurred_at": 7}, BAD_TIME),
+        ({**EVENT, "occurred_at": "0001-01-01T00:00:00+14:00"}, BAD_TIME),
         ({**EVENT, "occurred_at": "2026-01-02T03:04:05"}, BAD_TIME),
         ({**EVENT, "headers": "{}"}, HEADERS_NOT_AN_OBJECT),
         ({**EVENT, "headers": [1]}, HEADERS_NOT_AN_OBJECT),

@@ -48,6 +48,19 @@ def test_a_message_of_another_program_is_no_table_event(content: bytes):
     assert parse_table_event(logical_message(content)) is None
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{"more": ["a"]}, {"schema": None}, {"oid": "a"}, {"empties": 1}, {"on_drop": 7}],
+)
+def test_members_of_other_types_are_no_table_event(given):
+    """
+    Any role may write a message with the prefix of the relay's own.
+    """
+    content = json.dumps({**EVENT._asdict(), **given}).encode()
+
+    assert parse_table_event(logical_message(content)) is None
+
+
 def test_a_table_event_survives_the_log():
     """
     The names stay separate: a table's name may have a dot.

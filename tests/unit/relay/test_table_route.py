@@ -572,6 +572,26 @@ def test_an_absent_key_is_deleted_at_its_low_watermark():
     )
 
 
+def test_skipped_deletes_include_those_of_absent_keys():
+    """
+    They are counted as the streamed ones are.
+    """
+    skipped = []
+    callbacks = RouteCallbacks(on_skipped=skipped.append)
+    found = route(LINES, callbacks, skipped_operations=["d"])
+
+    assert ((), [SKIPPED_OPERATION]) == (found.absent((b"7", b"1"), PLACE), skipped)
+
+
+def test_an_absent_row_with_a_configured_key_is_not_deleted():
+    """
+    Its key is not known: a delete would be that of another row.
+    """
+    keys = {LINES.name: [LINES.columns[-1].name]}
+    with pytest.raises(MalformedMessageError, match="by its primary key alone"):
+        route(key_columns=keys).absent((b"7", b"1"), PLACE)
+
+
 def test_a_moves_stated_size_includes_its_headers():
     """
     The other key in the headers counts, so that no record is refused for its size.

@@ -113,7 +113,7 @@ def _float(value: object) -> Mismatch | None:
     if found is None:
         try:
             _FLOAT.pack(value)
-        except OverflowError:
+        except (OverflowError, struct.error):
             return Mismatch((), "is out of the range of a float")
     return found
 

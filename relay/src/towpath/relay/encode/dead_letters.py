@@ -311,7 +311,10 @@ class DeadLetters:
             *_reasons(TOO_LARGE, str(document["topic"]).encode()),
         ]
         if parking:
-            marks += [(headers.AGGREGATE_TYPE, found[headers.AGGREGATE_TYPE]), *parking]
+            kind = found.get(headers.AGGREGATE_TYPE)
+            # A row without a type parks its id.
+            marks += [(headers.AGGREGATE_TYPE, kind)] if kind is not None else []
+            marks += parking
         value = orjson.dumps(document)
         size = FIXED_BYTES + len(value) + len(key or b"") + _bytes_of(marks)
         return Record(

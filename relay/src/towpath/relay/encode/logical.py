@@ -65,7 +65,7 @@ from towpath.schemas import envelope, headers, topics
 from towpath.settings.outbox import Outbox, OutboxColumns
 from towpath.settings.relay import Relay
 from towpath.settings.rows import Binaries, RecordFormat
-from towpath.settings.syntax import parse_placement
+from towpath.settings.syntax import compiled, parse_placement
 
 # The collection of messages in transaction metadata: their topic without its prefix.
 COLLECTION: Final = "message"
@@ -143,8 +143,8 @@ class MessageRecords:
             place: Counts an event in the open transaction; None without enrichment.
         """
         self._topic = topics.message_topic(prefix)
-        self._include = tuple(map(re.compile, relay.messages.include))
-        self._exclude = tuple(map(re.compile, relay.messages.exclude))
+        self._include = tuple(map(compiled, relay.messages.include))
+        self._exclude = tuple(map(compiled, relay.messages.exclude))
         self._own_prefixes = OWN_PREFIXES | {relay.outbox.message_prefix}
         binaries = relay.rows.binaries
         is_raw = binaries is Binaries.BYTES
@@ -329,7 +329,7 @@ _TEXT: Final = 25
 _JSON: Final = 114
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # 2026-01-02T03:04:05.600000Z: the format of Towpath's own writers.
-_USUAL_LENGTH: Final = 27
+_USUAL_TIME: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
 
 
 class LogicalEvents:
@@ -436,9 +436,12 @@ def _occurred_at(document: RawJson) -> bytes | None:
     found = _instant(value)
     if found is None:
         return None
-    if isinstance(value, str) and len(value) == _USUAL_LENGTH and value[26] == "Z":
+    if isinstance(value, str) and _USUAL_TIME.fullmatch(value):
         return f"{value[:10]} {value[11:26]}+00".encode()
-    text = found.astimezone(UTC).isoformat(" ", "microseconds")
+    try:
+        text = found.astimezone(UTC).isoformat(" ", "microseconds")
+    except OverflowError as error:
+        raise UnroutableError(BAD_TIME) from error
     return text.removesuffix(":00").encode()
 
 

@@ -89,7 +89,19 @@ def parse_table_event(message: LogicalMessageEvent) -> TableEvent | None:
         event = TableEvent(**{name: document[name] for name in TableEvent._fields})
     except (ValueError, KeyError, TypeError):
         return None
-    return event
+    return event if _has_types(event) else None
+
+
+def _has_types(event: TableEvent) -> bool:
+    """Return whether the members have their types: any role may write a message."""
+    texts = (event.relay, event.event, event.schema, event.table, event.on_drop)
+    return (
+        all(isinstance(text, str) for text in texts)
+        and isinstance(event.renamed_to, str | None)
+        and type(event.oid) is int
+        and all(isinstance(each, bool) for each in (event.empties, event.is_swept))
+        and isinstance(event.more, dict | None)
+    )
 
 
 def table_notification(prefix: str, event: TableEvent, now_ms: int) -> Record:

@@ -188,12 +188,16 @@ class TableRoute:
 
     def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:
         """Return the records of a key (in key order) that its chunk does not have."""
+        if "d" in self._skipped:
+            return self._skip(SKIPPED_OPERATION)
+        if not set(self._key_places) <= set(self.relation.key):
+            reason = f"a row of {self.relation.name} is known by its primary key alone"
+            raise MalformedMessageError(reason)
         texts = dict(zip(self.relation.key, key, strict=True))
         row = tuple(texts.get(at) for at in range(len(self.relation.columns)))
         value = self._value_of(
             row, None, read_envelope_facts(b"d", place), is_full=False
         )
-        self._check_key(is_full=False)
         name = self._key_of(row)
         if name is None or not self._has_tombstones:
             return read_records([name], [value], place)

@@ -319,7 +319,7 @@ def test_a_sweep_is_ignored_by_an_event_log():
 @pytest.mark.parametrize("name", ["sweep", "towpath-barrier"])
 def test_an_events_own_header_is_no_command(name):
     """
-    Whoever writes events must not delete rows, nor hide events from the sinks.
+    A writer of events can neither delete rows nor keep events from the sinks.
     """
     record = event(**{name: b"ffffffffffffffff.-", "sweep_partitions": b"1"})
     view, log = decode([record], AGGREGATES), decode([record], ROUTES)

@@ -493,9 +493,7 @@ def _mark(sql: str) -> tuple[str, tuple[str, ...]]:
 
 def _storable(text: str) -> str:
     """Return text that Postgres can store: no NUL, nothing that is not UTF-8."""
-    try:
-        encoded = text.encode(errors="surrogateescape")
-    except UnicodeEncodeError:
-        # Half of a surrogate pair, for example of a text that was cut.
-        encoded = text.encode(errors="backslashreplace")
+    # Of other surrogates, half a pair may be left of a text that was cut.
+    kept = re.sub("[\ud800-\udc7f\udd00-\udfff]", lambda m: repr(m[0])[1:-1], text)
+    encoded = kept.encode(errors="surrogateescape")
     return encoded.decode(errors="backslashreplace").replace("\0", "\\0")

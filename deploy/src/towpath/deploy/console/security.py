@@ -130,9 +130,8 @@ class AuditLog:
             AuditLogError: It cannot be written.
         """
         # In ASCII: a line has no other ends, and a crash cuts no character.
-        line = json.dumps(
-            {"at": self._clock.now().isoformat(), "event": event} | fields
-        )
+        at = self._clock.now().isoformat()
+        line = json.dumps({"at": at, "event": event, **fields})
         try:
             with self._lock:
                 self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ value, only headers. A compacted topic needs a key and a value: both are plain J
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -92,16 +93,22 @@ def parse_table_event(message: LogicalMessageEvent) -> TableEvent | None:
     return event if _has_types(event) else None
 
 
+_TYPES: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        **dict.fromkeys(("relay", "event", "schema", "table", "on_drop"), str),
+        "renamed_to": str | None,
+        "oid": int,
+        "empties": bool,
+        "is_swept": bool,
+        "more": dict | None,
+    }
+)
+
+
 def _has_types(event: TableEvent) -> bool:
     """Return whether the members have their types: any role may write a message."""
-    texts = (event.relay, event.event, event.schema, event.table, event.on_drop)
-    return (
-        all(isinstance(text, str) for text in texts)
-        and isinstance(event.renamed_to, str | None)
-        and type(event.oid) is int
-        and all(isinstance(each, bool) for each in (event.empties, event.is_swept))
-        and isinstance(event.more, dict | None)
-    )
+    given: Mapping[str, object] = event._asdict()
+    return all(isinstance(given[name], kind) for name, kind in _TYPES.items())
 
 
 def table_notification(prefix: str, event: TableEvent, now_ms: int) -> Record:

@@ -311,7 +311,7 @@ def _json_object(text: str | bytes, not_json: str, no_object: str) -> Mapping[st
     try:
         fields = json.loads(text, parse_float=Decimal)
     except (ValueError, RecursionError, ArithmeticError) as error:
-        _reject(f"{not_json}: {error or type(error).__name__}")
+        _reject(f"{not_json}: {error}")
     if not isinstance(fields, dict):
         _reject(no_object)
     return fields

@@ -44,7 +44,7 @@ class SearchReader:
                 with translated():
                     answer = self._client.mget(index=index, body={"ids": ids})
                 for hit in answer["docs"]:
-                    if error := hit.get("error"):
+                    if (error := hit.get("error")) is not None:
                         message = f"{index}: {error.get('reason')}"
                         raise TargetUnavailableError(message)
                 found = (hit for hit in answer["docs"] if hit.get("found"))

@@ -1,0 +1,109 @@
+"""What targets answer beyond rows: other aliases, lost shards, other protocols."""
+
+from types import SimpleNamespace
+
+import pytest
+import redis
+
+from towpath.sinks.errors import TargetUnavailableError
+from towpath.sinks.targets.cache.client import translated
+from towpath.sinks.targets.postgres.schema import unfit_name
+from towpath.sinks.targets.search import read
+from towpath.sinks.targets.search.client import indexes_of
+from towpath.sinks.targets.search.upkeep import SearchUpkeep
+
+
+def described(uuid, *aliases):
+    """Describe an index, as the server does."""
+    index = {"uuid": uuid}
+    return {"settings": {"index": index}, "aliases": {name: {} for name in aliases}}
+
+
+def test_an_alias_that_an_operator_shares_among_indexes_is_no_mistake():
+    """
+    Only the aliases of the sink's own routes must have one index each.
+    """
+    answer = {
+        "orders-1": described("a", "orders", "everything"),
+        "customers-1": described("b", "customers", "everything"),
+    }
+    client = SimpleNamespace(indices=SimpleNamespace(get=lambda **_: answer))
+    found = indexes_of(client, ["orders", "customers"])
+
+    assert {"orders": "orders-1", "customers": "customers-1"} == {
+        alias: index.name for alias, index in found.items()
+    }
+
+
+def test_tombstones_of_every_route_are_deleted_in_turn():
+    """
+    A route with many of them lets the others come first, also at a new position.
+    """
+    purged = []
+    indexes = SimpleNamespace(
+        known_routes=lambda: ["a", "b"], index_names=lambda route: [route]
+    )
+
+    def delete(index, **_):
+        purged.extend(index)
+        return {"deleted": 10 if index == ["a"] else 1}
+
+    upkeep = SearchUpkeep(SimpleNamespace(delete_by_query=delete), indexes, 10)
+    for safe in ("1", None, None, "2", None):
+        upkeep.purge(safe)
+
+    assert ["a", "b", "a", "a", "b"] == purged
+
+
+DOCUMENT = {"_id": "7", "found": True, "_source": {"id": 7}}
+
+
+@pytest.mark.parametrize(
+    ("documents", "page"),
+    [
+        ([{"_id": "7", "error": {"reason": "no shard"}}], {"timed_out": True}),
+        ([DOCUMENT, {"_id": "8", "error": {}}], {"_shards": {"failed": 1}}),
+    ],
+)
+def test_a_shard_that_does_not_answer_has_no_absent_rows(monkeypatch, documents, page):
+    """
+    They would be reported as missing, and requested again.
+    """
+    hits = {"hits": {"hits": [DOCUMENT]}, "_scroll_id": "1"}
+    client = SimpleNamespace(
+        indices=SimpleNamespace(
+            get_alias=lambda **_: {"orders-1": {}}, refresh=lambda **_: None
+        ),
+        mget=lambda **_: {"docs": documents},
+        search=lambda **_: hits | page,
+        clear_scroll=lambda **_: None,
+    )
+    monkeypatch.setattr(read, "connect", lambda *_args, **_more: client)
+    reader = read.SearchReader("http://x")
+
+    for rows in (reader.at("orders", ["7"]), reader.rows("orders")):
+        with pytest.raises(TargetUnavailableError):
+            list(rows)
+
+
+def test_a_server_of_another_protocol_is_unavailable():
+    """
+    A wrong port, or a port with TLS, answers something else.
+    """
+
+    def call():
+        with translated():
+            message = "Protocol Error: b'HTTP/1.1 400'"
+            raise redis.exceptions.InvalidResponse(message)
+
+    with pytest.raises(TargetUnavailableError, match="InvalidResponse"):
+        call()
+
+
+@pytest.mark.parametrize("name", ["_row", "_kept", "_position"])
+def test_columns_of_the_sinks_own_tables_are_refused(name):
+    """
+    The tables of batches have two more than the table itself.
+    """
+    assert unfit_name(name)
+    assert not unfit_name(f"{name}s")

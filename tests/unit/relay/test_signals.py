@@ -238,6 +238,13 @@ def test_names_and_patterns_find_captured_tables_once():
     assert ["order", "shopXorders", "["] == list(expansion.refusals)
 
 
+def test_a_refused_entry_with_a_quote_is_no_name_of_a_table():
+    """
+    It is stored as a failed table, which a later signal is held against.
+    """
+    assert () == expand(["shop.orders"], ['"abc', 'a"b']).collections
+
+
 @pytest.mark.parametrize("entry", [r"shop\.a{99999999999}", "(" * 5000 + ")" * 5000])
 def test_an_expression_that_cannot_be_compiled_is_refused(entry):
     """

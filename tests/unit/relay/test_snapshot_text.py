@@ -121,6 +121,16 @@ def test_listed_keys_are_spelt_without_reading_the_table():
     ) == sql.spelling_query(keys, LINES)
 
 
+def test_listed_keys_are_read_without_the_filter():
+    """
+    A row that has left the filter is still there: it is no deleted one.
+    """
+    ask = dataclasses.replace(ASK, keys=((b"7", b"1"),))
+    filtered = dataclasses.replace(ask, condition="a or b")
+
+    assert sql.chunk_query(ask, LINES) == sql.chunk_query(filtered, LINES)
+
+
 def test_listed_keys_are_read_without_a_range():
     """
     Keys to be read again are looked up in the whole table.

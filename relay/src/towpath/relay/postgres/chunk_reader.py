@@ -58,6 +58,7 @@ from towpath.schemas.clock import Clock
 from towpath.settings.relay import Watermarks
 
 _COPY_ENDED: Final = -1
+_LARGEST_ESTIMATE: Final = 2**63 - 1
 
 
 def copy_out(connection: Connection, statement: bytes) -> Iterator[list[bytes]]:
@@ -257,7 +258,9 @@ class ChunkReader:
                 return self._listed_plan(request, request.keys_of, shape)
             copied = self._copy(sql.maximum_key_query(shape, request.select))
             maximum_key = _maximum(copied.rows)
-            rows = self._estimate(shape, request.condition, request.select)
+            estimate = self._estimate(shape, request.condition, request.select)
+            # A SELECT without a join condition may have more than its column stores.
+            rows = min(estimate, _LARGEST_ESTIMATE)
             boundaries = self._boundaries(request, shape, maximum_key, rows)
         return PlanRead(
             request.request_id,

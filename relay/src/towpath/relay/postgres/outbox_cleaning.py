@@ -216,7 +216,9 @@ class OutboxTable:
             execute(mark.encode())
             # The lock timeout would end the wait for older transactions.
             execute(b"set lock_timeout = 0")
-            execute(f"set statement_timeout = {int(wait_s * 1_000)}".encode())
+            # Zero would be no limit at all.
+            limit_ms = max(1, min(int(wait_s * 1_000), _LARGEST_TIMEOUT_MS))
+            execute(f"set statement_timeout = {limit_ms}".encode())
             try:
                 execute(statement.encode())
             except psycopg.errors.QueryCanceled:
@@ -257,6 +259,7 @@ class OutboxTable:
         return int(row[0]) if row else 0
 
 
+_LARGEST_TIMEOUT_MS: Final = 2**31 - 1
 _MARK: Final = "towpath outbox clean: to be dropped once it is published"
 _PAGES: Final = "ctid >= %(first)s::tid and ctid < %(last)s::tid"
 

@@ -147,8 +147,13 @@ def _is_name_of(entry: str, collection: str) -> bool:
 
 
 def _joined(collection: str) -> str:
-    """Return a collection's name without quotes."""
-    return TableName.parse(collection).joined if '"' in collection else collection
+    """Return a collection's name without quotes; a refused entry may be no name."""
+    if '"' not in collection:
+        return collection
+    try:
+        return TableName.parse(collection).joined
+    except ValueError:
+        return collection
 
 
 def _exact_name(entry: str) -> str | None:

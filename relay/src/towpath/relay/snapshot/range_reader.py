@@ -245,6 +245,10 @@ class RangeReader:
             return None
         window = self._windows[0]
         result = window.deduplicate(self._context.changed_keys, max_rows)
+        if self._context.select is not None:
+            # The SELECT may leave a row out that its table still has.
+            result.dropped += len(result.absent)
+            result.absent.clear()
         self._read_again(result.incomplete)
         self._emitted_key = result.last_key or self._emitted_key
         delivery = self._partial or ChunkDelivery(

@@ -60,7 +60,9 @@ def chunk_query(request: ReadChunk, shape: TableShape) -> str:
             f"{order.row} {sign} {order.literals(key)}" for sign, key in ends if key
         ]
         limit = f" limit {request.max_rows + spare_rows(request)}"
-    where = _where(shape, request.condition, *bounds)
+    # A listed row that the filter leaves out still exists: it must not count as absent.
+    condition = None if request.keys else request.condition
+    where = _where(shape, condition, *bounds)
     columns = ", ".join(quoted(column.name) for column in shape.relation.columns)
     source = _source(shape, request.select)
     query = f"select {columns} from {source}{where} order by {order.ordered()}{limit}"

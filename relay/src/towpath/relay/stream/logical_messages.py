@@ -147,7 +147,7 @@ class LogicalMessageHandler:
     def _on_heartbeat(self, message: LogicalMessageEvent, now_us: int) -> None:
         try:
             document = orjson.loads(message.content)
-            counter, run_id = int(document["counter"]), str(document["run"])
+            counter, run_id = _counter(document["counter"]), str(document["run"])
             relay = document.get("relay")
         except (ValueError, KeyError, TypeError):
             self._context.stats.skip("a heartbeat that no relay wrote")
@@ -171,6 +171,17 @@ def publish_outside_transaction(
     for record in records:
         context.publisher.publish_change(record, delivery)
     context.ledger.commit(lsn)
+
+
+# Beyond any relay's; the state stores numbers of 64 bits, and any role may write one.
+_MOST_HEARTBEATS: Final = 2**62
+
+
+def _counter(value: object) -> int:
+    if type(value) is not int or not 0 <= value < _MOST_HEARTBEATS:
+        message = f"{value!r} is no relay's counter"
+        raise ValueError(message)
+    return value
 
 
 def _heartbeat(prefix: str, now_ms: int) -> Record:

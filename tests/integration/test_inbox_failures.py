@@ -10,7 +10,7 @@ import structlog
 from support.inbox_place import InboxPlace
 from support.waiting import until
 from towpath.inbox import Event
-from towpath.schemas.transactions import drive
+from towpath.schemas.transactions import SessionTypeError, drive
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -86,6 +86,19 @@ def test_a_reason_with_half_a_character_is_stored(place):
         found = place.inbox.parked(session)
 
     assert [("1", "bad title \\ud83d")] == [(one.event.id, one.reason) for one in found]
+
+
+def test_a_pipeline_that_has_no_rows_yet_is_refused(place):
+    """
+    Otherwise an event would count as handled before, and its id would be stored.
+    """
+    fields = {"type": "PostViewed", "aggregate_type": "post", "headers": {}}
+    event = Event(
+        id="1", key="a", value=b"{}", topic="t", partition=0, offset=0, **fields
+    )
+    connection = psycopg.connect(place.dsn)
+    with connection, connection.pipeline(), pytest.raises(SessionTypeError):
+        drive(connection, place.inbox.admit(event))
 
 
 def test_pauses_grow_while_the_database_is_down(place):

@@ -188,20 +188,44 @@ def _run_psycopg(session: Any, statements: Sequence[Statement]) -> Rows:  # noqa
 
 
 def _run_on_cursor(cursor: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401
+    sql = ""
     for statement in statements:
-        cursor.execute(_pyformat(statement.form), statement.values)
-    return list(cursor.fetchall()) if cursor.description else []
+        sql = _pyformat(statement.form)
+        cursor.execute(sql, statement.values)
+    if cursor.description:
+        return list(cursor.fetchall())
+    _require_no_rows(sql)
+    return []
+
+
+def _require_no_rows(sql: str) -> None:
+    """
+    Make sure that a statement without a description returns no rows.
+
+    Raises:
+        SessionTypeError: It does: a pipeline of psycopg has not read them yet, and
+            taking them for none would lose an event.
+    """
+    text = sql.lower()
+    # The LSN of a message is of no use to its writer.
+    is_read = text.startswith("select") and "pg_logical_emit_message" not in text
+    if is_read or " returning " in text:
+        message = "the session is in psycopg's pipeline mode: end the pipeline first"
+        raise SessionTypeError(message)
 
 
 async def _run_psycopg_async(session: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401
     connection = session if hasattr(session, "cursor") else session.connection
     _require_psycopg(connection)
-    cursor = session
+    cursor, sql = session, ""
     for statement in statements:
         # A connection's method returns a new cursor.
         sql = _pyformat(statement.form)
         cursor = await session.execute(sql, statement.values)
-    return list(await cursor.fetchall()) if cursor.description else []
+    if cursor.description:
+        return list(await cursor.fetchall())
+    _require_no_rows(sql)
+    return []
 
 
 def _run_django(session: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401

@@ -10,6 +10,7 @@ have started, are watched and restarted, but ``stop`` leaves them running.
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from subprocess import SubprocessError
 from typing import Final, Self
@@ -176,9 +177,10 @@ class Supervisor:
             try:
                 self._start_process(part)
             except (OSError, SubprocessError, TowpathError) as error:
-                with self._state.log(name).open("a", encoding="utf-8") as log:
-                    log.write(f"{name} could not be restarted: {error}\n")
                 self._delay(name)
+                # On a full disk there is no room for the reason either.
+                with suppress(OSError), self._state.log(name).open("a") as log:
+                    log.write(f"{name} could not be restarted: {error}\n")
 
     def _delay(self, name: str) -> None:
         """Set when a part is started again."""

@@ -234,7 +234,10 @@ def test_what_a_snapshot_has_read_is_no_event(place):
     """
     place.send("a", 1, partition=0)
     place.send("a", 2, partition=0, snapshot="fill-1")
-    place.send("a", 3, partition=0, **{"towpath-barrier": "1"})
+    producer = Producer({"bootstrap.servers": place.kafka})
+    barrier = [("towpath-barrier", b"1")]
+    producer.produce(place.topic, b"{}", "a", partition=0, headers=barrier)
+    producer.flush()
     place.send("a", 4, partition=0)
     with place.running():
         place.wait_counts(1, 4)

@@ -332,8 +332,7 @@ def resolve_skip(settings: Settings, text: str) -> int:
         raise StateRefusedError(reason)
     facts, _ = slot_facts(settings)
     highest = max(state.confirmed.lsn, facts.confirmed_lsn if facts else 0)
-    # A commit that begins at the confirmed LSN is streamed again.
-    if lsn < highest:
+    if lsn <= highest:
         reason = (
             f"{format_lsn(lsn)} is confirmed already, up to {format_lsn(highest)}: "
             "Postgres never streams it again"

@@ -14,6 +14,18 @@ from towpath.schemas.transactions import SessionTypeError, drive
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
+FIRST = Event(
+    id="1",
+    type="PostViewed",
+    aggregate_type="post",
+    key="a",
+    value=b"{}",
+    headers={},
+    topic="t",
+    partition=0,
+    offset=0,
+)
+
 
 class FailingPlace(InboxPlace):
     """A database whose next transactions cannot begin, as many as are set."""
@@ -77,12 +89,7 @@ def test_a_reason_with_half_a_character_is_stored(place):
     """
     reason = "bad title \ud83d"
     with place.begin() as session:
-        fields = {"type": "PostViewed", "aggregate_type": "post", "headers": {}}
-        event = Event(
-            id="1", key="a", value=b"{}", topic="t", partition=0, offset=0, **fields
-        )
-        drive(session, place.inbox.park(event, reason))
-
+        drive(session, place.inbox.park(FIRST, reason))
         found = place.inbox.parked(session)
 
     assert [("1", "bad title \\ud83d")] == [(one.event.id, one.reason) for one in found]
@@ -92,13 +99,9 @@ def test_a_pipeline_that_has_no_rows_yet_is_refused(place):
     """
     Otherwise an event would count as handled before, and its id would be stored.
     """
-    fields = {"type": "PostViewed", "aggregate_type": "post", "headers": {}}
-    event = Event(
-        id="1", key="a", value=b"{}", topic="t", partition=0, offset=0, **fields
-    )
     connection = psycopg.connect(place.dsn)
     with connection, connection.pipeline(), pytest.raises(SessionTypeError):
-        drive(connection, place.inbox.admit(event))
+        drive(connection, place.inbox.admit(FIRST))
 
 
 def test_pauses_grow_while_the_database_is_down(place):
@@ -164,12 +167,8 @@ def test_two_processes_replay_an_event_once(place):
     """
     The second one waits for the first one's transaction, and then finds nothing.
     """
-    fields = {"type": "PostViewed", "aggregate_type": "post", "headers": {}}
-    event = Event(
-        id="1", key="a", value=b"{}", topic="t", partition=0, offset=0, **fields
-    )
     with place.begin() as session:
-        drive(session, place.inbox.park(event, "refused"))
+        drive(session, place.inbox.park(FIRST, "refused"))
         place.inbox.request_replay(session)
     found = []
 

@@ -1,4 +1,4 @@
-"""What targets answer beyond rows: other aliases, lost shards, other protocols."""
+"""Answers of targets: aliases of others, lost shards, other protocols."""
 
 from types import SimpleNamespace
 

@@ -86,14 +86,9 @@ UNREADABLE: Final = "towpath-unreadable"
 
 
 def is_control(event: Event) -> bool:
-    """
-    Return whether a record carries no event: a barrier or a sweep of the relay.
-
-    An event may have a header of such a name from its writer.
-    """
-    if headers.EVENT_ID in event.headers:
-        return False
-    return headers.BARRIER in event.headers or headers.SWEEP in event.headers
+    """Return whether a record carries no event: a barrier or a sweep of the relay."""
+    commands = (headers.BARRIER, headers.SWEEP)
+    return any(headers.has_command(name, event.headers) for name in commands)
 
 
 def event_of(message: Message, decode: Decode | None = None) -> Event:

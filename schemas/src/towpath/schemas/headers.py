@@ -1,5 +1,6 @@
 """Names of record headers on the wire."""
 
+from collections.abc import Container
 from typing import Final
 
 POSITION: Final = "position"
@@ -57,3 +58,12 @@ CONNECT_ERROR_TOPIC: Final = "__connect.errors.topic"
 CONNECT_ERROR_PARTITION: Final = "__connect.errors.partition"
 CONNECT_ERROR_OFFSET: Final = "__connect.errors.offset"
 CONNECT_ERROR_MESSAGE: Final = "__connect.errors.exception.message"
+
+
+def has_command(name: str, headers: Container[str]) -> bool:
+    """
+    Return whether a record is the relay's own command of a name, such as a sweep.
+
+    An event may have a header of the name from its writer, but no command has an id.
+    """
+    return name in headers and EVENT_ID not in headers

@@ -182,50 +182,49 @@ def _run_psycopg(session: Any, statements: Sequence[Statement]) -> Rows:  # noqa
     connection = session if hasattr(session, "cursor") else session.connection
     _require_psycopg(connection)
     if connection is not session:
-        return _run_on_cursor(session, statements)
-    with connection.cursor() as cursor:
-        return _run_on_cursor(cursor, statements)
+        rows = _run_on_cursor(session, statements)
+    else:
+        with connection.cursor() as cursor:
+            rows = _run_on_cursor(cursor, statements)
+    return rows or _read_rows(connection, statements)
 
 
 def _run_on_cursor(cursor: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401
-    sql = ""
     for statement in statements:
-        sql = _pyformat(statement.form)
-        cursor.execute(sql, statement.values)
-    if cursor.description:
-        return list(cursor.fetchall())
-    _require_no_rows(sql)
-    return []
+        cursor.execute(_pyformat(statement.form), statement.values)
+    return list(cursor.fetchall()) if cursor.description else []
 
 
-def _require_no_rows(sql: str) -> None:
+def _read_rows(connection: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401
     """
-    Make sure that a statement without a description returns no rows.
+    Return no rows, if they are known to be none.
 
     Raises:
-        SessionTypeError: It does: a pipeline of psycopg has not read them yet, and
-            taking them for none would lose an event.
+        SessionTypeError: A pipeline of psycopg has not read the last statement's rows
+            yet, and taking them for none would lose an event.
     """
-    text = sql.lower()
+    pgconn = getattr(connection, "pgconn", None)
+    if pgconn is None or not pgconn.pipeline_status:
+        return []
+    text = _pyformat(statements[-1].form).lower()
     # The LSN of a message is of no use to its writer.
     is_read = text.startswith("select") and "pg_logical_emit_message" not in text
     if is_read or " returning " in text:
         message = "the session is in psycopg's pipeline mode: end the pipeline first"
         raise SessionTypeError(message)
+    return []
 
 
 async def _run_psycopg_async(session: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401
     connection = session if hasattr(session, "cursor") else session.connection
     _require_psycopg(connection)
-    cursor, sql = session, ""
+    cursor = session
     for statement in statements:
         # A connection's method returns a new cursor.
         sql = _pyformat(statement.form)
         cursor = await session.execute(sql, statement.values)
-    if cursor.description:
-        return list(await cursor.fetchall())
-    _require_no_rows(sql)
-    return []
+    rows = list(await cursor.fetchall()) if cursor.description else []
+    return rows or _read_rows(connection, statements)
 
 
 def _run_django(session: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401

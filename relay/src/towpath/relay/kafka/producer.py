@@ -26,7 +26,12 @@ from confluent_kafka import KafkaError, KafkaException, Producer, cimpl
 
 from towpath.relay.encode.record import partition_of
 from towpath.relay.errors import DeliveryFailedError
-from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, make_client, relay_error
+from towpath.relay.kafka.client import (
+    LARGEST_RECORD_BYTES,
+    REQUEST_TIMEOUT_S,
+    make_client,
+    relay_error,
+)
 from towpath.relay.ports import Outgoing, Partitioner
 from towpath.schemas.clock import Deadline, SystemClock
 from towpath.settings import Kafka
@@ -73,8 +78,7 @@ _MAX_MESSAGES: Final = 500_000
 
 # The size limit of a request; topics may have lower ones.
 MAX_BATCH_BYTES: Final = 1_000_000
-# The greatest values that the client accepts.
-_LARGEST_RECORD_BYTES: Final = 1_000_000_000
+# The greatest value that the client accepts.
 _LARGEST_QUEUE_KBYTES: Final = 2_147_483_647
 
 # A client whose transaction or whose whole state is lost refuses records with these.
@@ -122,7 +126,7 @@ class KafkaProducer:
                 "linger.ms": LINGER_MS,
                 "batch.size": min(MAX_BATCH_BYTES, batch_bytes),
                 "message.max.bytes": min(
-                    max(MAX_BATCH_BYTES, record_bytes), _LARGEST_RECORD_BYTES
+                    max(MAX_BATCH_BYTES, record_bytes), LARGEST_RECORD_BYTES
                 ),
                 # One record fits in any case.
                 "queue.buffering.max.kbytes": min(

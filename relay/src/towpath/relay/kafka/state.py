@@ -13,7 +13,11 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from towpath.relay.encode.record import FIRST_PARTITION, Record
 from towpath.relay.errors import BrokerUnavailableError
-from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, make_client
+from towpath.relay.kafka.client import (
+    LARGEST_RECORD_BYTES,
+    REQUEST_TIMEOUT_S,
+    make_client,
+)
 from towpath.relay.kafka.reading import read_to_ends
 from towpath.relay.recovery.state import State, StateDocument, parse_state
 from towpath.schemas import topics
@@ -26,7 +30,7 @@ _AT_ONCE: Final[Mapping[str, Any]] = {
     "linger.ms": 0,
     # The topic decides on the size: the client's greatest limit, and no batches, which
     # may be above the limit of a topic that takes each of their records.
-    "message.max.bytes": 1_000_000_000,
+    "message.max.bytes": LARGEST_RECORD_BYTES,
     "batch.num.messages": 1,
 }
 
@@ -128,7 +132,7 @@ def _is_delivered(
     records: Iterable[Record],
     on_delivery: Callable[[KafkaError | None, Message], None],
 ) -> bool:
-    """Produce records; return whether all were answered, as fast as it may be."""
+    """Produce records; return whether all were answered, without a long pause."""
     stall = StallTimeout(SystemClock(), REQUEST_TIMEOUT_S)
     waiting = deque(records)
     while left := len(waiting) + len(producer):

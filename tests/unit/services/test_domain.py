@@ -77,6 +77,17 @@ def test_requesting_a_payment_records_an_event():
     assert (PAYING, [OrderPaymentRequested(PAYING)]) == (order.state, order.events)
 
 
+def test_a_change_is_later_than_the_one_before_it():
+    """
+    A request may wait for the order's row longer than a request that came after it.
+    """
+    order = Order(replace(PAYING, updated_at=LATER))
+
+    order.cancel(AT, None)
+
+    assert order.state.updated_at == LATER + timedelta(microseconds=1)
+
+
 def test_cancelling_an_open_order_records_its_reason():
     """
     A placed order becomes cancelled, with one event that has the reason.

@@ -87,8 +87,8 @@ UNREADABLE: Final = "towpath-unreadable"
 
 def is_control(event: Event) -> bool:
     """Return whether a record carries no event: a barrier or a sweep of the relay."""
-    commands = (headers.BARRIER, headers.SWEEP)
-    return any(headers.has_command(name, event.headers) for name in commands)
+    is_marked = headers.BARRIER in event.headers or headers.SWEEP in event.headers
+    return is_marked and headers.is_command(event.headers)
 
 
 def event_of(message: Message, decode: Decode | None = None) -> Event:

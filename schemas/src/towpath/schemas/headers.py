@@ -60,10 +60,10 @@ CONNECT_ERROR_OFFSET: Final = "__connect.errors.offset"
 CONNECT_ERROR_MESSAGE: Final = "__connect.errors.exception.message"
 
 
-def has_command(name: str, headers: Container[str]) -> bool:
+def is_command(headers: Container[str]) -> bool:
     """
-    Return whether a record is the relay's own command of a name, such as a sweep.
+    Return whether a record with a command's header, such as a sweep, is a command.
 
-    An event may have a header of the name from its writer, but no command has an id.
+    An event may have a header of that name from its writer, but no command has an id.
     """
-    return name in headers and EVENT_ID not in headers
+    return EVENT_ID not in headers

@@ -18,7 +18,8 @@ parcel may already be on its way: only shipping knows whether it can be recalled
 order is CANCELLING until shipping has answered. A failed shipment cancels the order.
 
 An order's ``state`` is a value that each change replaces as a whole; the change is
-recorded in ``events``. A repeated change has no effect and records no event.
+recorded in ``events``. A repeated change has no effect and records no event. Each
+change is later than the one before it, by a microsecond at least.
 """
 
 import enum
@@ -33,6 +34,8 @@ from towpath.schemas.failure import DataError
 
 # The largest numeric(12,2).
 MAX_AMOUNT: Final = Decimal("9999999999.99")
+# The resolution of Postgres' timestamps.
+_TICK: Final = timedelta(microseconds=1)
 
 AttributeValue = str | int | bool | None
 
@@ -361,6 +364,8 @@ class Order:
         return True
 
     def _move(self, status: OrderStatus, at: datetime) -> None:
+        # A request that waits for the row may be older than the change before it.
+        at = max(at, self.state.updated_at + _TICK)
         version = self.state.version + 1
         self.state = replace(self.state, status=status, updated_at=at, version=version)
 

@@ -236,7 +236,7 @@ def decode(records: Iterable[Record], routes: Routes) -> Decoded:
     skipped = 0
     reading = routes.reading
     for record in records:
-        if names.has_command(names.BARRIER, record.headers):
+        if names.BARRIER in record.headers and names.is_command(record.headers):
             continue
         for route, routing in reading(record.origin.topic) or _NO_ROUTE:
             try:
@@ -283,7 +283,7 @@ def _decoded(
         refuse("no route reads this topic")
     if route.kind is RouteKind.EVENT_LOG:
         return None if names.SNAPSHOT in record.headers else logged_event(record, route)
-    if names.has_command(names.SWEEP, record.headers):
+    if names.SWEEP in record.headers and names.is_command(record.headers):
         # A dropped table counts as truncated: ``on_truncate`` decides whether its rows
         # stay.
         is_kept = names.DROPPED in record.headers and route.on_truncate == "keep"

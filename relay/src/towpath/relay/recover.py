@@ -1,10 +1,11 @@
 """
 Recovers the state that a session starts from, before it publishes anything.
 
-The delivery mode of the previous process decides how topics are read. Open transactions
-of a transactional process are aborted first, even if the current process works without
-transactions. On replicated topics, records of an idempotent process may be on the
-leader only: barriers make them readable before end offsets are used.
+The delivery modes of the previous and the current process decide how topics are read.
+Open transactions of a transactional process are aborted first, even if the current
+process works without transactions. On replicated topics, records of an idempotent
+process may be on the leader only: barriers make them readable before end offsets are
+used.
 """
 
 from collections import defaultdict
@@ -85,7 +86,7 @@ def check_existing_topics(
 
 def store_first_marks(process: ProcessContext, topic: StateTopic, marks: Marks) -> None:
     """
-    Store the first marks of all captured tables' topics, with one request to Kafka.
+    Store the first marks of all captured tables' topics together.
 
     Call order: after the lineage is decided, because marks prove that there was one,
     and before the stream begins. Other topics get their marks with their first record.

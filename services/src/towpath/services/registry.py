@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 
 class RegistryUnavailableError(UnavailableError):
-    """The schema registry did not answer before the deadline."""
+    """The schema registry cannot be reached, or answers with an error."""
 
     remedy: ClassVar[str] = "Check that the registry runs and that its URL is right."
 
@@ -57,7 +57,7 @@ def register_event_schemas(
         timeout_s: The time until the deadline.
 
     Raises:
-        RegistryUnavailableError: It did not answer in time.
+        RegistryUnavailableError: It was unavailable until the deadline.
         RegistryConflictError: It refuses a schema, or numbers its versions differently.
     """
     client = SchemaRegistryClient(

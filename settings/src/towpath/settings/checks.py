@@ -6,8 +6,8 @@ wrong, so that no mistake is reported twice.
 
 ``[kafka.client]``: every setting of TLS and login must have an effect.
 
-Row changes: sinks read plain JSON in the value forms that ``[relay.rows]`` chooses.
-They parse a value by its column's type, so a numeric sent as bytes, or a time sent as a
+Row changes: ``[relay.rows]`` must choose JSON, and value forms that sinks read. Sinks
+parse a value by its column's type, so a numeric sent as bytes, or a time sent as a
 number, would make each record a dead letter or store another value than the source has.
 A relay whose file declares no sinks of tables may use any form.
 
@@ -159,7 +159,7 @@ def _types_agree(views: Sequence[AggregateView]) -> Iterator[str]:
 
 
 def views_have_topics(settings: Settings) -> Iterator[str]:
-    """List columns that topics or partitions need and a view does not have."""
+    """List missing columns that topics or partitions need, and illegal topic names."""
     outbox = settings.relay.outbox
     if not outbox.view:
         return
@@ -332,7 +332,7 @@ def _two_publications(settings: Settings) -> Iterator[str]:
     if source.publication == source.outbox_publication:
         yield (
             "source.outbox_publication: must differ from source.publication: "
-            "the outbox publication sends only inserts"
+            "the outbox publication sends no deletes"
         )
 
 

@@ -127,7 +127,7 @@ class Transactions(Section):
 
 class Messages(Section):
     """
-    ``[relay.messages]``: logical messages to ``<prefix>.message``.
+    ``[relay.messages]``: publishing logical messages to ``<prefix>.message``.
 
     ``include`` and ``exclude`` are regular expressions on the message's prefix. The
     relay's own messages never appear.

@@ -1,5 +1,5 @@
 """
-Checks of the source, from facts alone: each finding has its effect and its cure.
+Checks of the source: each finding has its effect and its cure.
 
 ``capture_findings`` are the checks of ``relay init``; ``running_findings`` adds those
 of a prepared source. ``rights_findings`` lists the rights of docs/rights.md that the
@@ -67,7 +67,7 @@ def capture_findings(facts: SourceFacts, settings: Settings) -> list[CheckFindin
 
 
 def running_findings(facts: SourceFacts, settings: Settings) -> list[CheckFinding]:
-    """Return the missing objects of ``relay init``, and risks for a running relay."""
+    """Return the missing steps of ``relay init``, and risks for a running relay."""
     return [
         *_prepared_findings(facts, settings),
         *_slot_findings(facts, settings),
@@ -189,7 +189,7 @@ def _row_filter_finding(
 def _prepared_findings(
     facts: SourceFacts, settings: Settings
 ) -> Iterator[CheckFinding]:
-    """Yield the missing objects of ``relay init``."""
+    """Yield an error for each missing step of ``relay init``."""
     source, outbox = settings.database, settings.relay.outbox.table
     init = "run towpath relay init"
     for name in (source.publication, source.outbox_publication):

@@ -77,7 +77,7 @@ def check_version(version: int) -> None:
     Check that a server is not too old to be examined.
 
     Raises:
-        NotPreparedError: It is.
+        NotPreparedError: The server is too old.
     """
     for finding in preflight.version_findings(version):
         raise NotPreparedError(str(finding))

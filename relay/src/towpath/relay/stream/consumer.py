@@ -5,10 +5,10 @@ Rows are produced as they arrive; nothing is collected until the commit. Every s
 that a snapshot's watermarks must be ordered against raises ``sequence`` by one.
 
 The messages of a skipped transaction (``towpath relay state skip``) become dead
-letters, undecoded: it may have been skipped because it cannot be decoded. Its relations
-still count, because later messages need them. At its end a record of the skip is
-written to the state topic, so that a skip happens once and is visible. After a crash
-before that record is confirmed, the transaction is streamed and skipped again.
+letters, undecoded: it may have been skipped because it cannot be decoded. Its relation
+messages are still handled, because later messages need them. At its end a record of the
+skip is written to the state topic, so that a skip happens once and is visible. After a
+crash before that record is confirmed, the transaction is streamed and skipped again.
 
 An inserted row of ``towpath.signal`` is either a signal, whose transaction is held
 until the answer is stored, or a watermark, if watermarks are written as rows. A row of
@@ -119,7 +119,7 @@ class TransactionSkipper:
         transaction = self._transaction
         if transaction is None or delivery is None:
             return
-        # Sorts after every ordinal, one of which a dead letter may have already.
+        # Beyond every ordinal, and so unlike the position of any earlier dead letter.
         position = transaction.place + b"9999999999.%010d" % self._number
         self._number += 1
         raw = frame[PAYLOAD_AT:]
@@ -248,7 +248,7 @@ class StreamConsumer:
         Raises:
             MalformedMessageError: A message cannot be parsed.
             NotPreparedError: The outbox or a configured key lacks a column.
-            SchemaRefusedError: The registry refuses the schema, which halts.
+            SchemaRefusedError: The registry refuses the schema, and the relay halts.
             UnavailableError: Kafka, the registry or the catalog cannot be reached.
         """
         if self._metadata is None and not self._skipper.commit_lsns:
@@ -325,7 +325,7 @@ class StreamConsumer:
         Raises:
             MalformedMessageError: The message cannot be parsed.
             NotPreparedError: The outbox or a configured key lacks a column.
-            SchemaRefusedError: The registry refuses the schema, which halts.
+            SchemaRefusedError: The registry refuses the schema, and the relay halts.
             UnavailableError: Kafka, the registry or the catalog cannot be reached.
         """
         self._now_us = now_us

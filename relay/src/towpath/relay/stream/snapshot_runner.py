@@ -1,8 +1,8 @@
 """
 Runs the snapshot driver inside the loop: facts in, effects out.
 
-Rows and notifications are produced at once, in stream order. The worker performs the
-other effects; its results are facts of a later turn.
+Rows, sweeps and notifications are produced at once, in stream order. The worker
+performs the other effects; its results are facts of a later turn.
 
 A chunk is emitted in slices, a few milliseconds of them in each turn of the loop, so
 that live changes pass in between. The window evicts rows until their slice is emitted.

@@ -154,7 +154,9 @@ def _window(text: str) -> float:
 
 def _add_windows(parser: argparse.ArgumentParser) -> None:
     helps = {
-        "payment": "an order that is not paid within this time is cancelled",
+        "payment": (
+            "an order whose payment is not requested within this time is cancelled"
+        ),
         "confirmation": (
             "an order in payment that is not confirmed within this time is cancelled"
         ),

@@ -8,8 +8,8 @@ row that existed at the start exactly once. A row that is newer than the first p
 not on a later one.
 
 The cursor is the last key of a page, as JSON in base64url. Clients do not read or make
-it: they follow ``next`` of the document, which is the link ``next`` of the header
-``Link`` too. Both are relative and keep the filters of the request.
+it: they follow ``next`` of the document, which is also the ``next`` link of the
+``Link`` header. Both are relative and keep the filters of the request.
 """
 
 import base64

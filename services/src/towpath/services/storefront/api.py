@@ -14,8 +14,8 @@ sinks that serve it have applied the write. The read is refused with 503 and
 and with 501 if the storefront was started without ``--config``. Other answers: 503 when
 the search index or the cache is unavailable.
 
-Every order comes with the positions of its copies. A position is 16 hex digits of the
-log, a dot, and the ordinal in the commit; a greater text is newer.
+Every order comes with the positions of its copies. A position is the log LSN in 16 hex
+digits, a dot, and the ordinal in the commit; a greater text is newer.
 """
 
 import uuid
@@ -98,10 +98,10 @@ class FoundOrderDocument(Document):
 
 class CurrentOrderDocument(FoundOrderDocument):
     """
-    An order in the newer one of its two copies.
+    An order from the newer of its two copies.
 
-    ``served_from``: the target whose copy is the newer one; if both are of one commit,
-    the cache. ``cache_position`` is null while the cache has no row of it.
+    ``served_from``: the target whose copy is newer; if both are of one commit, the
+    cache. ``cache_position`` is null while the cache lacks the order's row.
     """
 
     served_from: Literal["cache", "search"]

@@ -259,7 +259,7 @@ class PythonTransform:
 
         Args:
             name: Its entry point.
-            reads: The columns that it sees; all columns if it names none.
+            reads: The columns that it sees; if empty, all columns.
             writes: The columns that it writes, with their types.
 
         Raises:

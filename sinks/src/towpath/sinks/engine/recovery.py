@@ -3,10 +3,10 @@ Recovers a query that cannot continue at its offsets, before it starts.
 
 The engine refuses to continue if unread records were deleted, even after a restart.
 Each finding has a name (``RecoveryOutcome``), which the log, the recoveries file and
-the runbook use. The old offsets are dropped, the query continues at the earliest
-retained record, and the routes affected by the gap are requested as a whole. The
-request comes first: after a crash in between, all of it happens again. ``examine`` is
-pure.
+the runbook use. The checkpoint is dropped. Each partition continues at its committed
+offset or, if records after it were deleted, at the earliest retained one; the routes
+affected by the gap are requested as a whole. The request comes first: after a crash in
+between, every step is repeated. ``examine`` is pure.
 """
 
 import enum
@@ -70,7 +70,7 @@ DESCRIPTIONS: Final[Mapping[RecoveryOutcome, str]] = {
     RecoveryOutcome.ROUTE_GONE: "no route reads the topic anymore",
 }
 
-# Outcomes without a gap: the topics are read as before.
+# Outcomes without a gap: no route lacks rows.
 _HARMLESS: Final = frozenset(
     {
         RecoveryOutcome.CHECKPOINT_LOST,
@@ -250,7 +250,7 @@ class Recovery:
 
     def run(self) -> tuple[RecoveryFinding, ...]:
         """
-        Recover what prevents the query from starting, before each start.
+        Recover from whatever prevents the query from starting, before each start.
 
         Raises:
             UnavailableError: The broker does not answer; nothing was changed.
@@ -290,7 +290,7 @@ class Recovery:
         return tuple(examined.findings)
 
     def _begin(self, *, is_lost: bool) -> tuple[RecoveryFinding, ...]:
-        """Start without a checkpoint: for the first time, or because it was lost."""
+        """Start without a checkpoint: there was none yet, or it was lost or dropped."""
         begins = _offsets(self._plan.begins_file)
         progress, stored = self._progress(), begins.read()
         # A checkpoint dropped by a recovery is not lost: its rows were requested then.
@@ -364,10 +364,10 @@ class Recovery:
 
     def _note_topics(self, committed: Offsets, retained: Retained) -> None:
         """
-        Store the current topics: the rows they lack have been requested.
+        Store the topics' ids and partition counts, once lost rows were requested.
 
-        Only topics that were reported as deleted are forgotten. Another topic without
-        an id may be about to be recreated.
+        Only topics that were reported as gone, or that no route reads, are forgotten.
+        Another topic without an id may be about to be recreated.
         """
         gone = {t for t in committed if t not in retained.first or not self._is_read(t)}
         self._ids.note(retained.ids, gone)

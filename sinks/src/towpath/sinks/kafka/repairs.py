@@ -260,7 +260,7 @@ def table_behind(
     Return the captured table whose changes a topic carries.
 
     A topic's name does not preserve all characters of a table's name, so the announced
-    table counts unless the configuration names one.
+    table takes precedence if it is captured.
     """
     prefix = settings.database.prefix
     if announced is not None and settings.capture.takes(announced.text):

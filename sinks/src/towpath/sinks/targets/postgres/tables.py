@@ -1,7 +1,7 @@
 """
 Creating tables and fitting them to their sources, and detecting replaced ones.
 
-Everything is done in one transaction per table, under a lock of its schema, because
+Everything is done in one transaction per table, under a lock on its schema, because
 executors open the tables too. A table gains the columns that its source gains, and
 keeps those that the source drops; a column keeps its type, even one that the table's
 owner has given it. A value that does not fit becomes a dead letter.
@@ -163,7 +163,7 @@ class TargetTables:
         self._known.recall()
 
     def forget(self) -> None:
-        """Open all tables again: one of them may have been replaced."""
+        """Forget the open tables: one of them may have been replaced."""
         self._open.clear()
 
     def refresh(self, names: Iterable[str]) -> None:
@@ -177,7 +177,7 @@ class TargetTables:
                 del self._open[name]
 
     def with_tombstones(self) -> list[TargetTable]:
-        """Return the open tables that have tombstones, in the order of their routes."""
+        """Return the open tables that have tombstones, sorted by route name."""
         opened = (self._open[name].table for name in sorted(self._open))
         return [table for table in opened if not table.is_log]
 
@@ -212,7 +212,7 @@ class TargetTables:
 
     def registered(self, connection: Connection, name: str) -> TargetTable | None:
         """
-        Return the name of a route's table, without columns.
+        Return a route's table with its name only, without columns and key.
 
         Returns:
             ``None`` if the sink has not created it, or it was dropped.

@@ -1,10 +1,10 @@
 """
 Appending rows to a table without the engine: files from Arrow, then one commit.
 
-The engine would convert each row twice. The rows are those of this process, or the
-executors write them: a task writes files and returns their metadata, and commits
-nothing (``FileWriter``). The driver commits the files of the tasks whose results it
-has. Files of other attempts are in no commit: upkeep removes them.
+The engine would convert each row twice. Either this process writes the rows, or the
+executors do: a task writes files and returns their metadata, and commits nothing
+(``FileWriter``). The driver commits the files of the tasks whose results it has. Files
+of other attempts are in no commit: upkeep removes them.
 
 A commit builds on the newest known commit or fails. If it fails, no file is deleted,
 because a commit that was reported as failed may have succeeded; upkeep removes these,
@@ -235,7 +235,7 @@ def _append(
         return None
     staged = stored.transaction()
     stage(stored, staged)
-    # Read before the commit: a server's answer may have a later commit of others.
+    # Read before the commit: a server's answer may have another writer's commit.
     made = staged.table_metadata.snapshot_by_name(branch)
     if made is None or made.summary is None:
         return None

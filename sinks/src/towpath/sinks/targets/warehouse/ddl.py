@@ -107,7 +107,7 @@ def identifier_fields(table: LakeTable) -> str:
 
 
 def key_property(table: LakeTable) -> str:
-    """Write the key's columns in key order: the format's own list has no order."""
+    """Return the key's columns in key order: the format's own list has no order."""
     return json.dumps(table.key, ensure_ascii=False)
 
 

@@ -61,7 +61,7 @@ class SendAttempt:
     Attributes:
         failures: The requests that failed.
         taken: The last request that was accepted, if any was.
-        has_succeeded: Whether the receiver accepted a change, or already had it.
+        has_succeeded: Whether the receiver gave any verdict but a refusal.
         is_stopped: Whether the attempt has ended early: the receiver fails on every
             request, or accepts no webhooks at all.
     """

@@ -110,6 +110,17 @@ def test_a_resumed_snapshot_continues_its_counts():
     )
 
 
+def test_incomplete_tables_are_counted_after_a_reconnect():
+    """
+    A table with dead letters is not forgotten with the connection that read it.
+    """
+    stats = Stats()
+    signalled(stats, table()).observe(SaveProgress(1, table(state="incomplete")))
+    snapshot_stats(stats).observe(UnfinishedRead((table("shop.item"),)))
+
+    assert SnapshotProgress(1, 0, 0, 0, 0, 0, {}, None, 1) == stats.snapshot
+
+
 def test_rows_of_uncaptured_tables_share_one_label():
     """
     For any names in a signal, labels stay bounded by the captured tables.

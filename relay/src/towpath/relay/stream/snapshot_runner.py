@@ -97,7 +97,10 @@ class SnapshotStats:
         self._ended = Counter[str]()
         if before is not None:
             self._ended.update(
-                completed=before.completed, failed=before.failed, stopped=before.stopped
+                completed=before.completed,
+                failed=before.failed,
+                stopped=before.stopped,
+                incomplete=before.incomplete,
             )
 
     def observe(self, step: Fact | Effect) -> None:

@@ -1,4 +1,4 @@
-"""Payloads in Avro, decoded by the schemas of a registry with Confluent's interface."""
+"""Payloads in Avro, decoded with schemas from a Confluent-compatible registry."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -26,7 +26,7 @@ except ImportError as error:
 _FRAME: Final = b"\0"
 # The consumer itself tries again, and commits nothing in the meantime.
 _SETTINGS: Final[Mapping[str, Any]] = {"timeout": 5, "max.retries": 0}
-# Raised by the framing's reader and by Avro's, beside ``ValueError``, for such bytes.
+# Raised, besides ``ValueError``, for bytes that are not framed or not Avro.
 _UNREADABLE: Final = (SerializationError, EOFError, LookupError, ArithmeticError)
 # Answers that are about the request or the server, not about the schema.
 _TRANSIENT: Final = (

@@ -12,7 +12,7 @@ The rules, each of which holds across processes:
 1. The id of an event is inserted in the transaction of its effect. A second delivery
    waits for the first one's transaction at the unique index, and then changes nothing.
 2. A consumer takes the records of a partition in order and begins at the committed
-   offset, which is never above an event without an effect. So a process that lost the
+   offset, which is never above an event not yet handled. So a process that lost the
    partition and still works cannot overtake: the next owner meets the same ids first.
 3. An event that is parked has its id inserted in the transaction that parks it. Later
    events of its key are parked behind it, under a lock of the key, while any is parked.
@@ -148,7 +148,7 @@ class Inbox:
 
     @asynccontextmanager
     async def once_async(self, session: Any, event: Event) -> Any:  # noqa: ANN401 - any driver
-        """Do as ``once`` in the transaction of an asynchronous session."""
+        """Do the same as ``once``, in the transaction of an asynchronous session."""
         yield await drive_async(session, self.take(event))
 
     def handler(
@@ -183,14 +183,14 @@ class Inbox:
     # Parked events -----------------------------------------------------------
 
     def parked(self, session: Any, *, limit: int = 1_000) -> list[ParkedEvent]:  # noqa: ANN401
-        """Return the parked events in the order of their parking."""
+        """Return the first ``limit`` parked events, in the order of their parking."""
         return drive(session, self.list_parked(limit))
 
     def request_replay(self, session: Any, event_id: str | None = None) -> int:  # noqa: ANN401
         """
         Request a replay of all parked events, or of one event's key; return how many.
 
-        A running consumer carries it out, in order; it stops at an event that fails.
+        A running consumer carries it out, in order; a failure ends it for that key.
         """
         return drive(session, self.request(event_id))
 
@@ -464,7 +464,7 @@ class Inbox:
         """Fill a statement, in which ``:name`` stands for a parameter."""
         given = {"consumer": self.consumer, **values}
         marked, names = _mark(sql)
-        # Drivers number parameters, so each place has one of its own.
+        # Some drivers bind by position, so each occurrence is a parameter of its own.
         places = {f"{name}_{n}": given[name] for n, name in enumerate(names)}
         return Statement.of(marked, places)
 
@@ -478,7 +478,7 @@ _CASTS: Final[Mapping[str, str]] = MappingProxyType(
 
 @functools.cache
 def _mark(sql: str) -> tuple[str, tuple[str, ...]]:
-    """Replace the parameters of a statement by marks; return their names too."""
+    """Replace the parameters of a statement by placeholders; return their names too."""
     names: list[str] = []
 
     def parameter(match: re.Match[str]) -> str:
@@ -493,7 +493,7 @@ def _mark(sql: str) -> tuple[str, tuple[str, ...]]:
 
 def _storable(text: str) -> str:
     """Return text that Postgres can store: no NUL, nothing that is not UTF-8."""
-    # Of other surrogates, half a pair may be left of a text that was cut.
+    # U+DC80 to U+DCFF stand for bytes; others are halves of a pair that was cut.
     kept = re.sub("[\ud800-\udc7f\udd00-\udfff]", lambda m: repr(m[0])[1:-1], text)
     encoded = kept.encode(errors="surrogateescape")
     return encoded.decode(errors="backslashreplace").replace("\0", "\\0")

@@ -20,7 +20,7 @@ The relay's errors, and the loop's reaction to each.
         ├── NotPreparedError         slot, publication or table is missing
         ├── PublicationYoungerError  a publication is younger than the log to be read
         ├── SlotLostError            Postgres removed WAL that the slot needed
-        ├── SlotHeldError            another relay holds the slot
+        ├── SlotHeldError            another process did not release the slot in time
         ├── AdminPortError           the admin port cannot be opened
         ├── BrokerRefusedError       Kafka refuses the login or a topic
         │   └── TopicRefusedError       Kafka refuses a topic's name

@@ -95,7 +95,7 @@ from towpath.services.plumbing.service import app_without_database
 EXTENSION: Final = "towpath.console.pages"
 _STAGES: Final = ("decode", "apply", "flush", "batch")
 _MS: Final = 1000.0
-# The page after a form looks for its outcome in this many newest lines of the log.
+# The page after a form looks for its outcome in this many newest audit entries.
 _RECENT: Final = 100
 _KILLS_EVERY_S: Final = 0.5
 
@@ -286,7 +286,7 @@ def sinks() -> str:
 
 
 def _missing_folders() -> dict[str, str]:
-    """Return why each sink cannot be changed here; the name of a new one is empty."""
+    """Return why each sink cannot be changed here; the empty name is a new sink's."""
     settings = _context().state.settings
     names = [sink.name for sink in settings.sink]
     found = {name: missing_folder(settings, name) for name in names}

@@ -14,7 +14,7 @@ from types import FrameType
 
 
 def _signals() -> list[signal.Signals]:
-    """Return the signals that end a run; ``nohup`` ignores the end of a terminal."""
+    """Return the signals that end a run, without SIGHUP if ``nohup`` ignores it."""
     ending = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         ending.append(signal.SIGHUP)

@@ -48,7 +48,7 @@ class CapturedRecord(NamedTuple):
         key: The primary key.
         operation: ``CREATE``, ``UPDATE`` or ``DELETE``.
         image: The row after the change; ``None`` if it was deleted.
-        version: The way's own order, as text that sorts in that order.
+        version: The header ``position``: text that sorts in the way's own order.
     """
 
     key: int

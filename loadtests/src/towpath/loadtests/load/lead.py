@@ -237,7 +237,7 @@ log = logging.getLogger(__name__)
 
 
 class RunLeader:
-    """Listens to locust's events from one run to the next."""
+    """Listens to locust's events, and leads one run after the other."""
 
     def __init__(
         self,

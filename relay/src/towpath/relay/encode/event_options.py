@@ -4,8 +4,8 @@ The options that change an event's draft: placements of columns, and CloudEvents
 ``column:header[:alias]`` adds a header with the column's text (``true`` and ``false``
 for booleans), bytes for ``bytea``, no value for NULL. ``column:partition`` chooses the
 partition. ``column:envelope[:alias]`` makes the value ``{"payload": ..., "<alias>":
-...}``, with JSON, numbers and booleans unchanged, ``bytea`` as base64, other types as
-text.
+...}``, with JSON, integers, finite floats and booleans unchanged, ``bytea`` as base64,
+and all other values as text.
 
 CloudEvents are in binary mode: the value stays the payload, and headers describe it.
 
@@ -16,7 +16,7 @@ ce_source          the configured URI
 ce_subject         the aggregate's id, unless it is null or empty
 ce_time            the time of occurrence, if it is an RFC 3339 time
 ce_dataschema      the row's header ``schema``, if there is one
-content-type       the row's own, or by the payload's type; none without a value
+content-type       the row's own, or by the value's type if there is a value
 =================  ====================================================
 """
 

@@ -5,9 +5,9 @@ One request describes or creates many topics; ``ensure`` does not repeat request
 ``open``. A new topic is unknown to some brokers for a moment: only unknown ones are
 requested again, with growing delays.
 
-``streamed`` topics lose records that are older than the retention. ``compacted`` ones
-keep the newest record of each key, and have one partition, which gives them a total
-order.
+``streamed`` topics lose records that are older than the retention, except the relay's
+dead letters. ``compacted`` ones keep the newest record of each key, and have one
+partition, which gives them a total order.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -149,7 +149,7 @@ def _known_facts(future: "Future[_Item]") -> _Item | None:
 def in_requests(
     each: Iterable[_Item], at_once: int = TOPICS_AT_ONCE
 ) -> Iterator[list[_Item]]:
-    """Divide items into lists of one request each."""
+    """Divide items into lists, one for each request."""
     items = iter(each)
     while some := list(islice(items, at_once)):
         yield some
@@ -174,7 +174,7 @@ def compacted_topics(prefix: str) -> tuple[str, ...]:
 
 
 def streamed_topics(prefix: str, tables: Iterable[str]) -> tuple[str, ...]:
-    """Return the topics that exist from the start and have a retention time."""
+    """Return the topics that exist from the start and are not compacted."""
     return (
         names.dead_letter_topic(prefix, "relay"),
         names.notifications_topic(prefix),

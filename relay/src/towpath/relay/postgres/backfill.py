@@ -178,7 +178,7 @@ def release_lost_views(connection: Connection, relay: Registration) -> None:
 
 
 def retry_failed_tables(connection: Connection, relay: Registration) -> None:
-    """Queue failed tables again, from their last progress."""
+    """Queue failed and incomplete tables again, from their progress where possible."""
     with translated_errors(_STORING):
         connection.execute(query("retry_first_tables"), {"ids": _ids(relay)})
 

@@ -262,7 +262,7 @@ def _is_optional(name: str, facts: SourceFacts, settings: Settings) -> bool:
 def table_findings(
     name: str, facts: SourceFacts, settings: Settings
 ) -> Iterator[CheckFinding]:
-    """Yield the findings that prevent, or may prevent, the capture of one table."""
+    """Yield the findings that prevent or limit the capture of one table."""
     table = facts.tables.get(name)
     if table is None:
         yield error_finding(

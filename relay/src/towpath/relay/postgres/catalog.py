@@ -156,7 +156,7 @@ def record_key(
     Return the key of a table's records, as ``encode.relations.bind`` chooses it.
 
     Args:
-        identity: The columns of the replica identity; empty without a key.
+        identity: The columns of the replica identity; ``None`` if it names none.
         keys: The columns of each index that identifies rows, the best first.
     """
     for key in keys or ():

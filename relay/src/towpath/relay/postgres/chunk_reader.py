@@ -259,7 +259,7 @@ class ChunkReader:
             copied = self._copy(sql.maximum_key_query(shape, request.select))
             maximum_key = _maximum(copied.rows)
             estimate = self._estimate(shape, request.condition, request.select)
-            # A SELECT without a join condition may have more than its column stores.
+            # The estimate of a SELECT without a join condition may not fit its column.
             rows = min(estimate, _LARGEST_ESTIMATE)
             boundaries = self._boundaries(request, shape, maximum_key, rows)
         return PlanRead(

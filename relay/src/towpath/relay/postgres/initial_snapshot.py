@@ -1,14 +1,14 @@
 """
-The snapshots that the relay starts by itself, from the start of the process.
+The snapshots that the relay starts by itself when its process starts.
 
 ``recovery.backfill`` decides on the action; each session runs it before the stream::
 
     delay -> slot with its view -> rows of towpath.snapshot -> lineage -> stream
     delay -> signal                                         -> lineage -> stream
 
-Later it is a periodic task of the slot monitor: it closes the database view once no
-table is read in it, requests the snapshot of ``always`` after its delay, and ends the
-process of ``initial_only``.
+Later ``InitialSnapshot`` is a periodic task of the slot monitor: it closes the database
+view once no table is read in it, requests the snapshot of ``always`` after its delay,
+and ends the process of ``initial_only``.
 """
 
 from collections.abc import Callable
@@ -192,7 +192,7 @@ class InitialSnapshot:
         if tables:
             self._view = view
         else:
-            # No table is read through it, and it would hold old rows back.
+            # No table is read in it, and it would keep VACUUM from removing dead rows.
             view.close()
         _LOG.info(
             "slot created with an exported snapshot for the first snapshot",

@@ -137,8 +137,8 @@ class SinkCatchUp:
             sink: The sink's name.
             pids: The target's process, by sink.
             workers: The engine's workers, whose executors are watched; the figures are
-                those of the second half of the backlog then. ``None``: a run on one
-                machine from its start.
+                then those of the second half of the backlog. ``None``: the engine runs
+                on one machine, and the figures are those of the whole run.
         """
         self._bench = backlog.bench
         self._backlog = backlog
@@ -178,7 +178,7 @@ class SinkCatchUp:
         report = self._bench.screen.begin(f"{self._sink} catches up", goal)
         stall = StallTimeout(self._bench.clock, _STUCK_AFTER_S)
         while True:
-            # Sample processes first, so that the last sample covers all the work.
+            # Sample just before reading the progress: both then cover the same work.
             self._poll(pid)
             applied = self._progress.applied()
             report(applied.records)

@@ -28,6 +28,7 @@ OTHER_IDENTITY = (
     "alter table note add other int not null unique;"
     "alter table note replica identity using index note_other_key"
 )
+GENERATED = "table-identity-generated"
 PUBLISHED = "; alter publication towpath add table note"
 INSERTS_ONLY = (
     "alter publication towpath set (publish = 'insert');"
@@ -80,6 +81,20 @@ def test_a_table_or_slot_that_was_altered_is_found(
 
     assert finding not in before
     assert finding in examined(source)
+
+
+def test_a_generated_column_outside_a_column_list_is_cured_by_the_list(source: Source):
+    """
+    The server ignores publish_generated_columns for a table with a column list.
+    """
+    listed = "alter publication towpath set table note ({0}), day, towpath.signal"
+    source.execute(GENERATED_IDENTITY + PUBLISHED, listed.format("id, a"))
+    source.execute("alter publication towpath set (publish_generated_columns = stored)")
+    found = list(source_findings(source.configure(), SystemClock()))
+    source.execute(listed.format("id, a, g"))
+
+    assert [True] == ["column list" in f.cure for f in found if f.id == GENERATED]
+    assert f"error {GENERATED}" not in examined(source)
 
 
 @pytest.mark.parametrize(

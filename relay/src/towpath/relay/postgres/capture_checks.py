@@ -68,7 +68,9 @@ def generated_findings(
     published = publication.tables.get(name)
     listed = published.columns if published else None
     left_out = _left_out(table, listed, publication)
-    cure = _cure(left_out <= table.stored, settings.database.publication, version)
+    cure = _cure(
+        left_out <= table.stored, listed, settings.database.publication, version
+    )
     wanted = frozenset(settings.relay.rows.key_columns.get(name, table.key))
     found: list[CheckFinding] = []
     if lacking := wanted & left_out:
@@ -180,9 +182,20 @@ def _identity(
     return left_out if version >= SENDING_VERSION else frozenset()
 
 
-def _cure(is_stored: bool, publication: str, version: int) -> str:  # noqa: FBT001 - one caller
+def _cure(
+    is_stored: bool,  # noqa: FBT001 - one caller
+    listed: frozenset[str] | None,
+    publication: str,
+    version: int,
+) -> str:
     if version < SENDING_VERSION:
         return "upgrade the server to 18 or later, or make them ordinary columns"
+    if is_stored and listed is not None:
+        # With a column list the server ignores publish_generated_columns.
+        return (
+            f"add them to the table's column list in publication {quoted(publication)},"
+            " then request a snapshot"
+        )
     if is_stored:
         return (
             f"run ALTER PUBLICATION {quoted(publication)} SET"

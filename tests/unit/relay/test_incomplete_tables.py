@@ -89,6 +89,45 @@ def test_an_incomplete_table_resumes_with_its_undelivered_rows(
     )
 
 
+def test_listed_keys_are_all_kept_and_read_again():
+    """
+    However many of the listed rows are dead letters, a resume reads each of them again.
+    """
+    keys = tuple((b"%d" % number,) for number in range(MAX_UNDELIVERED_KEYS + 1))
+    listed = replace(TABLE, last_key=None, pending_keys=None, asked_keys=len(keys))
+    table = listed.with_delivered(DeliveredRows(3, 0, 0, keys))
+    state, reason = scan_outcome(table)
+    queued = replace(table, state=state).queued_again()
+
+    assert "resume s1 reads only these again" in (reason or "")
+    assert (keys, 0, ()) == (
+        queued.pending_keys,
+        queued.undelivered,
+        queued.undelivered_keys,
+    )
+
+
+def test_listed_keys_that_an_earlier_release_did_not_keep_stay_undelivered():
+    """
+    A table from which some undelivered keys are missing cannot become complete.
+    """
+    table = replace(
+        TABLE,
+        state=INCOMPLETE,
+        asked_keys=3,
+        undelivered=3,
+        undelivered_keys=((b"1",), (b"2",)),
+    )
+    queued = table.queued_again()
+    state, _ = scan_outcome(queued)
+
+    assert (((b"1",), (b"2",)), 1, INCOMPLETE) == (
+        queued.pending_keys,
+        queued.undelivered,
+        state,
+    )
+
+
 @pytest.mark.parametrize(
     ("states", "status"),
     [

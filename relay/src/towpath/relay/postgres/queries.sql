@@ -514,14 +514,14 @@ set state = excluded.state, table_oid = excluded.table_oid,
 -- neither stopped nor paused. A table that is read by a surrogate key, and had ended,
 -- starts from the beginning: meanwhile no key request covered rows that left the unread
 -- range. An incomplete table reads its undelivered keys again or, if not all of them
--- are listed, the whole table.
+-- are kept, the whole table; of listed keys those that are not kept stay undelivered.
 update towpath.snapshot s
 set state = %(state)s, error = %(error)s, updated_at = now(), completed_at = null,
     last_key = case when not b.begins_again then last_key end,
     maximum_key = case when not b.begins_again then maximum_key end,
     ranges = case when not b.begins_again then ranges end,
     pending_keys = case when b.is_incomplete then %(pending_keys)s else pending_keys end,
-    undelivered = case when b.is_incomplete then 0 else undelivered end,
+    undelivered = case when b.is_incomplete then %(undelivered)s else undelivered end,
     undelivered_keys = case when not b.is_incomplete then undelivered_keys end
 from (
     select t.snapshot_id, t.collection,

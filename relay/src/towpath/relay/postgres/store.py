@@ -78,6 +78,7 @@ class SnapshotStore:
                         "state": table.state,
                         "error": table.error,
                         "pending_keys": _keys_json(table),
+                        "undelivered": table.undelivered,
                     }
                     self._connection.execute(query("change_snapshot"), fields)
                 queued = {t.snapshot_id for t in effect.changed if t.state == "queued"}

@@ -13,7 +13,8 @@ INITIAL: Final = "initial"
 # The state of a table with rows that are dead letters.
 INCOMPLETE: Final = "incomplete"
 
-# They are stored in one row, which is written again with each chunk's progress.
+# A whole table's are stored in one row, which is written again with each chunk's
+# progress. Listed keys are all kept: their row already holds each key to be read.
 MAX_UNDELIVERED_KEYS: Final = 1_000
 _SHOWN_KEYS: Final = 10
 
@@ -44,8 +45,8 @@ class StoredTable(NamedTuple):
     key. ``ranges`` are the progress of several readers. ``floor`` is the log LSN of the
     first start mark: with ``sweeps``, rows below it are deleted at the end.
     ``key_columns`` describe its keys when it was first planned: progress in another key
-    means other rows. ``undelivered`` counts the rows that are dead letters, of which
-    the first keys are kept. ``rows_per_second`` is a moving average.
+    means other rows. ``undelivered`` counts the rows that are dead letters; of a whole
+    table only the first keys are kept. ``rows_per_second`` is a moving average.
     """
 
     snapshot_id: str
@@ -102,12 +103,13 @@ class StoredTable(NamedTuple):
     def with_delivered(self, delivered: DeliveredRows) -> "StoredTable":
         """Return the table with more rows delivered."""
         keys = (*self.undelivered_keys, *delivered.undelivered)
+        limit = MAX_UNDELIVERED_KEYS if self.asked_keys is None else None
         return self._replace(
             rows=self.rows + delivered.rows,
             dropped=self.dropped + delivered.dropped,
             chunks=self.chunks + delivered.chunks,
             undelivered=self.undelivered + len(delivered.undelivered),
-            undelivered_keys=keys[:MAX_UNDELIVERED_KEYS],
+            undelivered_keys=keys[:limit],
             error=None,
         )
 
@@ -116,15 +118,19 @@ class StoredTable(NamedTuple):
         Return the progress from which a resumed table continues.
 
         An incomplete table reads the undelivered rows again; if there are too many to
-        list, it reads all of its rows.
+        list, it reads all of its rows. Listed keys that an earlier release did not keep
+        stay undelivered.
         """
         queued = self._replace(state="queued", error=None)
         if self.state != INCOMPLETE:
             return queued
-        again = queued._replace(undelivered=0, undelivered_keys=())
-        if self.undelivered > len(self.undelivered_keys):
-            return again._replace(last_key=None, maximum_key=None, ranges=())
-        return again._replace(pending_keys=self.undelivered_keys)
+        lost = self.undelivered - len(self.undelivered_keys)
+        if lost and self.asked_keys is None:
+            again = queued._replace(last_key=None, maximum_key=None, ranges=())
+            return again._replace(undelivered=0, undelivered_keys=())
+        return queued._replace(
+            pending_keys=self.undelivered_keys, undelivered=lost, undelivered_keys=()
+        )
 
     @property
     def filter(self) -> str | None:
@@ -163,7 +169,8 @@ def _incomplete_reason(table: StoredTable) -> str:
         scope = "only these" if has_all else "the first of them"
     else:
         again = f"towpath snapshot resume {table.snapshot_id}"
-        scope = "only these" if table.undelivered == len(keys) else "the table"
+        is_cut = table.asked_keys is None and table.undelivered > len(keys)
+        scope = "the table" if is_cut else "only these"
     first = json.dumps(shown, ensure_ascii=False)
     return (
         f"{table.undelivered} rows are dead letters (first keys: {first}); "

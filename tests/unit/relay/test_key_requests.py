@@ -4,6 +4,7 @@ import pytest
 
 from support.copying import replace
 from towpath.relay.snapshot.key_requests import MAX_BATCH_BYTES, MAX_WAIT_S, KeyRequests
+from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.wal.messages import Column, Relation
 from towpath.schemas.position import Position
 
@@ -139,3 +140,17 @@ def test_a_failed_key_request_fails_the_waiting_table():
         requests.has_failed(1, 1, 1),
         requests.has_failed(2, 0, 1),
     ]
+
+
+def test_a_failed_key_request_counts_beside_a_later_failure():
+    """
+    A failure after the awaited requests hides none before, until no table is read.
+    """
+    requests = KeyRequests()
+    failed = StoredTable("k", "s.a", 0, "failed", A.oid)
+    for table in (failed, replace(failed, state="completed"), failed):
+        requests.end_batch((table,))
+    before = [requests.has_failed(1, after, until) for after, until in ((0, 2), (1, 2))]
+    requests.forget_failures()
+
+    assert ([True, False], False) == (before, requests.has_failed(1, 0, 3))

@@ -96,7 +96,7 @@ class KeyRequests:
         self._begun = 0
         self._ended = 0
         self._newest: dict[int, int] = {}
-        self._failed: dict[int, int] = {}
+        self._failed: dict[int, list[int]] = {}
 
     # From the loop, per change; hot while a mass update is streamed -----------------
 
@@ -141,7 +141,7 @@ class KeyRequests:
         self._ended += 1
         for table in tables:
             if table.state != "completed":
-                self._failed[table.table_oid] = self._ended
+                self._failed.setdefault(table.table_oid, []).append(self._ended)
 
     @property
     def is_empty(self) -> bool:
@@ -183,4 +183,9 @@ class KeyRequests:
 
     def has_failed(self, table_oid: int, after: int, until: int) -> bool:
         """Return whether a batch in ``(after, until]`` failed for a table."""
-        return after < self._failed.get(table_oid, 0) <= until
+        failed = self._failed.get(table_oid, ())
+        return any(after < number <= until for number in failed)
+
+    def forget_failures(self) -> None:
+        """Forget which batches failed, once no scan awaits one of them."""
+        self._failed.clear()

@@ -328,6 +328,29 @@ def test_what_the_relay_asks_for_is_stored_and_read_back(connection, worker):
     assert protocol.UnfinishedRead((running,), table.asked_until) == resumed
 
 
+def test_a_position_of_another_server_hides_no_key_requests(connection, worker):
+    """
+    A dump also copies stored requests; positions above the log's end are not ours.
+
+    The request itself is kept, and a request of this log still counts.
+    """
+    connection.execute(
+        "insert into towpath.snapshot (snapshot_id, collection, ordinal, state,"
+        " asked_keys, asked_until, pending_keys, relay) values"
+        " ('towpath-keys-1', 's.t', 0, 'queued', 1,"
+        " '0ffffffffffffff8.0000000003', '[[\"7\"]]', 'towpath'),"
+        " ('towpath-keys-2', 's.t', 0, 'completed', 1,"
+        " '0000000000000010.0000000004', '[]', 'towpath')"
+    )
+    read = worker.worker.read_stored()
+
+    assert ("0000000000000010.0000000004", ["towpath-keys-1"]) == (
+        read.asked_until,
+        [table.snapshot_id for table in read.tables],
+    )
+    assert read == worker.worker.read_stored()
+
+
 def test_what_a_dead_process_stored_late_gives_way(connection, worker):
     """
     A request that was stored under our name after we looked may list other keys.

@@ -135,7 +135,7 @@ class Session:
         store_first_marks(process, self._state, recovered.marks)
         catalog = PostgresCatalog(connection)
         settings, until_log_lsn = self._choose_settings(recovered, decision, catalog)
-        worker = self._make_worker(closing, settings)
+        worker = self._make_worker(closing, settings, decision.lineage.offset)
         lent = self._initial_snapshot.lent
         builder = PipelineBuilder(process, settings, recovered, decision, relay, lent)
         pipeline = builder.build(
@@ -309,13 +309,16 @@ class Session:
             producer.settle(self._process.settings.relay.stop_timeout_s)
         producer.close()
 
-    def _make_worker(self, closing: ExitStack, settings: Settings) -> SnapshotWorker:
+    def _make_worker(
+        self, closing: ExitStack, settings: Settings, offset: int
+    ) -> SnapshotWorker:
         options = settings.relay.snapshot
         worker = SnapshotWorker(
             settings.database.dsn,
             self._process.wakeup.wake,
             publication=settings.database.publication,
             relay=settings.database.slot,
+            offset=offset,
             readers=options.readers,
             watermarks=options.watermarks,
             max_chunk_bytes=options.chunk_bytes,

@@ -405,6 +405,13 @@ where relay = %(relay)s and (
 )
 order by queued_at, snapshot_id, ordinal
 
+-- name: reset_foreign_requests
+-- A request is stored after its change is streamed, so a position above the log's end is
+-- from another log: the table was restored from a dump, or the lineages begin again. It
+-- says nothing about the changes of this log.
+update towpath.snapshot set asked_until = %(none)s
+where relay = %(relay)s and asked_until collate "C" > %(log_end)s
+
 -- name: read_asked_until
 -- The position of the last change whose key request is stored.
 select max(asked_until collate "C") from towpath.snapshot where relay = %(relay)s

@@ -28,6 +28,7 @@ from towpath.relay.snapshot.protocol import (
 )
 from towpath.relay.snapshot.shape import Key, KeyRange
 from towpath.relay.snapshot.stored import StoredTable
+from towpath.schemas.position import Position
 
 
 class SnapshotStore:
@@ -38,17 +39,32 @@ class SnapshotStore:
         self._connection = connection
         self._relay = relay
 
-    def read_unfinished(self) -> UnfinishedRead:
+    def read_unfinished(self, offset: int) -> UnfinishedRead:
         """
         Return the open snapshots, the oldest first, and the last request's position.
 
         A snapshot whose signal has no final answer is open, too.
+
+        Args:
+            offset: The offset of the lineage that is followed.
         """
+        self._reset_foreign_requests(offset)
         tables = self._read(None)
         own = {"relay": self._relay}
         row = self._connection.execute(query("read_asked_until"), own).fetchone()
         asked_until = row[0] if row else None
         return UnfinishedRead(tables, asked_until)
+
+    def _reset_foreign_requests(self, offset: int) -> None:
+        """Make positions of another log lower than any position of this one."""
+        row = self._connection.execute(query("read_log_end")).fetchone()
+        log_end = offset + (row[0] if row else 0)
+        fields = {
+            "none": str(Position(0, 0)),
+            "log_end": str(Position(log_end, 0)),
+            "relay": self._relay,
+        }
+        self._connection.execute(query("reset_foreign_requests"), fields)
 
     def read_tables(self, effect: ReadSnapshotTables) -> SnapshotTablesRead:
         """Return all tables of a snapshot, in their order, ended or not."""

@@ -276,6 +276,7 @@ class SnapshotWorker:
         *,
         publication: str,
         relay: str,
+        offset: int = 0,
         readers: int = 1,
         watermarks: Watermarks = Watermarks.MESSAGES,
         max_chunk_bytes: int = MAX_CHUNK_BYTES,
@@ -289,6 +290,7 @@ class SnapshotWorker:
             wake: Called, from another thread, when there are new facts.
             publication: The publication that streams the tables' changes.
             relay: The relay whose signals and snapshots are stored.
+            offset: The offset of the lineage that is followed.
             readers: The number of chunks that are read at the same time.
             watermarks: The form of watermarks in the log.
             max_chunk_bytes: Bound of a chunk's size as COPY text.
@@ -307,7 +309,7 @@ class SnapshotWorker:
         self._exported = ExportedSnapshots(self._connect)
         self._read_effects: Effects[_ReadEffect] = SimpleQueue()
         self._readers = [self._make_reader(number) for number in range(readers)]
-        self._relay = relay
+        self._relay, self._offset = relay, offset
         self._commands = SnapshotCommands(
             catalog, self._exported, self._reading_pids, relay
         )
@@ -346,7 +348,7 @@ class SnapshotWorker:
             self._connect() as connection,
             translated_errors("reading stored snapshots"),
         ):
-            return SnapshotStore(connection, self._relay).read_unfinished()
+            return SnapshotStore(connection, self._relay).read_unfinished(self._offset)
 
     def submit(self, effect: WorkerEffect) -> None:
         """Queue an effect; ``wake`` is called when its fact is available."""

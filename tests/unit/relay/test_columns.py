@@ -250,3 +250,34 @@ def test_an_excluded_column_of_an_unknown_type_is_logged():
     found = ColumnRules(relay, reasons.append).plan(odd, facts)
 
     assert (["id"], [OMITTED]) == ([field.name for field in found.columns], reasons)
+
+
+@pytest.mark.parametrize("key_columns", [{}, {"s.t": ["odd", "id"]}])
+def test_a_key_column_of_an_unknown_type_keeps_its_text(
+    key_columns: dict[str, list[str]],
+):
+    """
+    Otherwise rows that differ in this column only would share a key.
+    """
+    odd = Relation(
+        oid=8,
+        schema="s",
+        table="t",
+        columns=(Column("id", 23), Column("odd", NEVER)),
+        key=() if key_columns else (1, 0),
+    )
+    reasons: list[str] = []
+    rows = {"unknown_types": "omit", "key_columns": key_columns}
+    types = {NEVER: TypeFacts("never", "s.never")}
+    facts = CatalogFacts((), {}, frozenset(), types=types)
+    relay = Relay.model_validate({"rows": rows})
+    found = ColumnRules(relay, reasons.append).plan(odd, facts)
+
+    assert ([("odd", b'"x"'), ("id", b"1")], ["id", "odd"], []) == (
+        [
+            (field.name, field.form.json(text))
+            for field, text in zip(found.key, (b"x", b"1"), strict=True)
+        ],
+        [field.name for field in found.columns],
+        reasons,
+    )

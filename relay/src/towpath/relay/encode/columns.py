@@ -12,9 +12,10 @@ sanitize_names        names valid in Avro; two that become equal are refused
 ====================  ================================================================
 
 Rules are regular expressions that match the whole of ``schema.table.column``. NULL
-stays NULL. The record's key is not changed: masked keys could become equal. The
-digest is Debezium's, over the salt and the text as Java serializes it, so that earlier
-hashes stay comparable.
+stays NULL. The record's key is not changed: masked keys could become equal. For the
+same reason a key column of an unknown type keeps its text where others are left out.
+The digest is Debezium's, over the salt and the text as Java serializes it, so that
+earlier hashes stay comparable.
 """
 
 import hashlib
@@ -29,6 +30,7 @@ from towpath.relay.encode.relations import CatalogFacts, ColumnPlan
 from towpath.relay.encode.types.choose import FormChooser
 from towpath.relay.encode.types.form import Form, Schema, modes_of
 from towpath.relay.encode.types.scalar import (
+    TEXT,
     OnLost,
     precision_and_scale,
     text_json,
@@ -76,23 +78,17 @@ class ColumnRules:
             NameCollisionError: Two columns get the same name.
         """
         forms = FormChooser(facts.types, self._modes, self._on_lost)
-        names = self._names(relation)
-        fields = []
-        for at, column in enumerate(relation.columns):
-            form = forms.of(column.type_oid, column.typmod)
-            if form is None:
-                self._on_lost(OMITTED)
-                continue
-            form = self._with_source_type(relation, column, facts, form)
-            is_nullable = column.name not in facts.required_names
-            fields.append(Field(at, names[column.name], form, is_nullable))
+        key = self._key_places(relation)
+        fields = self._fields(relation, facts, forms, key)
         ruled = [
             self._ruled(field, relation, forms)
-            for field in fields
+            for field in fields.values()
             if self._is_published(_full(relation, field.at))
         ]
         return ColumnPlan(
-            key=self._key(relation, fields),
+            key=tuple(
+                fields[at]._replace(is_nullable=at not in relation.key) for at in key
+            ),
             columns=tuple(field for field, _ in ruled),
             texts=frozenset(field.at for field, is_text in ruled if is_text),
         )
@@ -102,14 +98,28 @@ class ColumnRules:
             return _matches(self._include, full_name)
         return not _matches(self._exclude, full_name)
 
-    def _key(self, relation: Relation, fields: Sequence[Field]) -> tuple[Field, ...]:
-        """Return the key's fields in key order; the primary key's are never null."""
-        by_place = {field.at: field for field in fields}
-        return tuple(
-            by_place[at]._replace(is_nullable=at not in relation.key)
-            for at in self._key_places(relation)
-            if at in by_place
-        )
+    def _fields(
+        self,
+        relation: Relation,
+        facts: CatalogFacts,
+        forms: FormChooser,
+        key: Sequence[int],
+    ) -> dict[int, Field]:
+        """Return the fields of the columns that have a form, by their indexes."""
+        names = self._names(relation)
+        fields = {}
+        for at, column in enumerate(relation.columns):
+            form = forms.of(column.type_oid, column.typmod)
+            if form is None and at in key:
+                # Without it, rows that differ in this column only would share a key.
+                form = TEXT
+            if form is None:
+                self._on_lost(OMITTED)
+                continue
+            form = self._with_source_type(relation, column, facts, form)
+            is_nullable = column.name not in facts.required_names
+            fields[at] = Field(at, names[column.name], form, is_nullable)
+        return fields
 
     def _names(self, relation: Relation) -> dict[str, str]:
         names = [column.name for column in relation.columns]

@@ -13,7 +13,7 @@ from towpath.relay.encode.columns import ColumnRules
 from towpath.relay.encode.dead_letters import DeadLetters, RefusedRoute
 from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.encode.record import Record
-from towpath.relay.encode.relations import NOTHING_KNOWN
+from towpath.relay.encode.relations import NOTHING_KNOWN, ColumnPlan
 from towpath.relay.encode.rows import ReadRoute, ReadRow, ReadSlice
 from towpath.relay.encode.table import RouteCallbacks, SourceNames, TableRoute
 from towpath.relay.errors import MalformedMessageError
@@ -90,7 +90,7 @@ class EmissionBench:
     def _table(self, relation: Relation, _facts: object) -> ReadRoute:
         if self._is_refused:
             dead = DeadLetters("t", self.stats.count_dead_letter, ParkedAggregates(1))
-            return RefusedRoute(relation, "t.s.a", dead, "no")
+            return RefusedRoute(relation, ColumnPlan((), ()), "t.s.a", dead, "no")
         return table_route(relation)
 
     def _send(self, records: Sequence[Record], delivery: Delivery) -> Sequence[int]:

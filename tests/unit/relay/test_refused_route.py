@@ -4,14 +4,17 @@ import json
 
 import pytest
 
+from towpath.relay.encode.columns import ColumnRules
 from towpath.relay.encode.dead_letters import REFUSED, DeadLetters, RefusedRoute
 from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.encode.record import Record
+from towpath.relay.encode.relations import NOTHING_KNOWN, ColumnPlan
 from towpath.relay.encode.rows import ReadSlice
 from towpath.relay.wal.messages import UNCHANGED, Column, Relation, Row
 from towpath.relay.wal.transactions import Change, Transaction
 from towpath.schemas import headers
 from towpath.schemas.envelope import Operation
+from towpath.settings.relay import Relay
 
 LINE = Relation(
     oid=7,
@@ -26,6 +29,12 @@ TRANSACTION = Transaction(
 NOW_US = 1_700_000_001_000_000
 
 
+def plan(relation: Relation = LINE, **rows: object) -> ColumnPlan:
+    """Make the plan of a table's published columns."""
+    rules = ColumnRules(Relay.model_validate({"rows": rows}))
+    return rules.plan(relation, NOTHING_KNOWN)
+
+
 @pytest.fixture
 def counted_reasons() -> list[str]:
     """Return the list of counted reasons."""
@@ -36,7 +45,7 @@ def counted_reasons() -> list[str]:
 def refused_route(counted_reasons: list[str]) -> RefusedRoute:
     """Return the route of a refused shape."""
     dead = DeadLetters("towpath", counted_reasons.append, ParkedAggregates(10))
-    return RefusedRoute(LINE, "towpath.shop.line", dead, "409 no")
+    return RefusedRoute(LINE, plan(), "towpath.shop.line", dead, "409 no")
 
 
 def dead_letter_facts(record: Record) -> tuple:
@@ -107,7 +116,9 @@ def test_refused_changes_are_counted_in_their_transaction(counted_reasons: list[
     """
     counted: list[str] = []
     dead = DeadLetters("towpath", counted_reasons.append, ParkedAggregates(10))
-    route = RefusedRoute(LINE, "towpath.shop.line", dead, "409 no", counted.append)
+    route = RefusedRoute(
+        LINE, plan(), "towpath.shop.line", dead, "409 no", counted.append
+    )
     insert = Change(
         Operation.CREATE, LINE, (b"1", b"a"), None, False, TRANSACTION, 3, 120
     )
@@ -184,3 +195,49 @@ def test_a_refused_delete_of_an_absent_key_is_a_dead_letter(
         b"00000000000000ff.-",
         b"d",
     ) == dead_letter_facts(record)[1:6]
+
+
+PERSON = Relation(
+    oid=8,
+    schema="shop",
+    table="person",
+    columns=(
+        Column("ssn", 25),
+        Column("id", 23),
+        Column("name", 25),
+        Column("photo", 17),
+        Column("phone", 1043, 34),
+        Column("note", 25),
+    ),
+    key=(0,),
+)
+
+
+def test_columns_of_refused_rows_are_left_out_and_masked_as_in_records():
+    """
+    The dead letter of a change shows no more than its record would, old rows included.
+    """
+    rows = {
+        "exclude_columns": [r"shop\.person\.(ssn|note)"],
+        "key_columns": {"shop.person": ["id"]},
+        "mask": [
+            {"columns": [r".*\.name", r".*\.photo"], "form": "mask", "length": 3},
+            {"columns": [r".*\.phone"], "form": "truncate", "length": 2},
+        ],
+    }
+    dead = DeadLetters("towpath", lambda _: None, ParkedAggregates(10))
+    route = RefusedRoute(PERSON, plan(PERSON, **rows), "t.shop.person", dead, "no")
+    old = (b"SSN", b"1", b"Ada", b"\\x00", b"5551", b"private")
+    new = (b"SSN", b"1", b"Eve", UNCHANGED, None, b"private")
+    change = Change(Operation.UPDATE, PERSON, new, old, True, TRANSACTION, 3, 120)
+    (record,) = route.records(change, NOW_US)
+
+    assert (
+        b'{"id":"1"}',
+        {"id": "1", "name": "***", "photo": {"unchanged": True}, "phone": None},
+        {"id": "1", "name": "***", "photo": "***", "phone": "55"},
+    ) == (
+        record.key,
+        json.loads(record.value or b""),
+        json.loads(dict(record.headers)[headers.OLD_ROW] or b""),
+    )

@@ -91,6 +91,7 @@ class ColumnRules:
             ),
             columns=tuple(field for field, _ in ruled),
             texts=frozenset(field.at for field, is_text in ruled if is_text),
+            ruled=frozenset(f.at for f, _ in ruled if f is not fields[f.at]),
         )
 
     def _is_published(self, full_name: str) -> bool:

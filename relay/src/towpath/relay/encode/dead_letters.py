@@ -21,8 +21,8 @@ a row change parks nothing, because a later full image of the row supersedes it.
 
 ``RefusedRoute`` makes a dead letter of each change of a table whose schema the registry
 refuses, with ``relay.rows.on_refused_schema = "park"``. All dead letters of a row have
-the same key, and so the same partition. Nothing is parked: the relay tries the table's
-next schema.
+the same key, and so the same partition. Columns are left out, masked, truncated and
+hashed as in records. Nothing is parked: the relay tries the table's next schema.
 """
 
 import base64
@@ -40,6 +40,7 @@ from towpath.relay.encode.parked_aggregates import (
     parking_id,
 )
 from towpath.relay.encode.record import FIXED_BYTES, Header, Record
+from towpath.relay.encode.relations import ColumnPlan
 from towpath.relay.encode.rows import ReadRow, ReadSlice
 from towpath.relay.errors import MalformedMessageError
 from towpath.relay.wal.messages import Delete, Insert, Relation, Row, Update, Value
@@ -380,6 +381,7 @@ class RefusedRoute:
     def __init__(
         self,
         relation: Relation,
+        plan: ColumnPlan,
         topic: str,
         dead: DeadLetters,
         message: str,
@@ -390,6 +392,7 @@ class RefusedRoute:
 
         Args:
             relation: The table with the refused schema.
+            plan: Its published columns.
             topic: The table's topic.
             dead: Makes and counts dead letters.
             message: The registry's reason.
@@ -398,6 +401,9 @@ class RefusedRoute:
         """
         self.relation = relation
         self.topic = topic
+        self._key = [(field.at, relation.columns[field.at].name) for field in plan.key]
+        self._published = plan.published(relation)
+        self._texts_of = plan.texts_of
         self._dead = dead
         self._count_in = count_in
         self._origin = {
@@ -465,7 +471,12 @@ class RefusedRoute:
         )
 
     def _dead_letter(self, change: Change) -> Record:
-        record = self._dead.of_row(self.relation, change, REFUSED)
+        new, old = (
+            None if row is None else self._texts_of(row)
+            for row in (change.new, change.old)
+        )
+        published = change._replace(new=new, old=old)
+        record = self._dead.of_row(self._published, published, REFUSED)
         return self._keyed(record, change.new or change.old or ())
 
     def _keyed(self, record: Record, row: Row) -> Record:
@@ -473,15 +484,10 @@ class RefusedRoute:
         marks: list[Header] = [
             (name, self._origin.get(name, value)) for name, value in record.headers
         ]
-        columns = self.relation.columns
-        texts = {columns[at].name: row[at] for at in self.relation.key}
-        key = None
-        if texts and all(isinstance(text, bytes) for text in texts.values()):
-            known = {name: _json_text(text) for name, text in texts.items()}
-            key = orjson.dumps(known)
+        values = ((name, row[at]) for at, name in self._key)
+        texts = {
+            name: text.decode() for name, text in values if isinstance(text, bytes)
+        }
+        key = orjson.dumps(texts) if 0 < len(texts) == len(self._key) else None
         size = record.size + len(key or b"") + self._origin_bytes
         return record._replace(key=key, headers=marks, size=size)
-
-
-def _json_text(text: object) -> str:
-    return text.decode() if isinstance(text, bytes) else ""

@@ -7,7 +7,7 @@ which it holds, before its first row. A ``ColumnPlan`` lists its published colum
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -21,8 +21,10 @@ from towpath.relay.encode.record import (
     Record,
 )
 from towpath.relay.encode.types.form import TypeFacts, Types
-from towpath.relay.wal.messages import Column, Relation, RelationShape
+from towpath.relay.wal.messages import Column, Relation, RelationShape, Row
 from towpath.schemas import headers, topics
+
+_TEXT_OID: Final = 25
 
 
 class ColumnPlan(NamedTuple):
@@ -33,15 +35,35 @@ class ColumnPlan(NamedTuple):
         key: The columns of the record's key, in key order; empty without a key.
         columns: The columns of the value, in the order of the row.
         texts: Indexes of columns that are published as text: masked, hashed.
+        ruled: Indexes of columns whose values a rule changes: those, and truncated.
     """
 
     key: tuple[Field, ...]
     columns: tuple[Field, ...]
     texts: frozenset[int] = frozenset()
+    ruled: frozenset[int] = frozenset()
+
+    def published(self, relation: Relation) -> Relation:
+        """Return a table with its published columns, as ``texts_of`` has them."""
+        columns = (
+            Column(relation.columns[at].name, _TEXT_OID)
+            if at in self.ruled
+            else relation.columns[at]
+            for at, *_ in self.columns
+        )
+        return replace(relation, columns=tuple(columns))
+
+    def texts_of(self, row: Row) -> Row:
+        """Return the texts of a row's published columns, changed by their rules."""
+        return tuple(
+            str(field.form.value(value)).encode()
+            if field.at in self.ruled and isinstance(value, bytes)
+            else value
+            for field, value in ((field, row[field.at]) for field in self.columns)
+        )
 
 
 _TEXT: Final = TypeFacts("text", "text", category="S")
-_TEXT_OID: Final = 25
 
 
 @dataclass(frozen=True, slots=True)

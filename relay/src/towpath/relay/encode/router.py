@@ -158,14 +158,15 @@ class Router:
         topic = topics.table_topic(prefix, relation.full_name)
         names = TableNames(prefix, database, relation.schema, relation.table, topic)
         rows = self.relay.rows
+        plan = self.rules.plan(relation, facts)
         try:
-            plan = self.rules.plan(relation, facts)
             codec = self.make_codec(names, plan.key, plan.columns)
         except SchemaRefusedError as failure:
             if rows.on_refused_schema is RefusedSchema.HALT:
                 raise
             count_in = self.callbacks.enrich
-            return RefusedRoute(relation, topic, self.dead, str(failure), count_in)
+            reason = str(failure)
+            return RefusedRoute(relation, plan, topic, self.dead, reason, count_in)
         return TableRoute(prefix, relation, plan, codec, rows, self.callbacks)
 
     def is_outbox(self, name: str) -> bool:

@@ -19,7 +19,7 @@ from towpath.relay.encode.outbox import (
 from towpath.relay.encode.outbox_columns import (
     ILLEGAL_TOPIC,
     RESERVED_TOPIC,
-    topics_of_relay,
+    ReservedTopics,
 )
 from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.encode.record import Record
@@ -76,7 +76,7 @@ class RouteBench:
             outbox or Outbox(),
             dead,
             self.parked,
-            topics_of_relay("towpath") | {"towpath.shop.line"},
+            ReservedTopics("towpath", ("towpath.shop.line",)),
             lambda reason: self.skipped.update([reason]),
         )
 
@@ -202,6 +202,9 @@ def test_a_row_without_an_aggregate_is_a_dead_letter(columns: dict, reason: str)
         "towpath.shop.line",
         "towpath.relations",
         "towpath.dead.relay",
+        "towpath.dead.search",
+        "towpath-sink-search",
+        "towpath.outbox.order.backfill.search",
         "towpath-signal",
         "__consumer_offsets",
         "__debezium-heartbeat.towpath",

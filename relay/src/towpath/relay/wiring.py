@@ -19,7 +19,7 @@ from towpath.relay.encode.columns import ColumnRules
 from towpath.relay.encode.dead_letters import DeadLetters
 from towpath.relay.encode.logical import LogicalEvents, MessageRecords
 from towpath.relay.encode.outbox import WRONGLY_UPDATED
-from towpath.relay.encode.outbox_columns import topics_of_relay
+from towpath.relay.encode.outbox_columns import ReservedTopics
 from towpath.relay.encode.router import CountedEvents, Router
 from towpath.relay.encode.table import RouteCallbacks, SourceNames
 from towpath.relay.encode.transaction_metadata import TransactionMetadata
@@ -212,8 +212,7 @@ class PipelineBuilder:
             relay=relay,
             dead=dead,
             parked=self._recovered.parked,
-            # An event among a table's rows would be read as one of them.
-            reserved=topics_of_relay(prefix).union(owners),
+            reserved=ReservedTopics(prefix, (*owners, self._settings.signal_topic)),
             rules=ColumnRules(relay, self._process.stats.alter),
             make_codec=CodecFactory(relay, self._process.schema_ids, owners).make,
             callbacks=RouteCallbacks(

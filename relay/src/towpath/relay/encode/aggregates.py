@@ -19,7 +19,7 @@ from typing import Final
 
 from towpath.relay.encode.dead_letters import DeadLetters
 from towpath.relay.encode.outbox import EventWriter
-from towpath.relay.encode.outbox_columns import EVENT_PARTS, TopicRule, topics_of_relay
+from towpath.relay.encode.outbox_columns import EVENT_PARTS, ReservedTopics, TopicRule
 from towpath.relay.encode.record import FIXED_BYTES, Header, Record
 from towpath.relay.encode.rows import ReadRoute, ReadSlice
 from towpath.relay.errors import MalformedMessageError, UnroutableError
@@ -71,7 +71,7 @@ class AggregateRoute:
         self._dead = dead
         table = _table(relation.columns[2].type_oid)
         options = _options(outbox)
-        reserved = topics_of_relay(dead.prefix)
+        reserved = ReservedTopics(dead.prefix)
         self._event = EventWriter(table, options, reserved, on_skipped).event
         # Makes the event in the dead letter of a row that the options refuse.
         plain = options.model_copy(update={"cloudevents": "", "placements": ()})
@@ -169,7 +169,7 @@ def _declared(
     outbox: Outbox, prefix: str
 ) -> Iterable[tuple[str, tuple[AggregateView, str]]]:
     """Yield each collection with its view and topic."""
-    rule = TopicRule(outbox, topics_of_relay(prefix))
+    rule = TopicRule(outbox, ReservedTopics(prefix))
     for view in outbox.view:
         try:
             yield view.collection, (view, rule.topic(view.aggregate_type))

@@ -36,7 +36,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -340,7 +340,7 @@ class LogicalEvents:
         outbox: Outbox,
         dead: DeadLetters,
         parked: ParkedAggregates,
-        reserved: frozenset[str],
+        reserved: Container[str],
         on_skipped: Callable[[str], None],
     ) -> None:
         """

@@ -15,7 +15,7 @@ text is a value. As ``tombstone``, a null, empty or blank payload gives no value
 envelope; key and headers are kept.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final
@@ -117,7 +117,7 @@ class EventWriter:
         self,
         relation: Relation,
         outbox: Outbox,
-        reserved: frozenset[str],
+        reserved: Container[str],
         on_skipped: Callable[[str], None],
     ) -> None:
         """
@@ -360,7 +360,7 @@ class OutboxRoute:
         outbox: Outbox,
         dead: DeadLetters,
         parked: ParkedAggregates,
-        reserved: frozenset[str],
+        reserved: Container[str],
         on_skipped: Callable[[str], None],
     ) -> None:
         """

@@ -18,7 +18,7 @@ headers.
 import binascii
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from operator import itemgetter
 from typing import Final
 
@@ -29,7 +29,7 @@ from towpath.settings.outbox import Outbox, OutboxColumns, rewriting
 
 ILLEGAL_TOPIC: Final = "the aggregate type gives a topic name that Kafka does not allow"
 RESERVED_TOPIC: Final = (
-    "the aggregate type gives a topic of Kafka, of the relay or of a table"
+    "the aggregate type gives a topic of Kafka, of the relay, of a table or of a sink"
 )
 
 _OF_KAFKA: Final = frozenset(
@@ -51,7 +51,7 @@ class TopicRule:
         reserved: Topics that no event may use.
     """
 
-    def __init__(self, outbox: Outbox, reserved: frozenset[str]) -> None:
+    def __init__(self, outbox: Outbox, reserved: Container[str]) -> None:
         self._template = outbox.topic
         self._reserved = reserved
         self._rewritten = rewriting(outbox.route_regex, outbox.route_replacement)
@@ -66,7 +66,7 @@ class TopicRule:
         name = topics.outbox_topic(self._template, self._rewritten(value))
         if not value or not topics.is_legal_topic(name):
             raise UnroutableError(ILLEGAL_TOPIC)
-        if name in self._reserved or name in _OF_KAFKA:
+        if name in self._reserved:
             raise UnroutableError(RESERVED_TOPIC)
         return name
 
@@ -86,6 +86,31 @@ def topics_of_relay(prefix: str) -> frozenset[str]:
             topics.dead_letter_topic(prefix, "relay"),
         }
     )
+
+
+class ReservedTopics(Container[str]):
+    """
+    The topics that no event may use: its readers would take it for one of theirs.
+
+    Args:
+        prefix: The topics' prefix.
+        further: Topics of tables and for signals.
+    """
+
+    def __init__(self, prefix: str, further: Iterable[str] = ()) -> None:
+        self._names = topics_of_relay(prefix).union(_OF_KAFKA, further)
+        self._beginnings = (
+            topics.dead_letter_topic(prefix, ""),
+            topics.sink_state_topic(prefix, ""),
+        )
+
+    def __contains__(self, topic: object) -> bool:
+        name = str(topic)
+        return (
+            name in self._names
+            or name.startswith(self._beginnings)
+            or topics.is_backfill(name)
+        )
 
 
 _TRACEPARENT: Final = re.compile(

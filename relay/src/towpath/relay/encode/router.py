@@ -9,7 +9,7 @@ values have no field for their place in the transaction, because the END record'
 include them. Dead letters count too.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -113,7 +113,7 @@ class Router:
     relay: Relay
     dead: DeadLetters
     parked: ParkedAggregates
-    reserved: frozenset[str]
+    reserved: Container[str]
     rules: ColumnRules
     make_codec: MakeCodec
     callbacks: RouteCallbacks

@@ -116,6 +116,25 @@ def test_a_stub_fits_the_smallest_size_limit():
     assert made.size < 2 * 2048 + 2 * FIXED_BYTES
 
 
+def test_a_stub_has_the_hash_of_a_large_aggregate_type():
+    """
+    Later events of the aggregate wait behind it, before and after a restart.
+    """
+    kind = b"t" * 5000
+    parked, recalled = ParkedAggregates(9), ParkedAggregates(9)
+    dead = DeadLetters("towpath", lambda _: None, parked)
+    marks: list[Header] = [("aggregate_type", kind), ("position", b"P.1")]
+    large = Record("e", b"42", b"v" * 100, marks, b"P.1", 9, 6000)
+    made = dead.of_large(large, 1000, 1000)
+    recalled.recall(made.key, made.value, made.headers)
+
+    assert (True, [True, True], [False, False]) == (
+        made.size < 2048 + 2 * FIXED_BYTES,
+        [each.holds(kind.decode(), b"42", b"P.2") for each in (parked, recalled)],
+        [each.holds("u" * 5000, b"42", b"P.2") for each in (parked, recalled)],
+    )
+
+
 TABLE = Relation(
     7,
     "shop",

@@ -345,18 +345,39 @@ def test_an_outbox_table_without_its_columns_is_refused():
         )
 
 
-def test_an_outbox_records_size_is_an_upper_bound():
+@pytest.mark.parametrize("cause", ["columns", "id", "aggregate_type", "numbers"])
+def test_an_outbox_records_size_is_an_upper_bound(cause: str):
     """
     A record's stated size is at least the sum of its parts.
+
+    JSON writes a number in a header with more digits than its row may have.
     """
-    (record,) = RouteBench().records(
-        headers=json.dumps({f"h{n}": "v" * n for n in range(90)}).encode(),
-        payload=b"x" * 5000,
-        traceparent=b"y" * 900,
-        type=b"z" * 900,
-    )
+    numbers = b'{"n":[' + b",".join([b"1e15"] * 900) + b"]}"
+    columns = {
+        "columns": {
+            "headers": json.dumps({f"h{n}": "v" * n for n in range(90)}).encode(),
+            "payload": b"x" * 5000,
+            "traceparent": b"y" * 900,
+            "type": b"z" * 900,
+        },
+        "id": {"id": b"i" * 900},
+        "aggregate_type": {"aggregate_type": b"t" * 900},
+        "numbers": {"headers": numbers},
+    }[cause]
+    bench = RouteBench(Outbox(route_regex="t+", route_replacement="x"))
+    (record,) = bench.records(**columns)
     parts = [record.key or b"", record.value or b""]
     parts += [name.encode() for name, _ in record.headers]
     parts += [value for _, value in record.headers if isinstance(value, bytes)]
 
     assert record.size >= sum(map(len, parts))
+
+
+def test_large_headers_of_a_row_do_not_count_twice():
+    """
+    An event of almost the largest size is published, not made a dead letter.
+    """
+    text = json.dumps({"big": "v" * 100_000}).encode()
+    (record,) = RouteBench().records(headers=text)
+
+    assert 100_000 < record.size < 102_000

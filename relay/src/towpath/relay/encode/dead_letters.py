@@ -314,7 +314,8 @@ class DeadLetters:
         if parking:
             kind = found.get(headers.AGGREGATE_TYPE)
             # A row without a type parks its id.
-            marks += [(headers.AGGREGATE_TYPE, kind)] if kind is not None else []
+            if isinstance(kind, bytes):
+                marks.append((headers.AGGREGATE_TYPE, parking_id(kind)))
             marks += parking
         value = orjson.dumps(document)
         size = FIXED_BYTES + len(value) + len(key or b"") + _bytes_of(marks)

@@ -101,8 +101,11 @@ _RELAY_HEADERS: Final = frozenset(
 # Called with a record of a transaction, and the trace context of its row.
 OnTraced = Callable[[Transaction, Record, bytes], None]
 
-# A row's own headers, and the trace context among them.
-_OwnHeaders = tuple[tuple[Header, ...], bytes | None]
+# An upper bound of the bytes of a header besides its name and its value.
+_HEADER_BYTES: Final = 10
+
+# A row's own headers, their size, and the trace context among them.
+_OwnHeaders = tuple[tuple[Header, ...], int, bytes | None]
 
 
 class EventWriter:
@@ -139,16 +142,16 @@ class EventWriter:
         self._reserved = _RELAY_HEADERS | (ATTRIBUTES if outbox.cloudevents else set())
         self._on_skipped = on_skipped
         self.event = self._event_by_steps if self._steps else self._plain_event
-        self._cached_types: dict[Value, tuple[str, Header]] = {}
+        self._cached_types: dict[Value, tuple[str, Header, int]] = {}
         self._cached_headers: dict[bytes, _OwnHeaders] = {}
 
     def _plain_event(self, row: Row, position: bytes, timestamp_ms: int) -> Record:
         event_id, aggregate_type, key, event_type, payload, extra, trace, at = (
             self._pick(row)
         )
-        topic, type_header = self._cached_types.get(aggregate_type) or self._read_type(
+        topic, type_header, size = self._cached_types.get(
             aggregate_type
-        )
+        ) or self._read_type(aggregate_type)
         marks: list[Header] = [
             (headers.EVENT_ID, event_id),
             (headers.EVENT_TYPE, event_type),
@@ -157,7 +160,7 @@ class EventWriter:
         ]
         if event_type is None:
             del marks[1]
-        size = FIXED_BYTES + len(payload or b"") + len(key or b"")
+        size += len(payload or b"") + len(key or b"") + len(event_id or b"")
         if at is not None:
             try:
                 marks.append((headers.OCCURRED_AT, instant(at)))
@@ -165,11 +168,11 @@ class EventWriter:
                 raise UnroutableError(NO_INSTANT) from error
         more: tuple[Header, ...] = ()
         if extra is not None:
-            more, own_trace = self._cached_headers.get(extra) or self._read_headers(
+            more, more_bytes, own_trace = self._cached_headers.get(
                 extra
-            )
+            ) or self._read_headers(extra)
             trace = trace or own_trace
-            size += 2 * len(extra)
+            size += more_bytes
         if trace is not None:
             marks.append((headers.TRACEPARENT, trace))
             size += len(trace)
@@ -192,7 +195,7 @@ class EventWriter:
         own = None
         if extra is not None:
             found = self._cached_headers.get(extra) or self._read_headers(extra)
-            own = found[1]
+            own = found[2]
         return parts[_TRACE_AT] or own
 
     def _event_by_steps(self, row: Row, position: bytes, timestamp_ms: int) -> Record:
@@ -202,7 +205,7 @@ class EventWriter:
             step(draft)
         return draft.record()
 
-    def _read_type(self, aggregate_type: Value) -> tuple[str, Header]:
+    def _read_type(self, aggregate_type: Value) -> tuple[str, Header, int]:
         if not isinstance(aggregate_type, bytes):
             raise UnroutableError(NO_AGGREGATE_TYPE)
         topic = ""
@@ -210,7 +213,8 @@ class EventWriter:
             topic = self._rule.topic(aggregate_type.decode())
         if len(self._cached_types) >= _MAX_CACHED:
             self._cached_types.clear()
-        found = topic, (headers.AGGREGATE_TYPE, aggregate_type)
+        size = FIXED_BYTES + len(aggregate_type)
+        found = topic, (headers.AGGREGATE_TYPE, aggregate_type), size
         self._cached_types[aggregate_type] = found
         return found
 
@@ -226,7 +230,10 @@ class EventWriter:
             for name, value in entries.items()
             if name not in self._reserved
         )
-        found = self._cached_headers[text] = kept, trace
+        size = sum(
+            len(name.encode()) + len(value) + _HEADER_BYTES for name, value in kept
+        )
+        found = self._cached_headers[text] = kept, size, trace
         return found
 
     def _resolve(self, relation: Relation, outbox: Outbox) -> Iterable[DraftStep]:

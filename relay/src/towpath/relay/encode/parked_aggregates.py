@@ -22,7 +22,7 @@ from towpath.relay.encode.record import Header
 from towpath.relay.errors import ParkedOverflowError
 from towpath.schemas import headers
 
-# The longest id that is kept; a longer one is replaced by its hash.
+# The longest id or type that is kept; a longer one is replaced by its hash.
 MAX_ID_BYTES: Final = 2048
 
 _NOWHERE: Final = b""
@@ -118,6 +118,7 @@ class ParkedAggregates:
     ) -> None:
         """Release events up to ``position``; without a type, those of every type."""
         known = parking_id(aggregate_id)
+        aggregate_type = _parking_type(aggregate_type)
         if aggregate_type is None:
             self._released[known] = max(position, self._released.get(known, _NOWHERE))
         else:
@@ -140,6 +141,7 @@ class ParkedAggregates:
 
     def _spans_of(self, aggregate_type: str | None, known: bytes) -> _ParkedSpans:
         types = self.spans.setdefault(known, {})
+        aggregate_type = _parking_type(aggregate_type)
         if aggregate_type not in types:
             types[aggregate_type] = _ParkedSpans(
                 released=self._released.get(known, _NOWHERE)
@@ -157,7 +159,7 @@ class ParkedAggregates:
             return False
         if aggregate_type is None:
             return any(spans.holds(position) for spans in types.values())
-        found = (types.get(aggregate_type), types.get(None))
+        found = (types.get(_parking_type(aggregate_type)), types.get(None))
         return any(spans is not None and spans.holds(position) for spans in found)
 
     def recall(
@@ -183,10 +185,16 @@ class ParkedAggregates:
 
 
 def parking_id(aggregate_id: bytes) -> bytes:
-    """Return an aggregate's id, or its hash if it is long."""
+    """Return an aggregate's id (or its type), or its hash if it is long."""
     if len(aggregate_id) <= MAX_ID_BYTES:
         return aggregate_id
     return b"sha256:" + hashlib.sha256(aggregate_id).hexdigest().encode()
+
+
+def _parking_type(aggregate_type: str | None) -> str | None:
+    if aggregate_type is None:
+        return None
+    return parking_id(aggregate_type.encode()).decode()
 
 
 def _as_bytes(value: str | bytes | None) -> bytes | None:

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple, Protocol
 from towpath.schemas import headers as names
 
 # The bytes of a record's framing, position and fixed headers, in addition to its key,
-# its value and the row's own headers; the names of fixed headers take up to 80 bytes.
+# its value, the texts of an event's headers and the row's own headers; the names of
+# fixed headers take up to 80 bytes.
 FIXED_BYTES: Final = 512
 
 # The partition is chosen by the key, as by every other client of the topic.

@@ -9,6 +9,7 @@ import pytest
 
 from towpath.relay.encode.types.choose import FormChooser
 from towpath.relay.encode.types.form import Form, Modes, TypeFacts, modes_of
+from towpath.relay.encode.types.scalar import twos_complement
 from towpath.relay.encode.types.temporal import instant
 from towpath.relay.errors import MalformedMessageError
 from towpath.settings.relay import Relay
@@ -282,3 +283,16 @@ def test_bits_are_little_endian_in_debeziums_form(
     A bit(1) is a boolean; any other bit string has as many bytes as it needs.
     """
     assert expected == written(form(type_oid, typmod, is_debezium=True), text)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_numeric_with_more_digits_than_python_parses_is_precise(sign: int):
+    """
+    Postgres allows 131,072 digits before the point and 16,383 behind it.
+    """
+    text = b"-" * (sign < 0) + b"7" * 131_072 + b"." + b"7" * 16_383
+    digits = 131_072 + 16_383
+    unscaled = sign * 7 * (10**digits - 1) // 9
+    found = form(1700, decimals="precise").value(text)
+
+    assert {"scale": 16_383, "value": twos_complement(unscaled)} == found

@@ -26,6 +26,7 @@ no bytes. Bit strings are their digits by default; Debezium's are a boolean for
 import base64
 import binascii
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from types import MappingProxyType
 from typing import Final, TypedDict, TypeVar
 
@@ -292,7 +293,13 @@ class _Variable(TypedDict):
 
 def _variable(text: bytes) -> _Variable:
     whole, _, fraction = text.partition(b".")
-    return {"scale": len(fraction), "value": twos_complement(int(whole + fraction))}
+    digits = whole + fraction
+    try:
+        unscaled = int(digits)
+    except ValueError:
+        # Python refuses more than 4,300 digits here, but not from a decimal.
+        unscaled = int(Decimal(digits.decode()))
+    return {"scale": len(fraction), "value": twos_complement(unscaled)}
 
 
 def _variable_json(value: _Variable) -> bytes:

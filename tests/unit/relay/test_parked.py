@@ -114,25 +114,27 @@ def test_a_released_aggregate_may_be_parked_again():
 
 def test_a_release_is_for_one_type_or_for_all():
     """
-    Without a type it releases every aggregate of that id.
+    An event without a type has a release of its own.
     """
     parked = ParkedAggregates(10)
     for kind in ("order", "customer", None):
         parked.park(kind, b"42", at(5))
     parked.release("order", b"42", at(5))
-    left = len(parked)
+    left = [len(parked)]
     parked.release(None, b"42", at(5))
+    left.append(len(parked))
+    parked.release_all(b"42", at(5))
 
-    assert (2, 0) == (left, len(parked))
+    assert ([2, 1], 0) == (left, len(parked))
 
 
-@pytest.mark.parametrize("kind", ["order", None])
-def test_a_release_may_be_read_before_its_dead_letter(kind: str | None):
+@pytest.mark.parametrize("marks", [[("aggregate_type", b"order")], []])
+def test_a_release_may_be_read_before_its_dead_letter(marks: list[tuple[str, bytes]]):
     """
     Partitions are read in any order: positions decide, also for a replay.
     """
     parked = ParkedAggregates(10)
-    parked.release(kind, b"42", at(7))
+    parked.recall(b"42", None, [*marks, ("released", at(7))])
     for number in (5, 7):
         parked.park("order", b"42", at(number))
     before = held(parked, 5, 6, 7, 8)

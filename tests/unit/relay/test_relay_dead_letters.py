@@ -10,6 +10,7 @@ from towpath.relay.commands.dead_letters import (
     listed,
     parked_events,
     publishable,
+    release_of,
 )
 from towpath.relay.errors import StateRefusedError
 
@@ -86,6 +87,19 @@ def test_a_release_below_a_later_letter_releases_nothing():
     That letter was not read when the release was decided.
     """
     assert [1, 2] == numbers(row(1), event(2), release(1))
+
+
+def test_the_release_of_an_untyped_aggregate_leaves_the_types_of_its_id_parked():
+    """
+    Their events wait for their own replay, also those below the untyped row.
+    """
+    marks = [("position", at(2)), ("form", b"row"), ("parked", b"7")]
+    untyped = Written(b"7", b"{}", marks)
+    record = release_of("towpath", Aggregate(None, b"7"), at(2))
+    released = Written(b"7", record.value, record.headers)
+
+    assert {ORDER} == parked_events([row(1), untyped, released]).keys()
+    assert {ORDER} == parked_events([released, untyped, row(1)]).keys()
 
 
 def test_an_event_is_published_as_it_would_have_been():

@@ -192,7 +192,7 @@ def release_aggregate(
         records = publishable(letters, drops=drops) if publishes else []
         publish_now(settings.kafka, *records)
         publish_now(
-            settings.kafka, _release(source.prefix, aggregate, letters[-1].position)
+            settings.kafka, release_of(source.prefix, aggregate, letters[-1].position)
         )
         return len(records), len(letters) - len(records)
 
@@ -215,12 +215,15 @@ def publishable(letters: Sequence[RelayDeadLetter], *, drops: bool) -> list[Reco
     return [letter.record for letter in letters if letter.record is not None]
 
 
-def _release(prefix: str, aggregate: Aggregate, position: bytes) -> Record:
+def release_of(prefix: str, aggregate: Aggregate, position: bytes) -> Record:
     """Return the record that releases an aggregate's events up to a position."""
     topic = names.dead_letter_topic(prefix, "relay")
-    marks: list[Header] = [(headers.RELEASED, position)]
-    if aggregate.type is not None:
-        marks.append((headers.AGGREGATE_TYPE, aggregate.type.encode()))
+    kind = aggregate.type
+    # Null without a type: a release without this header is for every type of the id.
+    marks: list[Header] = [
+        (headers.RELEASED, position),
+        (headers.AGGREGATE_TYPE, None if kind is None else kind.encode()),
+    ]
     return Record(
         topic, aggregate.id, None, marks, position, 0, len(aggregate.id), ANY_PARTITION
     )

@@ -116,20 +116,21 @@ class ParkedAggregates:
     def release(
         self, aggregate_type: str | None, aggregate_id: bytes, position: bytes
     ) -> None:
-        """Release events up to ``position``; without a type, those of every type."""
+        """Release events of one type, or those without one, up to ``position``."""
+        spans = self._spans_of(aggregate_type, parking_id(aggregate_id))
+        self._release(spans, position)
+
+    def release_all(self, aggregate_id: bytes, position: bytes) -> None:
+        """Release events of every type up to ``position``."""
         known = parking_id(aggregate_id)
-        aggregate_type = _parking_type(aggregate_type)
-        if aggregate_type is None:
-            self._released[known] = max(position, self._released.get(known, _NOWHERE))
-        else:
-            self._spans_of(aggregate_type, known)
-        types = self.spans.get(known, {})
-        for each, spans in types.items():
-            if aggregate_type not in {None, each}:
-                continue
-            was_open = spans.is_open
-            spans.release(position)
-            self._open_count += spans.is_open - was_open
+        self._released[known] = max(position, self._released.get(known, _NOWHERE))
+        for spans in self.spans.get(known, {}).values():
+            self._release(spans, position)
+
+    def _release(self, spans: _ParkedSpans, position: bytes) -> None:
+        was_open = spans.is_open
+        spans.release(position)
+        self._open_count += spans.is_open - was_open
 
     def _park(
         self, aggregate_type: str | None, aggregate_id: bytes, position: bytes
@@ -169,7 +170,8 @@ class ParkedAggregates:
         Apply one record that was read from the dead letter topic.
 
         A release has a key, no value, the header ``released`` with a position, and the
-        header ``aggregate_type`` unless it is for every type of the id.
+        header ``aggregate_type``, null for events without a type. A release without
+        that header is for every type of the id.
         """
         # The last header of a name is that of the dead letter; the event's comes first.
         marks = {name: _as_bytes(value) for name, value in found}
@@ -177,7 +179,10 @@ class ParkedAggregates:
         type_name = None if aggregate_type is None else aggregate_type.decode()
         position = marks.get(headers.RELEASED)
         if position is not None and value is None and key is not None:
-            self.release(type_name, key, position)
+            if headers.AGGREGATE_TYPE in marks:
+                self.release(type_name, key, position)
+            else:
+                self.release_all(key, position)
             return
         aggregate_id, position = marks.get(headers.PARKED), marks.get(headers.POSITION)
         if aggregate_id is not None and position is not None:

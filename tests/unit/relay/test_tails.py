@@ -2,7 +2,12 @@
 
 import pytest
 
-from towpath.relay.kafka.recovery import TailScan, streamed_position
+from towpath.relay.kafka.recovery import (
+    PartitionScan,
+    TailScan,
+    streamed_position,
+    topic_contents,
+)
 from towpath.relay.recovery.marks import Mark
 from towpath.schemas import headers
 from towpath.schemas.position import format_position
@@ -25,6 +30,9 @@ class Message:
     def headers(self):
         """Return its headers; a record without any has none."""
         return self._headers or None
+
+    def value(self):
+        """Return no value: nothing proves the offset of the lineage."""
 
     def topic(self):
         """Return where it stands."""
@@ -86,3 +94,18 @@ def test_the_streamed_position_of_a_record_is_none_for_a_read_row(message, expec
     A record without a position of ours was not streamed either.
     """
     assert expected == streamed_position(message)
+
+
+def test_the_contents_of_topics_reach_as_high_as_their_read_rows():
+    """
+    A new lineage begins above them too; a mark has the position of a streamed record.
+    """
+    scan, empty = PartitionScan(2), PartitionScan(0)
+    for message in (Message(position(8)), Message(position(24, -1), is_read=True)):
+        scan.take(message)
+    contents = topic_contents({PLACE: scan, ("orders", 1): empty})
+
+    assert ({"orders": {0: Mark(2, position(8)), 1: Mark(0, None)}}, 24) == (
+        contents.marks,
+        contents.published_log_lsn,
+    )

@@ -236,30 +236,22 @@ class TopicContents(NamedTuple):
     Attributes:
         marks: Exact marks of each of the relay's topics.
         offsets: The lineage offsets that row changes prove, by their log LSN.
+        published_log_lsn: The highest log LSN of any record, READ rows included.
     """
 
     marks: Mapping[str, TopicMarks]
     offsets: Mapping[int, int]
-
-    @property
-    def published_log_lsn(self) -> int:
-        """The highest log LSN of any streamed record; 0 without one."""
-        positions = (
-            mark.position.decode()
-            for of_topic in self.marks.values()
-            for mark in of_topic.values()
-            if mark.position is not None
-        )
-        return max((parse_position(text).log_lsn for text in positions), default=0)
+    published_log_lsn: int
 
 
-class _PartitionScan:
+class PartitionScan:
     """The scan of one partition, backwards from its end."""
 
     def __init__(self, end: int) -> None:
         self.end = end
         self.start = max(0, end - _WINDOW)
         self.position: bytes | None = None
+        self.log_lsn = 0
         self.is_ours = False
         self.proof: tuple[int, int] | None = None
 
@@ -273,8 +265,11 @@ class _PartitionScan:
         self.start = max(0, self.end - (self.end - self.start) * _WIDER)
 
     def take(self, message: Message) -> None:
-        """Read one record."""
-        self.is_ours |= headers.POSITION in dict(message.headers() or ())
+        """Read one record. READ rows behind the last streamed one are in its window."""
+        found = dict(message.headers() or ()).get(headers.POSITION)
+        if isinstance(found, bytes):
+            self.is_ours = True
+            self.log_lsn = max(self.log_lsn, parse_position(found.decode()).log_lsn)
         position = streamed_position(message)
         if position is None or (self.position is not None and position < self.position):
             return
@@ -293,13 +288,18 @@ def scan_topics(kafka: Kafka, topics: Iterable[str]) -> TopicContents:
     counts = partition_counts(kafka)
     ats = [(topic, n) for topic in wanted for n in range(counts.get(topic, 0))]
     ends = end_offsets(kafka, ats) if ats else {}
-    places = {at: _PartitionScan(max(0, end)) for at, end in ends.items()}
+    places = {at: PartitionScan(max(0, end)) for at, end in ends.items()}
     open_places = {at: place for at, place in places.items() if place.end}
     while open_places:
         _read_windows(kafka, open_places)
         open_places = {a: p for a, p in open_places.items() if not p.is_settled}
         for place in open_places.values():
             place.widen()
+    return topic_contents(places)
+
+
+def topic_contents(places: Mapping[TopicOffset, PartitionScan]) -> TopicContents:
+    """Return what the scans of partitions prove together."""
     ours = {topic for (topic, _), place in places.items() if place.is_ours}
     return TopicContents(
         marks={
@@ -311,6 +311,7 @@ def scan_topics(kafka: Kafka, topics: Iterable[str]) -> TopicContents:
             for topic in sorted(ours)
         },
         offsets=dict(place.proof for place in places.values() if place.proof),
+        published_log_lsn=max((each.log_lsn for each in places.values()), default=0),
     )
 
 
@@ -333,7 +334,7 @@ def marked_ends(
     return {at: found.get(at, -1) for at in ats}
 
 
-def _read_windows(kafka: Kafka, places: Mapping[TopicOffset, _PartitionScan]) -> None:
+def _read_windows(kafka: Kafka, places: Mapping[TopicOffset, PartitionScan]) -> None:
     """Read each window to its end."""
     starts = {at: place.start for at, place in places.items()}
     for message in read_to_ends(kafka, starts, "the ends of the topics"):

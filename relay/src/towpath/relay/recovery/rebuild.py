@@ -77,7 +77,7 @@ class Evidence(NamedTuple):
 
     Attributes:
         marks: The exact marks.
-        published_log_lsn: The highest log LSN of any streamed record.
+        published_log_lsn: The highest log LSN of any record, READ rows included.
         offsets: Proven lineage offsets, by the log LSN of their proof.
         found: The history that the source reports.
         settings: The file's settings of ordinals, routes, keys and partitions.

@@ -10,7 +10,7 @@ import pytest
 
 from support.command import towpath
 from support.rig import Rig
-from support.slots import drop_slot
+from support.slots import drop_slot, slot_in_creation
 from support.waiting import CLOCK, stretched, until
 from towpath.relay.commands.clean_outbox import CleaningRules, clean_outbox
 from towpath.relay.errors import (
@@ -163,6 +163,23 @@ def test_another_reader_of_the_log_must_have_confirmed_too(running):
     drop_slot(running.dsn, other)
 
     assert 1 == running.clean().deleted
+
+
+def test_a_slot_that_is_still_being_created_is_waited_for(running):
+    """
+    It will confirm later: it is not taken for a relay without a slot.
+    """
+    other = f"{running.prefix}_other"
+    event = running.insert()
+    running.confirm()
+    with (
+        slot_in_creation(running.dsn, other),
+        pytest.raises(OutboxUnconfirmedError, match=f"^{other}: "),
+    ):
+        running.clean(wait_s=1.0)
+    drop_slot(running.dsn, other)
+
+    assert {event} == running.ids()
 
 
 def test_a_slot_that_was_made_again_proves_nothing(place):

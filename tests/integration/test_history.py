@@ -11,11 +11,17 @@ import orjson
 import psycopg
 import pytest
 
+from support.slots import slot_in_creation
 from support.waiting import CLOCK, until
 from towpath.deploy.local import postgres
 from towpath.deploy.local.stack import Stack
 from towpath.relay.encode.record import Record
-from towpath.relay.errors import HistoryChangedError, NotPreparedError, SlotLostError
+from towpath.relay.errors import (
+    HistoryChangedError,
+    NotPreparedError,
+    SlotBusyError,
+    SlotLostError,
+)
 from towpath.relay.postgres import setup
 from towpath.relay.postgres.connect import connect
 from towpath.relay.postgres.history import HistoryStore, LineageResolver
@@ -220,6 +226,20 @@ def test_a_slot_that_is_gone_is_announced_then_made(kept: Kept):
         again.gap,
         len(kept.records),
     )
+
+
+def test_a_slot_that_is_still_being_created_is_waited_for(kept: Kept):
+    """
+    It has no LSN yet, and may vanish again; once it is there, the gap is announced.
+    """
+    kept.sql(f"select pg_drop_replication_slot('{kept.slot}')")
+    with slot_in_creation(kept.dsn, kept.slot):
+        with pytest.raises(SlotBusyError, match="is still being created by process"):
+            kept.follow()
+        before = list(kept.steps)
+    decision = kept.follow()
+
+    assert ([], 2) == (before, decision.lineage.number)
 
 
 @pytest.mark.parametrize(

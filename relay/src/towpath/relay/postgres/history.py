@@ -88,6 +88,7 @@ class LineageResolver:
             HistoryChangedError: There is a gap, and ``on_gap`` is halt.
             SlotLostError: The same, without a usable slot.
             NotPreparedError: Slot, publication or heartbeat table is missing.
+            SlotBusyError: The slot is still being created.
             StateLostError: Kafka lacks the state of an existing slot or topic.
             SourceUnavailableError: The server is unreachable, or a standby.
         """
@@ -122,6 +123,7 @@ class LineageResolver:
 
         Raises:
             NotPreparedError: There is no heartbeat table.
+            SlotBusyError: The slot is still being created.
             SourceUnavailableError: The server is unreachable, or a standby.
         """
         identity = self._stream.identify()

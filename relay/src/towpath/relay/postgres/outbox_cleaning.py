@@ -77,12 +77,14 @@ class LogReader(NamedTuple):
 
     Attributes:
         name: The slot's name.
-        confirmed_lsn: The confirmed LSN; None without a slot.
+        confirmed_lsn: The confirmed LSN; None without a slot, and while it is created.
+        has_slot: Whether there is a slot.
         is_lost: Whether the slot has lost log that it needs.
     """
 
     name: str
     confirmed_lsn: int | None
+    has_slot: bool
     is_lost: bool
 
     def lacks(self, lsn: int) -> bool:
@@ -267,7 +269,7 @@ _PAGES: Final = "ctid >= %(first)s::tid and ctid < %(last)s::tid"
 def lost_readers(readers: Sequence[LogReader]) -> Iterator[str]:
     """Yield a clause for each reader that will never confirm anything."""
     for reader in readers:
-        if reader.confirmed_lsn is None:
+        if not reader.has_slot:
             yield f"the registered relay {reader.name} has no slot"
         elif reader.is_lost:
             yield f"slot {reader.name} has lost log that it needs"

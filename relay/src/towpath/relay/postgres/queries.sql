@@ -962,10 +962,11 @@ select coalesce(
 
 -- name: read_slot_details
 -- The slot of this name in any database: database, plugin, whether it is temporary,
--- confirmed LSN as a number, status, process id of the holder, invalidation reason of
--- newer servers, count of streamed transactions, this database.
+-- confirmed LSN as a number (null while the slot is created, and of a physical one),
+-- status, process id of the holder, invalidation reason of newer servers, count of
+-- streamed transactions, this database.
 select s.database, s.plugin, s.temporary,
-    coalesce((s.confirmed_flush_lsn - '0/0'::pg_lsn)::bigint, 0),
+    (s.confirmed_flush_lsn - '0/0'::pg_lsn)::bigint,
     s.wal_status, s.active_pid,
     nullif(pg_catalog.to_jsonb(s) ->> 'invalidation_reason', ''),
     (select total_txns from pg_catalog.pg_stat_replication_slots t
@@ -1247,9 +1248,11 @@ select (pg_catalog.pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint
 
 -- name: read_log_readers
 -- Every logical slot of this database, and registered relays without one: name,
--- confirmed LSN as a number, whether it has lost log.
+-- confirmed LSN as a number (null while the slot is created), whether there is a slot,
+-- whether it has lost log.
 select coalesce(s.slot_name, r.name),
     (s.confirmed_flush_lsn - '0/0'::pg_lsn)::bigint,
+    s.slot_name is not null,
     coalesce(s.wal_status = 'lost', false)
 from (
     select * from pg_catalog.pg_replication_slots

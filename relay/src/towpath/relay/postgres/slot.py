@@ -87,14 +87,23 @@ def require_publications(connection: Connection, source: Source) -> None:
 
 
 def read_slot(connection: Connection, name: str) -> SlotHistory | None:
-    """Return the state of the slot of this name; None if there is none."""
+    """
+    Return the state of the slot of this name; None if there is none.
+
+    Raises:
+        SlotBusyError: The slot is still being created.
+    """
     row = connection.execute(query("read_slot_details"), {"slot": name}).fetchone()
     if row is None:
         return None
     database, plugin, is_temporary, confirmed_lsn, status, pid, why, read, here = row
     kind = _kind(database, plugin, here, is_temporary=is_temporary)
+    if confirmed_lsn is None and not kind:
+        # It vanishes again if its creation fails.
+        reason = f"slot {name} is still being created by process {pid} of the server"
+        raise SlotBusyError(reason)
     return SlotHistory(
-        confirmed_lsn=confirmed_lsn,
+        confirmed_lsn=confirmed_lsn or 0,
         wal_status=status,
         invalidation_reason=why,
         is_active=pid is not None,

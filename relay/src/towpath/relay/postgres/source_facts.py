@@ -196,6 +196,7 @@ def read_source_facts(
         only: The captured tables to read; None: all.
 
     Raises:
+        SlotBusyError: The slot is still being created.
         SourceUnavailableError: The connection is lost.
     """
     source = settings.database

@@ -2,14 +2,20 @@
 
 from types import SimpleNamespace
 
+import orjson
 import pytest
 
 from support.copying import replace
 from towpath.relay import recover
 from towpath.relay.kafka.recovery import Tails
 from towpath.relay.recovery.marks import Confirmed
-from towpath.relay.recovery.state import State
-from towpath.settings import DeliveryMode
+from towpath.relay.recovery.state import (
+    State,
+    changed_settings,
+    publishing_settings,
+    with_stored,
+)
+from towpath.settings import DeliveryMode, Kafka, Relay, Settings, Source
 
 UNCLEAN = Confirmed(8, 8, 8, 0, is_clean=False, at="")
 CLEAN = replace(UNCLEAN, is_clean=True)
@@ -100,3 +106,30 @@ def test_transactional_records_are_recovered_as_committed_only(
     state = State(confirmed=UNCLEAN, delivery=before)
 
     assert expected == recovery_steps(monkeypatch, state, now, replicas=2)
+
+
+@pytest.mark.parametrize(
+    "name", ['public."my table"', 'public."a.b c"', "public.plain"]
+)
+def test_stored_settings_keep_the_names_of_tables(name: str):
+    """
+    They are stored as canonical texts, in which a space is not quoted.
+    """
+    relay = {
+        "outbox": {"table": name, "view": [{"aggregate_type": "x", "view": name}]},
+        "snapshot": {"signal_table": name},
+        "rows": {"key_columns": {name: ["id"]}},
+    }
+    settings = Settings(
+        version=1,
+        source=(Source(dsn="postgresql://x/y", tables=(name,)),),
+        kafka=Kafka(bootstrap_servers="x"),
+        relay=Relay.model_validate(relay),
+    )
+    other = settings.model_copy(
+        update={"source": (Source(dsn="postgresql://x/y", publication="new"),)}
+    )
+    stored = orjson.loads(orjson.dumps(publishing_settings(settings)))
+
+    assert ("source.publication", "source.tables") == changed_settings(other, stored)
+    assert settings == with_stored(other, stored)

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo
 from pydantic.fields import FieldInfo
 
 from towpath.schemas.table_name import TableName
@@ -57,12 +57,19 @@ def table_of_text(text: str) -> TableName:
     return TableName.parse(text)
 
 
-def _table(text: str) -> str:
+# The context of a validation of values that were validated before and stored: names of
+# tables are canonical texts, whose spaces are not quoted.
+STORED: Final = "stored"
+
+
+def _table(text: str, info: ValidationInfo) -> str:
+    if info.context == STORED:
+        return TableName.parse(text).text
     return table_of_text(text).text
 
 
-def _optional_table(text: str) -> str:
-    return _table(text) if text else ""
+def _optional_table(text: str, info: ValidationInfo) -> str:
+    return _table(text, info) if text else ""
 
 
 # A table's name in the file, as its canonical text.

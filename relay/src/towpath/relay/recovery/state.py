@@ -43,6 +43,7 @@ from towpath.relay.recovery.marks import (
 )
 from towpath.schemas import topics
 from towpath.settings import Relay, Settings, Source
+from towpath.settings.section import STORED
 
 LINEAGE_KEY: Final = "lineage"
 CONFIRMED_KEY: Final = "confirmed"
@@ -185,8 +186,8 @@ def with_stored(settings: Settings, stored: Mapping[str, Any]) -> Settings:
     try:
         return settings.model_copy(
             update={
-                "source": (Source.model_validate(source),),
-                "relay": Relay.model_validate(relay),
+                "source": (Source.model_validate(source, context=STORED),),
+                "relay": Relay.model_validate(relay, context=STORED),
             }
         )
     except ValueError as error:

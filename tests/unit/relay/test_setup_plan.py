@@ -154,8 +154,8 @@ def test_the_outboxs_publication_is_reconciled():
 @pytest.mark.parametrize(
     ("tables", "part"),
     [
-        ({"towpath.signal": NAMED}, 'add table "shop"."orders"'),
-        ({**TABLES.tables, "shop.old": NAMED}, 'drop table "shop"."old"'),
+        ({"towpath.signal": NAMED}, 'add table only "shop"."orders"'),
+        ({**TABLES.tables, "shop.old": NAMED}, 'drop table only "shop"."old"'),
     ],
 )
 def test_a_publication_is_reconciled_with_the_tables(tables: dict, part: str):

@@ -123,7 +123,7 @@ def test_the_cure_of_a_row_filter_keeps_the_column_list(columns, added):
         if each.id == "publication-row-filter"
     ]
 
-    assert found.cure.endswith(f" ADD TABLE {added}")
+    assert found.cure.endswith(f" ADD TABLE ONLY {added}")
 
 
 def test_a_captured_table_that_became_unfit_is_an_error():
@@ -208,4 +208,4 @@ def test_a_bare_signal_table_is_published_too():
     settings = settings_of("s.a", signal_table="s.asks")
     [step] = plan_setup(FACTS, settings)
 
-    assert step.statement.endswith('add table "s"."asks"')
+    assert step.statement.endswith('add table only "s"."asks"')

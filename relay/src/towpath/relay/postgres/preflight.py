@@ -181,8 +181,8 @@ def _row_filter_finding(
         "publication-row-filter",
         f"publication {name} filters the rows of {table}",
         "sinks and snapshots lack the other rows, and verify reports them",
-        f"ALTER PUBLICATION {quoted(name)} DROP TABLE {_sql(table)}; "
-        f"ALTER PUBLICATION {quoted(name)} ADD TABLE {_sql(table)}{columns}",
+        f"ALTER PUBLICATION {quoted(name)} DROP TABLE ONLY {_sql(table)}; "
+        f"ALTER PUBLICATION {quoted(name)} ADD TABLE ONLY {_sql(table)}{columns}",
     )
 
 

@@ -318,4 +318,5 @@ def _slot_steps(facts: SourceFacts, settings: Settings) -> Iterable[SetupStep]:
 
 
 def _listed(tables: Sequence[str]) -> str:
-    return ", ".join(TableName.parse(table).sql for table in tables)
+    # Without ONLY a publication gets the tables that inherit from each, too.
+    return ", ".join(f"only {TableName.parse(table).sql}" for table in tables)

@@ -6,11 +6,13 @@ from types import SimpleNamespace
 import psycopg
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from psycopg import pq
 
 from towpath.relay import errors
 from towpath.relay.kafka.client import relay_error
 from towpath.relay.postgres.connect import connect, failure, failure_of, quoted
 from towpath.relay.postgres.queries import query
+from towpath.relay.postgres.replication import stream_error
 
 
 @pytest.mark.parametrize(
@@ -21,7 +23,8 @@ from towpath.relay.postgres.queries import query
         ("57P01", errors.SourceUnavailableError),
         ("53300", errors.SourceUnavailableError),
         ("55006", errors.SlotBusyError),
-        ("55000", errors.SlotLostError),
+        ("55000", errors.SourceRefusedError),
+        ("58P01", errors.SourceRefusedError),
         ("42704", errors.NotPreparedError),
         ("28P01", errors.SourceRefusedError),
         ("42501", errors.SourceRefusedError),
@@ -35,6 +38,25 @@ def test_a_sqlstate_decides_the_error_class(state: str | None, error: type[Excep
     Errors are classified by SQLSTATE, never by text.
     """
     assert error is type(failure_of(state, "doing: failed"))
+
+
+@pytest.mark.parametrize(
+    ("state", "error"),
+    [
+        (b"55000", errors.SlotLostError),
+        (b"58P01", errors.SlotLostError),
+        (b"55006", errors.SlotBusyError),
+        (None, errors.SourceUnavailableError),
+    ],
+)
+def test_only_the_stream_can_find_its_slot_lost(state: bytes | None, error):
+    """
+    Another statement has the same SQLSTATE for another reason.
+    """
+    fields = {pq.DiagnosticField.SQLSTATE: state}
+    result = SimpleNamespace(error_field=fields.get)
+
+    assert error is type(stream_error(result, "reading the stream"))
 
 
 class Failed(psycopg.OperationalError):

@@ -7,13 +7,14 @@ no SQLSTATE          the connection broke, or was never made: retry
 28, or a password    the login is refused: halt
 3D000, 42501         no such database, a missing right: halt
 55006                the slot is in use: retry, for a while
-55000, 58P01         the slot needs WAL that was removed: halt
 42703, 42704, 42P01  an object of ``relay init`` is missing or outdated: halt
 everything else      the server refuses one of our statements: halt
 ===================  ==============================================================
 
 Every connection, the stream's included, has the settings of ``schemas.session``, so
 that a value reads the same in the stream, in a chunk and in the catalog.
+
+``replication.stream_error`` adds the errors that only the stream has.
 """
 
 import re
@@ -30,7 +31,6 @@ from psycopg import conninfo, sql
 from towpath.relay.errors import (
     NotPreparedError,
     SlotBusyError,
-    SlotLostError,
     SourceRefusedError,
     SourceUnavailableError,
 )
@@ -53,8 +53,6 @@ _KEEPALIVES: Final = {
 _BY_STATE: Final = MappingProxyType(
     {
         "55006": SlotBusyError,
-        "55000": SlotLostError,
-        "58P01": SlotLostError,
         # The objects of relay init are missing, or come from an earlier release.
         "42703": NotPreparedError,
         "42704": NotPreparedError,

@@ -19,7 +19,11 @@ import structlog
 from psycopg import pq
 from psycopg.errors import Diagnostic
 
-from towpath.relay.errors import PublicationYoungerError, SourceUnavailableError
+from towpath.relay.errors import (
+    PublicationYoungerError,
+    SlotLostError,
+    SourceUnavailableError,
+)
 from towpath.relay.postgres.connect import (
     Connection,
     connect,
@@ -83,6 +87,9 @@ _MAX_FRAMES: Final = 6144
 # stream with the second.
 _LEFT_OUT: Final = "55000"
 _UNKNOWN: Final = "42704"
+# Of the stream, these mean that the slot needs log that was removed. Other statements
+# have them for other reasons.
+_LOST: Final = frozenset({"55000", "58P01"})
 
 _WOULD_BLOCK: Final = 0
 _COPY_ENDED: Final = -1
@@ -186,7 +193,7 @@ class SlotStream:
         with translated_errors("starting replication"):
             result = self._pgconn.exec_(command.encode())
         if result.status != pq.ExecStatus.COPY_BOTH:
-            raise _refused_start(result, "starting replication")
+            raise stream_error(result, "starting replication")
         self._pgconn.nonblocking = 1
         self._poll.register(self._pgconn.socket, select.POLLIN)
         self._poll.register(self._wakeup.fileno(), select.POLLIN)
@@ -267,16 +274,17 @@ class SlotStream:
             if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
                 if result.error_field(pq.DiagnosticField.SQLSTATE) == _UNKNOWN.encode():
                     return _younger_publication(_server_reason(result))
-                return _refused_start(result, "reading the stream")
+                return stream_error(result, "reading the stream")
         reason = self._pgconn.get_error_message().strip()
         return SourceUnavailableError(f"the stream ended: {reason or 'server stopped'}")
 
 
-def _refused_start(result: pq.abc.PGresult, doing: str) -> TowpathError:
-    state = result.error_field(pq.DiagnosticField.SQLSTATE)
-    return failure_of(
-        state.decode() if state else None, f"{doing}: {_server_reason(result)}"
-    )
+def stream_error(result: pq.abc.PGresult, doing: str) -> TowpathError:
+    """Return our error for one that ends the stream, or refuses its start."""
+    field = result.error_field(pq.DiagnosticField.SQLSTATE)
+    state = field.decode() if field else None
+    message = f"{doing}: {_server_reason(result)}"
+    return SlotLostError(message) if state in _LOST else failure_of(state, message)
 
 
 def _server_reason(result: pq.abc.PGresult) -> str:

@@ -1,5 +1,6 @@
 """Failures of consumers with an inbox: no event is skipped, repeated or lost."""
 
+import dataclasses
 import threading
 from contextlib import contextmanager
 
@@ -9,7 +10,7 @@ import structlog
 
 from support.inbox_place import InboxPlace
 from support.waiting import until
-from towpath.inbox import Event
+from towpath.inbox import Event, create_statements
 from towpath.schemas.transactions import SessionTypeError, drive
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -184,3 +185,44 @@ def test_two_processes_replay_an_event_once(place):
     second.join(30)
 
     assert ("1", [None]) == (first.event.id, [each.event for each in found])
+
+
+def test_a_parked_event_of_a_topic_made_again_is_kept(place):
+    """
+    It may have the place of an event that was parked before the topic was deleted.
+    """
+    again = dataclasses.replace(FIRST, id="2")
+    with place.begin() as session:
+        for one in (FIRST, again):
+            assert drive(session, place.inbox.park(one, "unreadable"))
+        drive(session, place.inbox.fail(again, "refused"))
+        found = place.inbox.parked(session)
+        assert drive(session, place.inbox.leave(FIRST))
+        left = place.inbox.parked(session)
+
+    assert [("1", "unreadable"), ("2", "refused")] == [
+        (one.event.id, one.reason) for one in found
+    ]
+    assert ["2"] == [one.event.id for one in left]
+
+
+def test_a_table_of_an_earlier_release_is_upgraded(place):
+    """
+    Its rows had the place of a record for their key; until then no event is lost.
+    """
+    again = dataclasses.replace(FIRST, id="2")
+    place.connection.execute(
+        "alter table towpath.inbox_parked drop constraint inbox_parked_pkey,"
+        ' add primary key (consumer, topic, partition, "offset")'
+    )
+    with place.begin() as session:
+        assert drive(session, place.inbox.park(FIRST, "unreadable"))
+    with pytest.raises(psycopg.errors.UniqueViolation), place.begin() as session:
+        drive(session, place.inbox.park(again, "unreadable"))
+    for statement in create_statements() * 2:
+        place.connection.execute(statement)
+    with place.begin() as session:
+        assert drive(session, place.inbox.park(again, "unreadable"))
+        found = place.inbox.parked(session)
+
+    assert ["1", "2"] == [one.event.id for one in found]

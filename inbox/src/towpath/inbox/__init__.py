@@ -11,7 +11,8 @@ asynchronous handler.
 from towpath.inbox.consumer import AsyncConsumer, Consumer
 from towpath.inbox.effects import Observer
 from towpath.inbox.event import Event, event_of
-from towpath.inbox.inbox import Inbox, ParkedEvent, create_statements
+from towpath.inbox.inbox import Inbox, ParkedEvent
+from towpath.inbox.tables import create_statements
 
 __all__ = [
     "AsyncConsumer",

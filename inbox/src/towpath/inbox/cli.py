@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from towpath.cli.options import JsonOption
-from towpath.inbox.inbox import SCHEMA, Inbox, ParkedEvent, create_statements
+from towpath.inbox.inbox import Inbox, ParkedEvent
 from towpath.inbox.status import (
     ConsumerStatus,
     InboxTables,
@@ -23,6 +23,7 @@ from towpath.inbox.status import (
     consumer_status,
     reading_offsets,
 )
+from towpath.inbox.tables import SCHEMA, create_statements
 from towpath.schemas.failure import UnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def create(
     *, dsn: DsnOption, schema: SchemaOption = SCHEMA, dry_run: bool = False
 ) -> int:
     """
-    Create the tables of the inbox; safe to repeat.
+    Create the tables of the inbox, or upgrade them; safe to repeat.
 
     Args:
         dsn: The database.

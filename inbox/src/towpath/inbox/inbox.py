@@ -36,10 +36,10 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from towpath.inbox.event import Decode, Event
+from towpath.inbox.tables import SCHEMA
 from towpath.schemas.table_name import quoted
 from towpath.schemas.transactions import TEXT, Statement, Steps, drive, drive_async
 
-SCHEMA: Final = "towpath"
 BEHIND: Final = "an earlier event of its key is parked"
 # The characters of a reason that are stored; an error's text may be long.
 _REASON_CHARACTERS: Final = 2_000
@@ -73,43 +73,6 @@ class Admission(NamedTuple):
     """
 
     event: Event | None
-
-
-def create_statements(schema: str = SCHEMA) -> tuple[str, ...]:
-    """Return the SQL that creates the tables; it may be repeated."""
-    place = quoted(schema)
-    return (
-        f"create schema if not exists {place}",
-        f"""create table if not exists {place}.inbox (
-    consumer text not null,
-    event_id text not null,
-    topic text not null,
-    partition int not null,
-    "offset" bigint not null,
-    applied_at timestamptz not null default now(),
-    primary key (consumer, event_id)
-)""",
-        # A prune finds ids by their partition and offset.
-        f"""create index if not exists inbox_place
-on {place}.inbox (consumer, topic, partition, "offset")""",
-        f"""create table if not exists {place}.inbox_parked (
-    consumer text not null,
-    topic text not null,
-    partition int not null,
-    "offset" bigint not null,
-    event_id text not null,
-    key text,
-    value bytea,
-    headers json not null,
-    reason text not null,
-    number bigint generated always as identity,
-    parked_at timestamptz not null default now(),
-    requested_at timestamptz,
-    primary key (consumer, topic, partition, "offset")
-)""",
-        f"""create index if not exists inbox_parked_key
-on {place}.inbox_parked (consumer, topic, key)""",
-    )
 
 
 class Inbox:
@@ -314,8 +277,8 @@ class Inbox:
         yield self._lock(event)
         found = yield self._of(
             event,
-            f"delete from {self._parked} where consumer = :consumer and topic = :topic"
-            ' and partition = :partition and "offset" = :offset returning 1',
+            f"delete from {self._parked} where consumer = :consumer"
+            " and event_id = :id returning 1",
         )
         return bool(found)
 
@@ -325,12 +288,9 @@ class Inbox:
         yield self._of(
             event,
             f"update {self._parked} set requested_at = null,"
-            ' reason = case when "offset" = :offset and partition = :partition'
-            " then :reason else reason end"
-            " where consumer = :consumer and topic = :topic"
-            " and key is not distinct from :key"
-            " and (key is not null or"
-            ' ("offset" = :offset and partition = :partition))',
+            " reason = case when event_id = :id then :reason else reason end"
+            " where consumer = :consumer"
+            " and (event_id = :id or topic = :topic and key = :key)",
             reason=_storable(reason)[:_REASON_CHARACTERS],
         )
 
@@ -392,8 +352,7 @@ class Inbox:
             " :consumer, :topic, :partition, :offset, :id, :key,"
             " decode(:value, 'base64'), cast(:headers as json), :reason,"
             f" (select max(requested_at) from {self._parked} where"
-            " consumer = :consumer and topic = :topic and key = :key)"
-            " on conflict do nothing",
+            " consumer = :consumer and topic = :topic and key = :key)",
             value=None if value is None else base64.b64encode(value).decode(),
             headers=json.dumps(
                 {_storable(n): _storable(v) for n, v in event.headers.items()}

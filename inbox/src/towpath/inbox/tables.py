@@ -1,0 +1,74 @@
+"""
+The tables of an inbox, as SQL that may be repeated.
+
+A table of an earlier release is upgraded by the same statements, which ``towpath inbox
+create`` runs and a migration contains.
+"""
+
+from typing import Final
+
+from towpath.schemas.table_name import quoted
+
+SCHEMA: Final = "towpath"
+
+
+def create_statements(schema: str = SCHEMA) -> tuple[str, ...]:
+    """Return the SQL that creates or upgrades the tables; it may be repeated."""
+    place = quoted(schema)
+    return (
+        f"create schema if not exists {place}",
+        f"""create table if not exists {place}.inbox (
+    consumer text not null,
+    event_id text not null,
+    topic text not null,
+    partition int not null,
+    "offset" bigint not null,
+    applied_at timestamptz not null default now(),
+    primary key (consumer, event_id)
+)""",
+        # A prune finds ids by their partition and offset.
+        f"""create index if not exists inbox_place
+on {place}.inbox (consumer, topic, partition, "offset")""",
+        f"""create table if not exists {place}.inbox_parked (
+    consumer text not null,
+    topic text not null,
+    partition int not null,
+    "offset" bigint not null,
+    event_id text not null,
+    key text,
+    value bytea,
+    headers json not null,
+    reason text not null,
+    number bigint generated always as identity,
+    parked_at timestamptz not null default now(),
+    requested_at timestamptz,
+    primary key (consumer, event_id)
+)""",
+        _upgrade_of_parked(f"{place}.inbox_parked"),
+        f"""create index if not exists inbox_parked_key
+on {place}.inbox_parked (consumer, topic, key)""",
+    )
+
+
+def _upgrade_of_parked(table: str) -> str:
+    """
+    Return the statement that replaces the primary key of an earlier release.
+
+    It was the place of the record, which a record of a topic that was deleted and
+    created again may have too.
+    """
+    literal = table.replace("'", "''")
+    return f"""do $upgrade$
+begin
+    if exists (
+        select from pg_catalog.pg_constraint c
+        join pg_catalog.pg_attribute a
+            on a.attrelid = c.conrelid and a.attnum = any (c.conkey)
+        where c.conrelid = to_regclass('{literal}')
+            and c.contype = 'p' and a.attname = 'offset'
+    ) then
+        alter table {table} drop constraint inbox_parked_pkey;
+        alter table {table} add primary key (consumer, event_id);
+    end if;
+end
+$upgrade$"""

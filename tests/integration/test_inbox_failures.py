@@ -1,17 +1,21 @@
 """Failures of consumers with an inbox: no event is skipped, repeated or lost."""
 
+import asyncio
 import dataclasses
 import threading
 from contextlib import contextmanager
 
 import psycopg
+import psycopg2
 import pytest
 import structlog
+from psycopg.rows import dict_row
+from psycopg2.extras import RealDictCursor
 
 from support.inbox_place import InboxPlace
 from support.waiting import until
 from towpath.inbox import Event, create_statements
-from towpath.schemas.transactions import SessionTypeError, drive
+from towpath.schemas.transactions import SessionTypeError, drive, drive_async
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -226,3 +230,47 @@ def test_a_table_of_an_earlier_release_is_upgraded(place):
         found = place.inbox.parked(session)
 
     assert ["1", "2"] == [one.event.id for one in found]
+
+
+@pytest.mark.parametrize(
+    "connect",
+    [
+        lambda dsn: psycopg.connect(dsn, row_factory=dict_row),
+        lambda dsn: psycopg2.connect(dsn, cursor_factory=RealDictCursor),
+    ],
+    ids=["psycopg", "psycopg2"],
+)
+def test_sessions_whose_rows_are_mappings_hold_the_inbox(place, connect):
+    """
+    Events are listed, counted and replayed as with rows that are tuples.
+    """
+    with connect(place.dsn) as session:
+        assert drive(session, place.inbox.park(FIRST, "refused"))
+        place.inbox.request_replay(session)
+        (found,) = place.inbox.parked(session)
+        count = drive(session, place.inbox.count_parked())
+        admitted = drive(session, place.inbox.admit_requested())
+        assert drive(session, place.inbox.admit_requested()) is None
+
+    assert ("1", "a", b"{}", "refused", True, 1) == (
+        *(found.event.id, found.event.key, found.event.value),
+        *(found.reason, found.is_requested, count),
+    )
+    assert "1" == admitted.event.id
+
+
+def test_an_asynchronous_session_whose_rows_are_mappings_replays(place):
+    """
+    Its rows are read as those of a synchronous one.
+    """
+    with place.begin() as session:
+        drive(session, place.inbox.park(FIRST, "refused"))
+        place.inbox.request_replay(session)
+
+    async def replay():
+        async with await psycopg.AsyncConnection.connect(
+            place.dsn, row_factory=dict_row
+        ) as session:
+            return await drive_async(session, place.inbox.admit_requested())
+
+    assert "1" == asyncio.run(replay()).event.id

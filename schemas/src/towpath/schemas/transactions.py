@@ -192,7 +192,12 @@ def _run_psycopg(session: Any, statements: Sequence[Statement]) -> Rows:  # noqa
 def _run_on_cursor(cursor: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401
     for statement in statements:
         cursor.execute(_pyformat(statement.form), statement.values)
-    return list(cursor.fetchall()) if cursor.description else []
+    return _sequences(cursor.fetchall()) if cursor.description else []
+
+
+def _sequences(rows: Rows) -> Rows:
+    """Return rows by position, also if the session's cursors make mappings of them."""
+    return [tuple(row.values()) if isinstance(row, dict) else row for row in rows]
 
 
 def _read_rows(connection: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401
@@ -223,7 +228,7 @@ async def _run_psycopg_async(session: Any, statements: Sequence[Statement]) -> R
         # A connection's method returns a new cursor.
         sql = _pyformat(statement.form)
         cursor = await session.execute(sql, statement.values)
-    rows = list(await cursor.fetchall()) if cursor.description else []
+    rows = _sequences(await cursor.fetchall()) if cursor.description else []
     return rows or _read_rows(connection, statements)
 
 

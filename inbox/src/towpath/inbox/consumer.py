@@ -39,9 +39,10 @@ from towpath.inbox.effects import (
     HandlerError,
     Observer,
     Outcome,
+    check_headers,
     reason_of,
 )
-from towpath.inbox.event import UNREADABLE, Decode, Event, event_of, is_control
+from towpath.inbox.event import Decode, Event, event_of, is_control
 from towpath.inbox.inbox import BEHIND, Inbox
 from towpath.inbox.status import Place, reading_offsets
 from towpath.schemas.clock import Backoff, Clock, SystemClock
@@ -57,17 +58,6 @@ OBSERVE_INTERVAL_S: Final = 5.0
 LONGEST_PAUSE_S: Final = 30.0
 
 _log = structlog.get_logger("towpath.inbox")
-
-
-def _check_headers(event: Event) -> None:
-    """
-    Check that an event has its headers.
-
-    Raises:
-        HandlerError: The client could not read them; the event is parked.
-    """
-    if UNREADABLE in event.headers:
-        raise HandlerError(event, ValueError("the name of a header is not UTF-8"))
 
 
 @dataclass(slots=True)
@@ -202,14 +192,12 @@ class _Loop:
     def _turn(self, client: Client) -> None:
         """Handle one record, or wait for one; resume retries and replays."""
         self._resume_due(client)
+        is_replaying = self._replay_requested()
         now_s = self._options.clock.monotonic_s()
-        if now_s >= self._replay_due_s:
-            self._replay_requested()
-            self._replay_due_s = now_s + REPLAY_INTERVAL_S
         if self._options.observer is not None and now_s >= self._observe_due_s:
             self._observe(client)
             self._observe_due_s = now_s + OBSERVE_INTERVAL_S
-        message = client.poll(POLL_S)
+        message = client.poll(0 if is_replaying else POLL_S)
         if message is None:
             return
         error = message.error()
@@ -225,7 +213,7 @@ class _Loop:
         failed = self._retry_of(event)
         attempts = 0 if failed is None else failed.attempts
         try:
-            _check_headers(event)
+            check_headers(event)
             if self._options.takes(event):
                 self._report_outcome(event, self._effects.apply(event))
         except HandlerError as error:
@@ -261,13 +249,23 @@ class _Loop:
             self._options.report(lambda to: to.parked(event, reason))
         return True
 
-    def _replay_requested(self) -> None:
-        """Replay the requested events; a database that fails is asked again later."""
+    def _replay_requested(self) -> bool:
+        """
+        Replay a requested event, if one is to be looked for; return whether it was.
+
+        A long replay would cost the consumer its partitions if it polled only after it.
+        A database that fails is asked again later.
+        """
+        now_s = self._options.clock.monotonic_s()
+        if now_s < self._replay_due_s:
+            return False
         try:
-            while self._replay_next():
-                pass
+            if self._replay_next():
+                return True
         except Exception as error:  # noqa: BLE001 - the driver's own
             _log.warning("event replay not possible", reason=reason_of(error))
+        self._replay_due_s = now_s + REPLAY_INTERVAL_S
+        return False
 
     def _replay_next(self) -> bool:
         """Replay the first event of a requested key; return whether there was one."""

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any
 
-from towpath.inbox.event import Event
+from towpath.inbox.event import UNREADABLE, Event
 from towpath.inbox.inbox import Admission, Inbox
 from towpath.schemas.failure import UnavailableError
 from towpath.schemas.transactions import Result, Steps, drive, drive_async
@@ -25,6 +25,17 @@ class HandlerError(Exception):
     def __init__(self, event: Event, cause: Exception) -> None:
         super().__init__(reason_of(cause))
         self.event = event
+
+
+def check_headers(event: Event) -> None:
+    """
+    Check that an event has its headers.
+
+    Raises:
+        HandlerError: The client could not read them; the event is parked.
+    """
+    if UNREADABLE in event.headers:
+        raise HandlerError(event, ValueError("the name of a header is not UTF-8"))
 
 
 class Observer:

@@ -1,0 +1,78 @@
+"""The loop of a consumer, with a client and a database that are simulated."""
+
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from support.inbox_place import event
+from towpath.inbox import Consumer, Inbox, consumer
+from towpath.inbox.inbox import Admission
+
+
+class Client:
+    """Kafka's client, of a topic without records."""
+
+    def __init__(self, _settings):
+        self.is_closed = False
+        self.polls = []
+
+    def subscribe(self, _topics, **_callbacks):
+        """Do nothing."""
+
+    def poll(self, timeout_s):
+        """Return no record."""
+        self.polls.append(timeout_s)
+
+    def close(self):
+        """Leave the group."""
+        self.is_closed = True
+
+
+class Replaying(Inbox):
+    """An inbox with an endless replay."""
+
+    def __init__(self):
+        super().__init__("c", decode=lambda event: event.id)
+
+    def admit_requested(self):
+        """Admit one more event."""
+        return Admission(event(decode=self.decode))
+        yield
+
+
+@pytest.fixture
+def clients(monkeypatch):
+    """Provide the clients that consumers make."""
+    made = []
+
+    class Noted(Client):
+        def __init__(self, settings):
+            super().__init__(settings)
+            made.append(self)
+
+    monkeypatch.setattr(consumer, "Client", Noted)
+    return made
+
+
+def test_a_consumer_polls_and_stops_during_a_replay(clients):
+    """
+    Otherwise it would lose its partitions, and a stop would wait for the last event.
+    """
+    stop, polls = threading.Event(), []
+
+    @contextmanager
+    def begin():
+        yield None
+
+    def handle(_event, _session):
+        polls.append([*clients[0].polls])
+        if len(polls) == 3:
+            stop.set()
+        if len(polls) > 3:
+            pytest.fail("the consumer goes on")
+
+    made = Consumer(Replaying(), {}, ["t"], begin=begin, handle=handle)
+    made.run(stop)
+
+    assert ([[], [0], [0, 0]], True) == (polls, clients[0].is_closed)

@@ -1,12 +1,14 @@
 """The loop of a consumer, with a client and a database that are simulated."""
 
+import asyncio
 import threading
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
 from support.inbox_place import event
-from towpath.inbox import Consumer, Inbox, consumer
+from towpath.inbox import AsyncConsumer, Consumer, Inbox, consumer
 from towpath.inbox.inbox import Admission
 
 
@@ -76,3 +78,29 @@ def test_a_consumer_polls_and_stops_during_a_replay(clients):
     made.run(stop)
 
     assert ([[], [0], [0, 0]], True) == (polls, clients[0].is_closed)
+
+
+def test_a_consumer_takes_no_thread_of_the_event_loop(clients):
+    """
+    Its handlers and decoders need them: few, on a machine with few processors.
+    """
+    handled = []
+
+    @asynccontextmanager
+    async def begin():
+        yield None
+
+    async def work():
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        stop = asyncio.Event()
+
+        async def handle(event, _session):
+            handled.append(event.payload)
+            stop.set()
+
+        made = AsyncConsumer(Replaying(), {}, ["t"], begin=begin, handle=handle)
+        await made.run_async(stop)
+
+    asyncio.run(work())
+
+    assert ({"1"}, True) == ({*handled}, clients[0].is_closed)

@@ -14,6 +14,7 @@ process that is thought dead and still works is held back by the inbox's rules.
 
 import asyncio
 import contextlib
+import functools
 import re
 import threading
 from collections.abc import (
@@ -449,9 +450,9 @@ class AsyncConsumer(_Loop):
 
         The client polls in a thread; handlers and sessions run in this event loop.
         """
-        self._async_effects.attach()
         ended = threading.Event()
-        work = asyncio.create_task(asyncio.to_thread(self.run, ended))
+        run = functools.partial(self.run, ended)
+        work = asyncio.create_task(self._async_effects.in_thread(run))
         waits = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait({work, waits}, return_when=asyncio.FIRST_COMPLETED)
@@ -462,8 +463,7 @@ class AsyncConsumer(_Loop):
 
     async def prune_async(self) -> int:
         """Do as ``prune`` without blocking the event loop."""
-        self._async_effects.attach()
-        return await asyncio.to_thread(self.prune)
+        return await self._async_effects.in_thread(self.prune)
 
 
 _REFUSED: Final = (

@@ -5,8 +5,10 @@ An observer receives what became of each event, for metrics of the application.
 """
 
 import asyncio
+import contextvars
 import enum
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any
 
@@ -164,9 +166,20 @@ class AsyncEffects(Effects):
         self._handle_async = handle
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def attach(self) -> None:
-        """Let the work run in the event loop of the caller."""
+    async def in_thread(self, work: Callable[[], Result]) -> Result:
+        """
+        Run work in a thread of its own, and its effects in the event loop that awaits.
+
+        The loop's own threads are few, and the effects need them: for names of hosts,
+        and for what a handler or a decoder does in a thread.
+        """
         self._loop = asyncio.get_running_loop()
+        thread = ThreadPoolExecutor(1, "towpath-inbox")
+        run = contextvars.copy_context().run
+        try:
+            return await self._loop.run_in_executor(thread, run, work)
+        finally:
+            thread.shutdown(wait=False)
 
     def _run(self, steps: Steps[Result]) -> Result:
         async def run() -> Result:

@@ -376,7 +376,9 @@ class Inbox:
 
     def _lock(self, event: Event) -> Statement:
         """Return the statement that locks a key until the transaction ends."""
-        text = "\0".join((self.consumer, event.topic, event.key or event.id))
+        # In the form in which a replay reads it from the table.
+        name = _storable(event.id if event.key is None else event.key)
+        text = f"{self.consumer}\0{event.topic}\0{name}"
         digest = hashlib.sha256(text.encode(errors="surrogateescape")).digest()
         number = int.from_bytes(digest[:8], signed=True)
         return self._fill(

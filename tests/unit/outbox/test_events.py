@@ -174,6 +174,17 @@ def test_an_object_of_another_class_is_refused():
         recorded(Events(EventSchemas()), Author("a"))
 
 
+def test_an_event_without_a_key_is_refused():
+    """
+    A row that is not flushed yet has none; its text would be a key that others share.
+    """
+    events = Events(EventSchemas(), unknown="none")
+    events.event(aggregate_type="post", key="post_id")(PostPublished)
+
+    with pytest.raises(InvalidEventError, match="field aggregate_id is None"):
+        recorded(events, PostPublished(None, "a"))
+
+
 def test_a_class_without_a_schema_is_refused_when_it_is_bound():
     """
     The mistake shows at import, not in the first request.

@@ -30,6 +30,7 @@ from towpath.schemas.events import (
     EventSchema,
     EventSchemaError,
     EventSchemas,
+    InvalidEventError,
     installed_schemas,
     make_schema,
 )
@@ -163,15 +164,18 @@ class Events:
 
         Raises:
             UnboundEventError: Its class is not bound, or a field is missing or unknown.
+            InvalidEventError: Its aggregate has no id yet.
         """
         if isinstance(event, OutboxEvent):
             return event
         for cls in type(event).__mro__:
             binding = self._bindings.get(cls)
             if binding is not None:
+                if (key := binding.key(event)) is None:
+                    raise InvalidEventError(binding.type, "aggregate_id", "is None")
                 return OutboxEvent(
                     aggregate_type=binding.aggregate_type,
-                    aggregate_id=str(binding.key(event)),
+                    aggregate_id=str(key),
                     type=binding.type,
                     payload=binding.payload(event),
                 )

@@ -12,6 +12,7 @@ from towpath.sinks.change import ALL_PRESENT, Change, Floor, Origin
 from towpath.sinks.errors import TargetBusyError, TargetUnavailableError
 from towpath.sinks.fold import newest_per_key
 from towpath.sinks.ports import Batch
+from towpath.sinks.targets.cache.client import Servers
 from towpath.sinks.targets.cache.losses import CacheWatch
 from towpath.sinks.targets.cache.read import CacheReader
 from towpath.sinks.targets.cache.schema import slot_of
@@ -226,6 +227,60 @@ def test_a_row_whose_slot_is_on_the_move_is_written_in_the_end(nodes, sink, uniq
     sink.apply(Batch(0, (order(key, 1),)))
 
     assert 1 == sink.flush().applied
+
+
+class MovingServers(Servers):
+    """Servers of which the last gives a slot to the first while keys are listed."""
+
+    def __init__(self, url, move):
+        super().__init__(url)
+        self.move = move
+
+    def scan(self, *of_route):
+        """List the keys; the slot moves once the first server has been read."""
+        keys = super().scan(*of_route)
+        yield next(keys)
+        if self.move is not None:
+            move, self.move = self.move, None
+            move()
+        yield from keys
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_sweep_misses_no_key_whose_slot_moves(nodes, reader, unique, ends):
+    """The key is at a server that was read before: the sweep is busy, and repeated."""
+    giver, taker = nodes[2], nodes[0]
+    places = {key: f"{unique}:orders:{key}" for key in range(1000)}
+    moved = next(
+        p for p in places.values() if slot_of(p) > SHARES[2][0] and slot_of(p) % 256
+    )
+    slot = slot_of(moved)
+    names = [n.client.execute_command("CLUSTER MYID") for n in (giver, taker)]
+
+    def move():
+        taker.client.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", names[0])
+        giver.client.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", names[1])
+        giver.client.migrate("127.0.0.1", taker.port, moved, 0, 5000)
+        if ends:
+            give(nodes, slot, taker)
+
+    sink = CacheSink(
+        nodes[1].url, unique, 3600, servers=MovingServers(nodes[1].url, move)
+    )
+    sink.open()
+    write(sink, Batch(0, tuple(order(key, 1) for key in places)))
+    floor = Floor("orders", f"{2 * 8:016x}.-", False, Origin("orders", 0, 0))
+    with pytest.raises(TargetBusyError, match="is moving slots"):
+        write(sink, Batch(1, (), (), (floor,)))
+    if not ends:
+        give(nodes, slot, taker)
+    until(lambda: all(map(is_whole, nodes)), "the cluster is whole", pause_s=0.02)
+    write(sink, Batch(1, (), (), (floor,)))
+    sink.close()
+    left = stored(reader)
+    give(nodes, slot, giver)
+
+    assert {} == left
 
 
 def test_a_server_that_dies_and_returns_takes_the_batch_again(

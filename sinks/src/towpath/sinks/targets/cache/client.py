@@ -17,7 +17,12 @@ from towpath.sinks.errors import (
     TargetBusyError,
     TargetUnavailableError,
 )
-from towpath.sinks.targets.cache.schema import SLOTS, slot_of
+from towpath.sinks.targets.cache.schema import (
+    SLOTS,
+    scan_pattern,
+    slot_keys,
+    slot_of,
+)
 
 ANSWER_WITHIN_S: Final = 10.0
 
@@ -184,10 +189,32 @@ class Servers:
             raise TargetBusyError(message, retry_after_s=SHORTLY_RETRY_AFTER_S)
         return client
 
-    def scan(self, pattern: str) -> Iterator[str]:
-        """Yield all keys that match a glob; a key may be repeated."""
+    def scan(self, prefix: str, route: str) -> Iterator[str]:
+        """
+        Yield the keys of all rows of a route; a key may be repeated.
+
+        A key whose slot moves meanwhile to a server that was read before may be missed.
+        Then the end is the error of a slot that has moved or is on the move.
+        """
+        pattern = scan_pattern(prefix, route)
         for client in self.all:
             yield from client.scan_iter(pattern, count=SCANNED_AT_ONCE)
+        if self.is_cluster:
+            self._check_slots(prefix)
+
+    def _check_slots(self, prefix: str) -> None:
+        """
+        Check that every slot is at its server, and stays there.
+
+        A server that gives a slot away answers for the keys that it still has. So each
+        slot is checked by a key that does not exist.
+        """
+        by_client: dict[Any, Any] = {c: c.pipeline(transaction=False) for c in self.all}
+        for slot, place in slot_keys(prefix).items():
+            if (client := self._of_slot[slot]) is not None:
+                by_client[client].exists(place)
+        for pipeline in by_client.values():
+            pipeline.execute()
 
     def states(self) -> tuple[ServerState, ...]:
         """Return the state of each server."""

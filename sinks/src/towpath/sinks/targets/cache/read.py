@@ -84,7 +84,7 @@ class CacheReader:
 
     def _places(self, route: str) -> Iterator[str]:
         seen: set[str] = set()  # a scan may return a key twice
-        for place in self._servers.scan(scan_pattern(self._prefix, route)):
+        for place in self._servers.scan(self._prefix, route):
             if place not in seen:
                 seen.add(place)
                 yield place

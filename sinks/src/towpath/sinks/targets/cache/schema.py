@@ -43,12 +43,18 @@ def floors_key(prefix: str) -> str:
     return f"{key_text((prefix,))}:_floors"
 
 
+def slot_keys(prefix: str) -> dict[int, str]:
+    """Return a key of each slot; none of them is ever written."""
+    place = f"{key_text((prefix,))}:_slot"
+    return {slot: f"{place}.{{{tag}}}" for slot, tag in _tags(1).items()}
+
+
 def witness_keys(prefix: str, sink: str, *, is_cluster: bool) -> tuple[str, ...]:
     """Return the keys of a sink's witnesses; no row has such a key (``losses``)."""
     place = f"{key_text((prefix,))}:_witness.{sink}"
     if not is_cluster:
         return (place,)
-    return tuple(f"{place}.{{{tag}}}" for tag in _tags())
+    return tuple(f"{place}.{{{tag}}}" for tag in _tags(_WITNESS_STEP).values())
 
 
 def route_key_prefix(prefix: str, route: str) -> str:
@@ -67,16 +73,16 @@ def slot_of(place: str) -> int:
 
 
 @cache
-def _tags() -> tuple[str, ...]:
-    """Return a short text for each slot that has a witness."""
+def _tags(step: int) -> dict[int, str]:
+    """Return a short text for every ``step``-th slot, in the order of the slots."""
     found: dict[int, str] = {}
     number = 0
-    while len(found) < SLOTS // _WITNESS_STEP:
+    while len(found) < SLOTS // step:
         slot = slot_of(str(number))
-        if slot % _WITNESS_STEP == 0:
+        if slot % step == 0:
             found.setdefault(slot, str(number))
         number += 1
-    return tuple(found[slot] for slot in sorted(found))
+    return dict(sorted(found.items()))
 
 
 # One call blocks the server while it runs: 1-2 ms at this size. Calls are in flight

@@ -45,7 +45,6 @@ from towpath.sinks.targets.cache.schema import (
     floors_key,
     library,
     route_key_prefix,
-    scan_pattern,
     slot_of,
     witness_keys,
 )
@@ -200,7 +199,7 @@ class CacheSink:
         """Store a floor, then delete the rows below it."""
         self._servers.client_of(self._floors_key).hset(self._floors_key, route, floor)
         self._floors.learn(route, floor)
-        keys = self._servers.scan(scan_pattern(self._prefix, route))
+        keys = self._servers.scan(self._prefix, route)
         swept = 0
         while batch_keys := list(islice(keys, SCANNED_AT_ONCE)):
             for group in self._grouped_by_slot(batch_keys):

@@ -22,7 +22,6 @@ from towpath.sinks.targets.cache.client import SCANNED_AT_ONCE, Servers, transla
 from towpath.sinks.targets.cache.schema import (
     floors_key,
     route_key_prefix,
-    scan_pattern,
     witness_keys,
 )
 from towpath.sinks.targets.health import CacheHealth, cache_findings
@@ -65,10 +64,7 @@ def erase(sink: Sink, prefix: str) -> None:
         with translated():
             servers.discover()
             for route in sink.route:
-                pattern = scan_pattern(prefix, route.name)
-                for client in servers.all:
-                    places = client.scan_iter(pattern, count=SCANNED_AT_ONCE)
-                    _unlink(client, places)
+                _unlink(servers, servers.scan(prefix, route.name))
                 floors = floors_key(prefix)
                 servers.client_of(floors).hdel(floors, route.name)
             is_cluster = servers.is_cluster
@@ -78,15 +74,16 @@ def erase(sink: Sink, prefix: str) -> None:
         servers.close()
 
 
-def _unlink(client: Any, places: Iterable[str]) -> None:  # noqa: ANN401 - redis-py's
+def _unlink(servers: Servers, places: Iterable[str]) -> None:
     remaining = iter(places)
+    pipelines = {c: c.pipeline(transaction=False) for c in servers.all}
     while batch := list(islice(remaining, SCANNED_AT_ONCE)):
         # One command per key, because a cluster forbids keys of different slots in
         # one; all are sent together.
-        pipeline = client.pipeline(transaction=False)
         for place in batch:
-            pipeline.unlink(place)
-        pipeline.execute()
+            pipelines[servers.client_of(place)].unlink(place)
+        for pipeline in pipelines.values():
+            pipeline.execute()
 
 
 def health(sink: Sink, clock: Clock) -> Iterator[CheckFinding]:

@@ -411,8 +411,6 @@ def test_a_dropped_table_is_made_again_and_its_rows_are_requested(models, tmp_pa
     sink = models.sink(**parts)
     write(sink, change(row(1, 1), 1))
     models.sql("drop table models.orders cascade")
-    with pytest.raises(TargetUnavailableError):
-        write(sink, change(row(2, 2), 2))
     write(sink, change(row(2, 2), 2))
     models.sink(**parts)
 
@@ -433,6 +431,73 @@ def test_a_table_that_was_replaced_behind_an_open_sink_is_not_written(models):
     write(late, change(row(2, 2), 2))
 
     assert {1, 2} == set(models.live())
+
+
+def test_a_driver_notices_a_table_that_executors_have_made_again(models, tmp_path):
+    """
+    They write all rows of a batch: the driver applies an empty one after them.
+    """
+    requests = Requests()
+    parts = {"known": tmp_path / "postgres.json", "repairs": requests}
+    driver, executor = models.sink(**parts), models.sink()
+    write(executor, change(row(1, 1), 1))
+    write(driver)
+    models.sql("drop table models.orders cascade")
+    with pytest.raises(TargetUnavailableError):
+        write(executor, change(row(2, 2), 2))
+    write(executor, change(row(2, 2), 2))
+    for _ in range(2):
+        write(driver)
+
+    assert [ROUTE] == requests.routes
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_table_that_its_owner_has_made_again_is_filled(models, tmp_path, is_open):
+    """
+    The registry still has its id, but it is another relation.
+    """
+    requests = Requests()
+    parts = {"known": tmp_path / "postgres.json", "repairs": requests}
+    sink = models.sink(**parts)
+    write(sink, change(row(1, 1), 1))
+    models.sql("create table models.copy (like models.orders including all)")
+    models.sql("drop table models.orders cascade")
+    models.sql("alter table models.copy rename to orders")
+    for number in (2, 3):
+        sink = sink if is_open else models.sink(**parts)
+        write(sink, change(row(number, number), number))
+
+    assert ([ROUTE], {2, 3}) == (requests.routes, set(models.live()))
+
+
+def test_a_schema_dropped_behind_an_idle_driver_is_made_again(models, tmp_path):
+    """
+    The registry is gone, too.
+    """
+    requests = Requests()
+    driver = models.sink(known=tmp_path / "postgres.json", repairs=requests)
+    write(driver, change(row(1, 1), 1))
+    models.sql("drop schema models cascade")
+    with pytest.raises(TargetUnavailableError):
+        write(driver)
+    write(driver)
+
+    assert ([ROUTE], {}) == (requests.routes, models.live())
+
+
+def test_ids_stored_by_the_previous_release_are_known(models, tmp_path):
+    """
+    They have no id of the relation, and no rows are requested.
+    """
+    requests, known = Requests(), tmp_path / "postgres.json"
+    parts = {"known": known, "repairs": requests}
+    write(models.sink(**parts), change(row(1, 1), 1))
+    stored = orjson.loads(known.read_bytes())
+    known.write_bytes(orjson.dumps({n: i.partition(" ")[0] for n, i in stored.items()}))
+    models.sink(**parts)
+
+    assert ([], stored) == (requests.routes, orjson.loads(known.read_bytes()))
 
 
 def test_a_lost_session_is_opened_again(models):

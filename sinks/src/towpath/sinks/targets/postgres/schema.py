@@ -358,11 +358,29 @@ def unregistration(table: TargetTable) -> sql.Composed:
 
 def registered(table: TargetTable, lock: str = "") -> sql.Composed:
     """Return the statement that reads a table's id, key and floor."""
-    return sql.SQL("select id, key, floor from {} where name = {}{}").format(
+    return sql.SQL("select {}, key, floor from {} where name = {}{}").format(
+        _id(table.schema),
         table.registry,
         sql.Literal(table.name),
         sql.SQL(" for share" if lock == "share" else ""),
     )
+
+
+def all_registered(table: TargetTable) -> sql.Composed:
+    """Return the statement that reads names and ids of all tables of its schema."""
+    return sql.SQL("select name, {} from {}").format(_id(table.schema), table.registry)
+
+
+def _id(schema: str) -> sql.Composed:
+    """
+    Return the expression of a table's id in the registry, with that of its relation.
+
+    The second one is empty if the table was dropped, and another one if someone else
+    has created it again.
+    """
+    return sql.SQL(
+        "concat(id, ' ', to_regclass(format('%I.%I', {}::text, name))::oid)"
+    ).format(sql.Literal(schema))
 
 
 def raise_floor(table: TargetTable, floor: str) -> sql.Composed:

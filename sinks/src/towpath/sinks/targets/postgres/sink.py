@@ -83,6 +83,7 @@ class PostgresSink:
         tally = Tally()
         changes, events = by_route(batch.changes), by_route(batch.events)
         floors = highest_per_route(batch.floors)
+        self._tables.reopen_replaced()
         self._tables.refresh(changes)
         # All writers lock the tables in the same order, so that they cannot deadlock.
         names = sorted({*changes, *events, *floors})

@@ -6,9 +6,10 @@ executors open the tables too. A table gains the columns that its source gains, 
 keeps those that the source drops; a column keeps its type, even one that the table's
 owner has given it. A value that does not fit becomes a dead letter.
 
-A table gets an id when it is created; a file beside the sink's checkpoint has the ids
-of the sink's tables. A table with another id was dropped and created again: first its
-rows are requested, and only then is the new id stored.
+A table gets an id when it is created, and its relation has one of the server's; a file
+beside the sink's checkpoint has the ids of the sink's tables. A table with another id
+was dropped and created again, by an executor or by its owner: first its rows are
+requested, and only then is the new id stored.
 """
 
 import uuid
@@ -42,7 +43,7 @@ class OpenTable(NamedTuple):
 
     Attributes:
         table: The table, with the types of its columns in the target.
-        id: Its id.
+        id: Its id, and that of its relation.
     """
 
     table: TargetTable
@@ -60,13 +61,12 @@ def ensure(connection: Connection, table: TargetTable) -> OpenTable:
     found = columns_of(connection, table.schema, table.name)
     stored = connection.execute(schema.registered(table)).fetchone()
     if not found:
-        id_ = uuid.uuid4().hex
         for statement in schema.creation(table):
             connection.execute(statement)
-        connection.execute(schema.registration(table, id_))
+        connection.execute(schema.registration(table, uuid.uuid4().hex))
+        stored = connection.execute(schema.registered(table)).fetchone()
         found = {column.name: column.type for column in table.stored}
-    else:
-        id_ = _checked(table, stored)
+    id_ = _checked(table, stored)
     added = [column for column in table.columns if column.name not in found]
     for column in added:
         connection.execute(schema.addition(table, column))
@@ -176,6 +176,29 @@ class TargetTables:
             if name in self._open and self._is_outdated(name):
                 del self._open[name]
 
+    def reopen_replaced(self) -> None:
+        """
+        Open the tables again that were replaced, or forgotten after a failure.
+
+        Executors create a dropped table again, but only the driver requests its rows.
+
+        Raises:
+            UnavailableError: The target does not answer, or a request may not have been
+                sent; try again.
+        """
+        if self._repairs is None:
+            return
+        try:
+            replaced = self._replaced()
+        except BaseException:
+            # The registry may be gone, too.
+            self.forget()
+            raise
+        for name in replaced:
+            del self._open[name]
+        for name in self._wanted:
+            self.fitting(name)
+
     def with_tombstones(self) -> list[TargetTable]:
         """Return the open tables that have tombstones, sorted by route name."""
         opened = (self._open[name].table for name in sorted(self._open))
@@ -225,6 +248,23 @@ class TargetTables:
         stored = connection.execute(schema.registered(table)).fetchone()
         return None if stored is None else table
 
+    def _replaced(self) -> list[str]:
+        """Return the routes whose open tables were dropped or replaced."""
+        by_schema: dict[str, list[str]] = {}
+        for name, opened in self._open.items():
+            by_schema.setdefault(opened.table.schema, []).append(name)
+        replaced: list[str] = []
+        for names in by_schema.values():
+            read = schema.all_registered(self._open[names[0]].table)
+            with self._session.transaction() as connection:
+                ids = dict(connection.execute(read).fetchall())
+            replaced += [
+                name
+                for name in names
+                if ids.get(self._open[name].table.name) != self._open[name].id
+            ]
+        return replaced
+
     def _describe(self, name: str) -> TargetTable:
         route = self._routes[name]
         is_of_rows = route.kind is RouteKind.TABLE
@@ -244,7 +284,9 @@ class TargetTables:
         Raises:
             UnavailableError: The request may not have been sent; try again.
         """
-        if self._known.of(route) not in {None, id_} and self._repairs is not None:
+        # A file of release 0.1.0 lacks the ids of relations.
+        same = {None, id_, id_.partition(" ")[0]}
+        if self._known.of(route) not in same and self._repairs is not None:
             why = f"the table of {route} is not the one that was written"
             if self._repairs.request_all(route, why):
                 _log.warning(

@@ -375,14 +375,6 @@ def test_rows_in_several_blocks_are_read_alike(monkeypatch):
     assert expected == found
 
 
-def test_a_slice_beyond_32_bit_offsets_is_not_taken(monkeypatch):
-    """Arrow counts the bytes of a column in 32 bits."""
-    monkeypatch.setattr(write, "_MAX_SLICE_BYTES", 500)
-
-    assert taken_places(record(1)) is not None
-    assert taken_places(record(1), record(2)) is None
-
-
 @pytest.mark.parametrize(
     ("count", "width", "expected"),
     [

@@ -52,6 +52,7 @@ class Noting(MemorySink):
         super().__init__()
         self.notes = []
         self.columns = 0
+        self.sizes = []
         self.fails_at = -1
 
     def apply_columns(self, columns):
@@ -67,6 +68,7 @@ class Noting(MemorySink):
             if before is None or before.position <= position:
                 changes[change.key] = change
         self.columns += len(rows)
+        self.sizes.append((len(rows), columns.values.nbytes))
         super().apply(Batch(0, tuple(changes.values())))
         return columns.indices.filter(read.is_whole)
 
@@ -324,6 +326,24 @@ def test_whole_rows_are_sent_as_columns(bench, monkeypatch):
         *(result.records, result.rows, result.tombstones),
         result.position,
     )
+
+
+@pytest.mark.parametrize("slice_", [1, 3, 8])
+def test_large_rows_are_parsed_in_chunks_of_bounded_bytes(bench, monkeypatch, slice_):
+    """
+    Arrow's offsets have 32 bits. A record that is larger is a chunk of its own.
+    """
+    monkeypatch.setattr(slices, "LEAST_RECORDS", 1)
+    monkeypatch.setattr(slices, "PARSED_BYTES", 5_000)
+    sizes = [1000, 1000, 9000, 1000, 1000, 1000, 1000, 1000]
+    rows = [
+        row(n, "c", order=n, note="x" * size) for n, size in enumerate(sizes, start=1)
+    ]
+    bench.writing = bench.in_chunks(None)
+    result = bench.write(*rows, slice_=slice_)
+
+    assert (8, 8) == (result.rows, bench.sink.columns)
+    assert all(size < 5_000 or count == 1 for count, size in bench.sink.sizes)
 
 
 def test_columns_behind_a_flush_are_flushed_too(bench, monkeypatch):

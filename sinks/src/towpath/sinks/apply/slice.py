@@ -53,6 +53,8 @@ LEAST_RECORDS: Final = 2_000
 # Records parsed at once: enough to make each step's call worthwhile, and few enough to
 # stay in the processor's cache.
 PARSED_AT_ONCE: Final = 25_000
+# Within the range of Arrow's 32-bit offsets, with room for the text around each row.
+PARSED_BYTES: Final = 1024 * 1024 * 1024
 
 _log = structlog.get_logger("towpath.sinks")
 
@@ -454,16 +456,39 @@ def _places(records: pa.Table) -> Iterator[tuple[str, int, int]]:
 
 
 def _chunks(tables: Iterable[pa.Table], most: int) -> Iterator[pa.Table]:
-    """Join and cut tables into chunks of about ``most`` records."""
+    """Join and cut tables into chunks of about ``most`` records and bounded bytes."""
     group: list[pa.Table] = []
-    for table in tables:
-        for begin in range(0, len(table), most):
-            group.append(table.slice(begin, most))
-            if sum(map(len, group)) >= most:
-                yield _joined(group)
-                group.clear()
+    size_bytes = 0
+    for piece in _pieces(tables, most):
+        if group and size_bytes + piece.nbytes > PARSED_BYTES:
+            yield _joined(group)
+            group.clear()
+            size_bytes = 0
+        group.append(piece)
+        size_bytes += piece.nbytes
+        if sum(map(len, group)) >= most:
+            yield _joined(group)
+            group.clear()
+            size_bytes = 0
     if group:
         yield _joined(group)
+
+
+def _pieces(tables: Iterable[pa.Table], most: int) -> Iterator[pa.Table]:
+    """Cut tables into pieces of at most ``most`` records and bounded bytes."""
+    for table in tables:
+        for begin in range(0, len(table), most):
+            yield from _bounded(table.slice(begin, most))
+
+
+def _bounded(table: pa.Table) -> Iterator[pa.Table]:
+    """Halve a table until each part has few enough bytes, or one record."""
+    if len(table) <= 1 or table.nbytes <= PARSED_BYTES:
+        yield table
+        return
+    half = len(table) // 2
+    yield from _bounded(table.slice(0, half))
+    yield from _bounded(table.slice(half))
 
 
 def _joined(tables: Sequence[pa.Table]) -> pa.Table:

@@ -122,8 +122,6 @@ _MISFIT: Final = (
     pa.ArrowTypeError,
     orjson.JSONDecodeError,
 )
-# Within the range of 32-bit offsets, with room for the text around each row.
-_MAX_SLICE_BYTES: Final = 1024 * 1024 * 1024
 # Rows sampled to find the text columns. In any other column that Arrow reads as
 # instants, each value is converted by itself.
 _SAMPLED_ROWS: Final = 32
@@ -173,8 +171,6 @@ def encode(columns: Columns, floor: str | None = None) -> EncodedRows | None:
     Returns:
         The rows; ``None`` if there are none, or if a row needs special handling.
     """
-    if columns.values.nbytes > _MAX_SLICE_BYTES:
-        return None
     try:
         keys = key_texts(columns.keys)
         return None if keys is None else _encode(columns, keys, floor)

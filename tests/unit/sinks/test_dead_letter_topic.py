@@ -64,6 +64,21 @@ def test_a_dead_letter_that_the_client_gives_up_is_a_failure(topic_of, monkeypat
         topic_of().put([LETTER])
 
 
+def test_a_dead_letter_that_failed_is_not_sent_later(topic_of, monkeypatch):
+    """
+    The record may be applied by a retry: a late dead letter would park its key.
+    """
+    made = []
+    monkeypatch.setattr(
+        client, "Producer", lambda own: made.append(Producer(own)) or made[-1]
+    )
+    monkeypatch.setattr(module, "REQUEST_TIMEOUT_S", 2.1)
+    with pytest.raises(BrokerUnavailableError):
+        topic_of().put([LETTER])
+
+    assert [0] == [len(producer) for producer in made]
+
+
 def test_without_a_dead_letter_nothing_is_waited_for(topic_of):
     """
     There is nothing that a broker could acknowledge.

@@ -47,6 +47,10 @@ from towpath.sinks.kafka.client import (
 # The topic decides on the size of a record, not the client.
 _WRITING: Final = {"message.max.bytes": 1_000_000_000}
 _PRODUCED_AT_ONCE: Final = 5_000
+# The client drops a record that it could not send this long before the wait for it
+# ends. Otherwise it might send a dead letter after the record has been applied by a
+# retry. The client looks for such records once a second.
+_DROPPED_BEFORE_S: Final = 2.0
 
 _log = structlog.get_logger("towpath.sinks.kafka")
 
@@ -76,7 +80,9 @@ class DeadLetterTopic:
         self.name = topics.dead_letter_topic(settings.database.prefix, sink)
         self._settings = settings
         self._cluster = Topics(settings.kafka)
-        self._producer = client.producer(settings.kafka, more=_WRITING)
+        kept_ms = max(1, round((REQUEST_TIMEOUT_S - _DROPPED_BEFORE_S) * 1000))
+        limits = {**_WRITING, "message.timeout.ms": kept_ms}
+        self._producer = client.producer(settings.kafka, more=limits)
         self._exists = False
         self._failures: list[KafkaError] = []
         # The offset after the last record seen, by partition.

@@ -32,7 +32,15 @@ from towpath.sinks.errors import (
 )
 from towpath.sinks.kinds import kind_of
 from towpath.sinks.ports import Checkpoint
-from towpath.sinks.state.progress import State, progress_path, stored_progress
+from towpath.sinks.state.files import TopicIds
+from towpath.sinks.state.progress import (
+    Progress,
+    State,
+    progress_path,
+    replace_file,
+    stored_progress,
+    write_progress,
+)
 from towpath.sinks.targets.memory import MemorySink
 
 SINK = SinkSettings.model_validate(
@@ -621,6 +629,24 @@ def test_a_start_attends_to_everything_in_order(bench):
     ]
 
     assert expected == bench.seen
+
+
+def test_a_recreated_topic_counts_as_unapplied_before_its_first_batch(bench):
+    """
+    The offsets of the deleted topic would otherwise be taken for those of the new one.
+    """
+    topic = "towpath.shop.orders"
+    old = b'{"%s": {"0": 3}}' % topic.encode()
+    for name in ("metadata", "offsets/0", "commits/0"):
+        replace_file(bench.plan.checkpoint / name, b"v1\n{}\n" + old)
+    replace_file(bench.plan.checkpoint / "metadata", b"{}")
+    applied = Progress("cache", applied={topic: {"0": 3}}, batches=1)
+    write_progress(progress_path(bench.plan.state_folder, "cache"), applied)
+    TopicIds(bench.plan.checkpoint.parent).note({topic: "the deleted topic's"})
+    found = []
+    bench.run([lambda _query: found.append(bench.look().applied)])
+
+    assert [{topic: {"0": 0}}] == found
 
 
 def test_parked_keys_are_recalled_at_a_start(bench):

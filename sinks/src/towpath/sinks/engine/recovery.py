@@ -313,6 +313,11 @@ class Recovery:
         self._note_topics(committed, retained)
         return tuple(examined.findings)
 
+    def resumed(self) -> Offsets | None:
+        """Return the offsets at which the query resumes; ``None`` if it continues."""
+        file = self._plan.resumes_file
+        return _offsets(file).read() if file.exists() else None
+
     def check(self) -> None:
         """
         Check from time to time that a running query still reads the same topics.

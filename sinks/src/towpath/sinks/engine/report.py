@@ -127,11 +127,18 @@ class Report:
         applied = self._progress.applied or self._committed()
         self._write(state=State.STARTING, applied=applied)
 
-    def running(self) -> None:
-        """Report that the query runs: the target is open, the offsets are compared."""
+    def running(self, resumed: Offsets | None = None) -> None:
+        """
+        Report that the query runs: the target is open, the offsets are compared.
+
+        Args:
+            resumed: The offsets at which the query resumes after a recovery. Earlier
+                ones may be of a topic that was deleted.
+        """
         self._is_open = True
         self._log.info("sink running")
-        self._write(state=self._healthy_state(), error=None)
+        applied = self._progress.applied if resumed is None else resumed
+        self._write(state=self._healthy_state(), error=None, applied=applied)
         self._begin_lineage()
 
     def done(

@@ -340,7 +340,7 @@ class Supervisor:
             partial(self._deliver, run.writing, batches, over),
         )
         try:
-            self._report.running()
+            self._report.running(run.recovery.resumed())
             while not query.awaitTermination(STOP_CHECK_S):
                 if self._stop.is_set():
                     wait_for_batch(query, self._parts.clock)

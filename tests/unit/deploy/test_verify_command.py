@@ -3,7 +3,8 @@
 import pytest
 
 from towpath.cli import app
-from towpath.sinks.errors import SourceUnavailableError
+from towpath.schemas.failure import TowpathError
+from towpath.sinks.errors import SourceUnavailableError, UnreadableProgressError
 from towpath.sinks.verify import __main__ as verifier
 
 BLOCK = """
@@ -17,6 +18,8 @@ topic = "towpath.shop.orders"
 name = "{name}"
 """
 SIGNED = 'webhook = { secrets = ["whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3"] }'
+SILENT = SourceUnavailableError("it does not answer")
+UNREADABLE = UnreadableProgressError("a driver of another version runs it")
 HEAD = """
 version = 1
 state_folder = "."
@@ -30,7 +33,7 @@ bootstrap_servers = "127.0.0.1:1"
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Run the command over judgements by sink; None stands for a silent source."""
+    """Run the command over judgements by sink, or failures."""
     path = tmp_path / "towpath.toml"
     hook = BLOCK.format(name="hook", kind="webhook", more=SIGNED)
     sinks = [BLOCK.format(name=name, kind="search", more="") for name in "abc"]
@@ -41,8 +44,8 @@ def run(tmp_path, monkeypatch):
         def verify(config, name, _options):
             assert config == path
             asked.append(name)
-            if codes[name] is None:
-                raise SourceUnavailableError("it does not answer")  # noqa: EM101, TRY003
+            if isinstance(codes[name], TowpathError):
+                raise codes[name]
             return codes[name]
 
         asked.clear()
@@ -59,11 +62,12 @@ def run(tmp_path, monkeypatch):
         ((), (0, 1, 3), 1, "abc"),
         ((), (3, 1, 0), 1, "abc"),
         ((), (0, 3, 0), 3, "abc"),
-        ((), (None, 0, 1), 1, "abc"),
-        ((), (0, None, 0), 3, "abc"),
+        ((), (SILENT, 0, 1), 1, "abc"),
+        ((), (0, SILENT, 0), 3, "abc"),
+        ((), (0, UNREADABLE, 1), 1, "abc"),
         (("c", "a"), (1, 1, 0), 1, "ca"),
         (("b",), (1, 0, 1), 0, "b"),
-        (("b",), (0, None, 0), 3, "b"),
+        (("b",), (0, SILENT, 0), 3, "b"),
     ],
     ids=str,
 )

@@ -5,7 +5,7 @@ import pytest
 
 from towpath.schemas.failure import UsageError
 from towpath.settings import Kafka, Registry, Route, Settings, Sink, SinkKind, Source
-from towpath.sinks.errors import SourceUnavailableError
+from towpath.sinks.errors import SourceUnavailableError, UnreadableProgressError
 from towpath.sinks.verify.__main__ import (
     SinkVerifier,
     VerifyOptions,
@@ -122,11 +122,12 @@ def passes(*outcomes):
         ((Verdict.DIFFERENT, Verdict.EQUAL), Verdict.DIFFERENT),
     ],
 )
-def test_an_outage_does_not_end_the_passes(others, worst):
+@pytest.mark.parametrize("kind", [NotAtRestError, UnreadableProgressError])
+def test_an_outage_does_not_end_the_passes(others, worst, kind):
     """
     A failed pass is reported, proves nothing, and is followed by others.
     """
-    failure = NotAtRestError("not at rest: the relay is gone")
+    failure = kind("not at rest: the relay is gone")
     reported = []
 
     def report_failure(why):

@@ -2,6 +2,11 @@
 
 import pytest
 
+from towpath.sinks.errors import (
+    BatchRefusedError,
+    SearchRefusedError,
+    TargetUnavailableError,
+)
 from towpath.sinks.ports import StoredRow
 from towpath.sinks.verify.forms import RowForm
 from towpath.sinks.verify.report import Verdict, Verification
@@ -72,3 +77,24 @@ def test_a_part_that_was_not_compared_is_not_equal(table, source, sink, expected
     route = verify_route(comparison, 0.01, None, lambda *_: None)
 
     assert expected is Verification("it", [route], "1%").verdict
+
+
+@pytest.mark.parametrize(
+    "failure", [TargetUnavailableError, SearchRefusedError, BatchRefusedError]
+)
+@pytest.mark.parametrize("sample", [None, 0.5])
+def test_any_failure_of_a_target_is_its_routes_error(failure, sample, monkeypatch):
+    """
+    An expired scroll is a refusal; the other routes must be verified all the same.
+    """
+    world = SampleBench([("7", "a")], [ROW])
+
+    def fail(*_):
+        raise failure("no such scroll")  # noqa: EM101, TRY003
+
+    monkeypatch.setattr(world, "sample" if sample else "rows", fail)
+    monkeypatch.setattr(world, "estimate", lambda _: 1, raising=False)
+    comparison = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
+    route = verify_route(comparison, sample, None, lambda *_: None)
+
+    assert "no such scroll" == route.error

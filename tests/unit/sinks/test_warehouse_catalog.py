@@ -1,12 +1,17 @@
 """One address, two readers: the settings of the writing and the reading engine."""
 
+import io
+
 import pytest
+from pyarrow import parquet
 
 from towpath.settings import Route, Sink, SinkKind
+from towpath.sinks.errors import TargetUnavailableError
 from towpath.sinks.targets.warehouse.client import (
     WarehouseAddressError,
     catalog_conf,
     catalog_properties,
+    translated,
 )
 
 
@@ -132,3 +137,11 @@ def test_an_invalid_rest_address_is_a_mistake(url):
     """
     with pytest.raises(WarehouseAddressError, match="REST catalog"):
         catalog_conf(warehouse(url, catalog="rest"))
+
+
+def test_a_broken_data_file_is_a_failure_of_the_warehouse():
+    """
+    It would otherwise end the verification of every route.
+    """
+    with pytest.raises(TargetUnavailableError, match="magic bytes"), translated():
+        parquet.read_table(io.BytesIO(b"no table at all"))

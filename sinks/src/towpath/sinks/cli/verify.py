@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from cyclopts import Parameter
 
 from towpath.cli.options import ConfigOption, Flag, config_file, read_settings
-from towpath.schemas.failure import UnavailableError
+from towpath.schemas.failure import TowpathError, UsageError
 from towpath.settings.logs import configure_logs
 
 if TYPE_CHECKING:
@@ -75,9 +75,11 @@ def _verified(path: Path, name: str, options: "VerifyOptions") -> int:
 
     try:
         return verifier.verify(path, name, options)
-    except UnavailableError as failure:
+    except UsageError:
+        raise
+    except TowpathError as failure:
         print(f"error: {failure}\nremedy: {failure.remedy}", file=sys.stderr)
-        return failure.exit_code
+        return TowpathError.exit_code
 
 
 def worst(codes: list[int]) -> int:

@@ -18,7 +18,7 @@ import structlog
 from rich.console import Console
 
 from towpath.schemas.clock import Clock, SystemClock
-from towpath.schemas.failure import TowpathError, UnavailableError, UsageError
+from towpath.schemas.failure import TowpathError, UsageError
 from towpath.settings import Route, Settings, Sink, load
 from towpath.sinks.errors import UnknownSinkError
 from towpath.sinks.kafka.client import KafkaRelations, Topics
@@ -28,7 +28,6 @@ from towpath.sinks.kinds import kind_of, reader_of
 from towpath.sinks.ports import SinkReader
 from towpath.sinks.state.published import PublishedVerification
 from towpath.sinks.verify import report
-from towpath.sinks.verify.errors import UnroutedTableError
 from towpath.sinks.verify.forms import form_of
 from towpath.sinks.verify.progress import CatchUpWaiter, SourceLog
 from towpath.sinks.verify.repair import RequestedEraser
@@ -89,8 +88,9 @@ def verify(config: Path, sink: str, options: VerifyOptions) -> int:
         UnknownSinkError: No sink of that name is declared.
         UsageError: The options name an unknown route or an invalid sample.
         NotAtRestError: Earlier commits do not reach the sink.
-        UnavailableError: The source or the broker does not answer. With JSON output or
-            repeated verification the result is "unverified" instead.
+        TowpathError: No route can be compared, for example because the source does not
+            answer. With JSON output or repeated verification the result is
+            "unverified" instead.
     """
     verifier = verifier_of(load(config, os.environ), sink, options)  # noqa: TID251 - a root
     if options.every_s is not None:
@@ -100,9 +100,9 @@ def verify(config: Path, sink: str, options: VerifyOptions) -> int:
         return _EXIT_CODES[worst]
     try:
         return _EXIT_CODES[verifier.once()]
-    except UnavailableError as failure:
-        # A reader of JSON always gets a document.
-        if not options.as_json:
+    except TowpathError as failure:
+        # A reader of JSON always gets a document, unless the command is wrong.
+        if not options.as_json or isinstance(failure, UsageError):
             raise
         return _EXIT_CODES[verifier.report_failure(failure)]
 
@@ -149,7 +149,7 @@ def verifier_of(
 
 def verify_repeatedly(
     once: Callable[[], Verdict],
-    report_failure: Callable[[UnavailableError], Verdict],
+    report_failure: Callable[[TowpathError], Verdict],
     every_s: float,
     clock: Clock,
 ) -> Verdict:
@@ -161,6 +161,9 @@ def verify_repeatedly(
         report_failure: Reports why a verification failed, and returns its verdict.
         every_s: The time from one start to the next.
         clock: The time.
+
+    Raises:
+        UsageError: The configuration has mistakes.
     """
     worst: Verdict | None = None
     with suppress(KeyboardInterrupt):
@@ -168,7 +171,9 @@ def verify_repeatedly(
             began_s = clock.monotonic_s()
             try:
                 found = once()
-            except UnavailableError as failure:
+            except UsageError:
+                raise
+            except TowpathError as failure:
                 found = report_failure(failure)
             worst = report.worse(worst or found, found)
             clock.wait(max(0.0, began_s + every_s - clock.monotonic_s()))
@@ -204,7 +209,7 @@ class SinkVerifier:
 
         Raises:
             NotAtRestError: Earlier commits do not reach the sink.
-            UnavailableError: The source or the broker does not answer.
+            TowpathError: No route can be compared.
         """
         with self._catch_up() as catch_up, self._tables() as tables:
             catch_up.wait()
@@ -222,7 +227,7 @@ class SinkVerifier:
             self._publish(found)
         return found
 
-    def report_failure(self, failure: UnavailableError) -> Verdict:
+    def report_failure(self, failure: TowpathError) -> Verdict:
         """Print why a verification failed."""
         found = Verification(
             self._sink.name, sample=self._sample_text, error=str(failure)
@@ -284,7 +289,7 @@ class SinkVerifier:
         """Compare a route; report a failure instead of raising it."""
         try:
             comparison = self._comparison(route, tables, reader, catch_up)
-        except (UnavailableError, UnroutedTableError) as failure:
+        except TowpathError as failure:
             return RouteReport(route.name, route.topic, error=str(failure))
 
         def show_step(step: str, rows: int, estimate: int) -> None:

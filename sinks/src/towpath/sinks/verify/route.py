@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from towpath.schemas.failure import UnavailableError
+from towpath.schemas.failure import TowpathError
 from towpath.sinks.ports import StoredRow
 from towpath.sinks.verify.compare import (
     Difference,
@@ -75,7 +75,7 @@ def verify_route(
             settle(comparison, suspects_found)
             if repairs is not None:
                 counts.repaired = repair(comparison, suspects_found, repairs, eraser)
-        except UnavailableError as failure:
+        except TowpathError as failure:
             counts.error = str(failure)
         count, first = _count_differences(comparison, suspects_found)
         return RouteReport(

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
+import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
@@ -187,6 +188,7 @@ def translated() -> Iterator[None]:
     except RESTError as error:
         message = f"the warehouse's catalog refuses a call: {error}"
         raise TargetUnavailableError(message) from error
-    except OSError as error:
-        message = f"the warehouse cannot be read: {error.strerror or error}"
+    except (OSError, pa.ArrowException) as error:
+        reason = getattr(error, "strerror", None) or error
+        message = f"the warehouse cannot be read: {reason}"
         raise TargetUnavailableError(message) from error

@@ -12,6 +12,7 @@ from towpath.settings import Settings
 from towpath.sinks.errors import NothingToRebuildError
 from towpath.sinks.state.progress import Progress
 from towpath.sinks.targets.search import rebuild as search_rebuild
+from towpath.sinks.targets.search.rebuild import RebuildStart
 
 
 def settings(kind: str = "search") -> Settings:
@@ -36,11 +37,12 @@ class Rebuild:
 
     def __init__(self):
         self.done = []
+        self.is_resumed = False
 
     def begin(self, route, snapshot):
-        """Begin as if for the first time."""
+        """Begin, or resume."""
         self.done.append(("begin", route.name))
-        return SimpleNamespace(new=f"{route.name}-2", snapshot=snapshot, is_resumed=0)
+        return RebuildStart(f"{route.name}-2", snapshot, self.is_resumed)
 
     def swap(self, route):
         """Swap at once."""
@@ -128,6 +130,44 @@ def test_dead_letters_written_meanwhile_replace_nothing(bench):
     bench.new_dead_letters = 1
 
     assert (1, ["retire", "begin"]) == bench.run()
+
+
+def test_an_interrupted_rebuild_finds_the_dead_letters_before_its_interruption(
+    bench, monkeypatch
+):
+    """
+    The new index may lack them; once they are reported, a second run replaces the old.
+    """
+
+    def interrupt(*_):
+        bench.driver.set(Progress("it", dead_letters=2))
+        raise KeyboardInterrupt
+
+    bench.driver.set(Progress("it", dead_letters=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(lifecycle.filling, "carry_out_fill", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            bench.run()
+    bench.new_dead_letters, bench.rebuild.is_resumed = 2, True
+    bench.rebuild.done.clear()
+    resumed = bench.run()
+    bench.rebuild.done.clear()
+
+    assert (1, ["retire", "begin"]) == resumed
+    assert (0, ["retire", "begin", "swap", "retire"]) == bench.run()
+
+
+def test_a_new_rebuild_ignores_the_dead_letters_of_an_earlier_one(bench):
+    """
+    The index of an interrupted rebuild may have been deleted.
+    """
+    bench.new_dead_letters = 1
+    bench.run()
+    bench.new_dead_letters = 2
+    bench.driver.set(Progress("it", dead_letters=2))
+    bench.rebuild.done.clear()
+
+    assert (0, ["retire", "begin", "swap", "retire"]) == bench.run()
 
 
 def test_only_the_named_route_is_rebuilt(bench):

@@ -24,14 +24,18 @@ from towpath.sinks.kafka.client import KafkaRelations, Topics
 from towpath.sinks.kafka.progress_topic import ProgressReader, ProgressTopic
 from towpath.sinks.kinds import RoutedRelations, eraser_of
 from towpath.sinks.state import declare
+from towpath.sinks.state.files import JsonFile
+from towpath.sinks.state.progress import sink_folder
 from towpath.sinks.state.published import ProgressSource
 from towpath.sinks.targets.checks import check_block
 
 if TYPE_CHECKING:
-    from towpath.sinks.targets.search.rebuild import Rebuild
+    from towpath.sinks.targets.search.rebuild import Rebuild, RebuildStart
 
 _RUNNING_WITHIN_S: Final = 60.0
 _STUCK_AFTER_S: Final = 300.0
+
+REBUILDS_FILE: Final = "rebuilds.json"
 
 
 class LifecycleReport(Protocol):
@@ -337,10 +341,9 @@ def _open_rebuild(settings: Settings, sink: Sink) -> Iterator["Rebuild"]:
 def _rebuild_route(context: _RebuildContext, route: Route) -> bool:
     """Rebuild one route; return whether its index was replaced."""
     report = context.report
-    letters_before = _dead_letters(context)
     # An interrupted rebuild may have left the old index after its swap.
     context.rebuild.retire(route, context.clock)
-    begun = context.rebuild.begin(route, f"rebuild-{uuid.uuid4().hex[:12]}")
+    letters_before, begun = _begin_rebuild(context, route)
     word = "continues to fill" if begun.is_resumed else "fills"
     report.say(f"{route.name}: snapshot {begun.snapshot} {word} {begun.new}")
     if not _fill_route(context, route, begun.snapshot):
@@ -350,7 +353,9 @@ def _rebuild_route(context: _RebuildContext, route: Route) -> bool:
     ends = declare.sink_ends(context.settings, context.sink.name, cluster)
     published, clock = context.published, context.clock
     declare.wait_applied(context.sink.name, ends, published, clock, _STUCK_AFTER_S)
-    if more := _dead_letters(context) - letters_before:
+    letters = _dead_letters(context)
+    if (more := letters - letters_before) > 0:
+        _keep_letters(context, route, letters)
         report.say(
             f"{more} records became dead letters meanwhile: {begun.new} may lack them "
             "and replaces nothing yet. Look at them, then run this command again: it "
@@ -364,6 +369,37 @@ def _rebuild_route(context: _RebuildContext, route: Route) -> bool:
     )
     context.rebuild.retire(route, context.clock)
     return True
+
+
+def _begin_rebuild(
+    context: _RebuildContext, route: Route
+) -> tuple[int, "RebuildStart"]:
+    """
+    Begin a rebuild, or resume it; return the sink's dead letters before it as well.
+
+    Their number is stored before the index is created, so that a resumed rebuild also
+    finds those that were written before its interruption.
+    """
+    letters = _dead_letters(context)
+    before = _letters_file(context).read().get(route.name, letters)
+    _keep_letters(context, route, before)
+    begun = context.rebuild.begin(route, f"rebuild-{uuid.uuid4().hex[:12]}")
+    if not begun.is_resumed:
+        # The stored number may be of an index that was deleted since.
+        before = letters
+        _keep_letters(context, route, before)
+    return before, begun
+
+
+def _keep_letters(context: _RebuildContext, route: Route, letters: int) -> None:
+    file = _letters_file(context)
+    file.keep({**file.read(), route.name: letters})
+
+
+def _letters_file(context: _RebuildContext) -> JsonFile[int]:
+    """Return the file of the sink's dead letters before each rebuild, by route."""
+    folder = sink_folder(context.settings.state_folder, context.sink.name)
+    return JsonFile(folder / REBUILDS_FILE)
 
 
 def _fill_route(context: _RebuildContext, route: Route, snapshot: str) -> bool:

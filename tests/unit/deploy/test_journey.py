@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from towpath.deploy.trace import names_of_key
 from towpath.deploy.trace.journey import (
     Journey,
     RouteState,
@@ -15,6 +16,7 @@ from towpath.deploy.trace.journey import (
     state_of,
     waiting_for,
 )
+from towpath.sinks.key_text import key_parts, key_text
 
 TOPIC = "outbox.event.order"
 BACKFILL = f"{TOPIC}.backfill.cache"
@@ -89,6 +91,45 @@ def test_a_deleted_row_need_not_be_stored():
         journey(*gone, is_deleted=True, stored_position=gone[1].position)
     )
     assert RouteState.BEHIND == state(journey(*back))
+
+
+def test_a_row_created_again_after_its_deletion_is_not_deleted():
+    """
+    The sink has applied the create, and still stores the tombstone: it lost the row.
+    """
+    records = [record(4), record(7, "delete"), record(9, "create")]
+    lost = journey(*records, is_deleted=True, stored_position=records[1].position)
+
+    assert RouteState.DIFFERS == state(lost)
+    assert RouteState.CURRENT == state(
+        journey(*records, stored_position=records[2].position)
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "named"),
+    [
+        (b'{"id":7}', "7"),
+        (b'{"place":"a:b","is_open":true}', "a%3Ab:true"),
+        (b'{"schema":{},"payload":{"id":"50%"}}', "50%25"),
+        (b"order:7", "order%3A7"),
+        (b'"order:7"', "order%3A7"),
+    ],
+)
+def test_a_key_with_a_colon_is_named_as_a_sink_stores_it(key, named):
+    """
+    A colon separates the values of a key, so that one in a value is encoded.
+    """
+    assert named in names_of_key(key)
+    assert named == key_text(key_parts(named))
+
+
+@pytest.mark.parametrize("key", [b'{"a":[99999999999999999999]}', b"[" * 99_999])
+def test_a_key_of_another_program_has_its_text_only(key):
+    """
+    The search goes on to the records after it.
+    """
+    assert [key_text([key.decode()])] == list(names_of_key(key))
 
 
 def test_a_sink_that_has_applied_nothing_of_a_topic_is_behind():

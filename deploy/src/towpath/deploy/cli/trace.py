@@ -69,7 +69,8 @@ def trace(  # noqa: PLR0913 - the options of a command
         type_: The aggregate's type, such as order.
         id_: The aggregate's id.
         table: The table of a row, schema.table.
-        key: The values of its primary key, joined by colons.
+        key: The values of its primary key, joined by colons; in a value, a colon is
+            written %3A, and a percent sign %25.
         minutes: Search only this many minutes back; by default, the whole topic.
         json: Print one JSON document.
         config: Configuration file.
@@ -112,7 +113,8 @@ def replay(  # noqa: PLR0913 - the options of a command
         id_: The aggregate's id.
         to: The sink.
         table: The table of a row, schema.table.
-        key: The values of its primary key, joined by colons.
+        key: The values of its primary key, joined by colons; in a value, a colon is
+            written %3A, and a percent sign %25.
         json: Print one JSON document.
         config: Configuration file.
     """

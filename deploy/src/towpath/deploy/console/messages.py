@@ -104,7 +104,7 @@ def look_into(settings: Settings, look: Look) -> TopicView:
     read = 0
     for one in _read(settings, look):
         read += 1
-        if look.key is None or look.key in names_of_key(one.key()):
+        if look.key is None or _has_key(one, look.key):
             found.append(_record(one, hidden))
     found.sort(key=lambda record: (record["at"], record["offset"]), reverse=True)
     return TopicView(found[: look.limit], read, sorted(hidden))
@@ -130,6 +130,12 @@ def _read(settings: Settings, look: Look) -> Iterator[Message]:
         raise client.unavailable(error) from error
     finally:
         consumer.close()
+
+
+def _has_key(message: Message, key: str) -> bool:
+    """Return whether a record has a key: as text, or as ``key_text`` writes it."""
+    own = message.key()
+    return own is not None and key in {_text(own), *names_of_key(own)}
 
 
 def _record(message: Message, hidden: frozenset[str]) -> Document:

@@ -8,7 +8,7 @@ hide the others.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import ClassVar, Final
@@ -32,14 +32,14 @@ from towpath.schemas.topics import (
 )
 from towpath.settings import Route, RouteKind, Settings, Sink
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
-from towpath.sinks.dead_letters.requests import named_subjects, subject_summary
+from towpath.sinks.dead_letters.requests import subject_summary
 from towpath.sinks.errors import SourceUnavailableError
 from towpath.sinks.kafka import client
 from towpath.sinks.kafka.client import SINKS_GROUP, Topics, headers_of, records_to
 from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
 from towpath.sinks.kafka.offsets import position_of_headers
 from towpath.sinks.kafka.progress_topic import ProgressReader
-from towpath.sinks.key_text import key_parts
+from towpath.sinks.key_text import key_parts, key_text
 from towpath.sinks.kinds import reader_of
 from towpath.sinks.ports import StoredRow
 from towpath.sinks.postgres import connected
@@ -82,7 +82,8 @@ def trace_aggregate(
         UnavailableError: The broker does not answer.
     """
     topic = outbox_topic(settings.relay.outbox.topic, type_)
-    return _trace(settings, f"{type_} {id_}", topic, id_, since, is_in_source=None)
+    subject, named = f"{type_} {id_}", key_text([id_])
+    return _trace(settings, subject, topic, named, since, is_in_source=None)
 
 
 def trace_row(
@@ -94,7 +95,8 @@ def trace_row(
     Args:
         settings: The configuration.
         table: The table, ``schema.table``.
-        key: The values of its primary key, in key order, joined by colons.
+        key: The values of its primary key, in key order, joined by colons; a colon in
+            a value is ``%3A``, and a percent sign ``%25``.
         since: Only records of this time and later; None: all that Kafka still has.
 
     Raises:
@@ -105,7 +107,9 @@ def trace_row(
     topic = table_topic(settings.database.prefix, name)
     is_there = _is_in_source(settings, name, key)
     subject = f"{table} {key}"
-    return _trace(settings, subject, topic, key, since, is_in_source=is_there)
+    # Two texts may name one key: ``50%`` is ``50%25``.
+    named = key_text(key_parts(key))
+    return _trace(settings, subject, topic, named, since, is_in_source=is_there)
 
 
 def _trace(
@@ -226,21 +230,20 @@ def offsets_at(
 
 
 def names_of_key(key: bytes | str | None) -> Iterator[str]:
-    """Yield the texts that name a record's key: the whole key, and its values."""
+    """Yield the texts of a record's key, as ``key_text`` writes them."""
     if key is None:
         return
     text = key if isinstance(key, str) else key.decode("utf-8", "backslashreplace")
-    yield text
-    try:
+    # The key of an event is its aggregate's id.
+    yield key_text([text])
+    # Another program may have written anything as a key.
+    with suppress(ValueError, TypeError, RecursionError):
         values = json.loads(text)
-    except (ValueError, RecursionError):
-        return
-    if isinstance(values, dict):
-        inner = values.get("payload", values) if "schema" in values else values
-        parts = inner.values() if isinstance(inner, dict) else [inner]
-        yield ":".join(map(str, parts))
-    elif isinstance(values, str):
-        yield values
+        if isinstance(values, dict):
+            inner = values.get("payload", values) if "schema" in values else values
+            yield key_text([*inner.values()] if isinstance(inner, dict) else [inner])
+        elif isinstance(values, str):
+            yield key_text([values])
 
 
 def _record(message: Message) -> TracedRecord:
@@ -313,8 +316,8 @@ def _dead_letters(
     topics = {topic, backfill_topic(topic, sink.name)}
     return [
         subject_summary(subject, book.of(subject))
-        for subject in named_subjects(book, key)
-        if subject.topic in topics
+        for subject in book.dead_letters
+        if subject.topic in topics and key in names_of_key(subject.key)
     ]
 
 

@@ -148,8 +148,6 @@ def waiting_for(route: TracedRoute, journey: Journey) -> list[TracedRecord]:
 
 def state_of(route: TracedRoute, journey: Journey) -> RouteState:
     """Return the state of the key in a route."""
-    records = records_for(route, journey)
-    newest = records[-1].position if records else ""
     if route.error is not None:
         return RouteState.UNKNOWN
     if route.dead_letters:
@@ -158,13 +156,18 @@ def state_of(route: TracedRoute, journey: Journey) -> RouteState:
         return RouteState.BEHIND
     if not route.keeps_position:
         return RouteState.APPLIED
+    return _stored_state(route, records_for(route, journey))
+
+
+def _stored_state(route: TracedRoute, records: Sequence[TracedRecord]) -> RouteState:
+    """Return the state of a key whose position the sink stores."""
     is_delete = bool(records) and records[-1].kind in {"delete", "tombstone"}
-    stored = route.stored_position
-    if route.is_deleted or (is_delete and stored is None):
-        return RouteState.DELETED
+    if route.stored_position is None:
+        return RouteState.DELETED if is_delete else RouteState.DIFFERS
     # A snapshot may have delivered a newer row than the records that are left.
-    is_current = stored is not None and stored >= newest
-    return RouteState.CURRENT if is_current else RouteState.DIFFERS
+    if records and route.stored_position < records[-1].position:
+        return RouteState.DIFFERS
+    return RouteState.DELETED if route.is_deleted else RouteState.CURRENT
 
 
 def document_of(journey: Journey) -> Document:

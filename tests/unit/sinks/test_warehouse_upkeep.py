@@ -1,10 +1,24 @@
 """When a table is due for upkeep, and the statements that carry it out."""
 
+from contextlib import suppress
 from datetime import UTC, datetime
 
-from towpath.settings import WarehouseOptions
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.io.pyarrow import PyArrowFileIO
+
+from towpath.settings import Route, RouteKind, Sink, SinkKind, WarehouseOptions
+from towpath.sinks.errors import TargetUnavailableError
+from towpath.sinks.targets.warehouse import upkeep as module
+from towpath.sinks.targets.warehouse.ddl import KEY_PROPERTY
 from towpath.sinks.targets.warehouse.schema import LakeName
-from towpath.sinks.targets.warehouse.upkeep import TableUpkeep, UpkeepTask, statements
+from towpath.sinks.targets.warehouse.upkeep import (
+    TableUpkeep,
+    UpkeepTask,
+    erase,
+    statements,
+)
 
 ORDERS = LakeName("shop", "orders")
 LOG = LakeName("shop", "events")
@@ -165,3 +179,44 @@ def test_an_event_log_is_only_compacted():
     found = statements(UpkeepTask(LOG, None, None))
 
     assert (3, []) == (len(found), [s for s in found if "DELETE" in s or "orphan" in s])
+
+
+class DeathError(Exception):
+    """The process ends before a file is deleted."""
+
+
+@pytest.mark.parametrize("error", [DeathError, PermissionError])
+def test_an_interrupted_deletion_of_a_table_is_completed(tmp_path, monkeypatch, error):
+    """
+    No file of it is left behind: the catalog names it until all others are deleted.
+    """
+    place = {"uri": f"sqlite:///{tmp_path}/list", "warehouse": f"{tmp_path}/lake"}
+    monkeypatch.setattr(module, "open_catalog", lambda _: SqlCatalog("lake", **place))
+    rows = pa.table({"id": [1, 2]})
+    catalog = SqlCatalog("lake", **place)
+    catalog.create_namespace("shop")
+    table = catalog.create_table(
+        "shop.events", rows.schema, properties={KEY_PROPERTY: '["id"]'}
+    )
+    for _ in range(3):
+        table.append(rows)
+    route = Route(topic="t", name="shop.events", kind=RouteKind.EVENT_LOG)
+    sink = Sink(name="w", kind=SinkKind.WAREHOUSE, url="x", folder="x", route=(route,))
+    deleted, after = [], 1
+
+    def delete(self, file):
+        if len(deleted) == after:
+            deleted.clear()
+            raise error
+        deleted.append(file)
+        whole(self, file)
+
+    whole = PyArrowFileIO.delete
+    monkeypatch.setattr(PyArrowFileIO, "delete", delete)
+    while catalog.table_exists("shop.events"):
+        with suppress(DeathError, TargetUnavailableError):
+            erase(sink, "towpath")
+        after += 1
+
+    assert 3 < after
+    assert 1 >= len([one for one in (tmp_path / "lake").rglob("*") if one.is_file()])

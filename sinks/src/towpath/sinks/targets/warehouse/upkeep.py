@@ -15,6 +15,8 @@ from typing import Final
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError, NoSuchViewError
+from pyiceberg.manifest import ManifestFile
+from pyiceberg.table import Table
 from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
 
@@ -170,8 +172,7 @@ def erase(sink: Sink, _prefix: str) -> None:
     """
     Delete the tables that a sink has created; safe to repeat.
 
-    The sink must not run meanwhile. An interruption within the deletion of a table may
-    leave files that no catalog names.
+    The sink must not run meanwhile.
 
     Raises:
         UnavailableError: The catalog or the files cannot be read: repeat the call.
@@ -188,12 +189,53 @@ def erase(sink: Sink, _prefix: str) -> None:
 
 def _erase_table(catalog: Catalog, route: Route) -> None:
     name = lake_name(route.name)
-    if KEY_PROPERTY not in catalog.load_table(tuple(name)).properties:
+    table = catalog.load_table(tuple(name))
+    if KEY_PROPERTY not in table.properties:
         # Its route was held back: another program has created the table.
         return
     if route.kind is not RouteKind.EVENT_LOG:
         _drop_view(catalog, name.live)
-    catalog.purge_table(tuple(name))
+    _purge(catalog, table)
+
+
+def _purge(catalog: Catalog, table: Table) -> None:
+    """
+    Delete a table and its files; safe to repeat.
+
+    The catalog names the table until all files but its newest metadata are deleted. So
+    an interruption leaves at most that file behind.
+    """
+    if not isinstance(catalog, SqlCatalog):
+        # The catalog's server deletes the files.
+        catalog.purge_table(table.name())
+        return
+    for file in _files(table):
+        _delete(table, file)
+    catalog.drop_table(table.name())
+    _delete(table, table.metadata_location)
+
+
+def _delete(table: Table, file: str) -> None:
+    with suppress(FileNotFoundError):
+        table.io.delete(file)
+
+
+def _files(table: Table) -> Iterator[str]:
+    """Yield a table's files but its newest metadata, each before those that name it."""
+    lists: dict[str, None] = {}
+    manifests: dict[str, ManifestFile] = {}
+    for version in table.metadata.snapshots:
+        lists[version.manifest_list] = None
+        # A missing list was deleted after all that it names.
+        with suppress(FileNotFoundError):
+            manifests |= {one.manifest_path: one for one in version.manifests(table.io)}
+    data: dict[str, None] = {}
+    for manifest in manifests.values():
+        with suppress(FileNotFoundError):
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False):
+                data[entry.data_file.file_path] = None
+    yield from (*data, *manifests, *lists)
+    yield from (entry.metadata_file for entry in table.metadata.metadata_log)
 
 
 def _drop_view(catalog: Catalog, name: LakeName) -> None:

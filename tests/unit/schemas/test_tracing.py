@@ -1,5 +1,7 @@
 """Which trace contexts are kept and recorded, and when tracing is on."""
 
+import sys
+
 import pytest
 
 from towpath.schemas.tracing import (
@@ -88,3 +90,34 @@ def test_tracing_is_off_unless_variables_name_a_receiver(environ, problems):
     span.end()
 
     assert (False, GOOD, problems) == (tracer.is_on, span.traceparent, len(found))
+
+
+@pytest.mark.parametrize("missing", ["opentelemetry", "opentelemetry.exporter"])
+def test_tracing_without_its_extra_is_off_and_found(monkeypatch, missing):
+    """
+    The process starts, whether none or only a part of OpenTelemetry is installed.
+    """
+    for name in [n for n in sys.modules if n.startswith(f"{missing}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.delitem(sys.modules, "towpath.schemas.spans", raising=False)
+    found = []
+    tracer = start_tracing("part", {ENDPOINTS[0]: "http://x"}, found.append)
+
+    assert not tracer.is_on
+    assert ["the extra tracing of this package is not installed"] == found
+
+
+@pytest.mark.parametrize(("size", "is_on"), [("x", False), ("100", False), ("", True)])
+def test_a_variable_of_tracing_that_is_refused_is_found(monkeypatch, size, is_on):
+    """
+    A batch of 512 spans does not fit into a queue of 100; an empty variable is unset.
+    """
+    environ = {ENDPOINTS[0]: "http://127.0.0.1:1", "OTEL_BSP_MAX_QUEUE_SIZE": size}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    found = []
+    tracer = start_tracing("part", environ, found.append)
+    tracer.close()
+
+    assert (is_on, not is_on) == (tracer.is_on, len(found) == 1)

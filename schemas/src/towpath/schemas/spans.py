@@ -99,7 +99,8 @@ class _BoundedProcessor(BatchSpanProcessor):
         super().__init__(exporter)
         self._taken_by = exporter
         self._counts = counts
-        self._room = int(os.environ.get(_QUEUE_VARIABLE, _QUEUE_SPANS))  # noqa: TID251 - the SDK's own variable
+        given = os.environ.get(_QUEUE_VARIABLE)  # noqa: TID251 - the SDK's own variable
+        self._room = int(given or _QUEUE_SPANS)
         self._given = 0
         self._lock = threading.Lock()
 

@@ -13,7 +13,6 @@ import enum
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Final, Protocol, TypeAlias
 
@@ -219,10 +218,14 @@ def start_tracing(
     if protocol != PROTOCOL:
         on_problem(f"the protocol is {protocol}, and must be {PROTOCOL}")
         return NO_TRACER
-    if find_spec("opentelemetry.exporter") is None:
+    try:
+        # Not imported where tracing is off: it takes a third of a second.
+        from towpath.schemas.spans import OtlpTracer  # noqa: PLC0415
+    except ImportError:
         on_problem("the extra tracing of this package is not installed")
         return NO_TRACER
-    # Not imported where tracing is off: it takes a third of a second.
-    from towpath.schemas.spans import OtlpTracer  # noqa: PLC0415
-
-    return OtlpTracer(service, on_problem)
+    try:
+        return OtlpTracer(service, on_problem)
+    except ValueError as error:
+        on_problem(f"OpenTelemetry refuses one of its variables: {error}")
+        return NO_TRACER

@@ -16,6 +16,7 @@ import queue
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from importlib.util import find_spec
@@ -300,7 +301,11 @@ def postgres_dataset(place: Mapping[str, object], name: str) -> DatasetName:
 
 def lineage_folders() -> tuple[Path, ...]:
     """Return the folders in which OpenLineage looks for its file."""
-    return Path.cwd(), Path("~/.openlineage").expanduser()
+    folders = [Path()]
+    # A process may run as a user without a home.
+    with suppress(RuntimeError):
+        folders.append(Path("~/.openlineage").expanduser())
+    return tuple(folders)
 
 
 def start_lineage(
@@ -320,7 +325,7 @@ def start_lineage(
     is_named = any(environ.get(name) for name in _VARIABLES) or any(
         name.startswith(_PREFIX) for name in environ
     )
-    if is_disabled or not (is_named or any((f / _FILE).is_file() for f in folders)):
+    if is_disabled or not (is_named or any(map(_has_file, folders))):
         return NO_REPORTER
     if find_spec("openlineage") is None:
         on_problem("the extra lineage of this package is not installed")
@@ -328,4 +333,17 @@ def start_lineage(
     # Not imported where reporting is off: it takes half a second.
     from towpath.schemas.openlineage_events import sender  # noqa: PLC0415
 
-    return BackgroundReporter(sender(environ), on_problem)
+    try:
+        send = sender(environ)
+    except Exception as error:  # noqa: BLE001 - any error of a transport
+        on_problem(f"{type(error).__name__}: {error}")
+        return NO_REPORTER
+    return BackgroundReporter(send, on_problem)
+
+
+def _has_file(folder: Path) -> bool:
+    """Return whether OpenLineage's file is in a folder that this user can read."""
+    try:
+        return (folder / _FILE).is_file()
+    except OSError:
+        return False

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Final, NamedTuple
 
+from towpath.schemas.failure import UsageError
 from towpath.schemas.table_name import TableName, quoted
 
 SCHEMA: Final = "towpath"
@@ -31,6 +32,8 @@ HEARTBEAT: Final = "towpath.heartbeat"
 INSERTED_AT: Final = "inserted_at"
 # Partitions beyond today's that a new outbox gets: without one an insert fails.
 DAYS_AHEAD: Final = 30
+# Postgres cuts off what is beyond.
+_LONGEST_NAME_BYTES: Final = 63
 
 
 class Column(NamedTuple):
@@ -127,8 +130,21 @@ end
 $check$"""
 
     def partition(self, day: date) -> TableName:
-        """Return the name of the partition of a day."""
-        return TableName(self.name.schema, f"{self.name.table}_{day:%Y%m%d}")
+        """
+        Return the name of the partition of a day.
+
+        Raises:
+            UsageError: The name is too long. Postgres would cut off the day, and the
+                partitions of all days would be one table.
+        """
+        name = f"{self.name.table}_{day:%Y%m%d}"
+        if len(name.encode()) > _LONGEST_NAME_BYTES:
+            message = (
+                f"the partition {name} of {self.name.text} has a name of more than "
+                f"{_LONGEST_NAME_BYTES} bytes: give the outbox a shorter name"
+            )
+            raise UsageError(message)
+        return TableName(self.name.schema, name)
 
     def partition_statements(self, day: date) -> Iterator[str]:
         """
@@ -136,6 +152,9 @@ $check$"""
 
         A table is created first and then attached: this neither waits for writers nor
         blocks them, unlike ``create table ... partition of``.
+
+        Raises:
+            UsageError: The partition's name is too long.
         """
         name, parent = self.partition(day).sql, self.name.sql
         start = datetime.combine(day, time(), UTC)

@@ -289,6 +289,28 @@ def test_a_silent_view_does_not_hold_the_stream_for_ever():
     assert ([True, True, False], True) == (blocked, "for a minute" in saved.table.error)
 
 
+def test_a_view_is_kept_while_any_of_its_tables_is_read():
+    """
+    A table that waits until others are read does not give up their view.
+    """
+    loop = Loop(*(table(name, kind=BLOCKING) for name in "ab"), readers=1)
+    first, last = loop.begin()
+    loop.plan(first, 99)
+    [chunk] = loop.all(protocol.ReadChunk)
+    loop.plan(last, 99)
+    views = []
+    for now_s in (1.0, 50.0, 62.0, 100.0, 123.0):
+        loop.tell(protocol.Tick(now_s))
+        for saved in loop.all(protocol.SaveProgress):
+            views.append((saved.table.collection, saved.table.error))
+        if now_s == 50.0:
+            loop.read(chunk, 1, 2)
+            loop.tell(protocol.Delivered(chunk.chunk_id))
+
+    reason = "nothing could be read for a minute, so the stream continues"
+    assert [("s.a", reason), ("s.b", reason)] == views
+
+
 def answered(loop: Loop, kind: str, data: str = "{}") -> protocol.StoreSignal:
     """Bring a signal to its answer and apply its effects."""
     loop.tell(protocol.SignalSeen("s2", kind, data, 7))

@@ -90,8 +90,10 @@ class SnapshotQueue:
         self._notified: dict[_Name, int] = {}
         # How many tables may be begun ahead: it grows with each tiny table.
         self._ahead = 0
-        # Per scan that blocks the stream: its chunk count, and the time of the last.
-        self._blocked: dict[_Name, tuple[int, float]] = {}
+        # The chunks delivered by each scan that blocks the stream, and the time of the
+        # last change.
+        self._blocking: dict[_Name, int] = {}
+        self._progressed_at_s = 0.0
 
     @property
     def is_busy(self) -> bool:
@@ -149,17 +151,19 @@ class SnapshotQueue:
         return effects + self._advance()
 
     def _unblock_stream(self) -> list[Effect]:
-        """Leave exported snapshots that block the stream without progress."""
-        effects: list[Effect] = []
-        for name, scan in self._scans.items():
-            chunks, since_s = self._blocked.get(name, (-1, self._now_s))
-            if not scan.blocks_stream:
-                self._blocked.pop(name, None)
-            elif scan.delivered != chunks:
-                self._blocked[name] = (scan.delivered, self._now_s)
-            elif self._now_s - since_s > MAX_BLOCKED_S:
-                effects += scan.leave_view(_BLOCKED)
-        return effects
+        """
+        Leave exported snapshots if none of the scans that block the stream progresses.
+
+        While one of them does, others may have no room to read.
+        """
+        scans = {name: one for name, one in self._scans.items() if one.blocks_stream}
+        blocking = {name: scan.delivered for name, scan in scans.items()}
+        if blocking != self._blocking:
+            self._blocking, self._progressed_at_s = blocking, self._now_s
+        if self._now_s - self._progressed_at_s <= MAX_BLOCKED_S:
+            return []
+        left = [scan.leave_view(_BLOCKED) for scan in scans.values()]
+        return [effect for effects in left for effect in effects]
 
     # Signals -------------------------------------------------------------------
 
@@ -313,7 +317,6 @@ class SnapshotQueue:
         table = scan.table
         del self._scans[name]
         self._notified.pop(name, None)
-        self._blocked.pop(name, None)
         self._feeds.stop(table, scan.changed_keys)
         is_tiny = table.state == "completed" and table.chunks <= 1
         self._ahead = min(self._policy.ahead, self._ahead + 1) if is_tiny else 0

@@ -298,17 +298,35 @@ def test_a_view_is_kept_while_any_of_its_tables_is_read():
     loop.plan(first, 99)
     [chunk] = loop.all(protocol.ReadChunk)
     loop.plan(last, 99)
-    views = []
+    left = []
     for now_s in (1.0, 50.0, 62.0, 100.0, 123.0):
         loop.tell(protocol.Tick(now_s))
-        for saved in loop.all(protocol.SaveProgress):
-            views.append((saved.table.collection, saved.table.error))
+        left += [save.table[:2] for save in loop.all(protocol.SaveProgress)]
         if now_s == 50.0:
             loop.read(chunk, 1, 2)
             loop.tell(protocol.Delivered(chunk.chunk_id))
 
-    reason = "nothing could be read for a minute, so the stream continues"
-    assert [("s.a", reason), ("s.b", reason)] == views
+    assert [("s1", "s.a"), ("s1", "s.b")] == left
+
+
+def test_a_view_is_released_once_all_tables_have_left_it():
+    """
+    It does not wait for the end of a table that is read on without it.
+    """
+    loop = Loop(*(table(name, kind=BLOCKING) for name in "ab"))
+    first, last = loop.begin()
+    lost = protocol.ReadFailed(
+        last.request_id, "altered", may_recover=True, has_lost_view=True
+    )
+    loop.tell(lost)
+    early = loop.all(protocol.ReleaseSnapshot)
+    loop.plan(first, 1)
+    [chunk] = loop.all(protocol.ReadChunk)
+    loop.read(chunk, 1)
+    loop.tell(protocol.Delivered(chunk.chunk_id))
+    released = [effect.view for effect in loop.all(protocol.ReleaseSnapshot)]
+
+    assert ([], [first.view], True) == (early, released, loop.driver.is_busy)
 
 
 def answered(loop: Loop, kind: str, data: str = "{}") -> protocol.StoreSignal:

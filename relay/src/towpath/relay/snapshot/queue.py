@@ -19,6 +19,7 @@ from towpath.relay.snapshot.protocol import (
     ChunkRead,
     Effect,
     Fact,
+    Notify,
     ReleaseSnapshot,
     SaveProgress,
     Tick,
@@ -237,6 +238,7 @@ class SnapshotQueue:
         for name, scan in list(self._scans.items()):
             if scan.stage is ScanStage.ENDED:
                 effects += self._end_scan(name, scan)
+        effects += self._release_views()
         for run in list(self._runs):
             if run.has_ended:
                 effects += self._end_run(run)
@@ -313,7 +315,7 @@ class SnapshotQueue:
             return whole
         return max(1, whole // _PART_AHEAD // self._policy.ahead)
 
-    def _end_scan(self, name: _Name, scan: TableScan) -> list[Effect]:
+    def _end_scan(self, name: _Name, scan: TableScan) -> list[Notify]:
         table = scan.table
         del self._scans[name]
         self._notified.pop(name, None)
@@ -324,21 +326,26 @@ class SnapshotQueue:
             other.changed_keys.set_limit(self._max_changed_keys(place))
         run = self._run_of(table)
         if run is None:
-            return [*self._release(name)]
+            return []
         run.update(table)
         self._update_reordered()
-        effects: list[Effect] = []
-        if table.has_ended:
-            effects.append(notifications.table_ended(table, run.collections))
-        return effects + self._release(name)
-
-    def _release(self, name: _Name) -> list[ReleaseSnapshot]:
-        """Release the view of a scan that has ended, if no other scan reads in it."""
-        point = self._points_in_use.pop(name, None)
-        if point is None or any(point is one for one in self._points_in_use.values()):
+        if not table.has_ended:
             return []
-        view = self._points.drop(name[0], point)
-        return [ReleaseSnapshot(view)] if view else []
+        return [notifications.table_ended(table, run.collections)]
+
+    def _release_views(self) -> list[ReleaseSnapshot]:
+        """Release the views in which no scan reads any more."""
+        effects: list[ReleaseSnapshot] = []
+        for name, point in list(self._points_in_use.items()):
+            scan = self._scans.get(name)
+            if scan is not None and scan.consistent_point is point:
+                continue
+            del self._points_in_use[name]
+            if any(point is one for one in self._points_in_use.values()):
+                continue
+            view = self._points.drop(name[0], point)
+            effects += [ReleaseSnapshot(view)] if view else []
+        return effects
 
     def _end_run(self, run: SnapshotRun) -> list[Effect]:
         self._runs.remove(run)

@@ -159,6 +159,11 @@ class TableScan:
         return self._readers.in_flight
 
     @property
+    def consistent_point(self) -> ConsistentPoint | None:
+        """The mark and exported snapshot of its chunks; None: it has left them."""
+        return self._point
+
+    @property
     def blocks_stream(self) -> bool:
         """Whether the stream must not be read until its chunks are read."""
         return self._point is not None and self.stage in _BLOCKING

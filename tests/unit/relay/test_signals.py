@@ -257,6 +257,29 @@ def test_an_expression_that_cannot_be_compiled_is_refused(entry):
 
 
 @pytest.mark.parametrize(
+    "entry", [r"shop\.(?!orders).*", r"shop\.(o)\1", r"shop\.(\w{9}){9999}", "a)|(b"]
+)
+def test_an_expression_that_only_a_backtracking_search_matches_is_refused(entry):
+    """
+    Such a search can take longer than the relay runs; the reason says so.
+    """
+    found = expand([entry, "shop.orders"], CAPTURED)
+
+    assert ("shop.orders",) == found.collections
+    assert "not a regular expression" in found.refusals[entry]
+
+
+def test_an_ambiguous_expression_is_matched_at_once():
+    """
+    A backtracking search would try each of the 2^50 ways to divide the name.
+    """
+    name = "shop." + "a" * 50
+
+    assert () == expand([r"shop\.(\w+_?)+-old"], [name]).collections
+    assert (name,) == expand([r"shop\.(\w+_?)+"], [name]).collections
+
+
+@pytest.mark.parametrize(
     ("conditions", "condition"),
     [
         ({"shop.orders": "a"}, "a"),

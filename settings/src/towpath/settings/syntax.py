@@ -3,9 +3,9 @@ The syntax of values: placements, topic templates, regular expressions and paths
 
 A placement is ``column:header|partition|envelope`` with an optional ``:alias``. A topic
 template is a legal topic name with ``{aggregate_type}``. Regular expressions are
-Python's and must match the whole text. A field of a document is named by its path:
-``address.city``, ``lines[].quantity``. Each parser raises ``ValueError`` with one
-sentence.
+Python's and must match the whole text; those of signals have a subset. A field of a
+document is named by its path: ``address.city``, ``lines[].quantity``. Each parser
+raises ``ValueError`` with one sentence.
 """
 
 import enum
@@ -15,12 +15,14 @@ from collections.abc import Callable, Collection
 from typing import Annotated, Final, NamedTuple
 
 from pydantic import AfterValidator
+from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 from towpath.schemas.topics import is_legal_topic
 
 ROUTED_VALUE: Final = "{aggregate_type}"
 _PARTS: Final = (2, 3)
 _FIELD_PATH: Final = re.compile(r"(?:[^.\[\]]+(?:\[\])?\.)*[^.\[\]]+")
+_NONLINEAR: Final = "it has look-around, a backreference or too large repetitions"
 _JAVA_GROUP: Final = re.compile(r"\(\?<(?=[A-Za-z])")
 
 
@@ -75,6 +77,31 @@ def compiled(text: str) -> re.Pattern[str]:
         return re.compile(python_pattern(text))
     except (re.error, OverflowError, RecursionError) as error:
         message = f"not a regular expression: {error}: {text!r}"
+        raise ValueError(message) from error
+
+
+def linear_matcher(text: str) -> Callable[[str], bool]:
+    """
+    Return a function that says whether an expression matches the whole of a text.
+
+    The time grows in proportion to the text. A backtracking search, like Python's own,
+    can take hours, so expressions from outside the configuration are matched here.
+
+    Raises:
+        ValueError: The text is not a regular expression, or has look-around, a
+            backreference, or repetitions that are too large.
+    """
+    try:
+        re.compile(text)
+        schema = core_schema.str_schema(
+            pattern=rf"\A(?:{text})\z", regex_engine="rust-regex"
+        )
+        return SchemaValidator(schema).isinstance_python
+    except SchemaError as error:
+        message = "not a regular expression of linear time: " + _NONLINEAR
+        raise ValueError(message) from error
+    except (re.error, OverflowError, RecursionError) as error:
+        message = f"not a regular expression: {error}"
         raise ValueError(message) from error
 
 

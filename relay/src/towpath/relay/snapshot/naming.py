@@ -1,7 +1,8 @@
 r"""
 Resolves the names of collections and relays in signals.
 
-Collections are named by ``schema.table``, quoted names, and regular expressions:
+Collections are named by ``schema.table``, quoted names, and regular expressions, which
+are matched in linear time:
 
 =========================  ===========================================================
 ``shop.orders``            this table
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from towpath.schemas.table_name import TableName, is_quoted_name
+from towpath.settings.syntax import linear_matcher
 
 # The characters of a plain name; any other makes the entry a regular expression.
 _PLAIN_NAME: Final = re.compile(r"[^\\*+?\[\](){}|^$\"]+\Z")
@@ -109,13 +111,10 @@ def matching_collections(entry: str, known: Iterable[str]) -> list[str]:
         further = (n for n in collections if n.startswith(head) and n not in same)
         return [*same, *(further if head.startswith(_AGGREGATES) else ())]
     try:
-        expression = re.compile(entry)
-    except (re.error, OverflowError, RecursionError) as error:
-        message = f"not a regular expression: {error}"
-        raise NoExpressionError(message) from error
-    return same or [
-        name for name in collections if expression.fullmatch(_joined(name)) is not None
-    ]
+        is_match = linear_matcher(entry)
+    except ValueError as error:
+        raise NoExpressionError(str(error)) from error
+    return same or [name for name in collections if is_match(_joined(name))]
 
 
 def matches(entry: str, collection: str) -> bool:

@@ -232,6 +232,44 @@ def test_column_names_that_become_equal_are_refused():
         plan(odd, sanitize_names=True)
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {"exclude_columns": [r"s\.t\.a-b"]},
+        {"include_columns": [r"s\.t\.a b"]},
+        {"unknown_types": "omit"},
+    ],
+)
+def test_names_of_columns_that_are_not_published_are_free(rows: dict[str, object]):
+    """
+    To exclude one of two columns with one name is the remedy that the error names.
+    """
+    odd = Relation(
+        oid=8,
+        schema="s",
+        table="t",
+        columns=(Column("id", 23), Column("a b", 23), Column("a-b", NEVER)),
+        key=(0,),
+    )
+    types = {NEVER: TypeFacts("never", "s.never")}
+    facts = CatalogFacts((), {}, frozenset(), types=types)
+    relay = Relay.model_validate({"rows": {"sanitize_names": True, **rows}})
+    found = ColumnRules(relay).plan(odd, facts)
+
+    assert "a_b" in [field.name for field in found.columns]
+
+
+def test_an_excluded_column_of_the_key_keeps_its_name():
+    """
+    The key keeps its columns, so that two of one name are still refused.
+    """
+    columns = (Column("a b", 23), Column("a-b", 23))
+    odd = Relation(oid=8, schema="s", table="t", columns=columns, key=(0,))
+
+    with pytest.raises(NameCollisionError):
+        plan(odd, sanitize_names=True, exclude_columns=[r"s\.t\.a b"])
+
+
 def test_an_excluded_column_of_an_unknown_type_is_logged():
     """
     It is left out of value and key, and always logged (T-49).

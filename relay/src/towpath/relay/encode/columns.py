@@ -106,10 +106,11 @@ class ColumnRules:
         forms: FormChooser,
         key: Sequence[int],
     ) -> dict[int, Field]:
-        """Return the fields of the columns that have a form, by their indexes."""
-        names = self._names(relation)
-        fields = {}
+        """Return the fields of columns of the value or the key, by their indexes."""
+        kept = {}
         for at, column in enumerate(relation.columns):
+            if at not in key and not self._is_published(_full(relation, at)):
+                continue
             form = forms.of(column.type_oid, column.typmod)
             if form is None and at in key:
                 # Without it, rows that differ in this column only would share a key.
@@ -117,15 +118,17 @@ class ColumnRules:
             if form is None:
                 self._on_lost(OMITTED)
                 continue
-            form = self._with_source_type(relation, column, facts, form)
-            is_nullable = column.name not in facts.required_names
-            fields[at] = Field(at, names[column.name], form, is_nullable)
-        return fields
+            kept[at] = column, self._with_source_type(relation, column, facts, form)
+        names = self._names([column.name for column, _ in kept.values()], relation.name)
+        required = facts.required_names
+        return {
+            at: Field(at, names[column.name], form, column.name not in required)
+            for at, (column, form) in kept.items()
+        }
 
-    def _names(self, relation: Relation) -> dict[str, str]:
-        names = [column.name for column in relation.columns]
+    def _names(self, names: Sequence[str], of: str) -> dict[str, str]:
         if self._rows.sanitize_names or self._rows.format is RecordFormat.AVRO:
-            return dict(sanitized_all(names, relation.name))
+            return dict(sanitized_all(names, of))
         return dict(zip(names, names, strict=True))
 
     def _key_places(self, relation: Relation) -> tuple[int, ...]:

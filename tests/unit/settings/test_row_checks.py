@@ -118,3 +118,21 @@ def test_an_invalid_row_form_is_reported_once():
     (message,) = mistakes({"rows": {"format": "xml"}}, CACHE)
 
     assert "sinks of tables" not in message
+
+
+@pytest.mark.parametrize("text", ["hex:zz", "hex:3", "hex:3f?"])
+def test_a_placeholder_that_is_no_hex_is_a_mistake(text: str):
+    """
+    The relay would find it only with the first table.
+    """
+    expected = f"relay.rows.placeholder: {text!r}: an even number of hex digits follows"
+
+    assert (f"{expected} 'hex:'",) == mistakes({"rows": {"placeholder": text}})
+
+
+@pytest.mark.parametrize("text", ["", "hex:", "hex:ff00", "hexagon", "__gone"])
+def test_any_other_text_is_a_placeholder(text: str):
+    """
+    Bytes in hex need not be text.
+    """
+    assert () == mistakes({"rows": {"placeholder": text}})

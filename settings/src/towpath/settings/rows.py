@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from towpath.settings.section import Section, TableText
-from towpath.settings.syntax import HashName, Pattern
+from towpath.settings.syntax import HashName, Pattern, Placeholder
 
 
 class RecordFormat(enum.StrEnum):
@@ -118,7 +118,7 @@ class Rows(Section):
     binaries: Binaries = Binaries.BYTES
     hstore: HstoreForm = HstoreForm.JSON
     unknown_types: UnknownTypes = UnknownTypes.TEXT
-    placeholder: str | None = None
+    placeholder: Placeholder | None = None
     tombstones: bool = True
     skipped_operations: tuple[Literal["c", "u", "d", "t"], ...] = ()
     skip_unchanged: bool = False

@@ -4,8 +4,8 @@ The syntax of values: placements, topic templates, regular expressions and paths
 A placement is ``column:header|partition|envelope`` with an optional ``:alias``. A topic
 template is a legal topic name with ``{aggregate_type}``. Regular expressions are
 Python's and must match the whole text; those of signals have a subset. A field of a
-document is named by its path: ``address.city``, ``lines[].quantity``. Each parser
-raises ``ValueError`` with one sentence.
+document is named by its path: ``address.city``, ``lines[].quantity``. A placeholder is
+a text, or bytes: ``hex:ff00``. Each parser raises ``ValueError`` with one sentence.
 """
 
 import enum
@@ -21,6 +21,7 @@ from towpath.schemas.topics import is_legal_topic
 
 ROUTED_VALUE: Final = "{aggregate_type}"
 _PARTS: Final = (2, 3)
+_HEX: Final = "hex:"
 _FIELD_PATH: Final = re.compile(r"(?:[^.\[\]]+(?:\[\])?\.)*[^.\[\]]+")
 _NONLINEAR: Final = "it has look-around, a backreference or too large repetitions"
 _JAVA_GROUP: Final = re.compile(r"\(\?<(?=[A-Za-z])")
@@ -105,6 +106,22 @@ def linear_matcher(text: str) -> Callable[[str], bool]:
         raise ValueError(message) from error
 
 
+def placeholder_bytes(text: str) -> bytes:
+    """
+    Return a placeholder's bytes, which may be written in hex.
+
+    Raises:
+        ValueError: The text after ``hex:`` is not in hex.
+    """
+    if not text.startswith(_HEX):
+        return text.encode()
+    try:
+        return bytes.fromhex(text.removeprefix(_HEX))
+    except ValueError as error:
+        message = f"{text!r}: an even number of hex digits follows {_HEX!r}"
+        raise ValueError(message) from error
+
+
 def parsed_by(parse: Callable[[str], object], *, optional: bool) -> AfterValidator:
     """Return a validator of text by ``parse``; optional text may be empty."""
 
@@ -184,6 +201,7 @@ def _check_path(text: str) -> str:
     return text
 
 
+Placeholder = Annotated[str, parsed_by(placeholder_bytes, optional=False)]
 PlacementText = Annotated[str, parsed_by(parse_placement, optional=False)]
 Pattern = Annotated[str, parsed_by(compiled, optional=True)]
 TopicTemplate = Annotated[str, AfterValidator(_check_template)]

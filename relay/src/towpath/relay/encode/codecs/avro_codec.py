@@ -45,6 +45,7 @@ from towpath.relay.encode.types.form import Kind, Schema
 from towpath.relay.errors import MalformedMessageError
 from towpath.relay.wal.messages import UNCHANGED, Row
 from towpath.schemas import envelope
+from towpath.settings.syntax import placeholder_bytes
 
 Write = Callable[[Any], bytes]
 
@@ -155,8 +156,6 @@ def _map(put: Write) -> Write:
 
     return write
 
-
-_HEX: Final = "hex:"
 
 _LACKS_KEY: Final = (
     "a change lacks a column of its key: check the table's replica identity"
@@ -386,7 +385,9 @@ def _write_all(
 def _column(field: Field, schema: Schema, placeholder: str | None) -> _AvroColumn:
     put = writer(schema)
     null = put(None) if schema.is_optional else None
-    filler = None if placeholder is None else _filler(schema, _marker(placeholder))
+    filler = (
+        None if placeholder is None else _filler(schema, placeholder_bytes(placeholder))
+    )
     unchanged = null if filler is None else put(filler)
     return _AvroColumn(field.at, field.form.value, put, null, unchanged)
 
@@ -396,13 +397,6 @@ def _key_column(field: Field) -> _AvroColumn:
     put = writer(schema.optional() if field.is_nullable else schema)
     null = put(None) if field.is_nullable else None
     return _AvroColumn(field.at, field.form.value, put, null, unchanged=None)
-
-
-def _marker(placeholder: str) -> bytes:
-    """Return a placeholder's bytes, which may be written in hex."""
-    if placeholder.startswith(_HEX):
-        return bytes.fromhex(placeholder.removeprefix(_HEX))
-    return placeholder.encode()
 
 
 def _filler(schema: Schema, marker: bytes) -> object:

@@ -35,6 +35,7 @@ from towpath.relay.encode.types.form import Form, Fragments, Schema
 from towpath.relay.wal.messages import UNCHANGED, Row
 from towpath.schemas import envelope
 from towpath.settings.relay import Relay
+from towpath.settings.syntax import placeholder_bytes
 
 NULL: Final = b"null"
 
@@ -105,7 +106,6 @@ def _written(form: Form, texts: Sequence[bytes]) -> Fragments:
 
 
 _MISSING: Final = b""
-_HEX: Final = "hex:"
 
 # The beginning of the envelope of a chunk's row.
 _BEFORE_READ: Final = b'{"before":null,"after":'
@@ -310,9 +310,7 @@ def filler(schema: Schema, placeholder: str) -> bytes | None:
     A number or a timestamp cannot, as it would look like data. The header ``unchanged``
     names every unchanged column, with or without a placeholder.
     """
-    marker = placeholder.encode()
-    if placeholder.startswith(_HEX):
-        marker = bytes.fromhex(placeholder.removeprefix(_HEX))
+    marker = placeholder_bytes(placeholder)
     if schema.kind == "string":
         return orjson.dumps(marker.decode(errors="replace"))
     if schema.kind == "bytes" and schema.name is None:

@@ -59,6 +59,18 @@ NODE = {
             record(field(LEAF, "b")),
         ),
         (
+            record(field({"type": "array", "items": LEAF}), field("Leaf", "b")),
+            record(field(LEAF, "b")),
+        ),
+        (
+            record(field(LEAF, "b")),
+            record(field(LEAF, default={"a": 0}), field("Leaf", "b")),
+        ),
+        (
+            record(field(enum("A"), "b")),
+            record(field(["null", enum("A")], default=None), field("E", "b")),
+        ),
+        (
             record(field({"type": "fixed", "name": "F", "size": 2})),
             record(field({"type": "fixed", "name": "F", "size": 2})),
         ),

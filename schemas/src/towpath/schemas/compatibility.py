@@ -136,10 +136,10 @@ class HistoryFinding(NamedTuple):
 
 
 class _Side(NamedTuple):
-    """A schema, and the named types defined before it in its document."""
+    """A schema, and all named types of its document."""
 
     schema: Any
-    names: dict[str, Any]
+    names: Mapping[str, Any]
 
     def to(self, schema: object) -> "_Side":
         return _Side(schema, self.names)
@@ -151,8 +151,6 @@ class _Side(NamedTuple):
             schema = self.names.get(schema, schema)
         elif isinstance(schema, dict) and schema["type"] not in _COMPLEX:
             schema = self.names.get(schema["type"], schema["type"])
-        if isinstance(schema, dict) and "name" in schema:
-            self.names[schema["name"]] = schema
         return self.to(schema)
 
     @property
@@ -210,7 +208,23 @@ def compare(
         new: The reader's schema, parsed by fastavro.
     """
     plain = [dict(s) if isinstance(s, Mapping) else s for s in (old, new)]
-    return tuple(_compare(_Side(plain[0], {}), _Side(plain[1], {}), "", frozenset()))
+    writer, reader = (_Side(s, dict(_named_types(s))) for s in plain)
+    return tuple(_compare(writer, reader, "", frozenset()))
+
+
+def _named_types(schema: object) -> Iterator[tuple[str, Any]]:
+    """Yield the types that a schema defines, wherever it does, by their names."""
+    if isinstance(schema, list):
+        inner = schema
+    elif isinstance(schema, Mapping):
+        if "name" in schema:
+            yield schema["name"], schema
+        inner = [schema[k] for k in ("items", "values") if k in schema]
+        inner += [field["type"] for field in schema.get("fields", ())]
+    else:
+        return
+    for each in inner:
+        yield from _named_types(each)
 
 
 _Pairs = frozenset[tuple[str, str]]
@@ -266,9 +280,6 @@ def _records(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Findin
         yield Finding(path, f"was the record {pair[0]} and became {pair[1]}", Rule.NAME)
         return
     written = {f["name"]: f for f in old.schema["fields"]}
-    # Every written field registers its named types, even if the reader lacks it.
-    for field in old.schema["fields"]:
-        old.to(field["type"]).resolved()
     for field in new.schema["fields"]:
         place = f"{path}.{field['name']}".removeprefix(".")
         names = (field["name"], *field.get("aliases", ()))

@@ -92,6 +92,12 @@ def logical(kind, name, **more):
     return {"type": kind, "logicalType": name, **more}
 
 
+def money(scale):
+    """Make a named type with a logical type."""
+    decimal = {"logicalType": "decimal", "precision": 9, "scale": scale}
+    return {"type": "fixed", "name": "Money", "size": 4, **decimal}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "path", "reason"),
     [
@@ -106,6 +112,12 @@ def logical(kind, name, **more):
             record(field(["null", logical("bytes", "decimal", precision=9, scale=4)])),
             "a",
             "was bytes, which no branch of the union reads",
+        ),
+        (
+            record(field(money(2)), field("Money", "b")),
+            record(field(money(4), "b")),
+            "b",
+            "was decimal(9, 2) and became decimal(9, 4)",
         ),
         (record(), record(field("int")), "a", "was added without a default"),
         (

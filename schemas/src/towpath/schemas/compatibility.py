@@ -231,7 +231,7 @@ _Pairs = frozenset[tuple[str, str]]
 
 
 def _compare(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Finding]:
-    meanings = _logical_type(old.schema), _logical_type(new.schema)
+    meanings = _logical_type(old), _logical_type(new)
     if None not in meanings and meanings[0] != meanings[1]:
         yield Finding(path, f"was {meanings[0]} and became {meanings[1]}", Rule.TYPE)
         return
@@ -248,8 +248,11 @@ def _compare(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Findin
         yield from _COMPARE[old.kind](old, new, path, seen)
 
 
-def _logical_type(schema: object) -> str | None:
+def _logical_type(side: _Side) -> str | None:
     """Return a value's logical type with its precision and scale; None without one."""
+    schema = side.schema
+    if isinstance(schema, str):
+        schema = side.names.get(schema)
     if not isinstance(schema, Mapping) or "logicalType" not in schema:
         return None
     digits = [str(schema[k]) for k in ("precision", "scale") if k in schema]

@@ -1,12 +1,16 @@
 """The relay's producer as the client library itself describes it."""
 
 import logging
+from unittest.mock import Mock
 
 import pytest
 import structlog
 
+from towpath.relay.encode.record import Record
+from towpath.relay.kafka import producer as producer_module
 from towpath.relay.kafka.client import client_logger
 from towpath.relay.kafka.producer import KafkaProducer
+from towpath.schemas.clock import SystemClock
 from towpath.settings import Kafka
 
 # The library prints every setting that is not its default, in its own words.
@@ -83,3 +87,24 @@ def test_a_transactional_producer_has_its_name(settings_of):
         found["transactional.id"],
         found["enable.idempotence"],
     )
+
+
+def test_no_record_is_dated_later_than_now(monkeypatch: pytest.MonkeyPatch):
+    """
+    A broker refuses times far ahead of its own clock; the source's may be wrong.
+    """
+    client = Mock()
+    monkeypatch.setattr(producer_module, "make_client", lambda *_: client)
+    producer = KafkaProducer(
+        KAFKA, max_in_flight_bytes=1, batch_bytes=1, record_bytes=1
+    )
+    year_2020_ms, year_2100_ms = 1_577_836_800_000, 4_102_444_800_000
+    records = [
+        Record("t", b"k", b"v", [], b"P.1", time_ms, 600, 0)
+        for time_ms in (year_2020_ms, year_2100_ms)
+    ]
+    producer.produce([(record, 0, None) for record in records])
+    past_ms, future_ms = (call.args[6] for call in client.produce.call_args_list)
+    now_ms = SystemClock().now().timestamp() * 1000
+
+    assert year_2020_ms == past_ms < future_ms <= now_ms

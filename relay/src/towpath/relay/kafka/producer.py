@@ -188,6 +188,9 @@ class KafkaProducer:
         """
         Queue records; return how many of them fitted in the queue.
 
+        A record whose time is in the future is dated now, since brokers refuse times
+        far ahead of their clock. The value of a row change keeps the commit time.
+
         Raises:
             DeliveryFailedError: The producer has failed.
             BrokerRefusedError: The client refuses a record.
@@ -197,9 +200,12 @@ class KafkaProducer:
         taken = 0
         topic = ""
         self._has_uncommitted = self._is_transactional
+        now_ms = int(SystemClock().now().timestamp() * 1000)
         try:
             for record, partition, on_delivery in outgoing:
                 topic, key, value, headers, _, time_ms, _, _ = record
+                if time_ms > now_ms:  # noqa: PLR1730 - a call per record costs more
+                    time_ms = now_ms
                 # Positional: topic, value, key, partition, callback, on_delivery,
                 # timestamp, headers. Keywords would cost a third of the call.
                 produce(

@@ -21,6 +21,7 @@ from towpath.relay.postgres.slot import ClaimWait, SlotOwnership, wait_for_slot
 from towpath.relay.postgres.slot_monitor import OUTBOX_UPDATED, SlotMonitor
 from towpath.relay.snapshot.naming import Registration
 from towpath.relay.stats import Stats
+from towpath.schemas import source_tables
 from towpath.schemas.findings import blocking_findings
 from towpath.settings import Kafka, Registry, Relay, Settings, Source
 
@@ -190,10 +191,19 @@ def test_bounds_are_reported_when_they_are_crossed(database: str, unique: str, s
     ] == found
 
 
-def test_updated_outbox_rows_are_counted(database: str, unique: str, source):
+@pytest.mark.parametrize("is_partitioned", [False, True])
+def test_updated_outbox_rows_are_counted(
+    database: str, unique: str, source, is_partitioned: bool
+):
     """
     A44: an update that the publication does not send is still counted.
     """
+    table = source_tables.outbox(is_partitioned=is_partitioned)
+    source.execute(source_tables.schema_statement())
+    source.execute(table.create_statement())
+    if is_partitioned:
+        for statement in table.partition_statements(CLOCK.now().date()):
+            source.execute(statement)
     with watch(database, unique) as watched:
         until(lambda: counter(source) >= 2, "two beats")
         source.execute(PUT)

@@ -977,15 +977,20 @@ where s.slot_name = %(slot)s
 
 -- name: read_slot_values
 -- Retained bytes, lag in bytes, bytes that may still be written, status, whether it is
--- active, seconds of inactivity, invalidation reason; and the outbox's updates.
+-- active, seconds of inactivity, invalidation reason; and the outbox's updates, those
+-- of its partitions included. pg_partition_tree is empty for an ordinary table.
 select coalesce((pg_catalog.pg_current_wal_lsn() - s.restart_lsn)::bigint, 0),
     coalesce((pg_catalog.pg_current_wal_lsn() - s.confirmed_flush_lsn)::bigint, 0),
     s.safe_wal_size, coalesce(s.wal_status, 'lost'), s.active,
     extract(epoch from pg_catalog.clock_timestamp()
         - (pg_catalog.to_jsonb(s) ->> 'inactive_since')::timestamptz)::float8,
     nullif(pg_catalog.to_jsonb(s) ->> 'invalidation_reason', ''),
-    (select t.n_tup_upd from pg_catalog.pg_stat_all_tables t
-        where t.relid = pg_catalog.to_regclass(%(outbox)s))
+    (select sum(pg_catalog.pg_stat_get_tuples_updated(t.relid))::bigint from (
+        select pg_catalog.to_regclass(%(outbox)s::text)
+        union
+        select relid
+        from pg_catalog.pg_partition_tree(pg_catalog.to_regclass(%(outbox)s::text))
+    ) as t (relid))
 from pg_catalog.pg_replication_slots s
 where s.slot_name = %(slot)s
 

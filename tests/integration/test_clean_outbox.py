@@ -437,6 +437,24 @@ def test_a_day_with_an_open_writer_waits_and_nothing_of_it_is_lost(partitioned):
     assert {today} == partitioned.ids()
 
 
+def test_a_day_whose_detachment_has_not_begun_is_not_marked_to_be_dropped(partitioned):
+    """
+    An operator who detaches it later keeps it.
+    """
+    partitioned.clean(keep_days=100.0, days_ahead=0)
+    partitioned.insert_tomorrow()
+    with partitioned.transaction() as connection:
+        locked = "lock table only towpath.outbox in share update exclusive mode"
+        connection.execute(locked)
+        first = partitioned.clean(wait_s=1.0, days_ahead=0)
+    [day] = first.waiting
+    partitioned.execute(f"alter table towpath.outbox detach partition {day}")
+    second = partitioned.clean(days_ahead=0)
+
+    assert ([], []) == (second.dropped, second.waiting)
+    assert 1 == partitioned.one(f"select count(*) from {day}")  # noqa: S608
+
+
 def test_days_behind_a_day_with_an_open_writer_wait_with_it(partitioned):
     """
     Postgres detaches one partition of a table at a time.

@@ -207,28 +207,48 @@ class OutboxTable:
             Whether it is detached; otherwise the next run completes it.
         """
         how = "finalize" if partition.is_pending else "concurrently"
-        # Marked first, so that no other table is ever taken for one to be dropped.
-        mark = f"comment on table {partition.name.sql} is '{_MARK}'"
         statement = (
             f"alter table {self._table.name.sql} "
             f"detach partition {partition.name.sql} {how}"
         )
-        execute = self._connection.execute
+        is_detached = False
         with translated_errors(f"detaching partition {partition.name}"):
-            execute(mark.encode())
-            # The lock timeout would end the wait for older transactions.
-            execute(b"set lock_timeout = 0")
-            # Zero would be no limit at all.
-            limit_ms = max(1, min(int(wait_s * 1_000), _LARGEST_TIMEOUT_MS))
-            execute(f"set statement_timeout = {limit_ms}".encode())
+            # Marked first, so that no other table is ever taken for one to be dropped.
+            self._comment(partition, f"'{_MARK}'")
             try:
-                execute(statement.encode())
-            except psycopg.errors.QueryCanceled:
-                return False
+                is_detached = self._ends_within(statement, wait_s)
             finally:
-                execute(b"set statement_timeout = 0")
-                execute(LOCK_TIMEOUT)
+                if not is_detached:
+                    self._unmark(partition)
+        return is_detached
+
+    def _ends_within(self, statement: str, wait_s: float) -> bool:
+        """Execute a statement that waits for transactions; False: not in this time."""
+        execute = self._connection.execute
+        # The lock timeout would end the wait for older transactions.
+        execute(b"set lock_timeout = 0")
+        # Zero would be no limit at all.
+        limit_ms = max(1, min(int(wait_s * 1_000), _LARGEST_TIMEOUT_MS))
+        execute(f"set statement_timeout = {limit_ms}".encode())
+        try:
+            execute(statement.encode())
+        except psycopg.errors.QueryCanceled:
+            return False
+        finally:
+            execute(b"set statement_timeout = 0")
+            execute(LOCK_TIMEOUT)
         return True
+
+    def _unmark(self, partition: Partition) -> None:
+        """Remove the mark of a partition whose detachment has not begun."""
+        found = (each for each in self.partitions() if each.name == partition.name)
+        now = next(found, None)
+        if now is not None and now.is_attached and not now.is_pending:
+            self._comment(partition, "null")
+
+    def _comment(self, partition: Partition, text: str) -> None:
+        statement = f"comment on table {partition.name.sql} is {text}"
+        self._connection.execute(statement.encode())
 
     def first_insert(self, partition: Partition) -> datetime | None:
         """Return the time of the first insert into a partition; None: it is empty."""

@@ -7,6 +7,8 @@ from decimal import Decimal
 
 import pydantic
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 
 from support.outbox_statements import Statements
 from towpath.outbox import (
@@ -22,6 +24,7 @@ from towpath.outbox import (
     record,
     record_all,
 )
+from towpath.outbox.outbox import outbox_of
 from towpath.schemas.events import EventSchemas
 
 SCHEMA = {
@@ -242,3 +245,26 @@ def test_record_uses_the_configured_outbox(monkeypatch):
     record_all(statements, [event | {"type": "Noted"}] * 2)
 
     assert ["insert", "delete"] == [sql.split()[0] for sql, _ in statements]
+
+
+def test_an_engine_with_options_has_the_outbox_of_its_engine(monkeypatch):
+    """
+    Unless it has one of its own; that one is not the first engine's.
+    """
+    monkeypatch.setattr(outbox, "_default", [])
+    default, first, second = (
+        Outbox(Events(EventSchemas(), unknown="none")) for _ in range(3)
+    )
+    engine, other = (create_engine("sqlite://") for _ in range(2))
+    derived = engine.execution_options(isolation_level="SERIALIZABLE")
+    further = derived.execution_options(isolation_level="AUTOCOMMIT")
+    configure(default)
+    configure(first, engine=engine)
+
+    def found():
+        engines = (engine, derived, further, other)
+        return [outbox_of(Session(each)) for each in engines]
+
+    assert [first, first, first, default] == found()
+    configure(second, engine=derived)
+    assert [first, second, second, default] == found()

@@ -219,7 +219,8 @@ def configure(outbox: Outbox, *, engine: Any = None) -> None:  # noqa: ANN401 - 
     Args:
         outbox: The outbox.
         engine: A SQLAlchemy engine, which may be asynchronous: only its sessions and
-            connections use the outbox. None: those of all other engines use it.
+            connections, and those of engines with options that are made of it, use the
+            outbox. None: those of all other engines use it.
     """
     if engine is None:
         _default[:] = [outbox]
@@ -239,8 +240,11 @@ def outbox_of(session: Any) -> Outbox:  # noqa: ANN401 - any driver
     if _by_engine:
         bind = session.get_bind() if hasattr(session, "get_bind") else session
         engine = _synchronous(getattr(bind, "engine", None))
-        if engine is not None and engine in _by_engine:
-            return _by_engine[engine]
+        while engine is not None:
+            if engine in _by_engine:
+                return _by_engine[engine]
+            # ``Engine.execution_options`` returns an engine with another one behind it.
+            engine = getattr(engine, "_proxied", None)
     if not _default:
         _default.append(Outbox())
     return _default[0]

@@ -19,7 +19,12 @@ from towpath.sinks.apply.replay import DeadLetterRequests
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.cli import dead_letters
-from towpath.sinks.dead_letters.entries import DeadLetter
+from towpath.sinks.dead_letters.entries import (
+    DeadLetter,
+    DeadLetterRequest,
+    Subject,
+    Verb,
+)
 from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
 from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.kafka.client import Topics
@@ -197,6 +202,23 @@ def test_dead_letters_outlive_retention_in_one_order(config):
         list(DeadLetterTopic(settings, "cache").entries()),
         Topics(settings.kafka).end_offsets([topic.name]),
     )
+
+
+def test_requests_in_a_recreated_topic_are_found(config):
+    """
+    Its offsets begin again, below those that a running sink has read.
+    """
+    settings = load(config, {})
+    of_sink, of_command = (DeadLetterTopic(settings, "cache") for _ in range(2))
+    subject = Subject("t", b"1")
+    requests = [DeadLetterRequest(f"{n}", Verb.REPLAY, subject) for n in range(4)]
+    of_sink.request(requests[:3])
+    before = list(of_sink.entries())
+    Topics(settings.kafka).delete([of_sink.name])
+    while_gone = of_sink.requests()
+    of_command.request(requests[3:])
+
+    assert (requests[:3], [], requests[3:]) == (before, while_gone, of_sink.requests())
 
 
 def test_dead_letters_are_not_durable_without_a_broker(

@@ -20,9 +20,11 @@ class Existing:
 
     def __init__(self, _kafka):
         """Be of any brokers."""
+        self.requested = 0
 
     def create(self, _name, _settings, *, is_kept_whole):
         """Make nothing new."""
+        self.requested += 1
         return not is_kept_whole
 
 
@@ -77,6 +79,21 @@ def test_a_dead_letter_that_failed_is_not_sent_later(topic_of, monkeypatch):
         topic_of().put([LETTER])
 
     assert [0] == [len(producer) for producer in made]
+
+
+def test_a_topic_that_may_be_deleted_is_created_again(topic_of, monkeypatch):
+    """
+    Each write after a failed one asks for it.
+    """
+    monkeypatch.setattr(module, "REQUEST_TIMEOUT_S", 0.01)
+    cluster = Existing(None)
+    monkeypatch.setattr(module, "Topics", lambda _kafka: cluster)
+    topic = topic_of()
+    for _ in range(2):
+        with pytest.raises(BrokerUnavailableError):
+            topic.put([LETTER])
+
+    assert 2 == cluster.requested
 
 
 def test_without_a_dead_letter_nothing_is_waited_for(topic_of):

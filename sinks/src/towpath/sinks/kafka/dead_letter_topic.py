@@ -186,6 +186,12 @@ class DeadLetterTopic:
         """Yield the entries since the last read."""
         ends = self._cluster.end_offsets([self.name]).get(self.name, {})
         wanted = {int(partition): end for partition, end in ends.items()}
+        if any(end < self._seen.get(p, 0) for p, end in wanted.items()):
+            _log.warning(
+                "dead letter topic recreated: it is read from its start",
+                topic=self.name,
+            )
+            self._seen = {}
         if all(self._seen.get(p, 0) >= end for p, end in wanted.items()):
             return
         consumer = client.consumer(self._settings.kafka, SINKS_GROUP, _READING)
@@ -241,6 +247,8 @@ class DeadLetterTopic:
     def _flush(self) -> None:
         waiting = self._producer.flush(REQUEST_TIMEOUT_S)
         if waiting or self._failures:
+            # It may have been deleted: the next write creates it again.
+            self._exists = False
             why = self._failures[0].str() if self._failures else "no answer in time"
             message = f"records could not be written to {self.name}: {why}"
             raise BrokerUnavailableError(message)

@@ -17,7 +17,7 @@ from towpath.sinks.dead_letters.entries import DeadLetterRequest, Subject
 from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
 from towpath.sinks.engine.executors import Executors
 from towpath.sinks.engine.writer import SinkWriter
-from towpath.sinks.errors import BatchRefusedError
+from towpath.sinks.errors import BatchRefusedError, TargetUnavailableError
 from towpath.sinks.tally import Tally
 from towpath.sinks.targets.memory import MemorySink
 
@@ -44,6 +44,8 @@ class RefusingSink(MemorySink):
     def __init__(self):
         super().__init__()
         self.is_mended = False
+        # The key of a row that cannot be written now.
+        self.unavailable = None
         self.floors = {}
 
     def learn(self, route, floor):
@@ -55,6 +57,9 @@ class RefusingSink(MemorySink):
         for floor in batch.floors:
             known = self.floors.get(floor.route, "")
             self.floors[floor.route] = max(known, floor.position)
+        if self.unavailable in {str(change.key[0]) for change in batch.changes}:
+            message = "the server of the row is away"
+            raise TargetUnavailableError(message)
         rows = (change.row or {} for change in batch.changes)
         if not self.is_mended and any(row.get("note") == "bad" for row in rows):
             message = "the note is too long"

@@ -26,7 +26,11 @@ from towpath.sinks.dead_letters.entries import (
 )
 from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
 from towpath.sinks.dead_letters.requests import open_summaries
-from towpath.sinks.errors import BrokerUnavailableError, TooManyParkedError
+from towpath.sinks.errors import (
+    BrokerUnavailableError,
+    TargetUnavailableError,
+    TooManyParkedError,
+)
 from towpath.sinks.ports import Batch
 
 
@@ -200,6 +204,28 @@ def test_a_discarded_dead_letter_is_refetched_and_stays_discarded():
         (again.dead_letters, again.stale),
         (shop.sink.notes["7"], result.parked),
     )
+
+
+def test_a_request_that_fails_does_not_stop_the_others(shop: Shop):
+    """
+    It is taken last the next time.
+    """
+    shop.sink.is_mended = True
+    shop.write(replace(change(4, order=8), value=b"cut"))
+    shop.sink.unavailable = "7"
+    other = Subject(TOPIC, b'{"order_id":8}')
+    shop.letters.request(
+        DeadLetterRequest("one", Verb.REPLAY, KEY),
+        DeadLetterRequest("two", Verb.DISCARD, other),
+    )
+    for _ in range(2):
+        with pytest.raises(TargetUnavailableError):
+            shop.orders.process()
+    replies = OpenDeadLetters(frozenset()).read(shop.letters.entries()).replies
+    shop.sink.unavailable = None
+    shop.orders.process()
+
+    assert ({"two"}, 0) == (set(replies), len(shop.parked))
 
 
 @pytest.mark.parametrize("headers", [None, {}], ids=["with a position", "without one"])

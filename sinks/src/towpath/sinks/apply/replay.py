@@ -163,12 +163,27 @@ class DeadLetterRequests:
         self._retries.took(self._clock.monotonic_s() - began_s)
         # Requests that came in the meantime wait: their dead letters were not read.
         late = book.requests.keys() - self._open.keys()
+        try:
+            self._carry_out_open(book)
+        finally:
+            self._open |= {name: book.requests[name] for name in late}
+            self._try_again({key: book.of(Subject(*key)) for key in due})
+
+    def _carry_out_open(self, book: OpenDeadLetters) -> None:
+        """
+        Carry out the open requests, until one fails; the next turn takes it last.
+
+        Raises:
+            UnavailableError: A system does not answer; the other requests stay open.
+        """
         for request in list(self._open.values()):
-            if request.id not in book.replies:
-                self._carry_out(request, book)
             del self._open[request.id]
-        self._open |= {name: book.requests[name] for name in late}
-        self._try_again({key: book.of(Subject(*key)) for key in due})
+            try:
+                if request.id not in book.replies:
+                    self._carry_out(request, book)
+            except BaseException:
+                self._open[request.id] = request
+                raise
 
     def _try_again(self, dead_letters: Mapping[ParkedKey, list[DeadLetter]]) -> None:
         """Replay the dead letters of keys that are due."""

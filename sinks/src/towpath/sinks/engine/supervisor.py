@@ -364,19 +364,27 @@ class Supervisor:
         """
         self._copies.save()
         try:
-            run.requests.process()
+            for work in (
+                run.requests.process,
+                partial(run.safe.check, self._topics),
+                run.recovery.check,
+                run.idle.check,
+            ):
+                self._do_idly(work)
+        finally:
             self._report.parked(run.requests.parked_keys)
-            run.safe.check(self._topics)
-            run.recovery.check()
-            run.idle.check()
+            self._report.publish_missing_rows()
+
+    def _do_idly(self, work: Callable[[], None]) -> None:
+        """Do one work between batches: its failure does not prevent the next one."""
+        try:
+            work()
         except (TopicRemadeError, PartitionsAddedError):
             raise
         except (UnavailableError, BusyError) as error:
             _log.info(
                 "sink idle work not done: retrying", sink=self._name, why=str(error)
             )
-        finally:
-            self._report.publish_missing_rows()
 
     @property
     def _name(self) -> str:

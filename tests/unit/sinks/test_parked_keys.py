@@ -8,6 +8,7 @@ from support.copying import replace
 from support.dead_letters import Letters, StoppedClock, context_of
 from support.parked_shop import FILL, KEY, ROUTES, TOPIC, RefusingSink, Shop, change
 from towpath.sinks.apply.batch import RecordWriter
+from towpath.sinks.apply.refetch_requests import NOT_BY_KEY
 from towpath.sinks.apply.replay import CANNOT_ERASE, CANNOT_READ, NO_ROUTE, NOTHING_OPEN
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes.decode import decode
@@ -243,6 +244,22 @@ def test_the_row_of_an_unreadable_record_is_refetched(headers):
         said.how,
         shop.repairs.keys,
         len(shop.parked),
+    )
+
+
+@pytest.mark.parametrize("value", [[1, 2], {"a": 1}], ids=["array", "composite"])
+def test_the_route_of_a_discarded_key_that_no_signal_can_list_is_requested(value):
+    """
+    As a batch requests it: the key's text is the key of no row.
+    """
+    shop = Shop(can_ask=True)
+    record = change(3, order=value, note="bad")
+    shop.write(record)
+    said = shop.ask(Verb.DISCARD, Subject(TOPIC, record.key))
+
+    assert ("discarded; its row was requested", [], [("orders", NOT_BY_KEY)]) == (
+        *(said.how, shop.repairs.keys),
+        shop.repairs.routes,
     )
 
 

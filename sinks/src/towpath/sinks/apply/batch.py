@@ -30,6 +30,7 @@ from towpath.sinks.apply.refetch_requests import (
     AppliedBatch,
     request_overdue,
     request_refetches,
+    request_row,
 )
 from towpath.sinks.apply.slice import allow
 from towpath.sinks.apply.sweeps import SafePosition, Sweeps
@@ -217,9 +218,19 @@ class RecordWriter:
         """
         request_overdue(self._context.refetches, self._context.repairs)
 
-    def note_refetch(self, row: Row, record_key: ParkedKey, position: str) -> None:
-        """Note a requested refetch of a row that lacks the change at a position."""
-        self._context.refetches.add(row, record_key, position)
+    def request_row(self, row: Row, record_key: ParkedKey, position: str) -> bool:
+        """
+        Request a row that lacks the change at a position.
+
+        Returns:
+            Whether it can be requested.
+
+        Raises:
+            UnavailableError: The request is not known to be durable.
+        """
+        context = self._context
+        due = context.refetches.plan_discarded(row, record_key, position)
+        return request_row(due, context.refetches, context.repairs)
 
     @property
     def can_erase(self) -> bool:

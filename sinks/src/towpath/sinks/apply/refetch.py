@@ -176,14 +176,16 @@ class PendingRefetches:
         """Drop the pending refetches of a route."""
         self._store(self._stored.without(route))
 
-    def add(self, row: Row, record_key: ParkedKey, position: str) -> None:
-        """Note a row that was requested because it lacks a change."""
+    def plan_discarded(
+        self, row: Row, record_key: ParkedKey, position: str
+    ) -> RefetchPlan:
+        """Plan the refetch of a row that lacks a discarded change."""
         known = self._stored.rows.get(row)
         highest = position if known is None else max(position, known.highest)
         since = position if known is None else known.since
         now_s = self._clock.monotonic_s()
         refetch = PendingRefetch(record_key, highest, highest, since, now_s)
-        self.store(RefetchPlan({row: refetch}, {}, set()))
+        return RefetchPlan({row: refetch}, {row: None}, set())
 
     def plan(
         self,

@@ -84,6 +84,20 @@ def request_refetches(
     return RequestedRefetches(refused, count, any(due.rows.values()) or count > 0)
 
 
+def request_row(
+    due: RefetchPlan, refetches: PendingRefetches, repairs: Repairs
+) -> bool:
+    """
+    Request the row of a plan, durably; return whether that is possible.
+
+    Raises:
+        UnavailableError: The request is not known to be durable.
+    """
+    _, unavailable = _request(due, refetches, repairs)
+    refetches.store(due)
+    return not unavailable
+
+
 def request_overdue(refetches: PendingRefetches, repairs: Repairs) -> None:
     """
     Request as a whole the due routes that are postponed or still have pending rows.

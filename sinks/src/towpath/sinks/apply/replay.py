@@ -319,11 +319,9 @@ class DeadLetterRequests:
         changes = decode(bare, self._writer.routes).changes
         rows = dict.fromkeys((change.route, change.key) for change in changes)
         requested = [
-            row for row in rows if self._repairs.request_keys(row[0], [row[1]])
+            self._writer.request_row(row, record_key, last.position) for row in rows
         ]
-        for row in requested:
-            self._writer.note_refetch(row, record_key, last.position)
-        return bool(requested)
+        return any(requested)
 
 
 _VERBS: Final[

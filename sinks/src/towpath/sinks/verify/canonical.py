@@ -67,6 +67,11 @@ def canonical(value: Value) -> str | None:
         return str(value)
 
 
+# Removes the sign of a zero. Some readers of JSON read -0 as an integer, so a target
+# has it with or without a sign. For Postgres, too, both zeros are equal.
+_ZERO: Final = 0.0
+
+
 def canonical_double(value: Value) -> str | None:
     """
     Return the canonical text of a 64-bit float.
@@ -76,7 +81,7 @@ def canonical_double(value: Value) -> str | None:
     if value is None:
         return None
     try:
-        return repr(float(value))
+        return repr(float(value) + _ZERO)
     except (ValueError, TypeError, OverflowError):
         return text_of(value)
 
@@ -86,7 +91,7 @@ def canonical_real(value: Value) -> str | None:
     if value is None:
         return None
     try:
-        return repr(struct.unpack("f", struct.pack("f", float(value)))[0])
+        return repr(struct.unpack("f", struct.pack("f", float(value)))[0] + _ZERO)
     except (ValueError, TypeError, OverflowError):
         return text_of(value)
 

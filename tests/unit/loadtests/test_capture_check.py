@@ -17,6 +17,8 @@ from towpath.loadtests.capture import (
 from towpath.loadtests.capture.check import CaptureHistory, CommittedChange
 from towpath.loadtests.capture.load import HOT_KEYS, image_of, plan_load
 from towpath.loadtests.capture.server import committed_changes
+from towpath.loadtests.capture.writers import write_all
+from towpath.loadtests.errors import BenchError
 
 # Row 1: created, updated, deleted, created again. Row 2: created, updated.
 COMMITTED = [
@@ -268,3 +270,31 @@ def test_no_transaction_of_a_plan_updates_two_hot_keys():
     )
 
     assert 1 == most
+
+
+class LongWriter:
+    """A writer whose transactions take as long as they are planned."""
+
+    def __init__(self, takes_s):
+        self._takes_s = takes_s
+
+    def send(self):
+        """Go on at once."""
+
+    def receive(self, within_s):
+        """Send the times, unless they are waited for too briefly."""
+        if within_s < self._takes_s:
+            message = f"a writer did nothing for {within_s:.0f} s"
+            raise BenchError(message)
+        return [self._takes_s]
+
+
+def test_writers_are_waited_for_as_long_as_their_load_lasts():
+    """
+    A load of an hour is not cut short, as one of five minutes was.
+    """
+    plan = plan_load(200, 2, 200 / 3600, 1)
+    takes_s = plan.duration_s
+
+    assert 3000 < takes_s < 3700
+    assert [takes_s] == write_all([LongWriter(takes_s)], plan)

@@ -87,6 +87,12 @@ class LoadPlan:
         return sum(not one.is_rolled_back for each in self.writers for one in each)
 
     @property
+    def duration_s(self) -> float:
+        """The time from the start of the load to its last planned commit."""
+        ends_s = (one.at_s + one.held_s for each in self.writers for one in each)
+        return max(ends_s, default=0.0)
+
+    @property
     def late_changes(self) -> frozenset[int]:
         """The numbers of the changes of held transactions."""
         return frozenset(

@@ -184,7 +184,7 @@ class _WayRun:
             self._way.settle()
             before = server_use(session)
             began_us = round(self._run.bench.clock.now().timestamp() * _MICROSECONDS)
-            times_ms = write_all(writers)
+            times_ms = write_all(writers, self._plan)
             self._way.finish()
             return _Measured(times_ms, server_use(session).since(before), began_us)
 

@@ -44,8 +44,8 @@ _UPDATE: Final = (
 _DELETE: Final = "delete from public.item where id = %s"
 
 _READY_WITHIN_S: Final = 60.0
-# The default load takes five seconds; a writer that takes this long is stuck.
-_DONE_WITHIN_S: Final = 300.0
+# A writer that is this late is stuck.
+_STUCK_AFTER_S: Final = 300.0
 _MS: Final = 1000.0
 
 
@@ -269,9 +269,15 @@ def ready_writers(
         yield writers
 
 
-def write_all(writers: Iterable[WriterProcess]) -> list[float]:
-    """Let ready writers write at once; return their transactions' times, in ms."""
+def write_all(writers: Iterable[WriterProcess], plan: LoadPlan) -> list[float]:
+    """
+    Let the ready writers of a plan write; return their transactions' times, in ms.
+
+    Raises:
+        BenchError: A writer failed, or is stuck.
+    """
     running = list(writers)
+    within_s = plan.duration_s + _STUCK_AFTER_S
     for writer in running:
         writer.send()
-    return [ms for writer in running for ms in writer.receive(_DONE_WITHIN_S)]
+    return [ms for writer in running for ms in writer.receive(within_s)]

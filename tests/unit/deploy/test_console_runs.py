@@ -2,12 +2,16 @@
 
 import threading
 from http import HTTPStatus
+from types import SimpleNamespace
 
 import pytest
 
 from support.waiting import until
+from towpath.deploy.console import long_actions
 from towpath.deploy.console.long_actions import (
     AddSinkInput,
+    VerificationInput,
+    begin_verification,
     missing_folder,
     shown_result,
 )
@@ -23,6 +27,7 @@ from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.services.plumbing.http import ConflictError
 from towpath.settings import Settings
+from towpath.sinks.errors import SearchRefusedError
 from towpath.sinks.state.progress import sink_folder
 from towpath.sinks.verify.compare import Difference, DifferenceKind
 from towpath.sinks.verify.report import RouteReport, Verification
@@ -260,3 +265,28 @@ def test_a_block_without_one_named_sink_is_refused(block):
     """
     with pytest.raises(UsageError):
         _ = AddSinkInput(block=block).name
+
+
+def test_a_sink_that_cannot_be_verified_holds_back_no_other(
+    runs, tmp_path, monkeypatch
+):
+    """
+    A refusal of one target is that sink's result, as an outage is.
+    """
+
+    def verifier(_settings, name, _options):
+        def compare(_advance):
+            if name == "other":
+                raise SearchRefusedError("the index refuses the login")  # noqa: EM101, TRY003
+            return Verification(name, [RouteReport("orders", "shop.orders")])
+
+        return SimpleNamespace(compare=compare)
+
+    monkeypatch.setattr(long_actions, "verifier_of", verifier)
+    monkeypatch.setattr(long_actions, "actor", dict)
+    wanted = VerificationInput(sinks=["other", "cache"])
+    begin_verification(settings(tmp_path), runs, wanted).act()
+    run = ended(runs)
+
+    assert "other could not be verified; cache is equal" == run["outcome"]
+    assert ["cache"] == [one["sink"] for one in run["results"]]

@@ -47,6 +47,11 @@ class TowpathError(Exception):
     exit_code: ClassVar[int] = 3
 
 
+def with_remedy(message: str, remedy: str) -> str:
+    """Return a failure's message and its remedy as sentences."""
+    return f"{message.rstrip('.')}. {remedy}"
+
+
 class UsageError(TowpathError):
     """The command cannot be carried out as given."""
 

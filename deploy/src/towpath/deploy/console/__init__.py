@@ -20,7 +20,7 @@ from towpath.deploy.snapshots import signals
 from towpath.deploy.snapshots.view import time_left_s, time_text
 from towpath.deploy.status import read_ends, table_records
 from towpath.schemas.clock import Clock
-from towpath.schemas.failure import TowpathError
+from towpath.schemas.failure import TowpathError, with_remedy
 from towpath.schemas.position import parse_lsn
 from towpath.settings import Settings, load
 from towpath.sinks.kafka.client import Topics
@@ -239,7 +239,7 @@ def _read_snapshots(settings: Settings) -> tuple[list[Document], str]:
     try:
         rows = signals.progress(settings.database)
     except TowpathError as error:
-        return [], f"{error}. {error.remedy}"
+        return [], with_remedy(str(error), error.remedy)
     found = [
         row._asdict() | {"left": time_text(time_left_s(row))} for row in reversed(rows)
     ]

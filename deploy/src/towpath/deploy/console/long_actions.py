@@ -26,7 +26,7 @@ from towpath.deploy.console.runs import Run, RunEnd, Runs
 from towpath.deploy.console.security import actor
 from towpath.deploy.sinks import dropping, lifecycle
 from towpath.deploy.snapshots.signals import TableProgress
-from towpath.schemas.failure import UnavailableError, UsageError
+from towpath.schemas.failure import TowpathError, UsageError, with_remedy
 from towpath.services.plumbing.http import ConflictError, Input
 from towpath.settings import Settings, Sink
 from towpath.sinks.state.declare import sink_named
@@ -102,8 +102,9 @@ def _verify(
     for name, verifier in verifiers.items():
         try:
             found = verifier.compare(run.advance)
-        except UnavailableError as failure:
-            found = Verification(name, error=f"{failure}. {failure.remedy}")
+        except TowpathError as failure:
+            why = with_remedy(str(failure), failure.remedy)
+            found = Verification(name, error=why)
         sink = settings.sink_named(name)
         if sink is not None:
             run.add_result(shown_result(settings, sink, found))

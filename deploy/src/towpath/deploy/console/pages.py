@@ -86,7 +86,7 @@ from towpath.deploy.status import is_late
 from towpath.deploy.trace.journey import Journey, state_of, waiting_for
 from towpath.relay.commands.dead_letters import listed, read_parked_events
 from towpath.schemas.clock import SystemClock
-from towpath.schemas.failure import HaltError, TowpathError, UsageError
+from towpath.schemas.failure import HaltError, TowpathError, UsageError, with_remedy
 from towpath.services.plumbing.http import ProblemError, problem, read_query
 from towpath.services.plumbing.openapi import install_openapi
 from towpath.services.plumbing.server import LIFECYCLE, BackgroundTask
@@ -166,12 +166,13 @@ def create_app(
 
 
 def _on_usage(error: UsageError) -> Response:
-    detail = f"{error}. {error.remedy}"
+    detail = with_remedy(str(error), error.remedy)
     return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "refused", detail)
 
 
 def _on_halt(error: HaltError) -> Response:
-    return problem(HTTPStatus.CONFLICT, "halted", f"{error}. {error.remedy}")
+    detail = with_remedy(str(error), error.remedy)
+    return problem(HTTPStatus.CONFLICT, "halted", detail)
 
 
 @blueprint.context_processor

@@ -16,7 +16,7 @@ import structlog
 from towpath.deploy.console import Document
 from towpath.deploy.console.security import AuditLog
 from towpath.schemas.clock import Clock
-from towpath.schemas.failure import TowpathError
+from towpath.schemas.failure import TowpathError, with_remedy
 from towpath.services.plumbing.http import ConflictError
 
 EXTENSION: Final = "towpath.console.runs"
@@ -197,7 +197,7 @@ class Runs:
         try:
             end = work(run)
         except TowpathError as error:
-            end = RunEnd(f"{error}. {error.remedy}", is_good=False)
+            end = RunEnd(with_remedy(str(error), error.remedy), is_good=False)
         except Exception as error:
             # The page must show that the run ended, whatever the error; the log has it.
             log.exception("console run failed", run=run.event)

@@ -59,7 +59,7 @@ from towpath.loadtests.load.shop import (
     targets_of,
 )
 from towpath.schemas.clock import Clock, SystemClock
-from towpath.schemas.failure import TowpathError
+from towpath.schemas.failure import TowpathError, with_remedy
 
 # The master passes these on to its workers, as it does all options.
 GIVEN: Final = "load_given_customers"
@@ -473,7 +473,7 @@ def _is_start() -> bool:
 
 
 def _sentence(error: TowpathError) -> str:
-    return f"{error}. {error.remedy}"
+    return with_remedy(str(error), error.remedy)
 
 
 def install(events: Events) -> None:

@@ -65,7 +65,12 @@ from werkzeug.exceptions import (
     UnsupportedMediaType,
 )
 
-from towpath.schemas.failure import BusyError, DataError, UnavailableError
+from towpath.schemas.failure import (
+    BusyError,
+    DataError,
+    UnavailableError,
+    with_remedy,
+)
 
 MEDIA_TYPE: Final = "application/problem+json"
 _TYPE_PREFIX: Final = "urn:towpath:problem:"
@@ -177,7 +182,7 @@ def _on_refusal(error: ProblemError) -> Response:
 
 def _on_unavailable(error: UnavailableError) -> Response:
     log.warning("request refused: unavailable", reason=str(error), remedy=error.remedy)
-    detail = f"{str(error).rstrip('.')}. {error.remedy}"
+    detail = with_remedy(str(error), error.remedy)
     response = problem(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", detail)
     delay_s = error.retry_after_s if isinstance(error, BusyError) else _RETRY_AFTER_S
     response.headers["Retry-After"] = str(max(1, round(delay_s)))
@@ -428,8 +433,8 @@ class IfMatch(NamedTuple):
             PreconditionFailedError: None of the tags is the present version.
         """
         if self.tags is not None and etag(version) not in self.tags:
-            present = f"The resource has the version {etag(version)}."
-            detail = f"{present} {PreconditionFailedError.remedy}"
+            present = f"The resource has the version {etag(version)}"
+            detail = with_remedy(present, PreconditionFailedError.remedy)
             errors = [FieldError(IF_MATCH, "names another version")]
             raise PreconditionFailedError(detail, errors)
 

@@ -25,7 +25,7 @@ from opensearchpy import OpenSearch
 from opensearchpy.exceptions import NotFoundError as NoIndexError
 from opensearchpy.exceptions import OpenSearchException
 
-from towpath.schemas.failure import UnavailableError
+from towpath.schemas.failure import UnavailableError, with_remedy
 from towpath.schemas.position import parse_lsn, parse_position
 from towpath.services.plumbing.http import HEADER, FieldError
 from towpath.services.storefront.waits import (
@@ -378,7 +378,7 @@ class ReadSide:
             reason = "must be an LSN, such as 0/16B3748"
             raise malformed_lsn(reason) from error
         if self._waits is None:
-            message = f"This storefront cannot wait. {CannotWaitError.remedy}"
+            message = with_remedy("This storefront cannot wait", CannotWaitError.remedy)
             raise CannotWaitError(message, [FieldError(HEADER, "is not supported")])
         waited_ms = self._waits.until_applied(lsn, kinds)
         if "search" in kinds:

@@ -18,7 +18,12 @@ import structlog
 from pyspark.sql import SparkSession
 
 from towpath.schemas.clock import Clock, Deadline
-from towpath.schemas.failure import ConfigurationError, TowpathError, UnavailableError
+from towpath.schemas.failure import (
+    ConfigurationError,
+    TowpathError,
+    UnavailableError,
+    with_remedy,
+)
 from towpath.settings import Settings, Sink, WatchedFile
 from towpath.sinks.engine.query import QueryPlan
 from towpath.sinks.engine.report import Report
@@ -212,7 +217,7 @@ class Driver:
     def _refuse(self, running: _RunningSink, sink: Sink, error: TowpathError) -> None:
         """Log once why a block does not fit, and schedule the next check."""
         mistakes = str(error).split("\n")
-        why = f"{'; '.join(mistakes)}. {error.remedy}"
+        why = with_remedy("; ".join(mistakes), error.remedy)
         before = self._refused.get(sink.name)
         if before is None or (before.sink, before.why) != (sink, why):
             _log.error(

@@ -11,6 +11,7 @@ import orjson
 import structlog
 
 from towpath.schemas.clock import Clock
+from towpath.schemas.failure import with_remedy
 from towpath.sinks.apply.batch import COUNTERS, BatchResult
 from towpath.sinks.engine.checkpoint import read_offsets
 from towpath.sinks.engine.lineage import SinkRuns
@@ -195,7 +196,7 @@ class Report:
         )
         self._write(
             state=State.FAILED,
-            error=f"{message.removesuffix('.')}. {remedy}",
+            error=with_remedy(message, remedy),
             retries=self._progress.retries + 1,
         )
         if self._runs is not None:
@@ -243,7 +244,7 @@ class Report:
                         error=why,
                         remedy=error.remedy,
                     )
-                self._unwritten = f"{error}. {error.remedy}"
+                self._unwritten = with_remedy(str(error), error.remedy)
             else:
                 if self._unwritten is not None:
                     self._log.info("sink progress written again")

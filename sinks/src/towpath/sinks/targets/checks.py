@@ -9,7 +9,7 @@ itself when it starts.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from towpath.schemas.failure import TowpathError
+from towpath.schemas.failure import TowpathError, with_remedy
 from towpath.settings import Settings, Sink
 from towpath.sinks.errors import RouteMistakesError, SinkUnfitError
 from towpath.sinks.kafka import rights
@@ -93,4 +93,5 @@ def check_target(sink: Sink, settings: Settings) -> Iterator[Finding]:
         finally:
             reader.close()
     except TowpathError as error:
-        yield Finding(f"{sink.name}: {str(error).rstrip('.')}. {error.remedy}")
+        reason = with_remedy(str(error), error.remedy)
+        yield Finding(f"{sink.name}: {reason}")

@@ -9,7 +9,7 @@ the source has dropped it since.
 from collections.abc import Iterable
 from typing import Any
 
-from towpath.schemas.failure import TowpathError
+from towpath.schemas.failure import TowpathError, with_remedy
 
 
 class HeldBackRoutes:
@@ -22,7 +22,7 @@ class HeldBackRoutes:
 
     def hold(self, route: str, error: TowpathError) -> None:
         """Hold a route back, and log it once."""
-        reason = f"{error}. {error.remedy}"
+        reason = with_remedy(str(error), error.remedy)
         if self._reasons.get(route) != reason:
             self._log.error(
                 "route held back: its changes become dead letters",

@@ -1,0 +1,13 @@
+"""The sentences in which a failure is reported."""
+
+import pytest
+
+from towpath.schemas.failure import with_remedy
+
+
+@pytest.mark.parametrize("message", ["Redis does not answer", "Redis does not answer."])
+def test_a_message_and_its_remedy_are_two_sentences(message):
+    """
+    Messages of targets end with a period, most others without one.
+    """
+    assert "Redis does not answer. Start it." == with_remedy(message, "Start it.")

@@ -122,7 +122,8 @@ def _lines(file: Path | None) -> list[str]:
     except UnicodeDecodeError as error:
         message = f"{file} is not UTF-8 text"
         raise UsageError(message) from error
-    return text.splitlines()
+    # Not splitlines: a key may contain other separators of lines.
+    return text.split("\n")
 
 
 app = App(name="snapshot", help="Fill sinks from existing rows.")

@@ -112,3 +112,15 @@ def test_an_invalid_secret_is_reported_without_repeating_it(text: str):
         secret_bytes(text)
 
     assert not text or text not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["webhook-id", "webhook-timestamp", "webhook-signature"]
+)
+def test_a_request_whose_headers_are_no_text_is_refused(name: str):
+    """
+    Some servers decode the bytes of a header that are no UTF-8 to surrogates.
+    """
+    given = {**headers(SECRET), name: b"\xff".decode(errors="surrogateescape")}
+    with pytest.raises(SignatureRefusedError):
+        verify([SECRET], given, BODY, SIGNED_S)

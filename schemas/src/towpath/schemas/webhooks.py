@@ -93,8 +93,8 @@ def verify(
     keys = [secret_bytes(secret) for secret in secrets]
     lowered = {name.lower(): value for name, value in headers.items()}
     webhook_id, timestamp = lowered.get(ID, ""), lowered.get(TIMESTAMP, "")
-    given = [one.encode() for one in lowered.get(SIGNATURE, "").split()]
-    expected = [_signature(k, webhook_id, timestamp, body).encode() for k in keys]
+    given = [_bytes(one) for one in lowered.get(SIGNATURE, "").split()]
+    expected = [_bytes(_signature(k, webhook_id, timestamp, body)) for k in keys]
     # Every pair is compared, in the same time whether they match or not.
     matches = [hmac.compare_digest(one, known) for one in given for known in expected]
     if not webhook_id or not any(matches):
@@ -108,6 +108,11 @@ def verify(
 
 
 def _signature(secret: bytes, webhook_id: str, timestamp: str, body: bytes) -> str:
-    content = f"{webhook_id}.{timestamp}.".encode() + body
+    content = _bytes(f"{webhook_id}.{timestamp}.") + body
     digest = hmac.digest(secret, content, "sha256")
     return _SCHEME + base64.b64encode(digest).decode()
+
+
+def _bytes(text: str) -> bytes:
+    """Encode a header; a server may have decoded bytes of no text to surrogates."""
+    return text.encode(errors="surrogatepass")

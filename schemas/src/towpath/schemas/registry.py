@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import requests
 from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema
+from urllib3.exceptions import LocationParseError
 
 from towpath.schemas.failure import (
     RegistryRefusedError,
@@ -26,6 +27,11 @@ from towpath.schemas.failure import (
 REQUEST_TIMEOUT_S: Final = 5.0
 
 _INCOMPATIBLE: Final = (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
+# The last two: a part of the host is too long, or the login is not Latin-1.
+_NO_ADDRESS: Final = (
+    *(InvalidSchema, InvalidURL, MissingSchema),
+    *(LocationParseError, UnicodeError),
+)
 _TRANSIENT: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 _NO_REGISTRY: Final = "the server at the address is not a schema registry"
 _AVRO: Final = "AVRO"
@@ -196,7 +202,7 @@ class SchemaRegistry:
                 headers={"Content-Type": _MEDIA_TYPE, "Accept": _MEDIA_TYPE},
                 timeout=self._timeout_s,
             )
-        except (InvalidSchema, InvalidURL, MissingSchema) as e:
+        except _NO_ADDRESS as e:
             reason = "the address of the schema registry is not a valid URL"
             raise RegistryRefusedError(reason) from e
         except requests.RequestException as e:

@@ -56,3 +56,30 @@ def test_mistakes_are_reported_once_for_each_change(tmp_path):
 
     assert silent is None
     assert watched.changed() is not None
+
+
+def test_a_file_is_read_once_it_may_be_read(tmp_path, monkeypatch):
+    """
+    A right that is granted later changes neither its content nor its time.
+    """
+    path = tmp_path / "towpath.toml"
+    path.write_text(CONFIG.format(broker="kafka:1"))
+    path.chmod(0o600)
+    watched = WatchedFile(path, {})
+
+    def refuse(*_args, **_options):
+        raise PermissionError(13, "Permission denied")
+
+    # Nothing is refused to a superuser, who may run the tests.
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.read_text", refuse)
+        with pytest.raises(ConfigurationError):
+            watched.changed()
+        silent = watched.changed()
+    before = path.stat().st_ctime_ns
+    # The clock of a file system is coarse.
+    while path.stat().st_ctime_ns == before:
+        path.chmod(0o644)
+
+    assert silent is None
+    assert watched.changed() is not None

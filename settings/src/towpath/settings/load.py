@@ -139,8 +139,9 @@ def _anchor_sink(sink: dict[str, Any], folder: Path) -> None:
         sink["search"] = {**search, "event_schemas": anchored}
 
 
-# Identifies the state of a file: time, inode (a replaced file has another), size.
-_Stamp: TypeAlias = tuple[int, int, int]
+# Identifies the state of a file: inode (a replaced file has another), size, and the
+# times of its content and of its other facts (a right to read it may come later).
+_Stamp: TypeAlias = tuple[int, int, int, int]
 
 
 class WatchedFile:
@@ -169,4 +170,4 @@ class WatchedFile:
             found = self._path.stat()
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_ino, found.st_size
+        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -18,6 +18,9 @@ bootstrap_servers = "127.0.0.1:9092"
 url = "http://127.0.0.1:8081"
 """
 
+SINK = '[[sink]]\nname = "c"\nkind = "cache"\nurl = "redis://h"\n'
+ROUTE = '[[sink.route]]\ntopic = "towpath.shop.orders"\nname = "o"\n'
+
 
 def read(folder: Path, more: str, **environ: str) -> Settings:
     """Load the good file with more text under this environment."""
@@ -420,3 +423,37 @@ def test_an_unlikely_key_has_no_suggestion(tmp_path: Path):
             "sink, sinks, source, spark, state_folder, topics, version"
         ),
     ] == list(caught.value.mistakes)
+
+
+@pytest.mark.parametrize(
+    ("more", "environ"),
+    [
+        ('[kafka.client]\n"sasl.password" = 873112', {}),
+        ('[kafka.client]\n"ssl.key.password" = 873112', {}),
+        ('[[relay.rows.mask]]\ncolumns=["x"]\nform="hash"\nsalt=873112', {}),
+        (SINK + "hash_salts = '873112'\n" + ROUTE, {}),
+        (SINK + "hash_salts.x = 873112\n" + ROUTE, {}),
+        (SINK + "webhook.secrets = '873112'\n" + ROUTE, {}),
+        ("", {"TOWPATH_KAFKA__CLIENT": "sasl.password=873112"}),
+        (SINK + ROUTE, {"TOWPATH_SINK__C__HASH_SALTS": "873112"}),
+        (SINK + ROUTE, {"TOWPATH_SINK__C__ROUTE": "http://u:873112@h"}),
+    ],
+)
+def test_a_mistake_does_not_repeat_a_secret(tmp_path: Path, more: str, environ) -> None:
+    """
+    A number without quotes, or a text in place of a table, is shown without it.
+    """
+    assert "873112" not in "".join(mistakes(tmp_path, more, **environ))
+
+
+def test_a_value_that_no_parser_takes_is_a_mistake(tmp_path: Path) -> None:
+    """
+    A list is nested too deeply, or a number has too many digits.
+    """
+    deep, long = "[" * 9_999, "9" * 9_999
+    for more, environ in (
+        ("", {"TOWPATH_SOURCE__TABLES": deep}),
+        ("", {"TOWPATH_SOURCE__TABLES": f"[{long}]"}),
+        (f"[topics]\npartitions = {long}", {}),
+    ):
+        assert 1 == len(mistakes(tmp_path, more, **environ))

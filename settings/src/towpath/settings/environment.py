@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from towpath.settings.model import Settings
+from towpath.settings.secrets import masked
 from towpath.settings.section import Place, annotation_at, is_structured
 
 _PREFIX: Final = "TOWPATH_"
@@ -124,10 +125,11 @@ def _value(place: Place, text: str) -> object:
         return text
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         pass
     try:
         return json.loads(text)
-    except ValueError as error:
-        message = f"expected a list or a table in TOML or JSON, not {text!r}"
+    except (ValueError, RecursionError) as error:
+        shown = masked(text, ".".join(map(str, place)))
+        message = f"expected a list or a table in TOML or JSON, not {shown!r}"
         raise _RefusedError(message) from error

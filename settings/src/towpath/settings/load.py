@@ -39,7 +39,7 @@ def load(path: Path, environ: Mapping[str, str]) -> Settings:
     except OSError as error:
         reason = error.strerror or "cannot be read"
         raise ConfigurationError([f"{path}: {reason}"]) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError([f"{path}: not TOML: {error}"]) from error
     return read(document, environ, path.resolve().parent)
 

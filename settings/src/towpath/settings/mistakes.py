@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from towpath.settings.environment import variable_for
 from towpath.settings.model import Settings
+from towpath.settings.secrets import masked
 from towpath.settings.section import PATTERN_WORDS, Place, keys, section_at
 
 # Below this similarity a name is not suggested.
@@ -87,11 +88,12 @@ def _variable(place: Place, variables: Mapping[Place, str]) -> str | None:
 
 def _reason(detail: ErrorDetails) -> str:
     kind, value = detail["type"], detail["input"]
+    shown = _shown(value, ".".join(map(str, detail["loc"])))
     context: Mapping[str, Any] = detail.get("ctx", {})
     if kind == "missing":
         return "missing"
     if kind == "string_pattern_mismatch":
-        return f"{PATTERN_WORDS[context['pattern']]}, not {_shown(value)}"
+        return f"{PATTERN_WORDS[context['pattern']]}, not {shown}"
     if kind in {"enum", "literal_error"}:
         return _none_of(value, context["expected"])
     if kind in _BOUNDS:
@@ -99,7 +101,7 @@ def _reason(detail: ErrorDetails) -> str:
         return f"must be {words.format(_number(context[name]))}{_given(value)}"
     expected = _EXPECTED.get(kind.partition("_")[0])
     if expected is not None:
-        return f"expected {expected}, not {_shown(value)}"
+        return f"expected {expected}, not {shown}"
     return detail["msg"].removeprefix("Value error, ")
 
 
@@ -121,12 +123,19 @@ def _given(value: object) -> str:
     return f", not {value}" if is_plain else ""
 
 
-def _shown(value: object) -> str:
-    """Show a plain value; of anything larger, show only its type."""
+def _shown(value: object, name: str = "") -> str:
+    """
+    Show a plain value without its secrets; of anything larger, show only its type.
+
+    Args:
+        value: The value.
+        name: Its key with its sections.
+    """
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float | str):
-        return repr(value)
+        shown = masked(str(value), name)
+        return repr(value if shown == str(value) else shown)
     return "a list" if isinstance(value, list) else "a table"
 
 

@@ -458,37 +458,29 @@ def _places(records: pa.Table) -> Iterator[tuple[str, int, int]]:
 def _chunks(tables: Iterable[pa.Table], most: int) -> Iterator[pa.Table]:
     """Join and cut tables into chunks of about ``most`` records and bounded bytes."""
     group: list[pa.Table] = []
-    size_bytes = 0
-    for piece in _pieces(tables, most):
-        if group and size_bytes + piece.nbytes > PARSED_BYTES:
-            yield _joined(group)
-            group.clear()
-            size_bytes = 0
-        group.append(piece)
-        size_bytes += piece.nbytes
-        if sum(map(len, group)) >= most:
-            yield _joined(group)
-            group.clear()
-            size_bytes = 0
+    for table in tables:
+        for begin in range(0, len(table), most):
+            piece = table.slice(begin, most)
+            for part in _halved(piece) if piece.nbytes > PARSED_BYTES else (piece,):
+                if group and sum(t.nbytes for t in (*group, part)) > PARSED_BYTES:
+                    yield _joined(group)
+                    group.clear()
+                group.append(part)
+                if sum(map(len, group)) >= most:
+                    yield _joined(group)
+                    group.clear()
     if group:
         yield _joined(group)
 
 
-def _pieces(tables: Iterable[pa.Table], most: int) -> Iterator[pa.Table]:
-    """Cut tables into pieces of at most ``most`` records and bounded bytes."""
-    for table in tables:
-        for begin in range(0, len(table), most):
-            yield from _bounded(table.slice(begin, most))
-
-
-def _bounded(table: pa.Table) -> Iterator[pa.Table]:
+def _halved(table: pa.Table) -> Iterator[pa.Table]:
     """Halve a table until each part has few enough bytes, or one record."""
     if len(table) <= 1 or table.nbytes <= PARSED_BYTES:
         yield table
         return
     half = len(table) // 2
-    yield from _bounded(table.slice(0, half))
-    yield from _bounded(table.slice(half))
+    yield from _halved(table.slice(0, half))
+    yield from _halved(table.slice(half))
 
 
 def _joined(tables: Sequence[pa.Table]) -> pa.Table:

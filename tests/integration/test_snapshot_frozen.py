@@ -186,6 +186,35 @@ def test_partitions_are_looked_at_as_well(table, begin, alteration):
     assert PARTITIONS[alteration] or 9 == len(fact.chunk.rows)
 
 
+@pytest.mark.parametrize("terms", [FROZEN, {}])
+def test_a_select_needs_no_lock_of_a_partition_that_it_does_not_read(
+    table, begin, terms
+):
+    """
+    The server locks the partitions that a SELECT may read; one of them that is detached
+    is missed.
+    """
+    for statement in (
+        "create table s.p (a int, b int) partition by list (b)",
+        "create table s.p1 partition of s.p for values in (1)",
+        "create table s.p2 partition of s.p for values in (2)",
+        "insert into s.p select g, 1 + g % 2 from generate_series(1, 9) g",
+    ):
+        table.execute(statement)
+    worker = begin()
+    select = "select p.a, 'b' as b from s.p p where p.b = 2"
+    plan = worker.plan("s.t", select=select, **terms)
+    chunk = worker.chunk(plan, select=select, **terms).chunk
+    table.execute("alter table s.p detach partition s.p2")
+    after = worker.chunk(plan, select=select, **terms)
+
+    assert [(b"%d" % a, b"b") for a in (1, 3, 5, 7, 9)] == list(chunk.rows)
+    if terms:
+        assert after.has_lost_view
+    else:
+        assert [] == list(after.chunk.rows)
+
+
 def test_a_view_can_be_lent(table, database, begin):
     """
     That of the making of a slot is read in as one of ours.

@@ -600,8 +600,9 @@ where name in ('statement_timeout', 'idle_in_transaction_session_timeout',
 -- name: read_altered_tables
 -- The tables that this transaction has locked, and the partitions that it shows below
 -- them: name; whether its storage differs from the one that this transaction shows, or
--- the table is not locked or not shown; the transactions that have rewritten its
--- description after the version that is shown here.
+-- the table is not shown, or is neither locked nor a partition any more; the
+-- transactions that have rewritten its description after the version that is shown here.
+-- The server locks no partition that the plan of a SELECT leaves out.
 with recursive locked (oid) as (
     select distinct l.relation from pg_catalog.pg_locks l
     where l.pid = pg_catalog.pg_backend_pid() and l.locktype = 'relation'
@@ -616,7 +617,7 @@ with recursive locked (oid) as (
     join pg_catalog.pg_class p on p.oid = f.oid and p.relkind = 'p'
 )
 select f.oid::regclass::text,
-    c.oid is null or l.oid is null
+    c.oid is null or l.oid is null and pg_catalog.pg_partition_root(f.oid) is null
         or coalesce(pg_catalog.pg_relation_filenode(f.oid), 0) <> c.relfilenode,
     array(
         select c.xmax::text::bigint where c.xmax::text <> '0'

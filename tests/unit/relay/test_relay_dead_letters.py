@@ -1,8 +1,11 @@
 """The dead letters of parked aggregates, as the operator's commands read them."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import pytest
+from confluent_kafka import KafkaError
 
 from towpath.relay.commands.dead_letters import (
     Aggregate,
@@ -12,7 +15,11 @@ from towpath.relay.commands.dead_letters import (
     publishable,
     release_of,
 )
-from towpath.relay.errors import StateRefusedError
+from towpath.relay.encode.record import ANY_PARTITION, Record
+from towpath.relay.errors import BrokerUnavailableError, StateRefusedError
+from towpath.relay.kafka import state
+from towpath.relay.kafka.state import EVENTS_AT_ONCE
+from towpath.settings import Kafka
 
 ORDER = Aggregate("order", b"7")
 
@@ -102,6 +109,16 @@ def test_the_release_of_an_untyped_aggregate_leaves_the_types_of_its_id_parked()
     assert {ORDER} == parked_events([released, untyped, row(1)]).keys()
 
 
+def test_a_replay_keeps_the_letters_of_its_aggregate_only():
+    """
+    Those of all others may not fit in memory.
+    """
+    other = Written(b"8", b"{}", [("position", at(1)), ("parked", b"8")])
+
+    assert {ORDER, Aggregate(None, b"8")} == parked_events([row(1), other]).keys()
+    assert {ORDER} == parked_events([row(1), other], ORDER).keys()
+
+
 def test_an_event_is_published_as_it_would_have_been():
     """
     With its own headers and topic, without those of the dead letter.
@@ -126,6 +143,43 @@ def test_the_list_counts_letters_that_can_be_published():
     (line,) = listed(parked_events([row(1), event(2), event(3)]))
 
     assert (3, 2, "no object") == (line["letters"], line["publishable"], line["reason"])
+
+
+class RefusingProducer:
+    """A producer whose broker refuses one event, by its number."""
+
+    def __init__(self, refused: int) -> None:
+        self.produced = 0
+        self._refused = refused
+        self._answers: list[Callable[[], None]] = []
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def produce(self, *_record, on_delivery, **_more) -> None:
+        is_refused = self.produced == self._refused
+        error = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE) if is_refused else None
+        self._answers.append(partial(on_delivery, error, None))
+        self.produced += 1
+
+    def poll(self, _timeout_s: float) -> None:
+        answers, self._answers = self._answers, []
+        for answer in answers:
+            answer()
+
+
+@pytest.mark.parametrize(("refused", "steps"), [(0, 1), (EVENTS_AT_ONCE, 2)])
+def test_no_step_of_a_replay_follows_a_refused_event(monkeypatch, refused, steps):
+    """
+    Very many events are published in steps, so that a refused one ends the replay.
+    """
+    producer = RefusingProducer(refused)
+    monkeypatch.setattr(state, "make_client", lambda *_: producer)
+    event = Record("event.order", b"7", b"{}", [], at(1), 0, 9, ANY_PARTITION)
+
+    with pytest.raises(BrokerUnavailableError, match="did not acknowledge"):
+        state.publish_now(Kafka(bootstrap_servers="x"), *[event] * 3 * EVENTS_AT_ONCE)
+    assert steps * EVENTS_AT_ONCE == producer.produced
 
 
 def test_an_aggregate_that_is_not_parked_is_refused():

@@ -62,9 +62,13 @@ class RelayDeadLetter(NamedTuple):
 Parked = Mapping[Aggregate, Sequence[RelayDeadLetter]]
 
 
-def read_parked_events(settings: Settings) -> Parked:
+def read_parked_events(settings: Settings, only: Aggregate | None = None) -> Parked:
     """
     Return the dead letters of each parked aggregate, in the order of their positions.
+
+    Args:
+        settings: The configuration.
+        only: The aggregate to return; None: all, with all their records in memory.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
@@ -74,11 +78,11 @@ def read_parked_events(settings: Settings) -> Parked:
     if not count:
         return {}
     starts = {(topic, partition): 0 for partition in range(count)}
-    return parked_events(read_to_ends(settings.kafka, starts, topic))
+    return parked_events(read_to_ends(settings.kafka, starts, topic), only)
 
 
-def parked_events(messages: Iterable[Message]) -> Parked:
-    """Return the dead letters of each parked aggregate, from those of the topic."""
+def parked_events(messages: Iterable[Message], only: Aggregate | None = None) -> Parked:
+    """Return the dead letters of parked aggregates, from those of the topic."""
     spans = ParkedAggregates(_NO_LIMIT)
     found: dict[Aggregate, dict[bytes, RelayDeadLetter]] = defaultdict(dict)
     for message in messages:
@@ -91,6 +95,8 @@ def parked_events(messages: Iterable[Message]) -> Parked:
             continue
         kind = marks.get(headers.AGGREGATE_TYPE)
         aggregate = Aggregate(None if kind is None else kind.decode(), aggregate_id)
+        if only not in {None, aggregate}:
+            continue
         # A replay after a crash may have written a dead letter twice.
         found[aggregate][position] = _dead_letter(message, given, marks)
     parked = {}
@@ -186,7 +192,8 @@ def release_aggregate(
     source = settings.database
     with closing(SlotOwnership(source.dsn, source.slot)) as ownership:
         ownership.acquire(SystemClock(), Wakeup(), 0.0, lambda: False)
-        parked = read_parked_events(settings)
+        only = Aggregate(kind, parking_id(id_.encode()))
+        parked = read_parked_events(settings, only)
         aggregate = chosen(parked, kind, id_)
         letters = parked[aggregate]
         records = publishable(letters, drops=drops) if publishes else []

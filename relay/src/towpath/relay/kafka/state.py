@@ -24,6 +24,8 @@ from towpath.schemas import topics
 from towpath.schemas.clock import StallTimeout, SystemClock
 from towpath.settings import Kafka
 
+# How many events one step of ``publish_now`` hands over to the client.
+EVENTS_AT_ONCE: Final = 1_000
 _POLL_S: Final = 0.1
 _AT_ONCE: Final[Mapping[str, Any]] = {
     "acks": "all",
@@ -105,12 +107,17 @@ def publish_now(kafka: Kafka, *records: Record) -> None:
     """
     Write events in their order, each once; they are durable when this returns.
 
+    They are written in bounded steps: none of a step is written before those of the
+    steps before it are durable, and none after a step with a refused event.
+
     Raises:
         BrokerUnavailableError: Kafka does not answer in time, or refuses an event.
     """
     # The partitioner agrees with the relay's own, ``partition_of``.
     own = {"enable.idempotence": True, "partitioner": "murmur2_random"}
-    _produce(make_client(Producer, kafka, {**_AT_ONCE, **own}), records)
+    producer = make_client(Producer, kafka, {**_AT_ONCE, **own})
+    for first in range(0, len(records), EVENTS_AT_ONCE):
+        _produce(producer, records[first : first + EVENTS_AT_ONCE])
 
 
 def _produce(producer: Producer, records: Sequence[Record]) -> None:

@@ -107,9 +107,9 @@ def event(title):
 
 
 @pytest.mark.parametrize("way", ["keep", "delete"])
-def test_more_events_than_a_statement_has_parameters_are_recorded(log, way):
+def test_more_events_than_a_statement_has_rows_are_recorded(log, way):
     """
-    Postgres takes 65,535 in a statement, asyncpg half of them.
+    Several statements write them, in their order.
     """
     titles = [str(number) for number in range(9000)]
     outbox = Outbox(events, way=way)
@@ -340,6 +340,34 @@ def test_every_driver_writes_the_same_row(log, driver):
         *(given.id, "post", "Zoë:1%", "PostPublished", dict(given.payload)),
         *({"tenant": "ä"}, "00-1", at),
     ) == row
+
+
+def test_the_rows_of_a_batch_keep_every_character(log):
+    """
+    Also those that have a meaning in the text of an array.
+    """
+    texts = ["a", "NULL", "", '{"\\', "Zoë, \u2028 \n", ' "x" ', "%s :name $1"]
+    given = [
+        OutboxEvent(
+            aggregate_type="post",
+            aggregate_id=f"7{text}",
+            type="PostPublished",
+            payload={"title": text},
+            headers={"h": text},
+            traceparent=None if text == "a" else "00-1",
+        )
+        for text in texts
+    ]
+    with psycopg.connect(log.dsn) as connection:
+        Outbox(events).record_all(connection, given)
+        rows = connection.execute(
+            "select aggregate_id, payload ->> 'title', headers ->> 'h', traceparent"
+            " from towpath.outbox"
+        ).fetchall()
+
+    assert rows == [
+        (f"7{text}", text, text, None if text == "a" else "00-1") for text in texts
+    ]
 
 
 def test_an_asynchronous_session_drains_its_aggregates(log):

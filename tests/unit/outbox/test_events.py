@@ -66,8 +66,8 @@ def recorded(made, event):
     Outbox(made).record(statements, event)
     ((_, values),) = statements
     return (
-        *(values["aggregate_type_0"], values["aggregate_id_0"], values["type_0"]),
-        *(json.loads(values["payload_0"]), json.loads(values["headers_0"])),
+        *(values["aggregate_type"], values["aggregate_id"], values["type"]),
+        *(json.loads(values["payload"]), json.loads(values["headers"])),
     )
 
 
@@ -268,3 +268,20 @@ def test_an_engine_with_options_has_the_outbox_of_its_engine(monkeypatch):
     assert [first, first, first, default] == found()
     configure(second, engine=derived)
     assert [first, second, second, default] == found()
+
+
+@pytest.mark.parametrize("way", ["keep", "delete", "message"])
+def test_batches_of_any_size_have_one_statement(way):
+    """
+    Drivers and SQLAlchemy keep the texts of statements.
+    """
+    events = Events(EventSchemas())
+    events.event(aggregate_type="post", key="post_id", schema=SCHEMA)(PostPublished)
+    made = Outbox(events, way=way)
+    texts = []
+    for size in (2, 3, 700):
+        statements = Statements()
+        made.record_all(statements, [PostPublished(7, "a")] * size)
+        texts.append({sql for sql, _ in statements})
+
+    assert ([texts[0]] * 3, 2 if way == "delete" else 1) == (texts, len(texts[0]))

@@ -57,13 +57,12 @@ class StoppedClock:
 
 
 def written(*events, **options):
-    """Record events and return the rows, as the columns' texts."""
+    """Record events, one by one, and return the rows, as the columns' texts."""
     statements = Statements()
     outbox = Outbox(Events(shop_schemas(), unknown="none"), **options)
-    outbox.record_all(statements, events)
-    ((_, values),) = statements
-    columns = {name.rpartition("_")[0] for name in values}
-    return [{c: values[f"{c}_{n}"] for c in columns} for n in range(len(events))]
+    for event in events:
+        outbox.record(statements, event)
+    return [values for _, values in statements]
 
 
 def test_an_event_becomes_a_row():

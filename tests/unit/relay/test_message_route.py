@@ -123,6 +123,20 @@ def test_a_messages_payload_is_published_as_written(
     assert (payload if value is None else value) == record.value
 
 
+def test_a_number_in_a_messages_headers_keeps_its_digits():
+    """
+    As in the headers of a row.
+    """
+    numbers = {"n": b"1.10", "big": b"12345678901234567890.125"}
+    written = b", ".join(b'"%s": %s' % (k.encode(), n) for k, n in numbers.items())
+    content = json.dumps(EVENT | {"headers": 0}).encode()
+    record = RouteBench().route_message(
+        content.replace(b'"headers": 0', b'"headers": {%s}' % written)
+    )
+
+    assert numbers == {n: v for n, v in record.headers if n in numbers}
+
+
 def test_a_null_payload_is_an_event_without_a_value():
     """
     A null payload means the same as a row's NULL.

@@ -130,6 +130,24 @@ def test_a_trace_and_the_rows_own_headers_are_added():
     ] == record.headers[5:]
 
 
+@pytest.mark.parametrize(
+    "number",
+    [b"12345678901234567890.125", b"1.10", b"12345678901234567890123"],
+)
+def test_a_number_in_the_rows_own_headers_keeps_its_digits(number: bytes):
+    """
+    Also inside a list or an object, which are written without spaces.
+    """
+    (record,) = RouteBench().records(
+        headers=b'{"n": ' + number + b', "more": {"of": [' + number + b', "x"]}}'
+    )
+
+    assert [
+        ("n", number),
+        ("more", b'{"of":[' + number + b',"x"]}'),
+    ] == record.headers[5:]
+
+
 def test_a_row_cannot_overwrite_the_relays_headers():
     """
     Position, id and the like are the relay's; an attempt to set them is counted.

@@ -53,7 +53,7 @@ from towpath.relay.encode.codecs.connect_schema import (
 )
 from towpath.relay.encode.codecs.factory import Documents
 from towpath.relay.encode.dead_letters import NO_AGGREGATE, DeadLetters
-from towpath.relay.encode.outbox import HEADERS_NOT_AN_OBJECT, EventWriter
+from towpath.relay.encode.outbox import HEADERS_NOT_AN_OBJECT, EventWriter, are_exact
 from towpath.relay.encode.outbox_columns import EVENT_PARTS
 from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.encode.record import FIXED_BYTES, Header, Record
@@ -424,6 +424,8 @@ def _row(document: RawJson, names: Mapping[str, str]) -> tuple[Row, int]:
 
 def _headers(document: RawJson) -> bytes | None:
     value = document.members.get("headers")
+    if isinstance(value, dict) and not are_exact(value):
+        return document.text("headers")
     try:
         return None if value is None else orjson.dumps(value)
     except TypeError as error:

@@ -15,6 +15,7 @@ text is a value. As ``tombstone``, a null, empty or blank payload gives no value
 envelope; key and headers are kept.
 """
 
+import json
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -277,6 +278,19 @@ class EventWriter:
         return step
 
 
+# The types of values that are read without loss. Other numbers would be rounded to
+# doubles: they stay as they are written.
+_EXACT: Final = frozenset({str, int, bool, type(None)})
+_AS_WRITTEN: Final = json.JSONDecoder(
+    parse_int=orjson.Fragment, parse_float=orjson.Fragment
+)
+
+
+def are_exact(entries: Mapping[str, object]) -> bool:
+    """Return whether a parsed headers object has its values without loss."""
+    return _EXACT.issuperset(map(type, entries.values()))
+
+
 def _read_entries(text: bytes) -> dict[str, bytes]:
     """Parse a row's headers object: texts as they are, other values as JSON."""
     try:
@@ -291,13 +305,15 @@ def _read_entries(text: bytes) -> dict[str, bytes]:
         # The client would cut the name there.
         raise UnroutableError(NUL_IN_HEADER)
     try:
+        if not are_exact(entries):
+            entries = _AS_WRITTEN.decode(text.decode())
         return {
             name: value.encode() if isinstance(value, str) else orjson.dumps(value)
             for name, value in entries.items()
             if value is not None
         }
-    except TypeError as error:
-        # A value is nested more deeply than the writer of JSON allows.
+    except (TypeError, RecursionError) as error:
+        # A value is nested more deeply than reader or writer of JSON allow.
         raise UnroutableError(HEADERS_NOT_AN_OBJECT) from error
 
 

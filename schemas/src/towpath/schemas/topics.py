@@ -11,6 +11,8 @@ from typing import Final
 from towpath.schemas.table_name import TableName
 
 MAX_TOPIC_LENGTH: Final = 249
+# The greatest size of a record that Kafka's client accepts, whatever its settings.
+LARGEST_RECORD_BYTES: Final = 1_000_000_000
 BACKFILL: Final = ".backfill."
 _LEGAL: Final = re.compile(r"[A-Za-z0-9._-]+\Z")
 _ILLEGAL_CHARACTER: Final = re.compile(r"[^A-Za-z0-9._-]")

@@ -22,8 +22,6 @@ from towpath.settings import Kafka, client_settings
 # within this time, so callers wait without a timeout: a second, equal one could expire
 # first and hide Kafka's error.
 REQUEST_TIMEOUT_S: Final = 10.0
-# The greatest size of a record that the client accepts, whatever its settings.
-LARGEST_RECORD_BYTES: Final = 1_000_000_000
 
 _Client = TypeVar("_Client")
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})

@@ -27,13 +27,13 @@ from confluent_kafka import KafkaError, KafkaException, Producer, cimpl
 from towpath.relay.encode.record import partition_of
 from towpath.relay.errors import DeliveryFailedError
 from towpath.relay.kafka.client import (
-    LARGEST_RECORD_BYTES,
     REQUEST_TIMEOUT_S,
     make_client,
     relay_error,
 )
 from towpath.relay.ports import Outgoing, Partitioner
 from towpath.schemas.clock import Deadline, SystemClock
+from towpath.schemas.topics import LARGEST_RECORD_BYTES
 from towpath.settings import Kafka
 
 _SYMBOL: Final = "rd_kafka_msg_partitioner_murmur2"

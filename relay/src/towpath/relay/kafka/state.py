@@ -13,11 +13,7 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from towpath.relay.encode.record import FIRST_PARTITION, Record
 from towpath.relay.errors import BrokerUnavailableError
-from towpath.relay.kafka.client import (
-    LARGEST_RECORD_BYTES,
-    REQUEST_TIMEOUT_S,
-    make_client,
-)
+from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, make_client
 from towpath.relay.kafka.reading import read_to_ends
 from towpath.relay.recovery.state import State, StateDocument, parse_state
 from towpath.schemas import topics
@@ -32,7 +28,7 @@ _AT_ONCE: Final[Mapping[str, Any]] = {
     "linger.ms": 0,
     # The topic decides on the size: the client's greatest limit, and no batches, which
     # may be above the limit of a topic that takes each of their records.
-    "message.max.bytes": LARGEST_RECORD_BYTES,
+    "message.max.bytes": topics.LARGEST_RECORD_BYTES,
     "batch.num.messages": 1,
 }
 

@@ -45,7 +45,7 @@ from towpath.sinks.kafka.client import (
 
 # Enough records in flight to keep the broker busy, few enough to hold in memory.
 # The topic decides on the size of a record, not the client.
-_WRITING: Final = {"message.max.bytes": 1_000_000_000}
+_WRITING: Final = {"message.max.bytes": topics.LARGEST_RECORD_BYTES}
 _PRODUCED_AT_ONCE: Final = 5_000
 # The client drops a record that it could not send this long before the wait for it
 # ends. Otherwise it might send a dead letter after the record has been applied by a

@@ -48,6 +48,13 @@ def test_a_password_in_an_address_is_masked(text: str, shown: str) -> None:
         "TOKEN",
         "Sasl.Password",
         "ssl.certificate.PEM",
+        "sasl.oauthbearer.assertion.private.key.passphrase",
+        "adls.account-key",
+        "adls.connection-string",
+        "spark.hadoop.fs.azure.account.key.store",
+        "api_key",
+        "apiKey",
+        "Authorization",
     ],
 )
 def test_a_secret_is_known_by_its_name_in_any_case(name: str) -> None:

@@ -1,7 +1,7 @@
 """
 Masking of secrets wherever a configuration is shown.
 
-A value is a secret by its key's name (password, token, salt, credential), or contains
+A value is a secret by its key's name (password, token, salt, account key), or contains
 one: the password in an address, in either of the two forms of libpq. A transform's
 ``salt`` names a secret and is not one itself.
 """
@@ -12,7 +12,8 @@ from typing import Final
 
 MASKED: Final = "********"
 _NAMES: Final = re.compile(
-    r"password|secret|salt|token|credential|\.pem$|oauthbearer\.config"
+    r"password|passphrase|secret|salt|token|credential|\.pem$|oauthbearer\.config"
+    r"|(?:account|api)[._-]?key|connection[._-]string|authorization"
 )
 # Section and key: keys with such a name that hold no secret.
 _REFERENCES: Final = frozenset({("transforms", "salt")})

@@ -6,12 +6,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from towpath.cli.app import run
-from towpath.deploy.cli.console import ConsoleTokenError, checked_token
+from towpath.deploy.cli.console import ConsoleTokenError, checked_token, console
 from towpath.deploy.console import KEPT_S, Reading, Sample, Samples
 from towpath.deploy.console.messages import HIDDEN, shown_value
 from towpath.deploy.console.pages import create_app, stage_times
 from towpath.deploy.console.security import Access, AuditLog
 from towpath.deploy.console.topology import seconds_text, tall, topology_of, wide
+from towpath.schemas.failure import UsageError
 
 TOKEN = "a-token-of-this-test-alone"  # noqa: S105 - opens nothing but this test
 NOW = datetime(2026, 11, 27, tzinfo=UTC)
@@ -357,3 +358,14 @@ def test_pages_load_nothing_from_elsewhere(client):
 
     assert (1, False, False) == (len(policies), "http" in text, " style=" in text)
     assert "script-src 'self';" in policies.pop()
+
+
+def test_a_token_of_random_bytes_is_refused(tmp_path, monkeypatch):
+    """
+    A login is text; the bytes are not repeated.
+    """
+    file = tmp_path / "token"
+    file.write_bytes(b"\xff" * 32)
+    monkeypatch.setattr("towpath.deploy.cli.console.configure_logs", lambda: None)
+    with pytest.raises(UsageError, match="is not UTF-8 text"):
+        console(token_file=file)

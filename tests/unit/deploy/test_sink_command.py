@@ -4,6 +4,7 @@ import pytest
 
 from support.published import OneDriver
 from towpath.cli.app import app
+from towpath.deploy.cli.sink_lifecycle import add
 from towpath.deploy.sinks import lifecycle
 from towpath.deploy.sinks.filling import collections_of
 from towpath.schemas.failure import UsageError
@@ -103,3 +104,13 @@ def test_parked_keys_are_reported_with_a_command_that_lists_them(monkeypatch):
 
     assert (False, "3 keys of search are parked") == (is_good, found.partition(",")[0])
     assert ("list_letters", {"sink": "search"}) == (command.__name__, bound.arguments)
+
+
+def test_a_block_that_is_no_text_is_refused(tmp_path):
+    """
+    The file is named.
+    """
+    file = tmp_path / "block.toml"
+    file.write_bytes("[[sink]] # f\u00fcr".encode("latin-1"))
+    with pytest.raises(UsageError, match="is not UTF-8 text"):
+        add(file)

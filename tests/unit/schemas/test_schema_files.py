@@ -6,7 +6,8 @@ import pickle
 import pytest
 
 from towpath.schemas.events import EventSchemaError, EventSchemas, InvalidEventError
-from towpath.schemas.schema_files import parse_file
+from towpath.schemas.released import read_lock
+from towpath.schemas.schema_files import parse_file, read_files
 
 COUNTRY = {
     "type": "enum",
@@ -203,3 +204,23 @@ def test_a_json_schema_in_the_file_of_an_avro_schema_is_refused(document):
     """
     with pytest.raises(EventSchemaError, match=r"^a\.v1\.avsc: JSON Schema is not"):
         parse_file("a.v1.avsc", json.dumps(document))
+
+
+@pytest.mark.parametrize("name", ["._Post.v1.avsc", "released.lock"])
+def test_a_file_that_is_no_text_is_refused_by_name(tmp_path, name):
+    """
+    Some systems put a binary file beside each file of a folder.
+    """
+    (tmp_path / "Country.v1.avsc").write_text(json.dumps(COUNTRY), "utf-8")
+    (tmp_path / name).write_bytes(b"\x00\x05\x16\x07\xff")
+    with pytest.raises(EventSchemaError, match=name):
+        (read_files(tmp_path), read_lock(tmp_path))
+
+
+def test_a_link_that_leads_nowhere_is_refused_by_name(tmp_path):
+    """
+    An editor locks an open file by such a link.
+    """
+    (tmp_path / ".#Post.v1.avsc").symlink_to("me@host.7")
+    with pytest.raises(EventSchemaError, match="Post"):
+        read_files(tmp_path)

@@ -18,7 +18,11 @@ from typing import Final, NamedTuple
 
 from towpath.schemas.compatibility import LEVEL, HistoryFinding, Level, check_history
 from towpath.schemas.events import EventSchema, EventSchemas, make_schema
-from towpath.schemas.schema_files import EventSchemaError, SchemaFile
+from towpath.schemas.schema_files import (
+    EventSchemaError,
+    SchemaFile,
+    read_schema_text,
+)
 
 LOCK: Final = "released.lock"
 AVRO: Final = "AVRO"
@@ -63,13 +67,14 @@ def read_lock(folder: Path | Traversable) -> Mapping[str, str]:
     Read the digests of the released files by name; none without a lock.
 
     Raises:
-        EventSchemaError: A line is neither a comment nor digest and name.
+        EventSchemaError: It cannot be read, or a line is neither a comment nor digest
+            and name.
     """
     place = folder / LOCK
     if not place.is_file():
         return MappingProxyType({})
     found = {}
-    for line in place.read_text(encoding="utf-8").splitlines():
+    for line in read_schema_text(place).splitlines():
         if line.startswith("#") or not line.strip():
             continue
         words = line.split()

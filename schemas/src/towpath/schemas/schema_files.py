@@ -104,7 +104,21 @@ def read_files(folder: Path | Traversable) -> tuple[SchemaFile, ...]:
     if not files:
         message = f"{folder}: the folder has no file <name>.v<n>.avsc"
         raise EventSchemaError(message)
-    return tuple(parse_file(f.name, f.read_text(encoding="utf-8")) for f in files)
+    return tuple(parse_file(f.name, read_schema_text(f)) for f in files)
+
+
+def read_schema_text(file: Path | Traversable) -> str:
+    """
+    Read a file of a folder of schemas.
+
+    Raises:
+        EventSchemaError: It cannot be read, or is not UTF-8.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"{file.name}: the schema cannot be read: {error}"
+        raise EventSchemaError(message) from error
 
 
 def refuse_other_languages(name: str) -> None:

@@ -120,7 +120,7 @@ def _read_token(file: Path | None) -> str:
     Return the text of the token's file, or of the environment; empty without one.
 
     Raises:
-        UsageError: The file cannot be read.
+        UsageError: The file cannot be read, or is not text.
     """
     if file is None:
         return os.environ.get(_TOKEN, "")  # noqa: TID251 - a root
@@ -128,6 +128,9 @@ def _read_token(file: Path | None) -> str:
         return file.read_text(encoding="utf-8")
     except OSError as error:
         message = f"{file}: {error.strerror}"
+        raise UsageError(message) from error
+    except UnicodeDecodeError as error:
+        message = f"{file} is not UTF-8 text"
         raise UsageError(message) from error
 
 

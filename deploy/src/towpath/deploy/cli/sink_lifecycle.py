@@ -87,6 +87,9 @@ def add(
     except OSError as error:
         message = f"{block}: {error.strerror}"
         raise UsageError(message) from error
+    except UnicodeDecodeError as error:
+        message = f"{block} is not UTF-8 text"
+        raise UsageError(message) from error
     is_good = lifecycle.add_sink(
         *(config_file(config), _environ(), text, _PrintedReport()),
         max_rows_per_second=max_rows_per_second,

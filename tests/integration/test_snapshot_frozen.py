@@ -283,6 +283,24 @@ def test_a_select_that_gives_rows_twice_is_refused(table, worker):
     assert 9 == table.execute("select count(*) from s.t").fetchone()[0]
 
 
+def test_a_select_that_makes_a_key_column_null_is_refused(table, begin):
+    """
+    The highest key of a composite key does not show it; its record would have no key.
+    """
+    for statement in (
+        "create table s.k (a int, b int, primary key (a, b))",
+        "insert into s.k select g, g from generate_series(1, 3) g",
+    ):
+        table.execute(statement)
+    worker = begin()
+    select = "select a, nullif(b, 2) as b from s.k"
+    plan = worker.plan("s.k", select=select, **FROZEN)
+    failure = worker.chunk(plan, select=select, **FROZEN)
+
+    assert not failure.may_recover
+    assert "a row has no key" in failure.reason
+
+
 @pytest.mark.parametrize("terms", [FROZEN, {}])
 def test_a_select_that_lacks_a_column_is_refused(table, worker, terms):
     """

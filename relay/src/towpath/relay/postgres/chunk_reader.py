@@ -319,7 +319,7 @@ class ChunkReader:
             bool(request.keys) or len(rows) < request.max_rows + spare_rows
         )
         if spare_rows:
-            _refuse_duplicates(rows, shape)
+            _check_keys(rows, shape)
             count = len(rows) - copied.spare if copied.is_cut else request.max_rows
             rows = rows[:count]
         snapshot = XidSnapshot.parse(str(visible[0] if visible else ""))
@@ -388,23 +388,28 @@ def _check_oid(shape: TableShape, request: ReadPlan) -> None:
         raise tables.TableRefusedError(reason)
 
 
+_NULL_KEY: Final = "a row has no key, because one of its key columns is null"
+
+
 def _maximum(rows: list[RowValues]) -> Key | None:
     """Return the only row as a key; a null would sort highest."""
     if not rows:
         return None
     if None in rows[0]:
-        reason = "a row has no key, because one of its key columns is null"
-        raise tables.TableRefusedError(reason)
+        raise tables.TableRefusedError(_NULL_KEY)
     return key_of(rows[0], range(len(rows[0])))
 
 
-def _refuse_duplicates(rows: Sequence[RowValues], shape: TableShape) -> None:
+def _check_keys(rows: Sequence[RowValues], shape: TableShape) -> None:
     """
-    Check that no two rows have the same key.
+    Check that each row has a key, and no two rows have the same.
 
     Raises:
-        TableRefusedError: Two rows have the same key.
+        TableRefusedError: Two rows have the same key, or one has none.
     """
+    places = {*shape.relation.key, *shape.order_key}
+    if any(row[at] is None for row in rows for at in places):
+        raise tables.TableRefusedError(_NULL_KEY)
     keys = [key_of(row, shape.order_key) for row in rows]
     for key, next_key in itertools.pairwise(keys):
         if key == next_key:

@@ -4,12 +4,19 @@ import json
 
 import pytest
 
+from towpath.relay.encode.codecs.factory import CodecFactory
 from towpath.relay.encode.columns import ColumnRules
 from towpath.relay.encode.dead_letters import REFUSED, DeadLetters, RefusedRoute
 from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.encode.record import Record
 from towpath.relay.encode.relations import NOTHING_KNOWN, ColumnPlan
+from towpath.relay.encode.router import UNKEYED, Route, Router
 from towpath.relay.encode.rows import ReadSlice
+from towpath.relay.encode.table import (
+    RouteCallbacks,
+    SourceNames,
+    TableRoute,
+)
 from towpath.relay.wal.messages import UNCHANGED, Column, Relation, Row
 from towpath.relay.wal.transactions import Change, Transaction
 from towpath.schemas import headers
@@ -240,4 +247,93 @@ def test_columns_of_refused_rows_are_left_out_and_masked_as_in_records():
         record.key,
         json.loads(record.value or b""),
         json.loads(dict(record.headers)[headers.OLD_ROW] or b""),
+    )
+
+
+PRICE = Relation(
+    oid=9,
+    schema="shop",
+    table="price",
+    columns=(Column("amount", 1700), Column("note", 25)),
+    key=(0,),
+    identity="f",
+)
+
+
+def price_route(record_format: str, reasons: list[str]) -> Route:
+    """Return the route of a table whose key is a precise decimal."""
+    rows = {"format": record_format, "decimals": "precise"}
+    relay = Relay.model_validate({"rows": rows})
+    parked = ParkedAggregates(10)
+    router = Router(
+        place=SourceNames("towpath", "db"),
+        relay=relay,
+        dead=DeadLetters("towpath", reasons.append, parked),
+        parked=parked,
+        reserved=frozenset(),
+        rules=ColumnRules(relay),
+        make_codec=CodecFactory(relay, lambda _subject, _schema: 1).make,
+        callbacks=RouteCallbacks(),
+    )
+    route = router.route(PRICE, NOTHING_KNOWN)
+    assert route is not None
+    return route
+
+
+def price_change(new: Row | None, old: Row | None) -> Change:
+    """Return a change of a row, with its whole old row."""
+    operation = Operation.CREATE if old is None else Operation.UPDATE
+    if new is None:
+        operation = Operation.DELETE
+    return Change(operation, PRICE, new, old, True, TRANSACTION, 3, 120)
+
+
+@pytest.mark.parametrize("record_format", ["json", "json-schema", "avro"])
+@pytest.mark.parametrize(
+    ("new", "old", "topics"),
+    [
+        ((b"NaN", b"a"), None, ["dead.relay"]),
+        ((b"Infinity", b"a"), (b"Infinity", b"b"), ["dead.relay"]),
+        (None, (b"-Infinity", b"a"), ["dead.relay"]),
+        ((b"NaN", b"a"), (b"1", b"a"), ["shop.price", "shop.price", "dead.relay"]),
+        ((b"1", UNCHANGED), (b"NaN", b"a"), ["shop.price"]),
+        ((b"2", b"a"), (b"2", b"b"), ["shop.price"]),
+    ],
+)
+def test_a_row_whose_key_has_no_precise_form_is_a_dead_letter(
+    record_format: str, new: Row | None, old: Row | None, topics: list[str]
+):
+    """
+    As null, the key would be that of other rows; records of its other keys are kept.
+    """
+    reasons: list[str] = []
+    records = price_route(record_format, reasons).records(
+        price_change(new, old), NOW_US
+    )
+
+    assert (
+        [f"towpath.{topic}" for topic in topics],
+        [UNKEYED] * topics.count("dead.relay"),
+    ) == ([record.topic for record in records], reasons)
+
+
+@pytest.mark.parametrize("record_format", ["json", "json-schema", "avro"])
+def test_a_read_row_whose_key_has_no_precise_form_is_a_dead_letter(record_format: str):
+    """
+    The other rows of the chunk are published; an absent key is a dead letter, too.
+    """
+    reasons: list[str] = []
+    route = price_route(record_format, reasons)
+    assert isinstance(route, TableRoute)
+    place = ReadSlice(255, "s-1", route.topic, NOW_US)
+    rows = [(b"1", b"a"), (b"NaN", b"b"), (b"2", b"c")]
+    records = [*route.reads(rows, place), *route.absent([b"NaN"], place)]
+    dead = {"amount": "NaN"}
+
+    assert (
+        ["shop.price", "dead.relay", "shop.price", "dead.relay"],
+        [dead, dead],
+    ) == (
+        [record.topic.removeprefix("towpath.") for record in records],
+        [json.loads(record.key or b"") for record in records[1::2]],
     )

@@ -379,6 +379,8 @@ REFUSED: Final = "the schema of the table is refused"
 class RefusedRoute:
     """Turns the changes of a table whose schema is refused into dead letters."""
 
+    reason = REFUSED
+
     def __init__(
         self,
         relation: Relation,
@@ -392,11 +394,11 @@ class RefusedRoute:
         Prepare.
 
         Args:
-            relation: The table with the refused schema.
+            relation: The table.
             plan: Its published columns.
             topic: The table's topic.
             dead: Makes and counts dead letters.
-            message: The registry's reason.
+            message: The reason in detail: the registry's.
             count_in: Counts a change of the table in its transaction; None without
                 enrichment.
         """
@@ -477,7 +479,7 @@ class RefusedRoute:
             for row in (change.new, change.old)
         )
         published = change._replace(new=new, old=old)
-        record = self._dead.of_row(self._published, published, REFUSED)
+        record = self._dead.of_row(self._published, published, self.reason)
         return self._keyed(record, change.new or change.old or ())
 
     def _keyed(self, record: Record, row: Row) -> Record:

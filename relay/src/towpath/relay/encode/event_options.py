@@ -41,6 +41,7 @@ from towpath.relay.encode.outbox_columns import (
     type_oid,
 )
 from towpath.relay.encode.record import ANY_PARTITION, Header, Record
+from towpath.relay.encode.types.scalar import NON_FINITE
 from towpath.relay.errors import UnroutableError
 from towpath.relay.wal.messages import Relation, Row, Value
 from towpath.schemas import headers
@@ -117,7 +118,6 @@ BAD_PARTITION: Final = "the column that names the partition has no partition num
 _BOOLEAN: Final = 16
 _NUMBERS: Final = frozenset({20, 21, 23, 26})
 _FLOATS: Final = frozenset({700, 701})
-_NON_FINITE: Final = frozenset({b"NaN", b"Infinity", b"-Infinity"})
 _WORDS: Final = {b"t": b"true", b"f": b"false"}
 _MAX_PARTITION: Final = (1 << 31) - 1
 _PAYLOAD_AT: Final = EVENT_PARTS.index("payload")
@@ -238,7 +238,7 @@ def _base64(value: bytes) -> bytes:
 
 
 def _float(text: bytes) -> bytes:
-    return _text(text) if text in _NON_FINITE else text
+    return _text(text) if text in NON_FINITE else text
 
 
 def _text(text: bytes) -> bytes:

@@ -21,7 +21,13 @@ from towpath.relay.encode.outbox import OutboxRoute
 from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.encode.record import Record
 from towpath.relay.encode.relations import CatalogFacts
-from towpath.relay.encode.table import RouteCallbacks, SourceNames, TableRoute
+from towpath.relay.encode.table import (
+    PreciseKeyRoute,
+    RouteCallbacks,
+    SourceNames,
+    TableRoute,
+    lacks_key_forms,
+)
 from towpath.relay.wal.messages import Relation
 from towpath.relay.wal.transactions import Change, LogicalMessageEvent
 from towpath.schemas import topics
@@ -81,6 +87,15 @@ class CountedEvents:
 
 
 SIGNAL_TABLE: Final = "towpath.signal"
+
+UNKEYED: Final = "a numeric value of the key has no precise form"
+
+
+class UnkeyedRoute(RefusedRoute):
+    """Turns changes of rows whose key has no form into dead letters."""
+
+    reason = UNKEYED
+
 
 # Makes a codec from names, the key's columns in key order, and the value's columns.
 MakeCodec = Callable[[TableNames, Sequence[Field], Sequence[Field]], Codec]
@@ -159,15 +174,18 @@ class Router:
         names = TableNames(prefix, database, relation.schema, relation.table, topic)
         rows = self.relay.rows
         plan = self.rules.plan(relation, facts)
+        count_in = self.callbacks.enrich
         try:
             codec = self.make_codec(names, plan.key, plan.columns)
         except SchemaRefusedError as failure:
             if rows.on_refused_schema is RefusedSchema.HALT:
                 raise
-            count_in = self.callbacks.enrich
             reason = str(failure)
             return RefusedRoute(relation, plan, topic, self.dead, reason, count_in)
-        return TableRoute(prefix, relation, plan, codec, rows, self.callbacks)
+        if not lacks_key_forms(plan):
+            return TableRoute(prefix, relation, plan, codec, rows, self.callbacks)
+        unkeyed = UnkeyedRoute(relation, plan, topic, self.dead, UNKEYED, count_in)
+        return PreciseKeyRoute(prefix, unkeyed, plan, codec, rows, self.callbacks)
 
     def is_outbox(self, name: str) -> bool:
         """Return whether the table is the outbox."""

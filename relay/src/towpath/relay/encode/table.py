@@ -29,6 +29,8 @@ import orjson
 
 from towpath.relay.encode.codecs.codec import Codec, EnvelopeFacts
 from towpath.relay.encode.codecs.codec import TransactionPlace as Placed
+from towpath.relay.encode.codecs.connect_schema import Field
+from towpath.relay.encode.dead_letters import RefusedRoute
 from towpath.relay.encode.record import ANY_PARTITION, FIXED_BYTES, Record
 from towpath.relay.encode.relations import ColumnPlan
 from towpath.relay.encode.rows import (
@@ -41,6 +43,7 @@ from towpath.relay.encode.rows import (
     with_header,
     with_message,
 )
+from towpath.relay.encode.types.scalar import NON_FINITE, PRECISE_NAMES
 from towpath.relay.errors import MalformedMessageError
 from towpath.relay.wal.messages import UNCHANGED, Relation, Row
 from towpath.relay.wal.transactions import Change, Transaction
@@ -245,14 +248,18 @@ class TableRoute:
             self._check_key(is_full=change.is_full)
         if "c" not in self._skipped:
             number = len(records)
-            create = self._upsert(change, b"c", new, None, now_us, number=number)
+            create = self._create_moved(change, new, now_us, number)
             records.append(with_header(create, headers.OLD_KEY, key_header(old)))
-            if UNCHANGED in new:
-                position = Position(change.transaction.log_lsn, change.ordinal)
-                self._callbacks.on_incomplete(
-                    self.relation, self.key_bytes(new), position
-                )
         return records or self._skip(SKIPPED_OPERATION)
+
+    def _create_moved(
+        self, change: Change, new: Row, now_us: int, number: int
+    ) -> Record:
+        """Return the record of a row under its new key; values may have to be read."""
+        if UNCHANGED in new:
+            position = Position(change.transaction.log_lsn, change.ordinal)
+            self._callbacks.on_incomplete(self.relation, self.key_bytes(new), position)
+        return self._upsert(change, b"c", new, None, now_us, number=number)
 
     def _upsert(
         self,
@@ -345,6 +352,75 @@ class TableRoute:
                 place,
             ),
         )
+
+
+class PreciseKeyRoute(TableRoute):
+    """
+    The route of a table whose key has decimals that cannot express every number.
+
+    Rows with NaN or an infinity in the key become dead letters: as null, as other
+    values are written, they would share a key.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        unkeyed: RefusedRoute,
+        plan: ColumnPlan,
+        codec: Codec,
+        rows: Rows,
+        callbacks: RouteCallbacks,
+    ) -> None:
+        super().__init__(prefix, unkeyed.relation, plan, codec, rows, callbacks)
+        self._unkeyed = unkeyed
+        self._precise = [field.at for field in _precise_fields(plan)]
+
+    def records(self, change: Change, now_us: int) -> Sequence[Record]:
+        """Return the records of a change, or its dead letter."""
+        new, old = change.new, change.old
+        if self._lacks_form(new):
+            deletes: Sequence[Record] = ()
+            if old and not self._lacks_form(old) and "d" not in self._skipped:
+                deletes = self._delete(change, old, now_us)
+            return (*deletes, *self._unkeyed.records(change, now_us))
+        if not self._lacks_form(old):
+            return super().records(change, now_us)
+        if old is None or new is None:
+            return self._unkeyed.records(change, now_us)
+        if "c" in self._skipped:
+            return self._skip(SKIPPED_OPERATION)
+        new = fill_unchanged(new, old, self.relation, is_full=change.is_full)
+        return (self._create_moved(change, new, now_us, 0),)
+
+    def reads(self, rows: Sequence[ReadRow], place: ReadSlice) -> Sequence[Record]:
+        """Return the records of rows of a chunk, or their dead letters."""
+        if not any(map(self._lacks_form, rows)):
+            return super().reads(rows, place)
+        return [record for row in rows for record in self._read(row, place)]
+
+    def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:
+        """Return the records of a key that its chunk does not have."""
+        texts = dict(zip(self.relation.key, key, strict=True))
+        if any(texts.get(at) in NON_FINITE for at in self._precise):
+            return self._unkeyed.absent(key, place)
+        return super().absent(key, place)
+
+    def _read(self, row: ReadRow, place: ReadSlice) -> Sequence[Record]:
+        if self._lacks_form(row):
+            return self._unkeyed.reads((row,), place)
+        return super().reads((row,), place)
+
+    def _lacks_form(self, row: Row | None) -> bool:
+        return row is not None and any(row[at] in NON_FINITE for at in self._precise)
+
+
+def lacks_key_forms(plan: ColumnPlan) -> bool:
+    """Return whether the key has decimals that cannot express every number."""
+    return bool(_precise_fields(plan))
+
+
+def _precise_fields(plan: ColumnPlan) -> list[Field]:
+    return [field for field in plan.key if field.form.schema.name in PRECISE_NAMES]
 
 
 def fill_unchanged(new: Row, old: Row, relation: Relation, *, is_full: bool) -> Row:

@@ -110,7 +110,7 @@ def enum(labels: tuple[str, ...]) -> Form:
 
 
 _BOOLEANS: Final = MappingProxyType({b"t": b"true", b"f": b"false"})
-_NON_FINITE: Final = MappingProxyType(
+NON_FINITE: Final = MappingProxyType(
     {b"NaN": b'"NaN"', b"Infinity": b'"Infinity"', b"-Infinity": b'"-Infinity"'}
 )
 
@@ -127,12 +127,12 @@ def number_column(texts: Sequence[bytes]) -> Fragments:
 
 def float_json(text: bytes) -> bytes:
     """Return a float's text as JSON."""
-    return _NON_FINITE.get(text, text)
+    return NON_FINITE.get(text, text)
 
 
 def float_column(texts: Sequence[bytes]) -> Fragments:
     """Return floats' texts as JSON."""
-    if _NON_FINITE.keys().isdisjoint(texts):
+    if NON_FINITE.keys().isdisjoint(texts):
         return Fragments(texts)
     return Fragments(list(map(float_json, texts)))
 
@@ -174,6 +174,8 @@ _VARIABLE: Final = Schema(
     version=1,
     fields=(("scale", Schema("int32")), ("value", Schema("bytes"))),
 )
+# The names of the schemas that have no value for NaN and the infinities.
+PRECISE_NAMES: Final = frozenset({_DECIMAL, _VARIABLE.name})
 _MONEY_SCALE: Final = 2
 
 # Postgres packs precision and scale, and adds an offset; the scale has eleven bits, and

@@ -1,5 +1,6 @@
 """Whether the source's WAL history is the one that was followed before."""
 
+import orjson
 import pytest
 
 from support.copying import replace
@@ -10,6 +11,7 @@ from towpath.relay.errors import (
     StateLostError,
 )
 from towpath.relay.recovery.lineage import (
+    FORMER_LINEAGES,
     Fork,
     Gap,
     Lineage,
@@ -269,6 +271,28 @@ def test_lineages_survive_storing():
     lineages = (FIRST, Lineage(2, "7", 2, 4_808, "towpath", gap, 10))
 
     assert lineages == parse_lineages(lineages_document(lineages))
+
+
+def test_the_document_of_lineages_stays_small():
+    """
+    Only the newest has a plan; the oldest ones are forgotten, their numbers are not.
+    """
+    tables = [f"shop.table_{number}" for number in range(10_000)]
+    remembered = REMEMBERED
+    for number in range(3 * FORMER_LINEAGES):
+        other = replace(FOUND, system_identifier=str(number + 8))
+        decision = choose_lineage(remembered, other, tables, AT)
+        log_lsn = decision.lineage.offset + 8
+        remembered = replace(
+            REMEMBERED, lineages=decision.lineages, published_log_lsn=log_lsn
+        )
+    newest = 3 * FORMER_LINEAGES + 1
+    numbers = [each.number for each in remembered.lineages]
+    plans = [each.gap and len(each.gap.plan) for each in remembered.lineages]
+
+    assert list(range(newest - FORMER_LINEAGES, newest + 1)) == numbers
+    assert [*[0] * FORMER_LINEAGES, 10_000] == plans
+    assert 500_000 > len(orjson.dumps(lineages_document(remembered.lineages)))
 
 
 def test_an_empty_state_has_no_lineage():

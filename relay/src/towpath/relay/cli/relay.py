@@ -304,11 +304,12 @@ def _print_gap(lineage: dict[str, Any], console: Console) -> None:
     gap = lineage["gap"]
     if gap is None:
         return
-    plan = ", ".join(gap["plan"]) or "nothing"
     requested = "requested" if gap["started"] else "not requested yet"
+    # A later gap has taken over the tables of an earlier one.
+    plan = f"; snapshots {requested}: {', '.join(gap['plan'])}" if gap["plan"] else ""
     console.print(
         f"gap before lineage {lineage['number']}, {gap['at']}: {gap['reason']}; "
-        f"since {gap['since_lsn']}; snapshots {requested}: {plan}",
+        f"since {gap['since_lsn']}{plan}",
         markup=False,
     )
 

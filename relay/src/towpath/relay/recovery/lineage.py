@@ -16,7 +16,10 @@ A new lineage begins
   stored in Kafka before it is confirmed to the server.
 
 Each new lineage begins with a gap: changes may never have been streamed, and streamed
-ones may have vanished from the source.
+ones may have vanished from the source. Its plan names every captured table.
+
+Only the newest lineage decides. The last former ones are kept for an operator to see,
+without their plans, so that the document always fits into a record.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -88,7 +91,7 @@ class StoredHistory(NamedTuple):
     The history stored in Kafka.
 
     Attributes:
-        lineages: Every lineage, the newest last; empty at first start.
+        lineages: The kept lineages, the newest last; empty at first start.
         confirmed_lsn: The highest LSN stored for confirmation; None if none was.
         confirmed_log_lsn: The same LSN with its lineage's offset added.
         published_log_lsn: The highest position in any mark or topic, READ rows too.
@@ -162,7 +165,7 @@ class LineageDecision:
     The lineage to follow, and the actions to take first.
 
     Attributes:
-        lineages: Every lineage, the one to follow last.
+        lineages: The kept lineages, the one to follow last.
         gap: The gap to announce; None if the lineage is known already.
         is_new: Whether the lineage begins now.
         needs_slot: Whether a slot must be created, perhaps in place of a lost one.
@@ -211,6 +214,8 @@ def _lineage(stored: Mapping[str, Any]) -> Lineage:
     return Lineage(**{**stored, "gap": made})
 
 
+# How many former lineages are kept: a document of at most some tens of kilobytes.
+FORMER_LINEAGES: Final = 50
 # Commit LSNs are multiples of 8, and so are offsets.
 _ALIGNMENT: Final = 8
 
@@ -413,7 +418,7 @@ def _new_lineage(
         gap=replace(gap, since_lsn=known.confirmed_lsn or 0),
     )
     return LineageDecision(
-        lineages=(*remembered.lineages, lineage),
+        lineages=(*_kept(remembered.lineages), lineage),
         gap=lineage.gap,
         is_new=True,
         needs_slot=_needs_slot(found),
@@ -421,6 +426,13 @@ def _new_lineage(
         confirmed_lsn=0,
         heartbeat=0,
     )
+
+
+def _kept(former: Sequence[Lineage]) -> Iterator[Lineage]:
+    """Yield the former lineages that are kept, without their plans."""
+    for lineage in former[-FORMER_LINEAGES:]:
+        gap = lineage.gap and replace(lineage.gap, plan=())
+        yield replace(lineage, gap=gap)
 
 
 def _continued(

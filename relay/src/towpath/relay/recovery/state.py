@@ -2,7 +2,7 @@
 The relay's state: what the compacted topic ``<prefix>.relay-state`` holds.
 
 ==================  ================================================================
-``lineage``         the lineages, the newest last
+``lineage``         the newest lineages, the last one in force
 ``confirmed``       the confirmed LSN, stored before it is confirmed to Postgres
 ``marks:<topic>``   the marks of each partition
 ``settings``        the settings that decide ordinals, routes, keys and partitions

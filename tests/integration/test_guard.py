@@ -427,6 +427,34 @@ def test_a_users_publication_keeps_its_lists_and_filters(
     assert [("a", ["id", "note"], "(id > 5)"), ("b", ["id"], None)] == rows
 
 
+def test_tables_that_inherit_from_a_captured_one_are_not_published(
+    database: str, unique: str, source
+):
+    """
+    They are neither added with it nor dropped with it; partitions have no part in this.
+    """
+    source.execute("create table public.a (id int primary key)")
+    source.execute("create table public.child () inherits (public.a)")
+    source.execute("create table public.p (id int primary key) partition by list (id)")
+    source.execute("create table public.p1 partition of public.p for values in (1)")
+    settings = settings_of(database, unique)
+
+    def published(*tables: str) -> list[str]:
+        wanted = settings.database.model_copy(update={"tables": tables})
+        prepare(settings.model_copy(update={"source": (wanted,)}))
+        rows = source.execute(
+            "select tablename from pg_publication_tables"
+            " where pubname = 'towpath' and schemaname = 'public' order by 1"
+        )
+        return [name for (name,) in rows]
+
+    created = published("public.a", "public.p")
+    dropped = published()
+
+    assert (["a", "p"], []) == (created, dropped)
+    assert ["a", "p"] == published("public.a", "public.p")
+
+
 def test_every_kind_of_table_is_described(database: str, unique: str, source):
     """
     Keys, identities and leaves are read as they are, and judged.

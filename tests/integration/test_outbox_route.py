@@ -12,11 +12,13 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from support.rig import Rig
 from support.topics import headers_of, position_of
+from towpath.relay.commands.dead_letters import Aggregate, release_of
 from towpath.relay.encode.dead_letters import BEHIND, NO_SUCH_PARTITION, TOO_LARGE
 from towpath.relay.encode.event_options import ATTRIBUTES
 from towpath.relay.encode.outbox import HEADERS_NOT_AN_OBJECT, NO_AGGREGATE_TYPE
 from towpath.relay.encode.outbox_columns import ILLEGAL_TOPIC
 from towpath.relay.kafka.recovery import read_parked
+from towpath.relay.kafka.state import publish_now
 from towpath.settings import Kafka
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -367,13 +369,21 @@ def test_parked_aggregates_are_read_from_every_partition(stack, unique: str):
     for key in keys:
         headers = [("aggregate_type", b"order"), ("position", b"P.1"), ("parked", key)]
         producer.produce(topic, b"{}", key, headers=headers)
+    for key in keys[:9]:
+        headers = [("position", b"P.1"), ("parked", key)]
+        producer.produce(topic, b"{}", key, headers=headers)
     producer.flush(10)
     parked = read_parked(kafka, unique, 100)
+    # The aggregates of these ids without a type: a header is null.
+    released = [release_of(unique, Aggregate(None, key), b"P.1") for key in keys[:9]]
+    publish_now(kafka, *released)
+    left = read_parked(kafka, unique, 100)
 
-    assert (0, 50, True) == (
+    assert (0, 59, 50, True) == (
         len(nothing),
         len(parked),
-        all(parked.holds("order", key, b"P.2") for key in keys),
+        len(left),
+        all(left.holds("order", key, b"P.2") for key in keys),
     )
 
 

@@ -10,7 +10,7 @@ import structlog
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import Route, Sink, SinkKind, WarehouseOptions
-from towpath.sinks.change import ALL_PRESENT, Change, Origin
+from towpath.sinks.change import ALL_PRESENT, Change, Floor, Origin
 from towpath.sinks.changes.columns import Columns
 from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.ports import Batch
@@ -36,7 +36,7 @@ class Engine:
     def __init__(self):
         self.columns = {"id": "bigint", "note": "string", **OWN}
         self.statements = []
-        self.commits = self.writes = self.looks = 0
+        self.commits = self.writes = self.looks = self.describes = 0
         self.fails = None
         self.can_append = True
         self.before_first = lambda: None
@@ -51,6 +51,7 @@ class Engine:
     def sql(self, text):
         self._fail_at(text)
         if text.startswith("DESCRIBE"):
+            self.describes += 1
             return pa.table(
                 {"col_name": [*self.columns], "data_type": [*self.columns.values()]}
             )
@@ -157,6 +158,15 @@ class Repairs:
         return self.can
 
 
+def row_of(key, **row):
+    """Return a whole row of a key."""
+    image = {"id": key, **row}
+    origin = Origin("t", 0, 0)
+    return Change(
+        *("shop.orders", (key,), ("id",), "8", image, ALL_PRESENT, False, origin)
+    )
+
+
 class Rig:
     """A warehouse sink on the engine, with a file of its own."""
 
@@ -195,20 +205,7 @@ class Rig:
 
     def write(self, *keys, **row):
         """Write rows of these keys."""
-        changes = [
-            Change(
-                "shop.orders",
-                (key,),
-                ("id",),
-                "8",
-                {"id": key, **row},
-                ALL_PRESENT,
-                False,
-                Origin("t", 0, 0),
-            )
-            for key in keys
-        ]
-        self.sink.apply(Batch(0, tuple(changes)))
+        self.sink.apply(Batch(0, tuple(row_of(key, **row) for key in keys)))
         return self.sink.flush()
 
 
@@ -392,6 +389,22 @@ def lake_table():
     """Describe the one table as the sink does."""
     shape = RelationShape("shop", "orders", COLUMNS, ("id",), "0")
     return current_state("shop.orders", shape)
+
+
+def test_a_batch_tries_once_to_fit_a_table_that_is_held_back(rig):
+    """
+    With a floor, too, for which the table's owner is looked up once more.
+    """
+    rig.engine.columns["note"] = "int"
+    rig.relations.columns = (COLUMNS[0], Column("note", "date"))
+    floor = Floor("shop.orders", "9", needs_all=False, origin=Origin("t", 0, 1))
+    rig.sink.apply(Batch(0, (row_of(1),)))
+    rig.engine.describes = 0
+    rig.sink.apply(Batch(0, (row_of(2),)))
+    of_rows = rig.engine.describes
+    rig.sink.apply(Batch(0, (row_of(3),), (), (floor,)))
+
+    assert (1, 1 + 2) == (of_rows, rig.engine.describes)
 
 
 def test_columns_below_the_floor_of_their_table_are_not_written(tmp_path):

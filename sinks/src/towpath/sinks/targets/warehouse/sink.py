@@ -123,15 +123,16 @@ class WarehouseSink:
         self._write_accepted()
         self._tables.drop_outdated({c.route for c in batch.changes})
         # Opened first, because a table may have a stored floor.
-        for name in {c.route for c in batch.changes} | {f.route for f in batch.floors}:
-            self._fitting_table(name)
+        names = {c.route for c in batch.changes} | {e.route for e in batch.events}
+        names |= {f.route for f in batch.floors}
+        tables = {name: self._fitting_table(name) for name in names}
         for name, floor in self._floors.due(batch.floors):
-            self._sweep(name, floor)
+            self._sweep(name, tables[name], floor)
         above = self._floors.above(batch.changes, tally)
         for name, changes in by_route(above).items():
-            self._upsert(name, changes, tally)
+            self._upsert(name, tables[name], changes, tally)
         for name, events in by_route(batch.events).items():
-            self._append(name, events, tally)
+            self._append(name, tables[name], events, tally)
         if batch.safe is not None:
             self._upkeep.raise_safe_position(batch.safe)
         self._tally.add(tally)
@@ -229,8 +230,9 @@ class WarehouseSink:
             self._floors.learn(name, found.floor)
         return table
 
-    def _upsert(self, name: str, changes: list[Change], tally: Tally) -> None:
-        table = self._fitting_table(name)
+    def _upsert(
+        self, name: str, table: LakeTable | None, changes: list[Change], tally: Tally
+    ) -> None:
         if table is None:
             reason = self._tables.held_back.reason(name)
             tally.refused += [Refusal(change, reason) for change in changes]
@@ -262,9 +264,9 @@ class WarehouseSink:
         self._ignored_columns.add(name, unknown - names)
         return replace(table, columns=(*table.columns, *retained)), names
 
-    def _sweep(self, name: str, floor: str) -> None:
+    def _sweep(self, name: str, table: LakeTable | None, floor: str) -> None:
         """Store a floor, then delete the rows below it."""
-        if self._fitting_table(name) is None and not self._tables.is_own(name):
+        if table is None and not self._tables.is_own(name):
             _log.warning(
                 "warehouse floor ignored: the route is held back, without a table",
                 route=name,
@@ -281,8 +283,9 @@ class WarehouseSink:
             "sink floor applied: rows below it are deleted", route=name, floor=floor
         )
 
-    def _append(self, name: str, events: list[EventRow], tally: Tally) -> None:
-        table = self._fitting_table(name)
+    def _append(
+        self, name: str, table: LakeTable | None, events: list[EventRow], tally: Tally
+    ) -> None:
         if table is None:
             reason = self._tables.held_back.reason(name)
             tally.refused_events |= {event.origin: reason for event in events}

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +14,10 @@ from sqlalchemy import text
 from support.api_conformance import conformance_report
 from support.orders_service import running_service
 from towpath.schemas import source_tables
-from towpath.schemas.clock import SystemClock
+from towpath.schemas.clock import TICK, SystemClock
 from towpath.services.inventory import app as inventory
 from towpath.services.inventory import handlers
+from towpath.services.inventory.domain import RESERVE, ReservedLine
 from towpath.services.inventory.repository import InventoryRepository
 from towpath.services.payments import app as payments
 from towpath.services.payments.domain import Payment
@@ -95,6 +97,26 @@ def test_a_registered_product_can_be_read_and_gains_units(stock: Place):
     assert (8, 8, 0, 0, 2) == tuple(
         received.json[name]
         for name in ("received", "on_hand", "reserved", "sold", "version")
+    )
+
+
+def test_a_change_of_a_product_is_later_than_the_one_before_it(stock: Place):
+    """
+    Its time is taken before its row is locked, maybe by a clock that is behind.
+    """
+    register(stock)
+    product_id, early = uuid.UUID(PRODUCT), AT - timedelta(days=1)
+    lines = [ReservedLine(product_id, 1)]
+    with stock.begin() as session:
+        products = InventoryRepository(session)
+        registered = products.find_product(product_id)
+        products.transfer(lines, RESERVE, early)
+        reserved = products.find_product(product_id)
+        received = products.receive(product_id, 1, early)
+
+    assert (TICK, TICK) == (
+        reserved.updated_at - registered.updated_at,
+        received.updated_at - reserved.updated_at,
     )
 
 

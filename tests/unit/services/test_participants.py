@@ -252,3 +252,19 @@ def test_the_carrier_is_an_attribute_of_the_order(attributes, carrier):
     Anything but text is no carrier.
     """
     assert carrier == carrier_of({"attributes": attributes})
+
+
+def test_a_change_is_later_than_the_one_before_it():
+    """
+    Its time is taken before its row is locked, maybe by a clock that is behind.
+    """
+    reservation = Reservation.decide(7, LINES, {FIRST: 2, SECOND: 1}, LATER)
+    reservation.move(ReservationStatus.RELEASED, AT)
+    payment = Payment.request(7, Decimal(9), "EUR", "card", LATER)
+    payment.take(ProviderAnswer(PaymentStatus.AUTHORIZED), AT)
+    shipment = Shipment.prepare(ORDER, LATER)
+    shipment.cancel(AT)
+
+    for changed in (reservation, payment, shipment):
+        times = {changed.updated_at, changed.events[-1].updated_at}
+        assert {LATER + timedelta(microseconds=1)} == times

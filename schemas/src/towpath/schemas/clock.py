@@ -9,8 +9,8 @@ the system's clock, so tests can advance time themselves. Delays between attempt
 import random
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Protocol
+from datetime import UTC, datetime, timedelta
+from typing import Final, Protocol
 
 
 class Clock(Protocol):
@@ -37,6 +37,24 @@ class SystemClock:
 
     def wait(self, delay_s: float) -> None:
         time.sleep(delay_s)  # noqa: TID251 - the edge the ban points to
+
+
+# The resolution of Postgres' timestamps.
+TICK: Final = timedelta(microseconds=1)
+
+
+def time_after(before: datetime, at: datetime) -> datetime:
+    """
+    Return the time of a change that follows another one.
+
+    It may have waited for the row longer than the change before it, or come from a
+    machine whose clock is behind.
+
+    Args:
+        before: The time of the change before it.
+        at: The time by the clock.
+    """
+    return max(at, before + TICK)
 
 
 class Deadline:

@@ -21,6 +21,8 @@ from datetime import datetime
 from decimal import Decimal
 from typing import ClassVar, Final, NamedTuple
 
+from towpath.schemas.clock import time_after
+
 
 class ReservationStatus(enum.StrEnum):
     """The status of a reservation."""
@@ -183,7 +185,8 @@ class Reservation:
         """
         transfer = TRANSFERS.get((self.status, status))
         if transfer is not None:
-            self.status, self.updated_at = status, at
+            self.status = status
+            self.updated_at = time_after(self.updated_at, at)
             self._record()
         return transfer
 

@@ -38,6 +38,7 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.orm import Session
 
 from towpath.outbox.sqlalchemy import track
+from towpath.schemas.clock import TICK
 from towpath.services.inventory.domain import (
     Product,
     Reservation,
@@ -98,6 +99,10 @@ _LOCK_PRODUCTS: Final = (
     .with_for_update()
 )
 _UNITS: Final = bindparam("units", type_=BigInteger)
+# As ``time_after``, for rows that are changed without being read first.
+_CHANGED_AT: Final = func.greatest(
+    bindparam("changed_at", type_=_instant), products.c.updated_at + TICK
+)
 _MOVE: Final = (
     update(products)
     .where(products.c.id == bindparam("product"))
@@ -106,6 +111,7 @@ _MOVE: Final = (
         reserved=products.c.reserved + _UNITS * bindparam("to_reserved"),
         sold=products.c.sold + _UNITS * bindparam("to_sold"),
         version=products.c.version + 1,
+        updated_at=_CHANGED_AT,
     )
 )
 _OF_ORDER: Final = reservations.c.order_id == bindparam("of_order")
@@ -157,7 +163,7 @@ class InventoryRepository:
             "to_hand": transfer.on_hand,
             "to_reserved": transfer.reserved,
             "to_sold": transfer.sold,
-            "updated_at": at,
+            "changed_at": at,
         }
         rows = [
             {"product": line.product_id, "units": line.quantity, **effect}
@@ -176,11 +182,11 @@ class InventoryRepository:
                 received=products.c.received + units,
                 on_hand=products.c.on_hand + units,
                 version=products.c.version + 1,
-                updated_at=at,
+                updated_at=_CHANGED_AT,
             )
             .returning(products)
         )
-        row = self._session.execute(received).one_or_none()
+        row = self._session.execute(received, {"changed_at": at}).one_or_none()
         return None if row is None else _product(row)
 
     def add_product(self, product: Product) -> bool:

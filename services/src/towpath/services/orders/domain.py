@@ -30,12 +30,11 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final, NamedTuple, NoReturn
 
+from towpath.schemas.clock import time_after
 from towpath.schemas.failure import DataError
 
 # The largest numeric(12,2).
 MAX_AMOUNT: Final = Decimal("9999999999.99")
-# The resolution of Postgres' timestamps.
-_TICK: Final = timedelta(microseconds=1)
 
 AttributeValue = str | int | bool | None
 
@@ -364,8 +363,7 @@ class Order:
         return True
 
     def _move(self, status: OrderStatus, at: datetime) -> None:
-        # A request that waits for the row may be older than the change before it.
-        at = max(at, self.state.updated_at + _TICK)
+        at = time_after(self.state.updated_at, at)
         version = self.state.version + 1
         self.state = replace(self.state, status=status, updated_at=at, version=version)
 

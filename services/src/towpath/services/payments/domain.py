@@ -26,6 +26,8 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import ClassVar, Final, NamedTuple
 
+from towpath.schemas.clock import time_after
+
 
 class PaymentStatus(enum.StrEnum):
     """The status of a payment."""
@@ -195,7 +197,8 @@ class Payment:
         """
         if answer.status not in _NEXT.get(self.status, ()):
             return False
-        self.status, self.reason, self.updated_at = answer.status, answer.reason, at
+        self.status, self.reason = answer.status, answer.reason
+        self.updated_at = time_after(self.updated_at, at)
         self.version += 1
         event = EVENTS[self.status](
             order_id=self.order_id,
@@ -204,7 +207,7 @@ class Payment:
             currency=self.currency,
             method=self.method,
             reason=self.reason,
-            updated_at=at,
+            updated_at=self.updated_at,
         )
         self.events.append(event)
         return True

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Final
 
+from towpath.schemas.clock import time_after
+
 
 class ShipmentStatus(enum.StrEnum):
     """The status of a shipment."""
@@ -118,7 +120,8 @@ class Shipment:
         tracking_number: str | None = None,
         reason: str | None = None,
     ) -> None:
-        self.status, self.updated_at = status, at
+        self.status = status
+        self.updated_at = time_after(self.updated_at, at)
         self.tracking_number, self.reason = tracking_number, reason
         self.version += 1
         event = EVENTS[status](
@@ -127,7 +130,7 @@ class Shipment:
             customer_id=self.customer_id,
             tracking_number=tracking_number,
             reason=reason,
-            updated_at=at,
+            updated_at=self.updated_at,
         )
         self.events.append(event)
 

@@ -129,6 +129,19 @@ def test_a_closed_pipe_is_no_failure(tmp_path: Path) -> None:
     assert (root.READER_GONE, b"") == (done.returncode, done.stderr)
 
 
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_no_failure(closed: str) -> None:
+    """
+    As of a service without any: the command does its work, and its exit code is kept.
+    """
+    words = [sys.executable, "-m", "towpath.cli", "--version"]
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", *words], check=False, timeout=60
+    )
+
+    assert 0 == done.returncode
+
+
 def test_an_unknown_driver_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -148,7 +148,20 @@ app = build(entry_points(group=GROUP))
 
 def main() -> None:
     """Run the command line and end the process with its exit code."""
+    _open_closed_streams()
     sys.exit(run(sys.argv[1:]))
+
+
+def _open_closed_streams() -> None:
+    """
+    Open each standard stream that was closed (``>&-``) as the null device.
+
+    Otherwise a connection would get its number, and what a library prints.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8"))
 
 
 def run(words: list[str]) -> int:

@@ -147,6 +147,29 @@ def test_secrets_are_written_only_when_asked_for() -> None:
     assert ("p%40w" in written, '"s"' in written) == (False, False)
 
 
+@pytest.mark.parametrize(
+    ("login", "password"),
+    [
+        ("""username="k" password="it's";""", "it's"),
+        (r"""username="k" password="a\"b\\c";""", 'a"b\\c'),
+        ("""username='k' password='say "x"';""", 'say "x"'),
+        ("""username="k" password="s" keypassword="t";""", "s"),
+    ],
+)
+def test_a_login_is_read_as_java_reads_it(login: str, password: str) -> None:
+    """
+    A value ends at the quote that it began with, unless a backslash stands before it.
+    """
+    properties = {
+        "database.hostname": "h",
+        "producer.override.security.protocol": "SASL_SSL",
+        "producer.override.sasl.jaas.config": f"x required {login}",
+    }
+    client = converted(properties, includes_secrets=True).document["kafka"]["client"]
+
+    assert ("k", password) == (client["sasl.username"], client["sasl.password"])
+
+
 def test_plain_names_and_choices_need_no_database() -> None:
     """
     Names, escaped names and a choice among names become names; others are reported.

@@ -31,7 +31,9 @@ CLIENT: Final = ("kafka", "client")
 _MESSAGES: Final = ("relay", "messages")
 _HEARTBEAT: Final = "__debezium-heartbeat"
 _MS_PER_HOUR: Final = 3_600_000
-_JAAS: Final = re.compile(r"""(username|password)\s*=\s*["']([^"']*)["']""")
+_JAAS: Final = re.compile(
+    r"""(?<![\w.])(username|password)\s*=\s*(["'])((?:(?!\2)[^\\]|\\.)*)\2""", re.DOTALL
+)
 # Options that the relay sets itself, with the reason.
 _OURS: Final = {
     "acks": "every record is acknowledged by all replicas (acks=all)",
@@ -165,7 +167,10 @@ def client_option(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def _login(given: PropertyValue, connector: Connector) -> Outcome:
-    found = dict(_JAAS.findall(given.value))
+    found = {
+        name: re.sub(r"\\(.)", r"\1", text)
+        for name, _, text in _JAAS.findall(given.value)
+    }
     if "username" not in found:
         return not_supported(
             "write librdkafka's settings of your login method to kafka.client"

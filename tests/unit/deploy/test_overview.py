@@ -4,9 +4,13 @@ import io
 
 from rich.console import Console
 
+from towpath.deploy import status
 from towpath.deploy.cli.stack import screen
 from towpath.deploy.local.lifecycle import PartState
 from towpath.deploy.status import problems_of
+from towpath.relay.errors import SourceRefusedError
+from towpath.schemas.clock import SystemClock
+from towpath.settings import Settings
 from towpath.sinks.state.progress import State
 
 PART = {
@@ -160,3 +164,27 @@ def test_the_whole_status_fits_on_one_screen():
     )
 
     assert [] == [word for word in words if word not in text]
+
+
+def test_a_source_that_refuses_the_login_is_a_problem_of_the_relay(monkeypatch):
+    """
+    The other parts are shown all the same.
+    """
+
+    def refuse(_settings):
+        message = "the source refuses the login"
+        raise SourceRefusedError(message)
+
+    settings = Settings.model_validate(
+        {
+            "version": 1,
+            "source": [{"dsn": "postgresql:///x"}],
+            "kafka": {"bootstrap_servers": "127.0.0.1:1"},
+        }
+    )
+    monkeypatch.setattr(status, "lineage_offset", lambda _settings: 0)
+    monkeypatch.setattr(status, "slot_facts", refuse)
+    monkeypatch.setattr(status.signals, "progress", refuse)
+    document = status.overview((), settings, SystemClock())
+
+    assert ["the relay: the source refuses the login"] == document["wrong"]

@@ -20,6 +20,7 @@ from towpath.deploy.doctor.machine import (
     FolderFacts,
     MachineFacts,
     findings_of,
+    read_machine,
     settings_findings,
 )
 from towpath.deploy.doctor.servers import subject_findings
@@ -275,3 +276,23 @@ def test_a_registry_that_accepts_nothing_is_found(mode: str, found: list[str]):
     registry = SimpleNamespace(mode=lambda: mode, versions=lambda _: ())
 
     assert [each.id for each in subject_findings(registry, SETTINGS)] == found
+
+
+def test_a_state_folder_that_this_user_may_not_see_is_found(monkeypatch, tmp_path):
+    """
+    The folder above it cannot be written; the other facts are read all the same.
+    """
+    seen = Path.exists
+
+    def exists(path):
+        if path.parent.name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return seen(path)
+
+    folder = tmp_path / "closed" / "state"
+    folder.parent.mkdir()
+    monkeypatch.setattr(Path, "exists", exists)
+    monkeypatch.setattr("os.access", lambda path, _mode: path != folder.parent)
+    facts = read_machine(SimpleNamespace(state_folder=folder))
+
+    assert (folder, False) == facts.folder[:2]

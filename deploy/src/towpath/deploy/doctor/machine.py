@@ -95,13 +95,21 @@ def read_machine(settings: Settings) -> MachineFacts:
 
 def _folder(path: Path) -> FolderFacts:
     existing = path.absolute()
-    while not existing.exists():
+    while not _exists(existing):
         existing = existing.parent
     return FolderFacts(
         path,
         os.access(existing, os.W_OK | os.X_OK),
         shutil.disk_usage(existing).free,
     )
+
+
+def _exists(path: Path) -> bool:
+    """Return whether a path exists, as far as this user may see."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _pinned_versions() -> dict[str, str]:

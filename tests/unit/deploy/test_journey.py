@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
+from towpath.deploy import trace
 from towpath.deploy.trace import names_of_key
 from towpath.deploy.trace.journey import (
     Journey,
@@ -192,3 +195,49 @@ def test_the_document_names_each_hop():
     assert ["cache", "current", 0] == [
         found["sinks"][0][name] for name in ("sink", "state", "records_behind")
     ]
+
+
+class Partitions:
+    """A consumer that knows one partition."""
+
+    def __init__(self, error):
+        self._error = error
+
+    def offsets_for_times(self, wanted, timeout):
+        (one,) = wanted
+        assert timeout
+        return [
+            SimpleNamespace(
+                partition=one.partition, offset=OFFSET_INVALID, error=self._error
+            )
+        ]
+
+
+def test_a_partition_that_does_not_answer_is_no_partition_without_records():
+    """
+    Otherwise it would not be searched, and its records would be missing.
+    """
+    error = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
+
+    assert {0: 7} == trace.offsets_at(Partitions(None), TOPIC, {0: 7}, AT)
+    with pytest.raises(KafkaException):
+        trace.offsets_at(Partitions(error), TOPIC, {0: 7}, AT)
+
+
+@pytest.mark.parametrize(
+    ("time_ms", "year"),
+    [
+        (0, 1970),
+        (-1, 1969),
+        (2**63 - 1, 9999),
+        (-(2**63), 1),
+        (1_764_374_400_123, 2025),
+    ],
+)
+def test_a_record_of_any_time_is_shown(time_ms, year):
+    """
+    A writer may give a time that no date can have.
+    """
+    found = trace._time_of(time_ms)
+
+    assert year == found.year

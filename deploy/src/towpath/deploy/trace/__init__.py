@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import ClassVar, Final
 
 import psycopg
@@ -53,6 +53,9 @@ _OPERATIONS: Final[Mapping[str, str]] = {
     "r": "read",
 }
 _TIMEOUT_S: Final = 10.0
+# The beginnings of the first and of the last year that a date can have.
+_FIRST_MS: Final = -62_135_596_800_000
+_LAST_MS: Final = 253_370_764_800_000
 _READING: Final = {"isolation.level": "read_committed", "fetch.wait.max.ms": 10}
 
 
@@ -218,10 +221,18 @@ def by_number(offsets: Mapping[str, int]) -> dict[int, int]:
 def offsets_at(
     consumer: Consumer, topic: str, ends: Mapping[int, int], since: datetime
 ) -> dict[int, int]:
-    """Return the offset of each partition's first record at or after a time."""
+    """
+    Return the offset of each partition's first record at or after a time.
+
+    Raises:
+        KafkaException: A partition's leader does not answer.
+    """
     at_ms = int(since.timestamp() * 1000)
     wanted = [TopicPartition(topic, partition, at_ms) for partition in ends]
     found = consumer.offsets_for_times(wanted, timeout=_TIMEOUT_S)
+    for one in found:
+        if one.error is not None:
+            raise KafkaException(one.error)
     # A partition without such a record is searched from its end: not at all.
     return {
         one.partition: one.offset if one.offset >= 0 else ends[one.partition]
@@ -256,10 +267,16 @@ def _record(message: Message) -> TracedRecord:
         offset=message.offset() or 0,
         kind=found.get(names.EVENT_TYPE) or operation_of(message.value()),
         position=position_of_headers(pairs) or "",
-        committed_at=datetime.fromtimestamp(time_ms / 1000, UTC),
+        committed_at=_time_of(time_ms),
         event_id=found.get(names.EVENT_ID),
         traceparent=found.get(names.TRACEPARENT),
     )
+
+
+def _time_of(time_ms: int) -> datetime:
+    """Return a record's time; of one that no date can have, the nearest date."""
+    nearest = min(max(time_ms, _FIRST_MS), _LAST_MS)
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=nearest)
 
 
 def operation_of(value: bytes | str | None) -> str:

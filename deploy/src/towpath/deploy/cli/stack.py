@@ -1,6 +1,8 @@
 """``towpath up | down | logs | status``: the local stack and the whole platform."""
 
+import codecs
 import collections
+import contextlib
 import json as json_text
 import os
 import sys
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -50,26 +53,35 @@ Document = dict[str, Any]
 _FOLLOW_EVERY_S: Final = 0.2
 
 
-def last_lines(path: Path, count: int) -> list[str]:
-    """Return the last lines of a file."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return [line.rstrip("\n") for line in collections.deque(file, maxlen=count)]
+def last_lines(path: Path, count: int) -> tuple[str, int]:
+    """Return the text of the last lines of a file, and the place where it ends."""
+    with path.open("rb") as file:
+        lines = collections.deque(file, maxlen=count)
+        return b"".join(lines).decode("utf-8", errors="replace"), file.tell()
 
 
-def follow_file(path: Path, clock: Clock | None = None) -> Iterator[str]:
-    """Yield text as it is appended to a file, endlessly, even after a rotation."""
+def follow_file(path: Path, place: int, clock: Clock | None = None) -> Iterator[str]:
+    """
+    Yield text as it is appended to a file, endlessly, even after a rotation.
+
+    Args:
+        path: The file; while it is rotated, there is none.
+        place: Where the text begins.
+        clock: The time.
+    """
     wait = (clock or SystemClock()).wait
-    place = path.stat().st_size
+    # A character may be written in two parts.
+    decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
     while True:
-        size_bytes = path.stat().st_size if path.exists() else 0
-        if size_bytes < place:
-            place = 0
-        if size_bytes > place:
-            with path.open("rb") as file:
-                file.seek(place)
-                added = file.read()
-            place += len(added)
-            yield added.decode("utf-8", errors="replace")
+        added = b""
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) < place:
+                place = 0
+            file.seek(place)
+            added = file.read()
+        place += len(added)
+        if text := decode(added):
+            yield text
         else:
             wait(_FOLLOW_EVERY_S)
 
@@ -144,7 +156,9 @@ def logs(
     /,
     *,
     follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative="")] = False,
-    lines: Annotated[int, Parameter(name=["--lines", "-n"])] = 50,
+    lines: Annotated[
+        int, Parameter(name=["--lines", "-n"], validator=Number(gte=0))
+    ] = 50,
     state: StateOption = None,
 ) -> int:
     """
@@ -161,10 +175,11 @@ def logs(
         known = ", ".join(sorted(p.stem for p in path.parent.glob("*.log"))) or "none"
         message = f"no log of {part!r}; there are: {known}"
         raise UsageError(message)
-    for line in last_lines(path, lines):
-        print(line)
+    text, place = last_lines(path, lines)
+    sys.stdout.write(text)
     if follow:
-        for text in follow_file(path):
+        sys.stdout.flush()
+        for text in follow_file(path, place):
             sys.stdout.write(text)
             sys.stdout.flush()
     return 0

@@ -1,0 +1,60 @@
+"""
+The log of a part: its last lines, and what is appended to it.
+"""
+
+from towpath.deploy.cli.stack import follow_file, last_lines
+
+
+class Steps:
+    """A clock whose waits do one step each."""
+
+    def __init__(self, *steps):
+        self._steps = iter(steps)
+
+    def wait(self, _delay_s):
+        next(self._steps)()
+
+
+def test_lines_that_are_written_before_the_log_is_followed_are_shown(tmp_path):
+    """
+    They follow the last lines, and none is shown twice.
+    """
+    log = tmp_path / "kafka.log"
+    log.write_text("one\ntwo\nthree\n", encoding="utf-8")
+    text, place = last_lines(log, 2)
+    with log.open("a", encoding="utf-8") as file:
+        file.write("four\n")
+
+    assert "two\nthree\n" == text
+    assert "four\n" == next(follow_file(log, place))
+
+
+def test_a_character_that_is_written_in_two_parts_is_shown_whole(tmp_path):
+    """
+    The rest of it may come after a wait.
+    """
+    log = tmp_path / "kafka.log"
+    first, second = "f\u00fcr\n".encode()[:2], "f\u00fcr\n".encode()[2:]
+    log.write_bytes(first)
+
+    def complete():
+        log.write_bytes(first + second)
+
+    found = follow_file(log, 0, Steps(complete))
+
+    assert ["f", "\u00fcr\n"] == [next(found), next(found)]
+
+
+def test_a_log_is_followed_while_it_is_rotated(tmp_path):
+    """
+    There is no file for a moment; the next one is read from its beginning.
+    """
+    log = tmp_path / "kafka.log"
+    log.write_text("old\n", encoding="utf-8")
+
+    def create():
+        log.write_text("x\n", encoding="utf-8")
+
+    found = follow_file(log, 4, Steps(log.unlink, create))
+
+    assert "x\n" == next(found)

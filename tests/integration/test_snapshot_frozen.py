@@ -191,8 +191,7 @@ def test_a_select_needs_no_lock_of_a_partition_that_it_does_not_read(
     table, begin, terms
 ):
     """
-    The server locks the partitions that a SELECT may read; one of them that is detached
-    is missed.
+    The server locks those that a SELECT may read; one that is detached is missed.
     """
     for statement in (
         "create table s.p (a int, b int) partition by list (b)",

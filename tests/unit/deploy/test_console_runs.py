@@ -290,3 +290,13 @@ def test_a_sink_that_cannot_be_verified_holds_back_no_other(
 
     assert "other could not be verified; cache is equal" == run["outcome"]
     assert ["cache"] == [one["sink"] for one in run["results"]]
+
+
+def test_a_value_with_half_a_surrogate_pair_is_shown():
+    """
+    A column of the type json may have it; a page in UTF-8 cannot.
+    """
+    text = shown_value(b'{"note":"\\ud800 \xc3\xbc"}', frozenset())
+
+    assert '"note": "\\ud800 \u00fc"' in text
+    assert text == text.encode().decode()

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
-from towpath.deploy import trace
-from towpath.deploy.trace import names_of_key
+from towpath.cli import app
+from towpath.deploy.trace import names_of_key, offsets_at, time_of
 from towpath.deploy.trace.journey import (
     Journey,
     RouteState,
@@ -181,6 +181,56 @@ def test_a_backfill_concerns_its_own_sink_only():
     assert [] == waiting_for(there, late)
 
 
+CONFIGURATION = """
+version = 1
+[[source]]
+dsn = "postgresql://127.0.0.1:1/shop"
+tables = ["shop.orders"]
+[kafka]
+bootstrap_servers = "127.0.0.1:1"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "mistake"),
+    [
+        (("--table", "orders", "--key", "7"), "'orders' is not schema.table"),
+        *(
+            (("order", "7", "--minutes", text), "--minutes is a time before now")
+            for text in ("nan", "inf", "1e10", "-1")
+        ),
+    ],
+    ids=str,
+)
+def test_a_subject_or_a_time_that_cannot_be_is_a_mistake_of_the_command(
+    words, mistake, tmp_path, capsys
+):
+    """
+    Nothing is searched, and the message names the mistake.
+    """
+    path = tmp_path / "towpath.toml"
+    path.write_text(CONFIGURATION)
+
+    assert 2 == app.run(["trace", *words, "--config", str(path)])
+    assert mistake in capsys.readouterr().err
+
+
+def test_a_search_from_before_1970_begins_with_the_first_record():
+    """
+    Kafka takes -1 ms for the end of the partition.
+    """
+    asked = []
+
+    def offsets_for_times(places, **_):
+        asked.extend(place.offset for place in places)
+        return places
+
+    consumer = SimpleNamespace(offsets_for_times=offsets_for_times)
+    offsets_at(consumer, TOPIC, {0: 9}, datetime(1969, 12, 31, tzinfo=UTC))
+
+    assert [0] == asked
+
+
 def test_the_document_names_each_hop():
     """
     It has no values, and can be written as JSON.
@@ -219,9 +269,9 @@ def test_a_partition_that_does_not_answer_is_no_partition_without_records():
     """
     error = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
 
-    assert {0: 7} == trace.offsets_at(Partitions(None), TOPIC, {0: 7}, AT)
+    assert {0: 7} == offsets_at(Partitions(None), TOPIC, {0: 7}, AT)
     with pytest.raises(KafkaException):
-        trace.offsets_at(Partitions(error), TOPIC, {0: 7}, AT)
+        offsets_at(Partitions(error), TOPIC, {0: 7}, AT)
 
 
 @pytest.mark.parametrize(
@@ -238,6 +288,6 @@ def test_a_record_of_any_time_is_shown(time_ms, year):
     """
     A writer may give a time that no date can have.
     """
-    found = trace._time_of(time_ms)
+    found = time_of(time_ms)
 
     assert year == found.year

@@ -72,6 +72,15 @@ def test_routes_are_chosen_by_name_or_table(names, expected):
     assert expected == "".join(route.name for route in chosen)
 
 
+@pytest.mark.parametrize("name", [".a.b", "a.", '"a'])
+def test_a_name_that_is_no_tables_is_an_unknown_route(name):
+    """
+    It may be a mistake of typing.
+    """
+    with pytest.raises(UsageError, match="has no route or table named"):
+        chosen_routes(SETTINGS, SINK, (name,))
+
+
 def test_an_unknown_route_is_refused():
     """
     A typing mistake verifies nothing, and must not look like success.

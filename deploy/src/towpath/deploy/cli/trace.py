@@ -5,7 +5,7 @@
 """
 
 import json as json_text
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, ClassVar, Final, NamedTuple
 
 from cyclopts import Parameter
@@ -78,8 +78,7 @@ def trace(  # noqa: PLR0913 - the options of a command
     configure_logs()
     subject = _subject(type_, id_, table, key)
     settings = read_settings(config)
-    now = SystemClock().now()
-    since = None if minutes is None else now - timedelta(minutes=minutes)
+    since = None if minutes is None else _minutes_ago(minutes)
     follow = trace_row if subject.is_row else trace_aggregate
     journey = follow(settings, subject.name, subject.key, since)
     if json:
@@ -126,6 +125,24 @@ def replay(  # noqa: PLR0913 - the options of a command
     return snapshot.start(
         collection, options=options, wait=True, json=json, config=config
     )
+
+
+def _minutes_ago(minutes: float) -> datetime:
+    """
+    Return the time before some minutes.
+
+    Raises:
+        UsageError: There is no such time.
+    """
+    try:
+        before = timedelta(minutes=minutes)
+        if before >= timedelta(0):
+            return SystemClock().now() - before
+    except (ValueError, OverflowError):
+        # Not a number, or more minutes than there were.
+        pass
+    message = f"--minutes is a time before now, not {minutes:g}"
+    raise UsageError(message)
 
 
 class _Subject(NamedTuple):

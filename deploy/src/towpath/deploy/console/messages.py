@@ -8,7 +8,7 @@ not in keys and headers. A value that is not JSON, such as Avro, is shown by its
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaException, Message
@@ -20,6 +20,7 @@ from towpath.deploy.trace import (
     names_of_key,
     offsets_at,
     operation_of,
+    time_of,
 )
 from towpath.schemas import headers as names
 from towpath.schemas.topics import dead_letter_topic, is_backfill
@@ -146,9 +147,7 @@ def _record(message: Message, hidden: frozenset[str]) -> Document:
     return {
         "partition": message.partition(),
         "offset": message.offset(),
-        "at": datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(
-            timespec="milliseconds"
-        ),
+        "at": time_of(time_ms).isoformat(timespec="milliseconds"),
         "kind": found.get(names.EVENT_TYPE) or operation_of(value),
         "position": position_of_headers(pairs) or "",
         "key": None if key is None else _text(key),
@@ -165,7 +164,9 @@ def shown_value(value: bytes | str, hidden: frozenset[str]) -> str:
     """Return a value as text, with hidden columns replaced; opaque bytes by size."""
     try:
         shown = _without(json.loads(value), hidden)
-        return json.dumps(shown, indent=1, ensure_ascii=False)
+        text = json.dumps(shown, indent=1, ensure_ascii=False)
+        # JSON may have half of a surrogate pair, which UTF-8 has not.
+        return text.encode("utf-8", "backslashreplace").decode()
     except ValueError:
         return f"({len(value):,} bytes that are not JSON)"
     except RecursionError:

@@ -103,10 +103,14 @@ def trace_row(
         since: Only records of this time and later; None: all that Kafka still has.
 
     Raises:
+        UsageError: The table or the key cannot be one.
         UnknownTopicError: No change of the table was published.
         UnavailableError: The source or the broker does not answer.
     """
-    name = TableName.parse(table)
+    try:
+        name = TableName.parse(table)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     topic = table_topic(settings.database.prefix, name)
     is_there = _is_in_source(settings, name, key)
     subject = f"{table} {key}"
@@ -227,7 +231,8 @@ def offsets_at(
     Raises:
         KafkaException: A partition's leader does not answer.
     """
-    at_ms = int(since.timestamp() * 1000)
+    # Negative numbers stand for the first and the last record.
+    at_ms = max(0, int(since.timestamp() * 1000))
     wanted = [TopicPartition(topic, partition, at_ms) for partition in ends]
     found = consumer.offsets_for_times(wanted, timeout=_TIMEOUT_S)
     for one in found:
@@ -260,20 +265,19 @@ def names_of_key(key: bytes | str | None) -> Iterator[str]:
 def _record(message: Message) -> TracedRecord:
     pairs = headers_of(message)
     found = {name: value.decode("utf-8", "backslashreplace") for name, value in pairs}
-    _, time_ms = message.timestamp()
     return TracedRecord(
         topic=message.topic() or "",
         partition=message.partition() or 0,
         offset=message.offset() or 0,
         kind=found.get(names.EVENT_TYPE) or operation_of(message.value()),
         position=position_of_headers(pairs) or "",
-        committed_at=_time_of(time_ms),
+        committed_at=time_of(message.timestamp()[1]),
         event_id=found.get(names.EVENT_ID),
         traceparent=found.get(names.TRACEPARENT),
     )
 
 
-def _time_of(time_ms: int) -> datetime:
+def time_of(time_ms: int) -> datetime:
     """Return a record's time; of one that no date can have, the nearest date."""
     nearest = min(max(time_ms, _FIRST_MS), _LAST_MS)
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=nearest)

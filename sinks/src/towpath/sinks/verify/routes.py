@@ -244,7 +244,10 @@ def chosen_routes(settings: Settings, sink: Sink, names: Sequence[str]) -> list[
 
 def _names(text: str) -> set[str]:
     """Return a text, and the full table name that it may stand for."""
-    return {text, TableName.parse(text).text} if "." in text.strip(".") else {text}
+    try:
+        return {text, TableName.parse(text).text}
+    except ValueError:
+        return {text}
 
 
 def _document(types: Mapping[str, str]) -> tuple[SourceColumn, ...]:

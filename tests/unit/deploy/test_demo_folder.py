@@ -2,8 +2,10 @@
 
 import pytest
 
+from towpath.deploy.cli.trials import demo_platform
 from towpath.deploy.errors import DemoRunsError, NotADemoFolderError, StateFolderError
 from towpath.deploy.local.own_stack import MARK, demo_folder
+from towpath.schemas.failure import UsageError
 
 
 def test_a_fresh_folder_is_marked(tmp_path):
@@ -64,3 +66,12 @@ def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
         pass
 
     assert file.read_text() == "mine"
+
+
+def test_a_result_that_could_not_be_written_is_refused_first(tmp_path, monkeypatch):
+    """
+    Not after the whole run, as if a sink differed.
+    """
+    monkeypatch.setattr("towpath.deploy.demo.run.run_demo", lambda *_: 0)
+    with pytest.raises(UsageError, match="there is no folder"):
+        demo_platform(json=tmp_path / "none" / "result.json", state=tmp_path)

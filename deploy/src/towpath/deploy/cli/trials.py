@@ -18,6 +18,7 @@ from towpath.cli.options import (
     config_file,
     state_folder,
 )
+from towpath.schemas.failure import UsageError
 
 demo = App(name="demo", help="Run the whole platform; prove that sinks agree.")
 
@@ -61,6 +62,9 @@ def demo_platform(  # noqa: PLR0913 - each is an option of the command
         JoinedPlatform,
     )
 
+    if json is not None and not json.parent.is_dir():
+        message = f"--json: there is no folder {json.parent}"
+        raise UsageError(message)
     options = DemoOptions(
         rate=rate,
         orders=orders,
@@ -168,7 +172,6 @@ def chaos_snapshot(  # noqa: PLR0913 - each is an option of the command
     """
     from towpath.deploy.bench.runner import run_chaos  # noqa: PLC0415 - keeps --help fast
     from towpath.loadtests.chaos.context import VICTIMS, ChaosOptions  # noqa: PLC0415 - as above
-    from towpath.schemas.failure import UsageError  # noqa: PLC0415 - as above
 
     victims = () if kill == "nobody" else tuple(kill.split(","))
     unknown = sorted(set(victims) - set(VICTIMS))

@@ -13,8 +13,6 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import requests
-from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema
-from urllib3.exceptions import LocationParseError
 
 from towpath.schemas.failure import (
     RegistryRefusedError,
@@ -27,11 +25,6 @@ from towpath.schemas.failure import (
 REQUEST_TIMEOUT_S: Final = 5.0
 
 _INCOMPATIBLE: Final = (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
-# The last two: a part of the host is too long, or the login is not Latin-1.
-_NO_ADDRESS: Final = (
-    *(InvalidSchema, InvalidURL, MissingSchema),
-    *(LocationParseError, UnicodeError),
-)
 _TRANSIENT: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 _NO_REGISTRY: Final = "the server at the address is not a schema registry"
 _AVRO: Final = "AVRO"
@@ -202,7 +195,9 @@ class SchemaRegistry:
                 headers={"Content-Type": _MEDIA_TYPE, "Accept": _MEDIA_TYPE},
                 timeout=self._timeout_s,
             )
-        except _NO_ADDRESS as e:
+        # Each reason why an address cannot be used is a ValueError: its scheme, a part
+        # of its host that is too long, a login that is not Latin-1.
+        except ValueError as e:
             reason = "the address of the schema registry is not a valid URL"
             raise RegistryRefusedError(reason) from e
         except requests.RequestException as e:

@@ -150,3 +150,20 @@ def test_an_unknown_format_is_a_mistake():
     Both formats are named.
     """
     assert "must be human or json, not 'xml'" in talk("xml").stderr
+
+
+def test_a_record_that_a_library_cannot_write_does_not_end_the_library():
+    """
+    Any error of its text, as the standard library's handlers do.
+    """
+    talked = talk(
+        program="""
+import logging
+from towpath.settings.logs import configure_logs
+configure_logs()
+logging.getLogger("library").warning("said %(word)s", {"other": 1})
+"""
+    )
+    (record,) = map(json.loads, talked.stderr.splitlines())
+
+    assert (0, "said %(word)s") == (talked.returncode, record["line"])

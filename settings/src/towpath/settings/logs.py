@@ -93,7 +93,7 @@ class _Forwarder(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = record.getMessage()
-        except (TypeError, ValueError):
+        except Exception:  # noqa: BLE001 - a mistake of the library must not end it
             line = str(record.msg)
         structlog.get_logger(record.name).log(
             max(record.levelno, logging.DEBUG), _CAPTURED, line=line

@@ -171,6 +171,24 @@ def test_a_connector_is_written_to_a_file_and_reported(
     assert (root.run(words), "File exists" in capsys.readouterr().err) == (2, True)
 
 
+def test_a_file_with_passwords_is_its_owners_only(tmp_path: Path) -> None:
+    """
+    Without passwords it has the mode of any new file.
+    """
+    words = ["config", "from-debezium", str(DATA / "inventory.json"), "--out"]
+    private, other = tmp_path / "private.toml", tmp_path / "other.toml"
+    any_file = tmp_path / "any"
+    any_file.touch()
+
+    assert 0 == root.run([*words, str(private), "--include-secrets"])
+    assert 0 == root.run([*words, str(other)])
+
+    assert "dbz%26secret" in private.read_text(encoding="utf-8")
+    assert [0o600, any_file.stat().st_mode & 0o777] == [
+        path.stat().st_mode & 0o777 for path in (private, other)
+    ]
+
+
 def test_without_out_the_file_is_on_standard_output(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

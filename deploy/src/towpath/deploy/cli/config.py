@@ -5,6 +5,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, TextIO
 
@@ -105,7 +106,8 @@ def from_debezium(  # noqa: PLR0913 - the command's options
 
     Args:
         connector: The JSON as Kafka Connect has it, with or without name and config.
-        out: Where to write the file; it must not be there yet.
+        out: Where to write the file; it must not be there yet. With passwords only
+            its owner may read it.
         dsn: Look up in this database which tables a regular expression matches.
         kafka: Kafka's address, which the connector does not know: host:port.
         registry: The schema registry's address.
@@ -123,7 +125,7 @@ def from_debezium(  # noqa: PLR0913 - the command's options
     )
     text = toml_text(conversion.document, f"From {connector.name}, by towpath config.")
     if out is not None:
-        _write(out, text)
+        _write(out, text, mode=0o600 if include_secrets else 0o666)
     if json:
         print(json_text.dumps(_as_json(conversion, text), indent=1, ensure_ascii=False))
         return 0
@@ -179,9 +181,10 @@ def _text(path: Path) -> str:
         raise UsageError(message) from error
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, *, mode: int) -> None:
+    opened = partial(os.open, mode=mode)
     try:
-        with path.open("x", encoding="utf-8") as file:
+        with open(path, "x", encoding="utf-8", opener=opened) as file:
             file.write(text)
     except OSError as error:
         message = f"{path}: {error.strerror or 'cannot be written'}"

@@ -68,6 +68,10 @@ def mistakes(folder: Path, more: str, **environ: str) -> tuple[str, ...]:
         ),
         ("[topics]\npartitions = 0", "topics.partitions: must be at least 1, not 0"),
         (
+            "[relay]\nstop_timeout_s = inf",
+            "relay.stop_timeout_s: expected a finite number, not inf",
+        ),
+        (
             "[relay]\nheartbeat_interval_s = -1",
             "relay.heartbeat_interval_s: must be more than 0, not -1",
         ),

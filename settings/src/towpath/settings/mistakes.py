@@ -26,6 +26,7 @@ _KEY_STEP: Final = "[key]"
 _EXPECTED: Final[Mapping[str, str]] = {
     "int": "a whole number",
     "float": "a number",
+    "finite": "a finite number",
     "string": "text in quotes",
     "bool": "true or false",
     "tuple": 'a list, such as ["a", "b"]',

@@ -80,7 +80,8 @@ OptionalTableText = Annotated[str, AfterValidator(_optional_table)]
 class Section(BaseModel):
     """The base of all sections."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # JSON has no infinity, so documents could not show one.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 # The path of a key or a mistake: names of keys, and indices of lists.

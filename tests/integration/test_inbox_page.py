@@ -74,6 +74,24 @@ def test_the_consumer_of_the_page_counts_each_view_once(page):
     assert [(7, 3)] == counts
 
 
+def test_a_listing_of_parked_events_says_that_it_is_cut(page, capsys):
+    """
+    It shows the first 1,000, so that a number of them is not taken for all.
+    """
+    event, inbox = page["event"], page["inbox"]
+    options = ["--dsn", page["DATABASE_URL"], "--consumer", "view-counter"]
+    with page["sessions"].begin() as session:
+        for number in range(1_001):
+            one = dataclasses.replace(event, id=f"many-{number}")
+            drive(session, inbox.park(one, "unreadable"))
+    capsys.readouterr()
+    assert 1 == run(["inbox", "parked", *options, "--json"])
+    output = capsys.readouterr()
+
+    assert 1_000 == len(json.loads(output.out))
+    assert "only the first 1,000 are listed" in output.err
+
+
 def test_the_command_looks_after_parked_events(page, capsys):
     """
     It lists them with exit 1, requests a replay, and drops one for good.

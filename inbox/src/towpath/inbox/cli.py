@@ -3,9 +3,10 @@
 import contextlib
 import dataclasses
 import json as json_text
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from confluent_kafka import KafkaError, KafkaException
 from cyclopts import App, Parameter
@@ -28,6 +29,8 @@ from towpath.schemas.failure import UnavailableError, UsageError
 
 if TYPE_CHECKING:
     import psycopg
+
+_LISTED: Final = 1_000
 
 app = App(name="inbox", help="Create an inbox; look after its consumers.")
 
@@ -155,6 +158,8 @@ def parked(
     """
     List the parked events in the order of their parking; exit 1 if there are any.
 
+    Of more than 1,000 it lists the first ones, and says so on standard error.
+
     Args:
         dsn: The database.
         consumer: The consumer.
@@ -162,7 +167,11 @@ def parked(
         json: Print one JSON document.
     """
     with _connect(dsn, schema) as connection:
-        found = Inbox(consumer, schema=schema).parked(connection)
+        found = Inbox(consumer, schema=schema).parked(connection, limit=_LISTED + 1)
+    if len(found) > _LISTED:
+        found = found[:_LISTED]
+        note = f"only the first {_LISTED:,} are listed; towpath inbox status counts all"
+        print(note, file=sys.stderr)
     if json:
         print(json_text.dumps([_document(one) for one in found], indent=1))
     elif found:

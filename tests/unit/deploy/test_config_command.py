@@ -103,6 +103,35 @@ def test_transforms_are_shown_as_they_can_be_read(
     assert given == tuple(map(Route.model_validate, routes))
 
 
+def test_names_of_tables_are_shown_as_they_can_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    A part with a space has its quotes, as a value and as a key.
+    """
+    path, shown = tmp_path / "towpath.toml", tmp_path / "shown.toml"
+    path.write_text(
+        """
+version = 1
+[[source]]
+dsn = "postgresql://127.0.0.1:1/shop"
+tables = ['"my s".t']
+[kafka]
+bootstrap_servers = "127.0.0.1:1"
+[relay.outbox]
+table = '"my outbox".t'
+[relay.rows.key_columns]
+'"my s".t' = ["a"]
+""",
+        encoding="utf-8",
+    )
+
+    assert 0 == root.run(["config", "show", "--config", str(path)])
+    shown.write_text(capsys.readouterr().out, encoding="utf-8")
+
+    assert load(path, {}) == load(shown, {})
+
+
 def test_check_names_a_transform_in_python_that_is_not_installed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

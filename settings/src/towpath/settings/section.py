@@ -10,7 +10,14 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    PlainSerializer,
+    SerializationInfo,
+    ValidationInfo,
+)
 from pydantic.fields import FieldInfo
 
 from towpath.schemas.table_name import TableName
@@ -60,6 +67,8 @@ def table_of_text(text: str) -> TableName:
 # The context of a validation of values that were validated before and stored: names of
 # tables are canonical texts, whose spaces are not quoted.
 STORED: Final = "stored"
+# The context of a dump for a file that people write: parts are quoted where needed.
+WRITTEN: Final = "written"
 
 
 def _table(text: str, info: ValidationInfo) -> str:
@@ -72,9 +81,15 @@ def _optional_table(text: str, info: ValidationInfo) -> str:
     return _table(text, info) if text else ""
 
 
+def _written(text: str, info: SerializationInfo) -> str:
+    return TableName.parse(text).entry if info.context == WRITTEN and text else text
+
+
 # A table's name in the file, as its canonical text.
-TableText = Annotated[str, AfterValidator(_table)]
-OptionalTableText = Annotated[str, AfterValidator(_optional_table)]
+TableText = Annotated[str, AfterValidator(_table), PlainSerializer(_written)]
+OptionalTableText = Annotated[
+    str, AfterValidator(_optional_table), PlainSerializer(_written)
+]
 
 
 class Section(BaseModel):

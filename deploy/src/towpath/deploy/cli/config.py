@@ -20,6 +20,7 @@ from towpath.schemas.failure import UsageError
 from towpath.schemas.table_name import TableName
 from towpath.settings import Settings, Sink, load
 from towpath.settings.secrets import masked
+from towpath.settings.section import WRITTEN
 from towpath.settings.sink import is_built_in
 
 app = App(
@@ -137,7 +138,8 @@ def from_debezium(  # noqa: PLR0913 - the command's options
 
 def _effective(path: Path) -> dict[str, Any]:
     settings = load(path, os.environ)  # noqa: TID251 - a root
-    shown = masked(settings.model_dump(mode="json", exclude_none=True))
+    dump = settings.model_dump(mode="json", exclude_none=True, context=WRITTEN)
+    shown = masked(dump)
     return shown if isinstance(shown, dict) else {}
 
 

@@ -58,7 +58,7 @@ class Service:
     def _answers(self) -> bool:
         try:
             return requests.get(self.url + "/health/live", timeout=3).ok
-        except requests.ConnectionError:
+        except (requests.ConnectionError, requests.Timeout):
             return False
 
 

@@ -110,11 +110,13 @@ def matching_collections(entry: str, known: Iterable[str]) -> list[str]:
         head = f"{exact}."
         further = (n for n in collections if n.startswith(head) and n not in same)
         return [*same, *(further if head.startswith(_AGGREGATES) else ())]
+    if same:
+        return same
     try:
         is_match = linear_matcher(entry)
     except ValueError as error:
         raise NoExpressionError(str(error)) from error
-    return same or [name for name in collections if is_match(_joined(name))]
+    return [name for name in collections if is_match(_joined(name))]
 
 
 def matches(entry: str, collection: str) -> bool:

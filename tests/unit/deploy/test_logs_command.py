@@ -53,8 +53,8 @@ def test_a_log_is_followed_while_it_is_rotated(tmp_path):
     log.write_text("old\n", encoding="utf-8")
 
     def create():
-        log.write_text("x\n", encoding="utf-8")
+        log.write_text("a longer line\n", encoding="utf-8")
 
     found = follow_file(log, 4, Steps(log.unlink, create))
 
-    assert "x\n" == next(found)
+    assert "a longer line\n" == next(found)

@@ -97,7 +97,7 @@ def test_keys_come_from_words_and_files(tmp_path: Path):
     ] == parsed_keys(key_lines(["7"], file))
 
 
-@pytest.mark.parametrize("sign", ["\u2028", "\x85", "\x0b", "\x1c"])
+@pytest.mark.parametrize("sign", ["\u2028", "\x85", "\x0b", "\x1c", "\r"])
 def test_only_a_line_feed_ends_a_key_of_a_file(tmp_path: Path, sign):
     """
     Unicode has other separators of lines, which a key may contain.

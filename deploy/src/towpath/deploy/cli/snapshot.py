@@ -115,7 +115,8 @@ def _lines(file: Path | None) -> list[str]:
     if file is None:
         return []
     try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
+        is_input = str(file) == "-"
+        text = (sys.stdin.buffer.read() if is_input else file.read_bytes()).decode()
     except OSError as error:
         message = f"{file}: {error.strerror}"
         raise UsageError(message) from error
@@ -123,7 +124,7 @@ def _lines(file: Path | None) -> list[str]:
         message = f"{file} is not UTF-8 text"
         raise UsageError(message) from error
     # Not splitlines: a key may contain other separators of lines.
-    return text.split("\n")
+    return [line.removesuffix("\r") for line in text.split("\n")]
 
 
 app = App(name="snapshot", help="Fill sinks from existing rows.")

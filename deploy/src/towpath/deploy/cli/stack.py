@@ -2,7 +2,6 @@
 
 import codecs
 import collections
-import contextlib
 import json as json_text
 import os
 import sys
@@ -74,11 +73,14 @@ def follow_file(path: Path, place: int, clock: Clock | None = None) -> Iterator[
     decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
     while True:
         added = b""
-        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-            if file.seek(0, os.SEEK_END) < place:
-                place = 0
-            file.seek(place)
-            added = file.read()
+        try:
+            with path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < place:
+                    place = 0
+                file.seek(place)
+                added = file.read()
+        except FileNotFoundError:
+            place = 0
         place += len(added)
         if text := decode(added):
             yield text

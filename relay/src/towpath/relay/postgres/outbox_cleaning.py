@@ -14,6 +14,7 @@ transactions that may write to it; only then is the end of the log read.
 
 # ruff: noqa: S608 - names are quoted; values are parameters
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime, time
 from typing import Final, NamedTuple
 
@@ -211,14 +212,19 @@ class OutboxTable:
             f"alter table {self._table.name.sql} "
             f"detach partition {partition.name.sql} {how}"
         )
-        is_detached = False
         with translated_errors(f"detaching partition {partition.name}"):
             # Marked first, so that no other table is ever taken for one to be dropped.
             self._comment(partition, f"'{_MARK}'")
-            try:
-                is_detached = self._ends_within(statement, wait_s)
-            finally:
-                if not is_detached:
+            is_detached = self._ends_within(statement, wait_s)
+            # VACUUM may hold the lock of a comment, or another run drop the table: the
+            # mark then stays as it is.
+            with suppress(
+                psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable
+            ):
+                if is_detached:
+                    # Another run may have removed the mark meanwhile.
+                    self._comment(partition, f"'{_MARK}'")
+                else:
                     self._unmark(partition)
         return is_detached
 

@@ -117,7 +117,7 @@ def read_schema_text(file: Path | Traversable) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        message = f"{file.name}: the schema cannot be read: {error}"
+        message = f"{file.name}: the file cannot be read: {error}"
         raise EventSchemaError(message) from error
 
 

@@ -483,7 +483,7 @@ class RefusedRoute:
         return self._keyed(record, change.new or change.old or ())
 
     def _keyed(self, record: Record, row: Row) -> Record:
-        """Give a dead letter its row's key, its topic and the registry's reason."""
+        """Give a dead letter its row's key, its topic and the detailed reason."""
         marks: list[Header] = [
             (name, self._origin.get(name, value)) for name, value in record.headers
         ]

@@ -15,6 +15,7 @@ from towpath.relay.commands.dead_letters import (
     publishable,
     release_of,
 )
+from towpath.relay.encode.parked_aggregates import parking_type
 from towpath.relay.encode.record import ANY_PARTITION, Record
 from towpath.relay.errors import BrokerUnavailableError, StateRefusedError
 from towpath.relay.kafka import state
@@ -22,6 +23,7 @@ from towpath.relay.kafka.state import EVENTS_AT_ONCE
 from towpath.settings import Kafka
 
 ORDER = Aggregate("order", b"7")
+PARKED = ("parked", b"7")
 
 
 class Written(NamedTuple):
@@ -87,6 +89,22 @@ def test_a_released_aggregate_has_no_letters():
     """
     assert [] == numbers(row(1), event(2), release(2))
     assert [4, 5] == numbers(row(1), event(2), release(2), row(4), event(5))
+
+
+def test_a_long_type_is_that_of_its_hash():
+    """
+    A stub has the hash of its type, a row the type: both are of one aggregate.
+    """
+    kind = "x" * 3000
+    hashed = parking_type(kind)
+    letters = []
+    for number, name in ((1, kind), (2, str(hashed))):
+        marks = [("position", at(number)), ("aggregate_type", name.encode())]
+        letters.append(Written(b"7", b"{}", [*marks, ("form", b"row"), PARKED]))
+    parked = parked_events(letters)
+
+    assert {chosen(parked, kind, "7"): 2} == {of: len(parked[of]) for of in parked}
+    assert parked == parked_events([*letters, row(1)], Aggregate(hashed, b"7"))
 
 
 def test_a_release_below_a_later_letter_releases_nothing():

@@ -19,7 +19,11 @@ from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Message
 
-from towpath.relay.encode.parked_aggregates import ParkedAggregates, parking_id
+from towpath.relay.encode.parked_aggregates import (
+    ParkedAggregates,
+    parking_id,
+    parking_type,
+)
 from towpath.relay.encode.record import ANY_PARTITION, Header, Record
 from towpath.relay.errors import StateRefusedError
 from towpath.relay.kafka.reading import partition_counts, read_to_ends
@@ -94,7 +98,7 @@ def parked_events(messages: Iterable[Message], only: Aggregate | None = None) ->
         if aggregate_id is None or position is None:
             continue
         kind = marks.get(headers.AGGREGATE_TYPE)
-        aggregate = Aggregate(None if kind is None else kind.decode(), aggregate_id)
+        aggregate = _parked_as(None if kind is None else kind.decode(), aggregate_id)
         if only not in {None, aggregate}:
             continue
         # A replay after a crash may have written a dead letter twice.
@@ -106,6 +110,11 @@ def parked_events(messages: Iterable[Message], only: Aggregate | None = None) ->
             start = of_type.bounds[-1]
             parked[aggregate] = [letters[at] for at in sorted(letters) if at >= start]
     return parked
+
+
+def _parked_as(kind: str | None, id_: bytes) -> Aggregate:
+    """Return the aggregate as it is parked: long types and ids as their hashes."""
+    return Aggregate(parking_type(kind), parking_id(id_))
 
 
 def _dead_letter(
@@ -147,7 +156,7 @@ def chosen(parked: Parked, kind: str | None, id_: str) -> Aggregate:
     Raises:
         StateRefusedError: It is not parked.
     """
-    aggregate = Aggregate(kind, parking_id(id_.encode()))
+    aggregate = _parked_as(kind, id_.encode())
     if aggregate not in parked:
         what = f"{kind or 'any type'} {id_}"
         reason = f"{what} is not parked: see towpath relay dead-letters list"
@@ -192,7 +201,7 @@ def release_aggregate(
     source = settings.database
     with closing(SlotOwnership(source.dsn, source.slot)) as ownership:
         ownership.acquire(SystemClock(), Wakeup(), 0.0, lambda: False)
-        only = Aggregate(kind, parking_id(id_.encode()))
+        only = _parked_as(kind, id_.encode())
         parked = read_parked_events(settings, only)
         aggregate = chosen(parked, kind, id_)
         letters = parked[aggregate]

@@ -142,7 +142,7 @@ class ParkedAggregates:
 
     def _spans_of(self, aggregate_type: str | None, known: bytes) -> _ParkedSpans:
         types = self.spans.setdefault(known, {})
-        aggregate_type = _parking_type(aggregate_type)
+        aggregate_type = parking_type(aggregate_type)
         if aggregate_type not in types:
             types[aggregate_type] = _ParkedSpans(
                 released=self._released.get(known, _NOWHERE)
@@ -160,7 +160,7 @@ class ParkedAggregates:
             return False
         if aggregate_type is None:
             return any(spans.holds(position) for spans in types.values())
-        found = (types.get(_parking_type(aggregate_type)), types.get(None))
+        found = (types.get(parking_type(aggregate_type)), types.get(None))
         return any(spans is not None and spans.holds(position) for spans in found)
 
     def recall(
@@ -190,13 +190,14 @@ class ParkedAggregates:
 
 
 def parking_id(aggregate_id: bytes) -> bytes:
-    """Return an aggregate's id (or its type), or its hash if it is long."""
+    """Return an aggregate's id, or its hash if it is long."""
     if len(aggregate_id) <= MAX_ID_BYTES:
         return aggregate_id
     return b"sha256:" + hashlib.sha256(aggregate_id).hexdigest().encode()
 
 
-def _parking_type(aggregate_type: str | None) -> str | None:
+def parking_type(aggregate_type: str | None) -> str | None:
+    """Return an aggregate's type, or its hash if it is long."""
     if aggregate_type is None:
         return None
     return parking_id(aggregate_type.encode()).decode()

@@ -257,7 +257,16 @@ def test_an_expression_that_cannot_be_compiled_is_refused(entry):
 
 
 @pytest.mark.parametrize(
-    "entry", [r"shop\.(?!orders).*", r"shop\.(o)\1", r"shop\.(\w{9}){9999}", "a)|(b"]
+    "entry",
+    [
+        r"shop\.(?!orders).*",
+        r"shop\.(o)\1",
+        r"shop\.(\w{9}){9999}",
+        "a)|(b",
+        r"shop\.[a-z--b]+",
+        r"shop\.[a-z&&o]+",
+        r"shop\.[[a-z]]+",
+    ],
 )
 def test_an_expression_that_only_a_backtracking_search_matches_is_refused(entry):
     """

@@ -11,6 +11,7 @@ a text, or bytes: ``hex:ff00``. Each parser raises ``ValueError`` with one sente
 import enum
 import hashlib
 import re
+import warnings
 from collections.abc import Callable, Collection
 from typing import Annotated, Final, NamedTuple
 
@@ -23,7 +24,6 @@ ROUTED_VALUE: Final = "{aggregate_type}"
 _PARTS: Final = (2, 3)
 _HEX: Final = "hex:"
 _FIELD_PATH: Final = re.compile(r"(?:[^.\[\]]+(?:\[\])?\.)*[^.\[\]]+")
-_NONLINEAR: Final = "it has look-around, a backreference or too large repetitions"
 _JAVA_GROUP: Final = re.compile(r"\(\?<(?=[A-Za-z])")
 
 
@@ -89,19 +89,23 @@ def linear_matcher(text: str) -> Callable[[str], bool]:
     can take hours, so expressions from outside the configuration are matched here.
 
     Raises:
-        ValueError: The text is not a regular expression, or has look-around, a
-            backreference, or repetitions that are too large.
+        ValueError: The text is not a regular expression of linear time, or has what
+            other kinds of expressions read as operations on sets of characters.
     """
     try:
-        re.compile(text)
+        with warnings.catch_warnings():
+            # Python warns of what its own matcher takes literally, and this one not.
+            warnings.simplefilter("error", FutureWarning)
+            re.compile(text)
         schema = core_schema.str_schema(
             pattern=rf"\A(?:{text})\z", regex_engine="rust-regex"
         )
         return SchemaValidator(schema).isinstance_python
     except SchemaError as error:
-        message = "not a regular expression of linear time: " + _NONLINEAR
+        reason = str(error).strip().splitlines()[-1].removeprefix("error: ")
+        message = f"not a regular expression of linear time: {reason}"
         raise ValueError(message) from error
-    except (re.error, OverflowError, RecursionError) as error:
+    except (re.error, OverflowError, RecursionError, FutureWarning) as error:
         message = f"not a regular expression: {error}"
         raise ValueError(message) from error
 

@@ -16,6 +16,7 @@ from towpath.relay.encode.table import (
     RouteCallbacks,
     SourceNames,
     TableRoute,
+    lacks_key_forms,
 )
 from towpath.relay.wal.messages import UNCHANGED, Column, Relation, Row
 from towpath.relay.wal.transactions import Change, Transaction
@@ -260,9 +261,15 @@ PRICE = Relation(
 )
 
 
-def price_route(record_format: str, reasons: list[str]) -> Route:
+def price_route(
+    record_format: str, reasons: list[str], skipped: tuple[str, ...] = ()
+) -> Route:
     """Return the route of a table whose key is a precise decimal."""
-    rows = {"format": record_format, "decimals": "precise"}
+    rows = {
+        "format": record_format,
+        "decimals": "precise",
+        "skipped_operations": skipped,
+    }
     relay = Relay.model_validate({"rows": rows})
     parked = ParkedAggregates(10)
     router = Router(
@@ -337,3 +344,47 @@ def test_a_read_row_whose_key_has_no_precise_form_is_a_dead_letter(record_format
         [record.topic.removeprefix("towpath.") for record in records],
         [json.loads(record.key or b"") for record in records[1::2]],
     )
+
+
+@pytest.mark.parametrize(
+    ("skipped", "new", "old", "topics"),
+    [
+        ("c", (b"NaN", b"a"), None, []),
+        ("u", (b"NaN", b"a"), (b"NaN", b"b"), []),
+        ("d", None, (b"NaN", b"a"), []),
+        ("c", (b"NaN", b"a"), (b"1", b"a"), ["shop.price", "shop.price"]),
+        ("u", (b"NaN", b"a"), (b"Infinity", b"a"), ["dead.relay"]),
+        ("d", (b"NaN", b"a"), (b"1", b"a"), ["dead.relay"]),
+    ],
+)
+def test_a_skipped_operation_makes_no_dead_letter_of_a_key_without_a_precise_form(
+    skipped: str, new: Row | None, old: Row | None, topics: list[str]
+):
+    """
+    A change of the key is a delete and a create, as for other keys.
+    """
+    route = price_route("json", [], (skipped,))
+    records = route.records(price_change(new, old), NOW_US)
+
+    assert [f"towpath.{topic}" for topic in topics] == [r.topic for r in records]
+
+
+def test_an_absent_key_without_a_precise_form_is_skipped_with_deletes():
+    """
+    Its record would be a delete.
+    """
+    route = price_route("json", [], ("d",))
+    assert isinstance(route, TableRoute)
+
+    assert () == route.absent([b"NaN"], ReadSlice(255, "s-1", route.topic, NOW_US))
+
+
+def test_money_always_has_a_precise_form():
+    """
+    Its type has no NaN, so its keys need no check.
+    """
+    amount = PRICE._replace(columns=(Column("amount", 790), Column("note", 25)))
+    rows = plan(amount, decimals="precise")
+
+    assert not lacks_key_forms(amount, rows)
+    assert lacks_key_forms(PRICE, plan(PRICE, decimals="precise"))

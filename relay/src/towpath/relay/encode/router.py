@@ -182,7 +182,7 @@ class Router:
                 raise
             reason = str(failure)
             return RefusedRoute(relation, plan, topic, self.dead, reason, count_in)
-        if not lacks_key_forms(plan):
+        if not lacks_key_forms(relation, plan):
             return TableRoute(prefix, relation, plan, codec, rows, self.callbacks)
         unkeyed = UnkeyedRoute(relation, plan, topic, self.dead, UNKEYED, count_in)
         return PreciseKeyRoute(prefix, unkeyed, plan, codec, rows, self.callbacks)

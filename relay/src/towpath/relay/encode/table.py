@@ -23,13 +23,13 @@ the change's position; further ones append ``.1`` and ``.2`` to it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 import orjson
 
 from towpath.relay.encode.codecs.codec import Codec, EnvelopeFacts
 from towpath.relay.encode.codecs.codec import TransactionPlace as Placed
-from towpath.relay.encode.codecs.connect_schema import Field
 from towpath.relay.encode.dead_letters import RefusedRoute
 from towpath.relay.encode.record import ANY_PARTITION, FIXED_BYTES, Record
 from towpath.relay.encode.relations import ColumnPlan
@@ -52,6 +52,7 @@ from towpath.schemas.envelope import STREAMED, Operation
 from towpath.schemas.position import Position
 from towpath.settings.rows import RecordFormat, Rows
 
+_MONEY: Final = 790
 _STREAMED: Final = STREAMED.encode()
 
 # Module constants, to avoid an attribute look-up per record.
@@ -373,35 +374,56 @@ class PreciseKeyRoute(TableRoute):
     ) -> None:
         super().__init__(prefix, unkeyed.relation, plan, codec, rows, callbacks)
         self._unkeyed = unkeyed
-        self._precise = [field.at for field in _precise_fields(plan)]
+        self._precise = _precise_places(self.relation, plan)
 
     def records(self, change: Change, now_us: int) -> Sequence[Record]:
         """Return the records of a change, or its dead letter."""
         new, old = change.new, change.old
-        if self._lacks_form(new):
-            deletes: Sequence[Record] = ()
-            if old and not self._lacks_form(old) and "d" not in self._skipped:
+        for at in self._precise:
+            if new is not None and new[at] in NON_FINITE:
+                return self._refuse_new(change, new, now_us)
+            if old is not None and old[at] in NON_FINITE:
+                return self._refuse_old(change, old, now_us)
+        return super().records(change, now_us)
+
+    def _refuse_new(self, change: Change, new: Row, now_us: int) -> Sequence[Record]:
+        """Return the dead letter of a new row, after the delete of its old key."""
+        old, operation = change.old, change.operation.value
+        deletes: Sequence[Record] = ()
+        if old is not None:
+            new = fill_unchanged(new, old, self.relation, is_full=change.is_full)
+            if self._is_moved(old, new, is_full=change.is_full):
+                operation = "c"
+            if not self._lacks_form(old) and "d" not in self._skipped:
                 deletes = self._delete(change, old, now_us)
-            return (*deletes, *self._unkeyed.records(change, now_us))
-        if not self._lacks_form(old):
-            return super().records(change, now_us)
-        if old is None or new is None:
-            return self._unkeyed.records(change, now_us)
-        if "c" in self._skipped:
+        if operation in self._skipped:
+            return deletes or self._skip(SKIPPED_OPERATION)
+        return (*deletes, *self._unkeyed.records(change, now_us))
+
+    def _refuse_old(self, change: Change, old: Row, now_us: int) -> Sequence[Record]:
+        """Return the dead letter of a deleted row, or the row under its new key."""
+        new = change.new
+        if new is not None and self._lacks_form(new):
+            return self._refuse_new(change, new, now_us)
+        if ("d" if new is None else "c") in self._skipped:
             return self._skip(SKIPPED_OPERATION)
+        if new is None:
+            return self._unkeyed.records(change, now_us)
         new = fill_unchanged(new, old, self.relation, is_full=change.is_full)
         return (self._create_moved(change, new, now_us, 0),)
 
     def reads(self, rows: Sequence[ReadRow], place: ReadSlice) -> Sequence[Record]:
         """Return the records of rows of a chunk, or their dead letters."""
-        if not any(map(self._lacks_form, rows)):
-            return super().reads(rows, place)
-        return [record for row in rows for record in self._read(row, place)]
+        for at in self._precise:
+            if not NON_FINITE.keys().isdisjoint(map(itemgetter(at), rows)):
+                return [record for row in rows for record in self._read(row, place)]
+        return super().reads(rows, place)
 
     def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:
         """Return the records of a key that its chunk does not have."""
         texts = dict(zip(self.relation.key, key, strict=True))
-        if any(texts.get(at) in NON_FINITE for at in self._precise):
+        is_refused = any(texts.get(at) in NON_FINITE for at in self._precise)
+        if is_refused and "d" not in self._skipped:
             return self._unkeyed.absent(key, place)
         return super().absent(key, place)
 
@@ -410,17 +432,23 @@ class PreciseKeyRoute(TableRoute):
             return self._unkeyed.reads((row,), place)
         return super().reads((row,), place)
 
-    def _lacks_form(self, row: Row | None) -> bool:
-        return row is not None and any(row[at] in NON_FINITE for at in self._precise)
+    def _lacks_form(self, row: Row) -> bool:
+        return any(row[at] in NON_FINITE for at in self._precise)
 
 
-def lacks_key_forms(plan: ColumnPlan) -> bool:
+def lacks_key_forms(relation: Relation, plan: ColumnPlan) -> bool:
     """Return whether the key has decimals that cannot express every number."""
-    return bool(_precise_fields(plan))
+    return bool(_precise_places(relation, plan))
 
 
-def _precise_fields(plan: ColumnPlan) -> list[Field]:
-    return [field for field in plan.key if field.form.schema.name in PRECISE_NAMES]
+def _precise_places(relation: Relation, plan: ColumnPlan) -> list[int]:
+    return [
+        field.at
+        for field in plan.key
+        if field.form.schema.name in PRECISE_NAMES
+        # Money has a precise form, and no NaN.
+        and relation.columns[field.at].type_oid != _MONEY
+    ]
 
 
 def fill_unchanged(new: Row, old: Row, relation: Relation, *, is_full: bool) -> Row:

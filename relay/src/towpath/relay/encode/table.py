@@ -391,8 +391,9 @@ class PreciseKeyRoute(TableRoute):
         old, operation = change.old, change.operation.value
         deletes: Sequence[Record] = ()
         if old is not None:
-            new = fill_unchanged(new, old, self.relation, is_full=change.is_full)
-            if self._is_moved(old, new, is_full=change.is_full):
+            is_full = change.is_full
+            new = fill_unchanged(new, old, self.relation, is_full=is_full)
+            if self._is_moved(old, new, is_full=is_full):
                 operation = "c"
             if not self._lacks_form(old) and "d" not in self._skipped:
                 deletes = self._delete(change, old, now_us)

@@ -11,6 +11,7 @@ from towpath.relay.encode.aggregates import AggregateRoutes
 from towpath.relay.encode.dead_letters import DeadLetters
 from towpath.relay.encode.event_options import BAD_PARTITION, NOT_A_CLOUDEVENT
 from towpath.relay.encode.outbox import OutboxRoute
+from towpath.relay.encode.outbox_columns import ReservedTopics
 from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.encode.record import Record
 from towpath.relay.encode.rows import ReadRoute, ReadSlice
@@ -45,7 +46,10 @@ class RouteBench:
         self.parked = ParkedAggregates(10)
         dead = DeadLetters("towpath", lambda r: self.refusals.update([r]), self.parked)
         self.dead = dead
-        self.routes = AggregateRoutes(outbox, dead, lambda r: self.skipped.update([r]))
+        reserved = ReservedTopics("towpath", ("towpath.shop.line",))
+        self.routes = AggregateRoutes(
+            outbox, dead, reserved, lambda r: self.skipped.update([r])
+        )
 
     def route(self, payload_type: int = JSON) -> ReadRoute:
         """Return the route of the orders."""
@@ -250,6 +254,14 @@ def test_a_type_without_a_valid_topic_is_a_configuration_error():
     """
     with pytest.raises(ConfigurationError, match="order: the aggregate type gives"):
         RouteBench(route_regex="order", route_replacement="a b")
+
+
+def test_a_type_with_the_topic_of_a_table_is_a_configuration_error():
+    """
+    Readers of the table would take its events for rows.
+    """
+    with pytest.raises(ConfigurationError, match="view: order: "):
+        RouteBench(topic="towpath.shop.line")
 
 
 def test_further_views_of_a_type_give_further_events_of_its_aggregates():

@@ -121,7 +121,9 @@ class PipelineBuilder:
         router = self._router(stream.database, dead, requests, metadata, delivery.spans)
         context = self._loop_context(delivery, router, requests, catalog)
         external = ExternalSignals(context, process.inbox, process.refusals)
-        aggregates = AggregateRoutes(settings.relay.outbox, dead, context.stats.skip)
+        aggregates = AggregateRoutes(
+            settings.relay.outbox, dead, router.reserved, context.stats.skip
+        )
         rows = SnapshotPublisher(context, aggregates.of)
         snapshots = SnapshotRunner(context, driver, worker, rows, external)
         logical_messages = self._logical_messages(

@@ -13,13 +13,13 @@ declares: ``text`` unchanged; ``integer`` decimal, without plus sign and leading
 
 import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
 from towpath.relay.encode.dead_letters import DeadLetters
 from towpath.relay.encode.outbox import EventWriter
-from towpath.relay.encode.outbox_columns import EVENT_PARTS, ReservedTopics, TopicRule
+from towpath.relay.encode.outbox_columns import EVENT_PARTS, TopicRule
 from towpath.relay.encode.record import FIXED_BYTES, Header, Record
 from towpath.relay.encode.rows import ReadRoute, ReadSlice
 from towpath.relay.errors import MalformedMessageError, UnroutableError
@@ -46,10 +46,10 @@ class AggregateRoute:
     def __init__(
         self,
         relation: Relation,
-        view: AggregateView,
-        topic: str,
+        declared: tuple[AggregateView, str],
         outbox: Outbox,
         dead: DeadLetters,
+        reserved: Container[str],
         on_skipped: Callable[[str], None],
     ) -> None:
         """
@@ -57,21 +57,20 @@ class AggregateRoute:
 
         Args:
             relation: The collection: aggregate id, type, payload.
-            view: Its declaration.
-            topic: The topic of the aggregate's events.
+            declared: Its view, and the topic of the aggregate's events.
             outbox: ``[relay.outbox]``.
             dead: Makes dead letters.
+            reserved: Topics that no event may use.
             on_skipped: Called with the reason for a header that is dropped.
         """
         self.relation = relation
-        self.topic = topic
+        view, self.topic = declared
         self._type = view.aggregate_type.encode()
         # Only a type's main view decides whether an aggregate exists.
         self._has_tombstones = not view.name
         self._dead = dead
         table = _table(relation.columns[2].type_oid)
         options = _options(outbox)
-        reserved = ReservedTopics(dead.prefix)
         self._event = EventWriter(table, options, reserved, on_skipped).event
         # Makes the event in the dead letter of a row that the options refuse.
         plain = options.model_copy(update={"cloudevents": "", "placements": ()})
@@ -137,7 +136,11 @@ class AggregateRoutes:
     """The routes of the declared views, each created with its first row."""
 
     def __init__(
-        self, outbox: Outbox, dead: DeadLetters, on_skipped: Callable[[str], None]
+        self,
+        outbox: Outbox,
+        dead: DeadLetters,
+        reserved: Container[str],
+        on_skipped: Callable[[str], None],
     ) -> None:
         """
         Resolve the topics of the declared views.
@@ -147,8 +150,9 @@ class AggregateRoutes:
         """
         self._outbox = outbox
         self._dead = dead
+        self._reserved = reserved
         self._on_skipped = on_skipped
-        self._declared = dict(_declared(outbox, dead.prefix))
+        self._declared = dict(_declared(outbox, reserved))
         self._routes: dict[int, AggregateRoute] = {}
 
     def of(self, relation: Relation) -> ReadRoute | None:
@@ -159,17 +163,22 @@ class AggregateRoutes:
         route = self._routes.get(relation.oid)
         if route is None or route.relation != relation:
             route = AggregateRoute(
-                relation, *declared, self._outbox, self._dead, self._on_skipped
+                relation,
+                declared,
+                self._outbox,
+                self._dead,
+                self._reserved,
+                self._on_skipped,
             )
             self._routes[relation.oid] = route
         return route
 
 
 def _declared(
-    outbox: Outbox, prefix: str
+    outbox: Outbox, reserved: Container[str]
 ) -> Iterable[tuple[str, tuple[AggregateView, str]]]:
     """Yield each collection with its view and topic."""
-    rule = TopicRule(outbox, ReservedTopics(prefix))
+    rule = TopicRule(outbox, reserved)
     for view in outbox.view:
         try:
             yield view.collection, (view, rule.topic(view.aggregate_type))

@@ -44,6 +44,7 @@ class RefusingSink(MemorySink):
     def __init__(self):
         super().__init__()
         self.is_mended = False
+        self.reason = "the note is too long"
         # The key of a row that cannot be written now.
         self.unavailable = None
         self.floors = {}
@@ -62,8 +63,7 @@ class RefusingSink(MemorySink):
             raise TargetUnavailableError(message)
         rows = (change.row or {} for change in batch.changes)
         if not self.is_mended and any(row.get("note") == "bad" for row in rows):
-            message = "the note is too long"
-            raise BatchRefusedError(message)
+            raise BatchRefusedError(self.reason)
         super().apply(batch)
 
     def restart(self):

@@ -15,6 +15,7 @@ from towpath.sinks.changes.decode import decode
 from towpath.sinks.dead_letters import requests
 from towpath.sinks.dead_letters.entries import (
     BEHIND,
+    LATER,
     DeadLetter,
     DeadLetterRequest,
     ParkedKey,
@@ -227,6 +228,35 @@ def test_a_request_that_fails_does_not_stop_the_others(shop: Shop):
     shop.orders.process()
 
     assert ({"two"}, 0) == (set(replies), len(shop.parked))
+
+
+def _unanswered(*_):
+    message = "the signal topic does not answer"
+    raise BrokerUnavailableError(message)
+
+
+def test_a_key_that_is_to_be_discarded_is_not_retried(monkeypatch):
+    """
+    The discard has failed for now; until it succeeds, the target gets no record of it.
+    """
+    now_s = [0.0]
+    monkeypatch.setattr(StoppedClock, "monotonic_s", lambda _: now_s[0])
+    shop = Shop(can_ask=True)
+    shop.sink.reason = f"{LATER}the receiver is busy"
+    shop.write(change(1, "c", note="a"))
+    shop.write(change(3, note="bad"))
+    shop.orders.process()
+    now_s[0] = 10_000.0
+    shop.sink.is_mended = True
+    shop.letters.request(DeadLetterRequest("one", Verb.DISCARD, KEY))
+    with monkeypatch.context() as broken:
+        broken.setattr(shop.repairs, "request_keys", _unanswered)
+        with pytest.raises(BrokerUnavailableError):
+            shop.orders.process()
+    parked = len(shop.parked)
+    shop.orders.process()
+
+    assert ({"7": "a"}, 1, 0) == (shop.sink.notes, parked, len(shop.parked))
 
 
 @pytest.mark.parametrize("headers", [None, {}], ids=["with a position", "without one"])

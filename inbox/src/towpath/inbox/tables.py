@@ -1,8 +1,8 @@
 """
 The tables of an inbox, as SQL that may be repeated.
 
-A table of an earlier release is upgraded by the same statements, which ``towpath inbox
-create`` runs and a migration contains.
+A table of an earlier state of 0.2.0 is upgraded by the same statements, which
+``towpath inbox create`` runs and a migration contains.
 """
 
 from typing import Final
@@ -52,7 +52,7 @@ on {place}.inbox_parked (consumer, topic, key)""",
 
 def _upgrade_of_parked(table: str) -> str:
     """
-    Return the statement that replaces the primary key of an earlier release.
+    Return the statement that replaces the primary key of an earlier state of 0.2.0.
 
     It was the place of the record, which a record of a topic that was deleted and
     created again may have too.

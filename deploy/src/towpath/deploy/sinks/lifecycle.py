@@ -354,11 +354,11 @@ def _rebuild_route(context: _RebuildContext, route: Route) -> bool:
     published, clock = context.published, context.clock
     declare.wait_applied(context.sink.name, ends, published, clock, _STUCK_AFTER_S)
     letters = _dead_letters(context)
-    if (more := letters - letters_before) > 0:
+    if letters != letters_before:
         _keep_letters(context, route, letters)
         report.say(
-            f"{more} records became dead letters meanwhile: {begun.new} may lack them "
-            "and replaces nothing yet. Look at them, then run this command again: it "
+            f"records became dead letters meanwhile: {begun.new} may lack them and "
+            "replaces nothing yet. Look at them, then run this command again: it "
             "resumes."
         )
         return False
@@ -381,7 +381,8 @@ def _begin_rebuild(
     finds those that were written before its interruption.
     """
     letters = _dead_letters(context)
-    before = _letters_file(context).read().get(route.name, letters)
+    # The count is lower than the stored one if the sink's progress was lost.
+    before = min(letters, _letters_file(context).read().get(route.name, letters))
     _keep_letters(context, route, before)
     begun = context.rebuild.begin(route, f"rebuild-{uuid.uuid4().hex[:12]}")
     if not begun.is_resumed:

@@ -167,7 +167,12 @@ class DeadLetterRequests:
             self._carry_out_open(book)
         finally:
             self._open |= {name: book.requests[name] for name in late}
-            self._try_again({key: book.of(Subject(*key)) for key in due})
+            # A key with an open request waits for it: its records may be discarded.
+            waiting = {request.subject for request in self._open.values()}
+            subjects = {key: Subject(*key) for key in due}
+            self._try_again(
+                {key: book.of(at) for key, at in subjects.items() if at not in waiting}
+            )
 
     def _carry_out_open(self, book: OpenDeadLetters) -> None:
         """

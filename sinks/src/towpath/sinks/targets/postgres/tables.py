@@ -197,7 +197,9 @@ class TargetTables:
         for name in replaced:
             del self._open[name]
         for name in self._wanted:
-            self.fitting(name)
+            # A route that is held back is fitted once it has records.
+            if not self.held_back.reason(name):
+                self.fitting(name)
 
     def with_tombstones(self) -> list[TargetTable]:
         """Return the open tables that have tombstones, sorted by route name."""
@@ -284,7 +286,7 @@ class TargetTables:
         Raises:
             UnavailableError: The request may not have been sent; try again.
         """
-        # A file of release 0.1.0 lacks the ids of relations.
+        # A file of an earlier state of 0.2.0 lacks the ids of relations.
         same = {None, id_, id_.partition(" ")[0]}
         if self._known.of(route) not in same and self._repairs is not None:
             why = f"the table of {route} is not the one that was written"

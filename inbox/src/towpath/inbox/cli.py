@@ -158,7 +158,7 @@ def parked(
     """
     List the parked events in the order of their parking; exit 1 if there are any.
 
-    Of more than 1,000 it lists the first ones, and says so on standard error.
+    It lists the first 1,000, and says on standard error if there are more.
 
     Args:
         dsn: The database.

@@ -36,6 +36,10 @@ class HeldBackRoutes:
         if self._reasons.pop(route, None) is not None:
             self._log.info("route resumed: its table fits again", route=route)
 
+    def __contains__(self, route: str) -> bool:
+        """Return whether a route is held back."""
+        return route in self._reasons
+
     def reason(self, route: str) -> str:
         """Return why a route is held back, and the remedy."""
         return self._reasons[route]

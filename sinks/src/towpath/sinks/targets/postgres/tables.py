@@ -198,7 +198,7 @@ class TargetTables:
             del self._open[name]
         for name in self._wanted:
             # A route that is held back is fitted once it has records.
-            if not self.held_back.reason(name):
+            if name not in self.held_back:
                 self.fitting(name)
 
     def with_tombstones(self) -> list[TargetTable]:

@@ -157,6 +157,24 @@ def test_an_interrupted_rebuild_finds_the_dead_letters_before_its_interruption(
     assert (0, ["retire", "begin", "swap", "retire"]) == bench.run()
 
 
+def test_a_resumed_rebuild_after_a_lost_progress_replaces_nothing_at_once(
+    bench, monkeypatch
+):
+    """
+    The sink counts from zero again, so the new dead letters may be fewer than before.
+    """
+    bench.driver.set(Progress("it", dead_letters=100))
+    with monkeypatch.context() as patch:
+        patch.setattr(lifecycle.filling, "carry_out_fill", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            bench.run()
+    bench.driver.set(Progress("it", dead_letters=7))
+    bench.new_dead_letters, bench.rebuild.is_resumed = 7, True
+    bench.rebuild.done.clear()
+
+    assert (1, ["retire", "begin"]) == bench.run()
+
+
 def test_a_new_rebuild_ignores_the_dead_letters_of_an_earlier_one(bench):
     """
     The index of an interrupted rebuild may have been deleted.

@@ -381,8 +381,8 @@ def _begin_rebuild(
     finds those that were written before its interruption.
     """
     letters = _dead_letters(context)
-    # The count is lower than the stored one if the sink's progress was lost.
-    before = min(letters, _letters_file(context).read().get(route.name, letters))
+    # If the sink's progress was lost, it is above the present one: they differ, too.
+    before = _letters_file(context).read().get(route.name, letters)
     _keep_letters(context, route, before)
     begun = context.rebuild.begin(route, f"rebuild-{uuid.uuid4().hex[:12]}")
     if not begun.is_resumed:

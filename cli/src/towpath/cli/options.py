@@ -1,7 +1,8 @@
 """Options that several commands share, and the configuration that they read."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -55,6 +56,26 @@ def read_settings(named: Path | None) -> "Settings":
     from towpath.settings import load  # noqa: PLC0415 - keeps --help fast
 
     return load(config_file(named), _environ(None))
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """
+    Read the text of a file that the command line names.
+
+    Raises:
+        UsageError: The file cannot be read, or is not text.
+    """
+    from towpath.schemas.failure import UsageError  # noqa: PLC0415 - keeps --help fast
+
+    try:
+        yield
+    except OSError as error:
+        message = f"{file}: {error.strerror or 'cannot be read'}"
+        raise UsageError(message) from error
+    except UnicodeDecodeError as error:
+        message = f"{file} is not UTF-8 text"
+        raise UsageError(message) from error
 
 
 def _environ(environ: Mapping[str, str] | None) -> Mapping[str, str]:

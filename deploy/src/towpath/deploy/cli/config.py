@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, TextIO
 
 from cyclopts import App, Parameter
 
-from towpath.cli.options import ConfigOption, JsonOption, config_file
+from towpath.cli.options import ConfigOption, JsonOption, config_file, reading
 from towpath.deploy.debezium.connector import Connector, read_properties
 from towpath.deploy.debezium.conversion import Conversion, convert, toml_text
 from towpath.deploy.debezium.rules import PropertyStatus
@@ -115,9 +115,11 @@ def from_debezium(  # noqa: PLR0913 - the command's options
         include_secrets: Write passwords into the file instead of leaving them out.
         json: Print one JSON document with the keys toml, properties and to_do.
     """
+    with reading(connector):
+        given = connector.read_text(encoding="utf-8")
     conversion = convert(
         Connector(
-            read_properties(_text(connector)),
+            read_properties(given),
             catalog=None if dsn is None else read_catalog(dsn),
             includes_secrets=include_secrets,
             brokers=kafka,
@@ -170,17 +172,6 @@ def _calls(sink: Sink) -> bool:
     """Return whether a transform of a sink is a function in Python."""
     entries = (entry for route in sink.route for entry in route.transforms)
     return any(entry.python is not None for entry in entries)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        message = f"{path}: {error.strerror or 'cannot be read'}"
-        raise UsageError(message) from error
-    except UnicodeDecodeError as error:
-        message = f"{path}: not UTF-8 text"
-        raise UsageError(message) from error
 
 
 def _write(path: Path, text: str, *, mode: int) -> None:

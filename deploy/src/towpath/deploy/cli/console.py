@@ -11,6 +11,7 @@ from towpath.cli.options import (
     StateOption,
     config_file,
     read_settings,
+    reading,
 )
 from towpath.deploy.cli.stack import read_document
 from towpath.schemas.clock import SystemClock
@@ -124,14 +125,8 @@ def _read_token(file: Path | None) -> str:
     """
     if file is None:
         return os.environ.get(_TOKEN, "")  # noqa: TID251 - a root
-    try:
+    with reading(file):
         return file.read_text(encoding="utf-8")
-    except OSError as error:
-        message = f"{file}: {error.strerror}"
-        raise UsageError(message) from error
-    except UnicodeDecodeError as error:
-        message = f"{file} is not UTF-8 text"
-        raise UsageError(message) from error
 
 
 def checked_token(token: str, host: str) -> str:

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from towpath.cli.options import ConfigOption, Flag, config_file
+from towpath.cli.options import ConfigOption, Flag, config_file, reading
 from towpath.deploy.sinks import dropping, lifecycle
 from towpath.deploy.snapshots.signals import TableProgress
 from towpath.deploy.snapshots.view import open_bars
@@ -82,14 +82,8 @@ def add(
             this id, and wait until it has been inserted.
         config: Configuration file.
     """
-    try:
+    with reading(block):
         text = block.read_text(encoding="utf-8")
-    except OSError as error:
-        message = f"{block}: {error.strerror}"
-        raise UsageError(message) from error
-    except UnicodeDecodeError as error:
-        message = f"{block} is not UTF-8 text"
-        raise UsageError(message) from error
     is_good = lifecycle.add_sink(
         *(config_file(config), _environ(), text, _PrintedReport()),
         max_rows_per_second=max_rows_per_second,

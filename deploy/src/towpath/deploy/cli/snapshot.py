@@ -22,6 +22,7 @@ from towpath.cli.options import (
     Flag,
     JsonOption,
     read_settings,
+    reading,
 )
 from towpath.deploy.snapshots import signals
 from towpath.deploy.snapshots.requests import (
@@ -114,15 +115,9 @@ def key_lines(words: Sequence[str], file: Path | None) -> list[str]:
 def _lines(file: Path | None) -> list[str]:
     if file is None:
         return []
-    try:
+    with reading(file):
         is_input = str(file) == "-"
         text = (sys.stdin.buffer.read() if is_input else file.read_bytes()).decode()
-    except OSError as error:
-        message = f"{file}: {error.strerror}"
-        raise UsageError(message) from error
-    except UnicodeDecodeError as error:
-        message = f"{file} is not UTF-8 text"
-        raise UsageError(message) from error
     # Not splitlines: a key may contain other separators of lines.
     return [line.removesuffix("\r") for line in text.split("\n")]
 

@@ -26,11 +26,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer, cimpl
 
 from towpath.relay.encode.record import partition_of
 from towpath.relay.errors import DeliveryFailedError
-from towpath.relay.kafka.client import (
-    REQUEST_TIMEOUT_S,
-    make_client,
-    relay_error,
-)
+from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, make_client, relay_error
 from towpath.relay.ports import Outgoing, Partitioner
 from towpath.schemas.clock import Deadline, SystemClock
 from towpath.schemas.topics import LARGEST_RECORD_BYTES

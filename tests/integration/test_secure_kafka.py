@@ -9,11 +9,13 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from py4j.protocol import Py4JJavaError
 
+from support.published import wait_running
 from support.rights import documented
 from support.secure_kafka import PASSWORD, SecureKafka, toml
 from support.sink_place import SinkPlace
+from support.waiting import stretched
 from towpath.cli import app
-from towpath.settings import Kafka, spark_options
+from towpath.settings import Kafka, load, spark_options
 from towpath.sinks.kafka import client
 from towpath.sinks.targets.cache.client import connect
 
@@ -159,6 +161,8 @@ def test_every_client_goes_in_by_tls_and_login(place, be, capsys):
     place.confirm()
     be("sinks")
     with place.driver():
+        # The command waits for the sink, with a deadline that does not stretch.
+        wait_running(load(place.config, {}), "plain", stretched(60))
         be("operator")
         assert 0 == place.add("extra"), capsys.readouterr()
         assert 0 == place.towpath("refill", "plain")

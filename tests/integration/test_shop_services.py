@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from flask.testing import FlaskClient
-from sqlalchemy import text
+from sqlalchemy import inspect, text
 
 from support.api_conformance import conformance_report
 from support.orders_service import running_service
@@ -19,6 +19,7 @@ from towpath.services.inventory import app as inventory
 from towpath.services.inventory import handlers
 from towpath.services.inventory.domain import RESERVE, ReservedLine
 from towpath.services.inventory.repository import InventoryRepository
+from towpath.services.orders import app as orders
 from towpath.services.payments import app as payments
 from towpath.services.payments.domain import Payment
 from towpath.services.payments.repository import PaymentRepository
@@ -71,6 +72,40 @@ def money(database: str) -> Iterator[Place]:
 def parcels(database: str) -> Iterator[Place]:
     """Provide shipping."""
     yield from place(database, shipping, shipping.migrate_shipping)
+
+
+# Per service: its schema, and the revision before the one that changes the inbox's key.
+EARLIER = [
+    (orders, orders.migrate_shop, "shop", "0005"),
+    (inventory, inventory.migrate_inventory, "inventory", "0001"),
+    (payments, payments.migrate_payments, "payments", "0001"),
+    (shipping, shipping.migrate_shipping, "shipping", "0001"),
+]
+
+
+@pytest.mark.parametrize(("service", "migrate", "schema", "revision"), EARLIER)
+def test_a_start_brings_the_inbox_of_an_earlier_state_up_to_date(
+    database, service, migrate, schema, revision
+):
+    """
+    Parked events had the place of their record for a key; now they have their id.
+    """
+    engine = service.create_app(database, threads=1).extensions["engine"]
+    migrate(engine)
+    with engine.begin() as connection:
+        earlier = f"update {schema}.alembic_version set version_num = :it"  # noqa: S608
+        connection.execute(text(earlier), {"it": revision})
+        connection.execute(
+            text(
+                f"alter table {schema}.inbox_parked drop constraint inbox_parked_pkey,"
+                ' add primary key (consumer, topic, partition, "offset")'
+            )
+        )
+    migrate(engine)
+    key = inspect(engine).get_pk_constraint("inbox_parked", schema)
+    engine.dispose()
+
+    assert ["consumer", "event_id"] == key["constrained_columns"]
 
 
 def register(stock: Place, product_id: str = PRODUCT, **change: Any):

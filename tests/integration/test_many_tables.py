@@ -11,6 +11,7 @@ from confluent_kafka.admin import AdminClient
 
 from support.rig import Rig
 from support.waiting import CLOCK, until
+from towpath.relay.kafka.reading import TopicReader
 from towpath.relay.kafka.state import StateTopic
 from towpath.relay.kafka.topics import KafkaTopics
 from towpath.relay.postgres.connect import connect
@@ -166,7 +167,8 @@ def test_a_start_stores_the_first_marks_of_all_tables(rig: Rig):
     rig.start()
     rig.wait_for(lambda: bool(rig.logged("relay streaming")))
     settings = load(rig.config, {})
-    marks = StateTopic(settings.kafka, rig.prefix).read().marks
+    with TopicReader(settings.kafka) as reader:
+        marks = StateTopic(settings.kafka, rig.prefix).read(reader).marks
     names = {rig.topic(f"many.t{n}") for n in range(1, TABLES + 1)}
     assert names <= set(marks)
 

@@ -17,6 +17,7 @@ from towpath.relay.encode.dead_letters import BEHIND, NO_SUCH_PARTITION, TOO_LAR
 from towpath.relay.encode.event_options import ATTRIBUTES
 from towpath.relay.encode.outbox import HEADERS_NOT_AN_OBJECT, NO_AGGREGATE_TYPE
 from towpath.relay.encode.outbox_columns import ILLEGAL_TOPIC
+from towpath.relay.kafka.reading import TopicReader
 from towpath.relay.kafka.recovery import read_parked
 from towpath.relay.kafka.state import publish_now
 from towpath.settings import Kafka
@@ -341,8 +342,8 @@ def test_a_release_lets_an_aggregate_go(relay: Relay):
         headers=[("aggregate_type", b"order"), ("released", last.encode())],
     )
     producer.flush(10)
-    kafka = Kafka(bootstrap_servers=relay.kafka)
-    parked = read_parked(kafka, relay.prefix, 10)
+    with TopicReader(Kafka(bootstrap_servers=relay.kafka)) as reader:
+        parked = read_parked(reader, relay.prefix, 10)
     relay.start()
     relay.say("order", "1", 3)
     events = relay.read("event.order", at_least=1)
@@ -360,7 +361,8 @@ def test_parked_aggregates_are_read_from_every_partition(stack, unique: str):
     Without a topic nothing is parked; with one, all that stands in it.
     """
     kafka = Kafka(bootstrap_servers=stack.kafka)
-    nothing = read_parked(kafka, unique, 10)
+    reader = TopicReader(kafka)
+    nothing = read_parked(reader, unique, 10)
     topic = f"{unique}.dead.relay"
     admin = AdminClient({"bootstrap.servers": stack.kafka})
     admin.create_topics([NewTopic(topic, 3, 1)])[topic].result(10)
@@ -373,11 +375,12 @@ def test_parked_aggregates_are_read_from_every_partition(stack, unique: str):
         headers = [("position", b"P.1"), ("parked", key)]
         producer.produce(topic, b"{}", key, headers=headers)
     producer.flush(10)
-    parked = read_parked(kafka, unique, 100)
+    parked = read_parked(reader, unique, 100)
     # The aggregates of these ids without a type: a header is null.
     released = [release_of(unique, Aggregate(None, key), b"P.1") for key in keys[:9]]
     publish_now(kafka, *released)
-    left = read_parked(kafka, unique, 100)
+    with reader:
+        left = read_parked(reader, unique, 100)
 
     assert (0, 59, 50, True) == (
         len(nothing),

@@ -28,13 +28,12 @@ def recovery_steps(
     """Run the recovery over fakes, and return its steps in order."""
     done: list[str] = []
     counts = {"t": 3} if replicas > 1 else {}
-    monkeypatch.setattr(recover, "replicated", lambda *_: counts)
     monkeypatch.setattr(recover, "write_barriers", lambda *_: done.append("barriers"))
     monkeypatch.setattr(recover, "fence", lambda *_: done.append("fence"))
     monkeypatch.setattr(recover, "read_parked", lambda *_: ())
 
     class Topic:
-        def read(self) -> State:
+        def read(self, _reader: object) -> State:
             return state
 
         def write(self, key: str, document: dict[str, object]) -> None:
@@ -53,7 +52,8 @@ def recovery_steps(
     )
     world = SimpleNamespace(settings=settings)
     producer = SimpleNamespace(begin=lambda: done.append("begin"))
-    recover.recover(world, Topic(), producer)
+    reader = SimpleNamespace(replicated=lambda _topics: counts)
+    recover.recover(world, reader, Topic(), producer)
     return done
 
 

@@ -15,9 +15,8 @@ from typing import Final, NamedTuple
 from towpath.relay.context import ProcessContext
 from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.kafka.producer import KafkaProducer, fence
-from towpath.relay.kafka.reading import partition_counts, replicated, write_barriers
+from towpath.relay.kafka.reading import TopicReader, write_barriers
 from towpath.relay.kafka.recovery import (
-    end_offsets,
     read_parked,
     read_tails,
     require_topics,
@@ -62,9 +61,7 @@ def transactional_id(settings: Settings) -> str:
     return f"towpath-{settings.database.prefix}-{settings.database.slot}"
 
 
-def check_existing_topics(
-    process: ProcessContext, topic: StateTopic
-) -> Mapping[str, int]:
+def check_existing_topics(reader: TopicReader, topic: StateTopic) -> Mapping[str, int]:
     """
     Find deleted topics before any topic is created.
 
@@ -76,11 +73,10 @@ def check_existing_topics(
         TopicTruncatedError: A topic that had records was deleted.
         StateLostError: The state cannot be read.
     """
-    kafka = process.settings.kafka
-    if topic.topic not in partition_counts(kafka):
+    if topic.topic not in reader.partition_counts():
         return {}
-    marks = topic.read().marks
-    require_topics(kafka, marks)
+    marks = topic.read(reader).marks
+    require_topics(reader, marks)
     return {name: len(each) for name, each in marks.items()}
 
 
@@ -115,7 +111,10 @@ def store_first_marks(process: ProcessContext, topic: StateTopic, marks: Marks) 
 
 
 def recover(
-    process: ProcessContext, topic: StateTopic, producer: KafkaProducer
+    process: ProcessContext,
+    reader: TopicReader,
+    topic: StateTopic,
+    producer: KafkaProducer,
 ) -> RecoveredState:
     """
     Return the state recovered from Kafka. Call order: after the slot is claimed.
@@ -128,7 +127,7 @@ def recover(
         StateLostError: The state cannot be read.
     """
     settings = process.settings
-    state = topic.read()
+    state = topic.read(reader)
     before = DeliveryMode(state.delivery or settings.relay.delivery)
     was_transactional = before is _TRANSACTIONAL
     is_transactional = settings.relay.delivery is _TRANSACTIONAL
@@ -137,18 +136,18 @@ def recover(
     producer.begin()
     if was_transactional or is_transactional:
         # An open transaction hid the records behind it.
-        state = topic.read()
+        state = topic.read(reader)
     if not was_transactional:
-        _write_barriers(settings, topic, state)
+        _write_barriers(settings, reader, topic, state)
     tails = read_tails(
-        settings.kafka,
+        reader,
         state.marks,
         is_transactional=was_transactional or is_transactional,
     )
     if state.delivery != settings.relay.delivery:
         topic.write(DELIVERY_KEY, {"mode": settings.relay.delivery})
     parked = read_parked(
-        settings.kafka, settings.database.prefix, settings.relay.max_parked_keys
+        reader, settings.database.prefix, settings.relay.max_parked_keys
     )
     confirmed = state.confirmed
     stored = 0 if confirmed is None else confirmed.published_log_lsn
@@ -159,10 +158,12 @@ def recover(
     )
 
 
-def _write_barriers(settings: Settings, topic: StateTopic, state: State) -> None:
+def _write_barriers(
+    settings: Settings, reader: TopicReader, topic: StateTopic, state: State
+) -> None:
     """Make records of a dead process on replicated topics readable."""
     confirmed = state.confirmed
-    counts = replicated(settings.kafka, state.marks)
+    counts = reader.replicated(state.marks)
     if confirmed is None or not confirmed.is_clean:
         if counts:
             write_barriers(settings.kafka, counts)
@@ -187,4 +188,5 @@ def has_records(
         if name != topic.topic
         for partition in range(each.partition_count)
     ]
-    return any(end > 0 for end in end_offsets(process.settings.kafka, places).values())
+    with process.topics.reader() as reader:
+        return any(end > 0 for end in reader.end_offsets(places).values())

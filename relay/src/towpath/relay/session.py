@@ -23,6 +23,7 @@ from towpath.relay.encode.captured_tables import check_topics
 from towpath.relay.encode.record import Record
 from towpath.relay.errors import SourceUnavailableError
 from towpath.relay.kafka.producer import KafkaProducer
+from towpath.relay.kafka.reading import TopicReader
 from towpath.relay.kafka.recovery import read_announced
 from towpath.relay.kafka.state import StateTopic, write_now
 from towpath.relay.kafka.topic_monitor import TopicMonitor
@@ -122,9 +123,10 @@ class Session:
         ownership = self._claim(closing)
         connection = closing.enter_context(connect(source.dsn))
         self._relay = relay = read_registration(connection, source.slot)
-        self._open_topics(connection)
-        producer = self._make_producer(closing)
-        recovered = recover(self._process, self._state, producer)
+        with process.topics.reader() as reader:
+            self._open_topics(connection, reader)
+            producer = self._make_producer(closing)
+            recovered = recover(process, reader, self._state, producer)
         stream = SlotStream(source.dsn, process.clock, process.wakeup)
         closing.callback(stream.close)
         decision = self._decide(closing, recovered, connection, stream)
@@ -153,7 +155,7 @@ class Session:
         with process.lineage.run():
             pipeline.run()
 
-    def _open_topics(self, connection: Connection) -> None:
+    def _open_topics(self, connection: Connection, reader: TopicReader) -> None:
         """
         Create the topics of captured tables.
 
@@ -163,11 +165,11 @@ class Session:
         process, settings = self._process, self._process.settings
         captured, prefix = process.captured, settings.database.prefix
         captured.start(
-            read_captured(connection, settings), read_announced(settings.kafka, prefix)
+            read_captured(connection, settings), read_announced(reader, prefix)
         )
         tables = read_streamed(connection, settings)
         check_topics(settings, tables, captured.announced)
-        marked = check_existing_topics(process, self._state)
+        marked = check_existing_topics(reader, self._state)
         process.topics.open(prefix, captured.names, marked)
 
     def _decide(

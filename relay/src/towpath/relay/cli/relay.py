@@ -1,5 +1,6 @@
 """``towpath relay init | run | status | state ...`` and ``towpath outbox clean``."""
 
+import gc
 import json as json_text
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -72,6 +73,8 @@ def run(*, config: ConfigOption = None) -> int:
     """
     from towpath.relay.commands import compiled  # noqa: PLC0415 - keeps --help fast
 
+    # Imports leave no garbage; the relay turns collections on again.
+    gc.disable()
     compiled.import_modules(os.environ)  # noqa: TID251 - where a process begins
     import towpath.relay.__main__ as relay  # noqa: PLC0415 - after these modules
 

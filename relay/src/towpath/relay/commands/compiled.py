@@ -38,6 +38,7 @@ MODULES: Final = tuple(
         "encode.types.nested",
         "encode.rows",
         "encode.codecs.json_codec",
+        "encode.codecs.avro_codec",
         "encode.table",
         "encode.outbox",
         "snapshot.visibility",

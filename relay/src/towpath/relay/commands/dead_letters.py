@@ -26,7 +26,7 @@ from towpath.relay.encode.parked_aggregates import (
 )
 from towpath.relay.encode.record import ANY_PARTITION, Header, Record
 from towpath.relay.errors import StateRefusedError
-from towpath.relay.kafka.reading import partition_counts, read_to_ends
+from towpath.relay.kafka.reading import TopicReader
 from towpath.relay.kafka.state import publish_now
 from towpath.relay.postgres.replication import Wakeup
 from towpath.relay.postgres.slot import SlotOwnership
@@ -78,11 +78,12 @@ def read_parked_events(settings: Settings, only: Aggregate | None = None) -> Par
         BrokerUnavailableError: Kafka cannot be reached.
     """
     topic = names.dead_letter_topic(settings.database.prefix, "relay")
-    count = partition_counts(settings.kafka).get(topic, 0)
-    if not count:
-        return {}
-    starts = {(topic, partition): 0 for partition in range(count)}
-    return parked_events(read_to_ends(settings.kafka, starts, topic), only)
+    with TopicReader(settings.kafka) as reader:
+        count = reader.partition_counts().get(topic, 0)
+        if not count:
+            return {}
+        starts = {(topic, partition): 0 for partition in range(count)}
+        return parked_events(reader.read_to_ends(starts, topic), only)
 
 
 def parked_events(messages: Iterable[Message], only: Aggregate | None = None) -> Parked:

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 from towpath.relay.commands.state import newest_values, remove_key
 from towpath.relay.errors import StateLostError, StateRefusedError
-from towpath.relay.kafka.reading import partition_counts
+from towpath.relay.kafka.reading import TopicReader
 from towpath.relay.kafka.recovery import marked_ends, scan_topics
 from towpath.relay.kafka.state import StateTopic
 from towpath.relay.kafka.topics import KafkaTopics, captured_in
@@ -46,7 +46,8 @@ def prepare_repair(settings: Settings, clock: Clock | None = None) -> RepairPlan
     if state is not None:
         return _plan_marks(settings, state, time)
     found = _source_history(settings, time)
-    contents = scan_topics(settings.kafka, _own_topics(settings))
+    with TopicReader(settings.kafka) as reader:
+        contents = scan_topics(reader, _own_topics(settings, reader))
     return plan_repair(
         Evidence(
             marks=contents.marks,
@@ -62,16 +63,18 @@ def prepare_repair(settings: Settings, clock: Clock | None = None) -> RepairPlan
 
 def _plan_marks(settings: Settings, state: State, clock: Clock) -> RepairPlan:
     """Plan the repair of marks that no longer fit their topics."""
-    ends = marked_ends(settings.kafka, state.marks)
-    mismatches = find_mismatches(state.marks, partition_counts(settings.kafka), ends)
-    if not mismatches:
-        reason = "the state exists and fits the topics: there is nothing to repair"
-        raise StateRefusedError(reason)
+    with TopicReader(settings.kafka) as reader:
+        ends = marked_ends(reader, state.marks)
+        mismatches = find_mismatches(state.marks, reader.partition_counts(), ends)
+        if not mismatches:
+            reason = "the state exists and fits the topics: there is nothing to repair"
+            raise StateRefusedError(reason)
+        contents = scan_topics(reader, mismatches)
     topics = MismatchFacts(
         mismatches,
         had=state.marks,
         former=state.former,
-        has=scan_topics(settings.kafka, mismatches).marks,
+        has=contents.marks,
         collections=_collections(settings, mismatches),
         at=clock.now().isoformat(timespec="seconds"),
     )
@@ -168,11 +171,11 @@ def _captured(settings: Settings) -> tuple[str, ...]:
         return read_captured(connection, settings)
 
 
-def _own_topics(settings: Settings) -> set[str]:
+def _own_topics(settings: Settings, reader: TopicReader) -> set[str]:
     """Return the topics that may have streamed records."""
     source, outbox = settings.database, settings.relay.outbox
     prefix = source.prefix
-    existing = set(partition_counts(settings.kafka))
+    existing = set(reader.partition_counts())
     own = {
         names.table_topic(prefix, TableName.parse(table))
         for table in captured_in(existing, settings)

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
+from confluent_kafka import Message
 
 from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.encode.record import FIRST_PARTITION, Record
 from towpath.relay.errors import StateRefusedError
-from towpath.relay.kafka.reading import partition_counts
+from towpath.relay.kafka.reading import TopicReader
 from towpath.relay.kafka.recovery import marked_ends, read_parked
 from towpath.relay.kafka.state import StateTopic, write_now
 from towpath.relay.postgres.catalog import PostgresCatalog, SlotFacts
@@ -42,14 +43,21 @@ def newest_values(settings: Settings) -> dict[str, bytes]:
         StateRefusedError: There is no state topic.
         BrokerUnavailableError: Kafka cannot be reached.
     """
-    require_topic(settings)
     newest: dict[str, bytes] = {}
-    for message in StateTopic(settings.kafka, settings.database.prefix).messages():
+    for message in _messages(settings):
         key, value = (message.key() or b"").decode(errors="replace"), message.value()
         newest.pop(key, None)
         if value:
             newest[key] = value
     return newest
+
+
+def _messages(settings: Settings) -> Iterator[Message]:
+    """Yield every record of the state topic, oldest first."""
+    topic = StateTopic(settings.kafka, settings.database.prefix)
+    with TopicReader(settings.kafka) as reader:
+        _require(topic, reader)
+        yield from topic.messages(reader)
 
 
 def require_topic(settings: Settings) -> None:
@@ -60,9 +68,13 @@ def require_topic(settings: Settings) -> None:
         StateRefusedError: There is no state topic.
         BrokerUnavailableError: Kafka cannot be reached.
     """
-    topic = names.state_topic(settings.database.prefix)
-    if topic not in partition_counts(settings.kafka):
-        reason = f"there is no state topic {topic}"
+    with TopicReader(settings.kafka) as reader:
+        _require(StateTopic(settings.kafka, settings.database.prefix), reader)
+
+
+def _require(topic: StateTopic, reader: TopicReader) -> None:
+    if topic.topic not in reader.partition_counts():
+        reason = f"there is no state topic {topic.topic}"
         raise StateRefusedError(reason)
 
 
@@ -259,17 +271,19 @@ def show_state(settings: Settings, first: int) -> dict[str, Any]:
         StateRefusedError: There is no state topic.
         BrokerUnavailableError: Kafka cannot be reached.
     """
-    kafka, source = settings.kafka, settings.database
+    source = settings.database
     stored = newest_values(settings)
     state = parse_state(stored)
-    has_letters = names.dead_letter_topic(source.prefix, "relay") in partition_counts(
-        kafka
-    )
+    with TopicReader(settings.kafka) as reader:
+        ends = marked_ends(reader, state.marks)
+        letters = names.dead_letter_topic(source.prefix, "relay")
+        has_letters = letters in reader.partition_counts()
+        parked = read_parked(reader, source.prefix, _NO_LIMIT) if has_letters else None
     facts, source_error = slot_facts(settings)
     context = StateContext(
         topic=names.state_topic(source.prefix),
-        ends=marked_ends(kafka, state.marks),
-        parked=read_parked(kafka, source.prefix, _NO_LIMIT) if has_letters else None,
+        ends=ends,
+        parked=parked,
         skips={
             key: orjson.loads(value)
             for key, value in stored.items()
@@ -292,8 +306,7 @@ def export_state(settings: Settings) -> Iterator[dict[str, Any]]:
         StateRefusedError: There is no state topic.
         BrokerUnavailableError: Kafka cannot be reached.
     """
-    require_topic(settings)
-    for message in StateTopic(settings.kafka, settings.database.prefix).messages():
+    for message in _messages(settings):
         _, timestamp_ms = message.timestamp()
         yield {
             "offset": message.offset(),

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
-from towpath.relay.kafka.reading import partition_counts
+from towpath.relay.kafka.reading import TopicReader
 from towpath.relay.kafka.recovery import AnnouncedTable, read_announced_tables
 from towpath.relay.snapshot.stored import StoredTable
 from towpath.schemas.lineage import (
@@ -118,9 +118,10 @@ class RelayDatasets:
         Raises:
             TowpathError: Kafka cannot be read.
         """
-        kafka, outbox = self._settings.kafka, self._settings.relay.outbox
-        announced = read_announced_tables(kafka, self._prefix)
-        topics = partition_counts(kafka)
+        outbox = self._settings.relay.outbox
+        with TopicReader(self._settings.kafka) as reader:
+            announced = read_announced_tables(reader, self._prefix)
+            topics = reader.partition_counts()
         before, _, after = outbox_topic(outbox.topic, "\0").partition("\0")
         events = [t for t in topics if t.startswith(before) and t.endswith(after)]
         names = [TableName.parse(text) for text in sorted(self._captured)]
@@ -137,7 +138,8 @@ class RelayDatasets:
 
     def _of_snapshot(self, table: str, target: str | None) -> JobDatasets:
         name = TableName.parse(table)
-        announced = read_announced_tables(self._settings.kafka, self._prefix).get(name)
+        with TopicReader(self._settings.kafka) as reader:
+            announced = read_announced_tables(reader, self._prefix).get(name)
         topic = table_topic(self._prefix, name)
         topic = topic if target is None else backfill_topic(topic, target)
         inputs = [self._input(name, announced)]

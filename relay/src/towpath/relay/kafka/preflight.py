@@ -15,6 +15,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
 
 from towpath.relay.errors import BrokerUnavailableError
 from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, make_client, relay_error
+from towpath.relay.kafka.reading import TopicReader
 from towpath.relay.kafka.state import StateTopic
 from towpath.relay.kafka.topics import (
     captured_in,
@@ -149,7 +150,8 @@ def _read(settings: Settings) -> ClusterFacts:
         raise BrokerUnavailableError(message)
     marked: dict[str, int] = {}
     if names.state_topic(source.prefix) in cluster.topics:
-        state = StateTopic(kafka, source.prefix).read()
+        with TopicReader(kafka, admin) as reader:
+            state = StateTopic(kafka, source.prefix).read(reader)
         marked = {topic: len(marks) for topic, marks in state.marks.items()}
     ours = {
         *compacted_topics(source.prefix),

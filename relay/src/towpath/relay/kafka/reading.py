@@ -27,7 +27,9 @@ from confluent_kafka import (
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
     AdminClient,
     ConfigResource,
+    OffsetSpec,
     ResourceType,
+    TopicMetadata,
 )
 
 from towpath.relay.encode.record import BARRIER_KEY
@@ -59,55 +61,30 @@ def topic_offset(message: Message) -> TopicOffset:
     return message.topic() or "", message.partition() or 0
 
 
-def read_to_ends(
-    kafka: Kafka,
-    starts: Mapping[TopicOffset, int],
-    what: str,
-    *,
-    is_committed: bool = True,
-) -> Iterator[Message]:
+class TopicReader:
     """
-    Yield the records of partitions, each partition's in order.
+    Reads topics, their partition counts and their replicas, with one consumer.
+
+    To connect another client takes up to 50 ms each time.
 
     Args:
         kafka: The brokers.
-        starts: The first offset of each partition.
-        what: Describes the records, for error messages.
+        admin: A connected client for end offsets; None: the first use makes one.
         is_committed: Whether records of open and aborted transactions are left out.
-
-    Raises:
-        BrokerUnavailableError: Kafka cannot be reached.
-        BrokerRefusedError: Kafka refuses a topic.
     """
-    level = "read_committed" if is_committed else "read_uncommitted"
-    consumer = make_client(Consumer, kafka, {**_READING, "isolation.level": level})
-    try:
-        # Knowing the leaders beforehand saves half a second of waiting for them.
-        consumer.list_topics(timeout=REQUEST_TIMEOUT_S)
-        consumer.assign([TopicPartition(*at, start) for at, start in starts.items()])
-        yield from _until_ends(consumer, set(starts), what)
-    except KafkaException as error:
-        raise relay_error(error, f"reading {what}") from error
-    finally:
-        consumer.close()
 
-
-def partition_counts(kafka: Kafka) -> dict[str, int]:
-    """
-    Return how many partitions each topic has.
-
-    Raises:
-        BrokerUnavailableError: Kafka cannot be reached.
-    """
-    with TopicCounts(kafka) as topics:
-        return topics.read()
-
-
-class TopicCounts:
-    """Reads partition counts, over one connection."""
-
-    def __init__(self, kafka: Kafka) -> None:
-        self._consumer = make_client(Consumer, kafka, _READING)
+    def __init__(
+        self,
+        kafka: Kafka,
+        admin: AdminClient | None = None,
+        *,
+        is_committed: bool = True,
+    ) -> None:
+        self.kafka = kafka
+        self._admin = admin
+        level = "read_committed" if is_committed else "read_uncommitted"
+        settings = {**_READING, "isolation.level": level}
+        self._consumer = make_client(Consumer, kafka, settings)
 
     def __enter__(self) -> Self:
         return self
@@ -115,18 +92,100 @@ class TopicCounts:
     def __exit__(self, *_error: object) -> None:
         self._consumer.close()
 
-    def read(self) -> dict[str, int]:
+    def end_offsets(self, places: Iterable[TopicOffset]) -> dict[TopicOffset, int]:
+        """
+        Return the end offset of each partition; -1 for one that does not exist.
+
+        Raises:
+            BrokerUnavailableError: Kafka cannot be reached.
+        """
+        self._admin = self._admin or make_client(AdminClient, self.kafka)
+        return end_offsets(self._admin, places)
+
+    def partition_counts(self) -> dict[str, int]:
         """
         Return how many partitions each topic has.
 
         Raises:
             BrokerUnavailableError: Kafka cannot be reached.
         """
+        topics = self._list_topics("listing topics")
+        return {name: len(topic.partitions) for name, topic in topics.items()}
+
+    def replicated(self, topics: Iterable[str]) -> dict[str, int]:
+        """
+        Return the partition counts of those topics that have more than one replica.
+
+        Raises:
+            BrokerUnavailableError: Kafka cannot be reached.
+        """
+        there = self._list_topics("listing topics")
+        return {
+            name: len(there[name].partitions)
+            for name in topics
+            if name in there
+            and any(len(each.replicas) > 1 for each in there[name].partitions.values())
+        }
+
+    def read_to_ends(
+        self, starts: Mapping[TopicOffset, int], what: str
+    ) -> Iterator[Message]:
+        """
+        Yield the records of partitions, each partition's in order.
+
+        Call order: one read at a time.
+
+        Args:
+            starts: The first offset of each partition.
+            what: Describes the records, for error messages.
+
+        Raises:
+            BrokerUnavailableError: Kafka cannot be reached.
+            BrokerRefusedError: Kafka refuses a topic.
+        """
+        doing = f"reading {what}"
+        # Knowing the leaders beforehand saves half a second of waiting for them.
+        self._list_topics(doing)
+        places = [TopicPartition(*at, start) for at, start in starts.items()]
+        try:
+            self._consumer.assign(places)
+            yield from _until_ends(self._consumer, set(starts), what)
+            self._consumer.unassign()
+        except KafkaException as error:
+            raise relay_error(error, doing) from error
+
+    def _list_topics(self, doing: str) -> dict[str, TopicMetadata]:
         try:
             cluster = self._consumer.list_topics(timeout=REQUEST_TIMEOUT_S)
         except KafkaException as error:
-            raise relay_error(error, "listing topics") from error
-        return {name: len(topic.partitions) for name, topic in cluster.topics.items()}
+            raise relay_error(error, doing) from error
+        topics: dict[str, TopicMetadata] = cluster.topics
+        return topics
+
+
+def end_offsets(
+    admin: AdminClient, places: Iterable[TopicOffset]
+) -> dict[TopicOffset, int]:
+    """
+    Return the end offset of each partition; -1 for one that does not exist.
+
+    Raises:
+        BrokerUnavailableError: Kafka cannot be reached.
+    """
+    requested = {
+        TopicPartition(*at): OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the library's
+        for at in places
+    }
+    futures = admin.list_offsets(requested, request_timeout=REQUEST_TIMEOUT_S)
+    ends = {}
+    for place, future in futures.items():
+        try:
+            ends[place.topic, place.partition] = future.result().offset
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise relay_error(error, f"finding the end of {place.topic}") from error
+            ends[place.topic, place.partition] = -1
+    return ends
 
 
 def _until_ends(
@@ -151,26 +210,6 @@ def _until_ends(
 
 _POLICY: Final = "cleanup.policy"
 _COMPACT: Final = "compact"
-
-
-def replicated(kafka: Kafka, topics: Iterable[str]) -> dict[str, int]:
-    """
-    Return the partition counts of those topics that have more than one replica.
-
-    Raises:
-        BrokerUnavailableError: Kafka cannot be reached.
-    """
-    admin = make_client(AdminClient, kafka)
-    try:
-        there = admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
-    except KafkaException as error:
-        raise relay_error(error, "listing topics") from error
-    return {
-        name: len(there[name].partitions)
-        for name in topics
-        if name in there
-        and any(len(each.replicas) > 1 for each in there[name].partitions.values())
-    }
 
 
 def write_barriers(kafka: Kafka, counts: dict[str, int]) -> None:

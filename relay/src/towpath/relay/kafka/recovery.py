@@ -20,19 +20,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import orjson
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
-    AdminClient,
-    OffsetSpec,
-)
+from confluent_kafka import Message
 
 from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.errors import PartitionCountChangedError, TopicTruncatedError
-from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, make_client, relay_error
 from towpath.relay.kafka.reading import (
     TopicOffset,
-    partition_counts,
-    read_to_ends,
+    TopicReader,
     topic_offset,
 )
 from towpath.relay.recovery.marks import Mark, TopicMarks
@@ -40,7 +34,6 @@ from towpath.schemas import headers, topics
 from towpath.schemas.position import parse_position
 from towpath.schemas.table_name import TableName
 from towpath.schemas.topics import relations_topic, table_topic
-from towpath.settings import Kafka
 
 # How many topics an error message names.
 _NAMED: Final = 5
@@ -60,13 +53,13 @@ class Tails(NamedTuple):
 
 
 def read_tails(
-    kafka: Kafka, marks: Mapping[str, TopicMarks], *, is_transactional: bool
+    reader: TopicReader, marks: Mapping[str, TopicMarks], *, is_transactional: bool
 ) -> Tails:
     """
     Return exact marks, read from the topics.
 
     Args:
-        kafka: The brokers.
+        reader: Reads committed records.
         marks: The stored marks.
         is_transactional: Whether only committed records count.
 
@@ -82,13 +75,17 @@ def read_tails(
     }
     log_lsn = 0
     if places:
-        _check_counts(kafka, marks)
-        ends = end_offsets(kafka, places)
+        _check_counts(reader, marks)
+        ends = reader.end_offsets(places)
         _check_ends(places, ends)
         longer = {at: places[at] for at, end in ends.items() if end > places[at][0]}
         if longer:
             scan = TailScan(longer)
-            scan.run(kafka, is_committed=is_transactional)
+            if is_transactional:
+                scan.run(reader)
+            else:
+                with TopicReader(reader.kafka, is_committed=False) as uncommitted:
+                    scan.run(uncommitted)
             places |= scan.found
             log_lsn = scan.log_lsn
         places = {at: Mark(ends[at], mark.position) for at, mark in places.items()}
@@ -99,31 +96,7 @@ def read_tails(
     return Tails(exact, log_lsn)
 
 
-def end_offsets(kafka: Kafka, places: Iterable[TopicOffset]) -> dict[TopicOffset, int]:
-    """
-    Return the end offset of each partition; -1 for one that does not exist.
-
-    Raises:
-        BrokerUnavailableError: Kafka cannot be reached.
-    """
-    admin = make_client(AdminClient, kafka)
-    requested = {
-        TopicPartition(*at): OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the library's
-        for at in places
-    }
-    futures = admin.list_offsets(requested, request_timeout=REQUEST_TIMEOUT_S)
-    ends = {}
-    for place, future in futures.items():
-        try:
-            ends[place.topic, place.partition] = future.result().offset
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise relay_error(error, f"finding the end of {place.topic}") from error
-            ends[place.topic, place.partition] = -1
-    return ends
-
-
-def require_topics(kafka: Kafka, marks: Mapping[str, TopicMarks]) -> None:
+def require_topics(reader: TopicReader, marks: Mapping[str, TopicMarks]) -> None:
     """
     Make sure that each topic that had records exists. Creates no topic.
 
@@ -132,7 +105,7 @@ def require_topics(kafka: Kafka, marks: Mapping[str, TopicMarks]) -> None:
         BrokerUnavailableError: Kafka cannot be reached.
     """
     written = {topic: each for topic, each in marks.items() if published_count(each)}
-    counts = partition_counts(kafka) if written else {}
+    counts = reader.partition_counts() if written else {}
     missing = {topic: each for topic, each in written.items() if topic not in counts}
     if missing:
         raise TopicTruncatedError(describe_missing_topics(missing))
@@ -157,8 +130,8 @@ def describe_missing_topics(missing: Mapping[str, TopicMarks]) -> str:
     return "; ".join(lines[:_NAMED]) + (f"; and {more} more topics" if more > 0 else "")
 
 
-def _check_counts(kafka: Kafka, marks: Mapping[str, TopicMarks]) -> None:
-    counts = partition_counts(kafka)
+def _check_counts(reader: TopicReader, marks: Mapping[str, TopicMarks]) -> None:
+    counts = reader.partition_counts()
     for topic, of_topic in marks.items():
         count = counts.get(topic, 0)
         if not count:
@@ -189,7 +162,7 @@ class TailScan:
         self.found = dict(places)
         self.log_lsn = 0
 
-    def run(self, kafka: Kafka, *, is_committed: bool) -> None:
+    def run(self, reader: TopicReader) -> None:
         """
         Read each partition to its end.
 
@@ -198,7 +171,7 @@ class TailScan:
         """
         starts = {at: mark.next_offset for at, mark in self.found.items()}
         what = "the tails of the relay's topics"
-        for message in read_to_ends(kafka, starts, what, is_committed=is_committed):
+        for message in reader.read_to_ends(starts, what):
             self.take(message)
 
     def take(self, message: Message) -> None:
@@ -277,7 +250,7 @@ class PartitionScan:
         self.proof = _commit_evidence(message, position) or self.proof
 
 
-def scan_topics(kafka: Kafka, topics: Iterable[str]) -> TopicContents:
+def scan_topics(reader: TopicReader, topics: Iterable[str]) -> TopicContents:
     """
     Return the marks and lineage offsets that the topics' records prove.
 
@@ -285,13 +258,13 @@ def scan_topics(kafka: Kafka, topics: Iterable[str]) -> TopicContents:
         BrokerUnavailableError: Kafka cannot be reached.
     """
     wanted = frozenset(topics)
-    counts = partition_counts(kafka)
+    counts = reader.partition_counts()
     ats = [(topic, n) for topic in wanted for n in range(counts.get(topic, 0))]
-    ends = end_offsets(kafka, ats) if ats else {}
+    ends = reader.end_offsets(ats) if ats else {}
     places = {at: PartitionScan(max(0, end)) for at, end in ends.items()}
     open_places = {at: place for at, place in places.items() if place.end}
     while open_places:
-        _read_windows(kafka, open_places)
+        _read_windows(reader, open_places)
         open_places = {a: p for a, p in open_places.items() if not p.is_settled}
         for place in open_places.values():
             place.widen()
@@ -316,7 +289,7 @@ def topic_contents(places: Mapping[TopicOffset, PartitionScan]) -> TopicContents
 
 
 def marked_ends(
-    kafka: Kafka, marks: Mapping[str, TopicMarks]
+    reader: TopicReader, marks: Mapping[str, TopicMarks]
 ) -> dict[TopicOffset, int]:
     """
     Return the end offset of each marked partition; -1 for a missing one.
@@ -327,17 +300,19 @@ def marked_ends(
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
     """
-    counts = partition_counts(kafka)
+    counts = reader.partition_counts()
     ats = [(topic, n) for topic, of_topic in marks.items() for n in of_topic]
     there = [(topic, n) for topic, n in ats if n < counts.get(topic, 0)]
-    found = end_offsets(kafka, there) if there else {}
+    found = reader.end_offsets(there) if there else {}
     return {at: found.get(at, -1) for at in ats}
 
 
-def _read_windows(kafka: Kafka, places: Mapping[TopicOffset, PartitionScan]) -> None:
+def _read_windows(
+    reader: TopicReader, places: Mapping[TopicOffset, PartitionScan]
+) -> None:
     """Read each window to its end."""
     starts = {at: place.start for at, place in places.items()}
-    for message in read_to_ends(kafka, starts, "the ends of the topics"):
+    for message in reader.read_to_ends(starts, "the ends of the topics"):
         places[topic_offset(message)].take(message)
 
 
@@ -356,12 +331,14 @@ def _commit_evidence(message: Message, position: bytes) -> tuple[int, int] | Non
 _PART: Final = "relay"
 
 
-def read_parked(kafka: Kafka, prefix: str, max_parked_keys: int) -> ParkedAggregates:
+def read_parked(
+    reader: TopicReader, prefix: str, max_parked_keys: int
+) -> ParkedAggregates:
     """
     Return the parked aggregates. Call order: after ``require_topics``.
 
     Args:
-        kafka: The brokers.
+        reader: Reads committed records.
         prefix: The topics' prefix.
         max_parked_keys: How many may be parked at a time.
 
@@ -373,10 +350,10 @@ def read_parked(kafka: Kafka, prefix: str, max_parked_keys: int) -> ParkedAggreg
     topic = topics.dead_letter_topic(prefix, _PART)
     parked = ParkedAggregates(max_parked_keys)
     starts = dict.fromkeys(
-        ((topic, at) for at in range(partition_counts(kafka).get(topic, 0))), 0
+        ((topic, at) for at in range(reader.partition_counts().get(topic, 0))), 0
     )
     if starts:
-        for message in read_to_ends(kafka, starts, topic):
+        for message in reader.read_to_ends(starts, topic):
             _apply_record(message, parked)
         parked.check()
     return parked
@@ -406,7 +383,7 @@ class AnnouncedTable(NamedTuple):
     columns: tuple[AnnouncedColumn, ...]
 
 
-def read_announced(kafka: Kafka, prefix: str) -> frozenset[TableName]:
+def read_announced(reader: TopicReader, prefix: str) -> frozenset[TableName]:
     """
     Return the announced tables whose topics still exist.
 
@@ -414,11 +391,11 @@ def read_announced(kafka: Kafka, prefix: str) -> frozenset[TableName]:
         BrokerUnavailableError: Kafka cannot be reached.
         BrokerRefusedError: Kafka refuses the topic.
     """
-    return frozenset(read_announced_tables(kafka, prefix))
+    return frozenset(read_announced_tables(reader, prefix))
 
 
 def read_announced_tables(
-    kafka: Kafka, prefix: str
+    reader: TopicReader, prefix: str
 ) -> Mapping[TableName, AnnouncedTable]:
     """
     Return the newest announcement of each table whose topic still exists.
@@ -427,12 +404,12 @@ def read_announced_tables(
         BrokerUnavailableError: Kafka cannot be reached.
         BrokerRefusedError: Kafka refuses the topic.
     """
-    topic, existing = relations_topic(prefix), partition_counts(kafka)
+    topic, existing = relations_topic(prefix), reader.partition_counts()
     if topic not in existing:
         return {}
     starts = {(topic, partition): 0 for partition in range(existing[topic])}
     found: dict[TableName, AnnouncedTable] = {}
-    for message in read_to_ends(kafka, starts, _WHAT):
+    for message in reader.read_to_ends(starts, _WHAT):
         if (value := message.value()) is None:
             continue
         document = orjson.loads(value)

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from towpath.relay.encode.record import FIRST_PARTITION, Record
 from towpath.relay.errors import BrokerUnavailableError
 from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, make_client
-from towpath.relay.kafka.reading import read_to_ends
+from towpath.relay.kafka.reading import TopicReader
 from towpath.relay.recovery.state import State, StateDocument, parse_state
 from towpath.schemas import topics
 from towpath.schemas.clock import StallTimeout, SystemClock
@@ -40,7 +40,7 @@ class StateTopic:
         self._kafka = kafka
         self.topic = topics.state_topic(prefix)
 
-    def read(self) -> State:
+    def read(self, reader: TopicReader) -> State:
         """
         Return the stored state.
 
@@ -49,21 +49,21 @@ class StateTopic:
             StateLostError: The stored state cannot be parsed.
         """
         newest: dict[str, bytes] = {}
-        for message in self.messages():
+        for message in self.messages(reader):
             key, value = (message.key() or b"").decode(), message.value()
             newest.pop(key, None)
             if value:
                 newest[key] = value
         return parse_state(newest)
 
-    def messages(self) -> Iterator[Message]:
+    def messages(self, reader: TopicReader) -> Iterator[Message]:
         """
         Return every record of the topic, oldest first.
 
         Raises:
             BrokerUnavailableError: Kafka cannot be reached.
         """
-        return read_to_ends(self._kafka, {(self.topic, 0): 0}, self.topic)
+        return reader.read_to_ends({(self.topic, 0): 0}, self.topic)
 
     def write(self, key: str, document: StateDocument) -> None:
         """

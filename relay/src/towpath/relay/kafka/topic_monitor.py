@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from towpath.relay.errors import PartitionCountChangedError, TopicTruncatedError
-from towpath.relay.kafka.reading import TopicCounts
+from towpath.relay.kafka.reading import TopicReader
 from towpath.schemas.failure import HaltError, TowpathError
 from towpath.settings import Kafka
 
@@ -100,10 +100,10 @@ class TopicMonitor:
         return None
 
     def _run(self) -> None:
-        with TopicCounts(self._kafka) as topics:
+        with TopicReader(self._kafka) as reader:
             while not self._is_closing.wait(INTERVAL_S):
                 try:
-                    found = self._compare(topics.read())
+                    found = self._compare(reader.partition_counts())
                 except TowpathError as error:
                     # The loop itself notices that Kafka is unreachable.
                     _LOG.debug(

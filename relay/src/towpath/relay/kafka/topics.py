@@ -30,8 +30,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
 from towpath.relay.errors import BrokerUnavailableError, TopicRefusedError
 from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, make_client, relay_error
 from towpath.relay.kafka.producer import MAX_BATCH_BYTES
-from towpath.relay.kafka.reading import TopicOffset
-from towpath.relay.kafka.recovery import end_offsets
+from towpath.relay.kafka.reading import TopicOffset, TopicReader, end_offsets
 from towpath.relay.ports import TopicFacts
 from towpath.schemas import topics as names
 from towpath.schemas.clock import Backoff, Clock, StallTimeout
@@ -202,6 +201,10 @@ class KafkaTopics:
         self._opened: Mapping[str, TopicFacts] = {}
         self._counts: dict[str, int] = {}
 
+    def reader(self) -> TopicReader:
+        """Return a reader that uses this object's client for end offsets."""
+        return TopicReader(self._kafka, self._admin)
+
     @property
     def opened(self) -> Mapping[str, TopicFacts]:
         """The topics that ``open`` has read."""
@@ -303,7 +306,7 @@ class KafkaTopics:
         left, spreading = list(places), MetadataPropagation(self._clock)
         while True:
             try:
-                ends = end_offsets(self._kafka, left)
+                ends = end_offsets(self._admin, left)
             except BrokerUnavailableError:
                 if spreading.is_over(len(left)):
                     raise

@@ -1,11 +1,11 @@
 """
 Compile the relay's hot modules with mypyc, where there is a C compiler.
 
-``deploy/setup.py run`` starts it with the environment's Python. It compiles what
-``towpath.relay.commands.compiled`` names into the folder where the relay looks for it,
-unless it is there already. Where that cannot be done, one line says why, and the relay
-runs the same modules as Python. mypyc is installed from a lock of its own, at the
-version that the static checks use.
+``deploy/setup.py run`` starts it with the environment's Python. It compiles the modules
+that ``towpath.relay.commands.compiled`` lists, into the folder where the relay looks
+for them, unless they are there already. If that fails, one line says why, and the relay
+runs the same modules as Python. mypyc is installed from a separate lock, at the version
+that the static checks use.
 """
 
 import os
@@ -37,7 +37,7 @@ class CannotCompileError(Exception):
 
 
 def main(home: Path) -> int:
-    """Compile the modules, unless they are current or it is off; always return 0."""
+    """Compile the modules, unless they are current or switched off; return 0."""
     if os.environ.get(compiled.VARIABLE) == "off":
         return 0
     folder = compiled.folder(home)
@@ -60,7 +60,7 @@ def check_compiler() -> None:
     Look for a C compiler, and for Python's header files.
 
     Raises:
-        CannotCompileError: One is missing.
+        CannotCompileError: The compiler or a header file is missing.
     """
     words = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
     compiler = shlex.split(words)[0]
@@ -86,7 +86,7 @@ def install_compiler() -> None:
 
 def compile_into(folder: Path, wanted: str) -> None:
     """
-    Compile the modules into a folder, which appears when they have been imported.
+    Compile the modules into a folder, which appears once all can be imported.
 
     Folders that were compiled from other sources are removed.
 
@@ -107,7 +107,7 @@ def compile_into(folder: Path, wanted: str) -> None:
 
 
 def build(scratch: Path, made: Path) -> None:
-    """Translate the modules to C and compile them, in a process of its own."""
+    """Translate the modules to C and compile them; runs in a separate process."""
     from mypyc.build import mypycify  # noqa: PLC0415 - installed by this script
     from setuptools import setup  # noqa: PLC0415 - installed by this script
 
@@ -134,10 +134,10 @@ def build(scratch: Path, made: Path) -> None:
 
 def run(command: list[str], failure: str) -> None:
     """
-    Run a program quietly; keep what it printed if it failed.
+    Run a program quietly; write its output to a log file if it fails.
 
     Raises:
-        CannotCompileError: It failed.
+        CannotCompileError: The program failed.
     """
     done = quietly(command)
     if done.returncode != 0:

@@ -2,11 +2,11 @@
 Build the packages: a wheel and a source distribution of every member, with SBOMs.
 
 ``make dist`` runs it and writes into ``dist``; ``make wheels`` builds the wheels alone,
-which is enough for the images (``deploy/images``). Each member is copied to a folder of
-its own, with the version of the file ``VERSION``, the licence, and its dependencies on
-other members pinned to that version; so a source distribution needs nothing outside
-itself. Only files that git tracks are copied, and their time is that of the commit:
-the same commit gives the same bytes.
+which is enough for the images (``deploy/images``). Each member is copied to its own
+temporary folder, with the version of the file ``VERSION``, the licence, and its
+dependencies on other members pinned to that version; so a source distribution needs
+nothing outside itself. Only files that git tracks are copied, and the archives carry
+the commit's time: the same commit gives the same bytes.
 """
 
 import argparse
@@ -123,7 +123,7 @@ def build(folder: Path, out: Path, epoch: str, kinds: Sequence[str]) -> None:
 
 
 def write_sbom(lock: Path, out: Path) -> None:
-    """Write the CycloneDX list of what a lock names, with versions and hashes."""
+    """Write the CycloneDX list of a lock's packages, with versions and hashes."""
     target = out / f"towpath-{lock.stem}.cdx.json"
     command = (
         *(str(Path(sys.executable).with_name("cyclonedx-py")), "requirements"),
@@ -137,13 +137,13 @@ def check_sboms(out: Path) -> None:
     """
     Check the SBOMs against CycloneDX's schema.
 
-    One validator reads them all: the program that writes them would create one for
-    each, which takes longer than using it.
+    One validator checks all of them: the program that writes them would create one for
+    each SBOM, which takes longer than the check.
 
     Raises:
         SbomError: An SBOM does not match.
     """
-    # The environment that builds wheels alone does not have it.
+    # The environment that only builds wheels does not have this package.
     from cyclonedx.schema import OutputFormat, SchemaVersion  # noqa: PLC0415
     from cyclonedx.validation import make_schemabased_validator  # noqa: PLC0415
 

@@ -96,7 +96,7 @@ def main(words: list[str]) -> int:
 
 
 def check_machine() -> None:
-    """Refuse a machine without the requirements, in one sentence with the cure."""
+    """Refuse a machine that lacks a requirement, in one sentence with the cure."""
     kind = f"{platform.system()} {platform.machine()}"
     if kind != "Linux x86_64" or platform.libc_ver()[0] != "glibc":
         message = (
@@ -301,8 +301,8 @@ def build_go_programs(programs: GoPrograms) -> None:
         go = {
             "GOPATH": scratch,
             "GOCACHE": f"{scratch}/cache",
-            # Writable, so that the folder can be removed; go.mod stays as it is. The
-            # discovery of targets in clouds is most of Prometheus, and not needed.
+            # Modules are writable, so that the folder can be removed; go.mod does not
+            # change. Service discovery in clouds, most of Prometheus, is not needed.
             "GOFLAGS": "-modcacherw -mod=readonly -trimpath -tags=remove_all_sd",
             "GOTOOLCHAIN": "local",
             "GOWORK": "off",
@@ -317,7 +317,7 @@ def build_go_programs(programs: GoPrograms) -> None:
 @contextlib.contextmanager
 def compiling(mode: str) -> Iterator[None]:
     """
-    Compile beside the block, which mostly waits for the network.
+    Compile while the block runs, which mostly waits for the network.
 
     The mode ``run`` compiles the relay's hot modules, which the tests run as Python;
     the mode ``dev`` builds the Go programs.
@@ -355,7 +355,7 @@ def record_spark_classes() -> int:
 
 
 def report(line: str) -> None:
-    """Print a line on the progress."""
+    """Print a line of progress."""
     print(line, flush=True)
 
 

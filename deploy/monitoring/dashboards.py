@@ -2,8 +2,8 @@
 Write the Grafana dashboards, one file for each, from the tables below.
 
 ``make docs`` runs it. A panel is a title, a Grafana unit, and queries with their
-legends; a row of the page has three panels. A stat shows the present value, and turns
-red from its bound on. The variable ``source`` is the Prometheus that is queried.
+legends; a row of the page has three panels. A stat shows the current value, and is red
+from its bound upwards. The variable ``source`` is the Prometheus that is queried.
 """
 
 import json

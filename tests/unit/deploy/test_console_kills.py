@@ -194,4 +194,4 @@ def test_a_part_that_ends_before_it_is_killed_is_a_conflict(demo, monkeypatch):
     answer = demo.kill("relay")
 
     assert (409, []) == (answer.status_code, demo.kills())
-    assert "relay does not run at present" in answer.json["detail"]
+    assert "relay is not running" in answer.json["detail"]

@@ -28,7 +28,7 @@ GROUP: Final = "towpath.commands"
 
 
 class KnownCommand(NamedTuple):
-    """A command of one of our packages; a dot stands before a command of a group."""
+    """A command of one of our packages; a dot separates its group from its name."""
 
     name: str
     package: str
@@ -156,7 +156,7 @@ def _open_closed_streams() -> None:
     """
     Open each standard stream that was closed (``>&-``) as the null device.
 
-    Otherwise a connection would get its number, and what a library prints.
+    Otherwise a connection would get its descriptor, and a library's output with it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

@@ -52,7 +52,7 @@ def config_file(named: Path | None, environ: Mapping[str, str] | None = None) ->
 
 
 def read_settings(named: Path | None) -> "Settings":
-    """Read the configuration file, with the environment laid over it."""
+    """Read the configuration file; environment variables override it."""
     from towpath.settings import load  # noqa: PLC0415 - keeps --help fast
 
     return load(config_file(named), _environ(None))
@@ -61,10 +61,10 @@ def read_settings(named: Path | None) -> "Settings":
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
     """
-    Read the text of a file that the command line names.
+    Raise a usage error if the block cannot read a file that the command line names.
 
     Raises:
-        UsageError: The file cannot be read, or is not text.
+        UsageError: The file cannot be read, or is not UTF-8 text.
     """
     from towpath.schemas.failure import UsageError  # noqa: PLC0415 - keeps --help fast
 

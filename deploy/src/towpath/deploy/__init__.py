@@ -1,6 +1,6 @@
 """
 The ``towpath`` command and the local stack.
 
-``cli`` holds the commands, ``local`` the parts that run without containers, ``jars``
-the Java archives that they need. No other member imports this one.
+``cli`` holds the commands, and ``local`` the parts that run without containers. No
+other member imports this one.
 """

@@ -2,8 +2,8 @@
 The benchmark of the whole shop: the highest rate that it sustains, and what bounds it.
 
 The case ``checkout`` runs the demo's platform: four services, relay, two drivers and
-their three sinks, and the load's customers, who arrive at a rate whether they are
-answered or not. Rates step up until one is not sustained; then rates between are tried.
+their three sinks, and the load's customers, who arrive at a fixed rate even if answers
+are late. Rates step up until one is not sustained; then rates in between are tried.
 The case ``rows`` runs relay and sinks alone, fed by a process that writes rows by SQL.
 Every few seconds of the measured time, the backlogs are read: unsettled orders, bytes
 of the log, records of each sink. After each rate everything comes to rest; after the
@@ -127,7 +127,7 @@ from pg_replication_slots where slot_name = %s
 
 
 class Reached(NamedTuple):
-    """Totals at one moment: the log's end, records by sink, and what was published."""
+    """Totals at one moment: log, records, published changes, processor time, load."""
 
     at_s: float
     log_bytes: float
@@ -203,7 +203,7 @@ def _machine_s() -> float:
     """Return the processor time of all processes of the machine."""
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
-    # The time of guests is included in the user's, and that of nice ones in nice's.
+    # User time includes the time of guests, and nice time that of niced guests.
     guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
     return float(sum(times) - idle - guests)
 
@@ -216,7 +216,7 @@ def run_checkout_benchmark(
 
     Raises:
         TowpathError: The case did not complete.
-        KeyboardInterrupt: It was interrupted.
+        KeyboardInterrupt: The case was interrupted.
     """
     console = Console(stderr=True)
     shown = console if as_json else results()
@@ -309,7 +309,7 @@ def _measure(
 
 
 def saga_times(dsn: str, first_order: int) -> Latency:
-    """Return the times from checkout to last step of orders from a number on."""
+    """Return the saga times of completed orders, from ``first_order`` on."""
     with connected(dsn) as connection:
         rows = connection.execute(_SAGA_TIMES, (first_order,)).fetchall()
     return Latency.of(float(took_ms) for (took_ms,) in rows)

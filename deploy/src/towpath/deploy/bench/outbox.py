@@ -1,8 +1,8 @@
 """
 The benchmark of the outbox library: commits a second with and without an event.
 
-After each run the log is decoded by a slot: every committed item must have its event
-once, and no event may be without its item.
+After each run the log is decoded by a slot: every committed item must have exactly one
+event, and every event an item.
 """
 
 import json
@@ -158,7 +158,7 @@ class _OutboxRun:
         return figures, len(items), _findings(expected, events)
 
     def _write(self, connection: psycopg.Connection[Any]) -> list[Written]:
-        """Let all writers begin at once, and wait for them."""
+        """Let all writers begin at once; return their measurements."""
         options = self._bench.options
         connection.execute("select pg_advisory_lock(%s)", [START_LOCK])
         each = [
@@ -171,7 +171,7 @@ class _OutboxRun:
             try:
                 self._wait_ready(connection)
             finally:
-                # Also after a failure: the writers end only once they have begun.
+                # After a failure too: the writers end only once they have begun.
                 connection.execute("select pg_advisory_unlock(%s)", [START_LOCK])
             return writers.results()
 
@@ -213,7 +213,7 @@ def _figures(found: list[Written]) -> Figures:
 
 
 def _findings(items: list[str], events: list[str]) -> tuple[str, ...]:
-    """Count items without an event, items with several, and events without item."""
+    """Count items without an event, items with several, and events without an item."""
     wanted, counts = set(items), Counter(events)
     wrong = {
         "lost": len(wanted - counts.keys()),

@@ -1,7 +1,7 @@
 """
 Writers of the outbox benchmark: processes that commit items, with or without events.
 
-Systems differ in the event only:
+The systems differ only in the event:
 
 ===========  =======================================================================
 none         no event: the cost of a commit
@@ -105,7 +105,7 @@ class Writers:
         self._pool.shutdown(cancel_futures=True)
 
     def results(self) -> list[Written]:
-        """Wait for all writers, and return what they measured."""
+        """Wait for all writers, and return their measurements."""
         return [run.result() for run in self._runs]
 
 

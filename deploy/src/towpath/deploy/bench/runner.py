@@ -66,7 +66,7 @@ _CONNECT_MAIN: Final = "org.apache.kafka.connect.cli.ConnectStandalone"
 
 def fetch_connect(report: fetch.ReportLine) -> tuple[str, ...]:
     """
-    Return the command of Connect standalone, without its configuration files.
+    Fetch Connect's archives; return its command, without its configuration files.
 
     Raises:
         JarsError: An archive could not be fetched.
@@ -111,8 +111,8 @@ def run_benchmark(
     Run a benchmark and print its result; return 0 if all was verified, else 1.
 
     Raises:
-        TowpathError: It did not complete.
-        KeyboardInterrupt: It was interrupted.
+        TowpathError: The benchmark did not complete.
+        KeyboardInterrupt: The benchmark was interrupted.
     """
     console = Console(stderr=True)
     prepare(BENCH_FOLDERS, console)
@@ -144,8 +144,8 @@ def run_capture_comparison(
 
     Raises:
         UsageError: The folder of the plot does not exist.
-        TowpathError: It did not complete.
-        KeyboardInterrupt: It was interrupted.
+        TowpathError: The comparison did not complete.
+        KeyboardInterrupt: The comparison was interrupted.
     """
     if output.plot_file is not None and not output.plot_file.parent.is_dir():
         message = f"--plot: there is no folder {output.plot_file.parent}"
@@ -226,8 +226,8 @@ def run_chaos(options: ChaosOptions, *, keep: bool, as_json: bool) -> int:
     Run the chaos test and print its result; return 0 if it found no difference, else 1.
 
     Raises:
-        TowpathError: It did not complete.
-        KeyboardInterrupt: It was interrupted.
+        TowpathError: The test did not complete.
+        KeyboardInterrupt: The test was interrupted.
     """
     console = Console(stderr=True)
     prepare(_CHAOS_FOLDERS, console)
@@ -299,7 +299,7 @@ def run_all(options: AllOptions) -> int:
     Raises:
         UsageError: The folder of the plot does not exist.
         TowpathError: An archive could not be fetched.
-        KeyboardInterrupt: It was interrupted; the running benchmark has ended.
+        KeyboardInterrupt: The run was interrupted; its current benchmark has ended.
     """
     plot_file = options.plot_file
     if plot_file is not None and not plot_file.parent.is_dir():
@@ -337,7 +337,7 @@ def _run(name: str, options: AllOptions) -> tuple[int, Mapping[str, Any]]:
     if options.with_debezium and name in _WITH_DEBEZIUM:
         words.append("--with-debezium")
     command = [sys.executable, "-m", "towpath.cli", "bench", name, "--json", *words]
-    # In a session of its own, so that it gets one Ctrl-C, from here.
+    # In a separate session, so that it gets one Ctrl-C, from this process.
     with subprocess.Popen(  # noqa: S603 - our own command
         command, stdout=subprocess.PIPE, start_new_session=True
     ) as process:

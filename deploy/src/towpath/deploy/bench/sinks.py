@@ -88,7 +88,7 @@ class SinkBenchOptions:
 
 def rates_of(text: str) -> tuple[float, ...]:
     """
-    Read rates separated by commas.
+    Return the rates in a text, separated by commas.
 
     Raises:
         UsageError: One of them is not a positive number.
@@ -154,7 +154,7 @@ def staged(
     Yield the demo's stage; its processes end with the block.
 
     Args:
-        stack: The stack, which is not started.
+        stack: The stack, not started yet.
         screen: Shows the steps.
         orders: Orders that exist before the relay starts.
         duration_s: The time for which the load's latency is sampled.
@@ -268,7 +268,7 @@ def run_sink_benchmark(options: SinkBenchOptions, *, keep: bool, as_json: bool) 
 
     Raises:
         TowpathError: A case did not complete.
-        KeyboardInterrupt: It was interrupted.
+        KeyboardInterrupt: A case was interrupted.
     """
     console = Console(stderr=True)
     shown = console if as_json else results()

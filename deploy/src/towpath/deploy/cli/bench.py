@@ -9,7 +9,7 @@ from cyclopts.validators import LimitedChoice, Number
 
 bench_app = App(name="bench", help="Benchmark beside other systems, and verify.")
 
-# Debezium is not killed, so a search of its settings would be for nothing.
+# --kill does not kill Debezium, so it has no use for a search of its settings.
 _ONE_OF: Final = ("Parameters", Group(validator=LimitedChoice(), show=False))
 
 CaseName = Literal[
@@ -116,7 +116,7 @@ def bench_snapshot(  # noqa: PLR0913 - each is an option of the command
     keep: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """
-    Measure how fast a snapshot is in Kafka, and verify every row of it.
+    Measure how fast a snapshot reaches Kafka, and verify every row of it.
 
     A table of 200-byte rows is read into a real broker (acks=all, whole envelopes),
     once while 200 transactions a second update it and once on a quiet server; a bare
@@ -286,7 +286,7 @@ def bench_checkout(  # noqa: PLR0913 - each is an option of the command
     keep: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """
-    Find the highest rate that the whole shop sustains on this machine, and its bound.
+    Find the highest rate that the whole shop sustains here, and what limits it.
 
     checkout: four services, relay, drivers and the three sinks, and customers who check
     out, pay, cancel and return at an open-loop rate. rows: relay and sinks alone, fed

@@ -67,9 +67,9 @@ def show(
     """
     Print the effective configuration, every key with its value, secrets masked.
 
-    It is the file with the environment laid over it (TOWPATH_RELAY__OUTBOX__TOPIC
-    overrides relay.outbox.topic; a name that ends in _FILE holds the name of a file
-    with the value) and the default of every key that is not set.
+    Environment variables override the file (TOWPATH_RELAY__OUTBOX__TOPIC overrides
+    relay.outbox.topic; a variable that ends in _FILE names a file with the value). A
+    key that is not set has its default.
 
     Args:
         json: Print one JSON document instead of TOML.
@@ -107,8 +107,8 @@ def from_debezium(  # noqa: PLR0913 - the command's options
 
     Args:
         connector: The JSON as Kafka Connect has it, with or without name and config.
-        out: Where to write the file; it must not be there yet. With passwords only
-            its owner may read it.
+        out: Where to write the file; it must not exist yet. With passwords, only its
+            owner can read it.
         dsn: Look up in this database which tables a regular expression matches.
         kafka: Kafka's address, which the connector does not know: host:port.
         registry: The schema registry's address.

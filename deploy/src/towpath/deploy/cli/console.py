@@ -21,7 +21,7 @@ from towpath.settings.logs import configure_logs
 if TYPE_CHECKING:
     from flask import Flask
 
-# Pages wait for servers, not for Python; a few viewers at once are the rule.
+# Pages wait for servers, not for Python; few people view them at once.
 _THREADS: Final = 8
 # A shorter token could be guessed.
 _LEAST_TOKEN_CHARACTERS: Final = 16
@@ -38,12 +38,12 @@ class ConsoleTokenError(UsageError):
 
 class ConsoleFiles(NamedTuple):
     """
-    The files of a console, as they were named.
+    The files of a console, as the command line names them.
 
     Attributes:
         config: The configuration.
         state: The state folder.
-        demo: The state folder of the demo whose console it is.
+        demo: The state folder of a demo, if the console belongs to one.
     """
 
     config: Path | None
@@ -70,8 +70,8 @@ def console(
     the token; on any address but loopback, reading needs it too.
 
     Args:
-        host: The address to listen at; any but loopback needs a token.
-        port: The port to listen at.
+        host: The address to listen on; any but loopback needs a token.
+        port: The port to listen on.
         token_file: A file with the token of the login [TOWPATH_CONSOLE_TOKEN].
         config: Configuration file.
         state: State folder.
@@ -118,7 +118,7 @@ def make_app(files: ConsoleFiles, token: str, host: str) -> "Flask":
 
 def _read_token(file: Path | None) -> str:
     """
-    Return the text of the token's file, or of the environment; empty without one.
+    Return the token from its file, else from the environment; empty without one.
 
     Raises:
         UsageError: The file cannot be read, or is not text.

@@ -69,7 +69,7 @@ def add(
     """
     Add a sink while everything runs, and fill it from the existing rows.
 
-    Its driver must be running. The sink begins at the present end of the stream; a
+    Its driver must be running. The sink begins at the current end of the stream; a
     snapshot with the sink as its target delivers the earlier rows. Run an interrupted
     command again: it resumes. Exit 1 if the snapshot fails, or if keys are parked
     behind dead letters. A sink that does not fit its tables and its target, or that no
@@ -78,8 +78,8 @@ def add(
     Args:
         block: A file with one [[sink]] block and its routes.
         max_rows_per_second: Bound of the reading speed.
-        signal: Send no signal, but print the SQL row that requests the snapshot, with
-            this id, and wait until it has been inserted.
+        signal: Send no signal, but print the SQL statement that requests the snapshot
+            with this id, and wait until it has been run.
         config: Configuration file.
     """
     with reading(block):
@@ -159,7 +159,7 @@ class _PrintedReport:
         print(line, flush=True)
 
     def warn(self, line: str) -> None:
-        """Print a sentence about what is left to do."""
+        """Print a sentence about a step that is left to do."""
         print(line, file=sys.stderr)
 
     @contextmanager
@@ -194,7 +194,7 @@ def rebuild(
     """
     Rebuild a search sink's indexes from the source, while searches go on.
 
-    The sink must be running. A new index is created from the present tables and
+    The sink must be running. A new index is created from the current tables and
     configuration, written beside the old one, filled by a snapshot, and put in its
     place in one step. Run the command again after a crash: it resumes. Exit 1 if the
     snapshot fails, or if records became dead letters meanwhile: then nothing is

@@ -65,7 +65,7 @@ class SnapshotOptions:
         surrogate_key: Read in the order of this unique column instead of the key's.
         max_rows_per_second: Bound of the reading speed.
         sweep: At the end, have sinks delete the rows that the tables do not have.
-        id: The signal's id; by default, one is made.
+        id: The signal's id; by default, a generated one.
     """
 
     target: str | None = None
@@ -83,7 +83,7 @@ class SnapshotOptions:
         Return the request for these collections.
 
         Raises:
-            UsageError: The file of keys cannot be read.
+            UsageError: The file of keys cannot be read, or has no keys.
         """
         return SnapshotRequest(
             collections=collections,
@@ -118,7 +118,7 @@ def _lines(file: Path | None) -> list[str]:
     with reading(file):
         is_input = str(file) == "-"
         text = (sys.stdin.buffer.read() if is_input else file.read_bytes()).decode()
-    # Not splitlines: a key may contain other separators of lines.
+    # Not splitlines: a key may contain other line separators.
     return [line.removesuffix("\r") for line in text.split("\n")]
 
 
@@ -231,7 +231,7 @@ def pause(*names: str, json: JsonOption = False, config: ConfigOption = None) ->
 @app.command
 def resume(*names: str, json: JsonOption = False, config: ConfigOption = None) -> int:
     """
-    Resume paused snapshots, or by its id one that failed or was stopped.
+    Resume paused snapshots, or, by its id, one that failed or was stopped.
 
     An incomplete snapshot reads again only the rows that were not delivered.
 

@@ -53,7 +53,7 @@ _FOLLOW_EVERY_S: Final = 0.2
 
 
 def last_lines(path: Path, count: int) -> tuple[str, int]:
-    """Return the text of the last lines of a file, and the place where it ends."""
+    """Return the text of the last lines of a file, and the offset where it ends."""
     with path.open("rb") as file:
         lines = collections.deque(file, maxlen=count)
         return b"".join(lines).decode("utf-8", errors="replace"), file.tell()
@@ -64,8 +64,8 @@ def follow_file(path: Path, place: int, clock: Clock | None = None) -> Iterator[
     Yield text as it is appended to a file, endlessly, even after a rotation.
 
     Args:
-        path: The file; while it is rotated, there is none.
-        place: Where the text begins.
+        path: The file; it is missing during a rotation.
+        place: The offset where the text begins.
         clock: The time.
     """
     wait = (clock or SystemClock()).wait
@@ -252,7 +252,7 @@ def _watch(config: Path | None, state: Path | None, clock: Clock) -> int:
 
 def read_document(config: Path | None, state: Path | None, clock: Clock) -> Document:
     """
-    Read the whole platform, as ``status`` prints it.
+    Return the state of the whole platform, as ``status --json`` prints it.
 
     Args:
         config: Configuration file.
@@ -273,7 +273,7 @@ def read_document(config: Path | None, state: Path | None, clock: Clock) -> Docu
 
 
 def _settings(config: Path | None) -> "Settings | None":
-    """Read the configuration; without one, only the parts are shown."""
+    """Read the configuration; None if none is named and the default file is missing."""
     path = config_file(config)
     if config is None and not path.exists():
         return None

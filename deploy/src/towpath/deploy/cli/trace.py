@@ -129,17 +129,17 @@ def replay(  # noqa: PLR0913 - the options of a command
 
 def _minutes_ago(minutes: float) -> datetime:
     """
-    Return the time before some minutes.
+    Return the time this many minutes ago.
 
     Raises:
-        UsageError: There is no such time.
+        UsageError: There is no such time, or it lies in the future.
     """
     try:
         before = timedelta(minutes=minutes)
         if before >= timedelta(0):
             return SystemClock().now() - before
     except (ValueError, OverflowError):
-        # Not a number, or more minutes than there were.
+        # Not a number, or a time before the year 1.
         pass
     message = f"--minutes is a time before now, not {minutes:g}"
     raise UsageError(message)
@@ -157,7 +157,7 @@ def _subject(
     type_: str | None, id_: str | None, table: str | None, key: str | None
 ) -> _Subject:
     """
-    Return what the command names.
+    Return the aggregate or row that the command names.
 
     Raises:
         TraceSubjectError: It names neither one aggregate nor one row, or parts of both.

@@ -39,15 +39,15 @@ def demo_platform(  # noqa: PLR0913 - each is an option of the command
     """
     Run the whole platform under load, and prove that every sink equals the database.
 
-    Exit 0 only if nothing differs, 1 if keys differ, 3 if a part could not be started.
-    Only with --keep is anything left running. The state folder is the demo's own,
-    demo/ below the usual one unless named, and begins empty each time.
+    Exit 0 only if nothing differs and every invariant holds; 1 if not; 3 if a part was
+    unavailable. Only with --keep is anything left running. The demo has its own state
+    folder, demo/ below the usual one unless named, and empties it first.
 
     Args:
         rate: Checkouts a second.
         orders: How many orders exist before the slot is created.
         duration: The minimum duration of the checkouts, in seconds.
-        keep: Leave everything running afterwards and print the addresses; Ctrl-C ends.
+        keep: Leave everything running and print the addresses; Ctrl-C stops it.
         json: Write the result as JSON to this file too.
         before_verify: Shell command to run when everything is at rest, before the
             sinks are compared; TOWPATH_CONFIG names the configuration.

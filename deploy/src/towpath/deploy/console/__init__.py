@@ -1,7 +1,7 @@
 """
 The console: a web page and a JSON API over the state of the platform.
 
-This module has that state: the newest document of ``towpath status``, and samples.
+This module holds that state: the newest document of ``towpath status``, and samples.
 
 A sampler reads the platform every few seconds, so that the number of viewers does not
 change the load on its servers. Each reading adds one sample of numbers to a ring of the
@@ -29,11 +29,11 @@ from towpath.sinks.state.lag import budget_s
 Document = dict[str, Any]
 
 SAMPLE_EVERY_S: Final = 3.0
-# Half an hour: long enough to see a refill or an outage, in a few 100 kilobytes.
+# Half an hour: long enough to see a refill or an outage, in a few hundred kilobytes.
 KEPT_S: Final = 1800.0
 # A rate over less than this would jump with each batch.
 RATE_OVER_S: Final = 15.0
-# A state that is older than this is not shown as the present one.
+# A state that is older than this is not shown as the current one.
 STALE_AFTER_S: Final = 30.0
 
 
@@ -81,7 +81,7 @@ class Samples:
         Return how fast a counter grew lately, per second.
 
         It is None before there are two samples, and after a counter has fallen, which
-        means that it began again.
+        means that it was reset.
         """
         with self._lock:
             known = [(s.at_s, s.values[name]) for s in self._ring if name in s.values]
@@ -121,10 +121,10 @@ class ConfigurationFile(NamedTuple):
 
     def load(self) -> Settings:
         """
-        Read it.
+        Read the configuration.
 
         Raises:
-            ConfigurationError: It has mistakes.
+            ConfigurationError: The configuration has mistakes.
         """
         return load(self.path, self.environ)
 
@@ -139,7 +139,7 @@ class PlatformState:
         clock: Clock,
     ) -> None:
         """
-        Keep what is needed to read.
+        Create the state; the platform is not read yet.
 
         Args:
             file: The configuration file, which may change while the console runs.
@@ -155,12 +155,12 @@ class PlatformState:
 
     @property
     def settings(self) -> Settings:
-        """The configuration as the file has it now."""
+        """The current content of the configuration file."""
         return self.file.load()
 
     @property
     def reading(self) -> Reading:
-        """The newest reading; the first one is made when it is asked for."""
+        """The newest reading; the first access reads the platform if nothing has yet."""
         with self._once:
             if self._reading is None:
                 self._reading = self._read()
@@ -172,7 +172,7 @@ class PlatformState:
         return (self._clock.now() - self.reading.at).total_seconds()
 
     def refresh(self) -> None:
-        """Read the platform once; the sampler calls it again and again."""
+        """Read the platform once; the sampler calls this every few seconds."""
         reading = self._read()
         with self._once:
             self._reading = reading
@@ -196,7 +196,7 @@ class PlatformState:
 
 
 def numbers_of(document: Document) -> dict[str, float]:
-    """Return the numbers of a status document that plots and rates are made of."""
+    """Return the numbers of a status document from which plots and rates are made."""
     found: dict[str, float] = {}
     relay = document["relay"] or {}
     for name in ("retained_bytes", "lag_bytes"):

@@ -1,5 +1,5 @@
 """
-The routes of actions: forms of the pages, and the same as operations of the API.
+The routes of actions: forms of the pages, and the same actions in the API.
 
 ===================================  =================================================
 route                                does
@@ -7,9 +7,9 @@ route                                does
 POST /api/snapshots                  starts a snapshot
 POST /api/snapshots/pause            pauses snapshots; likewise resume and stop
 POST /api/dead-letters/replay        has a sink apply dead letters again
-POST /api/dead-letters/discard       has a sink give dead letters up
+POST /api/dead-letters/discard       has a sink give up dead letters
 POST /api/relay/dead-letters/replay  publishes the events of parked aggregates
-POST /api/relay/dead-letters/discard gives the events of parked aggregates up
+POST /api/relay/dead-letters/discard gives up the events of parked aggregates
 ===================================  =================================================
 
 The forms of the pages have routes of their own, below their page. After a form, the
@@ -100,7 +100,7 @@ def pause() -> Response:
 @api.post("/snapshots/resume")
 @operations.add(_CHANGE)
 def resume() -> Response:
-    """Resume paused snapshots, or by its id one that failed or was stopped."""
+    """Resume paused snapshots, or, by its id, one that failed or was stopped."""
     return _change("resume")
 
 
@@ -185,7 +185,7 @@ def replay() -> Response:
     Operation(answer=OutcomesDocument, body=DiscardInput, problems=REFUSALS)
 )
 def discard() -> Response:
-    """Have a sink give dead letters up, and read the rows of their keys again."""
+    """Have a sink give up dead letters, and read the rows of their keys again."""
     wanted = read_body(request, DiscardInput)
     check_confirmed(is_confirmed=wanted.confirm)
     return answer(resolve_dead_letters(_settings(), Verb.DISCARD, wanted))
@@ -204,7 +204,7 @@ def publish() -> Response:
 @api.post("/relay/dead-letters/discard")
 @operations.add(Operation(answer=ReleasedDocument, body=GiveUpInput, problems=REFUSALS))
 def give_up() -> Response:
-    """Give the events of parked aggregates up; the relay must not run."""
+    """Give up the events of parked aggregates; the relay must not run."""
     wanted = read_body(request, GiveUpInput)
     check_confirmed(is_confirmed=wanted.confirm)
     return answer(_give_up(wanted))
@@ -232,13 +232,13 @@ def replay_form() -> Response:
 
 @forms.post("/dead-letters/discard")
 def discard_form() -> str | Response:
-    """Have a sink give dead letters up, once that is confirmed."""
+    """Have a sink give up dead letters, once that is confirmed."""
     wanted = read_form(request, DiscardInput, ignored=WORD)
     if not wanted.confirm:
         what = "all keys" if wanted.all else ", ".join(wanted.keys)
         return ask_first(
             f"Discard the dead letters of {wanted.sink}: {what or 'no key'}?",
-            "The sink gives these changes up, and reads the present rows of their keys "
+            "The sink gives up these changes, and reads the current rows of their keys "
             "from the source.",
         )
     action = resolve_dead_letters(_settings(), Verb.DISCARD, wanted)
@@ -254,7 +254,7 @@ def publish_form() -> Response:
 
 @forms.post("/dead-letters/relay/discard")
 def give_up_form() -> str | Response:
-    """Give the events of parked aggregates up, once that is confirmed."""
+    """Give up the events of parked aggregates, once that is confirmed."""
     wanted = read_form(request, GiveUpInput, ignored=WORD)
     if not wanted.confirm:
         names = ", ".join(

@@ -1,5 +1,5 @@
 """
-The actions of the console: their inputs, and what carries them out.
+The actions of the console: their inputs, and the functions that carry them out.
 
 Each action calls the function behind the command of the same name, so that it has the
 command's checks and answers. An action is recorded in the audit log before it begins,
@@ -170,7 +170,7 @@ class DiscardInput(DeadLettersInput):
 
 
 def _aggregate(value: object) -> object:
-    # A form has an aggregate as the text of the API's list.
+    # A form sends an aggregate as text: the JSON list that the API takes.
     try:
         found = json.loads(value) if isinstance(value, str) else value
     except ValueError as error:
@@ -207,7 +207,7 @@ def check_confirmed(*, is_confirmed: bool) -> None:
     Check that an action that loses something was confirmed.
 
     Raises:
-        InvalidInputError: It was not.
+        InvalidInputError: The action was not confirmed.
     """
     if not is_confirmed:
         message = 'This loses data: confirm it with "confirm": true.'
@@ -270,7 +270,7 @@ def release_aggregates(
             except TowpathError as error:
                 if not lines:
                     raise
-                # Those before it are released: the log and the answer say so.
+                # Earlier ones are released: the log and the answer say so.
                 failed = f"{kind or 'any type'} {id_} and later ones are not: {error}"
                 text = "; ".join([_few([*map(_released_text, lines)]), failed])
                 return Done(text, {"released": lines, "failed": failed})

@@ -17,7 +17,8 @@ GET /api/dead-letters    open dead letters with their records
 GET /api/relay/...       the parked aggregates of the relay: .../dead-letters
 =======================  ============================================================
 
-The operations that change something are in ``action_routes``.
+Operations of runs and kills are in ``run_routes`` and ``kills``, with their changes;
+all other operations that change something are in ``action_routes``.
 """
 
 from datetime import datetime
@@ -159,10 +160,10 @@ class MessagesQuery(Input):
 
     def look(self) -> Look:
         """
-        Return the part of a topic that the query asks for.
+        Return the part of a topic that the query selects.
 
         Raises:
-            InvalidInputError: An offset has no partition.
+            InvalidInputError: The query has an offset, but no partition.
         """
         if self.offset is not None and self.partition is None:
             message = "An offset needs a partition."
@@ -182,7 +183,7 @@ class TraceQuery(Input):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was asked for."""
+        """Whether no field is set."""
         return not (self.type or self.id or self.table or self.key)
 
 
@@ -219,7 +220,7 @@ def samples() -> Response:
 
 
 class BarDocument(Document):
-    """One bucket: its bound, its number of values, and that in % of the largest."""
+    """One bucket: its bound, its number of values, and its % of the largest bucket."""
 
     text: str
     values: int
@@ -335,7 +336,7 @@ def journey_of(
     settings: Settings, wanted: TraceQuery, since: datetime | None = None
 ) -> Journey:
     """
-    Trace what a query names.
+    Trace the aggregate or row that a query names.
 
     Raises:
         InvalidInputError: It names neither one aggregate nor one row.

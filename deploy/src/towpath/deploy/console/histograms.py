@@ -29,7 +29,7 @@ _DRAWN: Final = (
 
 
 class HistogramBar(NamedTuple):
-    """One bucket: its bound, its number of values, and that in % of the largest."""
+    """One bucket: its bound, its number of values, and its % of the largest bucket."""
 
     text: str
     values: int
@@ -75,7 +75,7 @@ def read_histograms(settings: Settings) -> list[SinkHistogram]:
 
 
 def _page(host: str, port: int) -> str:
-    """Return the metrics of a driver; empty if none answers."""
+    """Return the metrics of a driver; empty if it does not answer."""
     connection = HTTPConnection(host, port, timeout=_ANSWERED_WITHIN_S)
     try:
         connection.request("GET", "/metrics")
@@ -93,7 +93,7 @@ def histograms_of(page: str) -> Iterator[SinkHistogram]:
     """
     Return the drawn histograms of a page of metrics, sink by sink.
 
-    A page of another program, which may have the port, has none.
+    A page of another program, which may be listening on the port, has none.
     """
     try:
         families = {each.name: each for each in text_string_to_metric_families(page)}

@@ -1,13 +1,13 @@
 """
-The Kill page of a demo: its parts, a kill of one of them, and what happened then.
+The Kill page of a demo: its parts, a kill of one of them, and its consequences.
 
-Only a demo names the folder of its parts to its console: their processes are its own,
-and its supervisor starts them again. The console of any other platform kills nothing.
+Only a demo passes the folder of its parts to its console: it owns their processes, and
+its supervisor restarts them. The console of any other platform kills nothing.
 
 ============================  ========================================================
 route                         does
 ============================  ========================================================
-GET /kill                     the parts, and the kills with what followed
+GET /kill                     the parts, and the kills with their consequences
 GET /api/kills                the same as a document
 POST /kill, POST /api/kills   kills a part, as kill -9 does
 ============================  ========================================================
@@ -101,7 +101,7 @@ class Kills:
 
     def __init__(self, folder: StateFolder, state: PlatformState, clock: Clock) -> None:
         """
-        Keep what is needed to find the parts.
+        Create an empty list of kills; no part is searched yet.
 
         Args:
             folder: The demo's state folder, with a process file of each part.
@@ -125,13 +125,13 @@ class Kills:
 
         Raises:
             InvalidInputError: There is no such part.
-            ConflictError: It does not run at present.
+            ConflictError: The part is not running.
         """
         if name not in [part.name for part in self.parts()]:
             message = f"The demo has no part {name!r} that may be killed."
             raise InvalidInputError(message)
         process = find(self._folder.process_file(name))
-        message = f"{name} does not run at present: wait until it is started again."
+        message = f"{name} is not running: wait until it has been restarted."
         if process is None:
             raise ConflictError(message)
         try:
@@ -163,7 +163,7 @@ class Kills:
         if kill.started_at is None:
             process = find(self._folder.process_file(kill.part))
             if process is not None and process.pid != kill.pid:
-                # It may end again before its time is read.
+                # The process may end before its start time is read.
                 with suppress(psutil.NoSuchProcess):
                     began = datetime.fromtimestamp(process.create_time(), UTC)
                     kill = kill._replace(started_at=began)

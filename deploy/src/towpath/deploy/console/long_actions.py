@@ -6,8 +6,8 @@ with their first differences by key and column. Values of columns that a route m
 hashes are not shown.
 
 Changes of sinks (``towpath sink add | refill | rebuild | drop``) change the state
-folder of the sink's driver, so the console must have it: it is the ``state_folder`` of
-the configuration that the console reads. One change runs at a time.
+folder of the sink's driver. The console must be able to write that folder: it takes it
+from ``state_folder`` in its configuration. One change runs at a time.
 """
 
 import json
@@ -122,7 +122,7 @@ def _outcome(found: Verification) -> str:
 
 
 def shown_result(settings: Settings, sink: Sink, found: Verification) -> Document:
-    """Return a result as ``towpath verify --json`` has it, without hidden values."""
+    """Return a result as ``towpath verify --json`` prints it, without hidden values."""
     document: Document = json.loads(report.as_json(found))
     hidden = {route.name: hidden_fields(settings, route) for route in sink.route}
     for route in document["routes"]:
@@ -204,7 +204,7 @@ class RunReport:
         self._run.say(line)
 
     def warn(self, line: str) -> None:
-        """Show a sentence about what is left to do."""
+        """Show a sentence about a step that is left to do."""
         self._run.say(line)
 
     @contextmanager
@@ -348,7 +348,7 @@ def _check_folder(settings: Settings, name: str | None) -> None:
 
     Raises:
         UnknownSinkError: There is no such sink, nor anything left of one.
-        ConflictError: The folder has nothing of the sink.
+        ConflictError: The folder has no state of the sink.
     """
     missing = missing_folder(settings, name)
     if not missing:

@@ -1,9 +1,10 @@
 """
 Records of topics and dead letters of sinks, as the console shows them.
 
-A look into a topic reads a bounded number of records. The topic has columns that a
-route masks or hashes in the clear; the console hides them in the values of records, but
-not in keys and headers. A value that is not JSON, such as Avro, is shown by its size.
+A look into a topic reads a bounded number of records. The topic has the clear text of
+columns that a route masks or hashes; the console hides them in the values of records,
+but not in keys and headers. A value that is not JSON, such as Avro, is shown by its
+size.
 """
 
 import json
@@ -54,7 +55,7 @@ class Look(NamedTuple):
         partition: Only this partition.
         offset: From this offset on; needs a partition.
         since: Only records of this time and later.
-        limit: The most records.
+        limit: The maximum number of records.
     """
 
     topic: str
@@ -165,7 +166,7 @@ def shown_value(value: bytes | str, hidden: frozenset[str]) -> str:
     try:
         shown = _without(json.loads(value), hidden)
         text = json.dumps(shown, indent=1, ensure_ascii=False)
-        # JSON may have half of a surrogate pair, which UTF-8 has not.
+        # JSON can contain half of a surrogate pair, which UTF-8 cannot encode.
         return text.encode("utf-8", "backslashreplace").decode()
     except ValueError:
         return f"({len(value):,} bytes that are not JSON)"

@@ -17,10 +17,10 @@ GET /login, POST        the login with the console's token
 POST /logout            ends the session
 ======================  ==============================================================
 
-The forms that act are in ``action_routes`` and ``run_routes``.
+The forms that act are in ``action_routes``, ``run_routes`` and ``kills``.
 
-The live part of a page is fetched again every few seconds. Pages load nothing from
-elsewhere, and show what was true when they were made if scripts are off.
+The live part of a page is fetched again every few seconds; without scripts, a page
+stays as it was rendered. Pages load nothing from other hosts.
 """
 
 import json
@@ -287,7 +287,7 @@ def sinks() -> str:
 
 
 def _missing_folders() -> dict[str, str]:
-    """Return why each sink cannot be changed here; the empty name is a new sink's."""
+    """Return why each sink cannot be changed here; the empty name means a new sink."""
     settings = _context().state.settings
     names = [sink.name for sink in settings.sink]
     found = {name: missing_folder(settings, name) for name in names}

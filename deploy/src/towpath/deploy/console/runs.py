@@ -1,9 +1,9 @@
 """
-Long actions of the console, which go on when the browser leaves.
+Long actions of the console, which continue after the browser has disconnected.
 
-A run has a thread of its own and lives as long as the console. At most one run of each
-kind is active at a time; the newest of each kind is kept with its outcome. A run is in
-the audit log when it begins, and again when it has ended.
+Each run has its own thread, which ends with the console at the latest. At most one run
+of each kind is active at a time; the newest of each kind is kept with its outcome. The
+audit log has a line when a run begins, and another when it has ended.
 """
 
 import threading
@@ -65,7 +65,7 @@ class RunStep(NamedTuple):
 
 
 class RunEnd(NamedTuple):
-    """The outcome of a run in words, and whether it did all that was wanted."""
+    """The outcome of a run in words, and whether it did all that was requested."""
 
     outcome: str
     is_good: bool = True
@@ -121,7 +121,7 @@ class Run:
             self._results.append(document)
 
     def end(self, end: RunEnd) -> None:
-        """Note the outcome."""
+        """Record the outcome."""
         with self._lock:
             self._ended_at = self._clock.now()
             self._outcome = end.outcome
@@ -166,7 +166,7 @@ class Runs:
         work: Callable[[Run], RunEnd],
     ) -> Run:
         """
-        Begin a run in a thread of its own.
+        Begin a run in a separate thread.
 
         Args:
             kind: Its kind.

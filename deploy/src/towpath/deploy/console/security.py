@@ -1,16 +1,16 @@
 """
 The rules of access to the console, its sessions, and the log of logins and actions.
 
-Without a token the console is read-only. Bound to loopback, reading needs no login, and
-the request must name a loopback host, so that a page of another site cannot read the
-console through a host name that resolves to this machine (DNS rebinding). Bound to any
-other address, everything needs the token: as ``Authorization: Bearer`` in the API, by a
-login in the browser.
+Without a token the console is read-only. On loopback, reading needs no login, and the
+request must name a loopback host, so that a page of another site cannot read the
+console through a host name that resolves to this machine (DNS rebinding). On any other
+address, everything but the login page and health checks needs the token: as
+``Authorization: Bearer`` in the API, by a login in the browser.
 
 A browser's session is a cookie that other sites' requests do not carry
-(``SameSite=Strict``). Each request that changes something must also come from the
-console's own pages, by its ``Origin`` and ``Sec-Fetch-Site``, and repeat the session's
-own word, which is its CSRF token.
+(``SameSite=Strict``). Each of its requests that changes something must also come from
+the console's own pages, by its ``Origin`` and ``Sec-Fetch-Site``, and repeat the
+session's own word, which is its CSRF token.
 
 An action is in the audit log twice: before it begins, and with its outcome before the
 answer. So an action that a crash interrupted is in the log too, without an outcome.
@@ -58,7 +58,7 @@ _OPEN: Final = frozenset({"console.static", "console.login", "console.enter"})
 class AuditLogError(UnavailableError):
     """The audit log cannot be written."""
 
-    remedy: ClassVar[str] = "Free disk space, or correct the state folder's rights."
+    remedy: ClassVar[str] = "Free disk space, or correct the state folder's permissions."
 
 
 class LoginNeededError(ProblemError):
@@ -129,7 +129,7 @@ class AuditLog:
         Raises:
             AuditLogError: It cannot be written.
         """
-        # In ASCII: a line has no other ends, and a crash cuts no character.
+        # ASCII has no other line separators, and no character that a crash can split.
         at = self._clock.now().isoformat()
         line = json.dumps({"at": at, "event": event, **fields})
         try:
@@ -160,8 +160,8 @@ class AuditLog:
             outcome_of: Returns its outcome in words.
 
         Raises:
-            AuditLogError: The log cannot be written. If the first line cannot, nothing
-                was done.
+            AuditLogError: The log cannot be written. If the first line cannot be
+                written, nothing was done.
             TowpathError: The action was refused or failed; the log has the reason.
         """
         action = secrets.token_hex(4)
@@ -192,7 +192,7 @@ class AuditLog:
 
 
 def _ended(file: IO[bytes]) -> bytes:
-    """Return the end of a line that a crash has cut; empty without one."""
+    """Return a line break if a crash has cut the last line, else nothing."""
     if not file.seek(0, os.SEEK_END):
         return b""
     file.seek(-1, os.SEEK_END)

@@ -58,7 +58,7 @@ class Topology(NamedTuple):
     flows: Sequence[Flow]
 
     def document(self) -> Document:
-        """Return it as JSON."""
+        """Return the topology in JSON types."""
         return {
             "parts": [part._asdict() for part in self.parts],
             "flows": [flow._asdict() for flow in self.flows],
@@ -76,7 +76,7 @@ class Drawing(NamedTuple):
 
 
 def topology_of(document: Document, samples: Samples) -> Topology:
-    """Return the topology of a status document; rates are those of the samples."""
+    """Return the topology of a status document, with rates from the samples."""
     relay = document["relay"] or {}
     sinks = document["sinks"]
     parts = [*_fixed_parts(document, relay), *map(_sink_part, sinks)]
@@ -185,7 +185,7 @@ def records_text(count: float) -> str:
 
 
 def rate_text(rate: float | None, text: Callable[[float], str]) -> str:
-    """Return a rate, written by the function of its quantity; empty while unknown."""
+    """Return a rate in words, its quantity by ``text``; empty while unknown."""
     return "" if rate is None else f"{text(rate)}/s"
 
 

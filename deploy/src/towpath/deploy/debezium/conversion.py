@@ -77,7 +77,7 @@ def convert(connector: Connector) -> Conversion:
 
 
 class _Draft:
-    """The document so far, a valid configuration at every moment."""
+    """The document so far, which is always a valid configuration."""
 
     def __init__(self, connector: Connector) -> None:
         self._connector = connector
@@ -233,7 +233,7 @@ def _identity(found: _Rule) -> str:
 
 
 def _implied(connector: Connector) -> Iterator[tuple[str, Property]]:
-    """List properties that are not set, and whose default must be written."""
+    """Yield properties that are not set, but have a default that must be written."""
     for known in PROPERTIES:
         names = (known.name, *known.older)
         is_message = known.name == "message.prefix.include.list"
@@ -280,12 +280,12 @@ def _to_do(document: Mapping[str, Any]) -> Iterator[str]:
         "The connector owns its slot and its publication while it exists. To lose "
         "nothing, write other names to source.slot and source.publication, run towpath "
         "relay init while the connector still runs, stop the connector, start the "
-        "relay: what both have published is in the topics twice. Then drop the slot "
+        "relay: the changes that both publish are in the topics twice. Then drop the slot "
         "and the publication of the connector."
     )
 
 
 def toml_text(document: Mapping[str, object], comment: str = "") -> str:
-    """Write a document as TOML, below a comment with a ``#`` before each line."""
+    """Return a document as TOML, below a comment with a ``#`` before each line."""
     head = "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
     return head + tomlkit.dumps(document)

@@ -58,7 +58,7 @@ class DemoRunsError(UsageError):
 class NotADemoFolderError(UsageError):
     """The state folder holds files that do not belong to a demo."""
 
-    remedy = "Name a folder that is empty or does not exist with --state."
+    remedy = "With --state, name a folder that is empty or does not exist."
 
 
 class StepError(UnavailableError):

@@ -160,7 +160,7 @@ class PlatformState:
 
     @property
     def reading(self) -> Reading:
-        """The newest reading; the first access reads the platform if nothing has yet."""
+        """The newest reading; the first access reads the platform if necessary."""
         with self._once:
             if self._reading is None:
                 self._reading = self._read()
@@ -196,7 +196,7 @@ class PlatformState:
 
 
 def numbers_of(document: Document) -> dict[str, float]:
-    """Return the numbers of a status document from which plots and rates are made."""
+    """Return the numbers of a status document that plots and rates use."""
     found: dict[str, float] = {}
     relay = document["relay"] or {}
     for name in ("retained_bytes", "lag_bytes"):

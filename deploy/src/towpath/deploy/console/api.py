@@ -17,8 +17,8 @@ GET /api/dead-letters    open dead letters with their records
 GET /api/relay/...       the parked aggregates of the relay: .../dead-letters
 =======================  ============================================================
 
-Operations of runs and kills are in ``run_routes`` and ``kills``, with their changes;
-all other operations that change something are in ``action_routes``.
+The operations of runs are in ``run_routes``, those of kills in ``kills``; the others
+that change something are in ``action_routes``.
 """
 
 from datetime import datetime

@@ -101,7 +101,7 @@ class Kills:
 
     def __init__(self, folder: StateFolder, state: PlatformState, clock: Clock) -> None:
         """
-        Create an empty list of kills; no part is searched yet.
+        Begin without kills; the folder is not read yet.
 
         Args:
             folder: The demo's state folder, with a process file of each part.

@@ -58,7 +58,9 @@ _OPEN: Final = frozenset({"console.static", "console.login", "console.enter"})
 class AuditLogError(UnavailableError):
     """The audit log cannot be written."""
 
-    remedy: ClassVar[str] = "Free disk space, or correct the state folder's permissions."
+    remedy: ClassVar[str] = (
+        "Free disk space, or correct the state folder's permissions."
+    )
 
 
 class LoginNeededError(ProblemError):

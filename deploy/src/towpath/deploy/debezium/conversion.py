@@ -280,8 +280,8 @@ def _to_do(document: Mapping[str, Any]) -> Iterator[str]:
         "The connector owns its slot and its publication while it exists. To lose "
         "nothing, write other names to source.slot and source.publication, run towpath "
         "relay init while the connector still runs, stop the connector, start the "
-        "relay: the changes that both publish are in the topics twice. Then drop the slot "
-        "and the publication of the connector."
+        "relay: the changes that both publish are in the topics twice. Then drop the "
+        "slot and the publication of the connector."
     )
 
 

@@ -222,7 +222,7 @@ def always(remark: str) -> Rule:
 
 
 def only(value: str, remark: str, instead: str) -> Rule:
-    """Return the rule of a property of which only the default is supported."""
+    """Return the rule of a property that has one supported value."""
 
     def rule(given: PropertyValue, _connector: Connector) -> Outcome:
         if given.value.strip().lower() == value.lower():

@@ -78,7 +78,7 @@ def heartbeat_interval(given: PropertyValue, _connector: Connector) -> Outcome:
 
 
 def heartbeat_prefix(given: PropertyValue, connector: Connector) -> Outcome:
-    """Accept only the fixed name of the heartbeat topic."""
+    """Accept only Debezium's default prefix: the heartbeat topic has a fixed name."""
     if given.value == _HEARTBEAT:
         return same()
     topic = heartbeat_topic(connector.prefix)

@@ -2,7 +2,7 @@ r"""
 Rules that convert Debezium's properties of tables, snapshots and signals.
 
 An entry that is a plain name, or a plain choice (``public\.(orders|customers)``),
-becomes names. Any other expression is matched with the source's catalog, if that was
+becomes names. Any other expression is matched against the source's catalog, if that was
 read; else it is copied: our expressions match whole names too, but are case-sensitive.
 The event router's table becomes the outbox.
 """

@@ -3,5 +3,5 @@ The demo: a shop's checkouts on their way into a warehouse, a search index and a
 
 ``stage`` holds the plan and the state of a run, ``platform`` and ``shop`` its steps,
 ``compare`` the proof, ``table`` and ``screen`` the display; ``run`` orders them. Every
-process that was started is stopped again, also after Ctrl-C at any moment.
+process that was started is stopped again, even after Ctrl-C at any moment.
 """

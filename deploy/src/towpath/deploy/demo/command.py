@@ -100,7 +100,7 @@ def run_all(
     clock: Clock | None = None,
 ) -> dict[str, CommandOutcome]:
     """
-    Run commands to completion, a few at once; return the outcome of each by name.
+    Run commands to completion, ``at_once`` at a time; return each outcome by name.
 
     Raises:
         StepError: A command did not end in time.
@@ -131,7 +131,7 @@ def run_checked(words: Words, environment: CommandEnvironment) -> str:
     Run a command that must succeed; return its output.
 
     Raises:
-        StepError: It fails or takes too long; the message ends with its last lines.
+        StepError: It fails, with its last lines in the message, or takes too long.
     """
     name = " ".join(words)
     outcome = run_all({name: words}, environment, at_once=1)[name]

@@ -99,11 +99,13 @@ def compare_sinks(stage: Stage) -> list[SinkResult]:
 
 def check_invariants(stage: Stage, first_order: int) -> list[StoreResult]:
     """
-    Check in the database and in every sink with all tables that the business adds up.
+    Check that money, stock and parcels agree in the database, and in sinks.
+
+    Only sinks that have all the shop's tables are checked.
 
     Args:
         stage: The stage; every order is settled, and every sink has caught up.
-        first_order: The first order of the load.
+        first_order: The number of the load's first order.
     """
     settings = stage.settings()
     source = partial(invariants.read_source, stage.shop_dsn)

@@ -110,7 +110,7 @@ def own_stage(
 
 
 def service(stage: OwnStage, name: str, *, consumes: bool = True) -> Part:
-    """Describe a service, which answers requests and, as a rule, follows the others."""
+    """Describe a service; with ``consumes`` it follows the events of the others."""
     port = stage.ports[name]
     kafka = ("--kafka", stage.addresses.kafka) if consumes else ()
     command = python_module(
@@ -141,7 +141,7 @@ def storefront(stage: OwnStage) -> Part:
         *("--cache", stage.addresses.redis_url),
         *("--config", str(stage.config)),
     )
-    # Its readiness is that of the sinks' targets, which have no orders yet.
+    # Its readiness depends on the sinks' targets, which have no orders yet.
     return _with_health(stage, STOREFRONT, command, "/health/live")
 
 
@@ -162,7 +162,7 @@ def relay(stage: OwnStage) -> Part:
 
 
 def console(stage: OwnStage) -> Part:
-    """Describe the console, with a token of its own."""
+    """Describe the console, and write a new token for its login."""
     token = console_token(stage)
     token.touch(mode=0o600)
     token.write_text(f"{secrets.token_urlsafe()}\n", encoding="utf-8")
@@ -251,7 +251,7 @@ def shop_topics(settings: Settings) -> tuple[str, ...]:
 
 
 def targets(settings: Settings) -> dict[str, str]:
-    """Return the variables with which the load reads the first three sinks."""
+    """Return the variables with which the load reads the sinks that hold orders."""
     found: dict[str, str] = {}
     for sink in settings.sink:
         named = (r for r in sink.route if r.name in {"orders", "shop.orders"})

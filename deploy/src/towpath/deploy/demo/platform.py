@@ -212,7 +212,7 @@ def wait_for_sinks(stage: Stage) -> None:
     Wait until every sink has applied the current records of its topics.
 
     Raises:
-        StepError: They make no progress.
+        StepError: The sinks make no progress.
     """
     settings = stage.settings()
     topics = Topics(settings.kafka)

@@ -2,7 +2,7 @@
 The demo from its first step to the last, and its clean-up.
 
 After a failure, or Ctrl-C at any moment, every process that was started is stopped
-before this returns. Only then do signals have their usual effect again.
+before the run returns. Only then do signals have their usual effect again.
 """
 
 import contextlib
@@ -46,8 +46,8 @@ def run_demo(options: DemoOptions, folder: Path, console: Console) -> int:
     Run the demo; return 0 if every sink is equal and the business adds up, else 1.
 
     Raises:
-        TowpathError: It did not complete.
-        KeyboardInterrupt: It was interrupted.
+        TowpathError: The demo did not complete.
+        KeyboardInterrupt: The demo was interrupted.
     """
     with interrupted_once() as interrupts, demo_folder(folder) as stack:
         supervisor = Supervisor(stack.state)
@@ -72,14 +72,14 @@ def run_joined(
     Run the demo's load, new sink and comparison on a platform that others run.
 
     Args:
-        options: The viewer's options; ``orders`` are counted in the database.
+        options: The viewer's options; the database's count replaces ``orders``.
         at: The platform.
         folder: The demo's state folder, for its load.
         console: The output.
 
     Raises:
-        TowpathError: It did not complete.
-        KeyboardInterrupt: It was interrupted.
+        TowpathError: The demo did not complete.
+        KeyboardInterrupt: The demo was interrupted.
     """
     state = StateFolder(folder)
     state.create()

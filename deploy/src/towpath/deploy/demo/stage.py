@@ -31,8 +31,8 @@ WANTED_CHANGES: Final = 100
 # late under load and some orders change twice.
 _MARGIN: Final = 1.5
 
-# Old orders settled per checkout, and the minimum per second: 150 changes in 30 s. More
-# of them, each a saga, are more than two cores carry beside the checkouts.
+# Old orders settled per checkout, and the minimum per second: 150 changes in 30 s. Two
+# cores cannot carry more of them, each a saga, beside the checkouts.
 _SETTLE_SHARE: Final = 0.4
 _MIN_SETTLE_RATE: Final = 5.0
 
@@ -149,7 +149,7 @@ class Stage:
         return load(self.config, {})
 
     def source(self) -> Source:
-        """The shop's database and its relay's slot."""
+        """Return the shop's database, with the relay's slot."""
         return self.settings().database
 
     def elapsed_s(self) -> float:
@@ -200,7 +200,7 @@ class Stage:
         Return an answer; try again while a part is unavailable, as after a kill.
 
         Raises:
-            UnavailableError: It was unavailable for too long.
+            UnavailableError: The part was unavailable for too long.
         """
         deadline = Deadline(self.clock, within_s)
         while True:
@@ -219,7 +219,7 @@ class Stage:
 @dataclass(slots=True, kw_only=True)
 class OwnStage(Stage):
     """
-    A stage whose platform is the demo's own: the local stack and what runs beside it.
+    A stage on the demo's own platform: the local stack and the processes beside it.
 
     Attributes:
         ports: Ports of the processes beside the stack, by name.

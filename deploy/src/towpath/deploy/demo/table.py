@@ -53,10 +53,11 @@ class SinkResult:
     One sink: its latencies in milliseconds, and whether it equals the database.
 
     Attributes:
-        samples: Orders with a latency; ``lost`` did not arrive in time.
+        samples: Orders with a latency.
+        lost: Orders that did not arrive in time.
         compared: Keys compared.
         differences: Keys that differ; ``None`` if it could not be verified.
-        named: The first of them, with their differences.
+        named: The first keys that differ, with their differences.
         failure: Why it could not be verified.
     """
 

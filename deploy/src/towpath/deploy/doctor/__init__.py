@@ -2,8 +2,8 @@
 The checks of ``towpath doctor``: source, broker, registry, sinks, machine and settings.
 
 ``examine`` returns the findings; nothing is written, and nothing is printed. Every
-check runs in a thread of its own, so that a server that does not answer neither hides
-another nor delays it beyond the time limit.
+check runs in a separate thread, so a server that does not answer neither hides the
+findings of another nor delays them beyond the time limit.
 
 Each rule lives beside its subject: those of the source and the broker in the relay,
 those of a target in the sinks. Each is a pure function of facts.
@@ -32,8 +32,8 @@ from towpath.schemas.failure import (
 from towpath.schemas.findings import CheckFinding, Fix, Severity
 from towpath.settings import Settings
 
-# A check asks a server a few dozen times. Each client gives up after ten seconds; this
-# limit is for one that does not.
+# A check sends a server a few dozen requests. Each client gives up after ten seconds;
+# this limit is for one that does not.
 CHECK_LIMIT_S: Final = 30.0
 UNAVAILABLE: Final = "unavailable"
 # The order of the report.
@@ -74,7 +74,7 @@ class DoctorFinding(NamedTuple):
         return f"docs/doctor.md#{self.id}"
 
     def document(self) -> dict[str, str | None]:
-        """Return the finding as JSON has it."""
+        """Return the finding in JSON types."""
         return {
             "id": self.id,
             "level": str(self.level),

@@ -113,7 +113,7 @@ def _exists(path: Path) -> bool:
 
 
 def _pinned_versions() -> dict[str, str]:
-    """Return the packages of which our packages need one exact version."""
+    """Return the exact versions that our packages require, by package."""
     found = {}
     for package in _PACKAGES:
         for requirement in metadata.requires(package) or ():

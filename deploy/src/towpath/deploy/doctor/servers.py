@@ -171,7 +171,7 @@ def registry_findings(settings: Settings) -> list[CheckFinding]:
 def subject_findings(
     registry: "SchemaRegistry", settings: Settings
 ) -> Iterator[CheckFinding]:
-    """Yield what the registry would refuse, and what it lets through to readers."""
+    """Yield findings about the registry's mode, and about the tables' subjects."""
     mode = registry.mode()
     if mode == "READONLY":
         yield warning_finding(

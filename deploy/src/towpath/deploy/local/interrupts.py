@@ -1,7 +1,7 @@
 """
 Signals that end a run: the first one interrupts it, and none disturbs the clean-up.
 
-Python may raise ``KeyboardInterrupt`` between any two steps of the main thread, even
+Python can raise ``KeyboardInterrupt`` between any two steps of the main thread, even
 while a library has started a thread but not registered it; nobody would then wait for
 that thread. A block that starts threads therefore defers signals to its end.
 """
@@ -52,7 +52,7 @@ def interrupted_once() -> Iterator[InterruptHandler]:
 
 @contextlib.contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Deliver signals that arrive during the block at its end."""
+    """Defer signals that arrive during the block to its end."""
     if threading.current_thread() is not threading.main_thread():
         # Handlers run in the main thread only.
         yield

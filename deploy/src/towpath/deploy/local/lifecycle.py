@@ -4,8 +4,8 @@ Start one part, report its status, stop it.
 A part that runs and answers is left alone; one that runs but does not answer in time is
 restarted; one that ended is started with its existing data. After a crash a part
 recovers its data: a broker reads its segments, a database its log. No fixed time fits,
-so the deadline of a part is extended while its log grows or it reads from disk. The
-status of parts is available as a document, and as a table with a line for each part.
+so the deadline of a part is extended while its log grows or it reads data. The status
+of parts is available as a document, and as a table with a row for each part.
 """
 
 import contextlib
@@ -133,7 +133,7 @@ def take_down(part: Part, state: StateFolder) -> None:
 def status(
     name: str, state: StateFolder, port: int | None, probe: Callable[[], None] | None
 ) -> PartStatus:
-    """Return the present status of a part."""
+    """Return the current status of a part."""
     found = process.find(state.process_file(name))
     log = state.log(name)
     if found is None:
@@ -150,7 +150,7 @@ def status(
 
 
 def failure_text(part: Part, state: StateFolder, reason: str) -> str:
-    """Return the reason of a failed start, with the end of the part's log."""
+    """Return the reason for a failed start, with the end of the part's log."""
     log = state.log(part.name)
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -210,7 +210,7 @@ def part_document(part: PartStatus) -> dict[str, Any]:
 
 
 def part_table(parts: Iterable[Mapping[str, Any]]) -> Table:
-    """Return a row for each part."""
+    """Return a table with a row for each part."""
     table = Table("part", "state", "port", "pid", "memory", "uptime", "log", box=None)
     for part in parts:
         memory, uptime_s = part["memory_bytes"], part["uptime_s"]

@@ -139,10 +139,10 @@ def own_stack(
     parts: Sequence[str] = SOURCE_AND_BROKER,
 ) -> Iterator[Stack]:
     """
-    Start a stack for the block; stop and remove it at the end, also after a failure.
+    Start a stack for the block; stop and remove it at the end, even after a failure.
 
     Args:
-        prefix: Prefix of the names of such folders.
+        prefix: The prefix of the temporary folder's name.
         console: Shows the progress.
         keep: Leave logs and configuration files in place.
         parts: The parts to start.

@@ -5,7 +5,7 @@ A part describes its command, its probe and its stop. The state folder::
 
     <state>/
       jars/<lock>/      archives, fetched once (only in the clone's own state folder)
-      stack/<part>/     data of a part     stack/ports.json   its port
+      stack/<part>/     data of a part     stack/ports.json   ports of all parts
       run/<part>.pid    its process        logs/<part>.log    its output
 """
 
@@ -88,11 +88,11 @@ class StateFolder(NamedTuple):
         return self.stack / part
 
     def log(self, part: str) -> Path:
-        """Log file of one part."""
+        """Return the log file of one part."""
         return self.root / "logs" / f"{part}.log"
 
     def process_file(self, part: str) -> Path:
-        """File that names the process of one part."""
+        """Return the file that names the process of one part."""
         return self.root / "run" / f"{part}.pid"
 
     def parts(self) -> list[str]:

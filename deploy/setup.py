@@ -101,7 +101,7 @@ def check_machine() -> None:
     if kind != "Linux x86_64" or platform.libc_ver()[0] != "glibc":
         message = (
             f"this is {kind} with {platform.libc_ver()[0] or 'another C library'}; use"
-            " Linux on x86-64 with glibc, for the servers are built for nothing else"
+            " Linux on x86-64 with glibc, because the servers are built only for it"
         )
         raise SetupError(message)
     here = sys.version_info[:2]
@@ -121,7 +121,7 @@ def check_machine() -> None:
         )
         raise SetupError(message) from error
     if not os.access(CLONE, os.W_OK):
-        message = f"{CLONE} cannot be written; clone to a folder of your own"
+        message = f"{CLONE} cannot be written; clone into a folder that you own"
         raise SetupError(message)
 
 

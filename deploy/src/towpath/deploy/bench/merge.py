@@ -1,5 +1,5 @@
 """
-Measure one MERGE of a warehouse table's rows from Parquet into an empty table.
+Measure one MERGE of a warehouse table's rows from Parquet into an empty copy of it.
 
 ``python -m towpath.deploy.bench.merge CONFIG SINK REPORT`` starts an engine with the
 sink's own settings. The rows are written as Parquet first; only the statement's own

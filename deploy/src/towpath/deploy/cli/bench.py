@@ -50,12 +50,12 @@ def bench_relay(  # noqa: PLR0913 - each is an option of the command
     transaction, is drained into Kafka (drain_1, drain_100), and a steady load of 500,
     2,000 and 5,000 transactions a second is followed (steady_500 to steady_5000). With
     Debezium there is a sixth, drain_1_headers, in which its events have the relay's
-    five headers instead of its own six. A stack of its own is started in a
-    temporary folder and removed again. Everything is fetched before the first
+    five headers instead of its own six. The benchmark starts its own stack in a
+    temporary folder, and removes it at the end. Everything is fetched before the first
     measurement; each case is printed when it ends.
 
     Exit 0 if every run's topic held every event once, unchanged and in order per key;
-    1 if not: the case and what follows it have no figures; 3 if a part was unavailable.
+    1 if not: that case and later ones have no figures; 3 if a part was unavailable.
 
     Args:
         case: Only these cases; may be given several times.
@@ -121,12 +121,12 @@ def bench_snapshot(  # noqa: PLR0913 - each is an option of the command
     A table of 200-byte rows is read into a real broker (acks=all, whole envelopes),
     once while 200 transactions a second update it and once on a quiet server; a bare
     COPY of it is measured for comparison. Latency of the updates is measured before the
-    snapshot and while it runs. A stack of its own is started in a temporary folder and
-    removed again.
+    snapshot and while it runs. The benchmark starts its own stack in a temporary
+    folder, and removes it at the end.
 
     Exit 0 if every run's topic held every key, its last value, every update, and (for
-    the relay) no row older than a change before it; 1 if not: the case and what follows
-    it have no figures; 3 if a part was unavailable.
+    the relay) no row older than a change before it; 1 if not: that case and later ones
+    have no figures; 3 if a part was unavailable.
 
     Args:
         case: There is one, million_rows.
@@ -190,8 +190,8 @@ def bench_sinks(  # noqa: PLR0913 - each is an option of the command
     of the same rows from Parquet. With --cluster instead: the backlog is applied by the
     driver alone, and by the executors of one and of two workers of a standalone cluster
     with one core each, into the cache, the search index, the warehouse, and a sink
-    without a target, which shows the cost of the path up to one. Each case has a stack
-    of its own in a temporary folder, removed again.
+    without a target, which shows the cost of the path up to one. Each case starts its
+    own stack in a temporary folder, and removes it at the end.
 
     Exit 0 if every sink equalled the source afterwards, key by key; 1, without any
     figures, if not; 3 if a part was unavailable.
@@ -242,8 +242,8 @@ def bench_outbox(
 
     Each writer is a process with one connection, which inserts a row and records its
     event, through psycopg 3 and with a schema. The same transaction without an event,
-    and one with a hand-written insert into the outbox, are measured for comparison. A
-    stack of its own is started in a temporary folder and removed again.
+    and one with a hand-written insert into the outbox, are measured for comparison. The
+    benchmark starts its own stack in a temporary folder, and removes it at the end.
 
     Exit 0 if every row had its event in the log once; 1, without any figures, if not; 3
     if a part was unavailable.
@@ -294,7 +294,8 @@ def bench_checkout(  # noqa: PLR0913 - each is an option of the command
     restarted, or a backlog rose over the measured time, be it unsettled orders, bytes
     of the log or records of a sink. Each rate is printed when it ends, with the lag
     that readers of each sink saw, the time of a saga, and the processor time of each
-    part. A stack of its own is started in a temporary folder and removed again.
+    part. The benchmark starts its own stack in a temporary folder, and removes it at
+    the end.
 
     Exit 0 if every sink equalled the source afterwards, and money, stock and parcels
     agreed in the source and in every sink; 1, without any figures, if not; 3 if a part
@@ -340,7 +341,7 @@ def bench_all(
     """
     Run every benchmark, one after the other, and compare each figure in one table.
 
-    Each runs as a command of its own with its own stack, and verifies what it wrote.
+    Each runs as a separate command with its own stack, and verifies its result.
     Cases are printed as they end, and the table in Markdown at the end: the platform's
     figure, the limit, goal or other system that was measured beside it, and how many
     times as good the platform is.

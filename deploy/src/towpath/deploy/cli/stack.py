@@ -101,7 +101,7 @@ def up(
     follow 127.0.0.1. Without files, a configuration for the demo's shop is written.
 
     Args:
-        files: Files of your own with addresses of the stack: towpath.toml, an env file.
+        files: Your own files with addresses of the stack: towpath.toml, an env file.
         database: A database to create in its Postgres, unless it exists.
         state: State folder.
     """

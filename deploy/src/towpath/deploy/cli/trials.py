@@ -100,8 +100,8 @@ def demo_compare(  # noqa: PLR0913 - each is an option of the command
     The topic of each is compared with the table and with the committed changes, key by
     key: lost, stale and deleted rows, changes that were never seen, order. The writers'
     transactions, the server's log and processor time, and the time from a commit to
-    Kafka are measured. A stack of its own is started in a temporary folder and removed
-    again.
+    Kafka are measured. The comparison starts its own stack in a temporary folder, and
+    removes it at the end.
 
     Exit 0 if the relay missed nothing, whatever the others missed; 1 if it missed
     something; 3 if a part was unavailable.
@@ -156,8 +156,8 @@ def chaos_snapshot(  # noqa: PLR0913 - each is an option of the command
     query sees them; another alters and rewrites the tables; snapshots are requested,
     stopped and paused; the relay and its sessions in the server are killed. A reader of
     the topics checks each row as it arrives, and after each round its rows must equal
-    those of the tables. A stack of its own is started in a temporary folder and removed
-    again.
+    those of the tables. The test starts its own stack in a temporary folder, and
+    removes it at the end.
 
     Exit 0 if all was equal; 1 if anything was not; 3 if a part was unavailable.
 

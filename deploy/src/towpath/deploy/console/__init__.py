@@ -80,7 +80,7 @@ class Samples:
         """
         Return how fast a counter grew lately, per second.
 
-        It is None before there are two samples, and after a counter has fallen, which
+        It is None without two recent samples, and after a counter has fallen, which
         means that it was reset.
         """
         with self._lock:

@@ -12,7 +12,7 @@ POST /api/relay/dead-letters/replay  publishes the events of parked aggregates
 POST /api/relay/dead-letters/discard gives up the events of parked aggregates
 ===================================  =================================================
 
-The forms of the pages have routes of their own, below their page. After a form, the
+The forms of the pages have their own routes, below their page. After a form, the
 browser is redirected to the page, which shows the outcome.
 """
 

@@ -91,7 +91,7 @@ def _page(host: str, port: int) -> str:
 
 def histograms_of(page: str) -> Iterator[SinkHistogram]:
     """
-    Return the drawn histograms of a page of metrics, sink by sink.
+    Yield the drawn histograms of a page of metrics, metric by metric.
 
     A page of another program, which may be listening on the port, has none.
     """
@@ -147,5 +147,5 @@ def _bound_text(buckets: Sequence[_Bucket], number: int) -> str:
 
 
 def _time_text(time_s: float) -> str:
-    """Return a bound as it was chosen, without rounding."""
+    """Return the bound of a bucket in words, without rounding."""
     return f"{time_s * 1000:g} ms" if time_s < 1 else f"{time_s:g} s"

@@ -62,7 +62,7 @@ class PartProcess(NamedTuple):
 
 class Kill(NamedTuple):
     """
-    A kill, and what happened then.
+    A kill and its consequences.
 
     Attributes:
         part: The killed part.
@@ -229,7 +229,7 @@ def current_kills() -> Kills:
 @api.get("/kills")
 @operations.add(Operation(answer=KillsDocument, needs_database=False))
 def read_kills() -> Response:
-    """Show a demo's parts, and what happened after each kill."""
+    """Return a demo's parts, and the consequences of each kill."""
     kills = current_kills()
     document = {
         "parts": [part._asdict() for part in kills.parts()],

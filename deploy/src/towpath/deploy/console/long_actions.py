@@ -6,8 +6,8 @@ with their first differences by key and column. Values of columns that a route m
 hashes are not shown.
 
 Changes of sinks (``towpath sink add | refill | rebuild | drop``) change the state
-folder of the sink's driver. The console must be able to write that folder: it takes it
-from ``state_folder`` in its configuration. One change runs at a time.
+folder of the sink's driver. The console needs write access to that folder, which the
+``state_folder`` of its configuration names. One change runs at a time.
 """
 
 import json

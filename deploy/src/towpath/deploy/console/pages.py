@@ -12,7 +12,7 @@ GET /dead-letters       open dead letters by key, with reasons and payloads
 GET /messages           a topic by key, offset or time
 GET /trace              one aggregate or row, from its commit to every sink
 GET /doctor             the findings of the doctor with their cures
-GET /kill               in a demo: its parts, and what happened after each kill
+GET /kill               in a demo: its parts, and the consequences of each kill
 GET /login, POST        the login with the console's token
 POST /logout            ends the session
 ======================  ==============================================================
@@ -399,7 +399,7 @@ def doctor() -> str:
 
 @blueprint.get("/kill")
 def kill() -> str:
-    """Show the parts of a demo, and what happened after each kill."""
+    """Show the parts of a demo, and the consequences of each kill."""
     found = kills.current_kills()
     return _page("kill.html", parts=found.parts(), kills=found.newest())
 

@@ -156,7 +156,7 @@ def value_converter(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def key_converter(given: PropertyValue, connector: Connector) -> Outcome:
-    """Check that keys have the format of values; outbox keys are text."""
+    """Convert the format of keys, which must be that of values; the outbox has text."""
     ours = _form(given, connector)
     values = connector.get("value.converter")
     if _class_name(given.value) in _RAW_CLASSES:

@@ -200,7 +200,7 @@ def read_or_keep(read: Callable[[], Value], last: Value) -> Value:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """Read the report of the load; a missing file counts as empty."""
+    """Read the report of the load; a missing or invalid file counts as empty."""
     with contextlib.suppress(OSError, ValueError):
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return document

@@ -46,7 +46,7 @@ def overview(
 
     Args:
         parts: The parts of the local stack; empty without a local stack.
-        settings: The configuration; None, if there is none yet.
+        settings: The configuration; None if there is none yet.
         clock: The time.
 
     Returns:
@@ -205,7 +205,7 @@ def _sink(
 def _heard(
     published: ProgressSource, sink: Sink
 ) -> tuple[HeardProgress | None, str | None]:
-    """Return what was heard of a sink's driver, or why that is unknown."""
+    """Return the last progress of a sink's driver, or why it cannot be read."""
     try:
         return published.read(sink.name), None
     except TowpathError as failure:
@@ -244,11 +244,11 @@ def _counts(progress: Progress) -> Document:
 
 def problems_of(document: Document, critical_bytes: int) -> Iterator[str]:
     """
-    List the problems of a document, a sentence each.
+    List the problems of a document, one sentence each.
 
     Args:
         document: Parts, relay, snapshots and sinks.
-        critical_bytes: The size of the retained log from which it is a problem.
+        critical_bytes: The size from which the retained log is a problem.
     """
     for part in document["parts"]:
         if part["state"] is PartState.STOPPED:
@@ -323,7 +323,7 @@ def lag_records(sink: Sink, applied: Offsets, ends: Ends) -> int:
 
 def progress_of(published: ProgressSource, sink: Sink) -> Progress:
     """
-    Read the newest progress of a sink, whether its driver still runs or not.
+    Read the newest progress of a sink, whether or not its driver still runs.
 
     Raises:
         TowpathError: It cannot be read.

@@ -2,15 +2,15 @@
 Kafka, the schema registry, OpenSearch and Redis: servers of one process each.
 
 - Kafka is one broker that is its own controller (KRaft). This module formats its data
-  folder, by writing ``meta.properties``. Its registration lapses quickly, so that a
-  killed broker is back in two seconds instead of ten. Limits such as message sizes are
-  the defaults.
+  folder, by writing ``meta.properties``. Its registration lapses after 6 seconds
+  instead of 9, so that a killed broker is back sooner. Limits such as message sizes
+  keep their defaults.
 - The schema registry is Apicurio with Confluent's interface; it stores its schemas in
   one file.
 - OpenSearch is one node, started by the runner of its test suites. That runner takes
   HTTP ports up to 9299 only and exits silently beyond. The common analysis module is
   left out, because it needs Thai dictionaries that a Java runtime from a Python package
-  lacks: the standard tokenizer and ``lowercase`` are there, stemming is not.
+  lacks: the standard tokenizer and ``lowercase`` work, stemming does not.
 - Redis is Valkey with an append-only file: every write is in the file within a second.
   Its policy is ``noeviction``, because verification needs every key.
 """
@@ -263,7 +263,7 @@ def probe_opensearch(port: int, cluster: str) -> None:
         raise NotReadyError(message)
 
 
-# A call of the guard frees thousands of small strings at once. By default the allocator
+# A call to the guard frees thousands of small strings at once. By default the allocator
 # caches seven of each size, and merges and splits the others again, which takes a third
 # of the server's time for a row (measured).
 _REDIS_ALLOCATOR: Final = "glibc.malloc.tcache_count=60000"

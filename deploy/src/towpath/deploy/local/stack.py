@@ -139,8 +139,8 @@ class Stack:
         Stop all parts at once; the data stays.
 
         Args:
-            within_s: Parts that remain after this time are killed; by default each has
-                its own time.
+            within_s: Parts that remain after this time are killed; by default each part
+                has its own limit.
         """
         if not self.state.stack.exists():
             return
@@ -237,7 +237,7 @@ class Stack:
         return ports.read_ports(self.state.stack / "ports.json")
 
     def _ports_of(self, name: str) -> list[int | None]:
-        """Return the port of a part and its inner one."""
+        """Return the port and the inner port of a part."""
         known = self._ports()
         return [known.get(name), known.get(_INNER.get(name, name))]
 

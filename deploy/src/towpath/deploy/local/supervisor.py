@@ -1,10 +1,10 @@
 """
 Processes of the platform beside the stack: started, watched, restarted, stopped.
 
-A process that ends by itself is restarted after a growing delay, and counted. One
-deadline bounds the stop of all of them together; no process remains after it. Parts are
-started in the order of the calls and stopped all at once. Adopted parts, which others
-have started, are watched and restarted, but ``stop`` leaves them running.
+A process that ends by itself is restarted after a growing delay, and its restarts are
+counted. One deadline bounds the stop of all of them together; no process remains after
+it. Parts are started in the order of the calls and stopped all at once. Adopted parts,
+which others have started, are watched and restarted, but ``stop`` leaves them running.
 """
 
 import threading
@@ -23,7 +23,7 @@ from towpath.schemas.clock import Backoff, Clock, Deadline, SystemClock
 from towpath.schemas.failure import TowpathError
 
 _POLL_EVERY_S: Final = 0.2
-# A process that has run for this long is stable: its next delay is the first again.
+# A process that has run for this long is stable: its delays start over.
 _STABLE_AFTER_S: Final = 30.0
 
 
@@ -89,7 +89,7 @@ class Supervisor:
         Wait until parts answer their probes; restarts meanwhile are allowed.
 
         Raises:
-            PartError: One did not answer within its time.
+            PartError: A part did not answer within its time.
         """
         for name in names or list(self._parts):
             part = self._parts[name]
@@ -170,7 +170,7 @@ class Supervisor:
             if now_s - self._started_at_s[name] >= _STABLE_AFTER_S:
                 self._attempts[name] = 0
             self._delay(name)
-            # Processes that it left in its session would disturb its successor.
+            # Processes that the part left in its session would disturb its successor.
             process.sweep(self._state.process_file(name))
         elif now_s >= self._due_at_s[name]:
             self._restarts[name] += 1
@@ -183,7 +183,7 @@ class Supervisor:
                     log.write(f"{name} could not be restarted: {error}\n")
 
     def _delay(self, name: str) -> None:
-        """Set when a part is started again."""
+        """Set the time at which a part is started again."""
         attempt = self._attempts.get(name, 0)
         self._attempts[name] = attempt + 1
         delay_s = self._backoff.delay_s(attempt)

@@ -5,11 +5,12 @@ The plan is recorded first, so that the same command completes an interrupted dr
 the block is cut out of the configuration, and the driver releases the sink. Data are
 deleted only under the lock of the sink's folder.
 
-- The block is cut out of the text, and everything else stays as it was written. The
-  result must parse to the same document as the old text without that sink.
+- The block is cut out of the text; the rest is unchanged, except that runs of blank
+  lines become one. The result must parse to the same document as the old text without
+  that sink.
 - The topics of a sink hold its dead letters, copies of its state, and the rows that
-  snapshots read for it. Snapshots that still read for it are stopped first, because the
-  relay would wait for a deleted topic.
+  snapshots read for it. Snapshots that still read rows for the sink are stopped first,
+  because the relay would wait for a deleted topic.
 - Other sinks continue.
 """
 
@@ -107,7 +108,7 @@ def delete_own(
 
 
 def _stop_snapshots(source: Source, sink: str, clock: Clock) -> Iterator[str]:
-    """Stop the snapshots that still read for a sink, the relay's own included."""
+    """Stop the snapshots that still read for a sink, including the relay's own."""
     try:
         found = signals.progress(source, own=True)
     except (SourceUnreachableError, SignalRefusedError) as error:
@@ -228,7 +229,7 @@ def plan_drop(settings: Settings, name: str, *, has_data: bool) -> DropPlan:
     Return the plan of a drop, or of one that was interrupted.
 
     Raises:
-        UnknownSinkError: There is no such sink, and no drop of one was begun.
+        UnknownSinkError: There is no such sink, and no drop of it was begun.
         UsageError: Another sink writes to the same places.
     """
     begun = _begun(settings, name)

@@ -200,7 +200,7 @@ def collections_of(
     An event log has none: it cannot be read again.
 
     Raises:
-        UsageError: There is no such route, or no collection has its rows.
+        UsageError: There is no such route, or no view provides its rows.
     """
     chosen = [one for one in filled(sink) if route in {None, one.name}]
     if route is not None and not chosen:

@@ -1,8 +1,8 @@
 """
 Adds, refills, rebuilds and drops sinks, as ``towpath sink`` and the console do.
 
-Each change reports its steps. One that fills a sink returns whether it succeeded in
-full. An interrupted change is called again with the same arguments: it resumes.
+Each change reports its steps. A change that fills a sink returns whether it succeeded
+in full. An interrupted change resumes when it is called again with the same arguments.
 """
 
 import uuid
@@ -42,10 +42,10 @@ class LifecycleReport(Protocol):
     """Shows the user the steps of a change to a sink."""
 
     def say(self, line: str) -> None:
-        """Show a step that was done."""
+        """Show a completed step."""
 
     def warn(self, line: str) -> None:
-        """Show a sentence about what is left to do."""
+        """Show a sentence about the remaining work."""
 
     def watching(
         self,
@@ -70,7 +70,7 @@ def add_sink(
         environ: Environment variables that override it.
         block: One ``[[sink]]`` block with its routes, as TOML.
         report: Shows the steps.
-        max_rows_per_second: Bound of the reading speed.
+        max_rows_per_second: Limit on the reading speed.
         signal_id: Show the SQL statement that requests the snapshot with this id, and
             wait until it has been run, instead of sending the signal.
 
@@ -136,7 +136,7 @@ def refill_sink(
         name: The sink.
         report: Shows the steps.
         route: Only this route.
-        max_rows_per_second: Bound of the reading speed.
+        max_rows_per_second: Limit on the reading speed.
 
     Raises:
         TowpathError: There is no such sink or route, or a part does not answer.
@@ -165,7 +165,7 @@ def drop_sink(
         report: Shows the steps.
 
     Raises:
-        TowpathError: The driver does not release it, or a part does not answer.
+        TowpathError: The driver does not release the sink, or a part does not answer.
     """
     settings, sink = load(path, environ), planned.sink
     erase = eraser_of(sink) if sink is not None and planned.has_data else None
@@ -275,7 +275,7 @@ def rebuild_sink(
         route: Only this route's index; None for all, one after the other.
 
     Raises:
-        NothingToRebuildError: It is no search sink, or has no such route.
+        NothingToRebuildError: The sink is not a search sink, or has no such route.
         TowpathError: The sink does not run, or a part does not answer.
     """
     declared, routes = searched_routes(settings, name, route)
@@ -299,7 +299,7 @@ def searched_routes(
 
     Raises:
         UsageError: There is no such sink, or a route cannot be filled.
-        NothingToRebuildError: It is no search sink, or has no such route.
+        NothingToRebuildError: The sink is not a search sink, or has no such route.
     """
     sink = declare.sink_named(settings, name)
     routes = _searched_routes(sink, route)
@@ -375,18 +375,19 @@ def _begin_rebuild(
     context: _RebuildContext, route: Route
 ) -> tuple[int, "RebuildStart"]:
     """
-    Begin a rebuild, or resume it; return the sink's dead letters before it as well.
+    Begin or resume a rebuild; return it with the earlier number of dead letters.
 
-    Their number is stored before the index is created, so that a resumed rebuild also
-    finds those that were written before its interruption.
+    That number is stored before the index is created, so that a resumed rebuild also
+    notices dead letters that were written before its interruption.
     """
     letters = _dead_letters(context)
-    # If the sink's progress was lost, it is above the present one: they differ, too.
+    # If the sink's progress was lost, the stored number is above the present one: the
+    # two differ as well, and nothing is replaced.
     before = _letters_file(context).read().get(route.name, letters)
     _keep_letters(context, route, before)
     begun = context.rebuild.begin(route, f"rebuild-{uuid.uuid4().hex[:12]}")
     if not begun.is_resumed:
-        # The stored number may be of an index that was deleted since.
+        # The stored number may belong to an index that has since been deleted.
         before = letters
         _keep_letters(context, route, before)
     return before, begun
@@ -398,7 +399,7 @@ def _keep_letters(context: _RebuildContext, route: Route, letters: int) -> None:
 
 
 def _letters_file(context: _RebuildContext) -> JsonFile[int]:
-    """Return the file of the sink's dead letters before each rebuild, by route."""
+    """Return the file with the number of dead letters before each route's rebuild."""
     folder = sink_folder(context.settings.state_folder, context.sink.name)
     return JsonFile(folder / REBUILDS_FILE)
 

@@ -40,7 +40,7 @@ class SnapshotRequest:
         keys: The keys to read; empty for all rows.
         type: Incremental or blocking.
         surrogate_key: The unique columns to read by, instead of the primary key.
-        max_rows_per_second: Bound of the reading speed.
+        max_rows_per_second: Limit on the reading speed.
         sweep: Whether sinks delete the rows that the tables do not have.
         id: The signal's id; generated if omitted.
     """

@@ -33,7 +33,7 @@ select status, detail from towpath.signal s
 where id = %s and coalesce(to_jsonb(s) ->> 'relay', %s) = %s
 """
 
-# As JSON, so that an older or newer relay may have other columns.
+# As JSON, because an older or newer relay can have other columns.
 _PROGRESS: Final = """\
 select to_jsonb(s) - 'pending_keys',
     extract(epoch from coalesce(
@@ -163,8 +163,8 @@ def progress(
 
     Args:
         source: The database, and the slot of its relay.
-        snapshot_id: Only this one.
-        own: Also those that the relay requested itself.
+        snapshot_id: Only this snapshot.
+        own: Whether to include the snapshots that the relay requested itself.
 
     Raises:
         SourceUnreachableError: The source does not answer.
@@ -220,14 +220,14 @@ _ENDED: Final = frozenset({"completed", INCOMPLETE, "failed", "stopped"})
 
 
 class SignalAnswer(NamedTuple):
-    """The relay's answer to a signal; without a status, none has arrived yet."""
+    """The relay's answer to a signal; the status is ``None`` until it arrives."""
 
     status: str | None
     detail: dict[str, Any]
 
     @property
     def is_good(self) -> bool:
-        """Whether it was not rejected, did not fail, and left no row out."""
+        """Whether the signal was not rejected, did not fail, and left no row out."""
         return self.status not in {"rejected", "failed", INCOMPLETE}
 
     @property
@@ -259,7 +259,7 @@ def wait_answer(
     Wait until the relay has answered a signal.
 
     Raises:
-        RelaySilentError: It has not answered in time.
+        RelaySilentError: No relay has answered in time.
         UsageError: The signal was deleted.
     """
     deadline = Deadline(clock, within_s)

@@ -72,7 +72,7 @@ def _cells(row: TableProgress) -> dict[str, str]:
 
 
 def quiet_text(row: TableProgress) -> str:
-    """Return a warning if the scan of a table has made no progress for long."""
+    """Return a warning if a table's scan has made no progress for a long time."""
     quiet_s = row.quiet_s or 0.0
     if row.state != "running" or quiet_s < _QUIET_S:
         return ""
@@ -80,7 +80,7 @@ def quiet_text(row: TableProgress) -> str:
 
 
 def rate_text(row: TableProgress) -> str:
-    """Return the rows a second, recent or overall."""
+    """Return the rows per second, recent or overall."""
     return f"{row.rows_per_second:,.0f}" if row.rows_per_second else ""
 
 
@@ -151,7 +151,7 @@ def progress_text(row: TableProgress) -> str:
 
 @contextmanager
 def open_bars(console: Console) -> Iterator[SnapshotBars]:
-    """Show bars until the block ends; without a terminal, print how they ended."""
+    """Show bars until the block ends; without a terminal, print them at its end."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),

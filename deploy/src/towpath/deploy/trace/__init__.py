@@ -63,7 +63,7 @@ class UnknownTopicError(UsageError):
     """Kafka has no topic for the row or aggregate that is traced."""
 
     remedy: ClassVar[str] = (
-        "Check the spelling. A topic is there after the first event of the type, or "
+        "Check the spelling. A topic exists after the first event of the type, or "
         "the first change of the table."
     )
 
@@ -78,7 +78,7 @@ def trace_aggregate(
         settings: The configuration.
         type_: The aggregate's type.
         id_: Its id.
-        since: Only records of this time and later; None: all that Kafka still has.
+        since: Only records from this time on; None for all that Kafka still has.
 
     Raises:
         UnknownTopicError: No event of the type was published.
@@ -100,10 +100,10 @@ def trace_row(
         table: The table, ``schema.table``.
         key: The values of its primary key, in key order, joined by colons; a colon in
             a value is ``%3A``, and a percent sign ``%25``.
-        since: Only records of this time and later; None: all that Kafka still has.
+        since: Only records from this time on; None for all that Kafka still has.
 
     Raises:
-        UsageError: The table or the key cannot be one.
+        UsageError: There is no such table, or the key does not fit its primary key.
         UnknownTopicError: No change of the table was published.
         UnavailableError: The source or the broker does not answer.
     """
@@ -114,7 +114,7 @@ def trace_row(
     topic = table_topic(settings.database.prefix, name)
     is_there = _is_in_source(settings, name, key)
     subject = f"{table} {key}"
-    # Two texts may name one key: ``50%`` is ``50%25``.
+    # Two texts can name the same key: ``50%`` and ``50%25``.
     named = key_text(key_parts(key))
     return _trace(settings, subject, topic, named, since, is_in_source=is_there)
 
@@ -186,7 +186,7 @@ def _is_in_source(settings: Settings, table: TableName, key: str) -> bool | None
         message = f"the source has no table {table.text}"
         raise UsageError(message) from error
     except psycopg.DataError as error:
-        message = f"{key!r} is no key of {table.text}: {str(error).splitlines()[0]}"
+        message = f"{key!r} is not a key of {table.text}: {str(error).splitlines()[0]}"
         raise UsageError(message) from error
     except psycopg.Error as error:
         raise SourceUnavailableError(str(error).strip()) from error
@@ -278,7 +278,7 @@ def _record(message: Message) -> TracedRecord:
 
 
 def time_of(time_ms: int) -> datetime:
-    """Return a record's time; of one that no date can have, the nearest date."""
+    """Return a record's time, or the nearest date if the time is out of range."""
     nearest = min(max(time_ms, _FIRST_MS), _LAST_MS)
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=nearest)
 
@@ -343,7 +343,7 @@ def _dead_letters(
 
 
 def _stored(settings: Settings, sink: Sink, route: Route, key: str) -> StoredRow | None:
-    """Return the sink's newest row of the key; scan all rows if it has no key reads."""
+    """Return the sink's newest row of the key; scan all rows if it cannot read by key."""
     with closing(reader_of(sink, settings)) as reader:
         rows: Iterable[StoredRow] = (
             reader.at(route.name, [key])

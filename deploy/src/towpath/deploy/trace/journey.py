@@ -3,8 +3,8 @@ The journey of one row or aggregate: the facts of each hop, and each route's sta
 
 A journey has the records of one key, oldest first, and for each route of each sink that
 reads them: how far the sink has applied the partitions, which position it stores, and
-the dead letters of the key. From these follows a state for each route. Values of rows
-and payloads of events are not part of it. Pure.
+the dead letters of the key. These facts determine the state of each route. Values of
+rows and payloads of events are not part of a journey. Pure.
 """
 
 import enum
@@ -78,7 +78,7 @@ class TracedRoute:
         applied: The next offset by topic and partition, as text, of the whole sink.
         stored_position: The position that the sink stores; None if it has no row.
         is_deleted: Whether that row is a tombstone.
-        dead_letters: A summary for each parked key, or unkeyed dead letter, of the key.
+        dead_letters: Summaries of the key's parked dead letters and of each other one.
         updated_at: The end of the sink's last batch, RFC 3339; empty before the first.
         error: Why the sink could not be read; None if it was.
     """
@@ -95,7 +95,7 @@ class TracedRoute:
 
 
 class Scan(NamedTuple):
-    """A topic that was searched, and how many of its records were."""
+    """A topic that was searched, and the number of its searched records."""
 
     topic: str
     records: int
@@ -121,7 +121,7 @@ class Journey:
     routes: Sequence[TracedRoute]
 
 
-# The end of the name of a sink's own backfill topic; it reads no other backfill.
+# The suffix of a sink's own backfill topic; the sink reads no other backfill.
 _BACKFILL_OF: Final = ".backfill.{}"
 
 

@@ -2,7 +2,8 @@
 Writes ``logs.md``, the list of all log records, from the calls in the source.
 
 ``make docs`` runs it. Each call of a logger is one row: the text of its event, its
-level, the names of its fields, and the module. Records of the same text are one row.
+level, the names of its fields, and the module. Records with the same text and level
+share a row.
 """
 
 import ast
@@ -15,7 +16,7 @@ from typing import Final, NamedTuple
 DOCS: Final = Path(__file__).parent
 PAGE: Final = DOCS / "logs.md"
 
-# The word that a record starts with, and what it stands for: what to search for.
+# The first word of a record, which is the noun to search for, and its meaning.
 NOUNS: Final = {
     "batch": "one micro-batch of a sink",
     "broker": "the Kafka brokers",
@@ -77,7 +78,7 @@ _INTRO: Final = """# Log records
 
 Every process writes one record per line: the text of the event, its level, the time,
 and facts as fields. A terminal gets text for people, anything else gets JSON
-(`--log-format` chooses). The text starts with the noun to search for; the part behind a
+(`--log-format` chooses). The text starts with the noun to search for; the part after a
 colon is what the process does next.
 
 Row values, payloads and credentials are never logged.
@@ -111,7 +112,7 @@ def log_records(root: Path) -> list[LogRecord]:
 
 
 def records_of(source: str, module: str) -> Iterator[LogRecord]:
-    """Walk the log records of one module."""
+    """Yield the log records of one module."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
             continue
@@ -123,7 +124,7 @@ def records_of(source: str, module: str) -> Iterator[LogRecord]:
 
 
 def _logged(function: ast.expr) -> tuple[int, str, tuple[str, ...]]:
-    """Return the event's place, the level and the fields of a call; level "": none."""
+    """Return a call's event place, level and fields; the level is empty for others."""
     name = function.attr if isinstance(function, ast.Attribute) else ""
     if name in _FORWARDING:
         return _FORWARDING[name]
@@ -138,7 +139,7 @@ def _logged(function: ast.expr) -> tuple[int, str, tuple[str, ...]]:
 
 
 def _texts(event: ast.expr) -> Iterator[str]:
-    """Return the texts that an expression may give; nothing if it is a variable."""
+    """Yield the texts that an expression can give; none for a variable."""
     match event:
         case ast.Constant(value=str(text)):
             yield text

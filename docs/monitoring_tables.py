@@ -2,8 +2,8 @@
 Writes the tables of ``metrics.md`` and ``monitoring.md``: metrics, and alerts.
 
 ``make docs`` runs it. A table is the lines below a comment that names it,
-``<!-- metrics: relay -->`` or ``<!-- alerts -->``; everything else of the pages is
-written by hand. Metrics are those of the registry, alerts those of the rules.
+``<!-- metrics: relay -->`` or ``<!-- alerts -->``; the rest of the pages is written by
+hand. Metrics come from the registry, alerts from the rules.
 """
 
 import re
@@ -20,8 +20,8 @@ PAGE: Final = DOCS / "metrics.md"
 ALERTS_PAGE: Final = DOCS / "monitoring.md"
 RULES: Final = DOCS.parent / "deploy/monitoring/alerts.yaml"
 
-# The tables of the page: each has the metrics whose names start like this, and that no
-# earlier one has.
+# The tables of the page: each lists the metrics whose names start with these prefixes
+# and that no earlier table lists.
 PARTS: Final = {
     "slot": "towpath_relay_slot_",
     "relay": ("towpath_build_", "towpath_relay_"),
@@ -40,7 +40,7 @@ def part_of(metric: str) -> str:
 
 
 def page_of(text: str, metrics: Iterable[Metric]) -> str:
-    """Return the page with its tables written again."""
+    """Return the page with regenerated tables."""
     rows: dict[str, list[str]] = {part: [] for part in PARTS}
     for metric in metrics:
         rows[part_of(metric)].append(_row(metric))
@@ -53,14 +53,14 @@ def page_of(text: str, metrics: Iterable[Metric]) -> str:
 
 
 def _row(metric: Metric) -> str:
-    # Every metric of a sink or a consumer has its name; the pages say so once.
+    # Every metric of a sink or a consumer has its name as a label; pages say so once.
     labels = [label for label in metric.labels if label not in {"sink", "consumer"}]
     shown = "{" + ",".join(labels) + "}" if labels else ""
     return f"| `{metric}{shown}` | {metric.kind} | {metric.meaning} |"
 
 
 def alerts_page_of(text: str, rules: str) -> str:
-    """Return the page of alerts with its table written again."""
+    """Return the page of alerts with a regenerated table."""
     groups = yaml.safe_load(rules)["groups"]
     found = [rule for group in groups for rule in group["rules"]]
     head = ("| alert | severity | fires when | for |", "|---|---|---|---|")

@@ -1,12 +1,12 @@
 """
 Draws the pictures of the documentation: each source here becomes ``NAME.svg``.
 
-``make docs`` runs it; ``tests/unit/docs/test_pictures.py`` holds the committed pictures
-against their sources. ``NAME.toml`` lists boxes (id, kind, x, y, width, height, lines
-of text) and arrows (from ``id.side``, to ``id.side``, label). Numbers are pixels. The
-colours follow the reader's scheme, light or dark. ``NAME.json`` becomes the plot of a
-command's ``--plot``: it is a document that ``towpath demo compare --json`` printed, or
-has the lines of the table of ``towpath bench all``.
+``make docs`` runs it; ``tests/unit/docs/test_pictures.py`` compares the committed
+pictures with their sources. ``NAME.toml`` lists boxes (id, kind, x, y, width, height,
+lines of text) and arrows (from ``id.side``, to ``id.side``, label). Numbers are pixels.
+The colours follow the reader's scheme, light or dark. ``NAME.json`` becomes the plot of
+a command's ``--plot``: it is a document that ``towpath demo compare --json`` printed,
+or has the lines of the table of ``towpath bench all``.
 """
 
 import html
@@ -184,7 +184,7 @@ def _drawn_arrow(row: list[str], boxes: dict[str, Box]) -> Iterator[str]:
 
 
 def _path(start: str, end: str, boxes: dict[str, Box]) -> list[Point]:
-    """Lead from side to side in right angles."""
+    """Return the points of a path from side to side, with right angles only."""
     (first, side), (last, other) = start.split("."), end.split(".")
     (x1, y1), (x2, y2) = boxes[first].anchor(side), boxes[last].anchor(other)
     if x1 == x2 or y1 == y2:

@@ -1,4 +1,4 @@
-"""The blog on the command line, by subcommands of ``flask``."""
+"""The blog on the command line, as subcommands of ``flask``."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -18,7 +18,7 @@ AUTHORS = ("ada", "barbara", "grace")
 
 @blueprint.cli.command()
 def seed() -> None:
-    """Fill the blog with posts of the years before it had events."""
+    """Fill the blog with posts from the years before it had events."""
     with sessions().begin() as session:
         authors = [Author(name=name) for name in AUTHORS]
         archive = Tag(name="archive")
@@ -51,7 +51,7 @@ def publish(author: str, title: str, body: str) -> None:
 @blueprint.cli.command()
 @click.argument("count", type=int)
 def load(count: int) -> None:
-    """Publish so many posts, each in a transaction of its own."""
+    """Publish this many posts, each in its own transaction."""
     for n in range(count):
         with sessions().begin() as session:
             posts.publish(session, AUTHORS[n % 3], f"Note {n}", "It is short.")
@@ -61,7 +61,7 @@ def load(count: int) -> None:
 @blueprint.cli.command()
 @click.argument("post_id", type=int)
 def cached(post_id: int) -> None:
-    """Show a post as the cache has it."""
+    """Show a post from the cache."""
     for name, text in sorted(reads.cached_post(post_id).items()):
         click.echo(f"{name}: {text}")
 
@@ -77,7 +77,7 @@ def search(text: str) -> None:
 @blueprint.cli.command()
 @click.pass_context
 def counts(context: click.Context) -> None:
-    """Compare the counts with the table; exit 1 if they differ."""
+    """Compare the counts with the posts; exit 1 if they differ."""
     with sessions().begin() as session:
         found = dict(session.execute(_posts()).tuples().all())
         counted = _counted(session)

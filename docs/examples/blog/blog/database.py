@@ -1,4 +1,4 @@
-"""The database's sessions; ``DATABASE_URL`` names it."""
+"""Sessions of the database that ``DATABASE_URL`` names."""
 
 import functools
 import os
@@ -16,5 +16,5 @@ def engine() -> Engine:
 
 
 def sessions() -> sessionmaker[Session]:
-    """Return the factory of sessions; each commits at the end of its block."""
+    """Return the factory of sessions; a block of its ``begin`` commits at its end."""
     return sessionmaker(engine())

@@ -17,7 +17,7 @@ Named = TypeVar("Named", Author, Tag)
 def publish(
     session: Session, author: str, title: str, body: str, tags: Iterable[str] = ()
 ) -> Post:
-    """Publish a post, and record the event of it in the same transaction."""
+    """Publish a post, and record its event in the same transaction."""
     post = Post(
         author=_named(session, Author, author),
         title=title,

@@ -77,7 +77,7 @@ class AvroDecoder:
             reason = f"the schema registry cannot be reached: {type(error).__name__}"
             raise UnavailableError(reason) from error
         except _UNREADABLE as error:
-            reason = f"the payload is no Avro of its schema: {error!r}"
+            reason = f"the payload is not Avro of its schema: {error!r}"
             raise ValueError(reason) from error
         except SchemaRegistryError as error:
             reason = f"the schema registry answers: {error}"

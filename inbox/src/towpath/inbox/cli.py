@@ -95,7 +95,7 @@ def status(
         dsn: The database.
         kafka: The bootstrap servers.
         kafka_file: More settings of the client.
-        consumer: The consumer; by default, all that have anything stored.
+        consumer: The consumer; by default, all with stored ids or parked events.
         schema: The schema of the tables.
         json: Print one JSON document.
     """
@@ -156,9 +156,9 @@ def parked(
     json: JsonOption = False,
 ) -> int:
     """
-    List the parked events in the order of their parking; exit 1 if there are any.
+    List the parked events, in the order of parking; exit 1 if there are any.
 
-    It lists the first 1,000, and says on standard error if there are more.
+    The list ends after 1,000; a note on standard error says if there are more.
 
     Args:
         dsn: The database.

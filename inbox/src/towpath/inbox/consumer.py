@@ -9,7 +9,7 @@ and carried out by a running consumer.
 Offsets are stored in the client after the effect's commit, and the client commits them
 in the background and when partitions are revoked. Cooperative rebalances work because a
 record is handled between two polls: a revoked partition has no record in progress. A
-process that is thought dead and still works is held back by the inbox's rules.
+process that is presumed dead but still runs is held back by the inbox's rules.
 """
 
 import asyncio
@@ -48,10 +48,10 @@ from towpath.inbox.inbox import BEHIND, Inbox
 from towpath.inbox.status import Place, reading_offsets
 from towpath.schemas.clock import Backoff, Clock, SystemClock
 
-# The longest wait of a poll: how late a stop or a due retry may be noticed.
+# The longest wait of a poll, and so the longest delay of a stop or a due retry.
 POLL_S: Final = 0.2
 ATTEMPTS: Final = 5
-# How often requested replays are looked for.
+# How often the consumer looks for requested replays.
 REPLAY_INTERVAL_S: Final = 2.0
 # How often an observer gets the lag and the number of parked events.
 OBSERVE_INTERVAL_S: Final = 5.0
@@ -67,10 +67,10 @@ class _Retry:
     A record that failed, and when the next attempt is due.
 
     Attributes:
-        attempts: The attempts that its handler failed.
-        pauses: All attempts, also those that a part's failure ended.
-        due_s: When the next one is due.
-        offset: Its offset.
+        attempts: The number of attempts in which the handler failed.
+        pauses: The number of all attempts, including those that a part's failure ended.
+        due_s: When the next attempt is due; infinite once the partition is resumed.
+        offset: The offset of the record.
     """
 
     attempts: int
@@ -97,7 +97,7 @@ class _Options:
         return self.types is None or event.type in self.types
 
     def report(self, call: Callable[[Observer], None]) -> None:
-        """Call the observer, if there is one; what it raises is only logged."""
+        """Call the observer, if there is one; its errors are only logged."""
         if self.observer is None:
             return
         try:
@@ -107,7 +107,7 @@ class _Options:
 
     @contextlib.contextmanager
     def timing(self, event: Event) -> Iterator[None]:
-        """Report how long the block takes, also if it fails."""
+        """Report how long the block takes, even if it fails."""
         began_s = self.clock.monotonic_s()
         try:
             yield
@@ -141,7 +141,7 @@ def _timed_async(
 
 
 class _Loop:
-    """The loop of a consumer, whatever its sessions."""
+    """The loop of a consumer, for both kinds of sessions."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class _Loop:
         """
         Consume until ``stop`` is set; then commit the offsets and leave the group.
 
-        A database that fails is tried again for as long as it takes.
+        If the database fails, the event is tried again without limit.
 
         Raises:
             KafkaException: The client cannot go on, as after a refused login.
@@ -252,10 +252,11 @@ class _Loop:
 
     def _replay_requested(self) -> bool:
         """
-        Replay a requested event, if one is to be looked for; return whether it was.
+        Replay a requested event, if a look-up is due; return whether there was one.
 
-        A long replay would cost the consumer its partitions if it polled only after it.
-        A database that fails is asked again later.
+        The consumer polls between two events of a replay: without polls, a long replay
+        would cost it its partitions. After a failure of the database, the next look-up
+        is due later.
         """
         now_s = self._options.clock.monotonic_s()
         if now_s < self._replay_due_s:
@@ -334,7 +335,7 @@ class _Loop:
     def _retry_later(
         self, client: Client, event: Event, count: int, reason: str
     ) -> None:
-        """Pause the event's partition; it begins with the event again when due."""
+        """Pause the event's partition; it resumes with the event after the delay."""
         failed = self._retry_of(event)
         pauses = 1 if failed is None else failed.pauses + 1
         delay_s = self._backoff.delay_s(pauses)
@@ -403,7 +404,7 @@ class Consumer(_Loop):
             handle: Writes the effect of an event with the session. It must not commit.
             attempts: After this many failed attempts an event is parked.
             takes_reads: Whether events that a snapshot has read are applied too. They
-                have ids of their own, and repeat what was applied before.
+                have their own ids, and repeat events that were applied before.
             types: The types of the events to apply; others are passed over, and their
                 ids are not stored. None: all types.
             observer: Receives what the consumer does, such as ``InboxMetrics.of``.
@@ -462,7 +463,7 @@ class AsyncConsumer(_Loop):
             await work
 
     async def prune_async(self) -> int:
-        """Do as ``prune`` without blocking the event loop."""
+        """Prune like ``prune``, without blocking the event loop."""
         return await self._async_effects.in_thread(self.prune)
 
 

@@ -1,7 +1,7 @@
 """
-Effects: events applied, parked and replayed, each in a transaction of its own.
+Effects: events applied, parked and replayed, each in its own transaction.
 
-An observer receives what became of each event, for metrics of the application.
+An observer receives the outcome of each event, for the application's metrics.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ BeginAsync = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 class HandlerError(Exception):
-    """The handler failed, or the commit of its effect; the cause is its own error."""
+    """The handler or the commit of its effect failed; ``__cause__`` is the error."""
 
     def __init__(self, event: Event, cause: Exception) -> None:
         super().__init__(reason_of(cause))
@@ -53,7 +53,7 @@ class Observer:
         """The handler was called, and returned or failed after this time."""
 
     def applied(self, event: Event) -> None:
-        """The effect of an event, also of a replayed one, is committed."""
+        """The effect of an event, or of a replayed one, is committed."""
 
     def skipped(self, event: Event) -> None:
         """An event was delivered again, and changed nothing."""
@@ -62,7 +62,7 @@ class Observer:
         """An event failed, and is tried again later; or a replay failed."""
 
     def parked(self, event: Event, reason: str) -> None:
-        """An event was parked, by its own failure or behind one of its key."""
+        """An event was parked, for its own failure or behind another of its key."""
 
     def parked_events(self, count: int) -> None:
         """This many events of the consumer, over all its processes, are parked now."""
@@ -84,7 +84,7 @@ class Outcome(enum.Enum):
 
 
 class Effects:
-    """Applies and parks events, each in a transaction of its own."""
+    """Applies and parks events, each in its own transaction."""
 
     def __init__(
         self, inbox: Inbox, begin: Begin, handle: Callable[[Event, Any], object]
@@ -98,14 +98,14 @@ class Effects:
         Apply an event unless it was handled, or park it behind those of its key.
 
         Raises:
-            HandlerError: The handler failed, or the commit.
+            HandlerError: The handler or the commit failed.
             Exception: The database failed, or another part is down.
         """
         while (admission := self._carry_out(self._inbox.admit(event))) is None:
             is_parked = self._run(self._inbox.park_behind(event))
             if is_parked is not None:
                 return Outcome.PARKED if is_parked else Outcome.SKIPPED
-            # Its key was replayed in between: begin again.
+            # The key was replayed in the meantime: begin again.
         return Outcome.SKIPPED if admission.event is None else Outcome.APPLIED
 
     def park(self, event: Event, reason: str) -> bool:
@@ -117,7 +117,7 @@ class Effects:
         Replay the first event of a requested key; None if there is none.
 
         Raises:
-            HandlerError: The handler failed, or the commit.
+            HandlerError: The handler or the commit failed.
             Exception: The database failed, or another part is down.
         """
         return self._carry_out(self._inbox.admit_requested())
@@ -131,7 +131,7 @@ class Effects:
         return self._run(self._inbox.count_parked())
 
     def prune(self, below: Mapping[tuple[str, int], int]) -> int:
-        """Delete the ids below offsets; return how many."""
+        """Delete the ids below the given offsets; return how many."""
         return self._run(self._inbox.delete_below(below))
 
     def _run(self, steps: Steps[Result]) -> Result:
@@ -140,7 +140,7 @@ class Effects:
             return drive(session, steps)
 
     def _carry_out(self, steps: Steps[Admission | None]) -> Admission | None:
-        """Run steps and, in the same transaction, the handler of what they admit."""
+        """Run steps and, in the same transaction, the handler of the admitted event."""
         admission = None
         try:
             with self._begin() as session:
@@ -153,7 +153,7 @@ class Effects:
 
 
 class AsyncEffects(Effects):
-    """Effects by asynchronous sessions, whose work runs in the event loop."""
+    """Effects with asynchronous sessions; their work runs in the event loop."""
 
     def __init__(
         self,
@@ -168,10 +168,10 @@ class AsyncEffects(Effects):
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
         """
-        Run work in a thread of its own, and its effects in the event loop that awaits.
+        Run work in its own thread, and its effects in the event loop that awaits it.
 
-        The loop's own threads are few, and the effects need them: for names of hosts,
-        and for what a handler or a decoder does in a thread.
+        The loop's own threads are few, and the effects need them: to resolve host
+        names, and for the work that a handler or a decoder does in a thread.
         """
         self._loop = asyncio.get_running_loop()
         thread = ThreadPoolExecutor(1, "towpath-inbox")
@@ -213,9 +213,9 @@ class AsyncEffects(Effects):
 
 def _cause(error: Exception, admission: Admission | None) -> Exception:
     """
-    Return what an error counts as: the handler's own, or one of a part that is down.
+    Return the handler's error, or the given error if a part is down.
 
-    A part is the database, or another one that the handler or the decoder needs.
+    A part is the database, or a service that the handler or the decoder needs.
     """
     event = None if admission is None else admission.event
     is_down = isinstance(error, UnavailableError)

@@ -20,11 +20,11 @@ class Event:
 
     Attributes:
         id: Identifies the event, however often it is delivered: the header ``id``, or
-            place and time of a record that has none.
+            the place and time of a record without that header.
         type: The event type; empty for a record without the header ``type``.
         aggregate_type: The aggregate's type, or empty.
-        key: The record's key as text, by which events are in order: the aggregate's
-            id. None: the record has no key, and no order.
+        key: The record's key as text, which is the aggregate's id; events of one key
+            are in order. None: the record has no key, and no order.
         value: The record's value; None for a tombstone.
         headers: All headers as text.
         topic: The topic of the record.
@@ -46,7 +46,7 @@ class Event:
 
     @property
     def is_read(self) -> bool:
-        """Whether a snapshot has read it: a state, not something that happened now."""
+        """Whether a snapshot has read the event: it shows a state, not a new fact."""
         return headers.SNAPSHOT in self.headers
 
     @property
@@ -81,7 +81,7 @@ def json_payload(event: Event) -> Any:  # noqa: ANN401 - any JSON value
     return json.loads(event.value or b"")
 
 
-# Stands in the place of headers that cannot be read.
+# Replaces headers that cannot be read.
 UNREADABLE: Final = "towpath-unreadable"
 
 
@@ -112,7 +112,7 @@ def event_of(message: Message, decode: Decode | None = None) -> Event:
     topic, partition = str(message.topic()), int(message.partition() or 0)
     offset, key = int(message.offset() or 0), message.key()
     return Event(
-        # The time tells it from a record of a topic that was deleted and created again.
+        # The time tells the record from one of an earlier topic with the same name.
         id=given.get(headers.EVENT_ID)
         or f"{topic}/{partition}/{offset}@{message.timestamp()[1]}",
         type=given.get(headers.EVENT_TYPE, ""),

@@ -1,7 +1,7 @@
 """
 The inbox: the ids of applied events, and the events that are parked.
 
-Two tables stand in the consumer's own database::
+Two tables in the consumer's own database hold them::
 
     towpath.inbox         consumer, event_id, topic, partition, offset, applied_at
     towpath.inbox_parked  the first five, and key, value, headers, reason, number,
@@ -14,8 +14,8 @@ The rules, each of which holds across processes:
 2. A consumer takes the records of a partition in order and begins at the committed
    offset, which is never above an event not yet handled. So a process that lost the
    partition and still works cannot overtake: the next owner meets the same ids first.
-3. An event that is parked has its id inserted in the transaction that parks it. Later
-   events of its key are parked behind it, under a lock of the key, while any is parked.
+3. The id of a parked event is inserted in the transaction that parks it. Later events
+   of its key are parked behind it, under a lock of the key, while any is parked.
 4. A replay deletes the parked event in the transaction of its effect, under the lock of
    its key, oldest first.
 
@@ -41,7 +41,7 @@ from towpath.schemas.table_name import quoted
 from towpath.schemas.transactions import TEXT, Statement, Steps, drive, drive_async
 
 BEHIND: Final = "an earlier event of its key is parked"
-# The characters of a reason that are stored; an error's text may be long.
+# The characters of a reason that are stored; an error's text can be long.
 _REASON_CHARACTERS: Final = 2_000
 # The values of a row in the table of ids.
 _ID: Final = ":consumer, :id, :topic, :partition, :offset"
@@ -102,7 +102,7 @@ class Inbox:
         """
         Insert the event's id in the session's transaction; yield whether it is new.
 
-        The caller writes the effect inside the block if it is, and commits both.
+        If it is, the caller writes the effect inside the block, and commits both.
 
         Raises:
             UsageError: The session cannot be used, or has no transaction.
@@ -118,7 +118,7 @@ class Inbox:
         self, begin: Callable[[], AbstractContextManager[Any]]
     ) -> Callable[[Callable[[Event, Any], object]], Callable[[Event], bool]]:
         """
-        Make a handler that applies an event once, in a transaction of its own.
+        Make a handler that applies an event once, in its own transaction.
 
         Args:
             begin: Returns a context manager that yields a session with a transaction,
@@ -146,14 +146,14 @@ class Inbox:
     # Parked events -----------------------------------------------------------
 
     def parked(self, session: Any, *, limit: int = 1_000) -> list[ParkedEvent]:  # noqa: ANN401
-        """Return the first ``limit`` parked events, in the order of their parking."""
+        """Return the first ``limit`` parked events, in the order of parking."""
         return drive(session, self.list_parked(limit))
 
     def request_replay(self, session: Any, event_id: str | None = None) -> int:  # noqa: ANN401
         """
         Request a replay of all parked events, or of one event's key; return how many.
 
-        A running consumer carries it out, in order; a failure ends it for that key.
+        A running consumer replays them in order; a failure ends the replay of its key.
         """
         return drive(session, self.request(event_id))
 
@@ -197,7 +197,7 @@ class Inbox:
         return bool(found)
 
     def admit(self, event: Event) -> Steps[Admission | None]:
-        """Insert an event's id; None if an event of its key is parked."""
+        """Admit an event and insert its id; None if an event of its key is parked."""
         # Nearly every event is new and behind no parked one: one statement is enough.
         found = yield self._of(
             event,
@@ -213,7 +213,7 @@ class Inbox:
         return Admission(event if is_new else None)
 
     def admit_requested(self) -> Steps[Admission | None]:
-        """Delete the next event whose replay is requested; None if there is none."""
+        """Admit the next event to be replayed and delete it; None if there is none."""
         event = yield from self.next_requested()
         if event is None:
             return None
@@ -236,7 +236,7 @@ class Inbox:
         """
         Park an event unless it was handled; None if none of its key is parked.
 
-        The lock is that of a replay, so no follower is parked after the last parked
+        A replay takes the same lock, so no follower is parked after the last parked
         event of its key has left.
         """
         yield self._lock(event)
@@ -245,7 +245,7 @@ class Inbox:
         return (yield from self.park(event, BEHIND))
 
     def list_parked(self, limit: int) -> Steps[list[ParkedEvent]]:
-        """Return the parked events."""
+        """Return the first ``limit`` parked events."""
         rows = yield self._fill(
             f"{self._select_parked()} where consumer = :consumer"
             " order by number limit cast(:limit as int)",
@@ -364,7 +364,7 @@ class Inbox:
         """
         Return the statement that keeps an id for as long as its last copy can be read.
 
-        A copy in another partition, which has offsets of its own, keeps it for good.
+        A copy in another partition, which has its own offsets, keeps the id for good.
         """
         return self._of(
             event,
@@ -376,7 +376,7 @@ class Inbox:
 
     def _lock(self, event: Event) -> Statement:
         """Return the statement that locks a key until the transaction ends."""
-        # In the form in which a replay reads it from the table.
+        # The key has the form in which a replay reads it from the table.
         name = _storable(event.id if event.key is None else event.key)
         text = f"{self.consumer}\0{event.topic}\0{name}"
         digest = hashlib.sha256(text.encode(errors="surrogateescape")).digest()
@@ -439,7 +439,7 @@ _CASTS: Final[Mapping[str, str]] = MappingProxyType(
 
 @functools.cache
 def _mark(sql: str) -> tuple[str, tuple[str, ...]]:
-    """Replace the parameters of a statement by placeholders; return their names too."""
+    """Replace a statement's parameters with placeholders; also return their names."""
     names: list[str] = []
 
     def parameter(match: re.Match[str]) -> str:

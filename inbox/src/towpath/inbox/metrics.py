@@ -28,7 +28,7 @@ class InboxMetrics:
     """The metrics of all consumers of a process; one instance for a registry."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        """Register the metrics where the application has its own."""
+        """Register the metrics in the application's registry."""
 
         def counter(metric: telemetry.Metric) -> Counter:
             return Counter(metric, metric.help, metric.labels, registry=registry)
@@ -74,7 +74,7 @@ class _Metrics(Observer):
         self._metrics.skipped.labels(self._consumer, event.topic).inc()
 
     def retried(self, event: Event, reason: str) -> None:
-        del reason  # Any text: no label may have it.
+        del reason  # A label must not have arbitrary text.
         self._metrics.retries.labels(self._consumer, event.topic).inc()
 
     def parked(self, event: Event, reason: str) -> None:

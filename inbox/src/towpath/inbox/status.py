@@ -1,7 +1,7 @@
 """
-How far consumers are: what their groups have committed, and what their tables hold.
+The state of consumers: committed offsets of their groups, and rows of their tables.
 
-Reading it joins no group and locks nothing.
+Reading the state joins no group and locks nothing.
 """
 
 # ruff: noqa: S608 - the schema's name is quoted; values are parameters
@@ -45,7 +45,7 @@ class OffsetReader:
         )
 
     def bounds(self, place: Place) -> tuple[int, int]:
-        """Return the first offset that a partition has, and the next one to come."""
+        """Return a partition's first offset, and the next one to be written."""
         found = self._client.get_watermark_offsets(
             TopicPartition(*place), timeout=TIMEOUT_S
         )
@@ -72,7 +72,7 @@ def client_settings(servers: str, file: Path | None = None) -> dict[str, str]:
 
     Args:
         servers: The bootstrap servers.
-        file: More settings, a line ``name=value`` for each.
+        file: More settings, one ``name=value`` per line.
 
     Raises:
         UsageError: The file cannot be read.
@@ -220,7 +220,7 @@ def partition_status(
     committed: Mapping[Place, int],
     ids: Mapping[Place, int],
 ) -> PartitionStatus:
-    """Compare the offset that a group has committed with those of the partition."""
+    """Return a partition's status, from its offsets and the committed one."""
     first, end = bounds
     next_offset = max(committed.get(place, first), first)
     return PartitionStatus(

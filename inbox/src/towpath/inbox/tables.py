@@ -1,5 +1,5 @@
 """
-The tables of an inbox, as SQL that may be repeated.
+The tables of an inbox, as SQL that can be repeated.
 
 A table of an earlier state of 0.2.0 is upgraded by the same statements, which
 ``towpath inbox create`` runs and a migration contains.
@@ -13,7 +13,7 @@ SCHEMA: Final = "towpath"
 
 
 def create_statements(schema: str = SCHEMA) -> tuple[str, ...]:
-    """Return the SQL that creates or upgrades the tables; it may be repeated."""
+    """Return the SQL that creates or upgrades the tables; it can be repeated."""
     place = quoted(schema)
     return (
         f"create schema if not exists {place}",
@@ -54,8 +54,7 @@ def _upgrade_of_parked(table: str) -> str:
     """
     Return the statement that replaces the primary key of an earlier state of 0.2.0.
 
-    It was the place of the record, which a record of a topic that was deleted and
-    created again may have too.
+    That key was the place of the record, which a record of a recreated topic can share.
     """
     literal = table.replace("'", "''")
     return f"""do $upgrade$

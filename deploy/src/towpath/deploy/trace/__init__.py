@@ -343,7 +343,7 @@ def _dead_letters(
 
 
 def _stored(settings: Settings, sink: Sink, route: Route, key: str) -> StoredRow | None:
-    """Return the sink's newest row of the key; scan all rows if it cannot read by key."""
+    """Return the sink's newest row of a key; scan all rows if it cannot read by key."""
     with closing(reader_of(sink, settings)) as reader:
         rows: Iterable[StoredRow] = (
             reader.at(route.name, [key])

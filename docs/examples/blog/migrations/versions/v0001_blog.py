@@ -40,10 +40,10 @@ create table author_counts (
 
 
 def upgrade() -> None:
-    """Create them."""
+    """Create the tables."""
     op.execute(TABLES)
 
 
 def downgrade() -> None:
-    """Drop them."""
+    """Drop the tables."""
     op.execute("drop table author_counts, comments, post_tags, tags, posts, authors")

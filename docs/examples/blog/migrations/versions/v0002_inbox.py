@@ -9,11 +9,11 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """Create them."""
+    """Create the tables."""
     for statement in create_statements():
         op.execute(statement)
 
 
 def downgrade() -> None:
-    """Drop them."""
+    """Drop the tables."""
     op.execute("drop table towpath.inbox, towpath.inbox_parked")

@@ -73,8 +73,8 @@ THROUGHPUT: Final[ConnectorSettings] = MappingProxyType(
         "producer.override.buffer.memory": "134217728",
     }
 )
-# Polling, by default each 500 ms, and lingering take 1 ms: less would make each event
-# a separate request, and the connector would fall behind at 2,000 a second.
+# Polling, by default every 500 ms, and lingering take 1 ms: less would make each event
+# a separate request, and the connector would fall behind at 2,000 events a second.
 LATENCY: Final[ConnectorSettings] = MappingProxyType(
     {
         POLL: "1",
@@ -117,7 +117,7 @@ class BenchOptions:
         rows: The backlog of a drain.
         rounds: Runs of each case with each system.
         duration_s: Measured time of a steady load.
-        warm_up_s: Time of a steady load before that.
+        warm_up_s: Time of a steady load before the measured time.
         cases: The cases to run.
         with_debezium: Whether Debezium is measured too.
         has_search: Whether to search for Debezium's best settings first.
@@ -176,7 +176,7 @@ _REFRESHES_PER_S: Final = 2
 
 
 class _RateColumn(ProgressColumn):
-    """The recent rate a second."""
+    """The recent rate per second."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed

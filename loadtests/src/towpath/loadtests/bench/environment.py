@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Launcher(Protocol):
-    """Starts processes, each in its own session, with a log file of its name."""
+    """Starts processes, each in its own session, with a log file named after it."""
 
     def start(self, name: str, words: Sequence[str]) -> int:
         """Start a process and return its pid; none of that name may be running."""
@@ -39,7 +39,7 @@ class BenchEnvironment:
         programs: The folder of Postgres's own programs.
         towpath: The first words of a ``towpath`` command.
         relay_code: The form in which the relay's hot modules run.
-        connect: The command of Kafka Connect standalone without its two files;
+        connect: The command of standalone Kafka Connect, without its two files;
             ``None`` without a comparison.
         connect_port: A free port for Connect's REST interface.
         log_folder: The folder of the broker's topics.

@@ -106,7 +106,7 @@ def check_events(
 Figures = dict[str, float]
 
 _MS: Final = 1000.0
-# The broker's time is truncated to milliseconds; on average that hides half of one.
+# The broker's time is truncated to milliseconds, on average by half a millisecond.
 _CUT_OFF_MS: Final = 0.5
 _FEWEST: Final = 2
 
@@ -138,7 +138,7 @@ def drain_figures(appended_ms: Sequence[int], started_ms: float) -> Figures:
 
 
 def latency_figures(latencies_ms: Iterable[float]) -> Figures:
-    """Return the percentiles of at least one latency, and the largest."""
+    """Return percentiles, maximum and number of latencies; at least one is required."""
     ordered = sorted(latencies_ms)
     shares = {"p50_ms": 0.50, "p95_ms": 0.95, "p99_ms": 0.99}
     found = {name: at(ordered, share) for name, share in shares.items()}
@@ -150,7 +150,7 @@ def latencies_ms(
     arrivals: Iterable[ArrivedEvent],
     since_us: int,
 ) -> list[float]:
-    """Return the latencies of the events that were committed after ``since_us``."""
+    """Return the latencies of the events that were committed since ``since_us``."""
     found = []
     for arrival in arrivals:
         committed_us = facts[arrival.event_id].committed_us
@@ -188,5 +188,5 @@ def ratio(
 
 
 def _rate(count: int, elapsed_ms: float) -> float:
-    """Return events a second; the shortest time is a tick of the clock."""
+    """Return events per second; a shorter time than a millisecond counts as one."""
     return count * _MS / max(1.0, elapsed_ms) if count >= _FEWEST else 0.0

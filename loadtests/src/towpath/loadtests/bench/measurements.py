@@ -172,7 +172,7 @@ def kill(
     Kill a publisher in the middle of a backlog, and let it finish.
 
     Raises:
-        BenchError: It did not finish in time.
+        BenchError: It ended, or did not finish in time.
     """
     report = bench.screen.begin(run.name, len(facts))
     pid = publishers.start(bench, run)
@@ -199,7 +199,7 @@ def kill(
 
 
 def first_new_ms(arrivals: Sequence[ArrivedEvent], before: Mapping[int, int]) -> float:
-    """Return the append time of the first event that was not there before."""
+    """Return the append time of the first event that the topic did not have before."""
     old = {a.event_id for a in arrivals if a.offset < before.get(a.partition, 0)}
     times_ms = [a.appended_ms for a in arrivals if a.event_id not in old]
     return float(min(times_ms, default=0))
@@ -239,7 +239,7 @@ def follow_load(
         bench: The benchmark.
         run: The run; its slot begins now.
         rate: Transactions a second.
-        truth: A slot that begins now too, to decode the committed events from.
+        truth: A second slot that begins now, for decoding the committed events.
 
     Raises:
         BenchError: The system ended, or did not finish in time.

@@ -69,7 +69,7 @@ def measure_kill(bench: Bench) -> BenchResult[RelayCase]:
     Kill each publisher in the middle of a drain, once a round.
 
     Raises:
-        BenchError: It did not finish in time.
+        BenchError: A publisher ended, or did not finish in time.
     """
     records = RunRecords(bench)
     with translated():

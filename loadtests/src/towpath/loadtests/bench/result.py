@@ -88,7 +88,7 @@ CaseT = TypeVar("CaseT", bound=Reported)
 
 
 class ScenarioResult(Protocol):
-    """The result of a benchmark or of chaos."""
+    """The result of a benchmark or of a chaos run."""
 
     @property
     def verified(self) -> bool:

@@ -7,7 +7,7 @@ not delay later ones. Its tables are those that every sink has: customers and pr
 are updated, payments are added and updated. The sampler of the load places payments
 instead of orders, and reads them from each target.
 
-``python -m`` this module has one argument, a JSON object::
+``python -m`` this module takes one argument, a JSON object::
 
     {"dsn", "rate_per_s", "progress", "targets", "samples": {"interval_s", ...}}
 
@@ -38,7 +38,7 @@ from towpath.loadtests.load.sampler import (
 from towpath.loadtests.load.shapes import Schedule
 from towpath.schemas.clock import Clock, SystemClock
 
-# The rows of a batch; at 5,000 rows a second, twenty batches.
+# The rows of a batch; 5,000 rows a second are twenty batches a second.
 BATCH_ROWS: Final = 250
 _WRITE_EVERY_S: Final = 1.0
 # A statement that takes longer, for instance in a lock queue, fails its batch.

@@ -3,7 +3,7 @@ The source: one database for each case, its backlog, its slots, and its committe
 
 ``towpath relay init`` creates the outbox table and its publication. Each drain and
 kill reads the same log through a copy of one slot that is older than the first row;
-each run of a steady load has its own.
+each run of a steady load has its own slot.
 
 A small decoder of pgoutput reads the committed rows, their order and times, because the
 relay's decoder cannot verify itself. It handles inserts, and updates that keep the key;
@@ -87,7 +87,7 @@ def _values(message: bytes) -> Iterator[bytes | None]:
 
 PUBLICATION: Final = "towpath_outbox"
 
-# Rows written between two updates of the progress bar: about a second's.
+# Rows written between two updates of the progress bar: about one second's work.
 _ROWS_AT_ONCE: Final = 20_000
 # The number of messages that the server's own decoding returns at a time.
 CHUNK_MESSAGES: Final = 100_000

@@ -1,5 +1,5 @@
 """
-The summary of several benchmarks: a line for each comparison, as table and plot. Pure.
+The summary of several benchmarks: one line per comparison, as table and plot. Pure.
 
 The documents are those that ``towpath bench <name> --json`` prints, by name. A document
 of a benchmark that found a difference has no cases, and so no line.

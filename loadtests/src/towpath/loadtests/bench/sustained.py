@@ -8,7 +8,7 @@ that a sink has not applied. Each is sampled at an interval, and a straight line
 fitted to the samples. Its slope is compared with the rate at which the same thing comes
 in: a part that falls behind by more than a twentieth of that cannot keep up. Sinks work
 batch by batch, so a backlog is a saw tooth; a slope that its scatter explains, twice
-the standard error, is no rise. ::
+the standard error, is not a rise. ::
 
     {"checkout": {"name": "checkout", "sustained_rate": 20.0, "rates": [
         {"rate_per_s": 20.0, "reached_per_s": ..., "rows_per_s": ...,
@@ -49,9 +49,9 @@ ROWS: Final = "rows"
 SAGA: Final = "saga"
 RELAY: Final = "relay"
 
-# A rise below this share of what comes in is worked off between two peaks.
+# A rise below this share of the incoming amount is worked off between two peaks.
 RISING_SHARE: Final = 0.05
-# The scatter of the samples explains a slope of up to so many standard errors.
+# The scatter of the samples explains a slope of up to this many standard errors.
 _ERRORS: Final = 2
 # A line through two samples has no scatter.
 _LINE: Final = 2
@@ -277,7 +277,7 @@ def next_rate(
         refine: How many rates to measure between a sustained one and the next step.
 
     Returns:
-        None: The search has ended.
+        The rate; None if the search has ended.
     """
     failed = [one.rate_per_s for one in found if not one.is_sustained]
     if not failed:

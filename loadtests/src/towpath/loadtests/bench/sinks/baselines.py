@@ -4,7 +4,7 @@ Baselines beside the sinks: the same rows, written without a sink.
 - Index: the client's own bulk load of the same documents, without versions, into an
   index with the sink's own fields and settings. The bodies are prepared in a file;
   several threads read and send them with the usual Python client. The server's answers
-  are filtered, so that there is nothing to do between two calls.
+  are filtered, so that the client has nothing to do between two calls.
 - Cache: plain pipelined writes of the same hashes, without a guard. It is a ceiling,
   not a goal: commands are packed before the clock runs, and answers are counted, not
   parsed. So it is the speed of the server, including its append-only file.

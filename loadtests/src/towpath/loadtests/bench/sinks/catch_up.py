@@ -3,10 +3,9 @@ The case ``catch_up``: each sink alone, then its comparison, then its baseline.
 
 A sink is measured from the start of its process to the end of its topic. The driver,
 the engine below it, the target's server, the broker and a cluster's executors are
-watched.
-Progress is read from the sink's own files: ``progress.json`` has the applied offsets
-and the time when they were durable, and the engine's offset log has the time of the
-first batch. The comparison is ``towpath verify``, in a separate process.
+watched. Progress is read from the sink's own files: ``progress.json`` has the applied
+offsets and the time when they were durable, and the engine's offset log has the time of
+the first batch. The comparison is ``towpath verify``, in a separate process.
 """
 
 import contextlib
@@ -244,7 +243,7 @@ class SinkCatchUp:
         Return the figures of the second half of the backlog.
 
         Raises:
-            BenchError: The half was applied between two looks at the progress.
+            BenchError: The second half was applied before the progress was read again.
         """
         rows = applied.records - half.records
         if not rows:

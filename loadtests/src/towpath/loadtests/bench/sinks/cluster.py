@@ -3,8 +3,8 @@ The case ``cluster``: the driver alone, and executors, apply the same backlog.
 
 Each sink is measured with the driver on one machine, with one worker and with two, one
 core each; the sink ``null`` writes nothing and shows the path without a target. Every
-run has a sink of its own with the same settings, so that each begins with an empty
-target. Rates and processor times are those of the second half of the backlog: during
+run has its own sink with the same settings, so that each begins with an empty target.
+Rates and processor times are those of the second half of the backlog: during
 the first, Java compiles the engine's code, which takes as long as applying half a
 million rows.
 """
@@ -32,7 +32,7 @@ from towpath.loadtests.bench.sinks.result import (
 )
 from towpath.loadtests.bench.snapshot.source import TABLE
 
-# As many batches as show a steady rate, each large enough for both workers.
+# Enough batches to show a steady rate, each large enough for both workers.
 _BATCHES: Final = 16
 
 _SPARK: Final = """

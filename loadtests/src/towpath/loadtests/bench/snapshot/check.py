@@ -1,7 +1,7 @@
 """
 The check that a topic holds a table, and the figures of a run. Pure.
 
-Every key must be there with its last value, and no row may be stale.
+The topic must have every key with its last value, and no row may be stale.
 
 The fold takes the last record of each key in its partition, as any reader does. A READ
 row is *stale* if it is older than an earlier change of the same key: by the row's
@@ -75,7 +75,7 @@ class TableCheck(NamedTuple):
 
     @property
     def without_stale(self) -> "TableCheck":
-        """The check without stale rows: figures, not findings, of other systems."""
+        """The check without stale rows, which are only figures of other systems."""
         return self._replace(stale=0, outdated=0, overtaken=0)
 
     def findings(self) -> tuple[str, ...]:

@@ -242,7 +242,11 @@ def _original(bench: Bench) -> Iterator[None]:
 
 @contextmanager
 def _cleared(bench: Bench, run: FillRun) -> Iterator[None]:
-    """Remove the run's process and topics after the block; its source drops slots."""
+    """
+    Stop the run's process; remove its topics if the block succeeded.
+
+    The run's source drops the slots.
+    """
     try:
         yield
     finally:

@@ -5,7 +5,7 @@ The result of the snapshot benchmark, as JSON and as tables. Pure.
 
     {"loads": {"updates": {"systems": {"relay": {"rows_per_s":
                   {"min": ..., "median": ..., "max": ...}, ...}, ...},
-               "ratio_to_debezium": ..., "ratio_to_debezium_tuned": ..., ...},
+               "ratio_to_debezium": ..., "ratio_to_stock": ..., ...},
                "quiet": {...}},
      "ratio_of": "rows_per_s", "ratio_to_debezium": ..., "ratio_to_stock": ...,
      "ratio_to_initial": ..., "share_of_copy": ..., "live_p99_ms": ...,

@@ -245,7 +245,7 @@ class ItemSource(BenchSource):
 def original(
     environment: BenchEnvironment, name: str, clock: Clock
 ) -> Iterator[ItemSource]:
-    """Create the database that the runs copy; close it before it is copied."""
+    """Create the database that the runs copy; close its source before a copy."""
     with database(environment, name), ItemSource(environment, name, clock) as source:
         yield source
 

@@ -49,7 +49,7 @@ class TracedRecord(NamedTuple):
         partition: Its partition.
         offset: Its offset.
         kind: The event's type, or the operation on the row: create, update, delete,
-            read, tombstone.
+            read, tombstone; empty if its format does not show it.
         position: Its position; empty if it has none.
         committed_at: The commit time of its transaction.
         event_id: The event's id; None for a row.

@@ -1,7 +1,7 @@
 """
 Ways to capture the changes of one table, run on the same load and compared.
 
-Each way turns committed changes into records of one contract, in a topic of its own:
+Each way turns committed changes into records of one contract, in its own topic:
 
 =====================  =================================================================
 ``trigger``            row triggers write a change log, and a worker polls it

@@ -51,12 +51,12 @@ class CaptureCheck:
     Attributes:
         missing: Keys of the table that a reader of the topic does not have.
         ghosts: Deleted keys that a reader of the topic still has.
-        stale: Keys of which a reader has an older row.
+        stale: Keys for which a reader has an older row.
         wrong_by_version: Keys that are missing, ghosts or stale for a reader that keeps
             the record with the highest version instead of the last one.
-        unseen: Changes that never arrived, those of the next two counts included.
+        unseen: Changes that never arrived, including those of the next two counts.
         unseen_deletes: Deletes that never arrived.
-        unseen_late: Changes that never arrived, of transactions that were held open.
+        unseen_late: Unseen changes of transactions that were held open.
         disordered: Changes that arrived after a later one of their key.
         duplicates: Records of changes that had arrived before.
         unknown: Records of changes that were never committed.

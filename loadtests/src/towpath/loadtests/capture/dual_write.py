@@ -2,9 +2,9 @@
 The naive dual write: each writer commits, and then produces the same changes itself.
 
 Nothing joins the two writes. A writer that dies in between has committed changes that
-nobody will ever produce, and two writers of one row may produce in another order than
-they committed. Neither raises an error anywhere. The writer waits for the broker after
-each commit; one that does not wait loses more.
+nobody will ever produce, and two writers of one row can produce in a different order
+than they committed. Neither raises an error anywhere. The writer waits for the broker
+after each commit; one that does not wait loses more.
 """
 
 from collections.abc import Iterable

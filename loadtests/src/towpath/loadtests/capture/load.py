@@ -1,12 +1,11 @@
 """
 The load: a fixed list of transactions for several writers, made from a seed. Pure.
 
-Every change of a row has a number of its own, which the row keeps in its column
-``change``, so that each state of a row is recognised in a topic. A writer owns the keys
-that it inserts, updates and deletes; the hot keys belong to all, and a transaction
-updates at most one of them, so that transactions never deadlock. The last
-writer is slow: it holds each transaction open before it commits, so that others commit
-in between.
+Every change of a row has its own number, which the row keeps in its column ``change``,
+so that each state of a row is recognised in a topic. A writer owns the keys that it
+inserts, updates and deletes; the hot keys belong to all, and a transaction updates at
+most one of them, so that transactions never deadlock. The last writer is slow: it holds
+each transaction open before it commits, so that others commit in between.
 """
 
 from collections.abc import Iterator
@@ -111,7 +110,7 @@ def plan_load(
     Plan the load; the same arguments give the same plan.
 
     Args:
-        transactions: All transactions, those that are rolled back included.
+        transactions: All transactions, including those that are rolled back.
         writers: Fast writers; a slow one is added.
         rate_per_s: Transactions a second of all writers together.
         seed: The seed.

@@ -1,5 +1,5 @@
 """
-Log-based capture: Towpath's relay, as a process with a configuration file of its own.
+Log-based capture: Towpath's relay, as a process with its own configuration file.
 
 It runs with its defaults. The writers do nothing for it, and the database has the
 relay's slot, publications and tables in addition.
@@ -80,7 +80,7 @@ class RelayWay:
         self._wait(lambda state: state.is_confirmed, "it does not confirm the log")
 
     def finish(self) -> None:
-        """Wait in the same way: the relay confirms only what Kafka has."""
+        """Wait in the same way: the relay confirms only changes that Kafka has."""
         self.settle()
 
     def _wait(self, holds: Callable[[_SlotState], bool], reason: str) -> None:

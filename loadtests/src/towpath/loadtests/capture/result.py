@@ -64,10 +64,10 @@ class WayResult:
 
     Attributes:
         cost: The cost of the load.
-        changes: Committed changes, those of the scenes included.
+        changes: Committed changes, including those of the scenes.
         check: The counts of everything that is wrong.
         scenes: The kinds of loss at the keys of each scene.
-        lag: From a commit to the append of its first record, of the load's changes.
+        lag: The time from a commit to its first append, for the changes of the load.
     """
 
     cost: WayCost
@@ -222,7 +222,7 @@ _GAP: Final = 30
 _LOSSES: Final = ("missing", "ghosts", "stale", "unseen", "disordered", "duplicates")
 _SHADES: Final = (0, 10_000)
 _COLOURS: Final = ("#ffffff", "#b3360b")
-# Above it, the number of a cell is white.
+# Above this count, the number in a cell is white.
 _LAST_LIGHT: Final = 300
 
 

@@ -84,7 +84,7 @@ class Scenes:
         late = RowChange(CREATE, first, first)
         with self._session() as session:
             apply(session, [late])
-            # Lets a worker advance that treats everything up to now as final.
+            # A worker that treats everything up to now as final advances here.
             self._way.settle()
             self._commit(RowChange(CREATE, first + 1, first + 1))
             self._way.settle()
@@ -148,7 +148,7 @@ class Scenes:
 
     @contextmanager
     def _session(self) -> Iterator[Session]:
-        """Open a session; what it has not committed at the end is rolled back."""
+        """Open a session; uncommitted changes are rolled back at the end."""
         session = psycopg.connect(self._run.dsn)
         try:
             yield session

@@ -71,7 +71,7 @@ class CommitLog:
         Return the committed changes in the order of their commits; consumes the slot.
 
         Raises:
-            BenchError: They do not end with the rows of the table.
+            BenchError: They do not result in the rows of the table.
         """
         lines = (line for (line,) in self._session.execute(_READ, (self._slot,)))
         changes = list(committed_changes(lines))
@@ -95,7 +95,7 @@ class ServerUse(NamedTuple):
 
 def server_use(session: psycopg.Connection[Any]) -> ServerUse:
     """
-    Return what the session's server has used: all its processes, ended ones too.
+    Return the use of the session's server: all its processes, including ended ones.
 
     The server must run on this machine.
     """

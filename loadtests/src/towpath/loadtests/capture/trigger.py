@@ -2,15 +2,15 @@
 Trigger-based capture: row triggers write a change log, and a worker polls it.
 
 The trigger runs in the writer's transaction, so that the log has exactly the committed
-changes. Its numbers come from a sequence: two changes of a row have the order of their
-commits, because the row stays locked between the number and the commit. Two changes of
-different rows may be committed in another order than they were numbered, and that is
-where readers of such a log go wrong. Three readers, of which the last is the one that
-is compared:
+changes. Its numbers come from a sequence: two changes of a row are numbered in the
+order of their commits, because the row stays locked between the number and the commit.
+Two changes of different rows can be committed in a different order than they were
+numbered, and that is where readers of such a log go wrong. There are three readers; the
+way ``trigger`` uses the last one, and its variants use the others:
 
 ``SequenceReader``
-    Reads the rows above the highest number that it has seen. A transaction that was
-    numbered before and commits after that is never read.
+    Reads the rows above the highest number that it has seen. A lower number that is
+    committed later is never read.
 
 ``TransactionReader``
     Reads the rows of transactions below ``pg_snapshot_xmin``: all of these have ended.
@@ -118,7 +118,7 @@ class TransactionReader(_LogReader):
         return _records(rows)
 
     def is_behind(self, session: Session) -> bool:
-        """Return whether transactions below a newer oldest one are unread."""
+        """Return whether the oldest open id has risen since the last read."""
         return _number(session, _ENDED_BELOW) > self._read_below
 
 
@@ -130,7 +130,7 @@ class _Fence(NamedTuple):
 
 
 class FencedReader(_LogReader):
-    """The reader that is compared: loses nothing, and keeps the order of each row."""
+    """Loses nothing, and keeps the order of each row: the reader of ``trigger``."""
 
     def __init__(self) -> None:
         self._read_to = 0
@@ -140,8 +140,8 @@ class FencedReader(_LogReader):
         """Return the rows up to the newest fence that every transaction has passed."""
         number = _number(session, _LAST_NUMBER)
         if number > max([self._read_to, *(fence.number for fence in self._fences)]):
-            # After the number, in a statement of its own: a transaction has its id
-            # before its first number, so all numbers so far are of ids below this one.
+            # After the number, in a separate statement: a transaction has its id before
+            # its first number, so all numbers so far belong to ids below this one.
             self._fences.append(_Fence(number, _number(session, _NEW_ID)))
         ended_below = _number(session, _ENDED_BELOW)
         read_from = self._read_to
@@ -153,7 +153,7 @@ class FencedReader(_LogReader):
         return _records(rows)
 
     def is_behind(self, session: Session) -> bool:
-        """Return whether numbers were given that are not read yet."""
+        """Return whether the sequence has given numbers that are not read yet."""
         return _number(session, _LAST_NUMBER) > self._read_to
 
 

@@ -38,7 +38,7 @@ class CaptureRun:
 
     Attributes:
         name: The name of the run, its database, topic prefix, slot and processes.
-        bench: The stack that all runs share.
+        bench: The benchmark's context, which all runs share.
         interval_s: The pause of a worker between two polls.
     """
 
@@ -66,7 +66,7 @@ class CaptureWay(Protocol):
     """One way to capture the table."""
 
     def prepare(self, session: Session) -> None:
-        """Create in the database what the way needs; the table is empty."""
+        """Create the database objects that the way needs; the table is empty."""
 
     def __enter__(self) -> Self:
         """Begin to capture; return once it has begun."""
@@ -146,16 +146,16 @@ class RecordProducer:
 
 
 class ChangeReader(Protocol):
-    """Reads from the database what a polling worker is to publish."""
+    """Reads the records that a polling worker publishes from the database."""
 
     def prepare(self, session: Session) -> None:
-        """Create in the database what reading needs."""
+        """Create the database objects that reading needs."""
 
     def read(self, session: Session) -> Sequence[CapturedRecord]:
         """Return the records to publish next, in their order."""
 
     def is_behind(self, session: Session) -> bool:
-        """Return whether a later ``read`` may return more of what is committed now."""
+        """Return whether a later ``read`` can return more of the committed changes."""
 
 
 class PollingWay:
@@ -198,7 +198,7 @@ class PollingWay:
         with self._turned:
             while self._turns < until and self._failure is None:
                 if deadline.passed():
-                    message = f"{self._run.name}: the worker does not turn"
+                    message = f"{self._run.name}: the worker does not poll"
                     raise BenchError(message)
                 self._turned.wait(deadline.remaining_s())
         if self._failure is not None:
@@ -233,7 +233,7 @@ class PollingWay:
                 self._turned.notify_all()
 
     def _turn(self, session: psycopg.Connection[Any], producer: RecordProducer) -> None:
-        """Read and publish once; what is read is published before the next read."""
+        """Read and publish once; the records are published before the next read."""
         producer.publish(self._reader.read(session))
         is_behind = self._reader.is_behind(session)
         with self._turned:

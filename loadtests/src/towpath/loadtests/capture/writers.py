@@ -2,8 +2,8 @@
 The table, and the processes that write it.
 
 Every way has the same writers. A way may add a ``ChangePublisher`` to each: the writer
-passes it every transaction after the commit, and waits for it. Only that of a dual
-write does anything.
+passes it every transaction after the commit, and waits for it. Only the publisher of a
+dual write does anything.
 
 Each writer is a process with one connection, as in production, so that one of them can
 be killed between its commit and its publisher.
@@ -197,7 +197,7 @@ class _Program(Protocol):
     """The program of a writer's process."""
 
     def __call__(self, setup: WriterSetup, pipe: Connection) -> None:
-        """Run it."""
+        """Run the program."""
 
 
 class WriterProcess:

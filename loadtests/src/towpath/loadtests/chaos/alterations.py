@@ -148,7 +148,7 @@ class TableAlterer(Actor):
         session.execute(statement)
 
     def swap(self, session: Session, table: Table) -> None:
-        """Replace the table by another one with all its rows."""
+        """Replace the table with another one that has all its rows."""
         new = f"{table.name}_new"
         with session.transaction():
             for template in _SWAP:

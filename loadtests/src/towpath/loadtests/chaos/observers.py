@@ -50,7 +50,7 @@ class SourceObserver:
     @contextmanager
     def late_commits(self) -> Iterator[None]:
         """
-        Make commits wait for a standby during the block, in sessions that enable it.
+        Make commits wait for a standby during the block, in sessions that enable that.
 
         Commits that still wait at the end become visible.
         """

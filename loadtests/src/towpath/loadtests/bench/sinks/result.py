@@ -69,7 +69,7 @@ class Targets:
         redis_url: The cache's server, which must be empty.
         opensearch_url: The index's server.
         catalog_dsn: The database of the warehouse's catalog.
-        pids: The server's process by sink; the warehouse has no server.
+        pids: The server's process by sink; the warehouse has no separate server.
         merge: The command of the MERGE beside the warehouse, without its arguments:
             configuration, sink and path of the report.
     """

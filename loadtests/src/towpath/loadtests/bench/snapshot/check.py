@@ -75,7 +75,7 @@ class TableCheck(NamedTuple):
 
     @property
     def without_stale(self) -> "TableCheck":
-        """The check without stale rows, which are only figures of other systems."""
+        """The check without stale rows, which for other systems are only figures."""
         return self._replace(stale=0, outdated=0, overtaken=0)
 
     def findings(self) -> tuple[str, ...]:

@@ -245,7 +245,7 @@ def _cleared(bench: Bench, run: FillRun) -> Iterator[None]:
     """
     Stop the run's process; remove its topics if the block succeeded.
 
-    The run's source drops the slots.
+    Its slots are dropped with its database.
     """
     try:
         yield

@@ -254,9 +254,9 @@ class _Loop:
         """
         Replay a requested event, if a look-up is due; return whether there was one.
 
-        The consumer polls between two events of a replay: without polls, a long replay
-        would cost it its partitions. After a failure of the database, the next look-up
-        is due later.
+        The consumer polls between two events of a replay: it would lose its partitions
+        in a long replay without polls. After a failure of the database, the next
+        look-up is due later.
         """
         now_s = self._options.clock.monotonic_s()
         if now_s < self._replay_due_s:

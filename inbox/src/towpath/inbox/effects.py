@@ -22,7 +22,7 @@ BeginAsync = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 class HandlerError(Exception):
-    """The handler or the commit of its effect failed; ``__cause__`` is the error."""
+    """The handler or the commit of its effect failed; the reason names the cause."""
 
     def __init__(self, event: Event, cause: Exception) -> None:
         super().__init__(reason_of(cause))

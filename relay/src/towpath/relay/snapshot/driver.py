@@ -60,7 +60,7 @@ LOAD_INTERVAL_S: Final = 1.0
 @dataclass(frozen=True, slots=True)
 class SnapshotScope:
     """
-    The collections that may be read, and their sinks.
+    The collections that may be read, and the sinks that may receive them.
 
     Attributes:
         captured: The collections that can be read; the loop updates it.
@@ -296,7 +296,7 @@ class SnapshotDriver:
         return table._replace(kind=BLOCKING if table.condition else INCREMENTAL)
 
     def _end_batches(self, ended: Iterable[SnapshotRun]) -> None:
-        """Record the ends of key requests."""
+        """Record that batches of key requests have ended."""
         for run in ended:
             if run.tables[0].asked_until is not None:
                 self.requests.end_batch(run.tables)
@@ -314,7 +314,7 @@ class SnapshotDriver:
     # Periodic probes of the source -----------------------------------------------
 
     def _probe_load(self) -> list[ProbeLoad]:
-        """Probe the source's load while whole tables are throttled by it."""
+        """Probe the source's load while it may throttle the reading of whole tables."""
         if not (self._throttle.max_active_sessions and self._whole_tables.is_busy):
             return []
         if self._now_s - self._load_probed_at_s < LOAD_INTERVAL_S:

@@ -6,10 +6,10 @@ Key requests: rows that moved to a new key with columns left out are read by tha
     requested -> batch open -> full, or alone, or a second old -> stored
 
 The stream never carries such a row whole, so a snapshot reads it and sends it as
-READ. Keys are batched across changes and transactions, since a snapshot for each would
-never catch up. A batch is named after the position of its first change and stores that
-of its last. Batches are stored in the order of the stream: after a crash, changes at or
-below the highest stored position are not requested again.
+READ. Keys are batched across changes and transactions, since one snapshot per key would
+never catch up. A batch is named after the position of its first change and stores the
+position of its last. Batches are stored in the order of the stream: after a crash,
+changes at or below the highest stored position are not requested again.
 
 A transaction is not confirmed before every batch that holds one of its keys is stored.
 """

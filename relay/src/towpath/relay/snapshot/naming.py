@@ -148,7 +148,7 @@ def _is_name_of(entry: str, collection: str) -> bool:
 
 
 def _joined(collection: str) -> str:
-    """Return a collection's name without quotes; a refused entry may be no name."""
+    """Return a collection's name without quotes, or the text if it is not a name."""
     if '"' not in collection:
         return collection
     try:

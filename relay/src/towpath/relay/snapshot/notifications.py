@@ -1,8 +1,8 @@
 """
 Notifications of snapshots, in Debezium's types and fields, and of signals, in ours.
 
-A snapshot has STARTED, IN_PROGRESS per chunk, TABLE_SCAN_COMPLETED per table, PAUSED
-and RESUMED, and at the end COMPLETED, or ABORTED when a table failed, was stopped or is
+A snapshot sends STARTED, IN_PROGRESS per chunk, TABLE_SCAN_COMPLETED per table, PAUSED
+and RESUMED, and at the end COMPLETED, or ABORTED if a table failed, was stopped or is
 incomplete. The aggregate type is ``Incremental Snapshot``, or ``Initial Snapshot`` for
 tables that are read in an exported snapshot. The id is the signal's.
 

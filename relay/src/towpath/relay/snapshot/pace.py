@@ -1,5 +1,5 @@
 """
-The size of the next chunk, and the time of its read.
+The size of the next chunk, and the time at which it may be read.
 
 A chunk grows and shrinks towards a target time and size. Reading yields to the rate
 that the signal allows, to the backoff after a failed attempt, and to a busy source or a
@@ -19,8 +19,8 @@ MIN_CHUNK_ROWS: Final = 100
 # After this many consecutive timeouts of the smallest chunk, the table fails.
 MAX_TIMEOUTS: Final = 5
 
-# The most rows of a chunk, unless ``ChunkSize.rows`` is more: each row is a tuple in
-# memory, however narrow it is.
+# The maximum number of rows in a chunk, unless ``ChunkSize.rows`` is larger: each row
+# is a tuple in memory, however narrow it is.
 MAX_CHUNK_ROWS: Final = 20_000
 
 # The maximum factor between two chunks: one slow answer does not mean a slow server.

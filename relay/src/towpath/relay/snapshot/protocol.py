@@ -59,7 +59,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class RowsRefused:
-    """Rows of a chunk became dead letters; ``keys`` are in the table's own key."""
+    """Rows of a chunk are dead letters; ``keys`` are values of the table's own key."""
 
     chunk_id: int
     keys: tuple[Key, ...]

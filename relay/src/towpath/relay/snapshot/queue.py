@@ -45,11 +45,11 @@ _WAITING_CHUNKS: Final = 2
 # The largest chunk of a tiny table. Tables are begun ahead only while chunks are no
 # larger, so that the chunks in flight stay within the bound of the readers' chunks.
 _TINY_BYTES: Final = 64 * 1024
-# The tables that are begun ahead may record a quarter of one table's changes.
+# Together, the tables begun ahead may record a quarter of one table's changes.
 _PART_AHEAD: Final = 4
 
-# The time for which the stream may be blocked without any chunk: a reader that waits
-# for a lock, or a throttled source, may take hours.
+# The time for which the stream may be blocked while no chunk is delivered: a reader
+# that waits for a lock, or a throttled source, may take hours.
 MAX_BLOCKED_S: Final = 60.0
 
 _BLOCKED: Final = "nothing could be read for a minute, so the stream continues"
@@ -103,7 +103,7 @@ class SnapshotQueue:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for transactions to become visible."""
+        """Whether a scan waits for transactions to become visible."""
         return any(scan.stage is ScanStage.WAITING for scan in self._scans.values())
 
     @property
@@ -169,11 +169,11 @@ class SnapshotQueue:
     # Signals -------------------------------------------------------------------
 
     def stop(self, table: StoredTable, reason: str) -> list[Effect]:
-        """End one table at its current progress; ignore one of another queue."""
+        """End one table at its current progress; ignore a table of another queue."""
         return self._halt(table, "stopped", reason)
 
     def pause(self, table: StoredTable) -> list[Effect]:
-        """Pause one table at its current progress; ignore one of another queue."""
+        """Pause one table at its current progress; ignore a table of another queue."""
         effects = self._halt(table, "paused", None)
         run = self._run_of(table)
         if effects and run is not None:

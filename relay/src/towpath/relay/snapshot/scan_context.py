@@ -64,7 +64,7 @@ class ScanContext(NamedTuple):
     The context that all readers of one table share.
 
     Attributes:
-        snapshot_id: The signal's id, or that of a key request.
+        snapshot_id: The signal's id, or that of a batch of key requests.
         target: The one sink that receives the rows; None: all do.
         condition: The signal's filter, an SQL expression.
         select: A SELECT read in place of the table.

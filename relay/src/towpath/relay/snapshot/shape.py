@@ -120,7 +120,7 @@ class ScanPlan:
     Attributes:
         shape: The table when the plan was made.
         maximum_key: The end of the last chunk; None: there is no range to read.
-        estimated_rows: The row count of the server's statistics, for the percentage.
+        estimated_rows: The row count in the server's statistics, for the percentage.
         keys: The listed keys that are not delivered yet.
         boundaries: Keys, in order, that cut the range below the maximum key into parts
             of about the same size; as many as requested, or fewer.

@@ -303,7 +303,7 @@ class SignalProcessor:
         return [self._resume(selected, siblings)]
 
     def stored(self, fact: SignalStored) -> AcceptedSignal | None:
-        """Remove a signal whose answer is durable; None: it is not run here."""
+        """Remove an answered signal; return its tables, or None if it is not run."""
         accepted = self._accepted
         if self._answer is None and not self._is_claiming:
             return None

@@ -12,9 +12,9 @@ at most 10,000), and ``columns`` (only the rows in which one of these is not nul
 a sweep at the end that deletes nothing: its floor is zero).
 
 ``stop-snapshot``, ``pause-snapshot`` and ``resume-snapshot`` take ``data-collections``
-and ``snapshot-id``; without them they mean all. Each may name its ``relay``
-(``naming``). A signal that cannot be run is rejected with the reason; the stream
-continues.
+and ``snapshot-id``; without them, they apply to all tables. Each signal may name its
+``relay`` (``naming``). A signal that cannot be run is rejected with the reason; the
+stream continues.
 
 A bare table like Debezium's, a Kafka topic and the admin port take signals too. Each
 becomes a row of ``towpath.signal`` and is answered like any other. A signal that cannot
@@ -60,10 +60,10 @@ _MEANINGS: Final = {
     "relay": "the name of a relay, which is its slot's",
 }
 _SELECTS: Final = ("select", "with", "table", "values", "(")
-# They are stored in one row, which is written again with each chunk's progress: more
-# would load the source. Longer lists need several signals.
+# Listed keys are stored in one row, which is written again with each chunk's progress:
+# more of them would load the source. Longer lists need several signals.
 MAX_KEYS: Final = 10_000
-# Of the column that stores it, and of the index that has the name.
+# The limits of the column that stores a rate, and of the index that contains a name.
 _LARGEST_RATE: Final = 2_147_483_647
 _LONGEST_NAME: Final = 500
 
@@ -336,7 +336,7 @@ def _text(fields: Mapping[str, Any], name: str) -> str | None:
 
 
 def _is_text(value: object) -> bool:
-    """Return whether it is text that Postgres can store."""
+    """Return whether a value is text that Postgres can store."""
     return isinstance(value, str) and is_storable(value)
 
 
@@ -370,11 +370,11 @@ def _reject(reason: str) -> NoReturn:
     raise SignalRejectedError(reason)
 
 
-# The columns of the signal table, which are Debezium's.
+# The widths of the signal table's columns, which are Debezium's.
 MAX_ID_LENGTH: Final = 64
 MAX_TYPE_LENGTH: Final = 32
 
-# Rows of a signal table that are watermarks.
+# The types of the rows in a signal table that are watermarks.
 WINDOW_TYPES: Final = frozenset({"snapshot-window-open", "snapshot-window-close"})
 
 _FIELDS: Final = frozenset({"id", "type", "data"})

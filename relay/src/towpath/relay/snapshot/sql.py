@@ -50,7 +50,7 @@ class _Columns(NamedTuple):
 
 
 def chunk_query(request: ReadChunk, shape: TableShape) -> str:
-    """Return the COPY that reads a chunk, in its order and with the current shape."""
+    """Return the COPY that reads a chunk in order, with the table's current shape."""
     order = _order_columns(shape)
     if request.keys:
         bounds, limit = [_listed(_key_columns(shape), request.keys)], ""
@@ -214,7 +214,7 @@ _CONTROL: Final = MappingProxyType(
 
 
 def decode_lines(lines: Iterable[bytes]) -> list[RowValues]:
-    """Return the values of lines, each of which ends with its newline. Hot path."""
+    """Return the values of lines that still end with a newline. Hot path."""
     return [
         tuple(line[:-1].split(_TAB))
         if _BACKSLASH not in line

@@ -13,8 +13,9 @@ INITIAL: Final = "initial"
 # The state of a table with rows that are dead letters.
 INCOMPLETE: Final = "incomplete"
 
-# A whole table's are stored in one row, which is written again with each chunk's
-# progress. Listed keys are all kept: their row already holds each key to be read.
+# The undelivered keys of a whole table are stored in one row, which is written again
+# with each chunk's progress. Listed keys are all kept: their row already holds each key
+# to be read.
 MAX_UNDELIVERED_KEYS: Final = 1_000
 _SHOWN_KEYS: Final = 10
 
@@ -79,7 +80,7 @@ class StoredTable(NamedTuple):
 
     @property
     def percent(self) -> float | None:
-        """The share that is done, by the server's statistics; None: it is unknown."""
+        """The percentage of rows read, by the server's statistics; None: unknown."""
         if self.state == "completed":
             return 100.0
         if not self.estimated_rows:

@@ -24,7 +24,7 @@ class XidSnapshot:
     A result of ``pg_current_snapshot()``, with 64-bit transaction ids.
 
     Attributes:
-        xmin: All transactions below it have ended.
+        xmin: All transactions below it had ended.
         xmax: No transaction at or above it had ended.
         running: The transactions in between that had not ended.
     """
@@ -57,7 +57,7 @@ class XidSnapshot:
         return xid64 < self.xmax and xid64 not in self.running
 
     def sees_streamed(self, xid32: int) -> bool:
-        """Return the same for a transaction id of the stream, which has 32 bits."""
+        """Return whether a streamed transaction, by its 32-bit id, is visible."""
         return xid32 == NO_TRANSACTION or self.sees(self.extend(xid32))
 
 

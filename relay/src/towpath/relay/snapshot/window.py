@@ -8,7 +8,8 @@ A chunk between its watermarks, from which the stream evicts rows.
 
 The high watermark of one chunk may be the low one of the next: every query starts after
 its low watermark is in the log and ends before its high one is. Changes that the stream
-brings between two slices evict rows of the rest, like those before the high watermark.
+brings between two slices evict rows of the remaining slices, like changes before the
+high watermark.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,11 +1,11 @@
 """
 Make the locks of ``requirements``, of its ``images/`` and of its ``packages/``.
 
-Dependencies are read from the members' own files. What is locked stays locked unless
-``--upgrade`` is said. The locks hold for every Python that the members allow, and name
-neither this machine nor an address.
+Dependencies are read from the members' ``pyproject.toml``. Locked versions are kept
+unless ``--upgrade`` is given. The locks apply to every Python version that the members
+allow, and contain no path of this machine and no index URL.
 """
-# A script of its own, run by make: it prints, starts programs and is in no package.
+# A standalone script for make: it prints, starts programs and is in no package.
 # ruff: noqa: INP001, S603, T201, TID251
 
 import os
@@ -19,17 +19,17 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 CLONE = HERE.parent
 OLDEST_PYTHON = "3.11"
-# What each image installs: members with what they depend on, and their extras.
+# The members that each image installs, with their extras and dependencies.
 IMAGES = {
     "relay": ["relay[tracing]", "relay[lineage]"],
     "services": ["services[storefront]", "services[tracing]"],
     "sinks": ["sinks[java]", "sinks[tracing]", "sinks[lineage]"],
     "tools": ["deploy"],
 }
-# Libraries that applications install: the locks are what their SBOMs list.
+# Libraries that applications install: their SBOMs list the contents of these locks.
 PACKAGES = {"inbox": ["inbox"], "outbox": ["outbox"]}
-# The tools start no engine: sinks run in an image of their own. The storefront waits
-# for sinks, and neither runs them nor reads a warehouse.
+# The tools start no engine: sinks run in their own image. The storefront waits for
+# sinks, and neither runs them nor reads a warehouse.
 LEFT_OUT = {
     "tools": ("pyspark", "pandas"),
     "services": ("pyspark", "pandas", "pyiceberg"),
@@ -37,7 +37,7 @@ LEFT_OUT = {
 
 
 def main() -> int:
-    """Make every lock, each one a constraint of the next."""
+    """Make every lock; earlier locks constrain later ones."""
     uv = find_uv()
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run.in")
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def dependencies() -> set[str]:
-    """Return what all members depend on, with every extra; each other left out."""
+    """Return the dependencies and extras of all members, without other members."""
     found: set[str] = set()
     for path in sorted(CLONE.glob("*/pyproject.toml")):
         project = project_of(path.parent.name)
@@ -78,7 +78,7 @@ def dependencies() -> set[str]:
 
 
 def dependencies_of(members: list[str]) -> set[str]:
-    """Return what members (``sinks``, ``sinks[java]``) need, and theirs in turn."""
+    """Return the dependencies of members and of the members that they depend on."""
     found: set[str] = set()
     for member in members:
         name, _, extra = member.rstrip("]").partition("[")
@@ -92,19 +92,19 @@ def dependencies_of(members: list[str]) -> set[str]:
 
 
 def project_of(member: str) -> dict[str, Any]:
-    """Return what a member's own file says of it."""
+    """Return the ``[project]`` table of a member's ``pyproject.toml``."""
     text = (CLONE / member / "pyproject.toml").read_text(encoding="utf-8")
     project: dict[str, Any] = tomllib.loads(text)["project"]
     return project
 
 
 def write_wanted(path: Path, wanted: set[str]) -> None:
-    """Write requirements, one on a line."""
+    """Write requirements, one per line."""
     path.write_text("\n".join(sorted(wanted)) + "\n", encoding="utf-8")
 
 
 def compile_lock(uv: str, name: str, sources: list[Path], *options: str) -> None:
-    """Make one lock; what it holds already is preferred."""
+    """Make one lock; versions that it already contains are preferred."""
     print(f"{name} ...", flush=True)
     subprocess.run(
         [
@@ -125,7 +125,7 @@ def compile_lock(uv: str, name: str, sources: list[Path], *options: str) -> None
 
 
 def find_uv() -> str:
-    """Return uv, installed by its own lock where this is run for the first time."""
+    """Return the path of uv; the first run installs it from its own lock."""
     tools = CLONE / ".towpath" / "tools"
     program = tools / "bin" / "uv"
     if not program.exists():

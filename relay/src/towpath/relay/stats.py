@@ -6,7 +6,7 @@ thread may read them at any time.
 
 Latencies are differences on the source's clock, which commit times come from. With
 the relay's own clock, a clock error would make them negative or large. Every
-frame has the server's time of sending, so the smallest recent ``ours - theirs`` is the
+frame carries the server's send time, so the smallest recent ``ours - theirs`` is the
 offset of the relay's clock, plus the fastest transfer of a frame: far below a
 millisecond in one data centre.
 """
@@ -19,7 +19,7 @@ from typing import Final
 
 from towpath.relay.wal.transactions import Transaction
 
-# Seconds. Narrow around the goals (3, 10 and 40 ms), wide above them.
+# The bounds are narrow around the goals (3, 10 and 40 ms), and wide above them.
 _BOUNDS_MS: Final = (1, 2, 3, 5, 10, 20, 40, 100, 250, 500, 1_000, 2_500)
 BOUNDS_S: Final = (*(ms / 1000 for ms in _BOUNDS_MS), 10.0, 60.0, 600.0)
 
@@ -152,8 +152,8 @@ class SnapshotProgress:
         stopped: Tables that a signal stopped.
         incomplete: Tables with rows among the dead letters.
         paused: Tables that a signal has paused.
-        rows: Rows sent, by ``schema.table``: captured tables only.
-        started_at_s: Monotonic start of the oldest running one; None if none runs.
+        rows: Rows sent, by ``schema.table``; ``other`` for other collections.
+        started_at_s: Monotonic start of the oldest running table; None if none runs.
     """
 
     waiting: int

@@ -47,8 +47,8 @@ def time_after(before: datetime, at: datetime) -> datetime:
     """
     Return the time of a change that follows another one.
 
-    It may have waited for the row longer than the change before it, or come from a
-    machine whose clock is behind.
+    The clock's time may be earlier than that of the change before it, because this
+    change waited longer for the row or comes from a machine whose clock is behind.
 
     Args:
         before: The time of the change before it.

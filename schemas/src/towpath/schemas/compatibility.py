@@ -5,7 +5,7 @@ The rules are those of Avro's schema resolution, with the new version as the rea
 field may be removed, or added with a default; a type may only widen; an enum may lose a
 symbol only if it has a default; a union may only gain branches. Avro's resolution
 ignores logical types; here a value may not change from one to another, because a reader
-would take milliseconds for microseconds, or another scale of a decimal.
+would take milliseconds for microseconds, or misread the scale of a decimal.
 
 ``check_history`` compares versions as the registry's level says: by default with every
 earlier one, not only with the last (``BACKWARD_TRANSITIVE``). At a level that looks
@@ -92,7 +92,7 @@ class Rule(enum.Enum):
 
 
 class Finding(NamedTuple):
-    """One reason why the reader's schema cannot read what the writer's wrote."""
+    """One reason why the reader's schema cannot read the writer's data."""
 
     path: str
     reason: str
@@ -213,7 +213,7 @@ def compare(
 
 
 def _named_types(schema: object) -> Iterator[tuple[str, Any]]:
-    """Yield the types that a schema defines, wherever it does, by their names."""
+    """Yield the named types that a schema defines at any depth, with their names."""
     if isinstance(schema, list):
         inner = schema
     elif isinstance(schema, Mapping):

@@ -1,12 +1,12 @@
 """
 Event schemas: one Avro file per event type and version.
 
-The files belong to the application, in a folder of its own: ``<name>.v<n>.avsc``. A
-released file is never edited. A change is a new file with the next version, and each
-version must be able to read data of every earlier one
-(``towpath.schemas.compatibility``). A type that several events share has files of its
-own (``towpath.schemas.schema_files``). The subject in the registry is the record's full
-name, because several event types share one topic.
+The files belong to the application, in its own folder: ``<name>.v<n>.avsc``. A released
+file is never edited. A change is a new file with the next version, and each version
+must be able to read data of every earlier one (``towpath.schemas.compatibility``). A
+type that several events share has its own files (``towpath.schemas.schema_files``). The
+subject in the registry is the record's full name, because several event types share one
+topic.
 
 Processes that do not know the application, such as a sink, find the folders of
 installed packages by the entry-point group ``towpath.events``, whose values name
@@ -104,7 +104,7 @@ class EventSchemas:
 
     def __init__(self, schemas: Iterable[EventSchema] = ()) -> None:
         """
-        Take the schemas.
+        Collect the schemas.
 
         Raises:
             EventSchemaError: Two schemas have the same version, or two subjects the
@@ -164,7 +164,7 @@ class EventSchemas:
 @functools.cache
 def installed_schemas() -> EventSchemas:
     """
-    Return the event schemas of all installed packages that declare some.
+    Return the event schemas of all installed packages that declare any.
 
     Raises:
         EventSchemaError: A declared package has no schemas, or one that cannot be used.
@@ -187,7 +187,7 @@ def make_schema(text: str, version: int = 1, place: str = "schema") -> EventSche
     Args:
         text: An Avro record as JSON.
         version: Counts from 1.
-        place: Named by errors.
+        place: The place that errors name.
 
     Raises:
         EventSchemaError: The text is no record's schema, or uses a type without a JSON

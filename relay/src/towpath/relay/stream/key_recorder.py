@@ -65,7 +65,7 @@ def record_change(
     Record the keys of a change in the feed of its table.
 
     ``sequence`` is the change's place among watermarks. The row of a change that is not
-    published is only in the snapshot, and so is read again.
+    published reaches Kafka only through the snapshot, so it is read again.
     """
     relation, xid = change.relation, change.transaction.xid
     new, old = change.new, change.old

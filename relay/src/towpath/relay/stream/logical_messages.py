@@ -153,7 +153,7 @@ class LogicalMessageHandler:
             self._context.stats.skip("a heartbeat that no relay wrote")
             return
         if relay != self._relay_name:
-            # Another relay's heartbeat, with a counter of its own.
+            # Another relay's heartbeat, with its own counter.
             return
         context = self._context
         self._checkpoints.note_heartbeat(counter)
@@ -173,7 +173,8 @@ def publish_outside_transaction(
     context.ledger.commit(lsn)
 
 
-# Beyond any relay's; the state stores numbers of 64 bits, and any role may write one.
+# Beyond any relay's counter. The state stores 64-bit numbers, and any role may write a
+# heartbeat.
 _MOST_HEARTBEATS: Final = 2**62
 
 

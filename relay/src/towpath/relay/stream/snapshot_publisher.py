@@ -125,7 +125,7 @@ class SnapshotPublisher:
         return route, place, self._delivery_of(effect.chunk_id)
 
     def _sweep_value(self, route: ReadRoute, floor: int, place: ReadSlice) -> bytes:
-        """Return a sweep's envelope; an aggregate's is a table's, without columns."""
+        """Return a sweep's envelope; for an aggregate, a table's without columns."""
         if isinstance(route, TableRoute):
             return route.sweep(floor, place)
         router, relation = self._context.router, route.relation

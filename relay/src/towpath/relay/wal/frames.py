@@ -7,7 +7,7 @@ The outer frames of a replication connection, inside CopyData.
     k  wal_end u64, sent i64, reply_requested u8
     r  written u64, flushed u64, applied u64, sent i64, reply_requested u8   (ours)
 
-The payload of ``w`` is not copied: ``parse_message`` reads it at ``PAYLOAD_AT``.
+The payload of ``w`` is not copied: the parsers read it in place, at ``PAYLOAD_AT``.
 """
 
 from struct import Struct

@@ -301,7 +301,7 @@ def _logical_message(data: bytes, at: int) -> LogicalMessage:
 # for an unknown tag.
 PARSER_ERRORS: Final = (KeyError, IndexError, struct.error)
 
-# By tag. A parser takes the message's bytes and the index after the tag.
+# The parser of each tag; it takes the message's bytes and the index after the tag.
 PARSERS: Final[Mapping[int, Callable[[bytes, int], Message]]] = MappingProxyType(
     {
         ord("B"): _begin,

@@ -74,7 +74,7 @@ class ConfigurationMissingError(ConfigurationError):
 
     remedy = (
         "Write towpath.toml in this folder, as docs/how-to/own-servers.md shows, or "
-        "name the file by --config or TOWPATH_CONFIG."
+        "name the file with --config or TOWPATH_CONFIG."
     )
 
 

@@ -110,8 +110,8 @@ def clock_findings(
     Args:
         server: The server, as the beginning of a sentence.
         theirs: Its time.
-        before: Our time before it was asked.
-        after: Our time when it had answered.
+        before: Our time before the request.
+        after: Our time after the answer.
     """
     bound = timedelta(seconds=_CLOCK_BOUND_S)
     difference, word = theirs - after, "ahead of"

@@ -28,7 +28,7 @@ from towpath.schemas.clock import Clock, SystemClock
 
 # The time between two RUNNING events, by which a catalog sees that a run is alive.
 RUNNING_EVERY_S: Final = 60.0
-# Two events of each of a hundred runs: more wait only if the receiver is away.
+# Two events of each of a hundred runs: more wait only if the receiver is unavailable.
 _QUEUE_EVENTS: Final = 200
 # The longest wait for the receiver when the process stops.
 CLOSE_S: Final = 2.0
@@ -39,14 +39,14 @@ _FILE: Final = "openlineage.yml"
 
 
 class DatasetName(NamedTuple):
-    """A dataset by OpenLineage's rules: its system, and its name there."""
+    """A dataset's OpenLineage name: its system, and its name within the system."""
 
     namespace: str
     name: str
 
 
 class Field(NamedTuple):
-    """A column, and its type in the words of its source."""
+    """A column, and its type as the source names it."""
 
     name: str
     type: str
@@ -59,7 +59,7 @@ class Dataset:
 
     Attributes:
         fields: Its columns; empty if they are not known.
-        origins: By column, the columns of inputs that its values come from.
+        origins: By column, the input columns that its values come from.
     """
 
     name: DatasetName
@@ -134,7 +134,7 @@ class LineageReporter(Protocol):
         """Begin a run of a job."""
 
     def close(self) -> None:
-        """Send what is left, for a short time at most."""
+        """Send the remaining events, for a short time at most."""
 
 
 class _NoRun:
@@ -163,7 +163,7 @@ Send: TypeAlias = Callable[[RunEvent, JobDatasets], None]
 
 
 class BackgroundReporter:
-    """Implements ``LineageReporter`` with a thread of its own."""
+    """Implements ``LineageReporter`` with its own thread."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 """
-Sends events by OpenLineage's own client, which reads its variables and file itself.
+Sends events with OpenLineage's own client, which reads its variables and file itself.
 
 Its transport decides where events go (HTTP, a file, Kafka and others) and how often it
 retries; only the reporter's thread calls it. Events contain no values of rows, and only
@@ -30,14 +30,14 @@ from towpath.schemas.lineage import (
     Send,
 )
 
-# The variable that other integrations of OpenLineage read, too.
+# The variable that other integrations of OpenLineage read too.
 NAMESPACE: Final = "OPENLINEAGE_NAMESPACE"
 _DEFAULT_NAMESPACE: Final = "towpath"
 _INTEGRATION: Final = "TOWPATH"
 
 
 def sender(environ: Mapping[str, str]) -> Send:
-    """Return the function that sends an event by the configured transport."""
+    """Return the function that sends an event over the configured transport."""
     set_producer(f"urn:towpath:{version('towpath-schemas')}")
     namespace = environ.get(NAMESPACE) or _DEFAULT_NAMESPACE
     client = OpenLineageClient()

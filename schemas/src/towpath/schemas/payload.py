@@ -7,10 +7,10 @@ it a default. A field that the schema does not name is refused, because no reade
 see it. Numbers must be finite and in the range of their type, a boolean is not a
 number, and text must be encodable as UTF-8.
 
-A logical type has the JSON form of the type below it: a ``date`` is a whole number.
+A logical type has the JSON form of its underlying type: a ``date`` is a whole number.
 Only a ``decimal`` is the text of a decimal number with no more digits than its
-precision and scale, because ``bytes`` and ``fixed`` have no JSON form of their own: a
-schema that uses them otherwise does not compile.
+precision and scale allow, because ``bytes`` and ``fixed`` have no JSON form: a schema
+that uses them otherwise does not compile.
 
 ``compile_check(schema)`` returns a function ``value -> Mismatch | None`` that reports
 the first mismatch and its path.
@@ -208,7 +208,7 @@ def _record(schema: Mapping[str, Any], names: _Names) -> Check:
             return Mismatch((min(map(str, unknown)),), "is not in the schema")
         return None
 
-    # Named before its fields are compiled, which may refer to it.
+    # Named before its fields are compiled, because they may refer to it.
     names[schema["name"]] = check
     fields.extend(
         _Field(f["name"], "default" not in f, _compile(f["type"], names))

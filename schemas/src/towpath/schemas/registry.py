@@ -1,11 +1,11 @@
 """
-Schemas of a registry with Confluent's interface: their ids, and what a subject holds.
+Schemas of a registry with Confluent's interface: their ids, and a subject's versions.
 
-A schema is looked up first and registered only if the subject does not have it, so that
-a replay of old shapes and a read-only registry work too. Operators set the
+A schema is looked up first and registered only if the subject does not have it, so a
+replay of old shapes works, and so does a read-only registry. Operators set the
 compatibility levels; nothing here changes one.
 
-``requests`` is the extra ``registry`` of the package.
+``requests`` comes with the package's extra ``registry``.
 """
 
 from http import HTTPStatus
@@ -47,7 +47,7 @@ class RegisteredSchema(NamedTuple):
 
 
 class SchemaRegistry:
-    """Registers schemas, returns their ids, which are cached, and reads subjects."""
+    """Registers schemas, returns and caches their ids, and reads subjects."""
 
     def __init__(self, url: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         self._url = url.rstrip("/")
@@ -128,12 +128,11 @@ class SchemaRegistry:
 
     def mode(self) -> str:
         """
-        Return whether the registry accepts schemas: READWRITE, READONLY, IMPORT.
-
-        It is empty if the registry has no modes.
+        Return the registry's mode: READWRITE, READONLY or IMPORT; empty without modes.
 
         Raises:
             RegistryUnavailableError: The registry cannot answer now.
+            RegistryRefusedError: The address is not a valid URL.
         """
         answer = self._answer("GET", "/mode")
         _check_available(answer)
@@ -143,10 +142,11 @@ class SchemaRegistry:
         """
         Return the compatibility level of a subject, its own or the registry's.
 
-        It is empty if the registry shows none.
+        The level is empty if the registry shows none.
 
         Raises:
             RegistryUnavailableError: The registry cannot answer now.
+            RegistryRefusedError: The address is not a valid URL.
         """
         path = f"/config/{quote(subject, safe='')}"
         for each in (path, "/config"):

@@ -1,9 +1,9 @@
 """
-Released schema files: the lock that freezes them, and what a check finds.
+Released schema files: the lock that freezes them, and the findings of checks.
 
-``released.lock`` stands beside the schemas, one line per file: the SHA-256 of its
-content and its name. The content is compared as JSON, so that a formatter may touch a
-file. Freezing only adds lines.
+``released.lock`` is in the folder of the schemas and has one line per file: the SHA-256
+of its content and its name. The content is compared as JSON, so a formatter may change
+a file. Freezing only adds lines.
 
 Every check is pure and returns findings: the mistake in one sentence, and its cure.
 """
@@ -34,7 +34,7 @@ class SchemaFinding(NamedTuple):
     One reason why the schemas cannot be released, or differ from released ones.
 
     Attributes:
-        rule: The rule that is broken, by one word.
+        rule: The rule that is broken, in one word.
         name: The file, or subject and version.
         sentence: The mistake, as one sentence.
         cure: Its cure, as one sentence.
@@ -86,7 +86,7 @@ def read_lock(folder: Path | Traversable) -> Mapping[str, str]:
 
 
 def lock_text(released: Mapping[str, str]) -> str:
-    """Write the lock of released files."""
+    """Return the text of the lock of released files."""
     lines = (f"{released[name]}  {name}\n" for name in sorted(released))
     return _HEADER + "".join(lines)
 
@@ -138,7 +138,7 @@ def unreleased(
 
 
 def numbering(files: Sequence[SchemaFile]) -> list[SchemaFinding]:
-    """Find types whose versions do not count from one without gaps."""
+    """Find gaps in the numbers of a type's versions, and versions of equal content."""
     by_name: dict[str, list[SchemaFile]] = {}
     for file in files:
         by_name.setdefault(file.full_name, []).append(file)
@@ -214,7 +214,7 @@ def registered(
     level: Level = LEVEL,
 ) -> list[SchemaFinding]:
     """
-    Compare event schemas with what a registry holds for their subjects.
+    Compare event schemas with the versions that a registry holds of their subjects.
 
     Args:
         schemas: Every version of every event type.
@@ -255,7 +255,7 @@ def _of_subject(
     common = ours.keys() & theirs.keys()
     unlike |= {v: "differs" for v in common if _plain(ours[v]) != _plain(theirs[v])}
     found += [_unlike(f"{subject}:{v}", why) for v, why in sorted(unlike.items())]
-    # Versions that are alike are compared by the files' own check.
+    # ``check_files`` compares the versions that are alike.
     others = [theirs[version] for version in unlike if version in theirs]
     new = [schema for version, schema in ours.items() if version > newest]
     found += [

@@ -10,7 +10,7 @@ it uses, because a released event must not change when that type gets another ve
      "references": {"blog.Author": 1},
      "fields": [{"name": "author", "type": "Author"}]}
 
-``embedded`` puts the shared types into the event, so that it is whole by itself: the
+``embedded`` puts the shared types into the event, which is then self-contained: the
 registry, payload checks and sinks need no other file.
 """
 
@@ -42,7 +42,7 @@ _NUMBERED_JSON: Final = re.compile(r"\.v[0-9]+\.json\Z")
 
 
 class EventSchemaError(UsageError):
-    """A schema of events cannot be used."""
+    """An event schema cannot be used."""
 
     remedy = "Correct the schema's file; it is an Avro record named <name>.v<n>.avsc."
 
@@ -72,7 +72,7 @@ class SchemaFile(NamedTuple):
 
     @property
     def references(self) -> Mapping[str, int]:
-        """The shared types that the type takes, each with its version."""
+        """The shared types that the type uses, each with its version."""
         found: Any = self.document.get(REFERENCES, {})
         is_mapping = isinstance(found, dict)
         if not is_mapping or not all(isinstance(v, int) for v in found.values()):
@@ -91,8 +91,8 @@ def read_files(folder: Path | Traversable) -> tuple[SchemaFile, ...]:
     Read the schema files of a folder, by name.
 
     Raises:
-        EventSchemaError: The folder is missing or has no schema, or a file of it is no
-            Avro schema.
+        EventSchemaError: The folder is missing or has no schema, or one of its files is
+            not an Avro schema.
     """
     if not folder.is_dir():
         message = f"{folder}: there is no such folder of event schemas"
@@ -109,7 +109,7 @@ def read_files(folder: Path | Traversable) -> tuple[SchemaFile, ...]:
 
 def read_schema_text(file: Path | Traversable) -> str:
     """
-    Read a file of a folder of schemas.
+    Read a file of a schema folder.
 
     Raises:
         EventSchemaError: It cannot be read, or is not UTF-8.
@@ -126,7 +126,7 @@ def refuse_other_languages(name: str) -> None:
     Refuse a file of another schema language, by its name.
 
     Raises:
-        EventSchemaError: It is one.
+        EventSchemaError: The name belongs to another schema language.
     """
     ends = (end for end in _OTHER_LANGUAGES if name.endswith(end))
     language = _OTHER_LANGUAGES.get(next(ends, ""))
@@ -142,7 +142,8 @@ def parse_file(name: str, text: str) -> SchemaFile:
     Read one file from its name and its text.
 
     Raises:
-        EventSchemaError: The name has no version, or the text is no JSON object.
+        EventSchemaError: The name has no version, or the text is not a JSON object or
+            is JSON Schema.
     """
     match = _FILE_NAME.match(name)
     if match is None:
@@ -172,7 +173,7 @@ def embedded(files: Iterable[SchemaFile]) -> list[SchemaFile]:
     listed = list(files)
     known = {(file.full_name, file.version): file for file in listed}
     shared = {name for file in listed for name in file.references}
-    # A shared type is made whole too, because its own references may lead nowhere.
+    # Shared types are completed too, because their own references may lead nowhere.
     whole = [_whole(file, known) if file.references else file for file in listed]
     return [file for file in whole if file.full_name not in shared]
 
@@ -193,7 +194,7 @@ def _whole(file: SchemaFile, known: _Known) -> SchemaFile:
 def _collect(
     file: SchemaFile, known: _Known, path: tuple[str, ...], found: dict[str, SchemaFile]
 ) -> None:
-    """Add the types that a file needs, each one after those that it needs itself."""
+    """Add the types that a file needs, each after its own dependencies."""
     for name, version in file.references.items():
         if name in (*path, file.full_name):
             message = f"{file.name}: the reference to {name} leads back to itself"
@@ -213,12 +214,12 @@ def embed(
     place: str, definition: Mapping[str, Any], shared: Iterable[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """
-    Put shared types into the type that names them, each where it is named first.
+    Embed shared types into a type, each at its first use.
 
     Args:
-        place: Named by errors.
+        place: The place that errors name.
         definition: The type.
-        shared: The types that it names, each after those that it names itself.
+        shared: The types that it uses, each after its own dependencies.
 
     Raises:
         EventSchemaError: A type is unknown, or a definition is no schema.

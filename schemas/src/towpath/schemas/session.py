@@ -38,8 +38,8 @@ SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
         "default_transaction_isolation": "read committed",
         "default_transaction_read_only": "off",
         "default_transaction_deferrable": "off",
-        # A commit is flushed here before it counts as durable, and does not wait for a
-        # standby that is unreachable.
+        # A commit is flushed on this server before it counts as durable, and waits for
+        # no standby, which may be unreachable.
         "synchronous_commit": "local",
         "exit_on_error": "off",
         "client_min_messages": "warning",

@@ -32,7 +32,7 @@ HEARTBEAT: Final = "towpath.heartbeat"
 INSERTED_AT: Final = "inserted_at"
 # Partitions beyond today's that a new outbox gets: without one an insert fails.
 DAYS_AHEAD: Final = 30
-# Postgres cuts off what is beyond.
+# Postgres truncates longer names.
 _LONGEST_NAME_BYTES: Final = 63
 
 
@@ -89,7 +89,7 @@ class SourceTable:
         return f"drop table if exists {self.name.sql}"
 
     def upgrade_statements(self) -> Iterator[str]:
-        """Yield the statements that add columns which an earlier release lacks."""
+        """Yield the statements that add the columns that an earlier release lacks."""
         for column in self.columns:
             if column.was_added:
                 yield (
@@ -186,7 +186,7 @@ def outbox(
 
     Args:
         table: Its name.
-        names: Other names of its columns than the default ones; an empty name omits
+        names: Names that replace the default names of its columns; an empty name omits
             the column.
         is_partitioned: Whether it has a partition for each day.
     """
@@ -218,7 +218,7 @@ def schema_statement(schema: str = SCHEMA) -> str:
 def grant_statements(
     table: SourceTable, privileges: str, roles: Iterable[str]
 ) -> Iterator[str]:
-    """Yield the statements that grant privileges on a table, and its schema's use."""
+    """Yield the statements that grant privileges on a table and usage of its schema."""
     for role in roles:
         yield f"grant usage on schema {quoted(table.name.schema)} to {quoted(role)}"
         yield f"grant {privileges} on {table.name.sql} to {quoted(role)}"

@@ -1,9 +1,9 @@
 """
-Spans by OpenTelemetry's SDK, exported by OTLP over HTTP.
+Spans of OpenTelemetry's SDK, exported with OTLP over HTTP.
 
 The SDK reads its variables itself: receiver, headers, sampler, limits. Its thread
-exports spans in batches. Spans wait in a queue of bounded length; what does not fit, or
-what the receiver does not take, is lost and counted, and nothing waits for it.
+exports spans in batches. Spans wait in a queue of bounded length; spans that do not
+fit, or that the receiver does not accept, are lost and counted. Nothing waits for them.
 """
 
 import logging
@@ -66,7 +66,7 @@ class _Ids(RandomIdGenerator):
 
 
 class _CountingExporter(SpanExporter):
-    """Counts what the receiver takes, and reports the first of several failures."""
+    """Counts exported and lost spans, and reports the first failure of a series."""
 
     def __init__(self, counts: SpanCounts, on_problem: Callable[[str], None]) -> None:
         self._exporter = OTLPSpanExporter()
@@ -143,7 +143,7 @@ class OtlpTracer:
         Start the thread that exports.
 
         Args:
-            service: The name of the part, unless a variable has another.
+            service: The name of the part, unless a variable gives another.
             on_problem: Called with the reason why spans are lost.
         """
         # ``on_problem`` reports each failure once; the library's own lines repeat it.
@@ -191,14 +191,14 @@ class OtlpTracer:
         return _text_of(made) if made.trace_flags.sampled else None
 
     def close(self) -> None:
-        """Export what is left, for a short time at most."""
+        """Export the remaining spans, for a short time at most."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(CLOSE_S)
 
 
 def _resource(service: str) -> Resource:
-    """Return the resource of the variables; ``service`` is its default name."""
+    """Return the resource that the variables describe, by default named ``service``."""
     found = Resource.create()
     if str(found.attributes[SERVICE_NAME]).startswith(_UNKNOWN_SERVICE):
         return found.merge(Resource({SERVICE_NAME: service}))

@@ -2,9 +2,9 @@
 The registry of metrics: the name, kind, labels and meaning of each one.
 
 Every part makes its metrics from these entries, and ``docs/metrics.md`` lists them. A
-name is ``towpath_<part>_<quantity>_<unit>``; counters end in ``_total``, and a quantity
-that is counted in itself (records, rows, keys) has no unit. Labels are bounded by the
-configuration or the code: keys and offsets are never labels.
+name is ``towpath_<part>_<quantity>_<unit>``; counters end in ``_total``, and a count of
+things (records, rows, keys) has no unit. Labels are bounded by the configuration or the
+code: keys and offsets are never labels.
 """
 
 from collections.abc import Iterator

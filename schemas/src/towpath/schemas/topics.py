@@ -11,7 +11,7 @@ from typing import Final
 from towpath.schemas.table_name import TableName
 
 MAX_TOPIC_LENGTH: Final = 249
-# The greatest size of a record that Kafka's client accepts, whatever its settings.
+# The largest record that Kafka's client accepts, whatever its settings.
 LARGEST_RECORD_BYTES: Final = 1_000_000_000
 BACKFILL: Final = ".backfill."
 _LEGAL: Final = re.compile(r"[A-Za-z0-9._-]+\Z")
@@ -34,7 +34,7 @@ def table_topic(prefix: str, table: TableName) -> str:
 
 def table_of(prefix: str, topic: str) -> str | None:
     """
-    Return the table whose row changes a topic may carry, if it can be such a topic.
+    Return the table whose row changes a topic may carry; None for any other topic.
 
     Characters that became underscores in the topic cannot be recovered.
     """

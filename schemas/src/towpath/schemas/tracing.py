@@ -105,7 +105,7 @@ class Span(Protocol):
 
     @property
     def traceparent(self) -> str | None:
-        """The trace context of what happens within the span."""
+        """The trace context of the work within the span."""
 
     def note(self, name: str, value: Attribute) -> None:
         """Set an attribute."""
@@ -120,8 +120,8 @@ class SpanCounts:
     The numbers of spans of this process.
 
     Attributes:
-        exported: Spans that the receiver has taken.
-        lost: Spans that it did not take in time, or for which there was no room.
+        exported: Spans that the receiver has accepted.
+        lost: Spans that it did not accept in time, or for which there was no room.
         left_out: Spans that were not recorded because a part had too many at once.
     """
 
@@ -154,7 +154,7 @@ class Tracer(Protocol):
         """Record a span that has ended; return its trace context if it is sampled."""
 
     def close(self) -> None:
-        """Export what is left, for a short time at most."""
+        """Export the remaining spans, for a short time at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +205,8 @@ def start_tracing(
     Return the tracer of this process: off, unless the variables name a receiver.
 
     Args:
-        service: The name of the part, unless ``OTEL_SERVICE_NAME`` has another.
-        environ: The variables; OpenTelemetry reads the others of its own from the
-            process.
+        service: The name of the part, unless ``OTEL_SERVICE_NAME`` gives another.
+        environ: The variables; OpenTelemetry reads its other ones from the process.
         on_problem: Called with the reason why spans are not exported; from any thread.
     """
     is_disabled = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"

@@ -13,9 +13,9 @@ Django            ``django.db.connection``
 asyncpg           connections
 ================  ==================================================================
 
-Each parameter is text, cast in the statement, so that all drivers send the same. A
-connection that commits each statement by itself is refused: what belongs together would
-be committed apart.
+Each parameter is text, cast in the statement, so that all drivers send the same values.
+A connection that commits each statement by itself is refused: statements that belong
+together would be committed separately.
 """
 
 import functools
@@ -57,7 +57,7 @@ class Statement(NamedTuple):
     A statement for any driver.
 
     Attributes:
-        parts: SQL texts, between which the parameters stand.
+        parts: The SQL texts before, between and after the parameters.
         values: The parameters by their names, in their order.
     """
 
@@ -196,13 +196,13 @@ def _run_on_cursor(cursor: Any, statements: Sequence[Statement]) -> Rows:  # noq
 
 
 def _sequences(rows: Rows) -> Rows:
-    """Return rows by position, also if the session's cursors make mappings of them."""
+    """Return rows by position, even if the session's cursors return mappings."""
     return [tuple(row.values()) if isinstance(row, dict) else row for row in rows]
 
 
 def _read_rows(connection: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401
     """
-    Return no rows, if they are known to be none.
+    Return an empty list if the statements are known to have no rows.
 
     Raises:
         SessionTypeError: A pipeline of psycopg has not read the last statement's rows
@@ -248,7 +248,7 @@ async def _run_asyncpg(session: Any, statements: Sequence[Statement]) -> Rows:  
     return rows
 
 
-# A form is written for a driver once: SQLAlchemy, above all, takes its time.
+# A form is written once for each driver: SQLAlchemy, above all, is slow at it.
 _written_once = functools.lru_cache(maxsize=1_024)
 
 
@@ -284,7 +284,7 @@ def _require_psycopg(connection: Any) -> None:  # noqa: ANN401 - of psycopg or p
 
 
 def transaction_status(connection: Any) -> int:  # noqa: ANN401
-    """Return libpq's number of the state of a connection of psycopg or psycopg2."""
+    """Return libpq's transaction status of a connection of psycopg or psycopg2."""
     if hasattr(connection, "get_transaction_status"):
         return int(connection.get_transaction_status())
     return int(connection.info.transaction_status)

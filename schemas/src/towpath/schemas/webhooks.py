@@ -31,7 +31,7 @@ _SCHEME: Final = "v1,"
 
 
 class SignatureRefusedError(DataError):
-    """A request is not signed by its sender, or not at about the present time."""
+    """A request has no accepted signature, or its timestamp is too far from now."""
 
     remedy = "Refuse the request with 401; compare the secrets and clocks of both ends."
 
@@ -114,5 +114,5 @@ def _signature(secret: bytes, webhook_id: str, timestamp: str, body: bytes) -> s
 
 
 def _bytes(text: str) -> bytes:
-    """Encode a header; a server may have decoded bytes of no text to surrogates."""
+    """Encode a header; a server may have decoded invalid bytes to surrogates."""
     return text.encode(errors="surrogatepass")

@@ -46,14 +46,14 @@ def _add_seed_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--first-order", type=int, default=1, help="the number of the first order")
     add("--seed", type=int, default=1, help="the seed of these orders")
-    once = "reserve for orders only if no stock was ever reserved"
+    once = "reserve for orders only if there is no reservation yet"
     add("--if-empty", action="store_true", help=once)
 
 
 def _seed(options: argparse.Namespace) -> None:
     with closing_engine(options.dsn) as engine:
         migrate_inventory(engine)
-        # Seeded orders name all of these.
+        # The seeded orders together name this many products.
         least = SEEDED_PRODUCTS if options.orders else 0
         products = max(options.products, least)
         seed_products(
@@ -62,7 +62,7 @@ def _seed(options: argparse.Namespace) -> None:
             units=options.units,
             scarce=options.scarce_units,
         )
-        # The numbers of further orders may be those of orders that customers place.
+        # Further order numbers may already belong to orders that customers placed.
         if options.if_empty and has_reservations(engine):
             log.info("inventory has reservations: no orders seeded")
             return

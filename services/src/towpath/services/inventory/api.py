@@ -1,5 +1,5 @@
 """
-The HTTP protocol of the service: routes, input and output; the handlers have the rules.
+The HTTP protocol of the service: routes, input and output; handlers run the commands.
 
 ================================  ===============  =============
 route                             body             answers
@@ -91,7 +91,7 @@ class ProductsQuery(Input):
 
 
 class InventoryContext(NamedTuple):
-    """The services that the routes need; stored in the application as ``EXTENSION``."""
+    """The objects that the routes need; stored in the application as ``EXTENSION``."""
 
     sessions: sessionmaker[Session]
     commands: CommandExecutor[UnitOfWork]

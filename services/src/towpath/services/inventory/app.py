@@ -1,4 +1,4 @@
-"""The wiring of the service, as an application and as a consumer of the orders."""
+"""The wiring of the service, as an application and as a consumer of order events."""
 
 from functools import partial
 from typing import Final

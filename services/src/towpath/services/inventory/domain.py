@@ -104,7 +104,7 @@ class StockReserved(ReservationEvent):
 
 
 class StockRejected(ReservationEvent):
-    """Nothing is reserved for an order, for a reason."""
+    """Nothing is reserved for an order; ``reason`` says why."""
 
     STATUS = ReservationStatus.REJECTED
 
@@ -177,11 +177,11 @@ class Reservation:
 
     def move(self, status: ReservationStatus, at: datetime) -> Transfer | None:
         """
-        Move the reservation on; return how its units move.
+        Change the status of the reservation; return the transfer of its units.
 
         Returns:
-            None if nothing is to be done: the reservation has the status already, or
-            cannot take it, as a rejected one cannot be released.
+            None if there is nothing to do: the reservation has the status already, or
+            cannot get it, as a rejected reservation cannot be released.
         """
         transfer = TRANSFERS.get((self.status, status))
         if transfer is not None:

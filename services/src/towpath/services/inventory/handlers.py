@@ -98,7 +98,7 @@ def no_product(product_id: uuid.UUID) -> NotFoundError:
 def reserve(
     order: Mapping[str, Any], inventory: InventoryRepository, at: datetime
 ) -> None:
-    """Reserve the units of an order, unless that was decided before."""
+    """Reserve the units of an order, unless it has a reservation already."""
     order_id = order["order_id"]
     if inventory.lock_reservation(order_id) is not None:
         return

@@ -99,7 +99,7 @@ _LOCK_PRODUCTS: Final = (
     .with_for_update()
 )
 _UNITS: Final = bindparam("units", type_=BigInteger)
-# As ``time_after``, for rows that are changed without being read first.
+# Like ``time_after``, for rows that are changed without being read first.
 _CHANGED_AT: Final = func.greatest(
     bindparam("changed_at", type_=_instant), products.c.updated_at + TICK
 )
@@ -347,7 +347,7 @@ def seed_reservations(
 
 
 def has_reservations(engine: Engine) -> bool:
-    """Return whether stock was ever reserved; the service's tables must exist."""
+    """Return whether there is any reservation; the service's tables must exist."""
     query = text("select exists (select from inventory.reservations)")
     with translated(), engine.connect() as connection:
         return bool(connection.scalar(query))

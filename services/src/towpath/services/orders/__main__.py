@@ -6,10 +6,10 @@ The orders service as a process: ``serve``, ``consume``, ``migrate`` or ``seed``
 The options have environment variables, such as ``SHOP_DSN`` and ``SHOP_PORT``.
 
 ``seed`` makes customers and orders that have no events. Two statements make them, in
-one transaction and without outbox rows: such orders reach a sink only by a snapshot.
-Their stock counts as reserved, and ``seed --orders`` of the inventory service reserves
-it, so that they can be paid. The same ``--seed`` gives the same customers, products,
-quantities and prices; totals are the sums of their lines.
+one transaction and without outbox rows: such orders reach a sink only through a
+snapshot. Their stock counts as reserved, and ``seed --orders`` of the inventory service
+reserves it, so that they can be paid. The same ``--seed`` gives the same customers,
+products, quantities and prices; totals are the sums of their lines.
 """
 
 import argparse

@@ -1,21 +1,22 @@
 """
-The HTTP protocol of the service: routes, input and output; the handlers have the rules.
+The HTTP protocol of the service: routes, input and output; handlers run the commands.
 
-=========================  =======================  ==================
+=========================  =======================  =======================
 route                      body                     answers
-=========================  =======================  ==================
+=========================  =======================  =======================
 POST /customers            RegisterCustomer         201, 422
 GET  /customers/{id}       -                        200, 404
 GET  /customers            -                        200, 422
 POST /orders               PlaceOrder               201, 422
 GET  /orders/{id}          -                        200, 404
 GET  /orders               -                        200, 422
-POST /orders/{id}/pay      PayOrder, or none        200, 404, 409, 412
-POST /orders/{id}/cancel   CancelOrder, or none     200, 404, 409, 412
-POST /orders/{id}/return   ReturnOrder, or none     200, 404, 409, 412
-=========================  =======================  ==================
+POST /orders/{id}/pay      PayOrder, or none        200, 404, 409, 412, 422
+POST /orders/{id}/cancel   CancelOrder, or none     200, 404, 409, 412, 422
+POST /orders/{id}/return   ReturnOrder, or none     200, 404, 409, 412, 422
+=========================  =======================  =======================
 
-The answer with an order has its version as ``ETag``; its commands take ``If-Match``.
+A 200 answer with one order has its version as ``ETag``; commands on the order take
+``If-Match``.
 
 Every POST takes an ``Idempotency-Key`` and a ``traceparent``, and answers with the
 header ``Towpath-Lsn``: once a sink has applied everything up to it, the write can be
@@ -155,14 +156,14 @@ class OrdersDocument(Document):
 
 
 class OrdersQuery(PageQuery):
-    """The query of orders."""
+    """The query parameters of the list of orders."""
 
     customer_id: uuid.UUID | None = None
     status: OrderStatus | None = None
 
 
 class OrdersContext(NamedTuple):
-    """The services that the routes need; stored in the application as ``EXTENSION``."""
+    """The objects that the routes need; stored in the application as ``EXTENSION``."""
 
     sessions: sessionmaker[Session]
     commands: CommandExecutor[OrdersUnit]

@@ -2,8 +2,7 @@
 The wiring of the service, as an application and as a consumer.
 
 A step of another service moves the order on in the transaction of the inbox. The
-service itself cancels orders whose deadline has passed, each in a transaction of its
-own.
+service itself cancels orders whose deadline has passed, each in its own transaction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -119,7 +118,7 @@ def _tasks(
         with begin() as session:
             overdue = store(session).orders.overdue(clock.now())
         for order_id in overdue:
-            # An order that always fails must not keep later ones from their end.
+            # An order that always fails must not keep later ones from being cancelled.
             try:
                 with begin() as session:
                     handlers.expire_order(order_id, store(session), clock.now())

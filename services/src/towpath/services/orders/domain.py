@@ -256,10 +256,10 @@ class Order:
 
     def request_payment(self, method: str, at: datetime) -> None:
         """
-        Request the payment by a method; a repeated request changes nothing.
+        Request payment by a method; a repeated request changes nothing.
 
         Raises:
-            OrderRuleError: It is cancelled, being cancelled, or returned.
+            OrderRuleError: The order is cancelled, being cancelled, or returned.
         """
         if self.state.status is OrderStatus.PLACED:
             self.state = replace(self.state, payment_method=method)
@@ -278,7 +278,7 @@ class Order:
         Cancel the order, or begin to; a repeated cancellation changes nothing.
 
         Raises:
-            OrderRuleError: It is completed or returned.
+            OrderRuleError: The order is completed or returned.
         """
         if self.state.status in _OPEN:
             self._cancel(at, reason)
@@ -297,10 +297,10 @@ class Order:
 
     def return_goods(self, at: datetime, reason: str | None) -> None:
         """
-        Return the goods of a completed order; a returned one stays as it is.
+        Return the goods of a completed order; a returned order does not change.
 
         Raises:
-            OrderRuleError: It is not completed.
+            OrderRuleError: The order is not completed.
         """
         if self.state.status is OrderStatus.RETURNED:
             return

@@ -1,8 +1,8 @@
 """
 The inbox identifies a parked event by its id.
 
-The key was the place of the record in its topic, which a topic that was deleted and
-created again gives to another event.
+The key was the place of the record in its topic. A topic that is deleted and created
+again gives the same place to another event.
 """
 
 from alembic import op
@@ -20,4 +20,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Leave the key: the version before works with either."""
+    """Keep the new key: the previous version works with either."""

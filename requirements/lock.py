@@ -78,7 +78,7 @@ def dependencies() -> set[str]:
 
 
 def dependencies_of(members: list[str]) -> set[str]:
-    """Return the dependencies of members and of the members that they depend on."""
+    """Return the dependencies of members, such as ``sinks[java]``, across members."""
     found: set[str] = set()
     for member in members:
         name, _, extra = member.rstrip("]").partition("[")

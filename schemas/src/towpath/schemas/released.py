@@ -138,7 +138,7 @@ def unreleased(
 
 
 def numbering(files: Sequence[SchemaFile]) -> list[SchemaFinding]:
-    """Find gaps in the numbers of a type's versions, and versions of equal content."""
+    """Find types whose versions do not count from one without gaps, or repeat one."""
     by_name: dict[str, list[SchemaFile]] = {}
     for file in files:
         by_name.setdefault(file.full_name, []).append(file)

@@ -88,7 +88,8 @@ def run(session: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401 
     Run statements in the session's transaction; return the rows of the last one.
 
     Raises:
-        SessionTypeError: The session is asynchronous, or of an unknown kind.
+        SessionTypeError: The session is asynchronous, of an unknown kind, or in a
+            psycopg pipeline that has not read the rows.
         NoTransactionError: The session commits each statement by itself.
     """
     kind, is_async = _kind(session)
@@ -103,7 +104,8 @@ async def run_async(session: Any, statements: Sequence[Statement]) -> Rows:  # n
     Run statements in the transaction of an asynchronous session; return the last rows.
 
     Raises:
-        SessionTypeError: The session is not asynchronous, or of an unknown kind.
+        SessionTypeError: The session is not asynchronous, of an unknown kind, or in a
+            psycopg pipeline that has not read the rows.
         NoTransactionError: The session commits each statement by itself.
     """
     kind, is_async = _kind(session)

@@ -21,8 +21,8 @@ resume paused; of a named snapshot also        queued
        failed, stopped, incomplete
 ====== ======================================= ================
 
-A named collection in another state is refused with the reason; without names the other
-tables are skipped.
+A named collection in another state is refused with the reason. Without names, tables in
+another state are skipped; if no table fits, all are refused.
 """
 
 from collections import deque

@@ -80,7 +80,7 @@ class StoredTable(NamedTuple):
 
     @property
     def percent(self) -> float | None:
-        """The percentage of rows read, by the server's statistics; None: unknown."""
+        """The percentage of rows done, by the server's statistics; None: unknown."""
         if self.state == "completed":
             return 100.0
         if not self.estimated_rows:

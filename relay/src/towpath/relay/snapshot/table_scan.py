@@ -160,7 +160,7 @@ class TableScan:
 
     @property
     def consistent_point(self) -> ConsistentPoint | None:
-        """The mark and exported snapshot of its chunks; None: it reads in no view."""
+        """The mark and exported snapshot of its chunks; None: it does not use them."""
         return self._point
 
     @property

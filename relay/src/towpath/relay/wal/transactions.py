@@ -103,9 +103,9 @@ class LogicalMessageEvent(NamedTuple):
     """
     A logical message; outside a transaction its position is (``log_lsn``, -1).
 
-    Outside a transaction, ``log_lsn`` is the lineage's offset plus ``lsn``, and ``lsn``
-    may be confirmed once the message is delivered. Inside, ``log_lsn`` is the
-    transaction's.
+    ``lsn`` is its own LSN. Outside a transaction, ``log_lsn`` is the lineage's offset
+    plus ``lsn``, and ``lsn`` may be confirmed once the message is delivered. Inside,
+    ``log_lsn`` is the transaction's.
     """
 
     prefix: str

@@ -115,7 +115,7 @@ def pay_order(
     Raises:
         NotFoundError: There is no such order.
         ConflictError: It is cancelled, being cancelled, or returned.
-        PreconditionFailedError: It has another version than the expected ones.
+        PreconditionFailedError: Its version is not one of the expected ones.
     """
     with _changing(order_id, store, expected) as order:
         order.request_payment(command.payment_method, at)
@@ -135,7 +135,7 @@ def cancel_order(
     Raises:
         NotFoundError: There is no such order.
         ConflictError: It is completed or returned.
-        PreconditionFailedError: It has another version than the expected ones.
+        PreconditionFailedError: Its version is not one of the expected ones.
     """
     with _changing(order_id, store, expected) as order:
         order.cancel(at, command.reason)
@@ -155,7 +155,7 @@ def return_order(
     Raises:
         NotFoundError: There is no such order.
         ConflictError: It is not completed.
-        PreconditionFailedError: It has another version than the expected ones.
+        PreconditionFailedError: Its version is not one of the expected ones.
     """
     with _changing(order_id, store, expected) as order:
         order.return_goods(at, command.reason)

@@ -261,7 +261,7 @@ class OrderRepository:
         Write the changes of an order that ``lock`` returned.
 
         Raises:
-            StaleOrderError: The row has another version than the one that was locked.
+            StaleOrderError: The row no longer has the version that was locked.
         """
         track(self._session, order)
         row = {
@@ -434,7 +434,7 @@ def _state(row: Row[Any], lines: Sequence[Row[Any]]) -> OrderState:
 
 
 def count_unfinished(session: Session) -> Mapping[str, int]:
-    """Count by status the orders whose saga has not ended, from an index alone."""
+    """Count the orders whose saga has not ended by status, from an index alone."""
     is_unfinished = orders.c.status.in_(UNFINISHED)
     query = select(orders.c.status, func.count()).where(is_unfinished)
     counts: dict[str, int] = dict.fromkeys(UNFINISHED, 0)

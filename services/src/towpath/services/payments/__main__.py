@@ -29,5 +29,5 @@ PAYMENTS: Final = Service(
 )
 
 if __name__ == "__main__":
-    # Only the root reads the environment.
+    # Only entry points read the environment.
     sys.exit(PAYMENTS.main(sys.argv[1:], os.environ))  # noqa: TID251

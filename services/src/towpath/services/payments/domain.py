@@ -12,11 +12,11 @@ Payments and the operations at the provider: their rules and events. No I/O.
 
 The payment of a cancelled order may also go from REQUESTED to VOIDED.
 
-An operation asks the provider for one thing. The operations of a payment are made one
-after the other, in the order in which they were written down. A reversal gives back
-whatever the provider has: it voids an authorisation and refunds a capture. It is also
-made after an authorisation that was never answered, because the provider may have made
-it.
+An operation is one request to the provider. The operations of a payment are performed
+one after the other, in the order in which they were recorded. A reversal gives back
+whatever the provider has: it voids an authorisation and refunds a capture. It also
+follows an authorisation that was never answered, because the provider may have carried
+that authorisation out.
 """
 
 import enum
@@ -41,7 +41,7 @@ class PaymentStatus(enum.StrEnum):
 
 
 class OperationKind(enum.StrEnum):
-    """The thing that an operation asks the provider for."""
+    """The request that an operation makes to the provider."""
 
     AUTHORIZE = "authorize"
     CAPTURE = "capture"
@@ -83,7 +83,7 @@ class PaymentOperation:
         return f"{self.order_id}-{self.kind.value}"
 
 
-# An authorisation without an answer after so many attempts is declined and reversed.
+# An authorisation without an answer after this many attempts is declined and reversed.
 # Other operations are retried without a limit: money is at stake.
 MOST_AUTHORIZATION_ATTEMPTS: Final = 5
 NO_ANSWER: Final = "the provider did not answer"
@@ -192,8 +192,8 @@ class Payment:
         """
         Take an answer of the provider; return whether it changed anything.
 
-        An answer that is repeated, or is late, changes nothing: the provider may give
-        each one more than once.
+        A repeated or late answer changes nothing: the provider may give an answer more
+        than once.
         """
         if answer.status not in _NEXT.get(self.status, ()):
             return False

@@ -29,7 +29,7 @@ from towpath.services.payments.domain import (
 from towpath.services.payments.provider import Provider, ProviderTimeoutError
 from towpath.services.payments.repository import PaymentRepository
 
-# Few enough that the last one is answered long before the lease of all ends.
+# Few enough that the last operation is answered long before the leases end.
 _CLAIMED_AT_ONCE: Final = 20
 
 log = structlog.get_logger(__name__)

@@ -1,16 +1,16 @@
 """
-A payment provider, simulated: it declines, times out, and repeats its answers.
+A simulated payment provider that declines, times out, and repeats its answers.
 
-It stands for a system elsewhere: it has a schema of its own, ``payment_provider``, and
-commits on connections of its own, so that its books stay as they are when a caller dies
-or rolls back. The payment method, a token, decides how it behaves:
+It stands for an external system: it has its own schema, ``payment_provider``, and
+commits on its own connections, so that its books do not change when a caller dies or
+rolls back. The payment method, a token, decides how it behaves:
 
 ==================  ================================================================
 card                it answers at once
 card-declined       it refuses
 card-timeout        it does what it is asked, and the first answer is lost
-card-unreachable    it never answers an authorisation, and does not make it
-card-silent         it never answers an authorisation, but makes it
+card-unreachable    it never answers an authorisation, and does not carry it out
+card-silent         it never answers an authorisation, but carries it out
 card-repeats        it gives each answer twice
 ==================  ================================================================
 
@@ -67,7 +67,7 @@ accounts = Table(
     Column("currency", Text, nullable=False),
 )
 
-# One row for each idempotency key: the answer, and how often it was asked for.
+# One row for each idempotency key: the answer, and the number of calls.
 calls = Table(
     "calls",
     metadata,

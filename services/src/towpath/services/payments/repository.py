@@ -157,23 +157,23 @@ class PaymentRepository:
 
     def claim_operations(self, at: datetime, limit: int) -> Sequence[PaymentOperation]:
         """
-        Claim operations that are due, for ``LEASE``; of each payment only the first.
+        Claim due operations for ``LEASE``; per payment, only the first unanswered one.
 
         Args:
             at: The present time.
-            limit: The highest number of operations.
+            limit: The largest number of operations to claim.
         """
         values = {"at": at, "lease_until": at + LEASE, "most": limit}
         rows = self._session.execute(_CLAIM, values).all()
         return sorted(map(_operation, rows), key=lambda one: one.operation_id)
 
     def answer_operation(self, operation: PaymentOperation, at: datetime) -> None:
-        """Write down that an operation has its answer."""
+        """Record that an operation is answered."""
         row = {"operation": operation.operation_id, "answered_at": at}
         self._session.execute(_ANSWER, row)
 
     def postpone_operation(self, operation: PaymentOperation, due_at: datetime) -> None:
-        """Write down when an operation is due again."""
+        """Record when an unanswered operation is due again."""
         row = {"operation": operation.operation_id, "due_at": due_at}
         self._session.execute(_POSTPONE, row)
 

@@ -42,7 +42,7 @@ _CONSUMERS: Final = 3
 # One for each consumer, and one for the background work.
 _CONNECTIONS: Final = _CONSUMERS + 1
 _CLIENT: Final[Mapping[str, Any]] = {
-    # The relay creates a topic with its first event: new topics are sought this often.
+    # The relay creates a topic with its first event; this is how soon it is noticed.
     "topic.metadata.refresh.interval.ms": 2_000,
     "allow.auto.create.topics": False,
     # The events of a killed process wait this long; the client's default is 45 s.
@@ -59,7 +59,7 @@ Begin = Callable[[], AbstractContextManager[Session]]
 
 class Brokers(NamedTuple):
     """
-    The brokers, and the names of topics and groups there.
+    The brokers, and the prefixes of topics and groups there.
 
     Attributes:
         client: Settings of Kafka's client: its servers, and a login if it needs one.
@@ -78,7 +78,7 @@ class EventConsumer(Generic[Store]):
     The declaration of a service's consumer.
 
     Attributes:
-        name: The name of the inbox, and the Kafka group.
+        name: The name of the inbox; with its prefix, the name of the Kafka group too.
         schema: The schema of the inbox's tables.
         aggregates: The types of the aggregates whose events are consumed.
         handlers: The functions that apply events, by type; other types are skipped.

@@ -1,10 +1,10 @@
 """
 The database of a service: engine, errors, role, migrations, unit of work, health.
 
-A driver's error becomes a failure of the platform in one place, by its SQLSTATE, never
-by its text. An error with any other SQLSTATE is raised unchanged.
+A driver's error becomes a failure of the platform in one place, by its SQLSTATE or, if
+it has none, by its class, never by its text. All other errors are raised unchanged.
 
-A service has a role of its own, which owns the service's schemas, because it creates
+A service has its own role, which owns the service's schemas, because it creates
 them itself. Beyond that it may insert rows into the outbox, and nothing else.
 
 Two processes of a service may migrate its tables at once: a whole run is one
@@ -48,7 +48,7 @@ from towpath.services.plumbing.http import written_lsn
 
 CONNECT_TIMEOUT_S: Final = 3
 # A request that waits longer for a row lock or an answer is refused and may be retried;
-# otherwise it would occupy one of few threads.
+# otherwise it would occupy one of the few threads.
 LOCK_TIMEOUT_MS: Final = 5_000
 STATEMENT_TIMEOUT_MS: Final = 10_000
 # An abandoned transaction holds row locks and delays the relay's snapshots.
@@ -157,7 +157,8 @@ def translated() -> Iterator[None]:
     Raises:
         UnavailableError: The database cannot be reached, lacks a table, or refuses
             the role.
-        BusyError: An answer took too long; a retry may succeed.
+        BusyError: A lock, a connection or an answer took too long, or two transactions
+            collided; a retry may succeed.
     """
     try:
         yield
@@ -267,8 +268,8 @@ def migrate(engine: Engine, *, package: str, schema: str) -> None:
         engine: The database.
         package: The package of the migrations; it needs no ``env.py``, because this
             function is its environment.
-        schema: The service's schema; created first, because alembic's own table is
-            there.
+        schema: The service's schema; created first, because it holds Alembic's version
+            table.
 
     Raises:
         UnavailableError: The database cannot be reached, or refuses the role.

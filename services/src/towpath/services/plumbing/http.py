@@ -4,7 +4,7 @@ Requests and answers over HTTP: bodies, problems, preconditions, LSN.
 A body is JSON by its media type or it is refused (415). Bytes that are not JSON in
 UTF-8 are a 400; JSON with invalid values is a 422 that lists all of them.
 
-Errors are problem documents (RFC 9457), the only form of a refusal.
+Every refusal is a problem document (RFC 9457).
 
 ::
 
@@ -136,7 +136,7 @@ class ConflictError(ProblemError):
 
 
 class PreconditionFailedError(ProblemError):
-    """The resource has another version than the request expects."""
+    """The resource does not have the version that the request expects."""
 
     status = HTTPStatus.PRECONDITION_FAILED
     slug = "precondition-failed"
@@ -325,7 +325,7 @@ def read_query(request: Request, model: type[AnyInput]) -> AnyInput:
         raise _refusal(details) from error
 
 
-# Marks a list that a form has as a text, a value in each line.
+# Marks a list that a form sends as one text, with a value in each line.
 LINES: Final = "lines"
 
 
@@ -333,8 +333,8 @@ def read_form(request: Request, model: type[AnyInput], ignored: str) -> AnyInput
     """
     Read the request's form as the model.
 
-    An empty field counts as missing. A list has a value in each of its fields; one that
-    is marked with ``LINES``, in each of their lines.
+    An empty field counts as missing. A list takes one value from each field of its name
+    or, if it is marked with ``LINES``, from each line of these fields.
 
     Args:
         request: The request.
@@ -427,7 +427,7 @@ class IfMatch(NamedTuple):
 
     def check(self, version: int) -> None:
         """
-        Compare with the present version of the resource, read under its lock.
+        Compare the tags with the resource's present version, read under its lock.
 
         Raises:
             PreconditionFailedError: None of the tags is the present version.

@@ -1,18 +1,17 @@
 """
 A repeated request is executed once.
 
-A client sends a key of its own in ``Idempotency-Key``, as in the draft of the IETF's
+A client sends its own key in ``Idempotency-Key``, as in the draft of the IETF's
 HTTP API working group (draft-ietf-httpapi-idempotency-key-header). The key is claimed
 by inserting its row in the command's own transaction:
 
 - A second request with the key waits at its insert until the first has ended. If the
   first committed, its answer is repeated with ``Idempotent-Replayed: true``; if it did
-  not, the key is free and the second claims it. The wait is bounded by the lock
-  time-out: then the answer is a 503 with ``Retry-After``, and the request may be sent
-  again.
+  not, the key is free and the second claims it. The lock timeout bounds the wait: after
+  it the answer is a 503 with ``Retry-After``, and the request may be sent again.
 - A key that comes with a different method, path or body is refused (422).
 - Failed requests leave no key: their repetition is executed.
-- A key is kept for a stated time, as a rule 24 hours, after which it may be used again.
+- A key is kept for a configured time, 24 hours by default, and may be used again then.
   Its row is then replaced by the next claim, or deleted in the background, a bounded
   number of rows at a time. The deletion skips every row that a request has locked, so
   no request waits for it for longer than one short statement.

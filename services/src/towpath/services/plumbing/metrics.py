@@ -42,9 +42,9 @@ _OTHER: Final = "other"
 _METHODS: Final = frozenset(HTTPMethod)
 # Blueprints whose requests are not counted.
 _UNCOUNTED: Final = frozenset({"health", "metrics"})
-# The event types that a transaction has written to the outbox, in its session.
+# The key in a session's ``info`` of the outbox rows written so far, by event type.
 _WRITTEN: Final = "towpath.outbox.written"
-# From a read by key to a request that waits for a sink.
+# The buckets range from a read by key to a request that waits for a sink.
 _BUCKETS_S: Final = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 Translate = Callable[[Any, Session], OutboxEvent]

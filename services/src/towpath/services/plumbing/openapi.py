@@ -4,8 +4,9 @@ The OpenAPI 3.1 document of a service, at ``GET /openapi.json``.
 A route declares its body, its query and its answer beside its function. Summaries come
 from the functions' docstrings, schemas from pydantic's models, and path parameters from
 the converters in the path. An application with a route that declares nothing is refused
-when it is created, so the document has every route. Pages for people are not
-operations: blueprints that are named as pages are left out.
+when it is created, so the document has every operation. Pages for people and
+``/metrics`` are not operations: blueprints that are named as pages are left out, and
+``/metrics`` is added after the document is made.
 
 Every refusal is a problem document. The declaration of a route decides which it can
 give: a body can be unreadable, a resource unknown, a version not the expected one.
@@ -60,10 +61,10 @@ class InvalidField(Document):
 class ProblemDocument(Document):
     """A refusal (RFC 9457)."""
 
-    type: str = Field(pattern="^urn:towpath:problem:", description="Its kind.")
+    type: str = Field(pattern="^urn:towpath:problem:", description="The problem type.")
     title: str
     status: int = Field(ge=400, le=599)
-    detail: str = Field(description="One sentence, and its cure if there is one.")
+    detail: str = Field(description="One sentence, and the remedy, if any.")
     errors: list[InvalidField] = Field(default=[], description="All invalid fields.")
 
 
@@ -329,8 +330,8 @@ _IDEMPOTENCY: Final = (
     " key is kept for 24 hours unless the service is configured otherwise."
 )
 _WAITS: Final = (
-    "The LSN of a write's answer: the read waits until what it is served from has the"
-    " write. One that is not applied in time is refused with 503 and `Retry-After`."
+    "The LSN from a write's answer: the read waits until its targets have applied the"
+    " write. If that takes too long, it is refused with 503 and `Retry-After`."
 )
 _LSN: Final = {"type": "string", "pattern": "^[0-9A-F]{1,8}/[0-9A-F]{1,8}$"}
 # The forms that services hand out; others may be valid too.

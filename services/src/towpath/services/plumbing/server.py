@@ -59,7 +59,7 @@ class Listen:
 
 
 class BackgroundTask(NamedTuple):
-    """A task that the serving process repeats in a thread of its own."""
+    """A task that a service's process repeats in a thread of its own."""
 
     name: str
     interval_s: float
@@ -239,5 +239,5 @@ def configure_logs(level: int = logging.INFO) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)
-    # Start-up messages only: the migration itself is logged by the service.
+    # Alembic informs only about its start; the service logs the migration itself.
     logging.getLogger("alembic").setLevel(logging.WARNING)

@@ -4,8 +4,8 @@ A service as a process and as an application, from a declaration of its parts.
 The command line is ``serve`` (the default), ``migrate``, and the service's own
 commands. ``serve`` migrates the tables, registers the event schemas and then listens;
 it waits while the database or the registry is starting. A command that is given
-``--admin-dsn`` first creates the role of ``--dsn``. Every option with a value has
-an environment variable, whose prefix is the service's::
+``--admin-dsn`` first creates the role of ``--dsn``. Every option with a value has an
+environment variable with the service's prefix, such as::
 
     --dsn                 <PREFIX>_DSN
     --admin-dsn           <PREFIX>_ADMIN_DSN
@@ -18,8 +18,8 @@ an environment variable, whose prefix is the service's::
     --metrics-port        <PREFIX>_METRICS_PORT
 
 A service that follows events of others consumes them while it serves if ``--kafka`` is
-given. With ``consume`` it does so in a process of its own, of which there may be as
-many as a topic has partitions. ``--topic-prefix`` and ``--group-prefix`` are for both.
+given. With ``consume`` it does so in a process of its own; several such processes share
+the partitions of the topics. ``--topic-prefix`` and ``--group-prefix`` apply to both.
 A service without a database of its own has only ``serve``, and none of the options for
 database, registry, idempotency and brokers.
 """
@@ -210,10 +210,10 @@ def _add_event_options(parser: argparse.ArgumentParser) -> None:
     add("--kafka", help="the brokers: serve consumes too if they are named")
     more = "a file with settings of Kafka's client, such as a login: name=value lines"
     add("--kafka-file", type=Path, help=more)
-    topics = "the relay's, for event topics"
+    topics = "the beginning of the event topics' names, as in the relay"
     add("--topic-prefix", default=TOPIC_PREFIX, help=topics)
-    add("--group-prefix", default="", help="put before the consumer group")
-    shown = "where consume shows its metrics: serve has them on its own port"
+    add("--group-prefix", default="", help="put before the name of the consumer group")
+    shown = "the port of consume's metrics; serve has them on its own port"
     add("--metrics-port", type=int, help=shown)
 
 
@@ -309,7 +309,7 @@ class Service:
         add("--port", type=int, default=8080)
         served = "requests served at once"
         add("--threads", type=thread_count, default=DEFAULT_THREADS, help=served)
-        drain = "how long a stopped service still takes requests, reported not ready"
+        drain = "how long serve takes requests after it reports that it is not ready"
         add("--drain-seconds", type=seconds, default=DRAIN_S, help=drain)
         if self.migrate is not None:
             _add_event_options(parser)
@@ -436,7 +436,7 @@ def wait_for_database(
         clock: Waits between attempts.
 
     Raises:
-        UnavailableError: The database was unavailable all the time.
+        UnavailableError: The database was still unavailable at the deadline.
     """
     clock = clock or SystemClock()
     deadline = Deadline(clock, START_TIMEOUT_S)

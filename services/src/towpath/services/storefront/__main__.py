@@ -7,7 +7,7 @@ Every option has an environment variable, such as ``STOREFRONT_PORT`` and
     --orders, --inventory   the base addresses of the two services
     --search, --cache       OpenSearch and Redis, as the sinks write them
     --cache-prefix          the prefix of the cache's keys
-    --config                towpath.toml, by which reads wait for an LSN
+    --config                towpath.toml; without it no read can wait for an LSN
     --wait-seconds          the longest wait of a read for an LSN
 
 Without ``--config`` reads that name an LSN are refused.
@@ -48,7 +48,7 @@ _KINDS: Final = ("search", "cache")
 class NoOrdersSinkError(UsageError):
     """The configuration has no search sink, or no cache sink, with the orders."""
 
-    remedy: ClassVar[str] = "Add a route with the name orders to a sink of the kind."
+    remedy: ClassVar[str] = "Add a route with the name orders to a sink of that kind."
 
 
 def make_waits(
@@ -131,7 +131,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--cache", required=True, help="the URL of Redis")
     prefix = "the prefix of the cache's keys, which is that of the source"
     add("--cache-prefix", default=CACHE_PREFIX, help=prefix)
-    waits = "towpath.toml, by which reads wait for an LSN"
+    waits = "towpath.toml; without it no read can wait for an LSN"
     add("--config", type=Path, help=waits)
     longest = "the longest wait of a read for an LSN"
     add("--wait-seconds", type=float, default=WAIT_S, help=longest)
@@ -155,5 +155,5 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
 
 
 if __name__ == "__main__":
-    # Only the root reads the environment.
+    # Only entry points read the environment.
     sys.exit(main(sys.argv[1:], os.environ))  # noqa: TID251

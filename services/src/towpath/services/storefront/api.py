@@ -64,7 +64,7 @@ class FreshnessDocument(Document):
     """
     The freshness of an answer.
 
-    ``lsn``: everything committed up to it is in the answer; null if none was asked for.
+    ``lsn``: everything committed up to it is in the answer; null if no LSN was given.
     ``waited_ms``: the time until each target had applied it.
     """
 

@@ -14,7 +14,7 @@ GET  /orders/{id}/read    when a write has become visible in a target, as JSON
 POST ...                  changes the basket or an order, and redirects to a page
 ========================  ===========================================================
 
-Only the live parts need a script, which is part of this package and fetches them again.
+Only the live parts need a script; this package has it, and it fetches them repeatedly.
 Three cookies keep the customer, the basket, and the LSN of the last write. A basket has
 product ids and quantities only; prices come from inventory. The pages load nothing from
 other sites, and a form that another site sends is refused.
@@ -222,7 +222,7 @@ def check_out() -> Response:
         return redirect(url_for("pages.basket"))  # type: ignore[return-value]
     form, shop = request.form, _context().shop
     key = _uuid_of(form.get("key")) or uuid.uuid4()
-    # A form that is sent twice must name one customer in both orders.
+    # A form that is sent twice must name the same customer in both requests.
     customer = _customer() or shop.register(
         form.get("name", ""), form.get("email", ""), uuid.uuid5(key, "customer").hex
     )

@@ -3,12 +3,12 @@ Reads orders and products from the sinks' targets, and waits for a client's writ
 
 The search index has an order's whole document, from its events; the cache has its row
 of ``shop.orders``. Both carry the position of the change that wrote them, and positions
-of one commit differ only in their ordinal. So they tell which of two copies of an order
-is the newer one, and the answer is that one.
+of one commit differ only in their ordinal. The positions therefore show which of two
+copies of an order is newer; the answer has the newer one.
 
-A read with an LSN waits first, until each sink that serves it has applied everything
-that was committed up to there. The index is then refreshed, because a search finds
-what was applied only after a refresh.
+A read with an LSN first waits until each sink that serves it has applied everything
+that was committed up to the LSN. The index is then refreshed, because a search finds a
+document only after a refresh.
 
 A search never parses its text as a query: each word is matched as a literal value, so
 no text can be malformed or expensive.
@@ -36,6 +36,7 @@ from towpath.services.storefront.waits import (
 
 # Redis and OpenSearch answer within milliseconds; this only bounds one that hangs.
 ANSWER_WITHIN_S: Final = 5.0
+# A search ignores further words.
 MAX_WORDS: Final = 8
 _MAX_BIGINT: Final = 2**63 - 1
 ORDERS: Final = "orders"
@@ -60,7 +61,7 @@ class CacheUnavailableError(UnavailableError):
 
 class Copy(NamedTuple):
     """
-    An order as a target has it.
+    An order or a product as a target has it.
 
     Attributes:
         fields: Its fields, without those of the sink.
@@ -368,7 +369,8 @@ class ReadSide:
         Raises:
             CannotWaitError: An LSN is given, but the storefront has no configuration.
             MalformedError: The LSN is not one of the source.
-            UnavailableError: It is not applied in time.
+            UnavailableError: The LSN is not applied in time, or the search index does
+                not answer.
         """
         if lsn is None:
             return {}

@@ -50,7 +50,7 @@ STATUSES: Final[Mapping[str, SagaEvent]] = {
     "completed": SagaEvent("orders", "Order completed"),
     "returned": SagaEvent("orders", "Goods returned"),
 }
-# For each status: the steps, of which one is still to come, and its label.
+# For each status: sets of steps, one of each still to come, and the label of each set.
 _RESERVED: Final = ({"stock_reserved"}, SagaEvent("inventory", "Reserving stock"))
 _AWAITED: Final[Mapping[str, Sequence[tuple[set[str], SagaEvent]]]] = {
     "placed": (_RESERVED,),
@@ -154,7 +154,7 @@ def timeline_of(order: Mapping[str, Any]) -> Timeline:
     ]
     hops = []
     for before, after in pairwise(moments):
-        # All awaited moments may come next.
+        # Any awaited moment can come next.
         origin = next(m for m in reversed(moments) if not m.is_awaited)
         hops.append(_hop(origin if after.is_awaited else before, after))
     return Timeline(moments, hops, ROW_HEIGHT * len(moments))

@@ -1,9 +1,10 @@
 """
 The services of the shop over HTTP, as the pages call them.
 
-A refusal of a service is raised as the same refusal here; a service that fails or does
-not answer is reported as unreachable. Writes carry an idempotency key, so that a
-repeated one is executed once, and return the LSN of their commit.
+A refusal of a service is raised here too: 404 and 409 as they are, all others as
+``InvalidInputError``. A service that fails or does not answer is reported as
+unreachable. Writes carry an idempotency key, so that a repeated write is executed once,
+and return the LSN of their commit.
 """
 
 import logging

@@ -1,5 +1,5 @@
 """
-Waits for one's own writes: until the sinks that serve a read have applied an LSN.
+Waits for a client's writes: until the sinks that serve a read have applied an LSN.
 
 A waiter keeps its connections and is used by one thread at a time. A waiter whose wait
 has ended is used again; a new one is made only if all others are in use.

@@ -1,7 +1,7 @@
 """
 Indexes on the age of idempotency keys and of customers.
 
-By the first, expired keys are deleted; by the second, customers are listed.
+The first serves the deletion of expired keys, the second the listing of customers.
 """
 
 from alembic import op

@@ -1,8 +1,8 @@
 """
 The saga of an order: statuses, steps, deadlines, a version, and the inbox.
 
-An order from before this version has no steps and no deadline: it waits for its
-customer for as long as that takes.
+An order placed before this version has no steps and no deadline: it waits for its
+customer indefinitely.
 """
 
 from alembic import op
@@ -37,7 +37,7 @@ create table shop.order_deadlines (
 create index ix_shop_order_deadlines_deadline_at
     on shop.order_deadlines (deadline_at);
 
--- The orders that a saga has still to end, as is_settled of the service's domain finds.
+-- The orders whose saga has not ended, by the rule of is_settled in the domain.
 create view shop.unsettled_orders as
 with steps as (
     select order_id, array_agg(step) as taken

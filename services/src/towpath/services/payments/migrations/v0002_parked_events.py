@@ -1,8 +1,8 @@
 """
 The inbox identifies a parked event by its id.
 
-The key was the place of the record in its topic, which a topic that was deleted and
-created again gives to another event.
+The key used to be the record's place in its topic. A topic that is deleted and created
+again gives that place to another event.
 """
 
 from alembic import op
@@ -20,4 +20,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Leave the key: the version before works with either."""
+    """Leave the key: the previous version works with either key."""

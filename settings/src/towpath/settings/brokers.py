@@ -126,7 +126,8 @@ def spark_options(
         read: Reads a key or certificate file; by default from the file system.
 
     Raises:
-        ConfigurationError: A file cannot be read, or Java's client does not accept it.
+        ConfigurationError: A file cannot be read, or Java's client does not accept it
+            or the SASL mechanism.
     """
     properties = {
         "bootstrap.servers": kafka.bootstrap_servers,

@@ -8,7 +8,7 @@ wrong, so that no mistake is reported twice.
 
 Row changes: ``[relay.rows]`` must choose JSON, and value forms that sinks read. Sinks
 parse a value by its column's type, so a numeric sent as bytes, or a time sent as a
-number, would make each record a dead letter or store another value than the source has.
+number, would make each record a dead letter or store a value other than the source's.
 A relay whose file declares no sinks of tables may use any form.
 
 Aggregate views must be consistent with each other and with the rest. A READ event goes
@@ -253,7 +253,7 @@ _OUR_HEADERS: Final = frozenset(
 
 def contradictions(settings: Settings, wrong: Iterable[Place] = ()) -> list[str]:
     """
-    List all contradictions.
+    List the contradictions between keys of the file.
 
     Args:
         settings: The parsed file; a wrong key has its default.

@@ -139,8 +139,8 @@ def _anchor_sink(sink: dict[str, Any], folder: Path) -> None:
         sink["search"] = {**search, "event_schemas": anchored}
 
 
-# Identifies the state of a file: inode (a replaced file has another), size, and the
-# times of its content and of its other facts (a right to read it may come later).
+# Identifies the state of a file: inode (a replaced file has another), size, mtime, and
+# ctime, which also changes when a process gains the right to read the file.
 _Stamp: TypeAlias = tuple[int, int, int, int]
 
 
@@ -157,7 +157,8 @@ class WatchedFile:
         Read the file if it has changed since the last call.
 
         Raises:
-            ConfigurationError: It has mistakes; each change raises it once.
+            ConfigurationError: The file has mistakes; each change raises it once. A
+                missing file raises it at every call.
         """
         stamp = self._stamp()
         if stamp is not None and stamp == self._seen:

@@ -80,7 +80,7 @@ _OUTPUT: Final = _Output()
 
 
 class _Printer(structlog.PrintLogger):
-    """Prints lines for the logger of one name."""
+    """Prints the lines of one named logger."""
 
     def __init__(self, name: str) -> None:
         super().__init__(cast(TextIO, _OUTPUT))

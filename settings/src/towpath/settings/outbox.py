@@ -67,7 +67,7 @@ class OutboxColumns(Section):
     ``[relay.outbox.columns]``: the names of the outbox table's columns.
 
     An empty name means that the table has no such column. ``timestamp`` names a column
-    whose value becomes the record's timestamp; without one that is the commit time.
+    whose value becomes the record's timestamp, which is the commit time otherwise.
     """
 
     id: str = Field(default="id", min_length=1)
@@ -94,7 +94,7 @@ class OutboxColumns(Section):
         }
 
 
-# In signals, it precedes the aggregate type as a schema precedes a table.
+# Precedes the aggregate type in signals, as a schema precedes a table.
 COLLECTION_SCHEMA: Final = "outbox"
 
 

@@ -56,7 +56,7 @@ class Watermarks(enum.StrEnum):
 
 
 class Select(Section):
-    """``[[relay.snapshot.select]]``: the query by which an initial snapshot reads."""
+    """``[[relay.snapshot.select]]``: an initial snapshot's query of one table."""
 
     table: TableText
     select: str = Field(min_length=1)
@@ -72,8 +72,8 @@ class Snapshot(Section):
     while more than ``max_active_sessions`` sessions of other clients are active in the
     source (0: no limit). With ``fill_new_tables``, a table that begins to match the
     source's ``tables`` while the relay runs gets a snapshot. ``signal_topic`` and
-    ``signal_table`` are further channels for signals: a Kafka topic, by which sinks
-    request rows, and a plain table like Debezium's.
+    ``signal_table`` are further channels for signals: a Kafka topic, through which
+    sinks request rows, and a plain table like Debezium's.
     """
 
     mode: FirstStart = FirstStart.NEVER

@@ -37,7 +37,7 @@ _HAVE_SCHEMAS: Final = frozenset(
 _NOT_IN_INDEX: Final = re.compile(r'[\\/*?"<>|\s,#:]')
 _LONGEST_INDEX_BYTES: Final = 240
 
-# Names that the sink gives to tables and views of its own, and Postgres's limit.
+# Names that the sink gives to its own tables and views, and Postgres's limit.
 _OWN_TABLE: Final = "towpath_tables"
 _VIEW_ENDING: Final = "_live"
 _LONGEST_NAME_BYTES: Final = 63

@@ -79,7 +79,7 @@ class RouteKind(enum.StrEnum):
     The contents of a route's topic.
 
     ``table``: row changes. ``event_log``: events, all of which are kept.
-    ``aggregate``: events with their aggregate's state, of which the newest is the
+    ``aggregate``: events with their aggregate's state; the newest state is the
     aggregate's document.
     """
 

@@ -15,7 +15,7 @@ _NAMES: Final = re.compile(
     r"password|passphrase|secret|salt|token|credential|\.pem$|oauthbearer\.config"
     r"|(?:account|api)[._-]?key|connection[._-]string|authorization"
 )
-# Section and key: keys with such a name that hold no secret.
+# Section and key of those keys that have such a name but hold no secret.
 _REFERENCES: Final = frozenset({("transforms", "salt")})
 # Greedy on purpose: a stray @ in a password masks too much, never too little.
 _IN_ADDRESS: Final = re.compile(r"(://[^:/@\s]*:).*@", re.DOTALL)

@@ -3,9 +3,9 @@ The syntax of values: placements, topic templates, regular expressions and paths
 
 A placement is ``column:header|partition|envelope`` with an optional ``:alias``. A topic
 template is a legal topic name with ``{aggregate_type}``. Regular expressions are
-Python's and must match the whole text; those of signals have a subset. A field of a
-document is named by its path: ``address.city``, ``lines[].quantity``. A placeholder is
-a text, or bytes: ``hex:ff00``. Each parser raises ``ValueError`` with one sentence.
+Python's and must match the whole text; signals accept a subset. A field of a document
+is named by its path: ``address.city``, ``lines[].quantity``. A placeholder is text, or
+bytes: ``hex:ff00``. Each parser raises ``ValueError`` with one sentence.
 """
 
 import enum
@@ -89,12 +89,12 @@ def linear_matcher(text: str) -> Callable[[str], bool]:
     can take hours, so expressions from outside the configuration are matched here.
 
     Raises:
-        ValueError: The text is not a regular expression of linear time, or has what
-            other kinds of expressions read as operations on sets of characters.
+        ValueError: The text is not a regular expression of linear time, or has a part
+            that other dialects read as an operation on character sets.
     """
     try:
         with warnings.catch_warnings():
-            # Python warns of what its own matcher takes literally, and this one not.
+            # Python warns of text that it takes literally and this matcher does not.
             warnings.simplefilter("error", FutureWarning)
             re.compile(text)
         schema = core_schema.str_schema(

@@ -98,7 +98,7 @@ def parse_value_template(text: str) -> TemplateParts:
 
 
 class ValueType(NamedTuple):
-    """A Postgres type that values can be converted to; 0 is an unlimited precision."""
+    """A Postgres type that values can be converted to; precision 0 is unlimited."""
 
     name: str
     precision: int = 0
@@ -248,9 +248,8 @@ class Transform(Section):
     last ``keep_last`` characters. ``hash`` replaces a value by its keyed digest
     (HMAC-SHA-256) with the secret ``salt`` of ``sink.hash_salts``. ``cast`` converts a
     value to ``type``. ``mask``, ``hash`` and ``cast`` write into the column itself, or
-    into ``to``.
-    ``drop_if`` maps columns to conditions: the sink does not have the rows for which
-    all of them are true.
+    into ``to``. ``drop_if`` maps columns to conditions: the sink does not have the
+    rows for which all conditions hold.
 
     ``python`` names an entry point of the group ``towpath.transforms``: a function of a
     row. It sees the columns ``reads``, or all, and writes the columns ``writes``, of
@@ -299,7 +298,7 @@ class Transform(Section):
 
     @property
     def output(self) -> str:
-        """The one column that an entry writes; not of ``python`` or ``drop_if``."""
+        """The one column that the entry writes; not for ``python`` or ``drop_if``."""
         return self.to or self.inputs[0]
 
     @model_validator(mode="after")
@@ -328,6 +327,6 @@ class Transform(Section):
         return self
 
     def _has(self, name: str, field: FieldInfo) -> bool:
-        """Return whether a key has another value than its default."""
+        """Return whether a key has a value other than its default."""
         default = field.get_default(call_default_factory=True)
         return bool(getattr(self, name) != default)

@@ -1,5 +1,5 @@
 """
-Sinks write the stream into a cache, a search index, a warehouse or webhooks.
+Sinks write the stream into a cache, Postgres, a search index, a warehouse or webhooks.
 
 ``__main__`` wires a driver. ``engine`` owns Spark, ``kafka`` the broker, and each
 package of ``targets`` one target, with the same file names. The rules between them

@@ -56,8 +56,8 @@ class Change(NamedTuple):
         route: Name of the route, that is, of the place in the sink.
         key: Values of the key's columns, in key order.
         key_columns: Their names; empty if there are none, as in an aggregate's id.
-        position: The position as text that sorts as it compares, without the number
-            among records of one change. Compare it, never parse it.
+        position: The position as text that sorts as positions compare, without the
+            number among records of one change. Compare it, never parse it.
         row: Column values; ``None`` for a delete. A value of ``None`` is null; a column
             listed in ``unchanged`` is missing.
         unchanged: Columns that the stream left out: the stored values stay.

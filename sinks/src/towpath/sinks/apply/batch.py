@@ -149,7 +149,7 @@ class AppliedRecords:
 
 
 class RecordWriter:
-    """Writes what slices leave into one sink, batch by batch, from any thread."""
+    """Writes the records that slices leave into one sink, from any thread."""
 
     def __init__(self, routes: Routes, sink: Sink, context: SinkContext) -> None:
         self.routes = routes
@@ -166,7 +166,7 @@ class RecordWriter:
 
     def write_left(self, table: pa.Table, batch_id: int) -> BatchResult:
         """
-        Write what slices have left; all of it is durable when this returns.
+        Write the records that slices have left; all are durable when this returns.
 
         Raises:
             UnavailableError: A system does not answer; write the batch again.
@@ -211,7 +211,7 @@ class RecordWriter:
 
     def request_overdue(self) -> None:
         """
-        Request the whole routes that are due; the caller holds ``lock``.
+        Request the routes that are due as a whole; the caller holds ``lock``.
 
         Raises:
             UnavailableError: The requests are not known to be durable.

@@ -85,7 +85,7 @@ class ConsecutiveRefusals:
         Count a batch whose acceptable changes are all written.
 
         Raises:
-            EveryChangeRefusedError: With those of earlier batches there are too many.
+            EveryChangeRefusedError: Earlier batches included, too many were refused.
         """
         self._check(self.before + self.now, error)
         self.before += self.now
@@ -113,8 +113,8 @@ class Delivery:
 
         Args:
             batch: The changes, events and floors.
-            after: Changes of the same keys to be written afterwards. One whose
-                predecessor is refused is refused as well.
+            after: Changes of the same keys to be written afterwards. A change is
+                refused if the one before it is refused.
 
         Raises:
             UnavailableError: The target does not answer; write the batch again.
@@ -160,7 +160,7 @@ class Delivery:
         error: BatchRefusedError,
         done: DeliveryResult,
     ) -> None:
-        """Write as many as the target accepts of items that were refused together."""
+        """Halve items that were refused together; write those that are accepted."""
         if len(items) <= 1:
             for item in items:
                 self._refuse(item, error, done)

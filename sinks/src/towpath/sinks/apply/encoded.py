@@ -42,7 +42,7 @@ class SliceRows(NamedTuple):
 
 
 class RowEncoder(Sink, Protocol):
-    """A sink in a task that writes nothing: the engine writes what it has encoded."""
+    """A sink in a task that writes nothing: the engine writes the encoded rows."""
 
     def encoded(self) -> Sequence[SliceRows]:
         """Return the applied rows: at most one ``SliceRows`` for each statement."""

@@ -167,7 +167,7 @@ def _refetch_candidates(
     parked: ParkedKeys,
     rule: KeyRule,
 ) -> Iterator[Change]:
-    """Yield the changes held back whose row, once refetched, may release the key."""
+    """Yield the held-back changes for which a refetched row can release the key."""
     for change in changes:
         if change.origin in behind:
             key = waiting[change.origin]
@@ -220,7 +220,7 @@ def _waiting(
     blocking: Iterable[tuple[ParkedKey, Record]],
     parked: ParkedKeys,
 ) -> dict[Origin, ParkedKey]:
-    """Return the records whose keys are parked or are about to be."""
+    """Map the origins of records to their keys, if parked or about to be parked."""
     blocked = {key for key, _ in blocking}
     found = {}
     for record in records:
@@ -234,7 +234,7 @@ def _shared_floors(floors: Iterable[Floor], rule: KeyRule) -> list[Floor]:
     """
     Return the floors that hold for every route of their topic.
 
-    One of a single route supersedes no dead letter of another: a TRUNCATE deletes
+    A floor of one route supersedes no dead letter of another: a TRUNCATE deletes
     nothing from a route with ``on_truncate = "keep"``.
     """
     by_topic: dict[str, list[Floor]] = defaultdict(list)

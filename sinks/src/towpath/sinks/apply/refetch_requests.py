@@ -100,7 +100,7 @@ def request_row(
 
 def request_overdue(refetches: PendingRefetches, repairs: Repairs) -> None:
     """
-    Request as a whole the due routes that are postponed or still have pending rows.
+    Request the due routes that are postponed or have pending rows, each as a whole.
 
     Raises:
         UnavailableError: The requests are not known to be durable.
@@ -117,7 +117,7 @@ def request_overdue(refetches: PendingRefetches, repairs: Repairs) -> None:
 
 def _request_route(route: str, refetches: PendingRefetches, repairs: Repairs) -> bool:
     """
-    Request a route that has too many pending rows as a whole, now or later.
+    Request a whole route that has too many pending rows, now or later.
 
     Return whether that is possible.
     """
@@ -134,7 +134,7 @@ def _request_route_of_pending(
     route: str, refetches: PendingRefetches, repairs: Repairs
 ) -> bool:
     """
-    Request a route whose pending keys no signal can list as a whole, now or later.
+    Request a whole route with pending keys that no signal can list, now or later.
 
     Return whether that is possible.
     """

@@ -4,7 +4,7 @@ Carries out requests about dead letters: replay, discard, erase.
 The dead letters of a key are replayed together, in position order, through the same
 guard as any batch: a change older than the target's row changes nothing. The key is
 released once all of them are written; if one is refused again, all of them stay. After
-a discard the row is refetched, so that the target has it as the source does.
+a discard the row is refetched, so that the target has the source's row.
 
 An erase request removes keys from the target. Rows that the source may have are
 requested first, so that a crash in between leaves none of them missing.

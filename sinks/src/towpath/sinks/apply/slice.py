@@ -120,7 +120,7 @@ _TIMES: Final = ("decode_ms", "apply_ms", "flush_ms")
 
 
 def total(outcomes: Sequence[SliceOutcome]) -> SliceOutcome:
-    """Add up the outcomes of slices that were written in parallel."""
+    """Add up the counts of slices written in parallel; keep the longest times."""
     counts = {name: sum(getattr(one, name) for one in outcomes) for name in _COUNTS}
     times = {
         name: max((getattr(one, name) for one in outcomes), default=0)
@@ -432,7 +432,7 @@ class _SliceRun:
         self._leave(keys)
 
     def _leave(self, keys: Collection[ParkedKey]) -> None:
-        """Leave all records of some keys, also those that were written."""
+        """Leave all records of some keys, including those already written."""
         if not keys:
             return
         self._blocked |= frozenset(keys)
@@ -488,7 +488,7 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _without_indices(records: pa.Table, taken: Sequence[pa.Array]) -> pa.Table:
-    """Return the records at none of the taken indices."""
+    """Return the records except those at the taken indices."""
     if not taken:
         return records
     # The usual case, without a search.

@@ -106,9 +106,9 @@ class Sweeps:
 
     def _forget_below(self, complete: Iterable[Floor]) -> bool:
         """
-        Forget lower floors of the topics of complete ones; return whether there were.
+        Forget floors below complete ones of their topics; return whether any existed.
 
-        The complete ones may come again. A lower floor may still be waiting if it is of
+        Complete floors can come again. A lower floor may still be waiting if it is of
         another topic, such as a snapshot's own, or only marks the end of a snapshot.
         """
         is_changed = False

@@ -14,8 +14,8 @@ row from below a later floor would come back. Therefore a task begins no call la
 ``WRITES_WITHIN_S`` after the driver has sent it, a call in flight ends within its own
 time limit, and no floor is applied until both have passed since a task was given up
 (``AbandonedTasks``). The age of a task is the difference between the wall clocks, since
-an executor may be suspended, which stops a monotonic clock. After the task's start that
-clock counts too, so that a wall clock which is set back gives no more time.
+an executor may be suspended, which stops a monotonic clock. From the task's start on, a
+monotonic clock counts too, so that a wall clock that is set back gives no more time.
 """
 
 from collections.abc import Callable, Sequence
@@ -58,7 +58,7 @@ class AbandonedTasks:
         self, clock: Clock, *, is_first_run: bool, was_running: bool = False
     ) -> None:
         """
-        Begin; an earlier run may have given tasks up.
+        Start with the tasks that an earlier run may have given up.
 
         Args:
             clock: The time.
@@ -72,7 +72,7 @@ class AbandonedTasks:
             self.add()
 
     def add(self) -> None:
-        """Note that a task was given up by now."""
+        """Note that a task has just been given up."""
         self._until = Deadline(self._clock, WRITES_WITHIN_S + _CALL_WITHIN_S)
 
     def check_floor(self) -> None:
@@ -96,7 +96,7 @@ class PartitionTask:
     Attributes:
         sink: The sink, as it is configured.
         blocked_keys: Keys that only the driver may write.
-        incomplete_routes: Routes of which only the driver may write partial changes.
+        incomplete_routes: Routes on which only the driver may write partial changes.
     """
 
     sink: SinkSettings

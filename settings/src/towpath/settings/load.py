@@ -140,7 +140,7 @@ def _anchor_sink(sink: dict[str, Any], folder: Path) -> None:
 
 
 # Identifies the state of a file: inode (a replaced file has another), size, mtime, and
-# ctime, which also changes when a process gains the right to read the file.
+# ctime, which also changes with the file's permissions.
 _Stamp: TypeAlias = tuple[int, int, int, int]
 
 

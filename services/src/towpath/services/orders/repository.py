@@ -434,7 +434,7 @@ def _state(row: Row[Any], lines: Sequence[Row[Any]]) -> OrderState:
 
 
 def count_unfinished(session: Session) -> Mapping[str, int]:
-    """Count the orders whose saga has not ended by status, from an index alone."""
+    """Count the orders with an unfinished saga by status, from an index alone."""
     is_unfinished = orders.c.status.in_(UNFINISHED)
     query = select(orders.c.status, func.count()).where(is_unfinished)
     counts: dict[str, int] = dict.fromkeys(UNFINISHED, 0)

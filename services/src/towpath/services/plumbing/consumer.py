@@ -78,7 +78,7 @@ class EventConsumer(Generic[Store]):
     The declaration of a service's consumer.
 
     Attributes:
-        name: The name of the inbox; with its prefix, the name of the Kafka group too.
+        name: The name of the inbox and, after the group prefix, of the Kafka group.
         schema: The schema of the inbox's tables.
         aggregates: The types of the aggregates whose events are consumed.
         handlers: The functions that apply events, by type; other types are skipped.

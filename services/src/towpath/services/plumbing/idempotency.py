@@ -11,7 +11,7 @@ by inserting its row in the command's own transaction:
   it the answer is a 503 with ``Retry-After``, and the request may be sent again.
 - A key that comes with a different method, path or body is refused (422).
 - Failed requests leave no key: their repetition is executed.
-- A key is kept for a configured time, 24 hours by default, and may be used again then.
+- A key is kept for a configured time, 24 hours by default, and may then be used again.
   Its row is then replaced by the next claim, or deleted in the background, a bounded
   number of rows at a time. The deletion skips every row that a request has locked, so
   no request waits for it for longer than one short statement.

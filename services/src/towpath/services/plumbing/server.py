@@ -239,5 +239,5 @@ def configure_logs(level: int = logging.INFO) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)
-    # Alembic informs only about its start; the service logs the migration itself.
+    # The service logs the migration itself.
     logging.getLogger("alembic").setLevel(logging.WARNING)

@@ -14,10 +14,10 @@ GET  /orders/{id}/read    when a write has become visible in a target, as JSON
 POST ...                  changes the basket or an order, and redirects to a page
 ========================  ===========================================================
 
-Only the live parts need a script; this package has it, and it fetches them repeatedly.
-Three cookies keep the customer, the basket, and the LSN of the last write. A basket has
-product ids and quantities only; prices come from inventory. The pages load nothing from
-other sites, and a form that another site sends is refused.
+Only the live parts need a script, which is part of this package and fetches them
+repeatedly. Three cookies keep the customer, the basket, and the LSN of the last write.
+A basket has product ids and quantities only; prices come from inventory. The pages load
+nothing from other sites, and a form that another site sends is refused.
 """
 
 import uuid
@@ -371,7 +371,7 @@ def _basket() -> Basket:
 
 
 def _basket_lines() -> Sequence[dict[str, Any]]:
-    """Read the products of the basket; those that are gone are left out."""
+    """Read the products of the basket, without those that no longer exist."""
     lines = []
     for product_id, quantity in _basket().items():
         try:

@@ -52,7 +52,7 @@ class BatchResult:
     The counts of one batch.
 
     Attributes:
-        skipped: Records without a change for any route.
+        skipped: Records that a route skips, counted once for each such route.
         left: Records that slices left to the driver.
         refetches_requested: Rows requested from the source.
         nulled: Values set to null because the target has no room for them.
@@ -149,7 +149,7 @@ class AppliedRecords:
 
 
 class RecordWriter:
-    """Writes the records that slices leave into one sink, from any thread."""
+    """Writes records that slices leave into one sink, in batches, from any thread."""
 
     def __init__(self, routes: Routes, sink: Sink, context: SinkContext) -> None:
         self.routes = routes

@@ -97,7 +97,7 @@ class SliceOutcome(NamedTuple):
         records: The number of records.
         left: Those that only the driver may write, as a table of ``RECORDS``.
         rows: Changes written and events appended.
-        skipped: Records without a change for any route.
+        skipped: Records that a route skips, counted once for each such route.
         tombstones: Deletes among the changes.
         position: The highest position written; empty if there was none.
     """
@@ -173,7 +173,7 @@ class PlainRecords(NamedTuple):
 
     Attributes:
         batch: The changes and events to write, folded.
-        skipped: Records without a change for any route.
+        skipped: Records that a route skips, counted once for each such route.
         tombstones: Deletes among the changes.
         position: The highest position of the changes; empty if there is none.
         left: The indices of the records that are left.

@@ -44,7 +44,7 @@ from towpath.sinks.errors import (
 from towpath.sinks.kinds import kind_of
 from towpath.sinks.ports import Sink
 
-# Ten times what a large batch takes.
+# Ten times as long as a large batch takes.
 WRITES_WITHIN_S: Final = 120.0
 # The longest response timeout of a target's client, and ten seconds by which clocks
 # may differ.

@@ -285,12 +285,12 @@ class WarehouseOptions(Section):
     ``NaN`` in a ``numeric(p, s)``; it does not apply to key columns.
 
     A table is compacted after ``compact_after_files`` more files, or after
-    ``compact_after_s`` if it has grown at all. Old versions stay readable for
-    ``history_s``, and at least ``history_versions`` of them; ``metadata_versions``
-    metadata files are kept. Files that no version references are removed after
-    ``orphans_after_s``. One statement merges at most ``statement_bytes`` of rows. The
-    writer keeps the hashes of a table's keys in memory, up to ``known_keys``; while it
-    has all of them, it appends new keys without a lookup.
+    ``compact_after_s`` if it has grown at all or has tombstones to purge. Old versions
+    stay readable for ``history_s``, and at least ``history_versions`` of them;
+    ``metadata_versions`` metadata files are kept. Files that no version references are
+    removed after ``orphans_after_s``. One statement merges at most ``statement_bytes``
+    of rows. The writer keeps the hashes of a table's keys in memory, up to
+    ``known_keys``; while it has all of them, it appends new keys without a lookup.
     """
 
     catalog: CatalogKind = CatalogKind.JDBC

@@ -18,11 +18,11 @@ The sinks' branch of the failure tree.
     │   ├── ShapeUnknownError          the relay has not announced a table yet
     │   ├── StateNotWrittenError       a file of the state folder cannot be written
     │   ├── SinkNotRunningError        a sink has not reached a state in time
-    │   └── JarsError                  a Java archive could not be fetched
-    ├── BusyError
-    │   ├── TargetBusyError            a sink's target asks for a pause
-    │   │   └── IndexBlockedError      an index accepts no writes for now
-    │   └── TasksAbandonedError        abandoned tasks may still write
+    │   ├── JarsError                  a Java archive could not be fetched
+    │   └── BusyError
+    │       ├── TargetBusyError        a sink's target asks for a pause
+    │       │   └── IndexBlockedError  an index accepts no writes for now
+    │       └── TasksAbandonedError    abandoned tasks may still write
     ├── DataError
     │   └── BatchRefusedError          a target refuses a whole call
     ├── UsageError
@@ -165,7 +165,7 @@ class BatchRefusedError(DataError):
     """
     A target refuses a whole call without naming the change that it refuses.
 
-    Nothing of the call counts as written. The batch is bisected until the change is
+    No change of the call counts as written. The batch is bisected until the change is
     found; see ``apply.bisect``.
     """
 

@@ -1,5 +1,5 @@
 """
-Folds a batch to the newest change per key, independent of the order of its changes.
+Folds a batch to the newest change per key, whatever the order of its changes.
 
 From the newest change downwards, each column takes the newest value present, until a
 full image or a delete is met. Duplicates are harmless. Columns that every change of the
@@ -108,7 +108,7 @@ def first_per_event(events: Iterable[EventRow]) -> tuple[EventRow, ...]:
 def _merge(
     group: list[Change], kept: list[Change], refused: list[Refusal], after: list[Change]
 ) -> None:
-    """Add the merged changes of one key to ``kept``."""
+    """Merge the changes of one key, and add each result to one of the lists."""
     group.sort(key=_by_position, reverse=True)
     newest = group[0]
     if not newest.unchanged:

@@ -267,15 +267,15 @@ class Kind:
         routes: The kinds of route that it can write.
         rights: Lists all rights that the target denies the sink's user, given the
             prefix of all topics; nothing is written. ``None``: it cannot be checked.
-        health: Checks whether the target keeps what the sink wrote, cheaply and without
+        health: Checks whether the target keeps the sink's rows, cheaply and without
             writing, for ``towpath doctor``. ``None``: it cannot be checked.
         unfit_name: Returns why a column name cannot be written, as the end of a
             sentence that begins with the name; empty if it can.
         spread: Makes the sink on an executor. There it writes a slice of a batch: each
             key once, beside other executors, and perhaps once more after a failure.
             ``None``: it is not written by tasks.
-        shared: Reads on the driver's machine what an executor's sink needs and has no
-            files for; it is pickled and sent with every task.
+        shared: Reads, on the driver's machine, files that an executor's sink needs but
+            does not have; the result is pickled and sent with every task.
         is_engine_written: Whether the engine writes its large batches, after tasks have
             encoded them (``EngineWritten``).
         pipelined_records: The number of records whose changes the sink gets in one

@@ -25,7 +25,8 @@ class Batch:
     The changes of one micro-batch, of any partitions and routes.
 
     Attributes:
-        batch_id: For the audit only: a new checkpoint begins again at 0.
+        batch_id: The same whenever the batch is applied again; a new checkpoint begins
+            again at 0.
         changes: At most one per route and key (see ``fold``).
         events: At most one per route and event id.
         floors: Positions below which routes have no rows: stored rows below are deleted
@@ -181,7 +182,9 @@ class SinkReader(Protocol):
 
     def rows(self, route: str) -> Iterator[StoredRow]:
         """
-        Yield the row of each key of a route once, in any order; none before ``open``.
+        Yield the row of each key of a route once, in any order.
+
+        Before the sink is first opened, there are none.
 
         Raises:
             UnavailableError: The target cannot be reached.
@@ -257,7 +260,7 @@ class Repairs(Protocol):
     """
     Requests rows of one sink's routes from the source, for that sink only.
 
-    A request is durable when the call returns. A repeated one only reads the rows
+    A request is durable when the call returns. A repeated request only reads the rows
     again.
     """
 

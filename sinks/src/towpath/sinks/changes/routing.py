@@ -124,7 +124,7 @@ class Routing:
 
     def source_key(self, key: tuple[Value, ...]) -> tuple[Value, ...]:
         """
-        Return the source's key values, in key order, of a key in the sink.
+        Return the source's key values for a key in the sink, in key order.
 
         Values of a key that a template built are text.
         """
@@ -259,7 +259,7 @@ class Routes:
         return found[0].route if found else None
 
     def matching(self, topics: Iterable[str]) -> list[str]:
-        """Return, sorted, the topics that the sink reads."""
+        """Return the topics that the sink reads, sorted."""
         return sorted(topic for topic in topics if self.reading(topic))
 
     def _search(self, topic: str) -> tuple[Reading, ...]:

@@ -1,5 +1,5 @@
 """
-The columns of a table after a route's transforms, and the mistakes of these. Pure.
+The columns of a table after a route's transforms, and mistakes in the transforms. Pure.
 
 A route that does not fit its table is found before the sink starts: unknown columns,
 columns of the key that would change, and values that no cast can convert.
@@ -28,7 +28,7 @@ _NUMBERS: Final = frozenset({*INTEGERS, *FLOATS, "numeric", "oid"})
 _TIMES: Final = frozenset(
     {"date", "timestamp with time zone", "timestamp without time zone"}
 )
-# The types of the source from which no value can be cast to a type.
+# For each type, the source types that can never be cast to it.
 _IMPOSSIBLE: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
         **dict.fromkeys(INTEGERS, frozenset({*_TIMES, "uuid", "bytea"})),

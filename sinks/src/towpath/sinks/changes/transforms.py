@@ -4,18 +4,18 @@ Transforms: the values of a route's rows, changed in the order of the route's en
 One pure function of a row serves sink and verifier. It runs on the row as it was
 published, merged with the earlier changes of its batch, before columns are left out and
 renamed. A column that the row does not have is null. Null stays null: a mask, hash,
-cast or template of null is null, and a condition on null is false unless it asks for
+cast or template of null is null, and a condition on null is false unless it tests for
 null.
 
-A partial change lacks columns that only the target has. An output whose inputs are all
-among them is unchanged, too. If only some are, or if they decide whether the row is
+A partial change lacks columns that only the target has. An output is unchanged if all
+of its inputs are among them. If only some are, or if they decide whether the row is
 dropped, nothing can be computed: the row must be read again (``LacksColumnsError``).
 
 A transform in Python is an entry point of the group ``towpath.transforms``: a function
-of a row. It gets a dictionary of its own, whose values have the form of records, and
-returns the columns that it writes, or ``None`` if the sink must not have the row. It
-must always return the same result for the same row, in the sink's driver, on executors
-and in the verifier.
+of a row. It gets its own dictionary, with values in the form of records, and returns
+the columns that it writes, or ``None`` if the sink must not have the row. It must
+always return the same result for the same row, in the sink's driver, on executors and
+in the verifier.
 
 Hot path, once per changed row of a route with transforms.
 """
@@ -277,7 +277,7 @@ class PythonTransform:
         Return the values of the written columns; ``None`` drops the row.
 
         Raises:
-            UnreadableError: The function fails, or returns what it may not.
+            UnreadableError: The function fails, or returns an invalid value.
         """
         given = {n: row.get(n) for n in self._reads} if self._reads else dict(row)
         try:

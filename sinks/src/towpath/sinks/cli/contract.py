@@ -125,7 +125,7 @@ class AlembicRange:
 
 def sqlalchemy_url(dsn: str, model: str) -> str:
     """
-    Write a database's address as a URL, with the scheme of another one.
+    Return a database's address as a URL, with the scheme of another URL.
 
     Args:
         dsn: An address as libpq takes it.
@@ -162,7 +162,7 @@ def sql_files(paths: Sequence[Path]) -> Step:
 
 
 def _run_file(dsn: str, path: Path) -> None:
-    """Run a file in a session of its own, as its author's tool would."""
+    """Run a file in its own session, as its author's tool would."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -191,16 +191,17 @@ class MigratedSchema(NamedTuple):
 
 def compare(dsn: str, before: Step, migrate: Step) -> MigratedSchema:
     """
-    Apply a migration to a scratch database; return what it did.
+    Apply a migration to a scratch database; return the catalogs and its statements.
 
     Args:
-        dsn: A server where a database may be created, as libpq takes it.
+        dsn: The address of a server where a database may be created, as libpq takes it.
         before: Makes the schema.
         migrate: Applies the migration.
 
     Raises:
-        MigrationFailedError: Schema or migration fails.
-        UnavailableError: The server cannot be reached, or refuses a new database.
+        MigrationFailedError: The schema or the migration cannot be applied.
+        UnavailableError: The server cannot be reached, or refuses to create or drop the
+            database.
     """
     with _scratch(dsn) as scratch:
         before(scratch)
@@ -248,7 +249,7 @@ def _drop(dsn: str, name: str) -> None:
     Drop a database.
 
     Raises:
-        UnavailableError: The server does not do it; the database stays.
+        UnavailableError: The server cannot be reached, or refuses; the database stays.
     """
     drop = sql.SQL("drop database {} with (force)").format(sql.Identifier(name))
     try:

@@ -36,7 +36,7 @@ KeyOption = Annotated[
     str | None,
     Parameter(
         name="--key",
-        help="A key as the records have it, alone or behind its topic and a space, "
+        help="A key as the records have it, alone or after its topic and a space, "
         "its values alone (7, 7:de), or one record as TOPIC/PARTITION/OFFSET.",
     ),
 ]
@@ -88,7 +88,7 @@ def show(
     config: ConfigOption = None,
 ) -> int:
     """
-    Show dead letters whole: reason, position, headers, key and value.
+    Show dead letters in full: reason, position, headers, key and value.
 
     Args:
         sink: The sink's name.
@@ -155,7 +155,7 @@ def discard(*, request: _LetterOptions) -> int:
 
 
 def _send(verb: Verb, request: _LetterOptions) -> int:
-    """Send a request about a key's dead letters, or all; print the answers."""
+    """Request a verb for the dead letters of a key, or for all; print the answers."""
     if (request.key is None) is not request.all_:
         message = f"to {verb}, pass either --key or --all"
         raise UsageError(message)

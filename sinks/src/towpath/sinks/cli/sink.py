@@ -2,9 +2,9 @@
 ``towpath sink run | check | fetch-jars``, and the tables behind the routes of sinks.
 
 The relay announces a table with its first record. Until then the table is read from the
-source, if that answers, so that a mistake in a route is found before the rows arrive. A
-route whose table only an expression of ``[[source]] tables`` selects is looked up too,
-because no other check finds a mistyped one.
+source, if the source answers, so that a mistake in a route is found before the rows
+arrive. A table that only an expression of ``[[source]] tables`` selects is looked up,
+too, because no other check finds a mistyped name.
 """
 
 import os
@@ -103,9 +103,9 @@ def fetch_jars() -> int:
     Fetch the engine's Java archives, each checked against its sha256.
 
     They are fetched with Maven where it is installed, else with the Ivy of Spark, and
-    kept in the cache of the user; TOWPATH_JARS names another folder. Archives that are
-    there already are not fetched again. Then the engine is started once, and Java
-    records its classes, so that drivers start faster.
+    kept in the user's cache; TOWPATH_JARS names another folder. Complete archives are
+    not fetched again. Then the engine is started once, and Java records its classes, so
+    that drivers start faster.
     """
     environ = os.environ  # noqa: TID251 - a root
     wanted = [jar for jar in store.read_lock() if jar.use == "spark"]
@@ -144,7 +144,8 @@ class TableShapes:
         Return the shape of a topic's table.
 
         Raises:
-            ShapeUnknownError: Neither the relay nor the source knows the table.
+            ShapeUnknownError: The relay has not announced the table, and the source
+                lacks it or does not answer.
             UnavailableError: The broker does not answer.
         """
         try:
@@ -169,7 +170,7 @@ class TableShapes:
         return True
 
     def refresh(self) -> None:
-        """Read the announcements that arrived since."""
+        """Read the announcements that have arrived since the last read."""
         self._announced.refresh()
 
     def close(self) -> None:

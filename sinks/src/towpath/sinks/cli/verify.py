@@ -48,9 +48,9 @@ def verify(  # noqa: PLR0913 - a command's options
             reason, with exit code 1.
         erase: With --repair, have the sink erase keys that no newly read row replaces,
             and read them again: a row above all positions that the sink ever applied,
-            a row that is there more than once, a key the table cannot have.
+            a row that the sink has more than once, a key the table cannot have.
         continuous: Verify one sink again and again, until interrupted; then exit with
-            the code of the worst pass. A pass in which source, broker or sink do not
+            the code of the worst pass. A pass in which source, broker or sink does not
             answer counts as not verified.
         every: With --continuous, the seconds from the start of a pass to the next.
         json: Print one JSON document for each sink; with --continuous, one on each

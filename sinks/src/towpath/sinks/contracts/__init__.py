@@ -2,8 +2,8 @@
 Table contracts: what a migration does to row topics and to each sink. Pure.
 
 A sink's route sees the table as the relay announces it, through its own exclusions and
-renames. Its kind decides about types, by the same functions that the sink itself uses:
-the field of an index, the column of a warehouse or of a Postgres table.
+renames. The sink's kind judges types, by the functions that the sink itself uses: the
+field of an index, the column of a warehouse or of a Postgres table.
 
 Statements that change rows of captured tables are judged too.
 """
@@ -373,7 +373,7 @@ _JUDGED: Final[Mapping[str, tuple[str, str, str]]] = MappingProxyType(
                 "The topic gets one truncation for each partition, and each sink "
                 "deletes all rows of the table."
             ),
-            'A route that must keep the rows needs on_truncate = "keep" before.',
+            'First set on_truncate = "keep" in each route that must keep the rows.',
         ),
     }
 )

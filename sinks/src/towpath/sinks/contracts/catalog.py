@@ -143,7 +143,7 @@ class Catalog:
 
 
 class RowStatement(NamedTuple):
-    """The oid of a table, and what was done to its rows: ``UPDATE``, ``TRUNCATE``..."""
+    """The oid of a table, and an operation on its rows, such as ``UPDATE``."""
 
     table: int
     operation: str
@@ -193,7 +193,7 @@ _ENUMS: Final[LiteralString] = """
 
 def read_catalog(connection: Connection) -> Catalog:
     """
-    Read the tables of a database, without those of the server.
+    Read the tables and enums of a database, without the server's own tables.
 
     Raises:
         psycopg.Error: The catalog cannot be read.
@@ -260,7 +260,7 @@ def record_statements(connection: Connection, catalog: Catalog) -> None:
 
 
 def recorded_statements(connection: Connection) -> list[RowStatement]:
-    """Return the recorded statements, and remove all that recorded them."""
+    """Return the recorded statements, and remove the triggers that recorded them."""
     rows = connection.execute(
         "select relation, operation from towpath_contract.statement order by 1, 2"
     ).fetchall()

@@ -132,7 +132,7 @@ def _type_change(before: TableColumn, after: TableColumn) -> ChangeKind:
     return ChangeKind.SHRUNK if _grows(after, before) else ChangeKind.RETYPED
 
 
-# Not real and double precision: 0.1 of one is 0.10000000149011612 of the other.
+# Not real and double precision: 0.1 in one is 0.10000000149011612 in the other.
 _RANK: Final[Mapping[str, tuple[str, int]]] = MappingProxyType(
     {
         "smallint": ("whole", 0),

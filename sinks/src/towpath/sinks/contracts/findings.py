@@ -45,7 +45,7 @@ class ContractFinding:
         name: The table, or the table and the column, as before the migration.
         change: The change, such as ``column dropped``.
         sentence: The effect, as one sentence.
-        steps: The way to the same end, or what remains to be done.
+        steps: The steps of a safe way, or the steps that remain.
     """
 
     level: Level
@@ -176,7 +176,7 @@ def _of_renamed_table(change: TableChange, topic: str) -> ContractFinding:
         "reader learns of it."
     )
     steps = (
-        f"Create {new_name} as a table of its own, and write to both.",
+        f"Create {new_name} as a separate table, and write to both.",
         "Let writers and readers move to it; add its topic and its routes.",
         f"Remove {name} from source.tables, and then the table itself.",
     )
@@ -256,7 +256,10 @@ def _of_required(change: ColumnChange, name: str) -> ContractFinding:
         change.kind,
         "The migration fails if a row has null in the column, and so does every insert "
         "of the running application that omits the column.",
-        ("Deploy the application that always writes it, fill the old rows.", *_REQUIRE),
+        (
+            "Deploy the application that always writes it, and fill the old rows.",
+            *_REQUIRE,
+        ),
     )
 
 

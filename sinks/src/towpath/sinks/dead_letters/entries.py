@@ -244,7 +244,7 @@ def _other(kind: bytes, document: Mapping[str, Any], subject: Subject) -> Entry 
 def _dead_letter(
     key: bytes | None, value: bytes | None, headers: Sequence[Header]
 ) -> DeadLetter | None:
-    """Split off our headers, which come last: the record may have the same names."""
+    """Decode a dead letter; our headers come last: the record may have their names."""
     ours: dict[str, bytes] = {}
     count = len(headers)
     while count:

@@ -2,8 +2,8 @@
 Parked keys of a sink, and its open dead letters. Pure.
 
 Only positions decide which records are parked, so that a batch repeated after a crash
-leads to the same decisions. Resolutions are remembered, too: a record below one is not
-parked when it is delivered again. Both are bounded.
+leads to the same decisions. Resolutions are remembered, too: a record at or below one
+is not parked when it is delivered again. Both are bounded.
 
 A record that was written to the dead letters twice, because its batch was repeated, is
 one dead letter.
@@ -149,7 +149,7 @@ class ParkedKeys:
         """Return whether a dead letter is in the topic already."""
         parked, origin = dead_letter.parked, dead_letter.record.origin
         waiting = None if parked is None else self._waiting.get(parked)
-        # Above all of them: the offsets begin again in a topic that was recreated.
+        # Offsets say nothing about other positions: a recreated topic restarts them.
         if waiting is None or not (
             waiting.lowest <= dead_letter.position <= waiting.highest
         ):
@@ -198,7 +198,7 @@ class OpenDeadLetters:
     Attributes:
         wanted: Subjects whose dead letters are kept; ``None`` for all. A topic may hold
             more than fits into memory.
-        requests: The requests without a reply.
+        requests: The requests without a resolution or a reply.
     """
 
     wanted: frozenset[Subject] | None = None

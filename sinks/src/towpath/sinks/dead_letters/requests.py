@@ -82,7 +82,7 @@ def subject_summary(
 
 
 def dead_letter_documents(dead_letters: Iterable[DeadLetter]) -> list[dict[str, Any]]:
-    """Return each dead letter with its record."""
+    """Return each dead letter with its record, as a document."""
     return [
         {
             "record": "/".join(map(str, dead_letter.record.origin)),
@@ -160,7 +160,8 @@ def request_outcomes(
     """
     Send one request per subject, and return the outcome of each as a document.
 
-    Its ``state`` is done, refused, or open if the sink has not answered in time.
+    The ``state`` of an outcome is done, refused, or open if the sink has not answered
+    in time.
 
     Raises:
         UnavailableError: The broker does not answer.

@@ -1,10 +1,10 @@
 """
 Compares a sink's block with the one it last ran with.
 
-A query continues at its offsets and never reads records below them again. Rows that a
-new or changed route would make from those records would be missing, so the route is
-requested as a whole, with a sweep of its old rows. The request comes before the new
-block is stored: after a crash in between, all of it happens again.
+A query continues at its offsets and never reads records below them again. A new or
+changed route lacks the rows that come from those records, so the route is requested as
+a whole, with a sweep of its old rows. The request comes before the new block is stored:
+after a crash in between, all of it happens again.
 """
 
 import enum

@@ -109,7 +109,7 @@ def committed_offsets(checkpoint: Path) -> Offsets | None:
 
 
 def planned_offsets(checkpoint: Path) -> Offsets:
-    """Return the end of the newest batch, if it is not committed yet."""
+    """Return the offsets after the newest batch; ``{}`` if it is committed."""
     batches, committed = _batches(checkpoint / "offsets"), _commits(checkpoint)
     if not batches or (committed and batches[-1] <= committed[-1]):
         return {}

@@ -2,8 +2,8 @@
 ``python -m towpath.sinks.engine.classes``: record the archive of Spark's classes.
 
 Java loads and verifies about 20,000 classes before a driver has written a first batch,
-which is most of the work of its start. An engine is started once, uses what drivers
-use, and Java writes its loaded classes into one file when it ends. Every engine with
+which is most of the work of its start. One engine is started and used as drivers use
+theirs; when it ends, Java writes its loaded classes into one file. Every engine with
 these jars then maps the file (``towpath.sinks.jars.java``). Nothing depends on it:
 without the file, engines only start more slowly.
 """
@@ -39,10 +39,10 @@ _NO_BROKER: Final = {
 
 def ensure(report: Callable[[str], None]) -> Path | None:
     """
-    Record the archive unless it is there; return it, or None if Java cannot write it.
+    Record the archive unless it exists; return it, or None if Java cannot write it.
 
     Args:
-        report: Is called with a line before the archive is recorded.
+        report: Called with a line before the archive is recorded.
     """
     archive = java.spark_classes()
     if archive.exists():
@@ -59,7 +59,7 @@ def ensure(report: Callable[[str], None]) -> Path | None:
             )
         except subprocess.SubprocessError:
             return None
-        # Java exits with 0 also without its base archive, which it then needs.
+        # Without its base archive, Java exits with 0 and writes nothing.
         if not recorded.exists():
             return None
         for former in archive.parent.glob("spark-*.jsa"):

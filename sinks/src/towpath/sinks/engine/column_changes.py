@@ -2,8 +2,8 @@
 Requests rows whose columns were altered without a change in the stream.
 
 A column that is added with a default, renamed or retyped alters every row, and the
-stream carries none of them. The relay announces a table's new shape before its next
-row. So each batch first compares the announced shapes with the stored ones, and
+stream carries none of these rows. The relay announces a table's new shape before its
+next row. So each batch first compares the announced shapes with the stored ones, and
 requests the rows that have a value in an altered column. Until they are applied, the
 route counts as lacking rows (``incomplete``).
 

@@ -1,12 +1,12 @@
 """
 A driver: one process and one engine that run several independent sinks.
 
-A driver runs the sinks that the configuration assigns to it. The file is checked every
-second: an added sink is started, a removed one is stopped, and one whose block has
-changed is checked, stopped and started again; the others are untouched. A healthy sink
-keeps its previous block if the new one does not fit. The new block is checked again
-every few seconds, because its tables or its target may change. A running sink's folder
-is locked, so that no other driver runs it and no command drops it.
+A driver runs the sinks that the configuration assigns to it. The configuration file is
+checked every second: an added sink is started, a removed one is stopped, and one whose
+block has changed is checked, stopped and started again; the others are untouched. A
+healthy sink keeps its previous block if the new one does not fit. The new block is
+checked again every ten seconds, because its tables or its target may change. A running
+sink's folder is locked, so that no other driver runs it and no command drops it.
 """
 
 import threading
@@ -41,8 +41,8 @@ CHECK_AGAIN_EVERY_S: Final = 10.0
 # The engine gives a running batch 30 s to finish; the sum of all stops is bounded.
 STOP_WITHIN_S: Final = 40.0
 
-# A busy cluster starts an executor within seconds. Spark restarts one that cannot run
-# again and again, and only the workers' logs show it.
+# A busy cluster starts an executor within seconds. Spark keeps restarting one that
+# cannot run, and only the workers' logs show it.
 EXECUTORS_WITHIN_S: Final = 30.0
 
 _log = structlog.get_logger("towpath.sinks")
@@ -94,7 +94,7 @@ class ExecutorWatch:
         self._is_missing = False
 
     def observe(self, *, is_waiting: bool) -> None:
-        """Take in whether jobs wait for a first executor now."""
+        """Note whether jobs wait for a first executor now."""
         if not is_waiting:
             if self._is_missing:
                 _log.info("executor started: batches no longer wait")

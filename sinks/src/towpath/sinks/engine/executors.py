@@ -7,7 +7,7 @@ records that only the driver may write.
 
 The tasks of a target that the engine writes encode their rows. These stay in the
 engine, which runs a task again if it has lost its rows. The sink's statements read them
-there, and tasks of a second pass write them to files: no row comes to the driver.
+there, and tasks of a second pass write them to files: no row passes through the driver.
 
 An executor makes its sink from an ``ExecutorSpec`` alone: it has no configuration and
 no state folder. It reads the tables' shapes from Kafka, over one connection for all
@@ -89,7 +89,7 @@ class Executors:
         Args:
             sink: The sink.
             make: Makes the sink on an executor; the function is sent there.
-            abandoned: Gets the tasks that were given up.
+            abandoned: Notes each time that tasks were given up.
         """
         self._sink = sink
         self._abandoned = abandoned
@@ -108,7 +108,7 @@ class Executors:
         floors_epoch: int,
     ) -> SliceOutcome:
         """
-        Apply all slices of a batch; what they wrote is durable.
+        Apply all slices of a batch; their writes are durable when this returns.
 
         Args:
             tasks: The tasks of the batch.
@@ -164,7 +164,8 @@ class EncodingExecutors:
         """
         Encode all slices of a batch and have the engine write them.
 
-        The sink counts what it writes. The parameters are those of ``Executors``.
+        The sink counts the rows that it writes. The parameters are those of
+        ``Executors``.
 
         Raises:
             BatchRefusedError: The target refuses a row.
@@ -235,7 +236,7 @@ def _to_ipc(batch: pa.RecordBatch) -> bytes:
 def _outcomes(
     encoded: DataFrame,
 ) -> tuple[list[SliceOutcome], list[EncodedSummary]]:
-    """Run the tasks; return their outcomes, and what they have encoded."""
+    """Run the tasks; return their outcomes, and summaries of their encoded rows."""
     try:
         results = encoded.where(f"{_RESULT} IS NOT NULL").select(_RESULT).toArrow()
     except (PySparkException, Py4JError) as error:
@@ -266,7 +267,7 @@ class _FrameRows:
         session = self._encoded.sparkSession
         of_rows = session.createDataFrame(schema.empty_table()).schema
         rows = self._of(statement).mapInArrow(read, of_rows)
-        # The sink's statements run in another session than the batch.
+        # The batch and the sink's statements run in different sessions.
         rows.createOrReplaceGlobalTempView(name)
 
     def collect(
@@ -277,7 +278,7 @@ class _FrameRows:
             if tables:
                 yield _result_row(write(pa.concat_tables(tables)))
 
-        # A call for each core: each writes files of its own.
+        # One call for each core: each writes its own files.
         cores = self._encoded.sparkSession.sparkContext.defaultParallelism
         results = self._of(statement).coalesce(cores).mapInArrow(run, _SCHEMA)
         try:

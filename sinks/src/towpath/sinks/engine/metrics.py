@@ -1,9 +1,10 @@
 """
 Metrics of sinks in Prometheus's format; ``docs/metrics.md`` describes each.
 
-Counters are those of the progress files, so they continue across restarts. Labels are
-the declared sinks, their states and the stages of a batch: all bounded by the
-configuration and this code. An unknown value is left out, never zero.
+Counters come from the progress files and continue across restarts, except that of
+unpublished records. Labels are the declared sinks, their states, the stages of a batch
+and the steps of a trigger: all bounded by the configuration, this code and the engine.
+An unknown value is left out, never zero.
 
 The metrics port is served by a separate thread, so that a request never delays a
 batch. It listens on this host only unless the configuration says otherwise: it has no

@@ -125,7 +125,7 @@ class Monitor:
         self._sinks: dict[str, Sink] = {}
         self._reports: dict[str, Report] = {}
         self.metrics = SinkMetrics(self._published)
-        # Held during a check, so that nothing of a forgotten sink is written again.
+        # Held during a check, so that no value of a forgotten sink is written again.
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="lag", daemon=True)
@@ -193,7 +193,7 @@ class Monitor:
             self._check()
 
     def _published(self) -> Mapping[str, datetime]:
-        """Return when each sink published last; without sinks, nothing is read."""
+        """Return when each sink last published; without sinks, nothing is read."""
         return self._store.times() if self._reports else {}
 
     def _check(self) -> None:

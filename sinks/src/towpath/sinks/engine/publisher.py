@@ -69,7 +69,7 @@ class ProgressPublisher:
         self._clock = clock
         self._refetches = _NumberedRefetches(state_folder, sink)
         self._run: int | None = None
-        # The run of another driver that was logged.
+        # The other driver's run that was last logged.
         self._other: int | None = None
         self._number = 0
         self._is_over = False
@@ -87,11 +87,11 @@ class ProgressPublisher:
 
     def begin(self) -> bool:
         """
-        Take the number of the run; repeated while the run continues.
+        Take the number of the run; called again while the run continues.
 
         Another driver may run the sink too, by mistake or until it notices that it was
-        replaced. Readers follow the one that began last. Once that one is no longer
-        alive, this run takes a number above it.
+        replaced. Readers follow the run that began last. Once that run is no longer
+        alive, this one takes a higher number.
 
         Returns:
             Whether the broker answered; a failure is logged.
@@ -99,7 +99,7 @@ class ProgressPublisher:
         try:
             heard = self._store.read(self._sink)
         except UnreadableProgressError as error:
-            # Of a driver of another version; the next record replaces it.
+            # A driver of another version wrote it; the next record replaces it.
             self._log_unread(error)
             heard = None
         except TowpathError as error:

@@ -61,9 +61,9 @@ class Tasks(Protocol):
 
     def run(self, function: TaskFunction, schema: str) -> DataFrame:
         """
-        Return what the tasks yield; they run when the engine needs it.
+        Return the results of the tasks, which run when the engine needs them.
 
-        A task that is run again yields the same records to its function.
+        A task that is run again passes the same records to its function.
 
         Args:
             function: The function of each task; it is sent to the executors.

@@ -253,7 +253,7 @@ class Recovery:
         Recover from whatever prevents the query from starting, before each start.
 
         Raises:
-            UnavailableError: The broker does not answer; nothing was changed.
+            UnavailableError: The broker does not answer; the next start repeats it all.
         """
         checkpoint = self._plan.checkpoint
         unreadable = False

@@ -1,4 +1,4 @@
-"""The report of a sink: its progress, stored and published, its log, its counters."""
+"""The report of a sink: its progress, stored and published, its log and its metrics."""
 
 import dataclasses
 import threading
@@ -56,7 +56,7 @@ class Report:
         self._is_open = False
         self._progress = stored_progress(self._path, sink)
         self._log = _log.bind(sink=sink)
-        # The driver's thread reports the block, the sink's own thread everything else.
+        # The threads of the driver, the monitor and the sink all write the progress.
         self._writing = threading.Lock()
         self._unwritten: str | None = None
         self._attempts = 0
@@ -98,7 +98,7 @@ class Report:
         return self._publisher is None or self._publisher.begin()
 
     def store(self) -> None:
-        """Publish the progress, and retry a write of the file that failed."""
+        """Publish the progress, and retry a failed write of the file."""
         if self._unwritten is not None:
             self._write()
             return
@@ -106,7 +106,7 @@ class Report:
             self._publish()
 
     def publish_missing_rows(self) -> None:
-        """Publish what the sink lacks, such as lost rows, if that has changed."""
+        """Publish which rows the sink lacks, if they have changed."""
         with self._writing:
             self._publish(only_if_changed=True)
 

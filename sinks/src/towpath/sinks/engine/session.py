@@ -7,7 +7,7 @@ two processes instead of four, and VFORK halves the cost of each. The stack has
 because a driver shares its cores with the targets.
 
 On a cluster the engine finds its own addresses and counts its own cores. Under
-``spark-submit`` the Java process is there already, and its settings take precedence.
+``spark-submit`` the Java process already runs, and its settings take precedence.
 """
 
 import gc
@@ -130,11 +130,11 @@ def tune_worker() -> None:
     """
     Tune a process of an executor, once; at the end of its first task.
 
-    Before each task the engine has Python forget what its archives contain, the large
-    one with the engine's classes among them: reading their directories again takes
-    longer than the records of a small task. They do not change while the process runs.
-    After each task it collects garbage: what the first task has loaded need not be
-    scanned.
+    Before each task the engine makes Python forget the directories of its archives,
+    including the large archive with the engine's classes. Reading them again takes
+    longer than the records of a small task, and they do not change while the process
+    runs. After each task the engine collects garbage: the objects that the first task
+    has loaded need not be scanned.
     """
     zipimporter.invalidate_caches = _keep_directory  # type: ignore[method-assign, assignment]
     gc.collect()
@@ -178,7 +178,7 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
     Provide a folder for the temporary files of one engine; remove it at the end.
 
     The engine copies all connectors there, and leaves them if it is killed: 57 MB each
-    time. So each process has a folder of its own, locked as long as it lives, and
+    time. So each process has its own folder, locked as long as the process lives, and
     removes the folders of processes that have ended.
 
     Args:
@@ -190,7 +190,7 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
     with progress.writing(parent):
         parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(parent)
-        # It gets the name by which others find it once it is locked.
+        # Other processes look for this name, so the folder gets it once it is locked.
         unnamed = Path(tempfile.mkdtemp(dir=parent))
         lock = lock_folder(unnamed)
         folder = unnamed.rename(parent / f"{_SCRATCH_PREFIX}{unnamed.name}")
@@ -219,6 +219,7 @@ def start_session(engine: Engine) -> SparkSession:
 
     Raises:
         EngineDiedError: It did not start, or ended at once.
+        StateNotWrittenError: Its folder cannot be created.
     """
     # Failures inside a batch are raised and logged by us; py4j would print them, too.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)

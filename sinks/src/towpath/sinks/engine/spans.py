@@ -1,7 +1,7 @@
 """
 The spans of sampled records that a sink has written.
 
-A batch has many records of many traces, so it is a trace of its own::
+A batch has many records of many traces, so it gets a separate trace::
 
     sink batch        from the first read to the durable write; linked to its records
     sink write        one for each sampled record, within the trace of its event

@@ -299,7 +299,7 @@ class Supervisor:
         return _SinkRun(writing, requests, recovery, safe, idle)
 
     def _abandoned(self, *, has_tasks: bool) -> AbandonedTasks | None:
-        """Return what an earlier run, here or elsewhere, may still be writing."""
+        """Return the time until which an earlier run, here or elsewhere, may write."""
         was_running = self._copies.was_running
         if not (has_tasks or was_running):
             return None
@@ -361,6 +361,7 @@ class Supervisor:
             TopicRemadeError: The query must start again.
             PartitionsAddedError: The query must start again.
             UnavailableError: The query must start again: the state was not copied.
+            HaltError: The sink refuses to continue.
         """
         self._copies.save()
         try:
@@ -376,7 +377,7 @@ class Supervisor:
             self._report.publish_missing_rows()
 
     def _do_idly(self, work: Callable[[], None]) -> None:
-        """Do one work between batches: its failure does not prevent the next one."""
+        """Do one piece of idle work; its failure does not prevent the next one."""
         try:
             work()
         except (TopicRemadeError, PartitionsAddedError):

@@ -1,9 +1,9 @@
 """
-Writes the batches of one sink: first in slices, then what the slices have left.
+Writes the batches of one sink: first in slices, then the records that slices leave.
 
 ::
 
-    driver       connects ............... flushes, and writes what is left
+    driver       connects ............... flushes, and writes the records left
     slices                 apply_slice
 
 On one machine the driver applies the batch as one slice, while Kafka's client reads on;
@@ -12,7 +12,7 @@ on a cluster the executors apply one slice for each partition of a large batch.
 On a cluster, the driver's sink connects before any executor writes and keeps its
 connections until its own flush: if the target restarts in between, and may lose rows
 that executors have written, these connections break. Its flush follows all their rows,
-so that its witness does, too.
+and so does the witness that its flush writes.
 """
 
 from dataclasses import replace
@@ -51,7 +51,7 @@ class SinkWriter:
         Store the parameters.
 
         Args:
-            writer: Writes what slices leave.
+            writer: Writes the records that slices leave.
             sink: The sink of the writer.
             context: The services that the writer uses.
             executors: Apply the slices of large batches; without them the driver does.
@@ -79,7 +79,7 @@ class SinkWriter:
                 found = self._context.refetches.incomplete_routes() - incomplete_routes
                 if not found:
                     return self._finish(outcome, batch_id)
-                # Its partial changes were merged as if the target lacked no rows.
+                # The batch's partial changes were merged as if no row was lacking.
                 _log.info(
                     "batch written again: the target was found to lack rows",
                     routes=sorted(found),
@@ -99,7 +99,7 @@ class SinkWriter:
         executors: AnyExecutors | None,
         incomplete_routes: frozenset[str],
     ) -> SliceOutcome:
-        """Apply the slices of a batch; what they wrote is durable."""
+        """Apply the slices of a batch; their writes are durable when this returns."""
         context = self._context
         blocked_keys = context.blocked_keys()
         if executors is None:
@@ -131,7 +131,7 @@ class SinkWriter:
         )
 
     def _finish(self, outcome: SliceOutcome, batch_id: int) -> BatchResult:
-        """Write what the slices have left, and purge what is safe after them."""
+        """Write the records that the slices have left, and apply the safe position."""
         context = self._context
         if outcome.rows or outcome.stale:
             context.refusals.reset()
@@ -141,7 +141,7 @@ class SinkWriter:
         return self._result(outcome, written)
 
     def _result(self, outcome: SliceOutcome, rest: BatchResult | None) -> BatchResult:
-        """Add up the slices, and what was written after them."""
+        """Add up the counts of the slices, and those of the records after them."""
         context = self._context
         result = BatchResult(
             records=outcome.records,

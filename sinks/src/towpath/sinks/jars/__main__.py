@@ -2,8 +2,8 @@
 ``python -m towpath.sinks.jars``: fetch the Java archives that the lock names.
 
 Further locks, which the local stack does not need, can be given as arguments: ``s3``
-for a warehouse in an object store; ``jdbcsink``, ``objectstore``, ``postgres15`` and
-``securesearch`` for tests.
+for a warehouse in an object store; others, such as ``jdbcsink`` and ``objectstore``,
+for tests and benchmarks.
 """
 
 import argparse
@@ -20,7 +20,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="towpath.sinks.jars", description=__doc__)
     parser.add_argument("locks", nargs="*", help="further locks", metavar="LOCK")
     parser.add_argument(
-        "--only", action="append", help="fetch archives of this use [all]"
+        "--only", action="append", help="fetch only the archives of this use [all]"
     )
     wanted = parser.parse_args()
     further = [store.LOCK.with_name(f"{word}.lock") for word in wanted.locks]

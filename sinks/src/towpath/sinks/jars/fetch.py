@@ -2,7 +2,7 @@
 Fetch the archives that the store lacks, check them and put them in place.
 
 A fetch may be interrupted and repeated: complete archives are kept in a work folder
-until all of them are there. One process at a time changes a store; another waits.
+until all archives are fetched. One process at a time changes a store; another waits.
 
 - Maven, where it is installed, fetches many files at once. Each use is a separate
   module, because uses need different versions of one artifact. Every archive is named,
@@ -229,7 +229,7 @@ def ensure(report: ReportLine, environ: Mapping[str, str], jars: Sequence[Jar]) 
     Args:
         report: Called with lines on the progress.
         environ: Environment with ``PATH``, ``SSL_CERT_FILE`` and ``TOWPATH_JARS``.
-        jars: The lock.
+        jars: The wanted archives, as the lock lists them.
 
     Raises:
         JarsError: An archive could not be fetched, or does not match the lock.
@@ -314,7 +314,7 @@ def _trust_flags(work: Path, environ: Mapping[str, str]) -> list[str]:
 
 
 def _run(commands: list[list[str]], work: Path, env: dict[str, str]) -> str:
-    """Run commands in parallel; return the output of a failed one; kill all at exit."""
+    """Run commands in parallel; return the end of the output of the first to fail."""
     running = []
     try:
         for number, words in enumerate(commands):

@@ -29,8 +29,8 @@ _VERSION: Final = re.compile(r'^JAVA_VERSION="(\d+)', re.MULTILINE)
 _VECTOR: Final = "jdk.incubator.vector"
 _WRAPPER: Final = """\
 #!/bin/sh
-# Starts Java for Spark: without a module that this runtime lacks, without the entry of
-# the class path that is there twice, and with the archive of loaded classes.
+# Starts Java for Spark: without a module that this runtime lacks, without the repeated
+# entry of the class path, and with the archive of loaded classes.
 for argument do
   shift
   case $argument in
@@ -62,7 +62,7 @@ def home(environ: Mapping[str, str] | None = None) -> Path:
     Return the home of the Java 21 that runs Spark and the local stack's servers.
 
     Raises:
-        PrerequisiteError: There is none.
+        PrerequisiteError: There is no such Java.
     """
     variables = os.environ if environ is None else environ  # noqa: TID251 - asked once, here
     own = variables.get("JAVA_HOME", "")
@@ -101,7 +101,7 @@ def spark_home(folder: Path, environ: Mapping[str, str] | None = None) -> Path:
     Write the ``JAVA_HOME`` of PySpark, and return it.
 
     Args:
-        folder: The folder of the wrapper; safe to repeat.
+        folder: The folder of the wrapper; it may exist already.
         environ: The environment; by default, the process's own.
     """
     java_home = home(environ)
@@ -126,7 +126,7 @@ def spark_classes(environ: Mapping[str, str] | None = None) -> Path:
     """
     Return the file for the archive of Spark's loaded classes, recorded or not.
 
-    Its name stands for the runtime and for the jars of Spark, because Java accepts an
+    Its name identifies the runtime and the jars of Spark, because Java accepts an
     archive only with the very files that it was recorded with.
     """
     content = hashlib.sha256()

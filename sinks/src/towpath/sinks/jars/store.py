@@ -31,7 +31,7 @@ LOCK: Final = Path(__file__).with_name("jars.lock")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jar:
-    """One archive for one use: ``kafka``, ``opensearch``, ``registry`` or ``spark``."""
+    """One archive for one use, such as ``kafka`` or ``spark``."""
 
     use: str
     coordinate: str

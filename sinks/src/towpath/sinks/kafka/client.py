@@ -132,7 +132,8 @@ def producer(
 
     Args:
         kafka: The connection.
-        transactional_id: If given, it writes in transactions, and fences others.
+        transactional_id: If given, the producer writes in transactions, and fences
+            earlier producers with this id.
         more: Further settings.
 
     Raises:
@@ -187,7 +188,7 @@ class Topics:
         """
         Return, per topic and partition (as text), the offset of the first record.
 
-        That is the first one that retention has left; a topic that does not exist is
+        That is the first record that retention has kept. A topic that does not exist is
         left out.
 
         Raises:
@@ -335,7 +336,7 @@ class KafkaRelations:
     """
     The shapes of tables, read from the relations topic, each record once.
 
-    Belongs to one sink: its calls must not overlap.
+    Its calls must not overlap.
     """
 
     def __init__(self, kafka: Kafka, prefix: str) -> None:

@@ -43,9 +43,9 @@ from towpath.sinks.kafka.client import (
     unavailable,
 )
 
-# Enough records in flight to keep the broker busy, few enough to hold in memory.
-# The topic decides on the size of a record, not the client.
+# The topic limits the size of a record, not the client.
 _WRITING: Final = {"message.max.bytes": topics.LARGEST_RECORD_BYTES}
+# Enough records in flight to keep the broker busy, few enough to hold in memory.
 _PRODUCED_AT_ONCE: Final = 5_000
 # The client drops a record that it could not send this long before the wait for it
 # ends. Otherwise it might send a dead letter after the record has been applied by a
@@ -172,7 +172,7 @@ class DeadLetterTopic:
             raise
 
     def close(self) -> None:
-        """Do nothing: no connection stays open between two calls."""
+        """Do nothing: each call waits for its records, and closes its consumer."""
 
     def _create(self) -> bool:
         """Create the topic unless it exists; return whether it was created."""

@@ -216,7 +216,7 @@ class KafkaBatches:
         return found
 
     def check(self, span: Span) -> None:
-        # With a client of its own: that of the slices may be in use.
+        # With a separate client: that of the slices may be in use.
         consumer = client.consumer(self._kafka, self._group, self._settings)
         try:
             for place, (begin, end) in span.items():
@@ -431,9 +431,9 @@ def _headers_of(messages: Sequence[Message]) -> pa.ListArray:
     """
     Return the headers of messages as an array.
 
-    A record with a header name that is not UTF-8 gets none, and becomes a dead letter.
-    The client returns an invalid list for it. Only a call from C detects that, such as
-    ``methodcaller``'s, and only the first call for a message.
+    A record with a header name that is not UTF-8 gets no headers, and becomes a dead
+    letter. The client returns an invalid list for it. Only a call from C detects that,
+    such as ``methodcaller``'s, and only the first call for a message.
     """
     headers_of_each = map(_headers, messages)
     flat: list[tuple[str, bytes | None]] = []

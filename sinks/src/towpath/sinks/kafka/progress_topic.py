@@ -7,9 +7,8 @@ Kafka compacts the topic within minutes, so a reader that begins with the first 
 reads a few megabytes at most.
 
 ``ProgressTopic`` publishes for a driver, for the verifier, and for the command that
-drops a sink.
-``ProgressReader`` reads on at each call up to the present end of the topic, and fails
-while the broker does not answer: what it returns is never older than the call.
+drops a sink. ``ProgressReader.read`` reads on up to the present end of the topic, and
+fails while the broker does not answer: its result is never older than the call.
 """
 
 import threading
@@ -229,7 +228,7 @@ class ProgressTopic:
             raise BrokerUnavailableError(message)
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connection of the reader."""
         self._reader.close()
 
     def _connected(self) -> Producer:

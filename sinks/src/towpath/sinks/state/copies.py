@@ -6,12 +6,12 @@ known ids and witnesses. Spark's checkpoint is not copied: a query without one c
 at the applied offsets of the progress.
 
 The copies of one moment are stored together, after each batch and between batches. They
-are what a crash at that moment would have left: records that were applied later are
-read again, and the guard of the target absorbs them.
+equal the files that a crash at that moment would leave: records that were applied later
+are read again, and the guard of the target absorbs them.
 
 **One owner.** Each folder has an id. The folder that stored the newest copies is their
 owner, and its running driver stores copies at least every ``BEAT_EVERY_S``. Another
-folder takes over only after it has seen no new copies for ``SILENT_FOR_S`` of its own
+folder takes over only after it has seen no new copies for ``SILENT_FOR_S`` by its own
 clock, or at once if the owner has released them. Taking over fences the owner, whose
 next copies are refused; its driver then stops writing. An owner that has stored no copy
 for ``WRITES_FOR_S`` begins no call to the target either (``check``): when another
@@ -48,8 +48,8 @@ BEAT_EVERY_S: Final = 10.0
 # Three beats, so that a slow broker is not mistaken for a driver that has ended.
 SILENT_FOR_S: Final = 30.0
 
-# The owner begins no call to the target later than this after its newest copy: before
-# another folder can have seen silence for long enough.
+# The owner begins no call to the target later than this after its newest copy: by then
+# no other folder can have seen enough silence.
 WRITES_FOR_S: Final = 20.0
 
 # A record holds at most this much of a file, half of Kafka's default limit.
@@ -94,7 +94,7 @@ class CopyStore(Protocol):
         Become the writer: writes of others are refused from now on.
 
         Raises:
-            UnavailableError: It is not known whether they are.
+            UnavailableError: It is not known whether they are refused.
         """
 
     def write(self, records: Mapping[str, bytes | None]) -> None:
@@ -102,7 +102,7 @@ class CopyStore(Protocol):
         Store records together, and delete those that are ``None``.
 
         Raises:
-            SinkTakenOverError: Another one is the writer.
+            SinkTakenOverError: Another writer has fenced this one.
             UnavailableError: They are not known to be stored; ``fence`` again.
         """
 
@@ -204,7 +204,7 @@ class StateCopies:
 
     def save(self) -> None:
         """
-        Store what has changed; without a change, a beat from time to time.
+        Store the files that have changed; without a change, a beat from time to time.
 
         Raises:
             SinkTakenOverError: Another folder has taken over.
@@ -276,7 +276,7 @@ class StateCopies:
                 self._owner = None
 
     def _require_silence(self, id_: str) -> None:
-        """Raise unless the driver of the owner has ended, as far as one can see."""
+        """Raise if the owner's driver may still run."""
         owner = _owner_in(self._store.read())
         if not owner.is_running or owner.id == id_:
             return
@@ -350,7 +350,7 @@ class NoCopies:
     was_running = False
 
     def claim(self) -> bool:
-        """Return that nothing was replaced."""
+        """Return False: nothing was replaced."""
         return False
 
     def save(self) -> None:
@@ -369,8 +369,8 @@ class _Moment(NamedTuple):
     The files of a folder at one moment.
 
     Attributes:
-        marks: The mark of each.
-        changed: The contents of those that have other marks than before.
+        marks: The mark of each file.
+        changed: The contents of the files with new marks.
     """
 
     marks: Mapping[str, _Mark]

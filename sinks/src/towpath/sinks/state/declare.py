@@ -124,14 +124,15 @@ def declare_sink(
     Raises:
         ConfigurationError: The file with the block has mistakes; nothing was changed.
         SinkUnfitError: Tables or target do not fit; nothing was changed.
-        SinkExistsError: The block does not declare exactly one sink with a new name.
-        UnavailableError: The broker does not answer; nothing was changed.
+        SinkExistsError: The block does not declare exactly one sink with a new name, or
+            a sink of that name has run before.
+        UnavailableError: The broker does not answer; the configuration is unchanged.
     """
-    # A link stays one, and the folder of the file is that of its relative paths.
+    # A link stays a link, and relative paths begin at the folder of the file itself.
     config = config.resolve()
     text = config.read_text(encoding="utf-8")
     names, wanted = _names_in(text), [one.get("name") for one in _blocks(block)]
-    # Variables of the new sink fit the file only with its block.
+    # Environment variables of the new sink are valid only with its block.
     if names.intersection(map(str, wanted)):
         known = _declared_before(load(config, environ), text, block, environ, config)
         if known is not None:
@@ -177,7 +178,7 @@ def candidate_of(config: Path, text: str) -> Iterator[Path]:
 
 
 def _names_in(text: str) -> set[str]:
-    """Return the names of the sinks in a text; ``load`` reports what is wrong in it."""
+    """Return the names of the sinks in a text; ``load`` reports its mistakes."""
     try:
         return {str(one.get("name")) for one in _blocks(text)}
     except ConfigurationError:
@@ -296,7 +297,7 @@ def wait_applied(
 
 
 def _read(source: ProgressSource, name: str) -> tuple[HeardProgress | None, str | None]:
-    """Return what is heard of a sink, and why it makes no progress, if known."""
+    """Return a sink's published progress, and why it makes none, if known."""
     try:
         heard = source.read(name)
     except UnavailableError as error:

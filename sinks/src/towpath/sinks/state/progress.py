@@ -3,8 +3,9 @@ The progress of a sink, and the file from which its driver continues.
 
 ``<state>/sinks/<sink>/progress.json`` is replaced as a whole after each batch, so a
 crash never leaves half of it. ``applied`` is the next offset to apply, per topic and
-partition. Counters continue across restarts. Other processes read what the driver
-publishes (``published.py``), even while a full disk keeps it from writing the file.
+partition. Counters continue across restarts. Other processes read the progress that the
+driver publishes (``published.py``), even while a full disk keeps the driver from
+writing the file.
 
 A full disk is recognized in Python's errors by their number, and in the engine's by the
 system's text.
@@ -153,7 +154,7 @@ def stored_progress(path: Path, sink: str) -> Progress:
     """
     Return a sink's progress as its file has it; empty without a readable one.
 
-    Unknown fields of a different version are ignored, missing ones have their defaults.
+    Unknown fields of another version are ignored; missing fields have their defaults.
     """
     try:
         return progress_of(orjson.loads(path.read_bytes()))

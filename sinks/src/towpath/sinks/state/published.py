@@ -1,29 +1,29 @@
 """
-The progress of a sink as its driver publishes it, and what a reader may conclude.
+The progress of a sink as its driver publishes it, and the conclusions of a reader.
 
 A driver publishes a record for each of its sinks after each batch, and every two
-seconds. A record holds what a reader would otherwise have to look up in the state
-folder of the driver, so no reader needs that folder.
+seconds. A record holds all the state that a reader needs, so no reader needs the
+driver's state folder.
 
-**Runs.** Each start of a sink by a driver is a run with a number of its own, above the
+**Runs.** Each start of a sink by a driver is a run with a number, which is above the
 number of every run before it. ``NewestRuns`` keeps the newest record of the newest run,
-whatever the order in which records arrive. So nothing that an earlier driver publishes
-late counts once a later run has begun: neither a driver that was suspended, nor a
-second driver of the same sink in another state folder, nor the last record of a sink
-that was dropped and added again.
+whatever the order in which records arrive. So a late record of an earlier run does not
+count once a later run has begun. It may come from a driver that was suspended, from a
+second driver of the same sink in another state folder, or from before the sink was
+dropped and added again.
 
-**Applied.** A driver publishes offsets only after their records are
-durable in the target. But a target, or a state folder, can be restored from a backup
-while no driver runs, and an earlier record then promises too much. So a reader calls
-something applied only if
+**Applied.** A driver publishes offsets only after their records are durable in the
+target. But a target, or a state folder, can be restored from a backup while no driver
+runs, and an earlier record then promises too much. So a reader counts offsets as
+applied only if
 
 - the run has not ended, and was heard of in the last ``HEARD_WITHIN_S`` seconds, and
 - the run itself has opened the target and compared its offsets with those of the
   topics, which reveals what the target or the topics have lost (``is_open``).
 
 **The order of reading.** A driver reads the offsets first, then the pending refetches,
-then the routes that lack rows, each of which is stored before what follows from it. So
-a record never shows an offset without the refetches that its records have caused.
+then the routes that lack rows; it stores them in the opposite order. So a record never
+shows an offset without the refetches that its records have caused.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ class RefetchNumbers:
     Attributes:
         next: The number of the next refetch.
         oldest: The number of the oldest one that is pending; ``None``: none is.
-        pending: How many are pending, routes that are to be read as a whole included.
+        pending: The number of pending ones, including routes to be read as a whole.
     """
 
     next: int = 0
@@ -203,10 +203,10 @@ def decode_verification(value: bytes) -> PublishedVerification | None:
 
 class HeardProgress(NamedTuple):
     """
-    The newest record of a sink's newest run, and for how long nothing followed it.
+    The newest record of a sink's newest run, and its age.
 
     Attributes:
-        silent_s: The age of the record.
+        silent_s: The age of the record, in seconds.
     """
 
     record: PublishedProgress
@@ -238,7 +238,7 @@ def not_alive(heard: HeardProgress | None, sink: str) -> str | None:
 
 
 class ProgressSource(Protocol):
-    """Reads what drivers publish."""
+    """Reads the progress that drivers publish."""
 
     def read(self, sink: str) -> HeardProgress | None:
         """
@@ -257,7 +257,7 @@ class ProgressStore(ProgressSource, Protocol):
         """Begin to publish a record; a failure is logged and counted."""
 
     def flush(self, within_s: float) -> None:
-        """Wait until all records are published, at most for a time."""
+        """Wait until all records are published, for at most ``within_s`` seconds."""
 
     def failures(self, sink: str) -> int:
         """Return how many records of a sink could not be published."""

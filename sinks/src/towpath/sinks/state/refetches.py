@@ -72,10 +72,10 @@ class StoredRefetches(NamedTuple):
 
     def without_remains(self, reading: Mapping[str, frozenset[str]]) -> Self:
         """
-        Drop whole routes without pending rows and without a running snapshot.
+        Return the state without whole routes that have no pending row and no snapshot.
 
         Args:
-            reading: The routes that are being read, and by which snapshots.
+            reading: The running snapshots of each route.
         """
         refetches = {route for route, _ in self.rows}
         whole = {

@@ -193,8 +193,8 @@ class Servers:
         """
         Yield the keys of all rows of a route; a key may be repeated.
 
-        A key whose slot moves meanwhile to a server that was read before may be missed.
-        Then the end is the error of a slot that has moved or is on the move.
+        A key may be missed if its slot moves meanwhile to a server that was read
+        before. The scan then ends with the error of a slot that has moved or is moving.
         """
         pattern = scan_pattern(prefix, route)
         for client in self.all:

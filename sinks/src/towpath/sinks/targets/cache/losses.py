@@ -105,7 +105,7 @@ class CacheLosses:
         self._keep(KnownState(id=id_, evicted=_evicted(states)))
 
     def compare(self, counts: Mapping[str, int], states: Sequence[ServerState]) -> None:
-        """Compare the counts of witnesses and the servers with the known state."""
+        """Compare the witnesses' counts and the servers' states with the known ones."""
         if self._known.lost is not None:
             return
         why = loss_in(self._known, counts.values(), states)

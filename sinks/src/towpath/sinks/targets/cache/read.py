@@ -36,7 +36,7 @@ class CacheReader:
         Yield the rows of all keys of a route; fields are text, null is absent.
 
         A value of another type, which a foreign program wrote under the name of a row,
-        counts as a row without fields and position.
+        counts as a row without fields or a position.
         """
         with translated():
             self._servers.discover()

@@ -155,7 +155,7 @@ def discard(*, request: _LetterOptions) -> int:
 
 
 def _send(verb: Verb, request: _LetterOptions) -> int:
-    """Request a verb for the dead letters of a key, or for all; print the answers."""
+    """Send a request about one key's dead letters, or about all; print the outcomes."""
     if (request.key is None) is not request.all_:
         message = f"to {verb}, pass either --key or --all"
         raise UsageError(message)

@@ -1,9 +1,9 @@
 """
 Health checks of the targets: risks of data loss, full disks, slow searches.
 
-``towpath sink check`` answers whether a sink may write; these checks, whether its
-target keeps what it wrote. Each target's ``upkeep`` reads the facts; the findings are
-pure. A fact that the target does not show to the sink's user is None, and has no
+``towpath sink check`` answers whether a sink may write; these checks answer whether its
+target keeps the written rows. Each target's ``upkeep`` reads the facts; the findings
+are pure. A fact that the target does not show to the sink's user is None, and has no
 finding.
 """
 
@@ -20,7 +20,7 @@ from towpath.schemas.findings import (
 )
 from towpath.settings import Sink
 
-# Functions in the server, by which the cache guards positions, began with this version.
+# The first version with functions in the server, which guard positions.
 _OLDEST_CACHE: Final = (7, 0)
 _OLDEST_SEARCH: Final = (2, 0)
 _OLDEST_POSTGRES: Final = 150000
@@ -46,12 +46,12 @@ class CacheHealth(NamedTuple):
 
     Attributes:
         address: Its address, without credentials.
-        version: The version of Redis whose commands it has.
+        version: The version of Redis that it is compatible with.
         policy: Its reaction to full memory.
         used_bytes: Its used memory.
         bound_bytes: The allowed memory; 0 if it is not limited.
         keeps_file: Whether each write is appended to a file.
-        saves: Whether it stores snapshots; None if that is hidden.
+        saves: Whether it stores snapshots; None if the user may not read the setting.
         file_failed: Whether the last write of its file failed.
         now: Its clock.
     """
@@ -91,7 +91,7 @@ class SearchHealth(NamedTuple):
     Attributes:
         version: The version of OpenSearch.
         status: The cluster's status: green, yellow or red.
-        node_count: The servers with data.
+        node_count: The number of servers with data.
         disks: The disks, by server.
         low_watermark: The disk usage at which a server gets no more shards: a
             percentage, a ratio, or the bytes that must be free.

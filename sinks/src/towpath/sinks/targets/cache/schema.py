@@ -34,12 +34,12 @@ TOMBSTONE_FIELD: Final = "_x"
 SLOTS: Final = 16_384
 
 # On a cluster there is a witness in every 256th slot, so that each server has some, and
-# they move with their slots. Each further one would cost a call per batch.
+# they move with their slots. Each further witness would cost a call per batch.
 _WITNESS_STEP: Final = 256
 
 
 def floors_key(prefix: str) -> str:
-    """Return the key of the hash of floors; no row has such a key."""
+    """Return the key of the hash of floors; no row has this key."""
     return f"{key_text((prefix,))}:_floors"
 
 
@@ -50,7 +50,7 @@ def slot_keys(prefix: str) -> dict[int, str]:
 
 
 def witness_keys(prefix: str, sink: str, *, is_cluster: bool) -> tuple[str, ...]:
-    """Return the keys of a sink's witnesses; no row has such a key (``losses``)."""
+    """Return the keys of a sink's witnesses; no row has these keys (``losses``)."""
     place = f"{key_text((prefix,))}:_witness.{sink}"
     if not is_cluster:
         return (place,)
@@ -74,7 +74,7 @@ def slot_of(place: str) -> int:
 
 @cache
 def _tags(step: int) -> dict[int, str]:
-    """Return a short text for every ``step``-th slot, in the order of the slots."""
+    """Return a short hash tag for every ``step``-th slot, in the order of the slots."""
     found: dict[int, str] = {}
     number = 0
     while len(found) < SLOTS // step:
@@ -108,7 +108,7 @@ class Call(NamedTuple):
 
 
 class Library(NamedTuple):
-    """The guard's source as the server loads it, and its functions' names there."""
+    """The guard's source as the server loads it, and the names of its functions."""
 
     source: str
     apply: str

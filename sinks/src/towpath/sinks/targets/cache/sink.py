@@ -5,7 +5,7 @@ A field is a column as text; null is an absent field. A delete leaves a tombston
 its position, which outlives every possible replay. Live rows never expire, so that no
 position is lost: a cache that evicts rows would equal its source only by chance.
 
-With ``appendfsync everysec``, Redis may lose writes that it acknowledged. Waiting for
+With ``appendfsync everysec``, Redis can lose writes that it acknowledged. Waiting for
 the append-only file would cost each batch up to a second, so the sink waits only with
 ``appendfsync always``; otherwise losses are detected and repaired (``losses``).
 """

@@ -3,8 +3,8 @@ Removing a sink's data, and checking rights and health of the cache.
 
 The data are rows, tombstones, floors and witnesses. The server shows a user's rights to
 administrators only. So the check sends each command in a form that changes nothing: for
-a key that no row has, or with arguments that the command refuses, which the server
-checks after the user's rights.
+a key that no row has, or with arguments that the command refuses. The server checks
+arguments after the user's rights.
 """
 
 from collections.abc import Iterable, Iterator
@@ -54,7 +54,7 @@ _KEY_REFUSAL: Final = "access"
 
 def erase(sink: Sink, prefix: str) -> None:
     """
-    Delete a sink's rows; safe to repeat. The sink must not run meanwhile.
+    Delete a sink's data; safe to repeat. The sink must not run meanwhile.
 
     Raises:
         UnavailableError: The cache does not answer; try again.
@@ -173,7 +173,7 @@ def missing_rights(sink: Sink, prefix: str) -> Iterator[str]:
 
 
 def _refused_calls(servers: Servers, prefix: str) -> Iterator[str]:
-    # No row has such a key, and nothing is ever written to it.
+    # No row has this key, and nothing is ever written to it.
     key = f"{key_text((prefix,))}:_rights"
     first = servers.first
     is_known = _refusal(first, ("INFO", "cluster")) is None

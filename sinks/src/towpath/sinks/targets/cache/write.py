@@ -7,7 +7,7 @@ special handling is left to those calls, so that the handling exists only once.
 
 Each text is equal to that of ``key_text`` and ``text_of`` for the single value. Values
 that Arrow does not read exactly are written one by one: a float may have been an
-integer of more digits or may have a different text, and lists and objects are JSON.
+integer with more digits, or its text may differ; lists and objects are JSON.
 
 Hot path: a fixed number of passes over the columns of a slice.
 """
@@ -49,14 +49,14 @@ _ESCAPED: Final = r'[\x00-\x1f"\\]'
 
 def key_texts(keys: pa.ChunkedArray) -> pa.StringArray | None:
     """
-    Convert keys as ``key_text`` does; a key of another form than the first is null.
+    Convert keys as ``key_text`` does; keys that differ in form from the first are null.
 
     Returns:
-        Their texts; ``None`` if the first has no known form.
+        The key texts; ``None`` if the first key has no known form.
 
     Raises:
         pa.ArrowInvalid: A key is not UTF-8.
-        orjson.JSONDecodeError: The first is not JSON.
+        orjson.JSONDecodeError: The first key is not JSON.
     """
     encoded = keys.cast(pa.string()).combine_chunks()
     first = orjson.loads(encoded[0].as_py())
@@ -80,7 +80,7 @@ def is_read_whole(kind: pa.DataType) -> bool:
 
 
 def value_texts(column: pa.Array) -> pa.StringArray:
-    """Convert values as ``text_of`` does, if their type ``is_read_whole``."""
+    """Convert values as ``text_of`` does; ``is_read_whole`` holds for their type."""
     return column.cast(pa.string())
 
 
@@ -123,7 +123,7 @@ _MISFIT: Final = (
     orjson.JSONDecodeError,
 )
 # Rows sampled to find the text columns. In any other column that Arrow reads as
-# instants, each value is converted by itself.
+# instants, the values are converted one by one.
 _SAMPLED_ROWS: Final = 32
 
 
@@ -169,7 +169,7 @@ def encode(columns: Columns, floor: str | None = None) -> EncodedRows | None:
         floor: Rows at positions below it are left out.
 
     Returns:
-        The rows; ``None`` if there are none, or if a row needs special handling.
+        The rows; ``None`` if all records are left to the calls of ``schema``.
     """
     try:
         keys = key_texts(columns.keys)
@@ -274,13 +274,13 @@ def _fields(
 
 
 def _lengths(columns: Iterable[pa.StringArray]) -> pa.Array:
-    """Return the bytes of text in each row."""
+    """Return the number of bytes of text in each row."""
     lengths = (pc.fill_null(pc.binary_length(texts), 0) for texts in columns)
     return reduce(pc.add, lengths)
 
 
 def _ends(lengths: list[int]) -> list[int]:
-    """Return the ends of calls of bounded rows and bytes."""
+    """Return the index after the last row of each call, bounded in rows and bytes."""
     ends: list[int] = []
     begin = size_bytes = 0
     for index, length in enumerate(lengths):

@@ -8,9 +8,9 @@ The session with the target, its errors, and its transactions.
         ├── ForeignRelationError      a table exists that does not belong to the route
         └── StatementDeniedError      the target refuses a statement for good
 
-Errors of values (a cast, a constraint or a trigger of the target's owner) refuse a
-batch, which is then bisected. Anything that ends by itself (a lost session, a deadlock,
-a full disk, a standby) is retried.
+Value errors (a cast, a constraint or a trigger of the target's owner) refuse a batch,
+which is then bisected. After temporary errors (a lost session, a deadlock, a full disk,
+a standby) the batch is retried.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ _PLACE: Final = "the Postgres of a sink"
 # survive a failover.
 _SETTINGS: Final = {"synchronous_commit": "on"}
 
-# They detect a server that disappears silently; the url may set other limits.
+# These limits detect a server that disappears silently; the url can set others.
 _LIMITS: Final = {
     "keepalives_idle": "30",
     "keepalives_interval": "10",
@@ -51,7 +51,7 @@ _BUSY_PAUSE_S: Final = 1.0
 
 
 class ForeignRelationError(HaltError):
-    """A table exists that no sink created for the route, or has another key."""
+    """A table exists that no sink created for the route, or that has another key."""
 
     remedy = (
         "Give the route another name, or drop the table in the target and fill the "

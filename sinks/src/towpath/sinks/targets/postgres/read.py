@@ -35,7 +35,7 @@ _NO_NUMBERS: Final = frozenset({"NaN", "Infinity", "-Infinity"})
 
 
 class PostgresReader:
-    """A reader of one sink's tables, while they may be written."""
+    """A reader of one sink's tables, which the sink can write meanwhile."""
 
     def __init__(self, sink: Sink) -> None:
         """Describe the target; nothing is opened yet."""
@@ -96,7 +96,7 @@ class PostgresReader:
 
 
 def erasure(table: TargetTable, keys: Sequence[str]) -> sql.Composed:
-    """Return the statement that deletes the rows of some keys, at any position."""
+    """Return the statement that deletes the rows of given keys, at any position."""
     return sql.SQL("delete from {} as t{}").format(table.place, _of_keys(table, keys))
 
 
@@ -121,7 +121,7 @@ def _text(column: TargetColumn) -> sql.Composed:
 
 
 def _of_keys(table: TargetTable, keys: Sequence[str]) -> sql.Composed:
-    """Return the condition that a row has one of some keys (see ``key_text``)."""
+    """Return the condition that a row has one of the given keys (``key_text``)."""
     types = {column.name: column.type for column in table.columns}
     parts = [one for one in map(key_parts, keys) if len(one) == len(table.key)]
     listed = zip(*parts, strict=True) if parts else [()] * len(table.key)

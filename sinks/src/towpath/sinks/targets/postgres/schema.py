@@ -36,7 +36,7 @@ ROW_NUMBER: Final = "_row"
 REGISTRY: Final = "towpath_tables"
 _LIVE: Final = "_live"
 
-# Types of the source that the target has, and whose text in records it reads exactly.
+# Source types that the target has too, and reads exactly from the text in records.
 _SAME: Final = frozenset(
     {
         *("bigint", "numeric", "double precision", "boolean", "text", "uuid", "bytea"),
@@ -55,7 +55,7 @@ _WIDEST: Final = {
 }
 # Lists and objects as the records have them: jsonb would reorder an object's fields.
 _NESTED: Final = "json"
-# Types without an equality, so that they cannot be part of a key.
+# Types without an equality operator, which cannot be part of a key.
 _UNFIT_FOR_KEYS: Final = frozenset({_NESTED})
 _LOG_TEXTS: Final = ("aggregate_type", "aggregate_id", "type", "payload", "headers")
 
@@ -99,7 +99,7 @@ class TargetTable:
 
     @property
     def stored(self) -> tuple[TargetColumn, ...]:
-        """All columns, the sink's own too."""
+        """All columns, including the sink's own."""
         if self.is_log:
             return self.columns
         own = TargetColumn(POSITION, "text"), TargetColumn(IS_DELETED, "boolean")
@@ -147,7 +147,7 @@ def table_of(route: Route, shape: RelationShape | None) -> TargetTable:
 
 
 def unfit_name(column: str) -> str:
-    """Return why the target cannot have a column of a name; empty if it can."""
+    """Return why the target cannot have a column of this name; empty if it can."""
     is_own = column in RESERVED_COLUMNS or column in {KEPT, ROW_NUMBER}
     return "is reserved for the sink" if is_own else ""
 
@@ -282,7 +282,7 @@ def merge(table: TargetTable, batch: str, floor: str, kept: set[str]) -> sql.Com
 
 
 def without_row(table: TargetTable, batch: str, floor: str) -> sql.Composed:
-    """Return the statement that lists partial rows without a row to be merged with."""
+    """Return the statement that lists partial rows without a row to merge with."""
     return sql.SQL(
         "select b.{row} from {batch} as b left join {table} as t on {same}"
         " where b.{kept} is not null and b.{position} >= {floor}"
@@ -373,10 +373,10 @@ def all_registered(table: TargetTable) -> sql.Composed:
 
 def _id(schema: str) -> sql.Composed:
     """
-    Return the expression of a table's id in the registry, with that of its relation.
+    Return the expression of a table's id in the registry and its relation's OID.
 
-    The second one is empty if the table was dropped, and another one if someone else
-    has created it again.
+    The OID is empty if the table was dropped, and differs if someone else has created
+    the table again.
     """
     return sql.SQL(
         "concat(id, ' ', to_regclass(format('%I.%I', {}::text, name))::oid)"

@@ -1,9 +1,9 @@
 """
 A sink that writes rows, documents and events into tables of another Postgres.
 
-A batch is one transaction: its rows are copied into a temporary table, from which one
-guarded statement writes each table. So ``apply`` is durable; ``flush`` only reports.
-Plain records of a route are one transaction of their own, written the same way.
+A batch is one transaction: the rows of each table are copied into a temporary table,
+from which guarded statements write them. So ``apply`` is durable; ``flush`` only
+reports. Plain records of a route are written the same way, in a separate transaction.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -122,7 +122,7 @@ class PostgresSink:
                 written = connection.execute(schema.upsert(opened.table, batch, floor))
                 applied = written.rowcount
         except BatchRefusedError:
-            # As changes they are bisected, until the refused one is found.
+            # Read as changes, the records are bisected until the refused one is found.
             return None
         self._tally.applied += applied
         self._tally.stale += len(plain.rows) - applied
@@ -213,7 +213,7 @@ class PostgresSink:
         tally.refused_events |= {e.origin: reason for e in events.get(name, ())}
 
     def _sweep_held_back(self, connection: Connection, name: str, floor: str) -> None:
-        """Carry a floor out in a table that does not fit, but is the sink's."""
+        """Apply a floor to a table that does not fit its source, but is the sink's."""
         table = self._tables.registered(connection, name)
         if table is not None:
             _sweep(connection, name, table, floor)
@@ -252,7 +252,7 @@ class PostgresSink:
         return found[2] or ""
 
     def _purge(self, connection: Connection, safe: str) -> None:
-        """Delete the tombstones below a position, of all open tables."""
+        """Delete the tombstones below a position from all open tables."""
         for table in self._tables.with_tombstones():
             connection.execute(schema.purge(table, safe))
 

@@ -6,8 +6,8 @@ executors open the tables too. A table gains the columns that its source gains, 
 keeps those that the source drops; a column keeps its type, even one that the table's
 owner has given it. A value that does not fit becomes a dead letter.
 
-A table gets an id when it is created, and its relation has one of the server's; a file
-beside the sink's checkpoint has the ids of the sink's tables. A table with another id
+A table gets an id when it is created, and its relation has an OID of the server; a file
+beside the sink's checkpoint stores both for each table. A table with another id or OID
 was dropped and created again, by an executor or by its owner: first its rows are
 requested, and only then is the new id stored.
 """
@@ -43,7 +43,7 @@ class OpenTable(NamedTuple):
 
     Attributes:
         table: The table, with the types of its columns in the target.
-        id: Its id, and that of its relation.
+        id: Its id, then the OID of its relation.
     """
 
     table: TargetTable
@@ -178,7 +178,7 @@ class TargetTables:
 
     def reopen_replaced(self) -> None:
         """
-        Open the tables again that were replaced, or forgotten after a failure.
+        Reopen the tables that were replaced, or forgotten after a failure.
 
         Executors create a dropped table again, but only the driver requests its rows.
 
@@ -240,7 +240,8 @@ class TargetTables:
         Return a route's table with its name only, without columns and key.
 
         Returns:
-            ``None`` if the sink has not created it, or it was dropped.
+            ``None`` if the sink has not created it, it was dropped, or it is an event
+            log, which has no floors.
         """
         table = TargetTable(*schema.table_name(name), columns=(), key=())
         if schema.POSITION not in columns_of(connection, table.schema, table.name):
@@ -286,7 +287,7 @@ class TargetTables:
         Raises:
             UnavailableError: The request may not have been sent; try again.
         """
-        # A file of an earlier state of 0.2.0 lacks the ids of relations.
+        # A file that an earlier build of 0.2.0 wrote lacks the OIDs of relations.
         same = {None, id_, id_.partition(" ")[0]}
         if self._known.of(route) not in same and self._repairs is not None:
             why = f"the table of {route} is not the one that was written"

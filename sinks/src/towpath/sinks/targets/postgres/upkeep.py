@@ -20,7 +20,7 @@ def erase(sink: Sink, _prefix: str) -> None:
     """
     Drop a sink's tables; safe to repeat. The sink must not run meanwhile.
 
-    Another user's view that depends on a table prevents it; the error names the view.
+    Another user's view that depends on a table prevents this; the error names the view.
 
     Raises:
         UnavailableError: The target cannot be reached; try again.

@@ -114,7 +114,7 @@ def encode_columns(table: TargetTable, columns: Columns) -> PlainRows | None:
 
 
 def copy_text(rows: pa.Table) -> bytes:
-    """Write rows in the text form of COPY; there is at least one."""
+    """Return the rows, of which there is at least one, in the text form of COPY."""
     columns = [_escaped(column.combine_chunks()) for column in rows.columns]
     lines = pc.binary_join_element_wise(
         *columns,

@@ -48,7 +48,7 @@ _SERVER_ERROR: Final = 500
 
 
 class _QuickSerializer(JSONSerializer):
-    """A fast parser of responses; numbers of a document may lose digits."""
+    """A fast parser of responses; numbers in a document can lose digits."""
 
     def loads(self, s: str) -> Any:  # noqa: ANN401 - any JSON
         try:

@@ -248,7 +248,7 @@ class Indexes:
             raise ShapeUnknownError(message)
 
     def _without_dropped_columns(self, change: Change) -> Change:
-        """Leave out columns that the table has dropped after the change."""
+        """Leave out columns that the table dropped after the change."""
         unknown = self._unknown_columns(change)
         if not unknown or not self._is_older(change):
             return change
@@ -281,7 +281,7 @@ class Indexes:
                 self.floors.learn(route, mapping.get("_meta", {}).get(FLOOR_META))
             self.remember_floor(route)
         self._known.remember(route, self._by_alias[route])
-        # An index that a rebuild fills lacks columns that the table dropped before.
+        # The index of a rebuild lacks columns that were dropped before the rebuild.
         self._fields[route] = frozenset(shape.fields) | frozenset.intersection(*kept)
         self._shapes[route] = shape
 

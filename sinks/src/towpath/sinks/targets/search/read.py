@@ -18,7 +18,7 @@ _KEPT_FOR: Final = "2m"
 
 
 class SearchReader:
-    """A reader of one OpenSearch, which a sink may write meanwhile."""
+    """A reader of one OpenSearch, which a sink can write meanwhile."""
 
     def __init__(self, url: str) -> None:
         self._client = connect(url, is_exact=True)
@@ -102,7 +102,8 @@ def _whole(page: dict[str, Any]) -> dict[str, Any]:
     Return a page, unless a shard has not answered.
 
     Raises:
-        TargetUnavailableError: Its rows would count as absent.
+        TargetUnavailableError: A shard has not answered; its rows would count as
+            absent.
     """
     if page.get("timed_out") or page.get("_shards", {}).get("failed"):
         message = "a shard does not answer"

@@ -10,7 +10,7 @@ that loses its index fails.
 
 The state of a rebuild is in the new index itself: an interrupted rebuild is resumed
 with the same snapshot. Deletes are copied from the old index, because no snapshot
-contains them, and replayed changes may be older than they are.
+contains them, and a replayed change can be older than the delete of its row.
 """
 
 from typing import Any, Final, NamedTuple
@@ -141,7 +141,7 @@ class Rebuild:
         Safe to repeat; an index that an earlier rebuild left behind is deleted, too.
 
         Raises:
-            UnavailableError: They may still be there.
+            UnavailableError: The indexes may still exist.
         """
         old = self._replaced(route.name)
         if not old:
@@ -161,7 +161,7 @@ class Rebuild:
         Delete the new index; the old one stays in use.
 
         Raises:
-            UnavailableError: It may still be there.
+            UnavailableError: The new index may still exist.
         """
         _, new = self._current_and_next(route.name)
         if new is not None:

@@ -27,12 +27,12 @@ _NO_ANSWER: Final = frozenset({401, 429})
 # No document ever gets this sequence number.
 _UNMET_CONDITION: Final = {"if_seq_no": 2**62, "if_primary_term": 1}
 _ID: Final = "_rights"
-# The pattern of the indexes behind an alias matches this name; no index has it.
+# The pattern of the indexes behind an alias matches this name; no index has this name.
 _INDEX: Final = "{route}-rights"
 _MATCHES_NOTHING: Final[Mapping[str, Any]] = {"query": {"match_none": {}}}
 
-# The security plugin checks these without an index, and some again for each shard,
-# under an action whose name begins with theirs.
+# The security plugin checks these actions without an index, and some again for each
+# shard, under a longer name.
 _OF_CLUSTER: Final = (
     *("indices:data/write/bulk", "indices:data/read/mget"),
     *("indices:data/read/scroll", "cluster:monitor/main"),
@@ -82,7 +82,7 @@ PROBES: Final = (
     Probe(
         *("PUT /{index}/_settings", ("indices:admin/settings/update",)),
         f"/{_INDEX}/_settings",
-        # No existing index can change this setting.
+        # This setting of an existing index cannot be changed.
         {"index": {"number_of_shards": 1}},
     ),
     Probe(
@@ -99,7 +99,7 @@ PROBES: Final = (
         ],
         {"require_alias": "true"},
     ),
-    # For a missing alias, a bulk call does not report these.
+    # For a missing alias, a bulk call does not report these rights.
     Probe(
         "PUT /{index}/_doc/{id}",
         ("indices:data/write/index",),

@@ -6,8 +6,8 @@ is searched. ``ignore_malformed`` is set because a row may contain ``infinity``,
 and years that OpenSearch cannot represent. A numeric is a keyword with a double as a
 subfield for ranges, because a double alone would lose digits.
 
-An aggregate's document has the fields of all its events' schemas, because every event
-carries the whole state, and those that the route adds. Lists of records are ``nested``:
+An aggregate's document has the fields that the route adds, and those of all its events'
+schemas, because every event carries the whole state. Lists of records are ``nested``:
 each line of an order is searched as a whole, not its products and quantities
 separately. A value without a single type (a map, a union of several types, a recursive
 record) is stored and not searched.
@@ -91,7 +91,7 @@ def field_of(type_name: str) -> Properties:
     """
     Return the field for a Postgres type; a type not listed above is a keyword.
 
-    Every field may have several values, so an array is searched like its elements.
+    Every field can have several values, so an array is searched like its elements.
     """
     return _FIELD_OF_TYPE.get(type_name.removesuffix("[]"), KEYWORD)
 
@@ -219,7 +219,8 @@ def document_fields(route: Route, schemas: Mapping[str, EventSchema]) -> dict[st
         schemas: The newest schema of each event type.
 
     Raises:
-        DocumentFieldsError: An event has no schema, or two schemas disagree.
+        DocumentFieldsError: An event has no schema and the route adds no fields, or two
+            schemas disagree.
     """
     fields: dict[str, Any] = {}
     for kind in route.state_types:
@@ -270,7 +271,7 @@ def _field(schema: Any, names: dict[str, Any]) -> Properties:  # noqa: ANN401 - 
 
 
 def _merged_fields(one: Properties, other: Properties, where: str) -> dict[str, Any]:
-    """Return the fields of both; common fields must be equal."""
+    """Return the fields of both; common fields must not differ, except in subfields."""
     fields = {**one, **other}
     for name in one.keys() & other.keys():
         a, b = one[name], other[name]
@@ -339,7 +340,7 @@ def event_schemas(
     options: SearchOptions, routes: Iterable[Route]
 ) -> Mapping[str, EventSchema]:
     """
-    Return the newest event schemas, of installed packages and of the sink's folders.
+    Return the newest event schemas from installed packages and the sink's folders.
 
     They are read only if a route has documents of aggregates.
 

@@ -61,7 +61,7 @@ class SearchSink:
 
     creates_indexes: ClassVar[bool] = True
 
-    def __init__(  # noqa: PLR0913 - one place, and the last by their names
+    def __init__(  # noqa: PLR0913 - called in few places; the last four by name
         self,
         url: str,
         routes: tuple[Route, ...],

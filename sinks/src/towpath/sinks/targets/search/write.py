@@ -275,8 +275,9 @@ class BulkWriter:
         Write all calls; when this returns or raises, none is in flight.
 
         Raises:
-            UnavailableError: Some documents may not be written; write all of them
-                again.
+            UnavailableError: Some documents may not have been written; write all of
+                them again.
+            TargetBusyError: OpenSearch has no room, or an index accepts no writes.
             BatchRefusedError: OpenSearch cannot parse a call.
             SearchRefusedError: The sink has no right to write.
         """
@@ -284,7 +285,8 @@ class BulkWriter:
         running: deque[Future[WriteOutcome]] = deque()
         try:
             for call in calls:
-                # One more than are in flight, so that none waits for its encoding.
+                # One call more than there are threads, so that no thread waits for the
+                # encoding of a call.
                 if len(running) > self._at_once:
                     written.add(running.popleft().result())
                 running.append(self._threads.submit(self._call, call))

@@ -152,7 +152,7 @@ class LakeAppender:
         branch: str = MAIN_BRANCH,
     ) -> Commit | None:
         """
-        Commit files that tasks write; return as ``append`` does.
+        Commit files that tasks write; return the same as ``append``.
 
         Args:
             table: The table; readers see all rows at once.

@@ -77,7 +77,7 @@ def catalog_conf(sink: Sink) -> dict[str, str]:
     Caching is off: a cached table would hide commits of other sessions.
 
     Raises:
-        WarehouseAddressError: The sink's url is not its catalog's address.
+        WarehouseAddressError: The sink's url is not a valid address of its catalog.
     """
     jdbc = sink.warehouse.catalog is CatalogKind.JDBC
     properties = {
@@ -100,7 +100,7 @@ def catalog_properties(sink: Sink) -> dict[str, str]:
     Return the properties of a pyiceberg catalog of this warehouse.
 
     Raises:
-        WarehouseAddressError: The sink's url is not its catalog's address.
+        WarehouseAddressError: The sink's url is not a valid address of its catalog.
     """
     if sink.warehouse.catalog is CatalogKind.REST:
         uri = _rest_properties(sink)["uri"]
@@ -165,7 +165,7 @@ def open_catalog(sink: Sink) -> Catalog:
     Open a warehouse's catalog.
 
     Raises:
-        WarehouseAddressError: The sink's url is not its catalog's address.
+        WarehouseAddressError: The sink's url is not a valid address of its catalog.
     """
     is_rest = sink.warehouse.catalog is CatalogKind.REST
     kind = RestCatalog if is_rest else SqlCatalog

@@ -27,7 +27,7 @@ ID_PROPERTY: Final = "towpath.id"
 # Merge-on-read writes the changes and a list of the replaced rows, instead of whole
 # files. One such list per partition and commit (not per changed file) keeps a commit
 # near a second when keys are spread; compaction removes the lists. There is one writer,
-# so snapshot isolation is enough. Old versions stay for some time travel: at one commit
+# so snapshot isolation is enough. Old versions stay to allow time travel: at one commit
 # every ten seconds, an hour of them keeps the metadata, which each commit writes in
 # full, below half a megabyte.
 PROPERTIES: Final[Mapping[str, str]] = {

@@ -52,7 +52,7 @@ class TableForm(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "TableForm":
-        """Read the name of a statement."""
+        """Parse the form from the name of a statement."""
         route, _, suffix = text.partition(" ")
         return cls(route, bool(suffix))
 
@@ -103,10 +103,10 @@ class WarehouseEncoder:
         self._tally = Tally()
 
     def open(self) -> None:
-        """There is no connection."""
+        """Do nothing: there is no connection."""
 
     def close(self) -> None:
-        """There is no connection."""
+        """Do nothing: there is no connection."""
 
     def apply(self, batch: Batch) -> None:
         for route, changes in by_route(batch.changes).items():
@@ -166,7 +166,7 @@ class WarehouseEncoder:
             self._tally.refused_events |= {event.origin: _LEFT for event in events}
             return
         encoded = rows.encode_events(table, events)
-        # The driver counts and logs times that the table cannot have.
+        # The driver counts and logs times that the table cannot represent.
         is_timed = encoded.rows.column(rows.EVENT_TIME).is_valid()
         self._tally.refused_events |= {
             event.origin: _LEFT
@@ -177,7 +177,7 @@ class WarehouseEncoder:
 
 
 def _form(route: str, table: LakeTable | None, change: Change) -> TableForm | None:
-    """Return the form of a change; ``None``: only the driver can write it."""
+    """Return the form of a change; ``None`` if only the driver can write the change."""
     if table is None or change.unchanged:
         return None
     unknown = unknown_columns(table, [change])

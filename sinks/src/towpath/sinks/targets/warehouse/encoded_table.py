@@ -1,17 +1,17 @@
 """
 The rows of one table that tasks have encoded, and the two ways of writing them.
 
-A task knows the keys of its own rows alone. The driver knows all keys of a table while
-a fill is under way, as hashes, and tasks return the hashes of theirs: eight bytes a
-row. So the driver splits the rows. Those of new keys become files as they are; these
-are merged, which searches the table:
+A task knows only the keys of its own rows. The driver knows all keys of a table while a
+fill is under way, as hashes, and tasks return the hashes of their keys: eight bytes a
+row. So the driver splits the rows. Rows of new keys become files as they are; these
+rows are merged, which searches the table:
 
 - rows of known keys, and of two keys with the same hash;
 - rows of keys that more than one task has, which are not folded yet;
 - rows with columns that the source has dropped.
 
-All rows are merged if a floor may be above some of them, because the statement omits
-those, or if more than half of the keys would be merged anyway.
+All rows are merged if the floor is above some of them, because only the statement omits
+rows below it, or if more than half of the keys would be merged anyway.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -67,7 +67,7 @@ class EncodedTable:
 
         Args:
             hashes: The hash of each row's key.
-            new: Those of them that the table does not have.
+            new: The hashes of keys that the table does not have.
         """
         floor = self.floor
         if floor is not None and any(one.lowest < floor for one in self._summaries()):
@@ -82,7 +82,7 @@ class EncodedTable:
         known = hashes.filter(pc.invert(pc.is_in(hashes, value_set=new)))
         repeated = counted.filter(pc.greater(counted.field("counts"), 1))
         found = pa.concat_arrays([known, repeated.field("values"), *retained]).unique()
-        # A search for most of them costs as much as one for all of them.
+        # A search for most keys costs as much as a search for all of them.
         return found if 2 * len(found) <= len(hashes) else None
 
     def write_files(

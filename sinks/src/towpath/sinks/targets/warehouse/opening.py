@@ -1,7 +1,7 @@
 """
 Creating and fitting tables, reading their state, and detecting replaced ones.
 
-Each step is safe to repeat, and to be interrupted at any statement.
+Each step is safe to repeat, and safe to interrupt at any statement.
 
 A table follows its source: it gains columns and wider types, and keeps columns that the
 source drops. The sink's driver reads the values that a default or a rename put into old
@@ -180,8 +180,8 @@ def adds_no_key(
     """
     Return whether no commit after ``since``, up to ``until``, has added a key.
 
-    The commits are checked from the newer one back. A missing commit, such as an
-    expired version or one of another branch, may have added any key.
+    The commits are checked from ``until`` back. A missing commit, such as an expired
+    version or a commit of another branch, may have added any key.
     """
     rows = session.sql(commits(name)).to_pylist()
     remaining = {row["snapshot_id"]: row for row in rows}

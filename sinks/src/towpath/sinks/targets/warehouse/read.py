@@ -48,14 +48,14 @@ _LOG_POSITION: Final = "position"
 
 
 class WarehouseReader:
-    """A reader of one warehouse, while it may be written."""
+    """A reader of one warehouse, which a sink can write meanwhile."""
 
     def __init__(self, sink: Sink) -> None:
         """
         Describe the warehouse; nothing is opened yet.
 
         Raises:
-            WarehouseAddressError: The sink's url is not its catalog's address.
+            WarehouseAddressError: The sink's url is not a valid address of its catalog.
         """
         catalog_properties(sink)  # raises for a wrong address
         self._sink = sink
@@ -168,7 +168,7 @@ def _may_be(table: Table, keys: Iterable[str]) -> BooleanExpression:
 
 
 def _value(kind: IcebergType, text: str) -> Any:  # noqa: ANN401 - of any type
-    """Return the value of a key's text in a column of a type."""
+    """Return the value that a key's text has in a column of this type."""
     if isinstance(kind, BinaryType):
         return base64.b64decode(text, validate=True)
     if isinstance(kind, TimestamptzType):

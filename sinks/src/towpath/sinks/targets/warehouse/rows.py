@@ -1,5 +1,5 @@
 """
-Changes and events as Arrow, column by column, and Arrow back as values. Pure.
+Converts changes and events to Arrow, column by column, and Arrow to values. Pure.
 
 Values have the form of records: integers, floats and booleans as such, everything else
 as text. A value that does not fit its column is refused with the column's name, never
@@ -157,7 +157,7 @@ def _time(text: str) -> Any:  # noqa: ANN401 - an Arrow scalar's own value
 
 
 def slices(rows: pa.Table, most_bytes: int) -> list[pa.Table]:
-    """Split rows evenly into slices of about this size at most, of at least one row."""
+    """Split rows evenly into slices of at least one row and at most about this size."""
     count = min(-(-rows.nbytes // most_bytes), rows.num_rows)
     if count <= 1:
         return [rows] if rows.num_rows else []
@@ -178,13 +178,13 @@ def key_hashes(table: LakeTable, rows: pa.Table) -> pa.Array:
     """
     Return the hashes of the rows' keys; they are the same in all processes.
 
-    Values are hashed as the table stores them: two texts may be the same number there.
+    Values are hashed as the table stores them: two texts can be the same number there.
     A key of one integer is its own hash.
     """
     first = rows.column(table.key[0])
     if len(table.key) == 1 and pa.types.is_integer(first.type):
         return first.cast(pa.int64()).combine_chunks()
-    # A key of one integer does not need the library, which takes long to load.
+    # A key of one integer does not need the library, which is slow to load.
     from pandas.util import hash_pandas_object  # noqa: PLC0415
 
     keys = pa.table({name: _hashed(rows.column(name)) for name in table.key})
@@ -327,7 +327,7 @@ _COLUMN_MISFIT: Final = (
 
 
 def encode_columns(table: LakeTable, columns: Columns) -> EncodedColumns | None:
-    """Encode the whole rows of plain records; ``None`` if one does not fit."""
+    """Encode whole rows of plain records; ``None`` if ``encode_changes`` must do it."""
     own = [c for c in table.columns if c.name not in _OWN]
     if any(pa.types.is_binary(column.type.arrow) for column in own):
         return None

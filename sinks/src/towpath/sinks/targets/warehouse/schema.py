@@ -3,8 +3,8 @@ Tables of the warehouse: names, columns, types and partitions. Pure.
 
 A current-state table has the source's columns and two of its own: ``_position``, which
 the guard compares, and ``_is_deleted``, because a deleted row stays as a tombstone
-(``_deleted`` is a metadata column of the format itself: a table that had one could not
-be read). Its view ``<table>_live`` leaves the tombstones out.
+(``_deleted`` is a metadata column of the format itself: a table with this column could
+not be read). Its view ``<table>_live`` leaves the tombstones out.
 
 A change of partitions applies to later writes; existing files keep their partitions
 until they are compacted.
@@ -110,7 +110,7 @@ class LakeName(NamedTuple):
 
     @property
     def live(self) -> "LakeName":
-        """Its view without deleted rows."""
+        """The name of the table's view without deleted rows."""
         return LakeName(self.namespace, f"{self.table}_live")
 
 
@@ -260,7 +260,7 @@ _TIMES: Final = ("timestamp", "timestamp_ntz")
 _DATES: Final = ("date", *_TIMES)
 _FLOATS: Final = ("float", "double")
 
-# The types that a transform can partition; for others see ``_can_partition``.
+# The types that a transform can partition; other transforms: see ``_can_partition``.
 _PARTITIONABLE: Final[Mapping[str, tuple[str, ...]]] = {
     "years": _DATES,
     "months": _DATES,
@@ -316,7 +316,7 @@ def repartition(table: LakeTable, existing: Iterable[PartitionField]) -> list[st
 
 def check(table: LakeTable) -> None:
     """
-    Check that each partition field has its column, of a suitable type.
+    Check that each partition field has a column of a suitable type.
 
     Raises:
         PartitionFieldError: A column is missing, or its type is unsuitable.

@@ -32,7 +32,7 @@ def upsert(
     span: tuple[int, int] | None = None,
 ) -> str:
     """
-    Write each row unless the table has a newer one of its key.
+    Return the statement that writes each row, unless the table has a newer one.
 
     Args:
         table: The table.
@@ -61,7 +61,7 @@ def insert_new(
     table: LakeTable, view: str, occurred_between: tuple[str, str] | None
 ) -> str:
     """
-    Write each event whose id the log does not have.
+    Return the statement that writes the events that the log does not have, by id.
 
     Args:
         table: The log.
@@ -90,7 +90,7 @@ class Newest(NamedTuple):
 
     Attributes:
         position: The column of their positions.
-        is_folded: Whether each key is there once.
+        is_folded: Whether each key occurs only once.
         floor: Rows below it are dropped.
     """
 
@@ -101,7 +101,7 @@ class Newest(NamedTuple):
 
 def batch_view(table: LakeTable, view: str, encoded: str, newest: Newest) -> str:
     """
-    Make a view of the newest row of each key.
+    Return the statement that makes a view of the newest row of each key.
 
     Args:
         table: The table of the rows.
@@ -125,13 +125,13 @@ def batch_view(table: LakeTable, view: str, encoded: str, newest: Newest) -> str
 
 
 def sweep(name: LakeName, floor: str) -> str:
-    """Delete the rows below a floor, tombstones too."""
+    """Return the statement that deletes the rows below a floor, tombstones too."""
     where = f"{quoted(POSITION)} < {literal(floor)}"
     return f"DELETE FROM {name.sql} WHERE {where}"  # noqa: S608 - quoted
 
 
 def erase(table: LakeTable, keys: Iterable[Sequence[str]]) -> str:
-    """Delete all rows of some keys, each given as the texts of its values."""
+    """Return the statement that deletes the rows of keys, given as texts of values."""
     types = {column.name: column.type for column in table.columns}
     each = (
         " AND ".join(
@@ -151,13 +151,13 @@ def _typed(ddl: str, text: str) -> str:
 
 
 def purge(name: LakeName, safe: str) -> str:
-    """Delete the tombstones below a position."""
+    """Return the statement that deletes the tombstones below a position."""
     where = f"{quoted(IS_DELETED)} AND {quoted(POSITION)} < {literal(safe)}"
     return f"DELETE FROM {name.sql} WHERE {where}"  # noqa: S608 - quoted
 
 
 def stored_positions(table: LakeTable, view: str) -> str:
-    """Read the stored positions of the batch's keys, by the batch's row numbers."""
+    """Return the query of the stored positions of a batch's keys, by row number."""
     number = quoted(ROW_NUMBER)
     return (
         f"SELECT s.{number}, t.{quoted(POSITION)}, t.{quoted(IS_DELETED)}\n"
@@ -166,13 +166,13 @@ def stored_positions(table: LakeTable, view: str) -> str:
 
 
 def first_commit(name: LakeName) -> str:
-    """Make an empty commit, as the start of a branch."""
+    """Return the statement that makes an empty commit, as the start of a branch."""
     return f"INSERT INTO {name.sql} SELECT * FROM {name.sql} WHERE false"  # noqa: S608 - quoted
 
 
 def branch_off(name: LakeName, branch: str, snapshot_id: int) -> str:
     """
-    Start a branch at a commit, whatever it contained before.
+    Return the statement that starts a branch at a commit, or moves it there.
 
     A branch left by a dead process expires with old versions, once it is a day old.
     """
@@ -181,7 +181,7 @@ def branch_off(name: LakeName, branch: str, snapshot_id: int) -> str:
 
 
 def fast_forward(name: LakeName, branch: str) -> str:
-    """Move readers to the branch, if they are still at the commit where it begins."""
+    """Return the statement that moves readers to a branch, if main is at its start."""
     return (
         f"CALL {CATALOG}.system.fast_forward(table => {literal(name.in_catalog)},"
         f" branch => 'main', to => {literal(branch)})"
@@ -189,12 +189,16 @@ def fast_forward(name: LakeName, branch: str) -> str:
 
 
 def drop_branch(name: LakeName, branch: str) -> str:
-    """Drop a branch, and so the old files that only it refers to."""
+    """
+    Return the statement that drops a branch.
+
+    The files that only the branch refers to can then expire.
+    """
     return f"ALTER TABLE {name.sql} DROP BRANCH IF EXISTS {quoted(branch)}"
 
 
 def newest_commit(name: LakeName, branch: str = "main") -> str:
-    """Read the newest commit of the table, if there is one, and its summary."""
+    """Return the query of a branch's newest commit, if it has one, and its summary."""
     current = f"SELECT snapshot_id FROM {name.sql}.refs WHERE name = {literal(branch)}"  # noqa: S608 - quoted
     return (
         f"SELECT snapshot_id, summary FROM {name.sql}.snapshots"  # noqa: S608 - quoted
@@ -203,7 +207,7 @@ def newest_commit(name: LakeName, branch: str = "main") -> str:
 
 
 def commits(name: LakeName) -> str:
-    """Read all remaining commits: their summary and their parent."""
+    """Return the query of all remaining commits, with their summaries and parents."""
     columns = "snapshot_id, parent_id, operation, summary"
     return f"SELECT {columns} FROM {name.sql}.snapshots"  # noqa: S608 - quoted
 

@@ -165,7 +165,7 @@ class TaskRows(Protocol):
         """Write the rows that are not merged as files, on the executors."""
 
     def merges(self, to_merge: pa.Array | None) -> Iterable[str]:
-        """Yield the statements that merge these rows, or all rows."""
+        """Yield the statements that merge the rows of these keys; ``None``: of all."""
 
 
 class _KnownTable(NamedTuple):
@@ -288,7 +288,7 @@ class TableWriter:
         appended: Commit | None = None,
     ) -> tuple[Commit, int]:
         """
-        Merge on top of a commit; return the new one and the count of rows.
+        Merge on top of a commit; return the new one and the number of written rows.
 
         Args:
             name: The table.
@@ -313,7 +313,7 @@ class TableWriter:
         return commit, written
 
     def open_table(self, name: LakeName, *, is_new: bool) -> None:
-        """Start with a table that has just been opened."""
+        """Start to track a table that has just been opened."""
         self.forget(name)
         if is_new:
             self._states[name] = _KnownTable(None, self._no_keys())
@@ -331,7 +331,7 @@ class TableWriter:
             self._states[name] = state._replace(commit=commit)
 
     def _take(self, name: LakeName) -> _KnownTable:
-        """Return the state of a table that is written now."""
+        """Take out the state of a table that is about to be written."""
         # Dropped until the write has ended: a failure leaves a table to inspect again.
         return self._states.pop(name, None) or self._inspect(name)
 

@@ -8,7 +8,7 @@ configured address only.
 2xx            applied
 409            already known, or stale: a success
 428            a partial change without its row: its key is refetched
-408 425 429    busy, for as long as Retry-After says
+408 425 429    busy: the sink waits for the time in Retry-After
 5xx            busy, if it has Retry-After; else unavailable
 3xx 401 403    no webhook is accepted: the address or the secret is wrong, or the
 410            receiver has unsubscribed; no change becomes a dead letter
@@ -113,7 +113,7 @@ _HEADERS: Final = {"content-type": "application/json", "user-agent": "towpath"}
 
 
 class WebhookClient:
-    """A client of one receiver; several threads may use it."""
+    """A client of one receiver; several threads can use it."""
 
     def __init__(self, url: str, options: WebhookOptions, clock: Clock) -> None:
         self._url = url
@@ -164,7 +164,7 @@ class WebhookClient:
         """
         Read the start of a response; close the connection of a long or slow one.
 
-        A text that cannot be read is cut there: the status alone decides.
+        If reading fails, the text ends there: the status alone decides.
         """
         deadline = Deadline(self._clock, self._timeout_s)
         read = b""

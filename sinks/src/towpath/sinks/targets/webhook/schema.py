@@ -46,7 +46,7 @@ def lanes(
     Split a batch into lanes, which are sent concurrently; a lane is sent in order.
 
     A batch has at most one change per key, so changes have no order; the events of an
-    aggregate have one. Changes in ``alone`` get a request each, and come last.
+    aggregate do. Changes in ``alone`` get a request each, and come last.
     """
     others = [c for c in changes if id_of(c) not in alone]
     for chunk in _cut(others, per_request):
@@ -74,7 +74,7 @@ def request_of(changes: Sequence[WebhookChange]) -> Request:
 
 
 def aggregate_of(event: EventRow) -> Aggregate:
-    """Return the aggregate of an event, whose events are sent in order."""
+    """Return the aggregate of an event; an aggregate's events are sent in order."""
     return event.route, event.aggregate_type, event.aggregate_id
 
 
@@ -96,7 +96,7 @@ def id_of(change: WebhookChange) -> str:
     """
     Return the id of a change: its position and its key, as READ rows share positions.
 
-    An event's id contains its event id, or a hash of one that is no value of a header.
+    An event's id contains its event id, or a hash of it if no header can carry it.
     No id contains a dot, which separates the parts of a signed text.
     """
     if isinstance(change, EventRow):

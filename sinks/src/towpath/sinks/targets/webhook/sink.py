@@ -74,7 +74,7 @@ class WebhookSink:
         Describe the receiver; nothing is opened yet.
 
         Args:
-            url: The address of requests.
+            url: The receiver's address.
             options: Secrets, sizes and bounds.
             clock: The time.
             probe_file: The file that keeps the last accepted request across restarts.
@@ -152,8 +152,8 @@ class WebhookSink:
         Count the verdicts on events.
 
         Returns:
-            The reason of the first refused event; empty if none is refused. Later
-            events of its aggregate were not sent.
+            The reason for the first refusal; empty if no event is refused. Later events
+            of its aggregate were not sent.
         """
         refused = ""
         for event in events:

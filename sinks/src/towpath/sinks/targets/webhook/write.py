@@ -1,9 +1,8 @@
 """
 Sending a batch's lanes concurrently, and the keys on which the receiver fails.
 
-A key on which the receiver fails waits: as long as ``Retry-After`` says, or longer
-after each attempt. It is given up after a minimum number of attempts and a minimum
-time.
+A key on which the receiver fails waits for the time in ``Retry-After``, or longer after
+each attempt. It is given up after a minimum number of attempts and a minimum time.
 
 A receiver that is down fails on every request: then no key is the cause, and none is
 parked or given up, however long it takes. So before a key counts as failing, a *probe*
@@ -103,7 +102,7 @@ class SendAttempt:
                 return
 
     def _post(self, request: Request) -> bool:
-        """Send a request; if it is not accepted as a whole, send its changes singly."""
+        """Send a request; if it is not accepted as a whole, send each change alone."""
         try:
             verdict = self._client.post(request)
         except TowpathError as error:

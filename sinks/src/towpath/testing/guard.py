@@ -1,7 +1,7 @@
 """
 Cases of the guard: the newest position wins, for rows, parts of rows and floors.
 
-A stored position, a stored delete and a stored floor each refuse what lies below.
+A stored position, a stored delete and a stored floor each refuse changes below them.
 """
 
 from towpath.sinks.change import Value
@@ -116,7 +116,7 @@ class GuardCases:
         assert {"7": live(7, at(5), status="paid")} == target.contents(target.orders)
 
     def test_a_snapshot_row_above_the_stream_wins(self, target: SinkTarget) -> None:
-        """A READ row replaces what was committed before its watermark."""
+        """A READ row replaces a row that was committed before its watermark."""
         sink = target.connect()
         apply(sink, order(target, at(4, 9), {"status": "placed", "note": "lost"}))
         apply(sink, order(target, at(5, READ), {"status": "paid"}))
@@ -143,7 +143,7 @@ class GuardCases:
     def test_changes_of_one_huge_transaction_keep_their_order(
         self, target: SinkTarget
     ) -> None:
-        """Ordinals beyond what a packed version can hold still decide."""
+        """Ordinals too large for a packed version still decide."""
         sink = target.connect()
         apply(sink, order(target, at(3, 70_000), {"status": "paid"}))
         apply(sink, order(target, at(3, 5_000), {"status": "placed"}))
@@ -234,7 +234,7 @@ class FloorCases:
     def test_a_floor_deletes_rows_below_it_and_no_others(
         self, target: SinkTarget
     ) -> None:
-        """Rows and tombstones below it go; those at it, above it or elsewhere stay."""
+        """Rows and tombstones below it go; those at or above it, and other routes, stay."""
         sink = target.connect()
         apply(
             sink,
@@ -274,7 +274,7 @@ class FloorCases:
         )
 
     def test_a_floor_is_remembered_over_a_restart(self, target: SinkTarget) -> None:
-        """Another client, opened later, refuses what is below it, too."""
+        """Another client, opened later, refuses changes below the floor, too."""
         first = target.connect()
         sweep(first, floor(target, at(5)), order(target, at(6), {"status": "paid"}))
         first.close()

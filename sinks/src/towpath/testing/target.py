@@ -1,7 +1,7 @@
 """
 The target of the contract's cases, and the changes that they apply to it.
 
-A target opens any number of sinks on the same data, so that a case may close one and
+A target opens any number of sinks on the same data, so that a case can close one and
 open another, and reads the data back.
 """
 
@@ -182,7 +182,7 @@ def memory_target() -> SinkTarget:
 
 READ: Final = -1
 
-# A repeated batch gets another id: a sink must tolerate such a repetition.
+# A repeated batch gets another id: a sink must tolerate this repetition.
 _batch_ids = count()
 
 
@@ -231,7 +231,7 @@ def label(target: SinkTarget, position: str, name: str, note: str) -> Change:
 
 
 class FailingChanges(tuple[Change, ...]):
-    """Changes whose iteration fails after the first one, as a target may."""
+    """Changes that fail to iterate after the first one, like a failing target."""
 
     __slots__ = ()
 

@@ -1,12 +1,12 @@
 """
 The verifier: compares every key and every column of a sink with the source.
 
-Both sides may change meanwhile. ``source`` reads the database, as text that the
+Both sides can change meanwhile. ``source`` reads the database, as text that the
 database itself writes; the sinks' readers return stored rows; ``suspects`` stores both
 by key on disk, so that memory use stays small; ``forms`` defines the compared values of
 a row or a document. A difference is a suspect (``compare``) until both sides have been
-read again: ``progress`` waits for the sink, ``settle`` judges,
-``repair`` refetches the wrong rows. Apart from a route's naming of rows and keys,
-nothing here shares code with the replication path, so that a bug in that path cannot
-hide itself.
+read again: ``progress`` waits for the sink, ``settle`` judges, ``repair`` refetches the
+wrong rows. Apart from a route's routing and transforms, and the texts of keys and
+single values, nothing here shares code with the replication path, so that a bug in that
+path cannot hide itself.
 """

@@ -228,7 +228,7 @@ class SinkVerifier:
         return found
 
     def report_failure(self, failure: TowpathError) -> Verdict:
-        """Print why a verification failed."""
+        """Print why a verification failed, and return the verdict."""
         found = Verification(
             self._sink.name, sample=self._sample_text, error=str(failure)
         )

@@ -5,10 +5,9 @@ A row's name is the text of its key's parts (see ``key_text``), which a template
 have formatted; both steps can be reversed. The name of a row that the sink did not
 write need not belong to any key.
 
-Equal values have one text.
-Numbers and booleans are written as text, floats as the shortest text of the same value.
-A document's names are sorted; numbers are equal if they have the same value, however
-they are written, and no digit is lost.
+Equal values have one text. Numbers and booleans are written as text, floats as the
+shortest text of the same value. A document's names are sorted; its numbers are equal if
+they have the same value, however they are written, and no digit is lost.
 """
 
 import json
@@ -63,7 +62,7 @@ def canonical(value: Value) -> str | None:
     try:
         return text_of(value)
     except TypeError:
-        # A Decimal of an exact reader, from before its column had the type.
+        # A Decimal from an exact reader, stored before its column had this type.
         return str(value)
 
 
@@ -76,7 +75,7 @@ def canonical_double(value: Value) -> str | None:
     """
     Return the canonical text of a 64-bit float.
 
-    A value that is no float is from before its column had the type.
+    A value that is not a float was stored before its column had this type.
     """
     if value is None:
         return None
@@ -101,7 +100,7 @@ _BY_TYPE: Final[dict[str, Canonical]] = {
     "double precision": canonical_double,
 }
 
-# Values that a warehouse may store as null.
+# Values that a warehouse can store as null.
 _UNFIT: Final[dict[str, Callable[[Value], bool]]] = {
     "numeric": is_no_number,
     "date": is_no_instant,
@@ -113,7 +112,7 @@ _UNFIT: Final[dict[str, Callable[[Value], bool]]] = {
 
 def canonical_of(type_name: str, *, nulls_unfit: bool = False) -> Canonical:
     """
-    Return the function that writes values of a Postgres type.
+    Return the function that converts values of a Postgres type to canonical texts.
 
     Args:
         type_name: The type's name in Postgres.
@@ -172,7 +171,7 @@ def value_differences(difference: Difference) -> Iterator[Difference]:
             yield Difference(DifferenceKind.CHANGED, difference.key, name, *values)
 
 
-# The steps of a path: as text, the field "a.b" would be b in a.
+# The steps of a path. In a single text, the field "a.b" would look like b in a.
 _Path: TypeAlias = tuple[str | int, ...]
 
 

@@ -4,7 +4,7 @@ The differences between source and sink, by key and column. Pure.
 The texts of a row are packed into one value, so that equal rows cost one comparison;
 only differing rows are unpacked.
 
-Both sides may change while they are compared, so a difference is a suspect at first. It
+Both sides can change while they are compared, so a difference is a suspect at first. It
 is judged by two reads of the sink, with a read of the source in between::
 
     the sink before  <  the source  <  the sink after, which has passed the source
@@ -58,7 +58,7 @@ class Suspect(NamedTuple):
         before: The sink's row before the source was read. In the first round its
             existence is enough: that round marks no key wrong.
         after: The sink's row once the sink has passed the source.
-        copies: The number of rows of the key in the sink then.
+        copies: The number of rows that the sink then has for the key.
     """
 
     key: str

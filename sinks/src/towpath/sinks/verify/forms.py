@@ -94,8 +94,9 @@ class FieldsForm:
 
         Args:
             names: The names of rows.
-            columns: The compared columns, each with the function that writes it.
-            known: All fields that a row may have; ``None``: any.
+            columns: The compared columns, each with the function that returns the text
+                of a value.
+            known: All fields that a row can have; ``None``: any.
         """
         self._names = names
         self._known = known
@@ -346,7 +347,7 @@ def _form(column: SourceColumn, *, nulls_unfit: bool) -> Canonical:
 def _output_form(
     output: OutputColumn, own: Mapping[str, SourceColumn], *, is_nulled: bool
 ) -> Canonical:
-    """Return the function that writes a column after transforms."""
+    """Return the function that returns the text of a column after transforms."""
     if output.source:
         return _form(own[output.source], nulls_unfit=is_nulled)
     column = output.column
@@ -356,7 +357,7 @@ def _output_form(
 
 
 def _value(column: SourceColumn, text: str | None) -> Value:
-    """Return the value of a record for a text of the source."""
+    """Convert a text of the source to the value in a record."""
     if text is None:
         return None
     if column.inside:
@@ -397,5 +398,5 @@ def _computed_of_hidden(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _constant_form(constant: Value) -> Canonical:
-    """Return the function that writes a constant."""
+    """Return the function that returns the text of a constant."""
     return canonical_of("double precision") if type(constant) is float else canonical

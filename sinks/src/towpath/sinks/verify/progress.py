@@ -97,8 +97,8 @@ class CatchUpWaiter:
     """
     Waits for one sink; each wait covers only commits made before it.
 
-    A driver need not run: the comparison reads the target itself, so that offsets that
-    promise too much lead to differences that are reported, never to hidden ones.
+    A driver need not run: the comparison reads the target itself, so offsets that
+    promise too much lead to reported differences, never to hidden ones.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ _REFUSALS: Final[LiteralString] = (
 _OLDEST: Final[LiteralString] = (
     "select pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
 )
-# Its own id: a snapshot's xmax may be below that of a transaction that is running.
+# A new transaction's id: a snapshot's xmax can be below the id of a running one.
 _NEXT: Final[LiteralString] = "select pg_current_xact_id()::text::bigint"
 _NEXT_ON_STANDBY: Final[LiteralString] = (
     "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
@@ -290,7 +290,7 @@ _NEXT_ON_STANDBY: Final[LiteralString] = (
 
 
 class SourceLog:
-    """The current progress of the database's WAL, read on each call."""
+    """The progress of WAL, slots, snapshots and signals, read on each call."""
 
     def __init__(self, dsn: str, relay: str) -> None:
         """

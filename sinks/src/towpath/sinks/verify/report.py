@@ -105,7 +105,7 @@ class Verification:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict."""
+        """The verdict on all routes."""
         if self.differences:
             return Verdict.DIFFERENT
         if self.reason or any(route.error or route.restless for route in self.routes):
@@ -282,7 +282,7 @@ def sample_size(text: str) -> float | None:
     Parse ``1000`` or ``5%``; a result below one is a share, ``None`` means all.
 
     Raises:
-        UsageError: It is neither, or zero.
+        UsageError: It is neither, zero, or more than 100 %.
     """
     if not text:
         return None

@@ -150,6 +150,7 @@ class Tables:
         Raises:
             UnroutedTableError: Its topic belongs to no listed table or declared view.
             IncomparableError: Its rows cannot be distinguished.
+            NoOutboxError: The outbox of its events does not exist, or lacks a column.
             UnfitViewError: Its view lacks a column.
             UnavailableError: The source or the broker does not answer.
         """

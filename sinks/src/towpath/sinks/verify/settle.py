@@ -2,9 +2,9 @@
 Settling suspects: reading both sides again until each is equal or wrong.
 
 Each round reads the source, waits until the sink has applied all earlier commits, and
-reads the sink. The sink's row before is that of the previous round. The first round
-marks no key wrong, because a row of the sink may not have been visible in the source
-yet: each later round first waits for running transactions.
+reads the sink. The ``before`` row of a suspect is the sink's row of the previous round.
+The first round marks no key wrong, because a row of the sink may not have been visible
+in the source yet: each later round first waits for running transactions.
 
 A row that changes in every round proves nothing. While few are left, the source is read
 often during the wait for the sink: if it ever had the content that the sink has now,

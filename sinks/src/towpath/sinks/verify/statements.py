@@ -20,7 +20,7 @@ from towpath.sinks.verify.table import (
     SourceTable,
 )
 
-# Types whose text in records is not that of Postgres.
+# Types with a text in records that is not the text of Postgres.
 _FORMS: Final[Mapping[str, LiteralString]] = MappingProxyType(
     {
         **TEXT_FORMS,
@@ -41,12 +41,12 @@ class Statement(NamedTuple):
 
 
 def all_rows(table: SourceTable) -> Statement:
-    """Read all rows, in key order."""
+    """Return the statement that reads all rows, in key order."""
     return _select(table, [], sql.SQL(" order by {}").format(_key(table)))
 
 
 def next_rows(table: SourceTable, after: Sequence[str] | None, rows: int) -> Statement:
-    """Read the next rows in key order, after a key."""
+    """Return the statement that reads the next rows in key order, after a key."""
     tail = sql.SQL(" order by {} limit {}").format(_key(table), sql.Literal(rows))
     if after is None:
         return _select(table, [], tail)
@@ -56,7 +56,7 @@ def next_rows(table: SourceTable, after: Sequence[str] | None, rows: int) -> Sta
 
 
 def listed_rows(table: SourceTable, keys: Sequence[Sequence[str]]) -> Statement:
-    """Read the rows of some keys."""
+    """Return the statement that reads the rows of the given keys."""
     names = _key_names(table)
     values = map(_typed, table.key_types, names)
     is_listed = sql.SQL("({}) in (select {} from {})").format(
@@ -66,7 +66,11 @@ def listed_rows(table: SourceTable, keys: Sequence[Sequence[str]]) -> Statement:
 
 
 def canonical_keys(table: SourceTable, keys: Sequence[Sequence[str]]) -> Statement:
-    """Convert keys to their columns' texts; fails for an impossible key."""
+    """
+    Return the statement that converts keys to the canonical texts of their columns.
+
+    The statement fails for an impossible key.
+    """
     values = [
         _written(type_, _typed(type_, name))
         for type_, name in zip(table.key_types, _key_names(table), strict=True)
@@ -78,12 +82,12 @@ def canonical_keys(table: SourceTable, keys: Sequence[Sequence[str]]) -> Stateme
 
 
 def random_share(table: SourceTable, share: float) -> Statement:
-    """Read a random share of the rows."""
+    """Return the statement that reads a random share of the rows."""
     return _select(table, [(sql.SQL("random() < %s"), [share])], sql.SQL(""))
 
 
 def random_rows(table: SourceTable, rows: int) -> Statement:
-    """Read a number of random rows."""
+    """Return the statement that reads a number of random rows."""
     tail = sql.SQL(" order by random() limit {}").format(sql.Literal(rows))
     return _select(table, [], tail)
 

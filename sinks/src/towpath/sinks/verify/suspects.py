@@ -84,7 +84,8 @@ class Suspects(Scratch):
     Keys that may differ, until they are marked wrong or dropped.
 
     Call order: ``with``; ``add``; then rounds of ``record_source_rows``,
-    ``record_sink_rows`` and a judgement, each but the first begun by ``start_round``.
+    ``record_sink_rows`` and a judgement. Each round but the first begins with
+    ``start_round``.
     """
 
     statements = (_TABLE,)

@@ -1,7 +1,7 @@
 r"""
 Nested values in the form of records: arrays, composites and hstore. Pure.
 
-Postgres writes such a value as one text that contains the texts of the inner values;
+Postgres writes a nested value as one text that contains the texts of the inner values;
 this module parses it. The forms follow the documentation of records, and share no code
 with the relay::
 
@@ -162,7 +162,7 @@ def nested_text(kind: SourceType, text: str | None) -> str | None:
 
 
 def text_of_nested(value: Json) -> str | None:
-    """Convert a sink's value to the same form; a text stays as it is."""
+    """Convert a sink's nested value to the text in a record; a text stays unchanged."""
     if value is None or isinstance(value, str):
         return value
     # A reader that keeps all digits returns all floats as decimals.

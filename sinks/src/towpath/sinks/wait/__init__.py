@@ -3,8 +3,7 @@ Read-your-writes: wait until a sink has applied a commit.
 
 ``wait_for`` waits once; a ``Waiter`` keeps its connections for many waits. Pass an LSN
 at or after the end of the commit, such as the one in a service's response header
-``Towpath-Lsn``.
-Nothing here needs the engine that runs the sinks.
+``Towpath-Lsn``. Nothing here needs the engine that runs the sinks.
 """
 
 import os
@@ -181,7 +180,7 @@ def wait_for(
 
     Args:
         config: The configuration file.
-        lsn: As Postgres writes it, such as ``0/16B3748``.
+        lsn: The LSN as Postgres writes it, such as ``0/16B3748``.
         sink: The sink's name.
         timeout_s: The longest time to wait.
         environ: Overrides of the file; the environment by default.

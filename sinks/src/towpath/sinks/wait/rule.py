@@ -211,7 +211,7 @@ class Wait:
         return Progress(name) if heard is None else heard.record.progress
 
     def _until(self, missing: Callable[[], str | None]) -> None:
-        """Wait until ``missing`` returns nothing."""
+        """Wait until ``missing`` returns ``None``."""
         while (reason := missing()) is not None:
             if self._deadline.passed():
                 message = f"not applied within {self._timeout_s:g} s: {reason}"
@@ -224,7 +224,7 @@ def _run_of(heard: HeardProgress | None) -> int | None:
 
 
 def _missing_rows(heard: HeardProgress, ends: Offsets) -> str | None:
-    """Return which records below the ends a sink that runs has not applied."""
+    """Return why a running sink lacks records below the ends, if it does."""
     record = heard.record
     why = f": {record.progress.error}" if record.progress.error else ""
     if left := records_between(heard.certain, ends):
@@ -237,7 +237,7 @@ def _missing_rows(heard: HeardProgress, ends: Offsets) -> str | None:
 
 
 def _missing_refetches(record: PublishedProgress, below: int) -> str | None:
-    """Return which requested rows a sink is still waiting for."""
+    """Return why a running sink lacks rows that it requested, if it does."""
     why = f": {record.progress.error}" if record.progress.error else ""
     if record.refetches.has_any_below(below):
         return (

@@ -234,7 +234,7 @@ class FloorCases:
     def test_a_floor_deletes_rows_below_it_and_no_others(
         self, target: SinkTarget
     ) -> None:
-        """Rows and tombstones below it go; those at or above it, and other routes, stay."""
+        """Rows and tombstones below it go; those at or above it, or elsewhere, stay."""
         sink = target.connect()
         apply(
             sink,

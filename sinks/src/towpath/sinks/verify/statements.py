@@ -20,7 +20,7 @@ from towpath.sinks.verify.table import (
     SourceTable,
 )
 
-# Types with a text in records that is not the text of Postgres.
+# Types with a different text in records than in Postgres.
 _FORMS: Final[Mapping[str, LiteralString]] = MappingProxyType(
     {
         **TEXT_FORMS,

@@ -10,8 +10,8 @@ rows are merged, which searches the table:
 - rows of keys that more than one task has, which are not folded yet;
 - rows with columns that the source has dropped.
 
-All rows are merged if the floor is above some of them, because only the statement omits
-rows below it, or if more than half of the keys would be merged anyway.
+All rows are merged if the floor is above some of them, because only a merge omits rows
+below it, or if more than half of the keys would be merged anyway.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

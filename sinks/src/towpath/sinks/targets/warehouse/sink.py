@@ -213,7 +213,7 @@ class WarehouseSink:
         """Do nothing: the session belongs to the caller."""
 
     def _fitting_table(self, name: str) -> LakeTable | None:
-        """Return a route's table; ``None``, and the route held back, if it is unfit."""
+        """Return a route's table; hold the route back if the table does not fit."""
         try:
             return self._table(name)
         except UNFIT as error:

@@ -8,7 +8,7 @@ configured address only.
 2xx            applied
 409            already known, or stale: a success
 428            a partial change without its row: its key is refetched
-408 425 429    busy: the sink waits for the time in Retry-After
+408 425 429    busy: the change is retried after the time in Retry-After
 5xx            busy, if it has Retry-After; else unavailable
 3xx 401 403    no webhook is accepted: the address or the secret is wrong, or the
 410            receiver has unsubscribed; no change becomes a dead letter

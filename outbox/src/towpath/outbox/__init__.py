@@ -7,7 +7,7 @@ bad event fails the request and never the relay. Nothing in this package uses Ka
 opens a connection or commits.
 
 Events are an application's own classes, bound to its own Avro schemas by ``Events``;
-``Outbox`` says how they are written, and ``configure`` makes one the default.
+``Outbox`` says how they are written, and ``configure`` sets the default outbox.
 ``towpath.outbox.sqlalchemy`` records the events that aggregates collect, and
 ``towpath.outbox.testing`` shows a test what was recorded.
 """

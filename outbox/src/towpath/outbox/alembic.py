@@ -1,7 +1,7 @@
 """
 Operations for Alembic migrations: create, upgrade, check and drop the tables.
 
-Import this module in a revision, and ``op`` has them::
+Import this module in a revision, and ``op`` has the operations::
 
     from alembic import op
 
@@ -18,9 +18,9 @@ Import this module in a revision, and ``op`` has them::
     def downgrade():
         op.drop_outbox()
 
-Each may run again: a table that exists gets the columns that it lacks. The same SQL is
+Each can run again: a table that exists gets the columns that it lacks. The same SQL is
 run by ``towpath relay init``, which also creates the publications and the slot.
-``alembic upgrade --sql`` prints all of it, the check too.
+``alembic upgrade --sql`` prints all of it, including the check.
 """
 
 from collections.abc import Iterable, Mapping
@@ -87,8 +87,8 @@ class SourceTableOperation(MigrateOperation):
             table: The table, as ``[relay.outbox] table``.
             columns: Names of columns other than the default ones, as in
                 ``[relay.outbox.columns]``; an empty name omits the column.
-            is_partitioned: Create one partition per day, which ``towpath outbox clean``
-                makes ahead and drops; an existing table is not converted.
+            is_partitioned: Create one partition per day; ``towpath outbox clean``
+                creates and drops later ones. An existing table is not converted.
             days_ahead: The number of daily partitions to create beyond today's.
             writers: Roles of applications, which get the privileges to write.
             way: How they write: rows that are kept, or that they delete again.
@@ -168,7 +168,7 @@ class SourceTableOperation(MigrateOperation):
     def create_heartbeat_table(
         cls, operations: Operations, *, relays: Iterable[str] = ()
     ) -> None:
-        """Create the heartbeat table; ``relays`` are roles that write it."""
+        """Create the heartbeat table; ``relays`` are roles that write to it."""
         described = source_tables.heartbeat()
         granted = source_tables.grant_statements(described, _OF_RELAYS, relays)
         operations.invoke(cls((*_creation(described), *granted)))

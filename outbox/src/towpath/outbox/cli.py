@@ -191,7 +191,7 @@ def _events(place: str) -> Events:
 
 
 def _outbox_settings(config: Path | None) -> "OutboxSettings":
-    """Return the outbox of a configuration; the defaults without one."""
+    """Return the outbox settings of a configuration; the defaults without one."""
     from towpath.settings.outbox import (  # noqa: PLC0415 - keeps freeze and check light
         Outbox as OutboxSettings,
     )

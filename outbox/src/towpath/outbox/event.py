@@ -12,7 +12,7 @@ Domain events for the outbox: the event itself, and an application's own classes
         title: str
 
 Dataclasses, pydantic models and any other class with a ``payload`` function can be
-bound. An event type without a schema must say so: ``schema=NO_SCHEMA``.
+bound. By default, an event type without a schema must say so: ``schema=NO_SCHEMA``.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ class OutboxEvent:
         type: The event type, such as ``OrderPlaced``; chooses the schema.
         payload: The event's content. Decimals, dates and UUIDs become text.
         occurred_at: The time of the event, timezone-aware; the header of the same name
-            has it in UTC. None: the time at which it is recorded.
+            carries it in UTC. None: the time at which the event is recorded.
         headers: Further record headers, text to text.
         traceparent: The W3C trace context that the event belongs to; None: that of
             OpenTelemetry's current span, if there is one.
@@ -110,7 +110,7 @@ class Events:
 
     @property
     def schemas(self) -> EventSchemas:
-        """All schemas, with those that were given in code."""
+        """All schemas, including those given in code."""
         return self._schemas
 
     @property

@@ -70,7 +70,7 @@ class Outbox:
         clock: Clock | None = None,
     ) -> None:
         """
-        Describe the outbox; nothing is connected.
+        Describe the outbox; no connection is opened.
 
         Args:
             events: The event types; None: those of installed packages.
@@ -79,14 +79,15 @@ class Outbox:
             columns: Names of columns other than the default ones, as in
                 ``[relay.outbox.columns]``; an empty name omits the column.
             message_prefix: As the relay's ``[relay.outbox] message_prefix``.
-            max_bytes: The largest record; the broker's default takes a million bytes.
+            max_bytes: The largest record; by default, brokers take a million bytes.
             claim_check: Stores the payload of a larger event elsewhere and returns its
-                place; without one such an event is refused.
+                place; None: a larger event is refused.
             clock: The time of events that have none.
 
         Raises:
             EventSchemaError: A schema of an installed package cannot be used.
-            UsageError: The way or a column is unknown, or a row could not be deleted.
+            UsageError: The way or a column is unknown, or the way ``delete`` has no
+                column for the id.
         """
         if way not in _WAYS or columns.keys() - _CASTS.keys():
             message = f"the way {way!r} or a column of {sorted(columns)} is unknown"
@@ -116,7 +117,7 @@ class Outbox:
         Raises:
             InvalidEventError: The event does not match its schema or cannot be
                 delivered; nothing was written.
-            UsageError: The object is no event, or the session cannot be used.
+            UsageError: The object is not an event, or the session cannot be used.
         """
         (recorded,) = self.record_all(session, (event,))
         return recorded
@@ -127,11 +128,11 @@ class Outbox:
         events: Iterable[object],
     ) -> list[OutboxEvent]:
         """
-        Write several events, in their order, by as few statements as possible.
+        Write several events, in order, with as few statements as possible.
 
         Raises:
             InvalidEventError: An event is invalid; none was written.
-            UsageError: An object is no event, or the session cannot be used.
+            UsageError: An object is not an event, or the session cannot be used.
         """
         converted, statements = self._prepare(events)
         if statements:
@@ -140,7 +141,7 @@ class Outbox:
         return converted
 
     async def record_async(self, session: Any, event: object) -> OutboxEvent:  # noqa: ANN401
-        """Do as ``record`` in the transaction of an asynchronous session."""
+        """Write one event in an asynchronous session; see ``record``."""
         (recorded,) = await self.record_all_async(session, (event,))
         return recorded
 
@@ -149,7 +150,7 @@ class Outbox:
         session: Any,  # noqa: ANN401 - any driver
         events: Iterable[object],
     ) -> list[OutboxEvent]:
-        """Do as ``record_all`` in the transaction of an asynchronous session."""
+        """Write several events in an asynchronous session; see ``record_all``."""
         converted, statements = self._prepare(events)
         if statements:
             await run_async(session, statements)
@@ -177,8 +178,8 @@ class Outbox:
         """
         Return the statement that inserts rows.
 
-        Its text is the same for any number of rows but one, because drivers keep the
-        texts of statements. One row is inserted faster without arrays.
+        Its text is the same for any number of rows but one, because drivers cache
+        statements by their text. One row is inserted faster without arrays.
         """
         names = ", ".join(map(quoted, self._columns.values()))
         values: dict[str, str | None]
@@ -214,10 +215,10 @@ class Outbox:
 
 
 _WAYS: Final = ("keep", "delete", "message")
-# Rows of one statement, whose parameters must stay below 1 GB together.
+# Rows per statement: its parameters together must stay below 1 GB.
 _MOST_ROWS: Final = 500
 _default: list[Outbox] = []
-# An engine that is no longer used takes its outbox with it.
+# An entry is dropped when its engine is no longer used.
 _by_engine: MutableMapping[Any, Outbox] = WeakKeyDictionary()
 
 
@@ -227,9 +228,9 @@ def configure(outbox: Outbox, *, engine: Any = None) -> None:  # noqa: ANN401 - 
 
     Args:
         outbox: The outbox.
-        engine: A SQLAlchemy engine, which may be asynchronous: only its sessions and
-            connections, and those of engines with options that are made of it, use the
-            outbox. None: those of all other engines use it.
+        engine: A SQLAlchemy engine, synchronous or asynchronous: only its sessions and
+            connections, and those of engines that its ``execution_options`` returned,
+            use the outbox. None: those of all other engines use it.
     """
     if engine is None:
         _default[:] = [outbox]
@@ -252,7 +253,7 @@ def outbox_of(session: Any) -> Outbox:  # noqa: ANN401 - any driver
         while engine is not None:
             if engine in _by_engine:
                 return _by_engine[engine]
-            # ``Engine.execution_options`` returns an engine with another one behind it.
+            # ``Engine.execution_options`` returns an engine that wraps this one.
             engine = getattr(engine, "_proxied", None)
     if not _default:
         _default.append(Outbox())
@@ -265,22 +266,22 @@ def _synchronous(engine: Any) -> Any:  # noqa: ANN401 - of SQLAlchemy
 
 
 def record(session: Any, event: object) -> OutboxEvent:  # noqa: ANN401 - any driver
-    """Write one event by the session's outbox; see ``Outbox.record``."""
+    """Write one event through the session's outbox; see ``Outbox.record``."""
     return outbox_of(session).record(session, event)
 
 
 def record_all(session: Any, events: Iterable[object]) -> list[OutboxEvent]:  # noqa: ANN401
-    """Write several events by the session's outbox; see ``Outbox.record_all``."""
+    """Write several events through the session's outbox; see ``Outbox.record_all``."""
     return outbox_of(session).record_all(session, events)
 
 
 async def record_async(session: Any, event: object) -> OutboxEvent:  # noqa: ANN401
-    """Write one event by the session's outbox; see ``Outbox.record_async``."""
+    """Write one event through the session's outbox; see ``Outbox.record_async``."""
     return await outbox_of(session).record_async(session, event)
 
 
 async def record_all_async(session: Any, events: Iterable[object]) -> list[OutboxEvent]:  # noqa: ANN401
-    """Write several events by the session's outbox; see ``Outbox.record_all_async``."""
+    """Write several events in the session's outbox; see ``Outbox.record_all_async``."""
     return await outbox_of(session).record_all_async(session, events)
 
 
@@ -305,7 +306,7 @@ def _notify(session: Any, events: Sequence[OutboxEvent]) -> None:  # noqa: ANN40
 
 
 def _array_text(texts: Iterable[str | None]) -> str:
-    """Return the text of an array of Postgres."""
+    """Return the text of a Postgres array."""
     return "{" + ",".join(map(_element, texts)) + "}"
 
 
@@ -317,6 +318,6 @@ def _element(text: str | None) -> str:
 
 
 def _json_value(part: str, text: str | None) -> str:
-    """Return a column's text as a JSON value; JSON columns have one already."""
+    """Return a column's text as a JSON value; the text of a JSON column is one."""
     is_json = text is not None and _CASTS[part] == "json"
     return str(text) if is_json else json.dumps(text, ensure_ascii=False)

@@ -1,9 +1,9 @@
 """
 Lossless conversion of Python values to JSON values.
 
-Decimals become strings (a JSON number would lose digits), dates and times RFC 3339 in
-UTC with microseconds, UUIDs their text, enums their value. Everything else stays as it
-is; the event's schema decides whether it is allowed.
+Decimals become strings (a JSON number would lose digits), datetimes RFC 3339 in UTC
+with microseconds, dates ``YYYY-MM-DD``, UUIDs their text, enums their value. All other
+values stay as they are; the event's schema decides whether they are allowed.
 """
 
 import enum

@@ -27,7 +27,7 @@ from towpath.schemas.topics import is_legal_topic
 
 # The broker's default message.max.bytes is 1,048,588; the relay adds about ten headers.
 MAX_BYTES: Final = 1_000_000
-# Room for a topic template around it, within Kafka's 249 characters.
+# Leaves room for a topic template around it, within Kafka's 249 characters.
 MAX_AGGREGATE_TYPE_LENGTH: Final = 200
 MAX_TYPE_LENGTH: Final = 200
 # The header, and the payload's field, with the place of a payload stored elsewhere.
@@ -66,7 +66,7 @@ _KINDS: Final = MappingProxyType(
         "traceparent": (str | None, "is not text"),
     }
 )
-# Half of a surrogate pair has no form in UTF-8.
+# Half of a surrogate pair has no encoding in UTF-8.
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 Row = Mapping[str, str | None]
@@ -125,7 +125,7 @@ class RowRules:
         self, event: OutboxEvent, text: str | None, given: dict[str, str]
     ) -> tuple[str, dict[str, str]]:
         """
-        Store the payload elsewhere; return what takes its place, and the headers.
+        Store the payload elsewhere; return the payload that replaces it, and headers.
 
         Raises:
             EventTooLargeError: There is no claim check, or the record is too large even
@@ -198,7 +198,7 @@ def _check_kinds(event: OutboxEvent) -> None:
 
 
 def _is_storable(text: str) -> bool:
-    """Return whether text has a form in UTF-8, and no NUL, which Postgres refuses."""
+    """Return whether UTF-8 encodes a text and it has no NUL, which Postgres refuses."""
     return "\0" not in text and not _SURROGATE.search(text)
 
 

@@ -8,15 +8,15 @@ own.
 
 Two rules keep that true with savepoints and rollbacks:
 
-1. A rollback, even to a savepoint, discards the events of tracked aggregates that are
-   not yet recorded, as it discards their rows: load the aggregates again.
-2. A savepoint cannot begin while a tracked aggregate has unrecorded events. They would
-   be recorded inside it, and its rollback would separate them from state that was
-   written before it. Call ``drain`` first: a flush records nothing if no row of the
+1. A rollback, even to a savepoint, discards the unrecorded events of tracked
+   aggregates, as it discards their rows: load the aggregates again.
+2. A savepoint cannot begin while a tracked aggregate has unrecorded events. If they
+   were recorded inside the savepoint, its rollback would separate them from state that
+   was written before. Call ``drain`` first: a flush records nothing if no row of the
    session has changed.
 
-For asynchronous sessions, install the collector on the factory of the synchronous
-ones::
+For asynchronous sessions, install the collector on the factory of their synchronous
+sessions::
 
     sessions = sessionmaker()
     Collector().install(sessions)
@@ -47,7 +47,7 @@ AnyAggregate = TypeVar("AnyAggregate", bound=Aggregate)
 
 
 def track(session: Session, aggregate: AnyAggregate) -> AnyAggregate:
-    """Register an aggregate, whose events the session's transaction then records."""
+    """Register an aggregate: the session's transaction records its events."""
     tracked = session.info.setdefault(_TRACKED, [])
     if not any(known is aggregate for known in tracked):
         tracked.append(aggregate)
@@ -59,8 +59,8 @@ class Collector:
     Records the events of tracked aggregates, at flush and at commit.
 
     Args:
-        translate: Turns a domain event into an event that the outbox takes. It gets the
-            session, whose ``info`` may hold values of the whole request.
+        translate: Turns a domain event into an event that the outbox takes. It also
+            gets the session: ``session.info`` can hold values of the whole request.
         outbox: Records the events; None: the default outbox.
     """
 

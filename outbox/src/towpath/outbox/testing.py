@@ -102,7 +102,7 @@ class _Watch:
             raise DualWriteError(message)
 
     def listen(self) -> Callable[[], None]:
-        """Follow SQLAlchemy's transactions; return the function that ends it."""
+        """Follow SQLAlchemy's transactions; return a function that stops this."""
         try:
             from sqlalchemy import Engine, event  # noqa: PLC0415 - an extra
         except ImportError:
@@ -158,7 +158,7 @@ def _driver_connections() -> Iterator[Any]:
     """
     Yield the open and closed connections of all imported drivers.
 
-    Drivers do not report their transactions, so the connections are searched for: the
+    Drivers do not report their transactions, so this searches all live objects: the
     check must also catch a handler that records no event and sends to Kafka instead.
     """
     modules = [(sys.modules.get(name), cls) for name, cls in _CONNECTIONS]

@@ -11,10 +11,10 @@ has passed through the source's log.
                             a used id
 ``GET /signals/<id>``       the signal's row
 ``GET /snapshots``          the tables of all snapshots, the newest first
-``GET /snapshots/<id>``     the tables of one
+``GET /snapshots/<id>``     the tables of one snapshot
 ==========================  ==========================================================
 
-The status is 503 while the source cannot be reached. The port has a thread of its own,
+Their status is 503 while the source cannot be reached. Separate threads serve the port,
 so that no request blocks the loop. It has no login: it listens on this host only unless
 configured otherwise, and accepts nothing that a browser sends on behalf of a web page.
 """
@@ -134,7 +134,7 @@ class SignalPages:
         return None
 
     def post(self, body: bytes) -> PageResponse:
-        """Store the signal of a request's body."""
+        """Store the signal in a request's body."""
         try:
             signal = read_document(body, str(uuid.uuid4()), _SOURCE)
             parse_signal(signal.type, signal.data)

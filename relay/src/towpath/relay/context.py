@@ -1,7 +1,7 @@
 """
 The parts that outlive one session.
 
-The declared sinks are read again when a signal names one, so that a sink may be
+The declared sinks are read again when a signal names one, so that a sink can be
 declared while the relay runs.
 """
 

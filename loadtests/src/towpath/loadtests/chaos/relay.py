@@ -166,7 +166,7 @@ def fail_unless_prepared(slot: object, relay: ChaosRelay) -> None:
     Check that the source was prepared.
 
     Raises:
-        ChaosError: There is no slot; the message has the end of the log.
+        ChaosError: There is no slot; the message contains the end of the log.
     """
     if slot is None:
         message = f"the source was not prepared\n{relay.log_tail(_INIT)}"

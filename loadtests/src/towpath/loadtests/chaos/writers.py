@@ -83,7 +83,7 @@ class Writer(Actor):
     # Each kind of transaction ----------------------------------------------------
 
     def one(self, session: Session, table: Table) -> None:
-        """Change one row by one statement."""
+        """Change one row in one statement."""
         template = self.random.choice((_UPDATE, _PARTLY, _PARTLY, _DELETE, _MOVE))
         self._execute(session, table, template)
 
@@ -110,12 +110,12 @@ class Writer(Actor):
             session.execute(table.statement(_PARTLY), {**self._arguments(), "nr": nr})
 
     def many(self, session: Session, table: Table) -> None:
-        """Change a range by one statement."""
+        """Change or delete a range of rows in one statement."""
         template = self.random.choice((_MANY, _MANY, _DELETE_MANY))
         self._execute(session, table, template, _RANGE)
 
     def partly_rolled_back(self, session: Session, table: Table) -> None:
-        """Change rows in sub-transactions, of which some are rolled back."""
+        """Change rows in subtransactions, and roll some of them back."""
         with session.transaction():
             self.one(session, table)
             for _ in range(self.random.randint(1, 4)):
@@ -147,7 +147,7 @@ class Writer(Actor):
             session.execute("rollback")
             raise
         self.rest(_HELD_S)
-        # If cancelled before it was in the log, it is still prepared: try again.
+        # If the ending is cancelled early, the transaction stays prepared: try again.
         for _ in range(_ATTEMPTS):
             with contextlib.suppress(psycopg.errors.QueryCanceled):
                 session.execute(sql.SQL(ending).format(name))

@@ -25,7 +25,7 @@ SOURCE: Final = "database"
 _SECONDS_BETWEEN_LOOKS: Final = 1.0
 # The keys of all tables begin with the prefix of the orders' keys.
 _ORDERS_KEY: Final = ":orders:{}"
-# The other tables are those of the source, by their names.
+# The other tables have the names that they have in the source.
 _ORDERS_TABLE: Final = "shop.orders"
 
 _FIRST_ORDER: Final = "select coalesce(max(id), 0) + 1 from shop.orders"

@@ -44,8 +44,8 @@ STREAMS: Final = "load_streams"
 # Likewise the points of the shape, whose file only the master has.
 SHAPE: Final = "load_shape_points"
 
-# Customers of a process who look at their orders at once: at the longest pause, six
-# requests a second.
+# Customers of a process who look at their orders at the same time: six requests a
+# second at the longest pause.
 MOST_WATCHING: Final = 50
 
 
@@ -146,7 +146,7 @@ _BACKOFF: Final = Backoff(ceiling_s=3.0)
 _FIRST_LOOK_AFTER_S: Final = 0.5
 _LOOK_EVERY_S: Final = 8.0
 
-# After finding this many orders not open, a customer places one and settles it.
+# A customer who finds this many orders not open places a new order and settles it.
 _LOOKS: Final = 5
 _OPEN: Final = "placed"
 
@@ -181,7 +181,7 @@ class Customer(FastHttpUser):
         self._closing = Event()
 
     def on_stop(self) -> None:
-        """Let customers look at their orders for the last time."""
+        """Let customers look at their orders one last time."""
         self._closing.set()
         self._watchers.join(timeout=self.environment.stop_timeout)
 
@@ -207,7 +207,7 @@ class Customer(FastHttpUser):
             yield response
 
     def register(self) -> str:
-        """Register a customer; retry until the shop has done it."""
+        """Register a customer, and retry until the shop answers 201; return the id."""
         while True:
             body = registration(self.random)
             with self.request("POST", "/customers", REGISTER, json=body) as response:
@@ -237,7 +237,7 @@ class Customer(FastHttpUser):
         return order
 
     def _sent(self, send: Callable[[], Sent]) -> Mapping[str, Any] | None:
-        """Send a request, and repeat it while the shop does not answer."""
+        """Send a request; repeat it until its answer is final or no retry is left."""
         retries = options_of(self.environment).load_retries
         for attempt in range(retries + 1):
             is_answered, order = send()
@@ -279,7 +279,7 @@ class Customer(FastHttpUser):
             self.people.left_open.append(order["order_id"])
 
     def place_and_pay(self) -> None:
-        """Place an order, and pay it with the checkout or by a request of its own."""
+        """Place an order, and pay for it at the checkout or in a separate request."""
         is_paid = self.random.random() < MIX.paid_at_checkout
         order = self.place(MIX.method(self.random) if is_paid else None)
         if order is not None and is_paid:
@@ -288,7 +288,7 @@ class Customer(FastHttpUser):
             self.change(order["order_id"], PAY)
 
     def place_and_cancel(self) -> None:
-        """Place an order, which some pay at once, and cancel it."""
+        """Place an order, sometimes pay for it at once, and cancel it."""
         is_paid = self.random.random() < MIX.paid_and_cancelled
         order = self.place(MIX.method(self.random) if is_paid else None)
         if order is not None:

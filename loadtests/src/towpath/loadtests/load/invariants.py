@@ -78,8 +78,8 @@ class Books:
         products: The units of each product.
         payments: Every payment, by its order.
         shipments: The status of every shipment, by its order.
-        placings: How many events of its placing an order has; None: the store has no
-            events.
+        placings: The number of ``OrderPlaced`` events of each order; None: the store
+            has no events.
     """
 
     orders: dict[int, OrderRow] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Books:
     placings: Counter[int] | None = None
 
     def add_line(self, status: str, product: str, quantity: int) -> None:
-        """Count a line of an order with a status."""
+        """Count an order line as sold or held, by the status of its order."""
         if status == COMPLETED:
             self.sold[product] += quantity
         elif status == PLACED:
@@ -104,8 +104,8 @@ def findings(books: Books, first_order: int) -> list[str]:
 
     Args:
         books: The shop as the store has it.
-        first_order: The first order of the load; older ones may be placed, and have no
-            event.
+        first_order: The first order of the load; older ones may still be placed, and
+            need no event.
     """
     rules = (
         ("orders are not final", _open_orders(books, first_order)),
@@ -272,7 +272,7 @@ def read_cache(url: str, prefix: str) -> Books:
 
 
 class _Hashes:
-    """The rows of a cache's tables: a hash each, whose absent fields are null."""
+    """The rows of a cache's tables: each is a hash, and an absent field is null."""
 
     def __init__(self, client: redis.Redis, prefix: str) -> None:
         self._client = client
@@ -307,7 +307,7 @@ def read_search(url: str, index: str = "orders") -> Books:
 
     Args:
         url: The server.
-        index: The index of orders; those of the other tables have the tables' names.
+        index: The index of orders; other indexes have the names of their tables.
 
     Raises:
         opensearchpy.OpenSearchException: It does not answer.
@@ -355,7 +355,7 @@ def read_warehouse(catalog: Catalog) -> Books:
     Read the tables of a warehouse, and the log of its events.
 
     Raises:
-        Exception: pyiceberg's own, if catalog or store do not answer.
+        Exception: pyiceberg's own, if the catalog or its storage does not answer.
     """
     tables = _IcebergTables(catalog)
     books = Books(
@@ -385,7 +385,7 @@ def read_warehouse(catalog: Catalog) -> Books:
 
 
 class _IcebergTables:
-    """The present rows of a catalog's tables."""
+    """The current rows of a catalog's tables."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -399,7 +399,7 @@ class _IcebergTables:
         return rows
 
     def placings(self) -> Counter[int]:
-        """Count the events of each order's placing."""
+        """Count the ``OrderPlaced`` events of each order."""
         scan = self._catalog.load_table("shop.events").scan(
             row_filter="type = 'OrderPlaced'", selected_fields=("payload",)
         )

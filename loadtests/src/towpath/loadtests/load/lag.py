@@ -37,7 +37,7 @@ Fire = Callable[[str, str, float | None, Exception | None], None]
 
 class ProcessBeside:
     """
-    A running module beside locust, which is written to and read from line by line.
+    A module that runs in a process beside locust's, and exchanges lines with it.
 
     Its input begins with a JSON document; each line has one document or one word. The
     first line that it writes says ``{"error": ...}`` if the module cannot do its work.

@@ -176,7 +176,7 @@ def prepare(
     Call the shop and each target once, so that a mistake is reported before the load.
 
     Raises:
-        LoadOptionError: The shop's address or the shape is missing or malformed.
+        LoadOptionError: The shop's address, the shape or its rate is missing or wrong.
         ShopUnavailableError: The shop cannot be used there.
         CustomersError: The given customers cannot order.
         TargetUnavailableError: A sink's target cannot be sampled.
@@ -237,7 +237,7 @@ log = logging.getLogger(__name__)
 
 
 class RunLeader:
-    """Listens to locust's events, and leads one run after the other."""
+    """Listens to locust's events, and leads one run after another."""
 
     def __init__(
         self,
@@ -332,7 +332,7 @@ class RunLeader:
             self._end_of_shape = wait
 
     def _end_shape(self) -> None:
-        """End the run with the last point of its shape."""
+        """End the run at the last point of its shape."""
         self._end_of_shape = None
         if options_of(self._environment).headless:
             self._runner.quit()
@@ -374,7 +374,7 @@ class LedRun:
         self._recorder = gevent.spawn(self._record_repeatedly)
 
     def end(self) -> None:
-        """Wait for the last samples, and write the report."""
+        """Wait for the last samples, check the stores, and write the report."""
         self._ended_at_s = self._clock.monotonic_s()
         if self._sampling is not None:
             self._sampling.finish()

@@ -187,7 +187,7 @@ OPTIONS: Final = (
     Option(
         "lag-interval",
         0.25,
-        "Seconds between two orders whose way into the sinks is timed.",
+        "Seconds between two orders that are timed on their way into the sinks.",
         _positive,
     ),
     Option(
@@ -258,8 +258,8 @@ OPTIONS: Final = (
     Option(
         "settle-for",
         120.0,
-        "Seconds that the last orders may take to be settled, and each sink to show "
-        "them, before the check of --load-dsn.",
+        "Seconds that the check of --load-dsn waits for the last orders to be settled, "
+        "and then for each sink to show them.",
         _positive,
     ),
     Option(

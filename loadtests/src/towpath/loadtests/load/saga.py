@@ -2,8 +2,8 @@
 The saga of an order as its customer sees it, and the sums of a run. Pure.
 
 Some customers read their order until it is settled: the order is final, and stock and
-payment have followed it. Times are those that the services wrote down, so they do not
-depend on how often a customer reads, and begin with the customer's last command: the
+payment have followed it. Times are those that the services recorded, so they do not
+depend on how often a customer reads. They begin with the customer's last command: the
 checkout with a payment method, the payment, the cancellation or the return.
 
 A watched order becomes entries of locust's statistics, as requests do, so that counts
@@ -22,7 +22,7 @@ from towpath.loadtests.load.series import Row, Totals
 SAGA: Final = "SAGA"
 STEP: Final = "STEP"
 
-# Names of entries that are no outcome.
+# Names of entries that are not outcomes.
 PAID_AT_CHECKOUT: Final = "paid at checkout"
 FROM_CHECKOUT: Final = "checkout to settled"
 NOT_SETTLED: Final = "not settled"
@@ -32,7 +32,7 @@ _OTHERS: Final = (PAID_AT_CHECKOUT, FROM_CHECKOUT, NOT_SETTLED, NOT_WATCHED)
 COMPLETED: Final = "completed"
 DECLINED: Final = "cancelled: payment declined"
 BY_CUSTOMER: Final = "cancelled: by the customer"
-# Other reasons are free text of customers.
+# Other reasons are free text from customers.
 _REASONS: Final = ("out of stock", "payment declined", "undeliverable", "timed out")
 
 # The steps that undo an earlier one.
@@ -53,7 +53,7 @@ class SettledOrder(NamedTuple):
 
     Attributes:
         outcome: The status; for a cancelled order also the reason.
-        took_ms: Milliseconds from the customer's command to the last step.
+        took_ms: Milliseconds from the customer's command to the last step or update.
         steps: Milliseconds from the command to each step that followed it.
     """
 
@@ -76,7 +76,7 @@ def settled(order: Mapping[str, Any], since: datetime) -> SettledOrder | None:
         one["step"]: _ms_between(since, datetime.fromisoformat(one["at"]))
         for one in saga["steps"]
     }
-    # A step before the command belongs to an earlier one.
+    # A step before the command belongs to an earlier command.
     steps = {name: time_ms for name, time_ms in times.items() if time_ms >= 0}
     moved_ms = _ms_between(since, command_time(order))
     return SettledOrder(_outcome(order), max(moved_ms, 0.0, *steps.values()), steps)
@@ -102,7 +102,7 @@ class SagaReport:
         watched: Orders that customers read, whether or not they were settled in time.
         not_settled: Orders that were not settled when the customer stopped reading.
         not_watched: Orders that were not read because too many others were.
-        from_checkout: The time from a checkout with a payment method until settled.
+        from_checkout: The time from a checkout with a payment method to its settlement.
         outcomes: The settled orders by status and reason, from the last command.
         steps: The steps of the settled orders, from the last command.
         compensations: The number of steps that undid an earlier one.

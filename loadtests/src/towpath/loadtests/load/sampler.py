@@ -59,7 +59,7 @@ class Probe(Protocol):
 
     def check(self) -> None:
         """
-        Check once that orders could be read there.
+        Check once that orders can be read from the target.
 
         Raises:
             TargetUnavailableError: The target answers, but has no index or table.
@@ -201,10 +201,10 @@ class ShopOrders:
 
     def __call__(self) -> int:
         """
-        Place an order.
+        Place an order, and return its number.
 
         Raises:
-            requests.RequestException: It was not placed.
+            requests.RequestException: The order was not placed.
         """
         answer = self._session.post(
             f"{self._host}/orders",
@@ -300,7 +300,7 @@ class Sampler:
         self.closed.set()
         for watch in self._watches:
             watch.thread.join()
-            # A sample that was never found is lost, not left out.
+            # A sample that never ended counts as lost.
             watch.expire(self.clock.monotonic_s(), after_s=0.0)
         self._report(finished=True)
 

@@ -34,7 +34,7 @@ class Latency:
 
 def at(ordered: Sequence[float], share: float) -> float:
     """
-    Return the smallest sample that at least ``share`` of all do not exceed.
+    Return the percentile of a share by nearest rank.
 
     Args:
         ordered: At least one sample, in ascending order.
@@ -67,7 +67,7 @@ class SinkReport:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyReport:
     """
-    All targets by name.
+    The sampler's orders, samples and errors so far.
 
     Attributes:
         placed: Orders that the sampler placed.

@@ -7,9 +7,9 @@ straight lines between them::
     meaning = "Ten minutes at the rate, with one minute at fourteen times that."
     points = [[0, 1], [300, 1], [300, 14], [360, 14], [360, 1], [600, 1]]
 
-The next arrival of a stream is due when as many have arrived in all streams together as
-there are streams. So the due times follow from the shape alone, never from an answer,
-and a late arrival does not delay later ones. The run ends with the last point.
+The next arrival of a stream is due when all streams together have had as many arrivals
+as there are streams. So the due times follow from the shape alone, never from an
+answer, and a late arrival does not delay later ones. The run ends at the last point.
 """
 
 import math
@@ -113,7 +113,7 @@ class Schedule:
 
 
 def shape_files() -> dict[str, Path]:
-    """Return the files of the included shapes: of a clone, or of the package."""
+    """Return the files of the included shapes by name, from a clone or the package."""
     in_clone = _PACKAGE.parents[2] / _FOLDER
     folder = in_clone if in_clone.is_dir() else _PACKAGE / _FOLDER
     return {path.stem: path for path in sorted(folder.glob(f"*{_SUFFIX}"))}
@@ -124,7 +124,7 @@ def read_shape(named: str) -> Shape:
     Read an included shape by its name, or another from a file.
 
     Raises:
-        LoadOptionError: There is none, or it has another form.
+        LoadOptionError: There is no such shape or file, or it is malformed.
     """
     known = shape_files()
     path = known.get(named) or Path(named)
@@ -143,10 +143,10 @@ def read_shape(named: str) -> Shape:
 
 def points_of(found: object, path: Path) -> tuple[Point, ...]:
     """
-    Check the points of a shape.
+    Check the points of a shape, and return them.
 
     Raises:
-        LoadOptionError: They are not a shape.
+        LoadOptionError: The points are not a shape.
     """
     points = found if isinstance(found, list) else []
     if not all(map(_is_point, points)) or not _is_line(points):

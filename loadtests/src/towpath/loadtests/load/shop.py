@@ -213,7 +213,7 @@ def given_customers(options: argparse.Namespace) -> tuple[str, ...]:
 
 def check_shop(address: str, given: tuple[str, ...]) -> tuple[str, ...]:
     """
-    Check that the shop takes orders; return the given customers, or a new one.
+    Check that the orders service answers; return the given customers, or a new one.
 
     Raises:
         ShopUnavailableError: The shop cannot be used at the address.

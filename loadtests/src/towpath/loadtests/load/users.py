@@ -56,7 +56,7 @@ class Shopping(Customer):
     @tag(CHECKOUT, PAY)
     @task(60)
     def check_out_and_pay(self) -> None:
-        """Place an order and pay it."""
+        """Place an order and pay for it."""
         self.begin(self.place_and_pay)
 
     @tag(CHECKOUT, CANCEL)
@@ -89,7 +89,7 @@ class ClosedLoop(Customer):
         self.customers = known or (self.register(),)
 
     def wait_time(self) -> float:
-        """Return the think time: the mean, give or take a half."""
+        """Return the think time: the mean, give or take up to half of it."""
         mean_s: float = options_of(self.environment).load_think
         return mean_s * (0.5 + self.random.random())
 

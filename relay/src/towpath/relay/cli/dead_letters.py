@@ -107,9 +107,9 @@ def replay(
     """
     Publish the events of a parked aggregate in order, and release it.
 
-    The relay must not run. Published events have positions below later records of other
-    aggregates in their partition. If the command dies between its two steps, a second
-    run publishes the same events again, with the same ids.
+    The relay must not run. In their partition, published events follow records of other
+    aggregates with higher positions. If the command dies between its two steps, a
+    second run publishes the same events again, with the same ids.
 
     Args:
         id: The aggregate's id.

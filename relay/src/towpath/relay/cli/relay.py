@@ -52,7 +52,7 @@ def init(
     config: ConfigOption = None,
 ) -> int:
     """
-    Create schema, publications and slot in the source; safe to repeat.
+    Create schema, tables, publications and slot in the source; safe to repeat.
 
     Args:
         dry_run: Print the statements instead of running them.
@@ -90,7 +90,7 @@ def status(
     """
     Show the relay's status, from the source and the state topic.
 
-    The status has the slot with its lag and the log that it retains, the lineage with
+    The status shows the slot with its lag and the log that it retains, the lineage with
     its gap, the published position, and the age of the newest marks. The exit code is 1
     if no relay follows the slot.
 
@@ -164,7 +164,7 @@ def export(*, config: ConfigOption = None) -> int:
     Print every record of the state topic as a line of JSON, oldest first.
 
     For support and for backups: {"offset", "timestamp_ms", "key", "value"}. The newest
-    record of a key is valid; a null value has deleted its key.
+    record of a key is valid; a null value deletes its key.
 
     Args:
         config: Configuration file.
@@ -227,11 +227,11 @@ def repair(
     Rebuild the state from Kafka and the source.
 
     For a state topic that was lost, and for topics that were deleted, truncated,
-    created again or given more partitions. A deleted topic is created as it was, a
-    signal requests snapshots of tables whose records are lost, and added partitions are
-    used from the next position on. The repair reads the ends of all topics of the
-    relay, shows the new state, and writes it after a confirmation. The relay must not
-    run.
+    created again or given more partitions. A deleted topic is created again with its
+    former partitions, a signal requests snapshots of tables whose records are lost, and
+    added partitions are used from the next position on. The repair reads the ends of
+    all topics of the relay, shows the new state, and writes it after a confirmation.
+    The relay must not run.
 
     Args:
         dry_run: Show the new state, and write nothing.
@@ -336,7 +336,7 @@ def _facts(title: str, facts: dict[str, Any]) -> Table:
 
 
 def _cell(value: object) -> Text:
-    """Return a value as plain text, whose brackets are not markup."""
+    """Return a value as plain text: its brackets are not markup."""
     return Text("" if value is None else str(value))
 
 
@@ -358,9 +358,9 @@ def clean(
     command daily.
 
     Args:
-        keep_days: Younger events stay.
+        keep_days: Keep events younger than this.
         wait_s: The longest wait, in seconds, until the log is confirmed.
-        days_ahead: Partitions to have ahead of today's.
+        days_ahead: Daily partitions to create beyond today's.
         former: Remove events from before the present lineage too, which may never have
             been published: after a lost slot, close the gap first.
         json: Print one JSON document.

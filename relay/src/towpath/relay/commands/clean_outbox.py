@@ -48,10 +48,10 @@ class CleaningRules:
     The rules that decide which events are removed.
 
     Attributes:
-        keep: Younger events stay.
+        keep: Events younger than this stay.
         wait_s: The longest wait for the readers of the log, and for transactions that
             may write to a partition.
-        days_ahead: The partitions that are made ahead.
+        days_ahead: The number of daily partitions to create beyond today's.
         keeps_former: Whether events from before the present lineage stay.
     """
 
@@ -70,7 +70,7 @@ class Cleaned:
         table: The outbox.
         deleted: The number of deleted rows.
         kept_former: The number of old rows, or partitions, from before the lineage.
-        added: The partitions that were made.
+        added: The days for which partitions were created.
         dropped: The partitions that were dropped.
         waiting: The partitions that older transactions may still write to.
     """
@@ -240,7 +240,7 @@ _EVER: Final = datetime.min.replace(tzinfo=UTC)
 
 def _since(settings: Settings) -> datetime:
     """
-    Return the time from which on the slot has served the present lineage.
+    Return the time since which the slot has served the present lineage.
 
     Raises:
         NotPreparedError: It is unknown.

@@ -2,11 +2,11 @@
 ``towpath relay dead-letters``: list parked aggregates, publish or discard their events.
 
 An aggregate is parked from its first dead letter on, so its dead letters are its
-unpublished events, in order. ``replay`` publishes them where they belong and then
-writes a *release* to the dead-letter topic: a record with the aggregate's id, without a
-value, whose header has the position up to which events are released. ``discard`` only
-writes the release. The relay reads releases when it starts, so both commands hold the
-slot's claim: while they work, no event can become one more dead letter.
+unpublished events, in order. ``replay`` publishes them to their own topics and then
+writes a *release* to the dead-letter topic: a record with the aggregate's id as its
+key, no value, and the position up to which events are released in a header. ``discard``
+only writes the release. The relay reads releases when it starts, so both commands hold
+the slot's claim: while they work, no other event can become a dead letter.
 
 Only dead letters that hold their record can be published. A row that cannot be an
 event, or the stub of a record that was too large, has none.
@@ -87,7 +87,7 @@ def read_parked_events(settings: Settings, only: Aggregate | None = None) -> Par
 
 
 def parked_events(messages: Iterable[Message], only: Aggregate | None = None) -> Parked:
-    """Return the dead letters of parked aggregates, from those of the topic."""
+    """Return the dead letters of parked aggregates, from the topic's messages."""
     spans = ParkedAggregates(_NO_LIMIT)
     found: dict[Aggregate, dict[bytes, RelayDeadLetter]] = defaultdict(dict)
     for message in messages:

@@ -114,7 +114,7 @@ def apply_repair(
     topics.recreate(source.prefix, repair.made)
     topics.open(source.prefix, settings.capture.names)
     if repair.asked:
-        # Before the marks, so that a repeated repair requests them again.
+        # Before the marks, so that a repeated repair requests the snapshots again.
         with (
             connect(source.dsn) as connection,
             translated_errors("requesting snapshots"),

@@ -79,7 +79,7 @@ def _require(topic: StateTopic, reader: TopicReader) -> None:
 
 
 def lineage_offset(settings: Settings) -> int:
-    """Return the offset of the present lineage; 0 if the state topic has none."""
+    """Return the offset of the present lineage; 0 if it is unknown or unreadable."""
     try:
         lineages = parse_lineages(parse_state(newest_values(settings)).lineage)
     except TowpathError:

@@ -148,7 +148,7 @@ def _exists(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        # It is another user's.
+        # The process belongs to another user.
         pass
     return True
 

@@ -4,10 +4,10 @@ The aggregate route: turns a row of an aggregate view into a READ event of its t
 The row becomes an outbox row, so that streamed and read events have one format. A
 view has no columns for headers, trace or ``occurred_at``; placements of columns that it
 lacks are dropped. A requested id that is missing gives a tombstone. The event's id is a
-UUID made of snapshot, view and aggregate id, the same whenever a chunk is read again.
+UUID made from snapshot, view and aggregate id: the same whenever a chunk is read again.
 
 ``canonical_id`` writes an aggregate's id as Postgres does, in the form that its view
-declares: ``text`` unchanged; ``integer`` decimal, without plus sign and leading zeros;
+declares: ``text`` unchanged; ``integer`` decimal, without plus sign or leading zeros;
 ``uuid`` in lower case with dashes. Other texts have no canonical form.
 """
 

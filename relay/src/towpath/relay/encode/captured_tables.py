@@ -1,17 +1,17 @@
 """
-The captured tables, and the check that each has a topic of its own.
+The captured tables, and the check that each has its own topic.
 
 A topic's name is less exact than a table's. Kafka allows only letters, digits, dots,
 dashes and underscores, and does not distinguish names that differ only in dots and
-underscores. So two tables may share one topic, and the rows of one would overwrite and
-delete those of the other; or a table's topic may be one of the relay's own.
+underscores. So two tables can share a topic: the rows of one would then overwrite and
+delete those of the other. A table's topic can also be one of the relay's own.
 
 Tables of the relations topic count too: a topic belongs to the table whose rows it has,
 even if that table is no longer captured.
 
-Tables may be added while the relay runs. Tables that the file names are captured from
-the start, matches of its expressions once the publication has them. The slot monitor
-replaces all names at once, from its own thread.
+Tables can be added while the relay runs. Tables that the file names are captured from
+the start; tables that match its expressions, once the publication has them. The slot
+monitor replaces all names at once, from its own thread.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -40,7 +40,7 @@ def topic_findings(
     settings: Settings, tables: Iterable[str], announced: Collection[TableName] = ()
 ) -> dict[str, CheckFinding]:
     """
-    Find the tables that cannot have a topic of their own.
+    Find the tables that cannot have their own topic.
 
     Args:
         settings: The configuration.
@@ -64,10 +64,10 @@ def check_topics(
     settings: Settings, tables: Iterable[str], announced: Collection[TableName]
 ) -> None:
     """
-    Make sure that each table has a topic of its own.
+    Make sure that each table has its own topic.
 
     Raises:
-        NameCollisionError: Some tables have none; the message names all of them.
+        NameCollisionError: Some tables do not; the message names all of them.
     """
     found = dict.fromkeys(topic_findings(settings, tables, announced).values())
     if found:

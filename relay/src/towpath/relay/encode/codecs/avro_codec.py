@@ -51,7 +51,7 @@ Write = Callable[[Any], bytes]
 
 _ONE_BYTE: Final = 0x80
 
-# Longs up to this number are cached; most of them are lengths of texts.
+# Longs below this number are cached; most of them are lengths of texts.
 _KNOWN_LONGS: Final = 1024
 
 
@@ -403,7 +403,7 @@ def _filler(schema: Schema, marker: bytes) -> object:
     """Return the placeholder in a column's form; None if the form cannot express it."""
     if schema.kind == "string":
         return marker.decode(errors="replace")
-    # In a number that is written as bytes, it would look like data.
+    # In a number that is written as bytes, the marker would look like data.
     if schema.kind == "bytes" and schema.name is None:
         return marker
     entry = _filler(schema.items, marker) if schema.items else None

@@ -81,7 +81,7 @@ class Codec(Protocol):
         """
         Return the envelope.
 
-        Unless ``is_full``, ``before`` has values in its key's columns only. Unchanged
+        Unless ``is_full``, ``before`` has values only in the key's columns. Unchanged
         values are missing, or replaced by the configured placeholder.
         """
 

@@ -7,11 +7,11 @@ Makes the schemas of a table's keys and values from its columns, as Kafka Connec
 ``... .Envelope``                  ``before, after, source, op, ts_*, transaction``
 =================================  ==================================================
 
-Names and fields are Debezium's; the additional ``source.commit_lsn`` and
-``source.origin`` are optional. Outside the key every column may be null, even under NOT
-NULL: a delete has only its key, an update no unchanged TOASTed values, and some values
-have no form. So neither added nor removed columns nor NOT NULL break readers. Defaults
-of columns are left out: Kafka Connect would use them for NULL.
+Names and fields are Debezium's; the additional fields ``commit_lsn``, ``origin`` and
+``origin_lsn`` of ``source`` are optional. Outside the key every column may be null,
+even under NOT NULL: a delete has only its key, an update no unchanged TOASTed values,
+and some values have no form. So neither added nor removed columns nor NOT NULL break
+readers. Defaults of columns are omitted: Kafka Connect would use them for NULL.
 """
 
 import re

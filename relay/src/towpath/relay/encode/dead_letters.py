@@ -4,7 +4,7 @@ Dead letters: records kept in ``<prefix>.dead.relay``, with reason and origin.
 =============  ==================================================================
 header form    value
 =============  ==================================================================
-``row``        a row that cannot be an event, as a JSON object of texts
+``row``        a row that has no record, as a JSON object of texts
 ``message``    a logical message that cannot be an event: ``{"prefix", "content"}``
 ``record``     the record's own value; it keeps its key and headers too
 ``stub``       topic, position, size, reason and key, or the key's hash, of a record
@@ -16,8 +16,8 @@ Every dead letter has its position, its reason (also in the headers of Kafka Con
 and, if known, topic and table. Rows are JSON objects of the log's texts; bytes are
 ``{"base64": ...}``, unchanged TOASTed values ``{"unchanged": true}``.
 
-A dead letter of an event parks its aggregate, which the header ``parked`` names. One of
-a row change parks nothing, because a later full image of the row supersedes it.
+A dead letter of an event parks its aggregate, which the header ``parked`` names. A row
+change's dead letter parks nothing: a later full image of the row supersedes it.
 
 ``RefusedRoute`` makes a dead letter of each change of a table whose schema the registry
 refuses, with ``relay.rows.on_refused_schema = "park"``. All dead letters of a row have
@@ -391,14 +391,14 @@ class RefusedRoute:
         count_in: Callable[[str], object] | None = None,
     ) -> None:
         """
-        Prepare.
+        Prepare the parts that all dead letters of the table share.
 
         Args:
             relation: The table.
             plan: Its published columns.
             topic: The table's topic.
             dead: Makes and counts dead letters.
-            message: The reason in detail: the registry's.
+            message: The reason in detail, such as the registry's.
             count_in: Counts a change of the table in its transaction; None without
                 enrichment.
         """

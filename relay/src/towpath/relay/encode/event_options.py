@@ -64,7 +64,7 @@ class EventDraft:
         headers: In the order written.
         position: The position's text.
         timestamp_ms: The commit time, or the time of a column.
-        size: An upper bound of its bytes.
+        size: An upper bound on its bytes.
         parts: The row's parts, in the order of ``EVENT_PARTS``.
         row: The whole row.
         partition: Explicit, or ``ANY_PARTITION``.
@@ -87,7 +87,7 @@ class EventDraft:
         self.size += sum([len(name) + len(value or b"") for name, value in more])
 
     def rewrite(self, name: str, change: Callable[[bytes], bytes]) -> None:
-        """Replace a header's value, if it exists, by one of the same length."""
+        """Replace a header's value, if it exists, with one of the same length."""
         for at, (known, value) in enumerate(self.headers):
             if known == name and isinstance(value, bytes):
                 self.headers[at] = name, change(value)
@@ -109,7 +109,7 @@ class EventDraft:
         )
 
 
-# One option's change of a draft.
+# One option's change to a draft.
 DraftStep = Callable[[EventDraft], None]
 
 

@@ -10,7 +10,7 @@ keyed by ``{"prefix": ...}``, in the format of row changes. The content is writt
 The position of a transactional message is its ordinal in its transaction; ``source``
 has the transaction's id and commit. Any other message has its own LSN with the ordinal
 ``-``, neither id nor commit, and the time at which the relay read it, because the log
-has no time for it.
+does not record its time.
 
 Towpath's own messages (watermarks, heartbeats, table events, the verifier's marks,
 events without a table) never become such records. Excluded messages are counted.
@@ -22,9 +22,10 @@ row::
      "headers", "traceparent", "occurred_at"}
 
 The first five members are required. A string payload stands for its text; any other
-is copied byte for byte. Options such as ``route_by`` and placements name members. The
-message becomes a row of a virtual table, and the outbox's code writes its event.
-Outside a transaction the record's timestamp is ``occurred_at``, as there is no commit.
+payload is copied byte for byte. Options such as ``route_by`` and placements name
+members. The message becomes a row of a virtual table, and the outbox's code writes its
+event. Outside a transaction the record's timestamp is ``occurred_at``, as there is no
+commit.
 
 ``RawJson`` returns members byte for byte: parsed and written again, numbers would lose
 digits, and spaces and the order of members would change. A strict parser reads the
@@ -132,14 +133,14 @@ class MessageRecords:
         place: Callable[[str], TransactionPlace] | None = None,
     ) -> None:
         """
-        Prepare.
+        Make the writers of keys and values.
 
         Args:
             prefix: The topics' prefix.
             database: The database's name, for ``source``.
             relay: ``[relay]``: the published messages, and the format of bytes.
             documents: Makes the writers of keys and values.
-            on_skipped: Called with the reason for a message without a record.
+            on_skipped: Called with the reason for a message that is excluded.
             place: Counts an event in the open transaction; None without enrichment.
         """
         self._topic = topics.message_topic(prefix)

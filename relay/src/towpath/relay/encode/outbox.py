@@ -68,8 +68,8 @@ NO_INSTANT: Final = "the row's occurred_at is not a Postgres timestamp"
 BAD_TIMESTAMP: Final = "Kafka does not accept the row's timestamp"
 OWN_NAME: Final = "a header of a row has a name that the relay reserves"
 
-# The most cached types and header objects. A service has dozens of them; more would not
-# repeat, such as a header that is unique per row, and would only cost memory.
+# The limit of cached types and header objects. A service has dozens of them; others do
+# not repeat, such as a header that is unique per row, and only cost memory.
 _MAX_CACHED: Final = 1024
 
 # Skips a named tuple's own constructor, which costs more than the tuple.
@@ -134,7 +134,7 @@ class EventWriter:
             on_skipped: Called with the reason for a row's header that is dropped.
 
         Raises:
-            NotPreparedError: The table has no column that the options name.
+            NotPreparedError: The table lacks a column that the options name.
         """
         self._pick = part_picker(relation, outbox.columns)
         self._rule = TopicRule(outbox, reserved)
@@ -313,7 +313,7 @@ def _read_entries(text: bytes) -> dict[str, bytes]:
             if value is not None
         }
     except (TypeError, RecursionError) as error:
-        # A value is nested more deeply than reader or writer of JSON allow.
+        # A value is nested more deeply than the JSON reader or writer allows.
         raise UnroutableError(HEADERS_NOT_AN_OBJECT) from error
 
 
@@ -395,10 +395,10 @@ class OutboxRoute:
             dead: Makes dead letters.
             parked: The parked aggregates, the same as those of ``dead``.
             reserved: Topics that no event may use.
-            on_skipped: Called with the reason for a change without a record.
+            on_skipped: Called with the reason for an update, or a dropped header.
 
         Raises:
-            NotPreparedError: The table has no column that the options name.
+            NotPreparedError: The table lacks a column that the options name.
         """
         self._writer = EventWriter(relation, outbox, reserved, on_skipped)
         self._event = self._writer.event

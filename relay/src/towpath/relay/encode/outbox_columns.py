@@ -1,8 +1,9 @@
 """
 The columns of an outbox table, the topic of an event, and its trace context.
 
-A picker returns the eight parts of an event from a row, in a fixed order, ``bytea`` as
-bytes. For text columns it is one ``itemgetter``, as it runs for every row. Hot path.
+A picker returns the eight parts of an event from a row, in a fixed order; a ``bytea``
+key or payload as bytes. For text columns it is one ``itemgetter``, as it runs for every
+row. Hot path.
 
 The topic is a value of the row, rewritten and inserted into a template.
 
@@ -94,7 +95,7 @@ class ReservedTopics(Container[str]):
 
     Args:
         prefix: The topics' prefix.
-        further: Topics of tables and for signals.
+        further: Topics of tables, and the topic of signals.
     """
 
     def __init__(self, prefix: str, further: Iterable[str] = ()) -> None:
@@ -205,7 +206,7 @@ def part_picker(relation: Relation, columns: OutboxColumns) -> Picker:
     Return the function that takes the parts of an event from a row.
 
     Raises:
-        NotPreparedError: The table has no column that the mapping names.
+        NotPreparedError: The table lacks a column that the mapping names.
     """
     known = column_places(relation)
     names = column_names(columns)

@@ -34,8 +34,8 @@ class ColumnPlan(NamedTuple):
     Attributes:
         key: The columns of the record's key, in key order; empty without a key.
         columns: The columns of the value, in the order of the row.
-        texts: Indexes of columns that are published as text: masked, hashed.
-        ruled: Indexes of columns whose values a rule changes: those, and truncated.
+        texts: Indexes of columns that are published as text: masked or hashed.
+        ruled: Indexes of columns that a rule changes: masked, hashed or truncated.
     """
 
     key: tuple[Field, ...]
@@ -44,7 +44,7 @@ class ColumnPlan(NamedTuple):
     ruled: frozenset[int] = frozenset()
 
     def published(self, relation: Relation) -> Relation:
-        """Return a table with its published columns, as ``texts_of`` has them."""
+        """Return a table with its published columns, as ``texts_of`` returns them."""
         columns = (
             Column(relation.columns[at].name, _TEXT_OID)
             if at in self.ruled

@@ -2,7 +2,7 @@
 Parts of row records: positions, headers, sizes, and the records of snapshots.
 
 A streamed record's position is its transaction's place and the change's ordinal; the
-second and later records of a change have a number, too. A chunk's row has the position
+second and later records of a change also have a number. A chunk's row has the position
 of its low watermark. A size is an upper bound; each added header adds to it.
 
 A snapshot that closes a gap cannot read rows that were deleted in the gap. After its
@@ -51,7 +51,7 @@ class ReadSlice(NamedTuple):
         log_lsn: The chunk's low watermark; the position is ``Position(log_lsn, -1)``.
         snapshot_id: The signal's id, for the header ``snapshot``.
         topic: The route's own topic, or a target's.
-        now_us: The time of their emission.
+        now_us: When the records are made.
     """
 
     log_lsn: int
@@ -85,7 +85,7 @@ class ReadRoute(Protocol):
 
 def undelivered_read(record: Record, place: ReadSlice, reason: str) -> Record:
     """
-    Return a notice to the one sink for which a row was read, but not delivered.
+    Return a notice to the one sink for which a row was read but not delivered.
 
     Its value is not a row, so the sink makes it a dead letter and parks its key.
     """
@@ -188,7 +188,7 @@ PREFIX: Final = "towpath.sweep"
 
 
 def floor_text(floor: int) -> bytes:
-    """Return the lowest position with this log LSN; snapshot rows stand at it."""
+    """Return the lowest position with this log LSN: the one of snapshot rows."""
     return b"%016x.-" % floor
 
 

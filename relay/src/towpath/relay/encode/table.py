@@ -359,8 +359,8 @@ class PreciseKeyRoute(TableRoute):
     """
     The route of a table whose key has decimals that cannot express every number.
 
-    Rows with NaN or an infinity in the key become dead letters: as null, as other
-    values are written, they would share a key.
+    Rows with NaN or an infinity in the key become dead letters: written as null, as in
+    other columns, they would share a key.
     """
 
     def __init__(

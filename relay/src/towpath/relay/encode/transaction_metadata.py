@@ -2,19 +2,19 @@
 Transaction metadata: the place of each event in its transaction.
 
 BEGIN, every event and END have the transaction's id, ``<xid>:<LSN of the commit record,
-decimal>``, as Postgres reuses an xid.
+decimal>``, because Postgres reuses xids.
 
 Each envelope of a row change counts as an event (a changed key gives two, ``d`` and
 ``c``), and so do a truncate per table, each outbox event and each published logical
-message. Tombstones, skipped operations, and rows of a schema that the registry refuses
-do not count. An outbox event among the dead letters counts, as a replay publishes it.
+message. Tombstones and skipped operations do not count. Dead letters count: those of
+outbox events, as a replay publishes them, and those of row changes.
 Numbers begin at 1 and depend only on the log and the configuration: records that Kafka
 already holds are counted too, so that a replay gives the same numbers.
 
 BEGIN and END go to ``<prefix>.transaction``, keyed by the id. A transaction without an
 event has neither, as the traffic of uncaptured tables would flood the topic; so BEGIN
-is published with the first event. Both are streamed records with positions of their
-own: BEGIN has the ordinal 0, END the number of messages in the transaction followed by
+is published with the first event. Both are streamed records with their own positions:
+BEGIN has the ordinal 0, END the number of messages in the transaction followed by
 ``.1``. Their ``ts_ms`` is the commit time. In plain JSON the key is the id's text; with
 schemas it is Debezium's struct of one field.
 """

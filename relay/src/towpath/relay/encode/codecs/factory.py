@@ -118,7 +118,7 @@ class JsonSchemaCodec:
 
 
 def schema_document(schema: Schema) -> dict[str, object]:
-    """Return a schema as JSON of Kafka Connect's converter."""
+    """Return a schema as the JSON document of Kafka Connect's converter."""
     document: dict[str, object] = {"type": schema.kind}
     if schema.kind == "struct":
         document["fields"] = [
@@ -183,7 +183,7 @@ def avro_text(schema: Schema) -> str:
 
 
 class _Translation:
-    """Translates one schema, and keeps the records that are defined so far."""
+    """Translates one schema, and keeps the records defined so far."""
 
     def __init__(self) -> None:
         self._defined: dict[str, tuple[str, Schema]] = {}
@@ -283,11 +283,11 @@ class CodecFactory:
         owners: Mapping[str, TableName] = _NO_OWNERS,
     ) -> None:
         """
-        Prepare.
+        Resolve the format and its options.
 
         Args:
             relay: ``[relay]``.
-            register: Registers a schema and returns its id; called with Avro only.
+            register: Registers a schema and returns its id; called only with Avro.
             owners: The table of each topic.
         """
         self._format = relay.rows.format

@@ -135,7 +135,7 @@ class JsonCodec:
             (field.at, _head(field), field.form.json, field.is_nullable)
             for field in key
         ]
-        # Most tables have a key of one column, whose record needs no list.
+        # Most tables have a key of one column, which is written without a list.
         self._only = None
         if len(self._key) == 1:
             ((at, head, encode, _),) = self._key
@@ -278,7 +278,7 @@ def _origin(facts: EnvelopeFacts) -> bytes:
 
 
 def _finer(facts: EnvelopeFacts) -> bytes:
-    """Return the members that only Debezium's source has; a chunk's row has no LSN."""
+    """Return Debezium's further members; without an LSN, the commit's stands in."""
     committed_us, commit_lsn = facts.committed_us, facts.commit_lsn
     lsn = commit_lsn if facts.lsn is None else facts.lsn
     sequence = orjson.dumps(f'["{commit_lsn}","{lsn}"]')
@@ -289,7 +289,7 @@ def _finer(facts: EnvelopeFacts) -> bytes:
 def json_maker(
     relay: Relay,
 ) -> Callable[[TableNames, Sequence[Field], Sequence[Field]], Codec]:
-    """Return a maker of codecs with the configured options."""
+    """Return a function that makes codecs with the configured options."""
     placeholder = relay.rows.placeholder
     is_debezium = relay.preset == "debezium"
 

@@ -87,8 +87,8 @@ class SourceTableOperation(MigrateOperation):
             table: The table, as ``[relay.outbox] table``.
             columns: Names of columns other than the default ones, as in
                 ``[relay.outbox.columns]``; an empty name omits the column.
-            is_partitioned: Create one partition per day; ``towpath outbox clean``
-                creates and drops later ones. An existing table is not converted.
+            is_partitioned: Create daily partitions; ``towpath outbox clean`` adds later
+                ones and drops old ones. An existing table is not converted.
             days_ahead: The number of daily partitions to create beyond today's.
             writers: Roles of applications, which get the privileges to write.
             way: How they write: rows that are kept, or that they delete again.

@@ -253,7 +253,7 @@ def outbox_of(session: Any) -> Outbox:  # noqa: ANN401 - any driver
         while engine is not None:
             if engine in _by_engine:
                 return _by_engine[engine]
-            # ``Engine.execution_options`` returns an engine that wraps this one.
+            # ``Engine.execution_options`` returns an engine that wraps another one.
             engine = getattr(engine, "_proxied", None)
     if not _default:
         _default.append(Outbox())
@@ -318,6 +318,6 @@ def _element(text: str | None) -> str:
 
 
 def _json_value(part: str, text: str | None) -> str:
-    """Return a column's text as a JSON value; the text of a JSON column is one."""
+    """Return a column's text as a JSON value; JSON columns stay as they are."""
     is_json = text is not None and _CASTS[part] == "json"
     return str(text) if is_json else json.dumps(text, ensure_ascii=False)

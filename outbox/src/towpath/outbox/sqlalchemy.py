@@ -3,8 +3,8 @@ Record the events that aggregates collect, with SQLAlchemy's sessions.
 
 Domain code appends events to its aggregate, and ``track`` registers the aggregate with
 the session. Its events are recorded when the session flushes changed rows, or commits:
-state and events are one commit, and no handler can forget an event or publish it on its
-own.
+state and events are one commit, and no handler can forget an event or publish it
+separately.
 
 Two rules keep that true with savepoints and rollbacks:
 

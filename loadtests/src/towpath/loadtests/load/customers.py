@@ -41,7 +41,7 @@ _REMEMBERED_ORDERS: Final = 20_000
 
 # With this option the master passes the total number of users to its workers.
 STREAMS: Final = "load_streams"
-# Likewise the points of the shape, whose file only the master has.
+# With this one it passes the points of the shape: only the master has the file.
 SHAPE: Final = "load_shape_points"
 
 # Customers of a process who look at their orders at the same time: six requests a

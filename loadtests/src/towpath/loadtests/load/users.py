@@ -3,7 +3,7 @@ Locust's users: customers who check out, pay, cancel and come back.
 
 ``Shopper`` and ``ReturningCustomer`` wait for their answers (closed loop). ``OpenLoop``
 begins each visit at its due time, whether or not the last one was answered; a late
-arrival does not delay later ones. ``customers`` has their requests.
+arrival does not delay later ones. Their requests are in ``customers``.
 """
 
 from collections.abc import Callable

@@ -77,7 +77,7 @@ def check_topics(
 def owners_of_topics(
     prefix: str, tables: Iterable[str], announced: Iterable[TableName]
 ) -> dict[str, TableName]:
-    """Return the table of each topic: the captured one, or the announced one."""
+    """Return the table of each topic: the captured one, or else the announced one."""
     names = (*announced, *map(TableName.parse, tables))
     return {topics.table_topic(prefix, name): name for name in names}
 

@@ -91,7 +91,7 @@ def topics_of_relay(prefix: str) -> frozenset[str]:
 
 class ReservedTopics(Container[str]):
     """
-    The topics that no event may use: its readers would take it for one of theirs.
+    The topics that no event may use: their readers would misread the event.
 
     Args:
         prefix: The topics' prefix.
@@ -172,7 +172,7 @@ Picker = Callable[[Row], EventParts]
 
 
 def column_names(columns: OutboxColumns) -> tuple[str, ...]:
-    """Return the column of each part; empty for a missing one."""
+    """Return the column of each part; empty for a missing part."""
     return tuple(getattr(columns, part) for part in EVENT_PARTS)
 
 

@@ -8,8 +8,8 @@ crash decides the same: the dead letters from before the crash are read when the
 starts, and later ones have positions above the replay.
 
 An event without an aggregate type parks its id for every type, as its own is unknown;
-one without an id parks nothing. This module also reads and writes the headers of dead
-letters that record parking and releases.
+an event without an id parks nothing. This module also reads the headers of dead letters
+that record parking and releases.
 """
 
 import hashlib

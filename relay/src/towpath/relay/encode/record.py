@@ -2,7 +2,7 @@
 A record as Kafka receives it, and the partitions of records.
 
 ``partition_of`` is murmur2, as Java's default partitioner and ``murmur2_random``
-compute it. ``kafka.producer`` has a fast form for produced records; this one is for
+compute it. ``kafka.producer`` has a fast form for produced records; this form is for
 look-ups, and for platforms without the fast form.
 """
 

@@ -73,7 +73,7 @@ class JsonSchemaCodec:
 
     def key(self, row: Row) -> bytes | None:
         """
-        Return the key of a row with its schema; None for a table without one.
+        Return the key of a row with its schema; None for a table without a key.
 
         Raises:
             MalformedMessageError: The row has no value for a key column.

@@ -147,7 +147,7 @@ class JsonCodec:
 
     def key(self, row: Row) -> bytes | None:
         """
-        Return the key of a row; None for a table without one.
+        Return the key of a row; None for a table without a key.
 
         Raises:
             MalformedMessageError: The row has no value for a key column.

@@ -198,7 +198,7 @@ def _check_kinds(event: OutboxEvent) -> None:
 
 
 def _is_storable(text: str) -> bool:
-    """Return whether UTF-8 encodes a text and it has no NUL, which Postgres refuses."""
+    """Return whether text is valid in UTF-8 and has no NUL, which Postgres refuses."""
     return "\0" not in text and not _SURROGATE.search(text)
 
 

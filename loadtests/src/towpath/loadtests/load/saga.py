@@ -102,7 +102,7 @@ class SagaReport:
         watched: Orders that customers read, whether or not they were settled in time.
         not_settled: Orders that were not settled when the customer stopped reading.
         not_watched: Orders that were not read because too many others were.
-        from_checkout: The time from a checkout with a payment method to its settlement.
+        from_checkout: From a checkout with a payment method until the order is settled.
         outcomes: The settled orders by status and reason, from the last command.
         steps: The steps of the settled orders, from the last command.
         compensations: The number of steps that undid an earlier one.

@@ -10,7 +10,7 @@ The relay's errors, and the loop's reaction to each.
     │   ├── SourceUnavailableError   Postgres cannot be reached
     │   ├── SlotBusyError            another process holds the slot
     │   ├── BrokerUnavailableError   Kafka cannot be reached
-    │   ├── DeliveryFailedError      a record was refused: restart from the log
+    │   ├── DeliveryFailedError      a record or commit failed: restart from the log
     │   └── OutboxUnconfirmedError   events of the outbox are not published yet
     ├── DataError                 DEAD_LETTER: one record
     │   └── UnroutableError          an outbox row cannot become an event
@@ -73,7 +73,7 @@ class BrokerUnavailableError(UnavailableError):
 
 
 class DeliveryFailedError(UnavailableError):
-    """Kafka refused a record permanently: the relay restarts from the log."""
+    """Kafka refused a record or a commit: the relay restarts from the log."""
 
     remedy = "Read the broker's reason; the relay restarts from the log."
 

@@ -5,7 +5,7 @@ The loop: one thread between the stream and Kafka.
 
     read frames -> consume -> acknowledgements -> snapshots -> checkpoint -> feedback
 
-Every wait of the loop is bounded by a constant of this module. At the limit of bytes in
+Every wait of the loop is bounded by a constant. At the limit of bytes in
 flight it stops reading the socket, so that back-pressure reaches the server, and keeps
 running its duties: feedback above all, which has its own timer.
 """
@@ -29,7 +29,7 @@ from towpath.schemas.clock import Clock, Deadline
 from towpath.schemas.position import format_lsn
 
 # A sixth of wal_sender_timeout's default of 60 s, so that several lost updates
-# do not disconnect us. Lower only costs traffic; higher risks reconnects.
+# do not end the connection. Lower only costs traffic; higher risks reconnects.
 STATUS_INTERVAL_S: Final = 10.0
 
 # The shortest time between two feedback messages. Checkpoints are stored ten times a
@@ -50,7 +50,8 @@ MAX_UNSETTLED: Final = 200_000
 
 # The shortest time between two reads of whole transactions, so that at a high rate
 # several are handed over together: at 2,000 a second this saves a quarter of the
-# relay's processor time. At a low rate it has passed before the next one arrives.
+# relay's processor time. At a low rate it has passed before the next transaction
+# arrives.
 GATHER_S: Final = 0.002
 
 # A read of so many frames is part of a backlog, which fills the next read without a
@@ -204,7 +205,7 @@ class Pipeline:
         Consume the stream until the process stops, then finish what is in flight.
 
         Raises:
-            TowpathError: The loop failed; its disposition decides what follows.
+            TowpathError: The loop failed; the error's disposition decides what follows.
         """
         context = self._context
         context.stats.unacknowledged_bytes = 0

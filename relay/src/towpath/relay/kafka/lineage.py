@@ -1,10 +1,10 @@
 """
 The runs of the relay and of its snapshots, and their datasets, for lineage catalogs.
 
-A run of the relay is one session of its stream. A run of a snapshot is one table of it,
-from its first chunk to its end, over several sessions if need be; one that the process
-leaves unfinished is aborted, and goes on as another run. The columns of a table are
-those that the relay announced, read from Kafka: so the source is not asked.
+A run of the relay is one session of its stream. A run of a snapshot covers one of its
+tables, from the first chunk to the end, over several sessions if need be; a run that
+the process leaves unfinished is aborted, and another run continues it. The columns of a
+table are those that the relay announced in Kafka, so the source is not queried.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -68,7 +68,7 @@ class RelayLineage:
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """Report a block as a run of the relay; an error of it is the run's failure."""
+        """Report a block as a run of the relay; an exception fails the run."""
         run = self._reporter.start(self._datasets.relay_job())
         try:
             yield
@@ -78,7 +78,7 @@ class RelayLineage:
         run.end()
 
     def close(self) -> None:
-        """Send what is left, for a short time at most."""
+        """Abort open runs of snapshots; send pending events for a short time."""
         self.snapshots.close()
         self._reporter.close()
 
@@ -94,7 +94,7 @@ class RelayDatasets:
 
         Args:
             settings: The configuration.
-            place: The address of the source, by the parameters of libpq.
+            place: The address of the source, as libpq parameters.
             captured: The captured tables, which may be replaced while the relay runs.
         """
         self._settings = settings
@@ -113,7 +113,7 @@ class RelayDatasets:
 
     def read(self) -> JobDatasets:
         """
-        Return the captured tables and the outbox, and the topics that they have.
+        Return the captured tables and the outbox, and their topics.
 
         Raises:
             TowpathError: Kafka cannot be read.

@@ -1,4 +1,4 @@
-"""Checks of broker and topics; each finding has its reason and its remedy."""
+"""Checks of brokers and topics; each finding has its reason and its remedy."""
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -45,11 +45,11 @@ class TopicSettings(NamedTuple):
     A topic's partitions, and its settings.
 
     Attributes:
-        partition_count: How many there are.
-        replica_count: The lowest count of a partition's replicas.
+        partition_count: The number of partitions.
+        replica_count: The lowest number of replicas of any partition.
         settings: The topic's settings.
-        lagging: Partitions with a replica that is not in sync.
-        leaderless: Partitions without a leader.
+        lagging: The number of partitions with an out-of-sync replica.
+        leaderless: The number of partitions without a leader.
     """
 
     partition_count: int
@@ -73,9 +73,9 @@ class ClusterFacts(NamedTuple):
     The brokers' facts.
 
     Attributes:
-        broker_count: How many there are.
-        broker: The settings of one of them.
-        topics: The relay's topics that exist.
+        broker_count: The number of brokers.
+        broker: The settings of one broker.
+        topics: The existing topics of the relay and of the sinks' routes.
         marked: By topic, how many partitions it had when marks were last stored.
     """
 
@@ -126,7 +126,7 @@ def _sink_topics(settings: Settings) -> list[str]:
 def _event_log_findings(
     facts: ClusterFacts, settings: Settings
 ) -> Iterator[CheckFinding]:
-    """Check that topics whose every event counts are not compacted."""
+    """Check that the topics of event-log routes are not compacted."""
     routes = (route for sink in settings.sink for route in sink.route)
     logs = {route.topic for route in routes if route.kind is RouteKind.EVENT_LOG}
     for topic in sorted(logs & facts.topics.keys()):
@@ -179,7 +179,7 @@ def _read(settings: Settings) -> ClusterFacts:
 def _described(
     admin: AdminClient, resources: list[ConfigResource], foreign: AbstractSet[str]
 ) -> dict[tuple[ResourceType, str], dict[str, str]]:
-    """Return the settings of resources; hidden ones of foreign topics are left out."""
+    """Return the settings of resources, except foreign topics that Kafka hides."""
     found = {}
     asked = admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
     for resource, future in asked.items():

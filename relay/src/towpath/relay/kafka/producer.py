@@ -6,7 +6,7 @@ which the loop commits every tenth of a second. A new process fences the old one
 the broker then aborts its open transaction.
 
 If the client ever fails to deliver a record, the session restarts from the log, and
-publishes again whatever follows the last record of each partition. So no record may be
+republishes all records after the last one in each partition. So no record may be
 appended after one that failed: ``enable.gapless.guarantee`` makes the client fail with
 a fatal error when a broker refuses a batch, and the broker itself refuses the batches
 that were sent meanwhile, because a sequence number is missing. Kafka's transactions
@@ -67,8 +67,8 @@ _LOG = structlog.get_logger(__name__)
 # (``GATHER_S``), and a backlog fills batches while others are on their way.
 LINGER_MS: Final = 0
 
-# The client's limits are above the loop's, which is checked once per read: only a read
-# that brings much more than fits reaches them.
+# The client's limits are above the loop's limit, which is checked once per read: only a
+# read far above the loop's limit reaches them.
 _ROOM_FACTOR: Final = 2
 _MAX_MESSAGES: Final = 500_000
 
@@ -77,7 +77,7 @@ MAX_BATCH_BYTES: Final = 1_000_000
 # The greatest value that the client accepts.
 _LARGEST_QUEUE_KBYTES: Final = 2_147_483_647
 
-# A client whose transaction or whose whole state is lost refuses records with these.
+# A client that lost its transaction or its whole state refuses records with these.
 _LOST: Final = frozenset({KafkaError._FATAL, KafkaError._FENCED, KafkaError._STATE})  # noqa: SLF001
 
 
@@ -98,7 +98,7 @@ class KafkaProducer:
 
         Args:
             kafka: The brokers.
-            max_in_flight_bytes: The loop's limit.
+            max_in_flight_bytes: The loop's limit of bytes in flight.
             batch_bytes: The largest batch: the smallest limit of any topic.
             record_bytes: The largest record: the largest limit of any topic.
             transactional_id: The id of its transactions; None without transactions.
@@ -167,7 +167,7 @@ class KafkaProducer:
         """
         if not self._is_transactional:
             return
-        # So that the commit has nothing left to flush: see ``flush``.
+        # The commit then has nothing left to flush: see ``flush``.
         self.flush(REQUEST_TIMEOUT_S)
         if self._fatal is not None:
             reason = f"committing to Kafka: {self._fatal}"
@@ -266,7 +266,7 @@ class _Outage:
     """
     Logs when no broker is reachable, and when one is again.
 
-    It does not hold the client, which holds it: a closed client is freed at once.
+    Only the client refers to it, not the reverse: a closed client is freed at once.
     """
 
     def __init__(self) -> None:

@@ -56,7 +56,7 @@ def read_tails(
     reader: TopicReader, marks: Mapping[str, TopicMarks], *, is_transactional: bool
 ) -> Tails:
     """
-    Return exact marks, read from the topics.
+    Return the exact marks and the highest log LSN, read from the topics.
 
     Args:
         reader: Reads committed records.
@@ -238,7 +238,7 @@ class PartitionScan:
         self.start = max(0, self.end - (self.end - self.start) * _WIDER)
 
     def take(self, message: Message) -> None:
-        """Read one record. READ rows behind the last streamed one are in its window."""
+        """Read one record. READ rows may follow the last streamed one."""
         found = dict(message.headers() or ()).get(headers.POSITION)
         if isinstance(found, bytes):
             self.is_ours = True
@@ -272,7 +272,7 @@ def scan_topics(reader: TopicReader, topics: Iterable[str]) -> TopicContents:
 
 
 def topic_contents(places: Mapping[TopicOffset, PartitionScan]) -> TopicContents:
-    """Return what the scans of partitions prove together."""
+    """Combine the marks and offsets that the scans of partitions prove."""
     ours = {topic for (topic, _), place in places.items() if place.is_ours}
     return TopicContents(
         marks={
@@ -340,7 +340,7 @@ def read_parked(
     Args:
         reader: Reads committed records.
         prefix: The topics' prefix.
-        max_parked_keys: How many may be parked at a time.
+        max_parked_keys: How many aggregates may be parked at a time.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
@@ -377,7 +377,7 @@ class AnnouncedColumn(NamedTuple):
 
 
 class AnnouncedTable(NamedTuple):
-    """A table as it was announced last: its position, and its published columns."""
+    """The newest announcement of a table: its position and its published columns."""
 
     position: str
     columns: tuple[AnnouncedColumn, ...]

@@ -26,8 +26,8 @@ _POLL_S: Final = 0.1
 _AT_ONCE: Final[Mapping[str, Any]] = {
     "acks": "all",
     "linger.ms": 0,
-    # The topic decides on the size: the client's greatest limit, and no batches, which
-    # may be above the limit of a topic that takes each of their records.
+    # The topic limits the size: so the client has its greatest limit, and no batches,
+    # which can exceed the limit of a topic that accepts each of their records.
     "message.max.bytes": topics.LARGEST_RECORD_BYTES,
     "batch.num.messages": 1,
 }
@@ -70,7 +70,7 @@ class StateTopic:
         Write one document; it is durable when this returns.
 
         Raises:
-            BrokerUnavailableError: Kafka does not answer in time.
+            BrokerUnavailableError: Kafka does not answer in time, or refuses it.
         """
         self.write_all({key: document})
 
@@ -79,7 +79,7 @@ class StateTopic:
         Write documents; they are durable when this returns.
 
         Raises:
-            BrokerUnavailableError: Kafka does not answer in time.
+            BrokerUnavailableError: Kafka does not answer in time, or refuses one.
         """
         write_now(self._kafka, *map(self._record, documents, documents.values()))
 
@@ -93,7 +93,7 @@ def write_now(kafka: Kafka, *records: Record) -> None:
     Write records without the loop's producer; they are durable when this returns.
 
     Raises:
-        BrokerUnavailableError: Kafka does not answer in time.
+        BrokerUnavailableError: Kafka does not answer in time, or refuses a record.
     """
     # A duplicate only overwrites the same key: no need to wait for a producer id.
     _produce(make_client(Producer, kafka, _AT_ONCE), records)
@@ -103,8 +103,8 @@ def publish_now(kafka: Kafka, *records: Record) -> None:
     """
     Write events in their order, each once; they are durable when this returns.
 
-    They are written in bounded steps: none of a step is written before those of the
-    steps before it are durable, and none after a step with a refused event.
+    Events are written in bounded steps. A step begins once all events of earlier steps
+    are durable; after a refused event, no further step begins.
 
     Raises:
         BrokerUnavailableError: Kafka does not answer in time, or refuses an event.
@@ -135,7 +135,7 @@ def _is_delivered(
     records: Iterable[Record],
     on_delivery: Callable[[KafkaError | None, Message], None],
 ) -> bool:
-    """Produce records; return whether all were answered, without a long pause."""
+    """Produce records; return whether Kafka answered all without a long pause."""
     stall = StallTimeout(SystemClock(), REQUEST_TIMEOUT_S)
     waiting = deque(records)
     while left := len(waiting) + len(producer):

@@ -207,7 +207,7 @@ class KafkaTopics:
 
     @property
     def opened(self) -> Mapping[str, TopicFacts]:
-        """The topics that ``open`` has read."""
+        """The facts that ``open`` has read, by topic."""
         return self._opened
 
     @property

@@ -39,8 +39,8 @@ def request_tables(
         connection: A connection inside a transaction.
         signal_id: The signal's id, for the tables that are read whole.
         tables: The tables, as ``schema.table``.
-        selects: The SELECT of some of them; these have a signal of their own.
-        relay: The relay that reads them.
+        selects: The SELECTs of some tables, which get a separate signal.
+        relay: The relay that reads the tables.
         sweeps: Whether sinks delete the rows that the source does not have.
     """
     whole = [table for table in tables if table not in selects]

@@ -217,7 +217,7 @@ _PERMANENT: Final = "p"
 
 
 def tables_to_capture(facts: SourceFacts, settings: Settings) -> tuple[str, ...]:
-    """Return the tables to capture; tables of expressions only if they are fit."""
+    """Return the tables to capture; a table of an expression only if it is fit."""
     return tuple(
         name
         for name in settings.capture.chosen(facts.tables)

@@ -22,7 +22,7 @@ class SlotFacts(NamedTuple):
 
 
 class PostgresCatalog:
-    """Reads the catalog over a connection of its own."""
+    """Reads the catalog over its own connection."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -156,7 +156,7 @@ def record_key(
     Return the key of a table's records, as ``encode.relations.bind`` chooses it.
 
     Args:
-        identity: The columns of the replica identity; ``None`` if it names none.
+        identity: The columns of the replica identity; ``None`` if it names no columns.
         keys: The columns of each index that identifies rows, the best first.
     """
     for key in keys or ():

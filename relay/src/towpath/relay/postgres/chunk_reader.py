@@ -1,5 +1,5 @@
 """
-The reads of a table: plans and chunks, each in a transaction of its own.
+Reads plans and chunks of tables, each in its own transaction.
 
 A chunk takes one call for each step: write LOW into the log; begin a repeatable-read
 transaction; lock the table; read the snapshot's text; read the table's shape; COPY;
@@ -91,12 +91,12 @@ def copy_out(connection: Connection, statement: bytes) -> Iterator[list[bytes]]:
 
 
 def _send_all(pgconn: pq.abc.PGconn) -> None:
-    """Send what is left of a statement that is larger than the socket's buffer."""
+    """Send the rest of a statement that is larger than the socket's buffer."""
     poll = select.poll()
     poll.register(pgconn.socket, select.POLLIN | select.POLLOUT)
     while pgconn.flush():
         poll.poll()
-        # The server may wait for its answer to be taken.
+        # The server may be waiting for us to read its answer.
         pgconn.consume_input()
 
 
@@ -226,7 +226,7 @@ class _CopiedRows:
 
 
 class ChunkReader:
-    """Reads plans and chunks over a connection of its own."""
+    """Reads plans and chunks over its own connection."""
 
     def __init__(
         self, connection: Connection, options: ReadOptions, exported: ExportedSnapshots
@@ -244,7 +244,7 @@ class ChunkReader:
         Read the scan plan of a table.
 
         Raises:
-            TableRefusedError: The table cannot be read, or another one has its name.
+            TableRefusedError: The table cannot be read, or another table has its name.
             ViewLostError: The exported snapshot no longer shows the table.
         """
         # A lock needs a name; the shape that counts is read under the lock.

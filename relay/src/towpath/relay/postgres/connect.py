@@ -174,7 +174,7 @@ Effects = SimpleQueue[EffectT | None]
 
 class ConnectionWorker(Generic[EffectT]):
     """
-    A thread that performs effects in order, over a connection of its own.
+    A thread that performs effects in order, over its own connection.
 
     Workers may share a queue: each takes the next effect when it is free. An error of
     ``perform`` is passed to ``fail`` and ends the worker.
@@ -202,10 +202,10 @@ class ConnectionWorker(Generic[EffectT]):
 
     def connection(self) -> Connection:
         """
-        Return the connection, opened if there is none. Only for this thread.
+        Return the connection; open it if necessary. Only the worker calls this.
 
         Raises:
-            TowpathError: It cannot be opened.
+            TowpathError: The connection cannot be opened.
         """
         if self._connection is None:
             self._connection = self._connect()

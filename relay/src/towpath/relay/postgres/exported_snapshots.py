@@ -12,8 +12,8 @@ tables with the snapshot; if they differ, the rest is read without it.
 
 Only the replication protocol creates a slot with an exported snapshot. The snapshot
 shows exactly the transactions that committed before the slot's start; the slot streams
-all the others. It lives as long as its connection is idle, and keeps dead rows for that
-long, so it is closed as soon as no reader needs it.
+all the others. The snapshot lives while its connection is idle, and keeps dead rows for
+that long, so it is closed as soon as no reader needs it.
 """
 
 import select
@@ -87,7 +87,7 @@ class ExportedSnapshots:
 
         Raises:
             ViewLostError: The snapshot is lost.
-            TowpathError: It could not be exported.
+            TowpathError: The snapshot could not be exported.
         """
         name = self._name(view)
         try:
@@ -207,12 +207,12 @@ class SlotMaker:
 
     def make(self, dsn: str, slot: str, catalog: Connection) -> SlotSnapshot | None:
         """
-        Create the slot; None if the process stops before it exists.
+        Create the slot and return its snapshot; None if the process stops first.
 
         Args:
             dsn: The source.
             slot: The slot's name.
-            catalog: An ordinary connection, to read the transactions that it waits for.
+            catalog: An ordinary connection, to read the transactions that block it.
 
         Raises:
             SourceUnavailableError: The connection is lost, or another process has just

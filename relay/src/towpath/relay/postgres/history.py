@@ -50,8 +50,8 @@ class HistoryStore(NamedTuple):
     """
     The functions that read and write the state in Kafka.
 
-    All but ``read`` return when Kafka has acknowledged. ``confirm`` lowers the stored
-    confirmed LSN to an LSN of the newest lineage.
+    All but ``read`` return once Kafka has acknowledged the write. ``confirm`` lowers
+    the stored confirmed LSN to an LSN of the newest lineage.
     """
 
     read: Callable[[], StoredHistory]

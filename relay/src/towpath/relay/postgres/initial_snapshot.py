@@ -75,7 +75,7 @@ class InitialSnapshot:
 
     @property
     def lent(self) -> tuple[str, ...]:
-        """The snapshots whose database view is open."""
+        """The ids of the snapshots whose database view is open."""
         return () if self._view is None else (self._first_id,)
 
     def check(self) -> None:

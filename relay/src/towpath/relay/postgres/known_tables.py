@@ -7,7 +7,7 @@ so a table that was recreated while the relay was down is recognised.
 
 ==============  ======================================================================
 ``DROPPED``     the name no longer has a table
-``RENAMED``     the table of the name has another name or schema by now
+``RENAMED``     the table of the name now has another name or schema
 ``RECREATED``   the name belongs to another table
 ==============  ======================================================================
 
@@ -140,7 +140,7 @@ class KnownTables:
 
     def read(self, connection: Connection) -> dict[str, KnownTable]:
         """
-        Return the rows by name; columns that an older release lacks are added.
+        Return the rows by name; add the columns that an older release did not have.
 
         Raises:
             psycopg.Error: The connection is lost, or the role may not create the table.

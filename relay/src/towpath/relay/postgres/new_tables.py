@@ -2,7 +2,7 @@
 New tables: captured while the relay runs, by publication and snapshot.
 
 Every few seconds the catalog is compared with ``[[source]] tables``. Each table that
-should be captured and is not yet gets a transaction of its own::
+should be captured and is not yet gets its own transaction::
 
     lock it against writers -> add it to the publication -> request its rows
 
@@ -317,7 +317,7 @@ def _request_rows(
 
 
 def is_id_used(connection: Connection, signal_id: str) -> bool:
-    """Return whether a signal or a snapshot has an id."""
+    """Return whether a signal or a snapshot has this id."""
     known = {"id": signal_id}
     signal = connection.execute(query("read_whether_signal_exists"), known).fetchone()
     stored = connection.execute(query("read_whether_snapshot_exists"), known).fetchone()

@@ -2,7 +2,7 @@
 Removal of published events from a kept outbox.
 
 An event may be removed once every reader of the log is past its commit. That is proved
-without its LSN, which no row has: first a batch of old rows is read, *then* the end of
+without the LSN of the commit, which no row has: first a batch of old rows is read, *then* the end of
 the log. The rows were visible, so they had been committed, and their commits lie below
 that end. When every reader has confirmed it, exactly these rows are deleted. A row that
 an open transaction has inserted is not in the batch.
@@ -38,7 +38,7 @@ class OldRows(NamedTuple):
 
     Attributes:
         first_page: The first page of the range.
-        ids: The rows that may be deleted.
+        ids: The ids of the rows that may be deleted.
         kept: The number of rows from before the present lineage.
     """
 
@@ -55,7 +55,7 @@ class Partition(NamedTuple):
         name: Its name.
         start: Its lower bound; None for a default or a former partition.
         end: Its upper bound; None for a default or a former partition.
-        is_attached: Whether it still is a partition.
+        is_attached: Whether it is still a partition.
         is_pending: Whether its detachment was interrupted.
     """
 
@@ -78,7 +78,7 @@ class LogReader(NamedTuple):
 
     Attributes:
         name: The slot's name.
-        confirmed_lsn: The confirmed LSN; None without a slot, and while it is created.
+        confirmed_lsn: The confirmed LSN; None without a slot, and during its creation.
         has_slot: Whether there is a slot.
         is_lost: Whether the slot has lost log that it needs.
     """
@@ -89,7 +89,7 @@ class LogReader(NamedTuple):
     is_lost: bool
 
     def lacks(self, lsn: int) -> bool:
-        """Return whether it has not confirmed an LSN."""
+        """Return whether the reader has not confirmed this LSN yet."""
         return self.confirmed_lsn is None or self.confirmed_lsn < lsn
 
 
@@ -119,8 +119,8 @@ class OutboxTable:
         Return whether the table has partitions.
 
         Raises:
-            NotPreparedError: There is no such table, or its partition key is
-                another than that of ``create_outbox``.
+            NotPreparedError: There is no such table, or its partition key
+                differs from that of ``create_outbox``.
         """
         with translated_errors("reading the outbox"):
             row = self._connection.execute(
@@ -149,7 +149,7 @@ class OutboxTable:
         Args:
             first_page: The first page.
             before: Rows of this time or later are not old.
-            since: Rows from before it are kept.
+            since: Rows from before this time are kept.
         """
         statement = (
             f"select {self._id}::text, {self._time} >= %(since)s "
@@ -216,8 +216,8 @@ class OutboxTable:
             # Marked first, so that no other table is ever taken for one to be dropped.
             self._comment(partition, f"'{_MARK}'")
             is_detached = self._ends_within(statement, wait_s)
-            # VACUUM may hold the lock of a comment, or another run drop the table: the
-            # mark then stays as it is.
+            # VACUUM may hold the lock that a comment needs, or another run may have
+            # dropped the table: the mark then stays as it is.
             with suppress(
                 psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable
             ):
@@ -229,7 +229,7 @@ class OutboxTable:
         return is_detached
 
     def _ends_within(self, statement: str, wait_s: float) -> bool:
-        """Execute a statement that waits for transactions; False: not in this time."""
+        """Execute a statement that waits for transactions; False: it timed out."""
         execute = self._connection.execute
         # The lock timeout would end the wait for older transactions.
         execute(b"set lock_timeout = 0")

@@ -89,7 +89,7 @@ def read_registration(connection: Connection, name: str) -> Registration:
     Return this relay's registration.
 
     Raises:
-        NotPreparedError: It is not registered.
+        NotPreparedError: The relay is not registered.
         SourceUnavailableError: The connection is lost.
     """
     with translated_errors("reading the registered relays"):

@@ -87,8 +87,8 @@ _MAX_FRAMES: Final = 6144
 # stream with the second.
 _LEFT_OUT: Final = "55000"
 _UNKNOWN: Final = "42704"
-# Of the stream, these mean that the slot needs log that was removed. Other statements
-# have them for other reasons.
+# From the stream, these SQLSTATEs mean that the slot needs log that was removed. Other
+# statements fail with them for other reasons.
 _LOST: Final = frozenset({"55000", "58P01"})
 
 _WOULD_BLOCK: Final = 0
@@ -205,6 +205,7 @@ class SlotStream:
         Raises:
             PublicationYoungerError: Changes were skipped; no frame after them is
                 returned.
+            SlotLostError: The slot needs log that was removed.
             SourceUnavailableError: The connection is lost.
         """
         frames: list[bytes] = []

@@ -88,7 +88,7 @@ def check_source(facts: SourceFacts, settings: Settings) -> None:
     Check that the source can be captured.
 
     Raises:
-        NotPreparedError: It cannot; each reason is listed with its cure.
+        NotPreparedError: It cannot be captured; each reason is listed with its cure.
     """
     problems = blocking_findings(list(preflight.capture_findings(facts, settings)))
     if problems:
@@ -151,10 +151,10 @@ def setup_notes(facts: SourceFacts, settings: Settings) -> list[str]:
 
 def run_setup(connection: Connection, steps: Iterable[SetupStep]) -> None:
     """
-    Run each statement in a transaction of its own.
+    Run each statement in its own transaction.
 
     Raises:
-        SourceRefusedError: The server refuses one; earlier steps stay.
+        SourceRefusedError: The server refuses a statement; earlier steps stay.
         NotPreparedError: A statement timed out behind older transactions.
         SourceUnavailableError: The connection is lost.
     """
@@ -210,7 +210,7 @@ def _captured_by_relay(facts: SourceFacts, settings: Settings) -> list[str]:
 
 
 def _table_steps(facts: SourceFacts, outbox: Outbox) -> Iterable[SetupStep]:
-    """Yield the creation of missing tables, except an outbox with a name of its own."""
+    """Yield the creation of missing tables, except an outbox with a custom name."""
     missing = [
         name
         for name in OWN_TABLES
@@ -318,5 +318,5 @@ def _slot_steps(facts: SourceFacts, settings: Settings) -> Iterable[SetupStep]:
 
 
 def _listed(tables: Sequence[str]) -> str:
-    # Without ONLY a publication gets the tables that inherit from each, too.
+    # Without ONLY, a publication also gets the tables that inherit from each.
     return ", ".join(f"only {TableName.parse(table).sql}" for table in tables)

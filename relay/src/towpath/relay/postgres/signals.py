@@ -1,5 +1,6 @@
 """
-Signals of external channels: inserted into ``towpath.signal``, and read for the port.
+Signals of external channels: inserted into ``towpath.signal``, and read for the admin
+port.
 
 They return through the log and are answered like any other. The sender may drop a
 signal (commit an offset, confirm a transaction) once it is durable here, so an insert
@@ -41,7 +42,7 @@ _LOG = structlog.get_logger("towpath.relay")
 
 USED_ID: Final = "this id was used by an earlier signal; choose another"
 
-# An absent standby must not block commits of what the relay stores in the source.
+# An absent standby must not block the relay's commits in the source.
 _SESSION: Final = b"set synchronous_commit = local; set lock_timeout = '5s'"
 _CLOSE_TIMEOUT_S: Final = 2.0
 
@@ -70,7 +71,7 @@ def insert_signal(connection: Connection, signal: ExternalSignal) -> bool:
 
 class SignalInbox:
     """
-    Inserts signals in a thread of its own, in order.
+    Inserts signals in order, in its own thread.
 
     ``put`` may be called from any thread.
     """
@@ -140,7 +141,7 @@ class SignalInbox:
         put: tuple[str, ExternalSignal],
         worker: ConnectionWorker[tuple[str, ExternalSignal]],
     ) -> None:
-        """Insert one signal, retried until it succeeds."""
+        """Insert one signal; retry until it succeeds, or the inbox closes."""
         name, signal = put
         attempt = 0
         while not self._try(signal, worker):
@@ -179,7 +180,7 @@ def connect_to_insert(dsn: str) -> Connection:
     Open a session for inserting signals.
 
     Raises:
-        TowpathError: It cannot be opened.
+        TowpathError: The session cannot be opened.
     """
     connection = connect(dsn)
     with translated_errors("preparing a session"):

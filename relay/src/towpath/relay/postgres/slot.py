@@ -74,7 +74,7 @@ def require_publications(connection: Connection, source: Source) -> None:
     Check that the publications exist; they are created before the slot.
 
     Raises:
-        NotPreparedError: One is missing.
+        NotPreparedError: A publication is missing.
         SourceUnavailableError: The connection is lost.
     """
     for name in (source.publication, source.outbox_publication):
@@ -99,7 +99,7 @@ def read_slot(connection: Connection, name: str) -> SlotHistory | None:
     database, plugin, is_temporary, confirmed_lsn, status, pid, why, read, here = row
     kind = _kind(database, plugin, here, is_temporary=is_temporary)
     if confirmed_lsn is None and not kind:
-        # It vanishes again if its creation fails.
+        # The slot vanishes again if its creation fails.
         reason = f"slot {name} is still being created by process {pid} of the server"
         raise SlotBusyError(reason)
     return SlotHistory(

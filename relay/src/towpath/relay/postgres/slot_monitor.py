@@ -1,5 +1,5 @@
 """
-The slot monitor: checks the slot and writes the heartbeat, in a thread of its own.
+The slot monitor: checks the slot and writes the heartbeat, in its own thread.
 
 At start and at each interval it
 
@@ -245,7 +245,7 @@ class SlotMonitor:
             self._on_lost(reason)
 
     def _turn(self) -> str | None:
-        """Run what is due; return why the session must end, if it must."""
+        """Run the due checks and tasks; return why the session must end, if it must."""
         try:
             self._claim.check()
         except TowpathError as lost:

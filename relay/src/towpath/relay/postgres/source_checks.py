@@ -1,5 +1,5 @@
 """
-Periodic checks of what the source's owner can change under a running relay.
+Periodic checks of objects that the source's owner can change under a running relay.
 
 The publications, the signal tables in them, the columns and partitions of the outbox,
 and whether the slot is older than a publication are checked at start and every few

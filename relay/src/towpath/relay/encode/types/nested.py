@@ -116,7 +116,7 @@ def _parse_nested(text: bytes, delimiter: bytes) -> list[object]:
 
 
 def _add_token(token: re.Match[bytes], open_lists: list[list[object]]) -> None:
-    """Add an element to the innermost list, or open or close one."""
+    """Add an element to the innermost list, or open or close a list."""
     quoted, plain = token.groups()
     if quoted is not None:
         open_lists[-1].append(_ARRAY_ESCAPED.sub(rb"\1", quoted))
@@ -334,7 +334,7 @@ _POINT_SCHEMA: Final = Schema(
 
 def point_value(text: bytes) -> dict[str, object]:
     """
-    Read a point.
+    Return a point as a struct.
 
     Raises:
         MalformedMessageError: The text is not a point.
@@ -346,7 +346,7 @@ def point_value(text: bytes) -> dict[str, object]:
 
 def point_json(text: bytes) -> bytes:
     """
-    Write a point.
+    Return a point as a JSON struct.
 
     Raises:
         MalformedMessageError: The text is not a point.

@@ -4,8 +4,8 @@ Types whose form is their text: characters, documents, networks, enums. Hot path
 They differ in the semantic name only. A document (json, jsonb, xml) is a string with
 its text, so that a JSON ``null`` in a column is not a NULL.
 
-Booleans, integers and floats are numbers as Postgres writes them. JSON has no numbers
-for ``NaN`` and the infinities: they are strings with their names.
+Booleans are JSON booleans, integers and floats numbers as Postgres writes them. JSON
+has no numbers for ``NaN`` and the infinities: they are strings with their names.
 
 ``numeric`` and ``money``: text, Connect's Decimal, or a double.
 
@@ -67,17 +67,17 @@ def text_column(texts: Sequence[bytes]) -> Fragments:
 
 
 def plain_json(text: bytes) -> bytes:
-    """Quote a text without characters that JSON escapes."""
+    """Quote a text that has no characters to escape in JSON."""
     return b'"' + text + b'"'
 
 
 def plain_column(texts: Sequence[bytes]) -> Fragments:
-    """Quote texts without characters that JSON escapes."""
+    """Quote texts that have no characters to escape in JSON."""
     return Fragments(texts, _QUOTE)
 
 
 def text_value(text: bytes) -> str:
-    """Read a text."""
+    """Decode a text."""
     return text.decode()
 
 
@@ -148,7 +148,7 @@ def boolean_column(texts: Sequence[bytes]) -> Fragments:
 
 
 def boolean_value(text: bytes) -> bool:
-    """Read ``t`` or ``f``."""
+    """Return the text ``t`` or ``f`` as a boolean."""
     return text == b"t"
 
 
@@ -278,7 +278,7 @@ def _nullable(
 
 
 def _scaled(text: bytes, scale: int) -> bytes | None:
-    """Return the unscaled value; None if the text has more digits than the scale."""
+    """Return the unscaled value; None if the scale would cut off non-zero digits."""
     whole, _, fraction = text.partition(b".")
     unscaled = int(whole + fraction)
     shift = scale - len(fraction)
@@ -314,7 +314,7 @@ def base64_json(value: bytes) -> bytes:
 
 
 def twos_complement(number: int) -> bytes:
-    """Return the shortest big-endian bytes of a signed number, as Java has them."""
+    """Return the shortest big-endian bytes of a signed number, as Java writes them."""
     magnitude = number if number >= 0 else ~number
     return number.to_bytes(magnitude.bit_length() // 8 + 1, "big", signed=True)
 

@@ -160,7 +160,7 @@ def utc_time(text: bytes) -> bytes:
 
 
 def seconds_of(hours: bytes, minutes: bytes, seconds: bytes) -> int:
-    """Add up hours, minutes and seconds."""
+    """Return hours, minutes and seconds as seconds."""
     return int(hours) * 3600 + int(minutes) * 60 + int(seconds)
 
 
@@ -188,17 +188,17 @@ def utc_time_json(text: bytes) -> bytes:
 
 
 def timestamp_value(text: bytes) -> str:
-    """Read a timestamp."""
+    """Return a rewritten timestamp as a string."""
     return timestamp(text).decode()
 
 
 def instant_value(text: bytes) -> str:
-    """Read a timestamptz."""
+    """Return a rewritten timestamptz as a string."""
     return instant(text).decode()
 
 
 def utc_time_value(text: bytes) -> str:
-    """Read a timetz."""
+    """Return a rewritten timetz as a string."""
     return utc_time(text).decode()
 
 
@@ -212,7 +212,8 @@ _ERA_YEARS: Final = 400
 _ERA_DAYS: Final = 146_097
 _DAY_US: Final = 86_400_000_000
 
-# Postgres's infinite days count from 2000, as int32; the upper one would not fit.
+# Postgres's infinite days count from 2000, as int32; counted from 1970, the upper one
+# would not fit.
 _INFINITE_DAYS: Final = MappingProxyType(
     {b"infinity": 2_147_483_647, b"-infinity": -2_147_483_648 + 10_957}
 )
@@ -404,7 +405,7 @@ def interval(mode: Intervals) -> Form:
 
 def microseconds(text: bytes) -> int:
     """
-    Return an interval's approximate length.
+    Return an interval's approximate length in microseconds.
 
     Raises:
         MalformedMessageError: The text is not in the format of the connection.

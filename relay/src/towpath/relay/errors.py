@@ -31,7 +31,7 @@ The relay's errors, and the loop's reaction to each.
         ├── TopicTruncatedError      a topic ends below its marks
         ├── PartitionCountChangedError  keys would change their partition
         ├── FirstSnapshotFailedError  a table of the first snapshot failed
-        ├── StateLostError           the state does not match the slot
+        ├── StateLostError           the state is unreadable or lacks a history
         ├── HistoryChangedError      the source's history has changed
         └── KeyChangedError          a captured table's key changed
 """
@@ -96,7 +96,7 @@ class UnroutableError(DataError):
 
 
 class MalformedMessageError(HaltError):
-    """A message of the stream is too short, too long, unknown or out of order."""
+    """A message of the stream, or a value in it, is malformed or out of order."""
 
     remedy = "Report the message; the server uses an unknown protocol."
 
@@ -210,7 +210,7 @@ class FirstSnapshotFailedError(HaltError):
 
 
 class StateLostError(HaltError):
-    """The source has a history that is missing from the relay's state in Kafka."""
+    """The relay's state in Kafka is unreadable, or lacks the source's history."""
 
     remedy = (
         "Run towpath relay state repair, which finds the published positions in the "

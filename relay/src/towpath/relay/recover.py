@@ -84,8 +84,9 @@ def store_first_marks(process: ProcessContext, topic: StateTopic, marks: Marks) 
     """
     Store the first marks of all captured tables' topics together.
 
-    Call order: after the lineage is decided, because marks prove that there was one,
-    and before the stream begins. Other topics get their marks with their first record.
+    Call order: after the lineage is decided, because marks prove that there was a
+    lineage, and before the stream begins. Other topics get their marks with their first
+    record.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
@@ -125,6 +126,7 @@ def recover(
         TopicTruncatedError: A topic ends below its marks.
         PartitionCountChangedError: A topic's partition count has changed.
         StateLostError: The state cannot be read.
+        ParkedOverflowError: More aggregates are parked than allowed.
     """
     settings = process.settings
     state = topic.read(reader)

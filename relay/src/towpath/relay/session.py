@@ -5,10 +5,11 @@ One session: every part of the relay is built from the log and the state topic.
 
     claim -> recovered state -> initial snapshot -> lineage -> stream
 
-Kafka is read only after the claim, and after the broker has fenced a dead process of
-the same name: nothing can be added to the topics afterwards. ``SessionLoop`` starts
-another session after a retryable failure; any other failure ends the process. Each
-session builds its pipeline again, so that none inherits half-finished work.
+Published positions are read only after the claim and, with transactions, after the
+broker has fenced a dead process: nothing can be added to the topics afterwards.
+``SessionLoop`` starts another session after a retryable failure; any other failure ends
+the process. Each session builds its pipeline again, so that none inherits half-finished
+work.
 """
 
 import math
@@ -102,7 +103,7 @@ class Session:
         Follow the source until the process stops.
 
         Raises:
-            TowpathError: A session failed; its disposition decides what follows.
+            TowpathError: A session failed; its error's disposition decides the rest.
         """
         while not (self._is_stopping() or self._initial_snapshot.is_over):
             self._restart_reason = None
@@ -305,7 +306,7 @@ class Session:
         """
         Close the producer once its records are acknowledged, before a new session.
 
-        If a monitor ends the session, or the process ends, it closes at once.
+        If a monitor ends the session, or the process ends, it is closed at once.
         """
         if self._restart_reason is None and not self._is_stopping():
             producer.settle(self._process.settings.relay.stop_timeout_s)

@@ -2,10 +2,10 @@
 Removal of published events from a kept outbox.
 
 An event may be removed once every reader of the log is past its commit. That is proved
-without the LSN of the commit, which no row has: first a batch of old rows is read, *then* the end of
-the log. The rows were visible, so they had been committed, and their commits lie below
-that end. When every reader has confirmed it, exactly these rows are deleted. A row that
-an open transaction has inserted is not in the batch.
+without the LSN of the commit, which no row has: first a batch of old rows is read,
+*then* the end of the log. The rows were visible, so they had been committed, and their
+commits lie below that end. When every reader has confirmed it, exactly these rows are
+deleted. A row that an open transaction has inserted is not in the batch.
 
 Rows are read and deleted by ranges of the table's pages: no index is needed, and no
 step is longer than one range. A partition is detached first, which waits for all

@@ -1,6 +1,5 @@
 """
-Signals of external channels: inserted into ``towpath.signal``, and read for the admin
-port.
+Signals of external channels: stored in ``towpath.signal``, read for the admin port.
 
 They return through the log and are answered like any other. The sender may drop a
 signal (commit an offset, confirm a transaction) once it is durable here, so an insert

@@ -25,7 +25,7 @@ OWN_TABLES: Final = (
 
 
 def missing_table_text(table: str) -> str:
-    """Return the text with which checks report a missing table of the relay's own."""
+    """Return the text by which checks report a missing table of the relay."""
     return f"table {table} is missing, or of an older release"
 
 
@@ -242,7 +242,7 @@ def name_lists(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _tables(rows: Iterable[Sequence[Any]]) -> dict[str, TableFacts]:
-    """Return the tables of rows, each of which has one leaf."""
+    """Return the tables of rows; each row has one leaf of a table, or none."""
     tables: dict[str, TableFacts] = {}
     for schema, table, kind, is_guarded, key, unstable, stored, virtual, *leaf in rows:
         name = TableName(schema, table).text

@@ -79,9 +79,10 @@ class SourceHealth(NamedTuple):
     Attributes:
         settings: The server's settings, in their base unit.
         slots: All slots.
-        spilled: Decoded and spilled transactions of our slot, and spilled bytes.
+        spilled: The counts of decoded and spilled transactions of our slot, and the
+            spilled bytes.
         standbys: The physical standbys that are connected.
-        outbox: The outbox.
+        outbox: The size of the outbox.
         collation: The version of the database's collation when its indexes were built,
             and the current one; None where there are no versions.
         unarchived: The file of the log that cannot be archived; None without one.
@@ -325,7 +326,7 @@ def _spill_findings(health: SourceHealth) -> Iterator[CheckFinding]:
 
 
 def _foreign_slots(health: SourceHealth, settings: Settings) -> Iterator[CheckFinding]:
-    """Yield other slots without a reader that fill the same disk."""
+    """Yield a finding for each other unread slot that fills the same disk."""
     bound = settings.relay.retained_warning_bytes
     for slot in health.slots:
         if slot.name == settings.database.slot or slot.is_active:
@@ -344,7 +345,7 @@ def _foreign_slots(health: SourceHealth, settings: Settings) -> Iterator[CheckFi
 def _failover_findings(
     slot: Slot, health: SourceHealth, facts: SourceFacts
 ) -> Iterator[CheckFinding]:
-    """Yield what a promoted standby would lack; without a standby, nothing."""
+    """Yield findings about a promoted standby's gaps; none without a standby."""
     physical = [each for each in health.slots if not each.is_logical]
     if not (health.standbys or physical):
         return
@@ -403,7 +404,7 @@ def _publications(facts: SourceFacts, settings: Settings) -> Iterator[CheckFindi
 def _row_publication(
     rows: PublicationFacts, facts: SourceFacts, settings: Settings
 ) -> Iterator[CheckFinding]:
-    """Yield how the publication of rows differs from the configuration."""
+    """Yield the differences of the publication of rows from the configuration."""
     source = settings.database
     for name in settings.capture.chosen(facts.tables):
         is_partitioned = facts.tables.get(name) and facts.tables[name].kind == "p"
@@ -466,7 +467,7 @@ def _outbox_findings(
 
 
 def _full_identities(facts: SourceFacts, settings: Settings) -> Iterator[CheckFinding]:
-    """Yield tables whose every update writes the old row as well."""
+    """Yield a finding for each table whose updates also log the whole old row."""
     for name in settings.capture.chosen(facts.tables):
         table = facts.tables.get(name)
         if table is None or not table.key:

@@ -35,7 +35,7 @@ class SnapshotStore:
     """Writes and reads the signals and snapshots of one relay."""
 
     def __init__(self, connection: Connection, relay: str) -> None:
-        """Create a store of ``relay`` over a connection of its own."""
+        """Create the store of ``relay`` over an open connection."""
         self._connection = connection
         self._relay = relay
 

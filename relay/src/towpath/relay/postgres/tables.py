@@ -1,8 +1,8 @@
 """
 The shape of a table in the catalog, and the reasons why snapshots cannot read it.
 
-It is read again under each chunk's lock, since a chunk has the columns that the table
-has at that moment.
+The shape is read again under each chunk's lock, since a chunk has the columns that the
+table has at that moment.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -90,10 +90,10 @@ def describe(
         connection: A connection to the source.
         collection: The table, as ``schema.table``.
         publication: The publication that streams its changes.
-        order_by: The columns of a surrogate key by which it is to be read.
+        order_by: The columns of a surrogate key by which to read the table.
 
     Raises:
-        TableRefusedError: It is missing, cannot be read, or changed meanwhile.
+        TableRefusedError: The table is missing, cannot be read, or changed meanwhile.
     """
     with _unaltered():
         return _describe(connection, _describing(collection, publication, order_by))
@@ -104,7 +104,7 @@ def locate(connection: Connection, collection: str, publication: str) -> TableSh
     Return a table's shape without columns and key, for its lock.
 
     Raises:
-        TableRefusedError: It is missing, cannot be read, or changed meanwhile.
+        TableRefusedError: The table is missing, cannot be read, or changed meanwhile.
     """
     with _unaltered():
         statement, fields = _statement(_find_question(collection, publication))

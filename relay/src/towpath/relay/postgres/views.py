@@ -2,8 +2,8 @@
 Aggregate views: their shape, and the checks that snapshots can read them.
 
 A view has no key, no identity and no changes in the log; events announce the changes of
-an aggregate. So the relations below the view must change only by transactions, and the
-view's rows only with them.
+an aggregate. So the relations below the view must change only in transactions, and the
+view's rows only with those relations.
 
 The checks read the stored queries of the view and of views below it: the relations that
 they name and the functions that they call. The tables that a function reads are unknown
@@ -62,7 +62,7 @@ _KINDS: Final = MappingProxyType(
 _PERSISTENCES: Final = MappingProxyType({"u": "unlogged", "t": "temporary"})
 _VOLATILE: Final = "v"
 _COMPILED: Final = frozenset({"internal", "c"})
-# Stable within a transaction, but with another result later and no event between.
+# Stable within a transaction, but the result changes later without an event.
 _TIME: Final = frozenset({"now", "transaction_timestamp", "statement_timestamp"})
 _AGE: Final = ("age", 1)
 
@@ -126,7 +126,7 @@ def describe_view(connection: Connection, view: AggregateView) -> TableShape:
     Return the shape of a declared view.
 
     Raises:
-        TableRefusedError: It is missing or cannot be read.
+        TableRefusedError: The view is missing or cannot be read.
     """
     shape, _ = _inspect(connection, view)
     return shape
@@ -136,7 +136,7 @@ def view_findings(
     connection: Connection, views: Sequence[AggregateView]
 ) -> list[CheckFinding]:
     """
-    Return what prevents, or may prevent, reading the declared views.
+    Return the findings that prevent or endanger reading the declared views.
 
     Raises:
         SourceUnavailableError: The source does not answer.
@@ -317,7 +317,7 @@ class CollectionCatalog(NamedTuple):
         Return a collection's shape.
 
         Raises:
-            TableRefusedError: It is missing or cannot be read.
+            TableRefusedError: The collection is missing or cannot be read.
         """
         view = self.views.get(collection)
         if view is None:
@@ -331,10 +331,10 @@ class CollectionCatalog(NamedTuple):
         self, connection: Connection, collection: str, order_by: Sequence[str]
     ) -> TableShape:
         """
-        Return the shape for a lock: a table's has no columns and no key.
+        Return the shape for a lock: a table's shape has no columns and no key.
 
         Raises:
-            TableRefusedError: It is missing or cannot be read.
+            TableRefusedError: The collection is missing or cannot be read.
         """
         if collection in self.views:
             return self.describe(connection, collection, order_by)
@@ -355,7 +355,7 @@ class CollectionCatalog(NamedTuple):
         Return the present shape of a planned collection, under its lock.
 
         Raises:
-            TableRefusedError: It can no longer be read, or its keys changed.
+            TableRefusedError: The collection is no longer readable, or its key changed.
         """
         name, order_by = planned.collection, tables.order_names(planned)
         shape = self.describe(connection, name, order_by)

@@ -3,7 +3,7 @@ The snapshot worker: performs the snapshot driver's effects in the database.
 
 Its threads have a connection each, so that the loop never blocks and an answer never
 waits for a chunk. The *readers* write watermarks, read plans and read chunks; a failure
-is a fact, and the driver decides about the retry. The *commands* store and look up, in
+is a fact, and the driver decides whether to retry. The *commands* store and look up, in
 order, since later ones depend on earlier ones: each is retried until it succeeds.
 
 These SQLSTATEs are retried: 08 (connection), 40 (deadlock), 53 (resources), 57
@@ -84,7 +84,7 @@ CommandEffect = LookupEffect | StoreEffect | ReleaseSnapshot
 
 
 class SnapshotCommands:
-    """Stores and looks up, one effect after another, over the given connection."""
+    """Performs effects that store and look up data, over the given connection."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ def _store(store: SnapshotStore, effect: StoreEffect) -> WorkerFact | None:
 
 
 def _store_signal(store: SnapshotStore, effect: StoreSignal) -> SignalStored:
-    """Store an answer, and log it unless an earlier one stands."""
+    """Store an answer, and log whether it is the signal's first."""
     fact = store.store_signal(effect)
     if fact.is_new:
         _LOG.info(
@@ -243,7 +243,7 @@ def _store_signal(store: SnapshotStore, effect: StoreSignal) -> SignalStored:
 
 
 # The bound of one chunk as COPY text. Rows take about twice as much in memory, and
-# at most two chunks more than there are readers are in flight.
+# at most two more chunks than readers are in flight.
 MAX_CHUNK_BYTES: Final = 8 * 1024 * 1024
 
 # ``lock_timeout``: a chunk that waits for a lock must not block others for long.
@@ -459,7 +459,7 @@ class SnapshotWorker:
     def _store(
         self, effect: CommandEffect, worker: ConnectionWorker[CommandEffect]
     ) -> None:
-        """Perform one effect in the commands' thread, retried until it succeeds."""
+        """Perform one effect in the commands' thread; retry recoverable errors."""
         attempt = 0
         while True:
             try:

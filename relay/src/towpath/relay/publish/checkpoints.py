@@ -34,7 +34,7 @@ class CheckpointStart:
 
     Attributes:
         marks: The exact marks, read from the topics.
-        published_log_lsn: The highest log LSN of any streamed record.
+        published_log_lsn: The highest log LSN of any record, READ rows included.
         offset: The lineage's offset.
         heartbeat: The highest heartbeat counter that was streamed.
     """
@@ -125,7 +125,7 @@ class CheckpointWriter:
         return writing
 
     def end_former_count(self, topic: str, barriers: Delivery) -> None:
-        """Forget a topic's former partition count once its barriers are stored."""
+        """Forget a topic's former count once barriers and checkpoint are stored."""
         self._barriers[topic] = barriers
 
     def finish(self, *, is_clean: bool) -> None:

@@ -49,11 +49,11 @@ class PartitionBatch:
 
     The producer appends a partition's records in their order and fails rather than
     leave one out (``enable.gapless.guarantee``), so the acknowledgement of a batch's
-    last record is that of all.
+    last record covers them all.
 
     Attributes:
         deliveries: The delivery of each record.
-        size_bytes: The bytes that they add to those in flight.
+        size_bytes: The bytes that the records add to those in flight.
         position: The position of the last streamed record; empty: there is none.
     """
 
@@ -95,7 +95,7 @@ class DeliveryLedger:
             streamed record.
         settled_count: Transactions whose latency is measured and that were settled
             since ``take_settled`` was last called.
-        settled_us: When the first of them was committed.
+        settled_us: The commit time of the first of them, in microseconds since 1970.
     """
 
     def __init__(self, start_lsn: int) -> None:

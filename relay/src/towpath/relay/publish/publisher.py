@@ -87,7 +87,7 @@ class Publisher:
 
     def publish_change(self, record: Record, delivery: Delivery) -> None:
         """
-        Produce a streamed record; waits while there is no room.
+        Queue a streamed record, which ``flush`` gives to the producer.
 
         A record that Kafka already holds from before a crash is not published again.
 
@@ -194,7 +194,7 @@ class Publisher:
         self._run_duties()
 
     def _are_plain(self, records: Sequence[Record]) -> bool:
-        """Return whether all go to one topic, unchanged and partitioned by key."""
+        """Return whether all records go to one topic, unchanged and by their keys."""
         topics = set(map(_TOPIC, records))
         is_one = len(topics) == 1 and self._dead.topic not in topics
         if not is_one or None in map(_KEY, records):

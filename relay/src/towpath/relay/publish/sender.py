@@ -92,7 +92,7 @@ class RecordSender:
 
     def send(self, record: Record, delivery: Delivery) -> None:
         """
-        Queue a record outside the stream's order, and send what there is room for.
+        Queue a record outside the stream's order; send queued records if there is room.
 
         A record that is too large for its topic becomes a dead letter.
 
@@ -123,7 +123,7 @@ class RecordSender:
         Take the queued records, each with its partition and its callback. Hot path.
 
         Only the last record of each partition has a callback: one for each record would
-        cost 8 % more instructions an event, the client's own included.
+        cost 8 % more instructions per event, the client's own included.
         """
         ledger, counts, partition_of = self._ledger, self._counts, self._partitioner
         batches: dict[Partition, PartitionBatch] = {}

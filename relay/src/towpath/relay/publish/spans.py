@@ -5,7 +5,7 @@ A span ends when the acknowledged LSN has passed its transaction, so it costs no
 per record, and nothing at all for rows that are not sampled. Its id follows from trace
 and position, as ``traceparent = "continue"`` writes it into the record: with that
 option, consumers' spans are its children. A row that is streamed again after a crash
-has the same span again.
+gets the same span again.
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ from towpath.relay.wal.transactions import Transaction
 from towpath.schemas.clock import Clock
 from towpath.schemas.tracing import Kind, PastSpan, Tracer, sampled_traceparent
 
-# The most records in flight with a span; further rows have none, and are counted.
+# The most records in flight with a span; further rows get none, and are counted.
 MAX_WAITING: Final = 2_000
 
 

@@ -388,7 +388,7 @@ def _shared_confirmed_lsn(known: _KnownHistory, found: SourceHistory) -> int | N
 
 
 def _fork_lsn(known: _KnownHistory, found: SourceHistory) -> int | None:
-    """Return where the server left the followed timeline; None if that is unknown."""
+    """Return the LSN where the server left the followed timeline, if known."""
     ours = known.lineage.timeline
     if found.timeline == ours:
         return None

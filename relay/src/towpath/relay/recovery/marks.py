@@ -1,5 +1,5 @@
 """
-Marks: how far Kafka has each partition, so that no record is published twice.
+Marks: the progress of each partition, so that no record is published twice.
 
 A *mark* means that every streamed record of its partition up to ``position`` is below
 ``next_offset``. Marks are written while records flow, so they lag a little; after a
@@ -62,7 +62,7 @@ class Confirmed(NamedTuple):
     Attributes:
         lsn: The LSN confirmed to Postgres.
         log_lsn: The same LSN with the lineage's offset added.
-        published_log_lsn: The highest log LSN of any streamed record so far.
+        published_log_lsn: The highest log LSN of any record, READ rows included.
         heartbeat: The highest heartbeat counter that was streamed; 0: none.
         is_clean: Whether the relay stopped with nothing in flight.
         at: The time, as RFC 3339.
@@ -114,7 +114,7 @@ class Marks:
         Check that a topic has as many partitions as marks.
 
         Raises:
-            PartitionCountChangedError: It has changed.
+            PartitionCountChangedError: The count has changed.
         """
         marks = self._marks.get(topic)
         if marks is not None and len(marks) != count:

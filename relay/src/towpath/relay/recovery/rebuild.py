@@ -2,7 +2,7 @@
 Rebuilds a lost state from the records in Kafka and the source. Pure.
 
 Marks that do not match their topics are replaced. A deleted or truncated topic has lost
-records: it is recreated, and snapshots fill it. A topic that was given partitions uses
+records: it is recreated, and snapshots fill it. A topic with added partitions uses
 them from the next position on.
 
 Without a stored lineage the whole state is rebuilt, and the lineage's offset must be
@@ -99,9 +99,9 @@ class RepairPlan(NamedTuple):
     The records to write, in this order, and notes for the operator.
 
     Attributes:
-        documents: By key; None deletes a key. The lineage comes last, so that an
-            interrupted repair can be repeated.
-        notes: One sentence each.
+        documents: The documents, by key; None deletes a key. The lineage comes last, so
+            that an interrupted repair can be repeated.
+        notes: The notes, one sentence each.
         is_whole: Whether every other key is deleted too.
         made: Topics to recreate first, with their partition counts.
         signal_id: The id of the signal that requests ``asked``.
@@ -159,7 +159,7 @@ def plan_repair(evidence: Evidence) -> RepairPlan:
     Return the records that rebuild the state.
 
     Raises:
-        StateRefusedError: There is no slot, or it is in use.
+        StateRefusedError: There is no usable slot, or it is in use.
     """
     slot = _usable_slot(evidence.found)
     offset, offset_notes = _offset(evidence)
@@ -213,7 +213,7 @@ def find_mismatches(
 
 def plan_marks(topics: MismatchFacts, found: SourceHistory) -> RepairPlan:
     """
-    Return new marks for topics that were truncated, recreated or given partitions.
+    Return the repair of topics that were truncated, recreated or extended.
 
     Args:
         topics: The facts about these topics.

@@ -1,5 +1,5 @@
 """
-The relay's state: what the compacted topic ``<prefix>.relay-state`` holds.
+The relay's state: the content of the compacted topic ``<prefix>.relay-state``.
 
 ==================  ================================================================
 ``lineage``         the newest lineages, the last one in force
@@ -63,13 +63,13 @@ class State:
     Attributes:
         lineage: The document under ``lineage``; None if none was ever written.
         confirmed: The last checkpoint; None before the first.
-        marks: By topic.
+        marks: The marks, by topic.
         former: By topic, its former partition counts.
         settings: The document under ``settings``; None if none was ever written.
         delivery: The delivery mode of the last process; None before the first.
         skips: The log LSNs of transactions to skip.
-        skipped_log_lsns: The log LSNs of skipped transactions. One that is not
-            confirmed yet is streamed again after a restart, and skipped again.
+        skipped_log_lsns: The log LSNs of skipped transactions. After a restart, those
+            that are not confirmed yet are streamed and skipped again.
     """
 
     lineage: StateDocument | None = None
@@ -85,7 +85,7 @@ class State:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was ever written."""
+        """Whether neither a lineage nor marks were ever written."""
         return self.lineage is None and not self.marks
 
 

@@ -103,7 +103,7 @@ class Session:
         Follow the source until the process stops.
 
         Raises:
-            TowpathError: A session failed; its error's disposition decides the rest.
+            TowpathError: A session failed; the disposition decides what follows.
         """
         while not (self._is_stopping() or self._initial_snapshot.is_over):
             self._restart_reason = None

@@ -266,7 +266,7 @@ class _Outage:
     """
     Logs when no broker is reachable, and when one is again.
 
-    Only the client refers to it, not the reverse: a closed client is freed at once.
+    The client refers to it, not the reverse: a closed client is freed at once.
     """
 
     def __init__(self) -> None:

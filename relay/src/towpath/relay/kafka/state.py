@@ -95,7 +95,7 @@ def write_now(kafka: Kafka, *records: Record) -> None:
     Raises:
         BrokerUnavailableError: Kafka does not answer in time, or refuses a record.
     """
-    # A duplicate only overwrites the same key: no need to wait for a producer id.
+    # A duplicate does no harm: it has the same key. So no producer id is needed.
     _produce(make_client(Producer, kafka, _AT_ONCE), records)
 
 

@@ -97,7 +97,9 @@ class InitialSnapshot:
         found: SourceHistory,
     ) -> bool:
         """
-        Start or resume the snapshot; False: the stream is not needed.
+        Start or resume the snapshot; return whether the stream follows.
+
+        None follows if ``initial_only`` has ended, or if the process is stopping.
 
         Call order: before the lineage is decided.
 

@@ -345,7 +345,7 @@ def _foreign_slots(health: SourceHealth, settings: Settings) -> Iterator[CheckFi
 def _failover_findings(
     slot: Slot, health: SourceHealth, facts: SourceFacts
 ) -> Iterator[CheckFinding]:
-    """Yield findings about a promoted standby's gaps; none without a standby."""
+    """Yield findings about losses at a promotion; none without a standby."""
     physical = [each for each in health.slots if not each.is_logical]
     if not (health.standbys or physical):
         return
@@ -404,7 +404,7 @@ def _publications(facts: SourceFacts, settings: Settings) -> Iterator[CheckFindi
 def _row_publication(
     rows: PublicationFacts, facts: SourceFacts, settings: Settings
 ) -> Iterator[CheckFinding]:
-    """Yield the differences of the publication of rows from the configuration."""
+    """Yield findings where the row publication differs from the configuration."""
     source = settings.database
     for name in settings.capture.chosen(facts.tables):
         is_partitioned = facts.tables.get(name) and facts.tables[name].kind == "p"

@@ -183,7 +183,7 @@ class DeliveryLedger:
         return self._acknowledged_lsn
 
     def take_settled(self) -> tuple[int, int]:
-        """Return and reset ``settled_count`` and ``settled_us``."""
+        """Return ``settled_count`` and ``settled_us``; reset the count."""
         count, self.settled_count = self.settled_count, 0
         return count, self.settled_us
 

@@ -213,7 +213,7 @@ def find_mismatches(
 
 def plan_marks(topics: MismatchFacts, found: SourceHistory) -> RepairPlan:
     """
-    Return the repair of topics that were truncated, recreated or extended.
+    Return the repair plan of topics that were truncated, recreated or extended.
 
     Args:
         topics: The facts about these topics.

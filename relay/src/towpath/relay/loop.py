@@ -5,9 +5,9 @@ The loop: one thread between the stream and Kafka.
 
     read frames -> consume -> acknowledgements -> snapshots -> checkpoint -> feedback
 
-Every wait of the loop is bounded by a constant. At the limit of bytes in flight it stops
-reading the socket, so that back-pressure reaches the server, and keeps running its
-duties: feedback above all, which has its own timer.
+Every wait of the loop is bounded by a constant. At the limit of bytes in flight, it
+stops reading the socket, so that back-pressure reaches the server, and keeps running
+its duties: feedback above all, which has its own timer.
 """
 
 from collections.abc import Callable, Sequence, Sized

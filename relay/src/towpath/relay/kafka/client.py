@@ -1,17 +1,21 @@
 """
-Kafka clients: their shared configuration, their errors and their log records.
+Kafka clients: their shared configuration, errors, log records and end offsets.
 
 ``librdkafka`` writes to stderr unless it has a logger; the relay's logger turns its
 lines into structured log records.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
+    AdminClient,
+    OffsetSpec,
+)
 
 from towpath.relay.errors import BrokerRefusedError, BrokerUnavailableError
 from towpath.schemas.failure import ConfigurationError, TowpathError
@@ -22,6 +26,9 @@ from towpath.settings import Kafka, client_settings
 # within this time, so callers wait without a timeout: a second, equal one could expire
 # first and hide Kafka's error.
 REQUEST_TIMEOUT_S: Final = 10.0
+
+# A topic and a partition number.
+TopicOffset: TypeAlias = tuple[str, int]
 
 _Client = TypeVar("_Client")
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -123,6 +130,31 @@ def make_client(
     except KafkaException as error:
         message = f"kafka.client: {_reason(error.args[0])}"
         raise ConfigurationError([message]) from error
+
+
+def end_offsets(
+    admin: AdminClient, places: Iterable[TopicOffset]
+) -> dict[TopicOffset, int]:
+    """
+    Return the end offset of each partition; -1 for one that does not exist.
+
+    Raises:
+        BrokerUnavailableError: Kafka cannot be reached.
+    """
+    requested = {
+        TopicPartition(*at): OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the library's
+        for at in places
+    }
+    futures = admin.list_offsets(requested, request_timeout=REQUEST_TIMEOUT_S)
+    ends = {}
+    for place, future in futures.items():
+        try:
+            ends[place.topic, place.partition] = future.result().offset
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise relay_error(error, f"finding the end of {place.topic}") from error
+            ends[place.topic, place.partition] = -1
+    return ends
 
 
 def relay_error(error: KafkaException, doing: str) -> TowpathError:

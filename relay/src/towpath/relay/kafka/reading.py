@@ -27,7 +27,6 @@ from confluent_kafka import (
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
     AdminClient,
     ConfigResource,
-    OffsetSpec,
     ResourceType,
     TopicMetadata,
 )
@@ -36,15 +35,14 @@ from towpath.relay.encode.record import BARRIER_KEY
 from towpath.relay.errors import BrokerUnavailableError
 from towpath.relay.kafka.client import (
     REQUEST_TIMEOUT_S,
+    TopicOffset,
+    end_offsets,
     is_transient,
     make_client,
     relay_error,
 )
 from towpath.schemas import headers
 from towpath.settings import Kafka
-
-# A topic and a partition number.
-TopicOffset = tuple[str, int]
 
 _READING: Final = {
     "group.id": "towpath-relay",
@@ -161,31 +159,6 @@ class TopicReader:
             raise relay_error(error, doing) from error
         topics: dict[str, TopicMetadata] = cluster.topics
         return topics
-
-
-def end_offsets(
-    admin: AdminClient, places: Iterable[TopicOffset]
-) -> dict[TopicOffset, int]:
-    """
-    Return the end offset of each partition; -1 for one that does not exist.
-
-    Raises:
-        BrokerUnavailableError: Kafka cannot be reached.
-    """
-    requested = {
-        TopicPartition(*at): OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the library's
-        for at in places
-    }
-    futures = admin.list_offsets(requested, request_timeout=REQUEST_TIMEOUT_S)
-    ends = {}
-    for place, future in futures.items():
-        try:
-            ends[place.topic, place.partition] = future.result().offset
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise relay_error(error, f"finding the end of {place.topic}") from error
-            ends[place.topic, place.partition] = -1
-    return ends
 
 
 def _until_ends(

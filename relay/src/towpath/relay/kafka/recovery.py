@@ -24,11 +24,8 @@ from confluent_kafka import Message
 
 from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.errors import PartitionCountChangedError, TopicTruncatedError
-from towpath.relay.kafka.reading import (
-    TopicOffset,
-    TopicReader,
-    topic_offset,
-)
+from towpath.relay.kafka.client import TopicOffset
+from towpath.relay.kafka.reading import TopicReader, topic_offset
 from towpath.relay.recovery.marks import Mark, TopicMarks
 from towpath.schemas import headers, topics
 from towpath.schemas.position import parse_position

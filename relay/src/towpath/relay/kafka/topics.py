@@ -28,9 +28,15 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
 )
 
 from towpath.relay.errors import BrokerUnavailableError, TopicRefusedError
-from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, make_client, relay_error
+from towpath.relay.kafka.client import (
+    REQUEST_TIMEOUT_S,
+    TopicOffset,
+    end_offsets,
+    make_client,
+    relay_error,
+)
 from towpath.relay.kafka.producer import MAX_BATCH_BYTES
-from towpath.relay.kafka.reading import TopicOffset, TopicReader, end_offsets
+from towpath.relay.kafka.reading import TopicReader
 from towpath.relay.ports import TopicFacts
 from towpath.schemas import topics as names
 from towpath.schemas.clock import Backoff, Clock, StallTimeout

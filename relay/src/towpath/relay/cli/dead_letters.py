@@ -4,9 +4,6 @@ import json as json_text
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from towpath.cli.options import ConfigOption, Flag, JsonOption, read_settings
 
@@ -24,11 +21,6 @@ TypeOption = Annotated[
 ]
 IdOption = Annotated[str, Parameter(name="--id", help="The aggregate's id.")]
 
-_COLUMNS = (
-    *("aggregate_type", "aggregate_id", "letters", "publishable"),
-    *("first_position", "reason"),
-)
-
 
 @app.command(name="list")
 def list_parked(*, json: JsonOption = False, config: ConfigOption = None) -> int:
@@ -42,16 +34,14 @@ def list_parked(*, json: JsonOption = False, config: ConfigOption = None) -> int
         json: Print one JSON document.
         config: Configuration file.
     """
+    from towpath.relay.cli import printing  # noqa: PLC0415 - fast --help
     from towpath.relay.commands import dead_letters  # noqa: PLC0415 - fast --help
 
     lines = dead_letters.listed(dead_letters.read_parked_events(_settings(config)))
     if json:
         print(json_text.dumps(lines, indent=1, ensure_ascii=False))
     elif lines:
-        table = Table(*(name.replace("_", " ") for name in _COLUMNS), box=None)
-        for line in lines:
-            table.add_row(*(Text(str(line[name] or "")) for name in _COLUMNS))
-        Console().print(table)
+        printing.print_parked(lines)
     else:
         print("no aggregate is parked")
     return int(bool(lines))
@@ -74,6 +64,7 @@ def show(
         json: Print one JSON document.
         config: Configuration file.
     """
+    from towpath.relay.cli import printing  # noqa: PLC0415 - fast --help
     from towpath.relay.commands import dead_letters  # noqa: PLC0415 - fast --help
 
     parked = dead_letters.read_parked_events(_settings(config))
@@ -90,9 +81,7 @@ def show(
     if json:
         print(json_text.dumps(documents, indent=1, ensure_ascii=False))
         return 0
-    for document in documents:
-        print("\n".join(f"{name}: {value or ''}" for name, value in document.items()))
-        print()
+    printing.print_letters(documents)
     return 0
 
 

@@ -3,23 +3,11 @@
 import gc
 import json as json_text
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import App, Parameter
 from cyclopts.types import NonNegativeFloat, NonNegativeInt
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
-from rich.text import Text
 
 from towpath.cli.options import (
     ConfigOption,
@@ -111,17 +99,6 @@ YesOption = Annotated[
 ]
 
 _SHOWN_PARKED: Final = 20
-_SKIP_CONSEQUENCES: Final = """\
-The transaction that commits at {lsn} will not be published. Its messages are written
-unchanged to the dead letters ({dead}), and later transactions are published.
-
-- It is never published later: correct its messages and replay them from the dead
-  letters.
-- Other events of the same aggregates are published without it.
-- Once the relay has confirmed it, Postgres drops its log: a slot never goes back.
-- The relay reads this request when it starts or reconnects: restart it if it runs.
-- Until then the request can be cancelled: towpath relay state skip --undo {lsn}
-"""
 
 
 @state_app.command
@@ -148,13 +125,14 @@ def show(
         parked: How many parked aggregates are listed.
         config: Configuration file.
     """
+    from towpath.relay.cli import printing  # noqa: PLC0415 - keeps --help fast
     from towpath.relay.commands import state  # noqa: PLC0415 - keeps --help fast
 
     document = state.show_state(_settings(config), parked)
     if json:
         print(json_text.dumps(document, indent=1))
     else:
-        _print(document, Console())
+        printing.print_state(document)
     return 0
 
 
@@ -199,6 +177,7 @@ def skip(
         yes: Do not ask; for scripts.
         config: Configuration file.
     """
+    from towpath.relay.cli import printing  # noqa: PLC0415 - keeps --help fast
     from towpath.relay.commands import state  # noqa: PLC0415 - keeps --help fast
 
     settings = _settings(config)
@@ -207,7 +186,7 @@ def skip(
         return 0
     meant = format_lsn(state.resolve_skip(settings, lsn))
     dead = f"{settings.database.prefix}.dead.relay"
-    print(_SKIP_CONSEQUENCES.format(lsn=meant, dead=dead))
+    printing.print_skip(meant, dead)
     if not yes and not _confirmed(meant):
         print("nothing was done")
         return 1
@@ -238,15 +217,12 @@ def repair(
         yes: Do not ask; for scripts.
         config: Configuration file.
     """
+    from towpath.relay.cli import printing  # noqa: PLC0415 - keeps --help fast
     from towpath.relay.commands import repair  # noqa: PLC0415 - keeps --help fast
 
     settings = _settings(config)
     planned = repair.prepare_repair(settings)
-    for key, document in planned.documents.items():
-        print(f"{key} = {json_text.dumps(document, ensure_ascii=False)}")
-    print()
-    for note in planned.notes:
-        print(f"- {note}")
+    printing.print_repair(planned.documents, planned.notes)
     if dry_run:
         return 0
     if not yes and not _confirmed("repair"):
@@ -271,73 +247,6 @@ def _settings(config: ConfigOption) -> "Settings":
     # Standard output is for the answer: log records of the client library go elsewhere.
     configure_logs()
     return read_settings(config)
-
-
-def _print(document: dict[str, Any], console: Console) -> None:
-    """Print the document as tables."""
-    console.print(f"state topic {document['topic']}", markup=False)
-    console.print(_table("lineage", document["lineages"], _LINEAGE))
-    for lineage in document["lineages"]:
-        _print_gap(lineage, console)
-    confirmed, slot = document["confirmed"], document["slot"]
-    console.print(_facts("confirmed", confirmed or {"": "nothing yet"}))
-    nothing = {"": document["source_error"] or "there is no slot"}
-    console.print(_facts("slot", slot or nothing))
-    console.print(_table("marks", document["marks"], _MARK))
-    parked = document["parked"] or {"count": 0, "first": []}
-    console.print(f"{parked['count']:,} parked aggregates", markup=False)
-    if parked["first"]:
-        console.print(_table("parked", parked["first"], _PARKED))
-    if document["skips"]:
-        console.print(_table("skips", document["skips"], _SKIP))
-    if document["settings_differ"]:
-        names = ", ".join(document["settings_differ"])
-        console.print(
-            f"the file differs from the settings in effect: {names}", markup=False
-        )
-
-
-_LINEAGE: Final = ("number", "system_identifier", "timeline", "offset", "start_lsn")
-_MARK: Final = ("topic", "partition", "next_offset", "end_offset", "position")
-_PARKED: Final = ("aggregate_type", "aggregate_id", "since")
-_SKIP: Final = ("lsn", "asked_at", "done")
-
-
-def _print_gap(lineage: dict[str, Any], console: Console) -> None:
-    gap = lineage["gap"]
-    if gap is None:
-        return
-    requested = "requested" if gap["started"] else "not requested yet"
-    # A later gap has taken over the tables of an earlier one.
-    plan = f"; snapshots {requested}: {', '.join(gap['plan'])}" if gap["plan"] else ""
-    console.print(
-        f"gap before lineage {lineage['number']}, {gap['at']}: {gap['reason']}; "
-        f"since {gap['since_lsn']}{plan}",
-        markup=False,
-    )
-
-
-def _table(
-    title: str, rows: Iterable[dict[str, Any]], columns: tuple[str, ...]
-) -> Table:
-    table = Table(title=title, title_justify="left", box=None)
-    for name in columns:
-        table.add_column(name.replace("_", " "), overflow="fold")
-    for row in rows:
-        table.add_row(*(_cell(row[name]) for name in columns))
-    return table
-
-
-def _facts(title: str, facts: dict[str, Any]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, show_header=False)
-    for name, value in facts.items():
-        table.add_row(name.replace("_", " "), _cell(value))
-    return table
-
-
-def _cell(value: object) -> Text:
-    """Return a value as plain text: its brackets are not markup."""
-    return Text("" if value is None else str(value))
 
 
 @outbox_app.command
@@ -366,6 +275,7 @@ def clean(
         json: Print one JSON document.
         config: Configuration file.
     """
+    from towpath.relay.cli import printing  # noqa: PLC0415 - keeps --help fast
     from towpath.relay.commands import clean_outbox as cleaning  # noqa: PLC0415 - slow
     from towpath.settings.logs import configure_logs  # noqa: PLC0415 - as above
 
@@ -373,42 +283,11 @@ def clean(
     rules = cleaning.CleaningRules(
         timedelta(days=keep_days), wait_s, days_ahead, keeps_former=not former
     )
-    with _progress() as report:
+    with printing.cleaning_progress() as report:
         cleaned = cleaning.clean_outbox(read_settings(config), rules, report)
     document = cleaning.document(cleaned)
     if json:
         print(json_text.dumps(document, indent=1))
         return 0
-    for name, value in document.items():
-        text = ", ".join(value) or "none" if isinstance(value, list) else str(value)
-        print(f"{name.replace('_', ' '):12} {text}")
+    printing.print_cleaned(document)
     return 0
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int, int], None]]:
-    """Show pages, rate and time left on a terminal."""
-    bars = Progress(
-        TextColumn("pages"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[deleted]:,} deleted, {task.fields[rate]:,.0f}/s"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not Console(stderr=True).is_terminal,
-    )
-    with bars:
-        task = bars.add_task("", total=None, deleted=0, rate=0.0)
-
-        def report(done: int, pages: int, deleted: int) -> None:
-            elapsed_s = bars.tasks[0].elapsed or 0.0
-            rate = deleted / elapsed_s if elapsed_s else 0.0
-            bars.update(
-                task,
-                completed=min(done, pages),
-                total=pages,
-                deleted=deleted,
-                rate=rate,
-            )
-
-        yield report

@@ -181,14 +181,10 @@ def has_records(
     """Return whether the relay's topics hold records although there is no state."""
     if not recovered.state.is_empty:
         return False
-    facts = process.topics.open(
-        process.settings.database.prefix, process.captured.names
-    )
     places = [
         (name, partition)
-        for name, each in facts.items()
+        for name, each in process.topics.opened.items()
         if name != topic.topic
         for partition in range(each.partition_count)
     ]
-    with process.topics.reader() as reader:
-        return any(end > 0 for end in reader.end_offsets(places).values())
+    return any(process.topics.known_ends(places).values())

@@ -15,6 +15,7 @@ work.
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import cache
 from typing import Final
 
 import structlog
@@ -335,6 +336,8 @@ class Session:
         state, topic = recovered.state, self._state
         confirmed = state.confirmed
 
+        # Two parts of a start ask; to look for records is a request to Kafka.
+        @cache
         def read() -> StoredHistory:
             return StoredHistory(
                 lineages=lineages.parse_lineages(state.lineage),

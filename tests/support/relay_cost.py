@@ -40,6 +40,7 @@ from support.relay_bench import (
     transaction,
 )
 from support.table_rows import PLACE, make_codec_and_route
+from towpath.relay.encode.codecs.codec import Codec, EnvelopeFacts
 from towpath.relay.encode.relations import NOTHING_KNOWN
 from towpath.relay.encode.table import TableRoute
 from towpath.relay.kafka.producer import KafkaProducer
@@ -48,6 +49,7 @@ from towpath.relay.snapshot.sql import decode_lines
 from towpath.relay.wal.messages import Column as TableColumn
 from towpath.relay.wal.messages import Relation
 from towpath.settings import Kafka
+from towpath.settings.logs import configure_logs
 from towpath.settings.relay import Relay
 
 EVENTS: Final = 5_000
@@ -72,6 +74,19 @@ _PARTITIONS: Final = 4
 _READ_FRAMES: Final = 1500
 # Longer than the shortest time between two updates of the gauges.
 _TURN_S: Final = 0.05
+_FORMS: Final = ("json", "avro")
+_INSERT: Final = EnvelopeFacts(
+    operation=b"c",
+    committed_us=1_767_323_045_678_901,
+    now_us=1_767_323_045_679_901,
+    snapshot=b"false",
+    xid=815,
+    lsn=START,
+    commit_lsn=START + 8,
+    origin=None,
+    origin_lsn=None,
+    transaction=None,
+)
 _PAYLOAD: Final = b'{"order":%10d,"note":"' + b"x" * 214 + b'"}'
 
 
@@ -183,9 +198,9 @@ def cost_us(rows: int, events: int = EVENTS, replayed: Rows = OUTBOX) -> float:
     return spent_s / events * 1e6
 
 
-def copied_cost_us(rows: int = EVENTS) -> float:
+def copied_cost_us(form: str, rows: int = EVENTS) -> float:
     """Return the CPU time per row of a snapshot, from COPY's line to its record."""
-    route = _item_route()
+    _, route = _item_codec_and_route(form)
     lines = [b"\t".join(map(_text, item_values(at))) + b"\n" for at in range(rows)]
     gc.collect()
     began_s = time.thread_time()
@@ -198,17 +213,30 @@ def copied_cost_us(rows: int = EVENTS) -> float:
     return spent_s / rows * 1e6
 
 
+def encoded_cost_us(form: str, rows: int = EVENTS) -> float:
+    """Return the CPU time per insert of a table's codec: its key and its value."""
+    codec, _ = _item_codec_and_route(form)
+    values = [item_values(at) for at in range(rows)]
+    gc.collect()
+    began_s = time.thread_time()
+    for row in values:
+        codec.key(row)
+        codec.value(None, row, _INSERT, is_full=True)
+    return (time.thread_time() - began_s) / rows * 1e6
+
+
 def _text(value: bytes | None) -> bytes:
     return rb"\N" if value is None else value
 
 
-def _item_route() -> TableRoute:
+def _item_codec_and_route(form: str) -> tuple[Codec, TableRoute]:
     columns = tuple(
         TableColumn(column.name.decode(), column.type_oid, column.typmod)
         for column in _ITEM_COLUMNS
     )
     table = Relation(_ITEMS, "rec", "item", columns, (0,))
-    return make_codec_and_route(Relay(), table, NOTHING_KNOWN)[1]
+    relay = Relay.model_validate({"rows": {"format": form}})
+    return make_codec_and_route(relay, table, NOTHING_KNOWN)
 
 
 def _drain(bench: Bench, producer: ClientProducer) -> None:
@@ -224,17 +252,20 @@ def _drain(bench: Bench, producer: ClientProducer) -> None:
 
 def main() -> None:
     """Print the least CPU time of several rounds, for each kind and number of rows."""
+    configure_logs()
     print(f"Python {python()}, {compiled.running()}")  # noqa: T201 - its output
     for rows in ROWS:
         _report(f"outbox, {rows} rows", partial(cost_us, rows))
         _report(f"table, {rows} rows", partial(cost_us, rows, replayed=TABLE_ROWS))
-    _report("snapshot", copied_cost_us)
+    for form in _FORMS:
+        _report(f"codec, {form}", partial(encoded_cost_us, form))
+        _report(f"snapshot, {form}", partial(copied_cost_us, form))
 
 
 def _report(name: str, cost: Callable[[], float]) -> None:
     costs = [cost() for _ in range(_ROUNDS)]
     least, median = min(costs), statistics.median(costs)
-    print(f"{name:16} {least:6.2f} us, median {median:6.2f} us")  # noqa: T201
+    print(f"{name:18} {least:6.2f} us, median {median:6.2f} us")  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ class Session:
         ownership = self._claim(closing)
         connection = closing.enter_context(connect(source.dsn))
         self._relay = relay = read_registration(connection, source.slot)
-        with process.topics.reader() as reader:
+        with TopicReader(settings.kafka) as reader:
             self._open_topics(connection, reader)
             producer = self._make_producer(closing)
             recovered = recover(process, reader, self._state, producer)

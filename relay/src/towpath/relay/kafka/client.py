@@ -40,6 +40,8 @@ _TRANSIENT: Final = frozenset(
         KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
         KafkaError._TIMED_OUT,  # noqa: SLF001
         KafkaError._RESOLVE,  # noqa: SLF001
+        # No partition of a request has a leader that the client knows.
+        KafkaError._NOENT,  # noqa: SLF001
         # The client drops its handle of a bootstrap address once it has learned the
         # brokers; a request in flight on that handle fails with this.
         KafkaError._DESTROY_BROKER,  # noqa: SLF001
@@ -132,15 +134,16 @@ def make_client(
         raise ConfigurationError([message]) from error
 
 
-def end_offsets(
-    admin: AdminClient, places: Iterable[TopicOffset]
-) -> dict[TopicOffset, int]:
+def end_offsets(kafka: Kafka, places: Iterable[TopicOffset]) -> dict[TopicOffset, int]:
     """
     Return the end offset of each partition; -1 for one that does not exist.
+
+    The client is new each time: it remembers for many seconds that a topic is missing.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
     """
+    admin = make_client(AdminClient, kafka)
     requested = {
         TopicPartition(*at): OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the library's
         for at in places

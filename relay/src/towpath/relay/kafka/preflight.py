@@ -150,7 +150,7 @@ def _read(settings: Settings) -> ClusterFacts:
         raise BrokerUnavailableError(message)
     marked: dict[str, int] = {}
     if names.state_topic(source.prefix) in cluster.topics:
-        with TopicReader(kafka, admin) as reader:
+        with TopicReader(kafka) as reader:
             state = StateTopic(kafka, source.prefix).read(reader)
         marked = {topic: len(marks) for topic, marks in state.marks.items()}
     ours = {

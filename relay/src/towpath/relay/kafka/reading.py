@@ -36,7 +36,6 @@ from towpath.relay.errors import BrokerUnavailableError
 from towpath.relay.kafka.client import (
     REQUEST_TIMEOUT_S,
     TopicOffset,
-    end_offsets,
     is_transient,
     make_client,
     relay_error,
@@ -67,19 +66,11 @@ class TopicReader:
 
     Args:
         kafka: The brokers.
-        admin: A connected client for end offsets; None: the first use makes one.
         is_committed: Whether records of open and aborted transactions are left out.
     """
 
-    def __init__(
-        self,
-        kafka: Kafka,
-        admin: AdminClient | None = None,
-        *,
-        is_committed: bool = True,
-    ) -> None:
+    def __init__(self, kafka: Kafka, *, is_committed: bool = True) -> None:
         self.kafka = kafka
-        self._admin = admin
         level = "read_committed" if is_committed else "read_uncommitted"
         settings = {**_READING, "isolation.level": level}
         self._consumer = make_client(Consumer, kafka, settings)
@@ -89,16 +80,6 @@ class TopicReader:
 
     def __exit__(self, *_error: object) -> None:
         self._consumer.close()
-
-    def end_offsets(self, places: Iterable[TopicOffset]) -> dict[TopicOffset, int]:
-        """
-        Return the end offset of each partition; -1 for one that does not exist.
-
-        Raises:
-            BrokerUnavailableError: Kafka cannot be reached.
-        """
-        self._admin = self._admin or make_client(AdminClient, self.kafka)
-        return end_offsets(self._admin, places)
 
     def partition_counts(self) -> dict[str, int]:
         """

@@ -24,7 +24,7 @@ from confluent_kafka import Message
 
 from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.errors import PartitionCountChangedError, TopicTruncatedError
-from towpath.relay.kafka.client import TopicOffset
+from towpath.relay.kafka.client import TopicOffset, end_offsets
 from towpath.relay.kafka.reading import TopicReader, topic_offset
 from towpath.relay.recovery.marks import Mark, TopicMarks
 from towpath.schemas import headers, topics
@@ -73,7 +73,7 @@ def read_tails(
     log_lsn = 0
     if places:
         _check_counts(reader, marks)
-        ends = reader.end_offsets(places)
+        ends = end_offsets(reader.kafka, places)
         _check_ends(places, ends)
         longer = {at: places[at] for at, end in ends.items() if end > places[at][0]}
         if longer:
@@ -257,7 +257,7 @@ def scan_topics(reader: TopicReader, topics: Iterable[str]) -> TopicContents:
     wanted = frozenset(topics)
     counts = reader.partition_counts()
     ats = [(topic, n) for topic in wanted for n in range(counts.get(topic, 0))]
-    ends = reader.end_offsets(ats) if ats else {}
+    ends = end_offsets(reader.kafka, ats) if ats else {}
     places = {at: PartitionScan(max(0, end)) for at, end in ends.items()}
     open_places = {at: place for at, place in places.items() if place.end}
     while open_places:
@@ -300,7 +300,7 @@ def marked_ends(
     counts = reader.partition_counts()
     ats = [(topic, n) for topic, of_topic in marks.items() for n in of_topic]
     there = [(topic, n) for topic, n in ats if n < counts.get(topic, 0)]
-    found = reader.end_offsets(there) if there else {}
+    found = end_offsets(reader.kafka, there) if there else {}
     return {at: found.get(at, -1) for at in ats}
 
 

@@ -36,7 +36,6 @@ from towpath.relay.kafka.client import (
     relay_error,
 )
 from towpath.relay.kafka.producer import MAX_BATCH_BYTES
-from towpath.relay.kafka.reading import TopicReader
 from towpath.relay.ports import TopicFacts
 from towpath.schemas import topics as names
 from towpath.schemas.clock import Backoff, Clock, StallTimeout
@@ -207,10 +206,6 @@ class KafkaTopics:
         self._opened: Mapping[str, TopicFacts] = {}
         self._counts: dict[str, int] = {}
 
-    def reader(self) -> TopicReader:
-        """Return a reader that uses this object's client for end offsets."""
-        return TopicReader(self._kafka, self._admin)
-
     @property
     def opened(self) -> Mapping[str, TopicFacts]:
         """The facts that ``open`` has read, by topic."""
@@ -312,7 +307,7 @@ class KafkaTopics:
         left, spreading = list(places), MetadataPropagation(self._clock)
         while True:
             try:
-                ends = end_offsets(self._admin, left)
+                ends = end_offsets(self._kafka, left)
             except BrokerUnavailableError:
                 if spreading.is_over(len(left)):
                     raise

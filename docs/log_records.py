@@ -124,7 +124,7 @@ def records_of(source: str, module: str) -> Iterator[LogRecord]:
 
 
 def _logged(function: ast.expr) -> tuple[int, str, tuple[str, ...]]:
-    """Return a call's event place, level and fields; the level is empty for others."""
+    """Return the event's index, level and fields of a log call; else an empty level."""
     name = function.attr if isinstance(function, ast.Attribute) else ""
     if name in _FORWARDING:
         return _FORWARDING[name]

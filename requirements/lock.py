@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def dependencies() -> set[str]:
-    """Return the dependencies and extras of all members, without other members."""
+    """Return the dependencies of all members and their extras, except other members."""
     found: set[str] = set()
     for path in sorted(CLONE.glob("*/pyproject.toml")):
         project = project_of(path.parent.name)
@@ -78,7 +78,7 @@ def dependencies() -> set[str]:
 
 
 def dependencies_of(members: list[str]) -> set[str]:
-    """Return the dependencies of members, such as ``sinks[java]``, across members."""
+    """Return the dependencies of members (``sinks[java]``) and of members they need."""
     found: set[str] = set()
     for member in members:
         name, _, extra = member.rstrip("]").partition("[")

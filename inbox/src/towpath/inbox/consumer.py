@@ -48,7 +48,7 @@ from towpath.inbox.inbox import BEHIND, Inbox
 from towpath.inbox.status import Place, reading_offsets
 from towpath.schemas.clock import Backoff, Clock, SystemClock
 
-# The longest wait of a poll, and so the longest delay of a stop or a due retry.
+# The longest wait of a poll: how late the loop can notice a stop or a due retry.
 POLL_S: Final = 0.2
 ATTEMPTS: Final = 5
 # How often the consumer looks for requested replays.

@@ -125,7 +125,7 @@ class RowRules:
         self, event: OutboxEvent, text: str | None, given: dict[str, str]
     ) -> tuple[str, dict[str, str]]:
         """
-        Store the payload elsewhere; return the payload that replaces it, and headers.
+        Store the payload elsewhere; return the stub that replaces it, and the headers.
 
         Raises:
             EventTooLargeError: There is no claim check, or the record is too large even
@@ -198,7 +198,7 @@ def _check_kinds(event: OutboxEvent) -> None:
 
 
 def _is_storable(text: str) -> bool:
-    """Return whether text is valid in UTF-8 and has no NUL, which Postgres refuses."""
+    """Return whether UTF-8 can encode a text, and Postgres store it: it has no NUL."""
     return "\0" not in text and not _SURROGATE.search(text)
 
 

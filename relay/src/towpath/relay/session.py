@@ -6,10 +6,10 @@ One session: every part of the relay is built from the log and the state topic.
     claim -> recovered state -> initial snapshot -> lineage -> stream
 
 Published positions are read only after the claim and, with transactions, after the
-broker has fenced a dead process: nothing can be added to the topics afterwards.
-``SessionLoop`` starts another session after a retryable failure; any other failure ends
-the process. Each session builds its pipeline again, so that none inherits half-finished
-work.
+broker has fenced a dead process of the same name: nothing can be added to the topics
+afterwards. ``SessionLoop`` starts another session after a retryable failure; any other
+failure ends the process. Each session builds its pipeline again, so that none inherits
+half-finished work.
 """
 
 import math

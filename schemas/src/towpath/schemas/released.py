@@ -138,7 +138,7 @@ def unreleased(
 
 
 def numbering(files: Sequence[SchemaFile]) -> list[SchemaFinding]:
-    """Find types whose versions do not count from one without gaps, or repeat one."""
+    """Find types whose versions do not count 1, 2, 3, each exactly once."""
     by_name: dict[str, list[SchemaFile]] = {}
     for file in files:
         by_name.setdefault(file.full_name, []).append(file)

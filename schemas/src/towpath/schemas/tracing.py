@@ -206,7 +206,7 @@ def start_tracing(
 
     Args:
         service: The name of the part, unless ``OTEL_SERVICE_NAME`` gives another.
-        environ: The variables; OpenTelemetry reads its other ones from the process.
+        environ: The variables; OpenTelemetry reads all others from the process.
         on_problem: Called with the reason why spans are not exported; from any thread.
     """
     is_disabled = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"

@@ -207,10 +207,10 @@ def repair(
 
     For a state topic that was lost, and for topics that were deleted, truncated,
     created again or given more partitions. A deleted topic is created again with its
-    former partitions, a signal requests snapshots of tables whose records are lost, and
-    added partitions are used from the next position on. The repair reads the ends of
-    all topics of the relay, shows the new state, and writes it after a confirmation.
-    The relay must not run.
+    former partition count, a signal requests snapshots of tables whose records are
+    lost, and added partitions are used from the next position on. The repair reads the
+    ends of all topics of the relay, shows the new state, and writes it after a
+    confirmation. The relay must not run.
 
     Args:
         dry_run: Show the new state, and write nothing.

@@ -4,7 +4,7 @@ Dead letters: records kept in ``<prefix>.dead.relay``, with reason and origin.
 =============  ==================================================================
 header form    value
 =============  ==================================================================
-``row``        a row that has no record, as a JSON object of texts
+``row``        a row that cannot be a record, as a JSON object of texts
 ``message``    a logical message that cannot be an event: ``{"prefix", "content"}``
 ``record``     the record's own value; it keeps its key and headers too
 ``stub``       topic, position, size, reason and key, or the key's hash, of a record

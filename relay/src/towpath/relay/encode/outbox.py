@@ -395,7 +395,7 @@ class OutboxRoute:
             dead: Makes dead letters.
             parked: The parked aggregates, the same as those of ``dead``.
             reserved: Topics that no event may use.
-            on_skipped: Called with the reason for an update, or a dropped header.
+            on_skipped: Called with the reason for a skipped update or dropped header.
 
         Raises:
             NotPreparedError: The table lacks a column that the options name.

@@ -95,7 +95,7 @@ def write_now(kafka: Kafka, *records: Record) -> None:
     Raises:
         BrokerUnavailableError: Kafka does not answer in time, or refuses a record.
     """
-    # A duplicate does no harm: it has the same key. So no producer id is needed.
+    # A duplicate does no harm, as it has the same key: no wait for a producer id.
     _produce(make_client(Producer, kafka, _AT_ONCE), records)
 
 

@@ -217,7 +217,7 @@ _PERMANENT: Final = "p"
 
 
 def tables_to_capture(facts: SourceFacts, settings: Settings) -> tuple[str, ...]:
-    """Return the tables to capture; those matched only by expressions if fit."""
+    """Return the tables to capture; those that only expressions match must be fit."""
     return tuple(
         name
         for name in settings.capture.chosen(facts.tables)

@@ -202,7 +202,7 @@ class ConnectionWorker(Generic[EffectT]):
 
     def connection(self) -> Connection:
         """
-        Return the connection; open it if necessary. Only the worker calls this.
+        Return the connection, opened if necessary. Only for the worker's thread.
 
         Raises:
             TowpathError: The connection cannot be opened.

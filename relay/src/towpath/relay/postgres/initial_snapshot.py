@@ -99,7 +99,7 @@ class InitialSnapshot:
         """
         Start or resume the snapshot; return whether the stream follows.
 
-        None follows if ``initial_only`` has ended, or if the process is stopping.
+        No stream follows once ``initial_only`` is complete, or if the process stops.
 
         Call order: before the lineage is decided.
 

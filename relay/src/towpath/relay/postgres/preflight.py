@@ -57,7 +57,7 @@ def version_findings(version: int) -> Iterator[CheckFinding]:
 
 
 def capture_findings(facts: SourceFacts, settings: Settings) -> list[CheckFinding]:
-    """Return the findings that prevent or limit the capture of configured tables."""
+    """Return the problems that prevent or may prevent capture of configured tables."""
     return [
         *_server_findings(facts),
         *capture_list_findings(facts, settings),

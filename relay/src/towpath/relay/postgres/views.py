@@ -136,7 +136,7 @@ def view_findings(
     connection: Connection, views: Sequence[AggregateView]
 ) -> list[CheckFinding]:
     """
-    Return the findings that prevent or endanger reading the declared views.
+    Return the problems that prevent, or may prevent, reading the declared views.
 
     Raises:
         SourceUnavailableError: The source does not answer.

@@ -125,7 +125,11 @@ class CheckpointWriter:
         return writing
 
     def end_former_count(self, topic: str, barriers: Delivery) -> None:
-        """Forget a topic's former count once barriers and checkpoint are stored."""
+        """
+        Forget a topic's former partition count when no replay needs it.
+
+        Its barriers, and a checkpoint beyond the former count, must be stored first.
+        """
         self._barriers[topic] = barriers
 
     def finish(self, *, is_clean: bool) -> None:

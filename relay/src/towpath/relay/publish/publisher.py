@@ -194,7 +194,7 @@ class Publisher:
         self._run_duties()
 
     def _are_plain(self, records: Sequence[Record]) -> bool:
-        """Return whether all records go to one topic, unchanged and by their keys."""
+        """Return whether all records go to one topic, unchanged, partitioned by key."""
         topics = set(map(_TOPIC, records))
         is_one = len(topics) == 1 and self._dead.topic not in topics
         if not is_one or None in map(_KEY, records):

@@ -303,7 +303,11 @@ class SignalProcessor:
         return [self._resume(selected, siblings)]
 
     def stored(self, fact: SignalStored) -> AcceptedSignal | None:
-        """Remove an answered signal; return its tables, or None if it is not run."""
+        """
+        Remove a signal whose answer is durable; return its tables.
+
+        None: no answer was awaited, or the signal is not run.
+        """
         accepted = self._accepted
         if self._answer is None and not self._is_claiming:
             return None

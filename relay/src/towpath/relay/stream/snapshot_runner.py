@@ -337,7 +337,7 @@ class SnapshotRunner:
 
     @property
     def has_ready(self) -> bool:
-        """Whether rows wait to be emitted; the loop then waits ``read_timeout_s``."""
+        """Whether rows wait to be emitted; ``read_timeout_s`` then bounds the wait."""
         return self._driver.has_ready
 
     @property

@@ -51,7 +51,7 @@ Write = Callable[[Any], bytes]
 
 _ONE_BYTE: Final = 0x80
 
-# Longs below this number are cached; most of them are lengths of texts.
+# Longs from 0 to below this number are cached; most are lengths of texts.
 _KNOWN_LONGS: Final = 1024
 
 

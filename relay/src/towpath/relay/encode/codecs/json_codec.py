@@ -278,7 +278,11 @@ def _origin(facts: EnvelopeFacts) -> bytes:
 
 
 def _finer(facts: EnvelopeFacts) -> bytes:
-    """Return Debezium's further members; without an LSN, the commit's stands in."""
+    """
+    Return the members that only Debezium's ``source`` has.
+
+    A chunk's row has no LSN of its own: the low watermark replaces it.
+    """
     committed_us, commit_lsn = facts.committed_us, facts.commit_lsn
     lsn = commit_lsn if facts.lsn is None else facts.lsn
     sequence = orjson.dumps(f'["{commit_lsn}","{lsn}"]')

@@ -188,17 +188,17 @@ def utc_time_json(text: bytes) -> bytes:
 
 
 def timestamp_value(text: bytes) -> str:
-    """Return a rewritten timestamp as a string."""
+    """Return a timestamp as a string, in the form of ``timestamp``."""
     return timestamp(text).decode()
 
 
 def instant_value(text: bytes) -> str:
-    """Return a rewritten timestamptz as a string."""
+    """Return a timestamptz as a string, in the form of ``instant``."""
     return instant(text).decode()
 
 
 def utc_time_value(text: bytes) -> str:
-    """Return a rewritten timetz as a string."""
+    """Return a timetz as a string, in the form of ``utc_time``."""
     return utc_time(text).decode()
 
 

@@ -104,6 +104,7 @@ def test_a_refused_password_halts():
         (KafkaError._TIMED_OUT, errors.BrokerUnavailableError),
         (KafkaError._DESTROY_BROKER, errors.BrokerUnavailableError),
         (KafkaError._PARTIAL, errors.BrokerUnavailableError),
+        (KafkaError._NOENT, errors.BrokerUnavailableError),
         (KafkaError.UNKNOWN_LEADER_EPOCH, errors.BrokerUnavailableError),
         (KafkaError.NOT_ENOUGH_REPLICAS, errors.BrokerUnavailableError),
         (KafkaError.UNKNOWN_TOPIC_OR_PART, errors.BrokerUnavailableError),

@@ -25,7 +25,7 @@ class Batch:
     The changes of one micro-batch, of any partitions and routes.
 
     Attributes:
-        batch_id: The same whenever the batch is applied again; a new checkpoint begins
+        batch_id: The same when the engine repeats the batch; a new checkpoint begins
             again at 0.
         changes: At most one per route and key (see ``fold``).
         events: At most one per route and event id.

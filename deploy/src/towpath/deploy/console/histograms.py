@@ -147,5 +147,5 @@ def _bound_text(buckets: Sequence[_Bucket], number: int) -> str:
 
 
 def _time_text(time_s: float) -> str:
-    """Return the bound of a bucket in words, without rounding."""
+    """Return the bound of a bucket as text, without rounding."""
     return f"{time_s * 1000:g} ms" if time_s < 1 else f"{time_s:g} s"

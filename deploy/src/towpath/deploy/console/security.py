@@ -4,8 +4,8 @@ The rules of access to the console, its sessions, and the log of logins and acti
 Without a token the console is read-only. On loopback, reading needs no login, and the
 request must name a loopback host, so that a page of another site cannot read the
 console through a host name that resolves to this machine (DNS rebinding). On any other
-address, everything but health checks, the login page and its files needs the token: as
-``Authorization: Bearer`` in the API, by a login in the browser.
+address, everything but health checks, the login page and static files needs the token:
+as ``Authorization: Bearer`` in the API, by a login in the browser.
 
 A browser's session is a cookie that other sites' requests do not carry
 (``SameSite=Strict``). Each of its requests that changes something must also come from

@@ -185,7 +185,7 @@ def records_text(count: float) -> str:
 
 
 def rate_text(rate: float | None, text: Callable[[float], str]) -> str:
-    """Return a rate in words, its quantity by ``text``; empty while unknown."""
+    """Return a rate whose quantity ``text`` formats; empty while it is unknown."""
     return "" if rate is None else f"{text(rate)}/s"
 
 

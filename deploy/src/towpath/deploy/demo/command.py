@@ -131,7 +131,8 @@ def run_checked(words: Words, environment: CommandEnvironment) -> str:
     Run a command that must succeed; return its output.
 
     Raises:
-        StepError: It fails, with its last lines in the message, or takes too long.
+        StepError: The command takes too long, or fails; then the message ends with
+            its last lines.
     """
     name = " ".join(words)
     outcome = run_all({name: words}, environment, at_once=1)[name]

@@ -78,7 +78,8 @@ class TracedRoute:
         applied: The next offset by topic and partition, as text, of the whole sink.
         stored_position: The position that the sink stores; None if it has no row.
         is_deleted: Whether that row is a tombstone.
-        dead_letters: Summaries of the key's parked dead letters and of each other one.
+        dead_letters: A summary for each parked record key, and one for each dead letter
+            that parks no key.
         updated_at: The end of the sink's last batch, RFC 3339; empty before the first.
         error: Why the sink could not be read; None if it was.
     """

@@ -172,7 +172,7 @@ def kill(
     Kill a publisher in the middle of a backlog, and let it finish.
 
     Raises:
-        BenchError: It ended, or did not finish in time.
+        BenchError: The publisher ended by itself, or did not finish in time.
     """
     report = bench.screen.begin(run.name, len(facts))
     pid = publishers.start(bench, run)

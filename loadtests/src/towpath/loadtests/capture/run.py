@@ -129,7 +129,7 @@ def compare_captures(bench: Bench, options: CaptureOptions) -> CaptureResult:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """The times of the writers' transactions, and the server's use meanwhile."""
+    """The writers' transaction times, and the server's log and processor time."""
 
     times_ms: list[float]
     use: ServerUse

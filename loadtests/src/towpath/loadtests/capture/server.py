@@ -95,7 +95,9 @@ class ServerUse(NamedTuple):
 
 def server_use(session: psycopg.Connection[Any]) -> ServerUse:
     """
-    Return the use of the session's server: all its processes, including ended ones.
+    Return the log and the processor time of the session's server.
+
+    The processor time is that of all its processes, including ended ones.
 
     The server must run on this machine.
     """

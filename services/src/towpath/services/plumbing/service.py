@@ -309,7 +309,7 @@ class Service:
         add("--port", type=int, default=8080)
         served = "requests served at once"
         add("--threads", type=thread_count, default=DEFAULT_THREADS, help=served)
-        drain = "how long serve takes requests after it reports that it is not ready"
+        drain = "how long serve, once stopped, takes requests while it is not ready"
         add("--drain-seconds", type=seconds, default=DRAIN_S, help=drain)
         if self.migrate is not None:
             _add_event_options(parser)

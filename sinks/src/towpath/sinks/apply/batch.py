@@ -149,7 +149,7 @@ class AppliedRecords:
 
 
 class RecordWriter:
-    """Writes records that slices leave into one sink, in batches, from any thread."""
+    """Writes into one sink, in batches, the records left by slices; from any thread."""
 
     def __init__(self, routes: Routes, sink: Sink, context: SinkContext) -> None:
         self.routes = routes
@@ -211,7 +211,7 @@ class RecordWriter:
 
     def request_overdue(self) -> None:
         """
-        Request the routes that are due as a whole; the caller holds ``lock``.
+        Request each due route as a whole; the caller holds ``lock``.
 
         Raises:
             UnavailableError: The requests are not known to be durable.

@@ -85,7 +85,7 @@ class ConsecutiveRefusals:
         Count a batch whose acceptable changes are all written.
 
         Raises:
-            EveryChangeRefusedError: Earlier batches included, too many were refused.
+            EveryChangeRefusedError: With the earlier batches, too many were refused.
         """
         self._check(self.before + self.now, error)
         self.before += self.now

@@ -72,7 +72,7 @@ class AbandonedTasks:
             self.add()
 
     def add(self) -> None:
-        """Note that a task has just been given up."""
+        """Note that a task was given up, now at the latest."""
         self._until = Deadline(self._clock, WRITES_WITHIN_S + _CALL_WITHIN_S)
 
     def check_floor(self) -> None:

@@ -191,7 +191,7 @@ class MigratedSchema(NamedTuple):
 
 def compare(dsn: str, before: Step, migrate: Step) -> MigratedSchema:
     """
-    Apply a migration to a scratch database; return the catalogs and its statements.
+    Apply a migration to a scratch database; return both catalogs and row statements.
 
     Args:
         dsn: The address of a server where a database may be created, as libpq takes it.

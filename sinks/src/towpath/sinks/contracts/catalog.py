@@ -260,7 +260,7 @@ def record_statements(connection: Connection, catalog: Catalog) -> None:
 
 
 def recorded_statements(connection: Connection) -> list[RowStatement]:
-    """Return the recorded statements, and remove the triggers that recorded them."""
+    """Return the recorded statements, and drop everything that recorded them."""
     rows = connection.execute(
         "select relation, operation from towpath_contract.statement order by 1, 2"
     ).fetchall()

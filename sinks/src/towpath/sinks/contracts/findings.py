@@ -45,7 +45,7 @@ class ContractFinding:
         name: The table, or the table and the column, as before the migration.
         change: The change, such as ``column dropped``.
         sentence: The effect, as one sentence.
-        steps: The steps of a safe way, or the steps that remain.
+        steps: Safe steps to the same end, or the steps that remain.
     """
 
     level: Level

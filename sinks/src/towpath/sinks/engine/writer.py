@@ -131,7 +131,7 @@ class SinkWriter:
         )
 
     def _finish(self, outcome: SliceOutcome, batch_id: int) -> BatchResult:
-        """Write the records that the slices have left, and apply the safe position."""
+        """Write records left by slices; purge tombstones below the safe position."""
         context = self._context
         if outcome.rows or outcome.stale:
             context.refusals.reset()

@@ -314,7 +314,11 @@ def _trust_flags(work: Path, environ: Mapping[str, str]) -> list[str]:
 
 
 def _run(commands: list[list[str]], work: Path, env: dict[str, str]) -> str:
-    """Run commands in parallel; return the end of the output of the first to fail."""
+    """
+    Run commands in parallel; return the end of the output of the first failed one.
+
+    No command outlives the call, even if it raises.
+    """
     running = []
     try:
         for number, words in enumerate(commands):

@@ -125,7 +125,7 @@ def declare_sink(
         ConfigurationError: The file with the block has mistakes; nothing was changed.
         SinkUnfitError: Tables or target do not fit; nothing was changed.
         SinkExistsError: The block does not declare exactly one sink with a new name, or
-            a sink of that name has run before.
+            a sink of that name has run before or is not fully dropped.
         UnavailableError: The broker does not answer; the configuration is unchanged.
     """
     # A link stays a link, and relative paths begin at the folder of the file itself.

@@ -72,7 +72,9 @@ class StoredRefetches(NamedTuple):
 
     def without_remains(self, reading: Mapping[str, frozenset[str]]) -> Self:
         """
-        Return the state without whole routes that have no pending row and no snapshot.
+        Return the state without the whole routes that are done.
+
+        A whole route is done when it has neither a pending row nor a running snapshot.
 
         Args:
             reading: The running snapshots of each route.

@@ -6,7 +6,7 @@ database itself writes; the sinks' readers return stored rows; ``suspects`` stor
 by key on disk, so that memory use stays small; ``forms`` defines the compared values of
 a row or a document. A difference is a suspect (``compare``) until both sides have been
 read again: ``progress`` waits for the sink, ``settle`` judges, ``repair`` refetches the
-wrong rows. Apart from a route's routing and transforms, and the texts of keys and
-single values, nothing here shares code with the replication path, so that a bug in that
-path cannot hide itself.
+wrong rows. The comparison shares only routing, transforms, and the texts of keys and
+single values with the replication path, so that no other bug in that path can hide
+itself.
 """

@@ -139,7 +139,7 @@ def _type(connection: Connection, oid: int) -> SourceType:
 
 Texts = tuple[str | None, ...]
 
-# A few hundred kilobytes per round trip: more gain nothing, fewer cost round trips.
+# A few hundred kilobytes per round trip: more rows gain nothing, fewer cost trips.
 ROWS_AT_ONCE: Final = 5000
 
 _ESTIMATE: Final[LiteralString] = """

@@ -243,7 +243,7 @@ class SinkCatchUp:
         Return the figures of the second half of the backlog.
 
         Raises:
-            BenchError: The second half was applied before the progress was read again.
+            BenchError: The second half was applied between two reads of the progress.
         """
         rows = applied.records - half.records
         if not rows:

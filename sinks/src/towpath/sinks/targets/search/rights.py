@@ -32,7 +32,7 @@ _INDEX: Final = "{route}-rights"
 _MATCHES_NOTHING: Final[Mapping[str, Any]] = {"query": {"match_none": {}}}
 
 # The security plugin checks these actions without an index, and some again for each
-# shard, under a longer name.
+# shard, as actions whose names begin with theirs.
 _OF_CLUSTER: Final = (
     *("indices:data/write/bulk", "indices:data/read/mget"),
     *("indices:data/read/scroll", "cluster:monitor/main"),

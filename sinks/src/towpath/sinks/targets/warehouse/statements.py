@@ -32,7 +32,7 @@ def upsert(
     span: tuple[int, int] | None = None,
 ) -> str:
     """
-    Return the statement that writes each row, unless the table has a newer one.
+    Return the statement that writes each row, unless its key has a newer one.
 
     Args:
         table: The table.

@@ -67,7 +67,7 @@ class WayResult:
         changes: Committed changes, including those of the scenes.
         check: The counts of everything that is wrong.
         scenes: The kinds of loss at the keys of each scene.
-        lag: The time from a commit to its first append, for the changes of the load.
+        lag: The time from a change's commit to its first append, for the load alone.
     """
 
     cost: WayCost

@@ -7,9 +7,9 @@ straight lines between them::
     meaning = "Ten minutes at the rate, with one minute at fourteen times that."
     points = [[0, 1], [300, 1], [300, 14], [360, 14], [360, 1], [600, 1]]
 
-The next arrival of a stream is due when all streams together have had as many arrivals
-as there are streams. So the due times follow from the shape alone, never from an
-answer, and a late arrival does not delay later ones. The run ends at the last point.
+The next arrival of a stream is due when all streams together have had as many more
+arrivals as there are streams. So the due times follow from the shape alone, never from
+an answer, and a late arrival does not delay later ones. The run ends at the last point.
 """
 
 import math

@@ -134,6 +134,23 @@ def test_rows_of_uncaptured_tables_share_one_label():
     assert {OTHER: 3} == stats.snapshot.rows
 
 
+def test_rows_of_uncaptured_tables_are_added_up():
+    """
+    Their label has the last rows of each of them, also in the next session.
+    """
+    stats = Stats(tables=("shop.line",))
+    made = signalled(stats, table("a.b"), table("c.d"), table())
+    seen = []
+    for name, rows in (("a.b", 3), ("c.d", 10), ("a.b", 5), ("shop.line", 7)):
+        made.observe(SaveProgress(1, table(name, "running", rows=rows)))
+        seen.append(stats.snapshot.rows[OTHER])
+    made = snapshot_stats(stats)
+    made.observe(UnfinishedRead((table("c.d", "running", rows=12),)))
+
+    assert [3, 13, 15, 15] == seen
+    assert {OTHER: 17, "shop.line": 7} == stats.snapshot.rows
+
+
 def test_the_reason_why_snapshots_yield_is_logged_once():
     """
     Each reason is logged the first time; afterwards only the metric changes.

@@ -152,7 +152,7 @@ class SnapshotProgress:
         stopped: Tables that a signal stopped.
         incomplete: Tables with rows among the dead letters.
         paused: Tables that a signal has paused.
-        rows: Rows sent, by ``schema.table``; ``other`` for other collections.
+        rows: Rows sent, by ``schema.table``; ``other`` for all other collections.
         started_at_s: Monotonic start of the oldest running table; None if none runs.
     """
 
@@ -182,6 +182,7 @@ class Stats:
         changes: Messages of transactions read, published or not.
         duplicates: Records that Kafka already held after a restart.
         marks: Marks published to the state topic.
+        collection_rows: Rows that the last snapshot of each collection has sent.
         parked_keys: Parked aggregates.
         yielding: Why snapshots yield to the stream or the source; empty: they do not.
         dropped_tables: Captured tables that no longer exist, whose rows are kept.
@@ -209,6 +210,7 @@ class Stats:
     confirmed_lsn: int = 0
     snapshot_rows: int = 0
     snapshot_dropped_rows: int = 0
+    collection_rows: dict[str, int] = field(default_factory=dict)
     is_streaming: bool = False
     yielding: str = ""
     unacknowledged_bytes: int = 0

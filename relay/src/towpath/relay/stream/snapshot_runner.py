@@ -93,7 +93,7 @@ class SnapshotStats:
         self._dropped: dict[Name, int] = {}
         self._began_s: dict[Name, float] = {}
         before = stats.snapshot
-        self._rows = dict(before.rows) if before is not None else {}
+        self._rows = stats.collection_rows
         self._ended = Counter[str]()
         if before is not None:
             self._ended.update(
@@ -144,8 +144,7 @@ class SnapshotStats:
                 continue
             self._on_table(table)
             if table.rows:
-                known = table.collection in self._stats.tables
-                self._rows[table.collection if known else OTHER] = table.rows
+                self._rows[table.collection] = table.rows
             self._stats.snapshot_dropped_rows += table.dropped - self._dropped[name]
             self._dropped[name] = table.dropped
             if table.has_ended:
@@ -169,9 +168,16 @@ class SnapshotStats:
             stopped=self._ended["stopped"],
             incomplete=self._ended["incomplete"],
             paused=paused,
-            rows=dict(self._rows),
+            rows=self._labelled_rows(),
             started_at_s=min(self._began_s.values(), default=None),
         )
+
+    def _labelled_rows(self) -> dict[str, int]:
+        """Return the rows of each captured table, and the sum of all others."""
+        captured, labelled = frozenset(self._stats.tables), Counter[str]()
+        for collection, rows in self._rows.items():
+            labelled[collection if collection in captured else OTHER] += rows
+        return dict(labelled)
 
 
 def _name(table: StoredTable) -> Name:

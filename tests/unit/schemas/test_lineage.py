@@ -2,9 +2,21 @@
 When the reporting of runs to catalogs is off.
 """
 
+import threading
+import weakref
+
 import pytest
 
-from towpath.schemas.lineage import NO_REPORTER, lineage_folders, start_lineage
+from support.waiting import until
+from towpath.schemas.lineage import (
+    NO_REPORTER,
+    BackgroundReporter,
+    Job,
+    JobDatasets,
+    RunState,
+    lineage_folders,
+    start_lineage,
+)
 
 
 @pytest.mark.parametrize(
@@ -51,3 +63,55 @@ def test_a_user_without_a_home_has_no_lineage_folder_there(monkeypatch):
     monkeypatch.setattr("os.getuid", lambda: 2**31 - 9)
 
     assert 1 == len(lineage_folders())
+
+
+class RunId(str):
+    """A run's id, whose life a weak reference follows."""
+
+    __slots__ = ("__weakref__",)
+
+
+class CountedIds:
+    """Makes the ids of runs, and knows those that are still in use."""
+
+    def __init__(self):
+        self.alive = weakref.WeakSet()
+        self.count = 0
+
+    def __call__(self):
+        """Return itself in place of a UUID."""
+        return self
+
+    def __str__(self):
+        self.count += 1
+        made = RunId(self.count)
+        self.alive.add(made)
+        return made
+
+
+def test_a_run_whose_events_are_all_lost_leaves_nothing_behind(monkeypatch):
+    """
+    It cannot be running, so nothing remembers it until the process ends.
+    """
+    ids, goes_on, sent, problems = CountedIds(), threading.Event(), [], []
+    monkeypatch.setattr("uuid.uuid4", ids)
+
+    def send(event, _datasets):
+        goes_on.wait()
+        sent.append((event.job.name, event.state))
+
+    reporter = BackgroundReporter(send, problems.append, running_every_s=0.01)
+    reporter.start(Job("running", "RELAY", JobDatasets))
+    known = reporter.start(Job("known", "SNAPSHOT", JobDatasets))
+    while not problems:
+        reporter.start(Job("short", "SNAPSHOT", JobDatasets)).end()
+    for _ in range(3):
+        reporter.start(Job("lost", "SNAPSHOT", JobDatasets)).end()
+    known.end()
+    goes_on.set()
+    until(lambda: ("running", RunState.RUNNING) in sent, "the queue is empty")
+    reporter.close()
+    del known
+
+    assert {"running"} == {name for name, state in sent if state is RunState.RUNNING}
+    assert 1 == len(ids.alive)

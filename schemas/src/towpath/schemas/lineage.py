@@ -189,7 +189,8 @@ class BackgroundReporter:
         self._events: queue.Queue[RunEvent | None] = queue.Queue(_QUEUE_EVENTS)
         # Runs without an end; only the thread reads and writes them.
         self._open: dict[str, RunEvent] = {}
-        # Runs whose end did not fit into the queue: they are not running either.
+        # Runs whose end did not fit into the queue, unlike their start: they are not
+        # running either.
         self._lost_ends: set[str] = set()
         self._has_problem = False
         self.lost = 0
@@ -197,7 +198,7 @@ class BackgroundReporter:
         self._thread.start()
 
     def start(self, job: Job) -> LineageRun:
-        run = _QueuedRun(job, self._put, self._clock)
+        run = _QueuedRun(job, self._put, self._lost_ends.add, self._clock)
         run.begin()
         return run
 
@@ -209,13 +210,14 @@ class BackgroundReporter:
             return
         self._thread.join(CLOSE_S)
 
-    def _put(self, event: RunEvent) -> None:
+    def _put(self, event: RunEvent) -> bool:
+        """Put an event into the queue; return whether there was room."""
         try:
             self._events.put_nowait(event)
         except queue.Full:
-            if event.state is not RunState.START:
-                self._lost_ends.add(event.run_id)
             self._lose("events wait for the receiver, and there is no room for more")
+            return False
+        return True
 
     def _run(self) -> None:
         due_s = self._clock.monotonic_s() + self._running_every_s
@@ -261,29 +263,38 @@ class BackgroundReporter:
 class _QueuedRun:
     """Implements ``LineageRun``: puts its events into the queue."""
 
-    def __init__(self, job: Job, put: Callable[[RunEvent], None], clock: Clock) -> None:
+    def __init__(
+        self,
+        job: Job,
+        put: Callable[[RunEvent], bool],
+        lose_end: Callable[[str], None],
+        clock: Clock,
+    ) -> None:
         self._job = job
         self._put = put
+        self._lose_end = lose_end
         self._clock = clock
         self._id = str(uuid.uuid4())
+        self._is_known = False
         self._has_ended = False
 
     def begin(self) -> None:
         """Report the start."""
-        self._report(RunState.START)
+        self._is_known = self._report(RunState.START)
 
     def end(self, failure: str | None = None, *, is_aborted: bool = False) -> None:
         if self._has_ended:
             return
         self._has_ended = True
+        state = RunState.ABORT if is_aborted else RunState.COMPLETE
         if failure is not None:
-            self._report(RunState.FAIL, failure)
-        else:
-            self._report(RunState.ABORT if is_aborted else RunState.COMPLETE)
+            state = RunState.FAIL
+        if not self._report(state, failure) and self._is_known:
+            self._lose_end(self._id)
 
-    def _report(self, state: RunState, failure: str | None = None) -> None:
+    def _report(self, state: RunState, failure: str | None = None) -> bool:
         at = self._clock.now()
-        self._put(RunEvent(self._id, self._job, state, at, failure))
+        return self._put(RunEvent(self._id, self._job, state, at, failure))
 
 
 def kafka_dataset(bootstrap_servers: str, topic: str) -> DatasetName:

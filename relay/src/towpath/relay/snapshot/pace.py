@@ -16,7 +16,8 @@ from towpath.schemas.clock import Backoff
 # next holds half as many rows, but at least this many.
 MIN_CHUNK_ROWS: Final = 100
 
-# After this many consecutive timeouts of the smallest chunk, the table fails.
+# After this many timeouts of the smallest chunk without a chunk in between, the table
+# fails. Other failures do not count, nor do they show that a chunk is faster by now.
 MAX_TIMEOUTS: Final = 5
 
 # The maximum number of rows in a chunk, unless ``ChunkSize.rows`` is larger: each row

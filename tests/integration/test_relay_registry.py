@@ -15,7 +15,7 @@ from towpath.schemas.failure import (
     RegistryUnavailableError,
     SchemaRefusedError,
 )
-from towpath.schemas.registry import SchemaRegistry
+from towpath.schemas.registry import Reference, RegisteredSchema, SchemaRegistry
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -40,6 +40,9 @@ def answering() -> Iterator[HTTPServer]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_GET()
+
+        def do_GET(self) -> None:
             server.paths.append(self.path)
             status, body = server.answers[
                 min(len(server.paths), len(server.answers)) - 1
@@ -142,6 +145,65 @@ def test_every_registry_error_has_its_failure_class(answering, answer, error):
         ids("s", "{}")
 
     assert type(raised.value) is error
+
+
+@pytest.mark.parametrize(
+    "numbers", [b'{"1": 2}', b'["new"]', b"[null]", b"[[1]]", b"[1.5]"]
+)
+def test_versions_that_are_no_numbers_are_refused(answering, numbers):
+    """
+    A server with another list at this path is no schema registry.
+    """
+    answering.answers = [(200, numbers)]
+    with (
+        closing(SchemaRegistry(url(answering))) as registry,
+        pytest.raises(RegistryRefusedError, match="is not a schema registry"),
+    ):
+        registry.versions("s")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"schema": 7},
+        {"schemaType": 7},
+        {"references": 7},
+        {"references": ["s"]},
+        {"references": [{"subject": "s"}]},
+        {"references": [{"version": 1}]},
+        {"references": [{"subject": "s", "version": "1"}]},
+        {"references": [{"subject": 1, "version": 1}]},
+    ],
+)
+def test_a_version_with_malformed_fields_is_refused(answering, fields):
+    """
+    A server with another object at this path is no schema registry.
+    """
+    answering.answers = [(200, json.dumps({"schema": "{}"} | fields).encode())]
+    with (
+        closing(SchemaRegistry(url(answering))) as registry,
+        pytest.raises(RegistryRefusedError, match="is not a schema registry"),
+    ):
+        registry.schema("s", 1)
+
+
+def test_a_version_of_a_subject_has_the_references_of_its_schema(answering):
+    """
+    Registries write the kind of schema only if it is not Avro.
+    """
+    named = {"name": "a.b", "subject": "s", "version": 2}
+    documents = (
+        {"schema": "{}", "references": [named]},
+        {"schema": "x", "schemaType": "PROTOBUF", "references": None},
+    )
+    answering.answers = [(200, json.dumps(each).encode()) for each in documents]
+    with closing(SchemaRegistry(url(answering))) as registry:
+        found = [registry.schema("s", version) for version in (1, 2)]
+
+    assert [
+        RegisteredSchema("{}", "AVRO", (Reference("s", 2),)),
+        RegisteredSchema("x", "PROTOBUF", ()),
+    ] == found
 
 
 def test_a_known_schema_asks_nothing_more(answering):

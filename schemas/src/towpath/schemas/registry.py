@@ -98,9 +98,9 @@ class SchemaRegistry:
             return ()
         _check(answer)
         numbers = _content(answer)
-        if not isinstance(numbers, list):
+        if not isinstance(numbers, list) or not all(map(_is_number, numbers)):
             raise RegistryRefusedError(_NO_REGISTRY)
-        return tuple(sorted(map(int, numbers)))
+        return tuple(sorted(numbers))
 
     def schema(self, subject: str, version: int) -> RegisteredSchema:
         """
@@ -114,17 +114,14 @@ class SchemaRegistry:
         answer = self._answer("GET", path)
         _check(answer)
         document = _json(answer)
-        if not isinstance(document.get("schema"), str):
+        text, references = document.get("schema"), document.get("references") or []
+        # The registry leaves the kind out of Avro schemas.
+        kind = document.get("schemaType") or _AVRO
+        if not (isinstance(text, str) and isinstance(kind, str)):
             raise RegistryRefusedError(_NO_REGISTRY)
-        return RegisteredSchema(
-            document["schema"],
-            # The registry leaves the kind out of Avro schemas.
-            document.get("schemaType", _AVRO),
-            tuple(
-                Reference(each["subject"], each["version"])
-                for each in document.get("references") or ()
-            ),
-        )
+        if not isinstance(references, list):
+            raise RegistryRefusedError(_NO_REGISTRY)
+        return RegisteredSchema(text, kind, tuple(map(_reference, references)))
 
     def mode(self) -> str:
         """
@@ -233,6 +230,18 @@ def _id(answer: requests.Response) -> int:
     if not isinstance(schema_id, int):
         raise RegistryRefusedError(_NO_REGISTRY)
     return schema_id
+
+
+def _is_number(found: object) -> bool:
+    return isinstance(found, int)
+
+
+def _reference(found: object) -> Reference:
+    match found:
+        case {"subject": str(subject), "version": int(version)}:
+            return Reference(subject, version)
+        case _:
+            raise RegistryRefusedError(_NO_REGISTRY)
 
 
 def _reason(answer: requests.Response) -> str:

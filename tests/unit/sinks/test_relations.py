@@ -51,6 +51,8 @@ def test_a_shape_names_columns_types_and_key():
     ("type_", "typmod", "expected"),
     [
         ("numeric", 786438, (12, 2)),
+        ("numeric", (5 << 16 | -2 & 0x7FF) + 4, (5, -2)),
+        ("numeric", (1000 << 16 | 1000) + 4, (1000, 1000)),
         ("numeric", -1, None),
         ("bigint", 786438, None),
     ],

@@ -26,6 +26,7 @@ from towpath.sinks.targets.warehouse.schema import (
     quoted,
     type_of,
 )
+from towpath.sinks.verify.table import is_kept_as_text
 
 
 def shape(*columns, key=("id",)):
@@ -35,7 +36,7 @@ def shape(*columns, key=("id",)):
 
 def numeric(precision, scale):
     """Return the typmod that Postgres stores."""
-    return (precision << 16 | scale) + 4
+    return (precision << 16 | scale & 0x7FF) + 4
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,7 @@ def numeric(precision, scale):
         (Column("c", "numeric", numeric(38, 0)), "decimal(38,0)"),
         (Column("c", "numeric", numeric(39, 0)), "string"),
         (Column("c", "numeric", numeric(2, 5)), "string"),
+        (Column("c", "numeric", numeric(5, -2)), "string"),
         (Column("c", "numeric"), "string"),
         (Column("c", "uuid"), "string"),
         (Column("c", "jsonb"), "string"),
@@ -70,6 +72,19 @@ def test_each_postgres_type_has_a_warehouse_type(column, expected):
     table = current_state("shop.orders", shape(Column("id", "bigint"), column))
 
     assert expected == table.columns[1].type.ddl
+
+
+@pytest.mark.parametrize(
+    ("precision", "scale", "is_text"),
+    [(38, 0, False), (5, 5, False), (39, 0, True), (2, 5, True), (5, -2, True)],
+)
+def test_verification_knows_which_numerics_a_warehouse_keeps_as_text(
+    precision, scale, is_text
+):
+    """
+    Text also has NaN and the infinities, which a decimal has not.
+    """
+    assert is_text == is_kept_as_text(Column("c", "numeric", numeric(precision, scale)))
 
 
 def test_no_rounding_type_is_a_key():

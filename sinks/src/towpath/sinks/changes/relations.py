@@ -16,10 +16,12 @@ from towpath.schemas.table_name import TableName
 from towpath.sinks.errors import MalformedRelationError
 
 # A numeric's typmod holds precision and scale plus an offset, as Postgres stores it.
+# The scale has eleven bits, and has been signed since version 15.
 _TYPMOD_OFFSET = 4
 _PRECISION_SHIFT = 16
 _PRECISION_MASK = 0xFFFF
 _SCALE_MASK = 0x7FF
+_SCALE_SIGN = 0x400
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class Column:
         if self.type != "numeric" or self.typmod < _TYPMOD_OFFSET:
             return None
         packed = self.typmod - _TYPMOD_OFFSET
-        return packed >> _PRECISION_SHIFT & _PRECISION_MASK, packed & _SCALE_MASK
+        scale = (packed & _SCALE_MASK ^ _SCALE_SIGN) - _SCALE_SIGN
+        return packed >> _PRECISION_SHIFT & _PRECISION_MASK, scale
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,11 +131,13 @@ _MOST_DIGITS: Final = 38
 
 
 def is_kept_as_text(column: Column) -> bool:
-    """Return whether a column is a numeric too wide for a warehouse's decimal."""
+    """Return whether a column is a numeric that no decimal of a warehouse fits."""
     if column.type != "numeric":
         return False
-    digits = column.precision_and_scale
-    return digits is None or digits[0] > _MOST_DIGITS or digits[1] > digits[0]
+    if column.precision_and_scale is None:
+        return True
+    precision, scale = column.precision_and_scale
+    return precision > _MOST_DIGITS or not 0 <= scale <= precision
 
 
 def published(table: SourceTable, shape: RelationShape, rows: Rows) -> SourceTable:

@@ -233,7 +233,7 @@ def _numeric(column: Column) -> LakeType:
     if column.precision_and_scale is None:
         return STRING
     precision, scale = column.precision_and_scale
-    if precision > _MAX_PRECISION or scale > precision:
+    if precision > _MAX_PRECISION or not 0 <= scale <= precision:
         return STRING
     return _decimal(precision, scale)
 

@@ -15,6 +15,8 @@ from towpath.sinks.engine.driver import (
     ExecutorWatch,
     SinkSelection,
 )
+from towpath.sinks.engine.query import FINISH_WITHIN_S
+from towpath.sinks.engine.session import Engine, settings_of
 from towpath.sinks.engine.supervisor import SupervisorParts
 from towpath.sinks.errors import SinkUnfitError
 from towpath.sinks.state.files import lock_sink
@@ -67,8 +69,10 @@ class Supervisor:
 
     made: list["Supervisor"]
 
-    def __init__(self, _spark, plan, _parts, report, stop):
+    def __init__(self, _spark, plan, parts, report, stop):
         self.sink = plan.sink
+        self.clock = parts.clock
+        self.ends_at_s = None
         self.report = report
         self.stop = stop
         self.has_ended = False
@@ -77,8 +81,11 @@ class Supervisor:
     def start(self):
         """Begin."""
 
-    def join(self, _timeout_s):
-        """Return whether it has ended."""
+    def join(self, timeout_s):
+        """Return whether it has ended; wait for an end that comes by itself."""
+        if self.stop.is_set() and self.ends_at_s is not None:
+            self.clock.now_s = min(self.clock.now_s + timeout_s, self.ends_at_s)
+            return self.clock.now_s >= self.ends_at_s
         return self.has_ended
 
     def end(self):
@@ -97,8 +104,9 @@ class DriverBench:
         self.answers = []
         self.clock = Clock()
         parts = SupervisorParts(None, None, None, None, self.clock, check=self._check)
-        stop = threading.Event()
-        self.driver = Driver(None, SinkSelection((), "serving"), self, parts, stop)
+        self.stop = threading.Event()
+        choice = SinkSelection((), "serving")
+        self.driver = Driver(None, choice, self, parts, self.stop)
         self._is_new = False
 
     def write(self, *sinks):
@@ -159,6 +167,25 @@ def test_added_and_removed_sinks_leave_others_running(place):
     free.release()
 
     assert ["a", "b", "c"] == [one.sink.name for one in Supervisor.made]
+
+
+@pytest.mark.parametrize(("more_s", "abandoned"), [(0, []), (60, ["a"])])
+def test_a_stopping_driver_waits_as_long_as_a_stop_may_take(place, more_s, abandoned):
+    """
+    A batch has its time to finish, and then the engine its own to stop the query.
+    """
+    place.look("a")
+    engine = Engine("a", (), place.path.parent, "1g", {})
+    stops_within = settings_of(engine, {})["spark.sql.streaming.stopTimeout"]
+    stops_within_s = float(stops_within.removesuffix("s"))
+    Supervisor.made[0].ends_at_s = FINISH_WITHIN_S + stops_within_s + more_s
+    place.stop.set()
+    with structlog.testing.capture_logs() as logs:
+        place.driver.run()
+
+    assert abandoned == [
+        record["sink"] for record in logs if "abandoning it" in record["event"]
+    ]
 
 
 def test_a_sink_moved_to_another_driver_is_stopped(place):

@@ -25,9 +25,13 @@ from towpath.schemas.failure import (
     with_remedy,
 )
 from towpath.settings import Settings, Sink, WatchedFile
-from towpath.sinks.engine.query import QueryPlan
+from towpath.sinks.engine.query import FINISH_WITHIN_S, QueryPlan
 from towpath.sinks.engine.report import Report
-from towpath.sinks.engine.session import is_alive, is_waiting_for_executors
+from towpath.sinks.engine.session import (
+    STOP_QUERY_WITHIN_S,
+    is_alive,
+    is_waiting_for_executors,
+)
 from towpath.sinks.engine.supervisor import Supervisor, SupervisorParts
 from towpath.sinks.errors import EngineDiedError, StateNotWrittenError
 from towpath.sinks.state.files import FolderLock, lock_sink
@@ -38,8 +42,10 @@ LOOK_EVERY_S: Final = 1.0
 # Each check opens new connections to the broker and the target.
 CHECK_AGAIN_EVERY_S: Final = 10.0
 
-# The engine gives a running batch 30 s to finish; the sum of all stops is bounded.
-STOP_WITHIN_S: Final = 40.0
+# All sinks stop at once: each waits for its batch, has its query stopped, and then
+# closes its connections.
+_CLOSE_WITHIN_S: Final = 5.0
+STOP_WITHIN_S: Final = FINISH_WITHIN_S + STOP_QUERY_WITHIN_S + _CLOSE_WITHIN_S
 
 # A busy cluster starts an executor within seconds. Spark keeps restarting one that
 # cannot run, and only the workers' logs show it.

@@ -46,8 +46,7 @@ TaskFunction: TypeAlias = Callable[[ReadRecords], Iterator[pa.RecordBatch]]
 # partition: records prefetched beyond the end of a task are often not needed.
 _AHEAD_RECORDS: Final = FETCH_SLICE_RECORDS
 
-# A stop waits this long for the batch under way; a longer batch is delivered again. The
-# driver waits twice as long for its sinks.
+# A stop waits this long for the batch under way; a longer batch is delivered again.
 FINISH_WITHIN_S: Final = 20.0
 _POLL_EVERY_S: Final = 0.02
 

@@ -51,6 +51,9 @@ JAVA_OPTIONS: Final = (
     "-Xss4m -XX:+UseSerialGC -XX:-UsePerfData -Djdk.lang.Process.launchMechanism=VFORK"
 )
 
+# A stop of a query waits this long for the calls that it interrupts.
+STOP_QUERY_WITHIN_S: Final = 30.0
+
 _SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -69,7 +72,7 @@ _SETTINGS: Final[Mapping[str, str]] = {
         r"(?i)secret|password|token|access[.]?key|jaas|ssl[.](key|keystore)[.]"
     ),
     "spark.sql.streaming.minBatchesToRetain": "20",
-    "spark.sql.streaming.stopTimeout": "30s",
+    "spark.sql.streaming.stopTimeout": f"{STOP_QUERY_WITHIN_S:g}s",
 }
 
 _LOCAL_MASTER: Final = "local"

@@ -323,4 +323,5 @@ class Erasing(Protocol):
         Raises:
             BusyError: The target asks for a pause.
             UnavailableError: The target cannot be reached; it is safe to repeat.
+            HaltError: The target refuses the call.
         """

@@ -242,7 +242,8 @@ class RecordWriter:
         Delete keys from the target, if the sink can.
 
         Raises:
-            UnavailableError: The target does not answer.
+            UnavailableError: The target does not answer, or is busy.
+            HaltError: The target refuses the call.
         """
         if isinstance(self._sink, Erasing):
             with self.lock:

@@ -141,6 +141,7 @@ class DeadLetterRequests:
 
         Raises:
             UnavailableError: A system does not answer; the requests stay open.
+            HaltError: The target refuses a call; the requests stay open.
         """
         self._open |= {request.id: request for request in self._dead_letters.requests()}
         due = self._retries.due()

@@ -138,7 +138,9 @@ class CacheSink:
         Delete rows, tombstones too, at any position.
 
         Raises:
-            UnavailableError: The cache cannot be reached; it is safe to repeat.
+            UnavailableError: The cache cannot be reached, or is busy; it is safe to
+                repeat.
+            CacheRefusedError: The cache refuses the credentials or a call.
         """
         prefix = route_key_prefix(self._prefix, route)
         with self._connected():

@@ -57,7 +57,8 @@ def erase(sink: Sink, prefix: str) -> None:
     Delete a sink's data; safe to repeat. The sink must not run meanwhile.
 
     Raises:
-        UnavailableError: The cache does not answer; try again.
+        UnavailableError: The cache does not answer, or is busy; try again.
+        CacheRefusedError: It refuses the credentials or a call.
     """
     servers = Servers(sink.url)
     try:

@@ -313,22 +313,32 @@ def test_json_with_schemas_wraps_what_json_writes():
     )
 
 
-def test_debezium_s_preset_adds_finer_times_and_the_sequence():
+@pytest.mark.parametrize(
+    ("lsn", "sequence"), [(120, '["160","120"]'), (None, '["160","160"]')]
+)
+def test_debezium_s_preset_adds_finer_times_and_the_sequence(lsn, sequence):
     """
     The preset's ``source`` has the same fields as Debezium's, in Avro and in JSON.
+
+    A row of a chunk has no LSN: in its sequence, the commit's stands in.
     """
-    registry = Registry()
+    registry, facts = Registry(), replace(FACTS, lsn=lsn)
     rows = {"format": "avro"}
     avro = codec(registry, Relay.model_validate({"preset": "debezium", "rows": rows}))
     json_schema = codec(registry, Relay.model_validate({"preset": "debezium"}))
-    value = avro.value(None, ROW, FACTS, is_full=False)
-    document = json.loads(json_schema.value(None, ROW, FACTS, is_full=False))
+    values = [
+        each.value(None, ROW, facts, is_full=False) for each in (avro, json_schema)
+    ]
+    document = json.loads(values[1])
+    columns = [[value] for value in ROW]
 
     assert (
         document["payload"]["source"]
-        | {"origin": None, "origin_lsn": None, "sequence": '["160","120"]'}
-        == (registry.read("towpath.shop.line-value", value)["source"])
+        | {"origin": None, "origin_lsn": None, "sequence": sequence}
+        == registry.read("towpath.shop.line-value", values[0])["source"]
     )
+    assert sequence == document["payload"]["source"]["sequence"]
+    assert values == [*avro.reads(columns, facts), *json_schema.reads(columns, facts)]
 
 
 def test_two_tables_with_one_avro_name_are_an_error():

@@ -314,12 +314,13 @@ class _Source:
         if shared != self._shared:
             self._share(facts)
             self._shared = shared
-        if lsn is None:
-            return self._before + NULL_FIRST + self._after + NULL_FIRST
+        own = NULL_FIRST if lsn is None else VALUE_SECOND + write_long(lsn)
         sequence = NULL_FIRST
         if self._is_debezium:
-            sequence = VALUE_SECOND + write_text(f'["{commit_lsn}","{lsn}"]')
-        return self._before + VALUE_SECOND + write_long(lsn) + self._after + sequence
+            # Without an LSN, the commit's stands in.
+            last = commit_lsn if lsn is None else lsn
+            sequence = VALUE_SECOND + write_text(f'["{commit_lsn}","{last}"]')
+        return self._before + own + self._after + sequence
 
     def _share(self, facts: EnvelopeFacts) -> None:
         put, finer_us = self._put, facts.committed_us if self._is_debezium else None

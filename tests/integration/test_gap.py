@@ -10,19 +10,25 @@ from support.rig import Rig
 from support.topics import headers_of, position_of
 from support.waiting import until
 from towpath.relay.__main__ import status
+from towpath.relay.encode.record import partition_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+# The key of the notifications of the first gap, and a number of partitions with which
+# Kafka's Java clients and librdkafka by default choose different ones for it.
+GAP_KEY = b"gap-2"
+PARTITIONS = 5
 
 
 class Relay(Rig):
     """A database with one table, and the relay process that follows it."""
 
-    def prepare(self, on_gap: str) -> None:
+    def prepare(self, on_gap: str, partitions: int = 1) -> None:
         """Write the configuration, prepare the database and start."""
         self.configure(
             f'on_gap = "{on_gap}"\nheartbeat_interval_s = 0.3',
             tables=("public.note",),
-            partitions=1,
+            partitions=partitions,
         )
         self.init()
         self.start()
@@ -81,6 +87,27 @@ def test_a_lost_slot_is_announced_and_its_gap_filled(relay: Relay, capsys):
         "no longer exists" in report["gap"],
     )
     assert sorted(positions) == positions
+
+
+def test_a_gap_is_notified_before_the_snapshot_that_fills_it(relay: Relay):
+    """
+    Their notifications have one key, so they are in the key's partition, in order.
+    """
+    relay.prepare("snapshot", partitions=PARTITIONS)
+    relay.write(1, 1)
+    until(lambda: relay.ids("c") == {1}, "the row is there")
+    assert relay.stop() == 0
+    relay.connection.execute("select pg_drop_replication_slot(%s)", [relay.prefix])
+    relay.start()
+
+    def found() -> list[tuple[str, int]]:
+        records = [m for m in relay.records("notifications") if m.key() == GAP_KEY]
+        return [(json.loads(m.value())["type"], m.partition()) for m in records]
+
+    until(lambda: "COMPLETED" in dict(found()), "the snapshot has ended")
+
+    assert {partition_of(GAP_KEY, PARTITIONS)} == {place for _, place in found()}
+    assert "GAP" == found()[0][0]
 
 
 def test_a_gap_halts_if_it_is_to(relay: Relay):

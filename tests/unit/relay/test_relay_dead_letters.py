@@ -19,7 +19,7 @@ from towpath.relay.encode.parked_aggregates import parking_type
 from towpath.relay.encode.record import ANY_PARTITION, Record
 from towpath.relay.errors import BrokerUnavailableError, StateRefusedError
 from towpath.relay.kafka import state
-from towpath.relay.kafka.state import EVENTS_AT_ONCE
+from towpath.relay.kafka.state import RECORDS_AT_ONCE
 from towpath.settings import Kafka
 
 ORDER = Aggregate("order", b"7")
@@ -186,7 +186,7 @@ class RefusingProducer:
             answer()
 
 
-@pytest.mark.parametrize(("refused", "steps"), [(0, 1), (EVENTS_AT_ONCE, 2)])
+@pytest.mark.parametrize(("refused", "steps"), [(0, 1), (RECORDS_AT_ONCE, 2)])
 def test_no_step_of_a_replay_follows_a_refused_event(monkeypatch, refused, steps):
     """
     Very many events are published in steps, so that a refused one ends the replay.
@@ -196,8 +196,8 @@ def test_no_step_of_a_replay_follows_a_refused_event(monkeypatch, refused, steps
     event = Record("event.order", b"7", b"{}", [], at(1), 0, 9, ANY_PARTITION)
 
     with pytest.raises(BrokerUnavailableError, match="did not acknowledge"):
-        state.publish_now(Kafka(bootstrap_servers="x"), *[event] * 3 * EVENTS_AT_ONCE)
-    assert steps * EVENTS_AT_ONCE == producer.produced
+        state.publish_now(Kafka(bootstrap_servers="x"), *[event] * 3 * RECORDS_AT_ONCE)
+    assert steps * RECORDS_AT_ONCE == producer.produced
 
 
 def test_an_aggregate_that_is_not_parked_is_refused():

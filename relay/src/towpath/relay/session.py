@@ -27,7 +27,7 @@ from towpath.relay.errors import SourceUnavailableError
 from towpath.relay.kafka.producer import KafkaProducer
 from towpath.relay.kafka.reading import TopicReader
 from towpath.relay.kafka.recovery import read_announced
-from towpath.relay.kafka.state import StateTopic, write_now
+from towpath.relay.kafka.state import StateTopic, publish_now
 from towpath.relay.kafka.topic_monitor import TopicMonitor
 from towpath.relay.ports import InterruptibleWait
 from towpath.relay.postgres.capture_checks import GeneratedColumns
@@ -359,7 +359,7 @@ class Session:
                 topic.write(CONFIRMED_KEY, back._asdict())
 
         def publish(record: Record) -> None:
-            write_now(self._process.settings.kafka, record)
+            publish_now(self._process.settings.kafka, record)
 
         return HistoryStore(read, write, publish, confirm)
 

@@ -20,8 +20,8 @@ from towpath.schemas import topics
 from towpath.schemas.clock import StallTimeout, SystemClock
 from towpath.settings import Kafka
 
-# How many events one step of ``publish_now`` hands over to the client.
-EVENTS_AT_ONCE: Final = 1_000
+# How many records one step of ``publish_now`` hands over to the client.
+RECORDS_AT_ONCE: Final = 1_000
 _POLL_S: Final = 0.1
 _AT_ONCE: Final[Mapping[str, Any]] = {
     "acks": "all",
@@ -90,7 +90,7 @@ class StateTopic:
 
 def write_now(kafka: Kafka, *records: Record) -> None:
     """
-    Write records without the loop's producer; they are durable when this returns.
+    Write records of a compacted topic; they are durable when this returns.
 
     Raises:
         BrokerUnavailableError: Kafka does not answer in time, or refuses a record.
@@ -101,19 +101,20 @@ def write_now(kafka: Kafka, *records: Record) -> None:
 
 def publish_now(kafka: Kafka, *records: Record) -> None:
     """
-    Write events in their order, each once; they are durable when this returns.
+    Write records in their order, each once; they are durable when this returns.
 
-    Events are written in bounded steps. A step begins once all events of earlier steps
-    are durable; after a refused event, no further step begins.
+    Each is in the partition that the loop's producer would choose. Records are written
+    in bounded steps. A step begins once all records of earlier steps are durable; after
+    a refused record, no further step begins.
 
     Raises:
-        BrokerUnavailableError: Kafka does not answer in time, or refuses an event.
+        BrokerUnavailableError: Kafka does not answer in time, or refuses a record.
     """
     # The partitioner agrees with the relay's own, ``partition_of``.
     own = {"enable.idempotence": True, "partitioner": "murmur2_random"}
     producer = make_client(Producer, kafka, {**_AT_ONCE, **own})
-    for first in range(0, len(records), EVENTS_AT_ONCE):
-        _produce(producer, records[first : first + EVENTS_AT_ONCE])
+    for first in range(0, len(records), RECORDS_AT_ONCE):
+        _produce(producer, records[first : first + RECORDS_AT_ONCE])
 
 
 def _produce(producer: Producer, records: Sequence[Record]) -> None:

@@ -177,5 +177,5 @@ def _default(field: Mapping[str, Any]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return a text for one line of a table."""
+    """Return text as one line that fits into a cell of a table."""
     return " ".join(str(text).split()).replace("|", "\\|")

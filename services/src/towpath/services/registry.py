@@ -21,7 +21,7 @@ from towpath.schemas.compatibility import LEVEL
 from towpath.schemas.events import EventSchema
 from towpath.schemas.failure import HaltError, UnavailableError
 
-# One answer takes milliseconds; this only bounds a registry that hangs.
+# One answer takes milliseconds; this only bounds the wait for a hung registry.
 REQUEST_TIMEOUT_S: Final = 5.0
 _REFUSED: Final = (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
 

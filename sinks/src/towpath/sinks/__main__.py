@@ -91,7 +91,7 @@ def run(
         config: The configuration file.
         names: The sinks to run; empty for all those of the driver.
         driver: The driver whose sinks to run, including those added later.
-        java_home: The folder of a Java 21; by default ``JAVA_HOME``.
+        java_home: The folder of a Java 21 runtime; by default ``JAVA_HOME``.
         jars: The folder of the engine's connectors; by default ``TOWPATH_SPARK_JARS``.
 
     Raises:
@@ -316,7 +316,7 @@ def _routed(settings: Settings, sink: SinkSettings) -> RoutedRelations:
 def main() -> int:
     """Run the sinks that the command line names."""
     parser = argparse.ArgumentParser(prog="towpath.sinks", description="Run sinks.")
-    parser.add_argument("names", nargs="*", help="sinks (default: all of the driver)")
+    parser.add_argument("names", nargs="*", help="sinks (default: all the driver's)")
     parser.add_argument("--config", type=Path, default=Path("towpath.toml"))
     parser.add_argument("--driver")
     given = parser.parse_args()

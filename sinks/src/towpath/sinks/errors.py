@@ -330,7 +330,7 @@ class TransformBrokenError(HaltError):
 
 
 class WebhookRefusedError(HaltError):
-    """A receiver refuses all webhooks, for their address, signature or a rule."""
+    """A receiver refuses all webhooks because of their address, signature or a rule."""
 
     remedy = (
         "Ask the receiver, and correct the sink's url or secrets, or remove the sink."

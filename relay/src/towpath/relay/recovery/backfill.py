@@ -6,9 +6,9 @@ requests the snapshots of the plan.
 
 A start depends on durable facts: whether the state topic has a lineage (*ran*), whether
 there is a slot, and the state of the snapshot ``towpath-initial`` in
-``towpath.snapshot`` and ``towpath.signal``. A lineage is stored after that snapshot,
-and before its first row is read; so without a lineage, a snapshot that has begun is
-from an earlier installation.
+``towpath.snapshot`` and ``towpath.signal``. A lineage is stored after that snapshot is
+stored, and before its first row is read; so without a lineage, a snapshot that has
+begun is from an earlier installation.
 
 ==================  =====  ====  =====================================================
 mode                ran    slot  action
@@ -131,7 +131,7 @@ class StartFacts(NamedTuple):
     Attributes:
         has_run: The state topic has a lineage.
         has_records: The relay's topics hold records.
-        has_slot: A slot with that name exists, of any owner.
+        has_slot: A slot with the relay's slot name exists, whoever created it.
         is_untouched: ``towpath-initial`` is stored or requested, and has not begun.
     """
 

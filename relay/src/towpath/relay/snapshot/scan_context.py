@@ -51,7 +51,7 @@ class ConsistentPoint:
 
     Attributes:
         view: The name of the exported snapshot, which is also the mark's content, so
-            that an earlier mark does not match. Empty: the mark is not requested yet.
+            that an earlier mark does not match. Empty: no mark has been requested yet.
         mark: The mark in the stream; None: it has not been seen yet.
     """
 

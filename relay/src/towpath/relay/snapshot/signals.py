@@ -61,7 +61,7 @@ _MEANINGS: Final = {
 }
 _SELECTS: Final = ("select", "with", "table", "values", "(")
 # Listed keys are stored in one row, which is written again with each chunk's progress:
-# more of them would load the source. Longer lists need several signals.
+# more of them would strain the source. Longer lists need several signals.
 MAX_KEYS: Final = 10_000
 # The limits of the column that stores a rate, and of the index that contains a name.
 _LARGEST_RATE: Final = 2_147_483_647
@@ -388,7 +388,7 @@ class ExternalSignal(NamedTuple):
         signal_id: The id of the signal and of its snapshot.
         type: The signal's type.
         data: A JSON object, as text; None: the signal has no data.
-        source: The channel, for people.
+        source: The channel's name, for logs and notifications.
         relay: The relay of the channel, for a signal that names none; None: the channel
             belongs to all relays.
     """
@@ -434,8 +434,8 @@ def read_document(document: bytes, fallback_id: str, source: str) -> ExternalSig
     """
     Parse a signal that is a JSON object of ``type``, ``data`` and an optional ``id``.
 
-    ``data`` may be an object, or its text. ``fallback_id`` is the id of a signal that
-    has none.
+    ``data`` may be an object, its text, or missing. ``fallback_id`` is the id of a
+    signal that has none.
 
     Raises:
         SignalRejectedError: It is not a signal.

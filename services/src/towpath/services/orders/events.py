@@ -108,7 +108,7 @@ def order_document(order: OrderState) -> dict[str, Any]:
 
 
 def order_view(order: Order) -> dict[str, Any]:
-    """Return an order's state with its version and its saga, as ``GET`` answers it."""
+    """Return an order's state with its version and its saga, as ``GET`` returns it."""
     steps = sorted(order.steps.items(), key=lambda item: item[1].at)
     return order_document(order.state) | {
         "version": order.state.version,

@@ -290,7 +290,7 @@ class OrderRepository:
 
     def overdue(self, at: datetime, *, of_order: int | None = None) -> Sequence[int]:
         """
-        Return some orders whose deadline has passed, the earliest deadlines first.
+        Return the numbers of some overdue orders, the earliest deadlines first.
 
         Args:
             at: The present time.

@@ -56,12 +56,12 @@ IDLE_TIMEOUT_MS: Final = 30_000
 POOL_WAIT_S: Final = 5.0
 
 
-# The number of products in seeded orders; a product's id is the hash of its number,
-# which counts from 0.
+# The number of products in seeded orders; a product's id is a hash of its number, and
+# numbers start at 0.
 SEEDED_PRODUCTS: Final = 1_000
-# The lines of seeded orders, which are numbered from 1 on, as a common table. Every
-# choice is a hash of the seed, the order's index and the line's number, so no state is
-# kept.
+# The lines of seeded orders, which are numbered from 1 on, as a common table
+# expression. Every choice is a hash of the seed, the order's index and the line's
+# number, so no state is kept.
 SEEDED_LINES: Final = f"""
 seeded_lines as materialized (
     select n, line_no::int,

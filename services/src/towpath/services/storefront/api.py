@@ -15,7 +15,7 @@ and with 501 if the storefront was started without ``--config``. Other answers: 
 the search index or the cache is unavailable.
 
 Every order comes with the positions of its copies. A position is the log LSN in 16 hex
-digits, a dot, and the ordinal in the commit; a greater text is newer.
+digits, a dot, and the ordinal in the commit; compared as text, the greater is newer.
 """
 
 import uuid

@@ -5,7 +5,8 @@ Rows are transformed after the fold, because a transform of a partial change nee
 columns that an earlier change of the batch has. A row that the sink must not have
 becomes a delete at its position: the guard orders it among all other changes of its
 key. A partial change that lacks columns which a transform needs has its row refetched;
-a value that cannot be transformed refuses the change, as a target would.
+a change with a value that cannot be transformed is refused, as a target would refuse
+it.
 """
 
 from towpath.sinks.change import (

@@ -2,7 +2,8 @@
 The entry point of an executor's pod in Kubernetes: ``python -m`` this module.
 
 Spark's driver starts the pod with the argument ``executor`` and describes the executor
-in variables. The entry point of Spark's own images is not in PySpark's package.
+in environment variables. The entry point of Spark's own images is not in PySpark's
+package.
 This process becomes the executor's Java process, so that Java receives the signals that
 stop the pod.
 """

@@ -212,7 +212,7 @@ def _log_lsn(progress: Progress) -> int | None:
 
 
 def _free_bytes(one: WatchedSink) -> int | None:
-    """Return the free bytes on the disk of the state; ``None`` without a folder."""
+    """Return the free bytes on the disk of the state; ``None`` if they are unknown."""
     if one.folder is None:
         return None
     try:

@@ -31,7 +31,7 @@ _REFUSED: Final = frozenset(
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     }
 )
-# The topic or group does not exist, or exists already: nothing is refused.
+# Errors that do not concern rights: for example, the topic or group does not exist.
 _NO_REFUSAL: Final = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,

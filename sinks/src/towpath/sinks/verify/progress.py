@@ -81,10 +81,10 @@ class Log(Protocol):
         """Return the tables that snapshots still have to read for a sink."""
 
     def answered(self, signals: Sequence[str]) -> int:
-        """Count the signals that are completed or refused."""
+        """Count the signals that have ended, whether completed or not."""
 
     def refusals(self, signals: Sequence[str]) -> tuple[str, ...]:
-        """Return the reasons of refused signals."""
+        """Return why signals were rejected, failed or are incomplete."""
 
     def next_transaction(self) -> int:
         """Return an id above those of all running transactions."""
@@ -160,10 +160,10 @@ class CatchUpWaiter:
 
     def wait_for_answers(self, signals: Sequence[str]) -> tuple[str, ...]:
         """
-        Return when signals have been completed or refused.
+        Return when signals have ended, whether completed or not.
 
         Returns:
-            The reasons of refusals.
+            The reasons of those that were rejected, failed or are incomplete.
 
         Raises:
             NotAtRestError: The relay does not answer.
@@ -337,13 +337,13 @@ class SourceLog:
         return PendingSnapshots(0) if row is None else PendingSnapshots(*row)
 
     def answered(self, signals: Sequence[str]) -> int:
-        """Count the signals that are completed or refused."""
+        """Count the signals that have ended, whether completed or not."""
         with translated():
             row = self._connection.execute(_ANSWERED, [list(signals)]).fetchone()
         return 0 if row is None else int(row[0])
 
     def refusals(self, signals: Sequence[str]) -> tuple[str, ...]:
-        """Return the reasons of refused signals."""
+        """Return why signals were rejected, failed or are incomplete."""
         with translated():
             rows = self._connection.execute(_REFUSALS, [list(signals)]).fetchall()
         return tuple(str(reason) for (reason,) in rows)

@@ -94,7 +94,7 @@ def translated() -> Iterator[None]:
     except redis.ResponseError as error:
         raise as_target_error(error) from error
     except redis.RedisError as error:
-        # For example the answer of a server of another protocol.
+        # For example, the answer of a server that speaks another protocol.
         message = f"the cache does not answer: {type(error).__name__}: {error}"
         raise TargetUnavailableError(message) from error
 

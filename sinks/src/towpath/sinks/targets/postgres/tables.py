@@ -6,7 +6,7 @@ executors open the tables too. A table gains the columns that its source gains, 
 keeps those that the source drops; a column keeps its type, even one that the table's
 owner has given it. A value that does not fit becomes a dead letter.
 
-A table gets an id when it is created, and its relation has an OID of the server; a file
+A table gets an id when it is created, and the server gives its relation an OID; a file
 beside the sink's checkpoint stores both for each table. A table with another id or OID
 was dropped and created again, by an executor or by its owner: first its rows are
 requested, and only then is the new id stored.

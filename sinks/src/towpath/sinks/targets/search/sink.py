@@ -57,7 +57,7 @@ _log = structlog.get_logger("towpath.sinks.search")
 
 
 class SearchSink:
-    """One OpenSearch, written by one sink."""
+    """One OpenSearch cluster, written by one sink."""
 
     creates_indexes: ClassVar[bool] = True
 
@@ -74,7 +74,7 @@ class SearchSink:
         schemas: Mapping[str, EventSchema] | None = None,
     ) -> None:
         """
-        Describe the index; nothing is opened yet.
+        Describe the indexes; nothing is opened yet.
 
         Args:
             url: The address of OpenSearch.

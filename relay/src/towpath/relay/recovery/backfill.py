@@ -131,7 +131,7 @@ class StartFacts(NamedTuple):
     Attributes:
         has_run: The state topic has a lineage.
         has_records: The relay's topics hold records.
-        has_slot: A slot with the relay's slot name exists, whoever created it.
+        has_slot: A slot with the relay's slot name exists, whichever role owns it.
         is_untouched: ``towpath-initial`` is stored or requested, and has not begun.
     """
 

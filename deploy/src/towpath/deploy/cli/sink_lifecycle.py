@@ -77,7 +77,7 @@ def add(
 
     Args:
         block: A file with one [[sink]] block and its routes.
-        max_rows_per_second: Bound of the reading speed.
+        max_rows_per_second: Limit on the reading speed.
         signal: Send no signal, but print the SQL statement that requests the snapshot
             with this id, and wait until it has been run.
         config: Configuration file.
@@ -109,7 +109,7 @@ def refill(
     Args:
         name: The sink.
         route: Only this route of the sink.
-        max_rows_per_second: Bound of the reading speed.
+        max_rows_per_second: Limit on the reading speed.
         config: Configuration file.
     """
     is_good = lifecycle.refill_sink(

@@ -63,7 +63,7 @@ class SnapshotOptions:
         keys: A file of keys, one on a line; - is standard input.
         type: Blocking: all tables in one view of the database, while the stream waits.
         surrogate_key: Read in the order of this unique column instead of the key's.
-        max_rows_per_second: Bound of the reading speed.
+        max_rows_per_second: Limit on the reading speed.
         sweep: At the end, have sinks delete the rows that the tables do not have.
         id: The signal's id; by default, a generated one.
     """

@@ -91,5 +91,5 @@ INVENTORY: Final = Service(
 )
 
 if __name__ == "__main__":
-    # Only the root reads the environment.
+    # Only entry points read the environment.
     sys.exit(INVENTORY.main(sys.argv[1:], os.environ))  # noqa: TID251

@@ -203,5 +203,5 @@ ORDERS: Final = Service(
 main = ORDERS.main
 
 if __name__ == "__main__":
-    # Only the root reads the environment.
+    # Only entry points read the environment.
     sys.exit(main(sys.argv[1:], os.environ))  # noqa: TID251

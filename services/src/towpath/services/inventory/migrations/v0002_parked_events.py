@@ -1,8 +1,8 @@
 """
 The inbox identifies a parked event by its id.
 
-The key was the place of the record in its topic. A topic that is deleted and created
-again gives the same place to another event.
+The key used to be the record's place in its topic. A topic that is deleted and created
+again gives that place to another event.
 """
 
 from alembic import op
@@ -20,4 +20,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Keep the new key: the previous version works with either."""
+    """Leave the key: the previous version works with either key."""

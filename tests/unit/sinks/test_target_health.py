@@ -64,6 +64,16 @@ def test_a_cache_that_loses_rows_is_found(fields: dict[str, Any], finding: str):
     assert [finding] == ids(cache_findings(SINK, [CACHE._replace(**fields)]))
 
 
+def test_the_memory_of_a_full_cache_is_named_in_its_unit():
+    """
+    A MiB has 1024 KiB.
+    """
+    full = CACHE._replace(used_bytes=90 * 1024**2, bound_bytes=100 * 1024**2)
+    (found,) = cache_findings(SINK, [full])
+
+    assert "x:1 uses 90 MiB of 100 MiB" == found.what
+
+
 def test_the_loss_of_a_cache_without_a_file_depends_on_its_snapshots():
     """
     The effect names what a restart loses.

@@ -344,4 +344,4 @@ def _is_beyond(disk: Disk, watermark: str) -> bool:
 
 
 def _mebibytes(count: int) -> str:
-    return f"{count / 1024**2:.0f} MB"
+    return f"{count / 1024**2:.0f} MiB"

@@ -9,7 +9,7 @@ from towpath.schemas.failure import UnavailableError, UsageError
 from towpath.services.orders.domain import OrderStatus, Step
 from towpath.services.plumbing.http import MalformedError
 from towpath.services.storefront import saga
-from towpath.services.storefront.__main__ import create_app
+from towpath.services.storefront.__main__ import create_app, declare
 from towpath.services.storefront.pages import basket_text, parse_basket
 from towpath.services.storefront.read_side import (
     Copy,
@@ -268,3 +268,16 @@ def test_a_waiter_is_kept_for_the_next_read():
     made.until_applied("0/1", ["search"])
 
     assert 1 == sinks.made
+
+
+@pytest.mark.parametrize("wait", ["nan", "inf", "-1", "601"])
+def test_a_wait_out_of_its_range_is_refused(wait, capsys):
+    """
+    A read could otherwise wait forever, or never.
+    """
+    addresses = ("--orders", "o", "--inventory", "i", "--search", "s", "--cache", "c")
+    with pytest.raises(SystemExit):
+        declare({}).options([*addresses, f"--wait-seconds={wait}"], {})
+
+    expected = "argument --wait-seconds: must be from 0 to 600 seconds"
+    assert expected in capsys.readouterr().err

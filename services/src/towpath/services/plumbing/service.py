@@ -91,7 +91,7 @@ from towpath.services.registry import register_event_schemas
 START_TIMEOUT_S: Final = 60.0
 DEFAULT_THREADS: Final = 8
 IDEMPOTENCY_HOURS: Final = 24.0
-_MAX_DRAIN_S: Final = 600.0
+_LONGEST_S: Final = 600.0
 # A year.
 _MAX_IDEMPOTENCY_HOURS: Final = 24.0 * 366
 _MAX_BIGINT: Final = 2**63 - 1
@@ -398,9 +398,9 @@ def thread_count(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Read a time to drain."""
-    if not 0 <= (value := float(text)) <= _MAX_DRAIN_S:
-        message = f"must be from 0 to {_MAX_DRAIN_S:g} seconds"
+    """Read a time to drain or to wait."""
+    if not 0 <= (value := float(text)) <= _LONGEST_S:
+        message = f"must be from 0 to {_LONGEST_S:g} seconds"
         raise argparse.ArgumentTypeError(message)
     return value
 

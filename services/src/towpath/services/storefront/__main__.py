@@ -26,7 +26,11 @@ from flask import Flask
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.services.plumbing.openapi import install_openapi
-from towpath.services.plumbing.service import Service, app_without_database
+from towpath.services.plumbing.service import (
+    Service,
+    app_without_database,
+    seconds,
+)
 from towpath.services.storefront import api, pages
 from towpath.services.storefront.read_side import (
     ORDERS,
@@ -134,7 +138,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     waits = "towpath.toml; without it no read can wait for an LSN"
     add("--config", type=Path, help=waits)
     longest = "the longest wait of a read for an LSN"
-    add("--wait-seconds", type=float, default=WAIT_S, help=longest)
+    add("--wait-seconds", type=seconds, default=WAIT_S, help=longest)
 
 
 def declare(environ: Mapping[str, str]) -> Service:

@@ -151,10 +151,24 @@ def test_a_dead_letter_and_an_unreadable_sink_come_first():
     """
     Both hide what the sink stores.
     """
-    parked = journey(record(9), dead_letters=[{"reason": "too long"}])
+    letter = {"reason": "too long", "is_parked": True}
+    parked = journey(record(9), dead_letters=[letter])
 
     assert RouteState.PARKED == state(parked)
     assert RouteState.UNKNOWN == state(journey(record(9), error="it is down"))
+
+
+def test_a_dead_letter_that_parks_no_key_holds_no_record_back():
+    """
+    The log lacks its record only; later ones are applied, or wait for the sink.
+    """
+    letter = {"reason": "too long", "is_parked": False}
+    log = {"keeps_position": False, "dead_letters": [letter]}
+    both = log | {"dead_letters": [letter, letter | {"is_parked": True}]}
+
+    assert RouteState.INCOMPLETE == state(journey(record(9), **log))
+    assert RouteState.BEHIND == state(journey(record(10), **log))
+    assert RouteState.PARKED == state(journey(record(10), **both))
 
 
 def test_a_log_of_events_has_only_offsets():

@@ -63,7 +63,8 @@ def trace(  # noqa: PLR0913 - the options of a command
     Each record is shown with partition, offset, position and commit time; each sink
     with the position that it stores, how far behind it is, and the dead letters of the
     key. Values are not shown. The whole topic is searched, so a large one takes a
-    while. Exit 1 if a sink lacks the newest version, or cannot be read.
+    while. Exit 1 if a sink lacks the newest version, has a dead letter of the key, or
+    cannot be read.
 
     Args:
         type_: The aggregate's type, such as order.
@@ -215,9 +216,9 @@ def _sentence(route: TracedRoute, journey: Journey) -> str:
         case RouteState.BEHIND:
             count = len(waiting_for(route, journey))
             return f"behind: {count} of these records are not applied yet"
-        case RouteState.PARKED:
+        case RouteState.PARKED | RouteState.INCOMPLETE:
             reasons = "; ".join(str(one["reason"]) for one in route.dead_letters)
-            return f"parked: {reasons}"
+            return f"{state}: {reasons}"
         case RouteState.UNKNOWN:
             return f"unknown: {route.error}"
         case _:

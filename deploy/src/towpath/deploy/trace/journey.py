@@ -27,6 +27,7 @@ class RouteState(enum.StrEnum):
     ``deleted``: it is applied, and the row is a tombstone or gone.
     ``behind``: the sink has not reached it yet.
     ``parked``: a dead letter holds the key back.
+    ``incomplete``: only records that are dead letters are not applied.
     ``differs``: it is applied, but the sink stores an older position, or none.
     ``unknown``: the sink cannot be read.
     """
@@ -36,6 +37,7 @@ class RouteState(enum.StrEnum):
     DELETED = "deleted"
     BEHIND = "behind"
     PARKED = "parked"
+    INCOMPLETE = "incomplete"
     DIFFERS = "differs"
     UNKNOWN = "unknown"
 
@@ -151,10 +153,12 @@ def state_of(route: TracedRoute, journey: Journey) -> RouteState:
     """Return the state of the key in a route."""
     if route.error is not None:
         return RouteState.UNKNOWN
-    if route.dead_letters:
+    if any(letter["is_parked"] for letter in route.dead_letters):
         return RouteState.PARKED
     if waiting_for(route, journey):
         return RouteState.BEHIND
+    if route.dead_letters:
+        return RouteState.INCOMPLETE
     if not route.keeps_position:
         return RouteState.APPLIED
     return _stored_state(route, records_for(route, journey))

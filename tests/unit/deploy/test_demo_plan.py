@@ -2,9 +2,16 @@
 
 import pytest
 
-from towpath.deploy.demo import parts
+from towpath.deploy.demo import compare, parts
 from towpath.deploy.demo.stage import DemoOptions, make_plan
 from towpath.settings import Settings
+
+TABLES = (
+    "shop.orders",
+    "inventory.products",
+    "payments.payments",
+    "shipping.shipments",
+)
 
 
 @pytest.mark.parametrize("rate", [1, 20, 50, 400])
@@ -50,6 +57,25 @@ def test_few_orders_want_few_changes():
     assert expected == actual
 
 
+def platform_with(*sinks):
+    """Return the settings of a platform that a demo joins."""
+    return Settings.model_validate(
+        {
+            "version": 1,
+            "source": [{"dsn": "x", "tables": [*TABLES]}],
+            "kafka": {"bootstrap_servers": "x"},
+            "registry": {"url": "x"},
+            "sink": sinks,
+        }
+    )
+
+
+def sink_of(kind, **more):
+    """Describe a sink with all tables of the shop."""
+    routes = [{"topic": f"towpath.{table}", "name": table} for table in TABLES]
+    return {"name": kind, "kind": kind, "url": f"http://{kind}", "route": routes} | more
+
+
 def test_the_load_reads_only_sinks_that_show_orders():
     """
     A platform that a demo joins again may have an index of another name.
@@ -61,17 +87,22 @@ def test_the_load_reads_only_sinks_that_show_orders():
             ("search_orders", {"topic": "towpath.shop.orders", "name": "orders_v2"}),
         )
     )
-    settings = Settings.model_validate(
-        {
-            "version": 1,
-            "source": [{"dsn": "x", "tables": ["shop.orders"]}],
-            "kafka": {"bootstrap_servers": "x"},
-            "registry": {"url": "x"},
-            "sink": [known, other],
-        }
-    )
+    settings = platform_with(known, other)
 
     assert {
         "TOWPATH_LOAD_SEARCH_URL": "http://search",
         "TOWPATH_LOAD_SEARCH_INDEX": "orders",
     } == parts.targets(settings)
+
+
+def test_the_load_and_the_invariants_leave_out_sinks_that_they_cannot_read():
+    """
+    A joined platform may also have sinks of other kinds with the same routes.
+    """
+    lake = sink_of("warehouse", folder="/lake")
+    hook = sink_of("webhook", webhook={"secrets": [f"whsec_{'c2VjcmV0' * 4}"]})
+    settings = platform_with(lake, sink_of("postgres"), hook)
+    variables = parts.targets(settings)
+
+    assert "http://warehouse" == variables["TOWPATH_LOAD_WAREHOUSE_URL"]
+    assert ["database", "warehouse"] == [*compare.book_readers(settings, "x")]

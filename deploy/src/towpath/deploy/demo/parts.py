@@ -265,7 +265,7 @@ def targets(settings: Settings) -> dict[str, str]:
         elif sink.kind == "search":
             found["SEARCH_URL"] = sink.url
             found["SEARCH_INDEX"] = route.name
-        else:
+        elif sink.kind == "warehouse":
             found["WAREHOUSE_URL"] = sink.url
             found["WAREHOUSE_CATALOG"] = CATALOG
             found["WAREHOUSE_TABLE"] = route.name

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -112,22 +113,33 @@ def load_report(stats: RequestStats, *, elapsed_s: float, finished: bool) -> Loa
         failures=sum(
             entry.num_failures
             for (name, kind), entry in stats.entries.items()
-            if kind in METHODS and name != SAMPLED_CHECKOUT
+            if _is_of_users(kind, name)
         ),
         not_started=sum(
             entry.num_failures
             for (_, kind), entry in stats.entries.items()
             if kind == users.ARRIVAL
         ),
-        reasons={
-            f"{failure.name}: {failure.error}": failure.occurrences
-            for failure in stats.errors.values()
-        },
+        reasons=_reasons(stats),
         checkout=latency_of(placed),
         saga=sagas,
         elapsed_s=elapsed_s,
         finished=finished,
     )
+
+
+def _is_of_users(kind: str, name: str) -> bool:
+    """Return whether an entry is a request of the users, not of the sampler."""
+    return kind in METHODS and name != SAMPLED_CHECKOUT
+
+
+def _reasons(stats: RequestStats) -> dict[str, int]:
+    """Count the failures of the users by request and reason."""
+    found = Counter[str]()
+    for failure in stats.errors.values():
+        if _is_of_users(failure.method, failure.name):
+            found[f"{failure.name}: {failure.error}"] += failure.occurrences
+    return dict(found)
 
 
 def write_progress(load: LoadReport, lag: Mapping[str, Any], path: Path) -> None:

@@ -29,11 +29,14 @@ CONFTEST = """
             yield session
 """
 HEAD = """
+    import asyncio
     import psycopg
     import pytest
-    from towpath.outbox import record
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+    from towpath.outbox import record, record_async
 
     DSN = "{dsn}"
+    URL = DSN.replace("postgresql:", "postgresql+asyncpg:", 1)
 
     def noted(number):
         return {{"aggregate_type": "note", "aggregate_id": "1", "type": "Noted",
@@ -79,6 +82,92 @@ def test_a_test_sees_the_events_that_it_recorded(application):
 
         def test_another(recorded_events):
             assert recorded_events == []
+        """
+    ).assert_outcomes(passed=2)
+
+
+def test_a_rollback_removes_the_events_of_its_own_transaction(application):
+    """
+    Other connections and drivers may record between them.
+    """
+    application(
+        """
+        def test_connections(engine, recorded_events):
+            with engine.connect() as first, engine.connect() as second:
+                record(first, noted(1))
+                record(second, noted(2))
+                savepoint = first.begin_nested()
+                record(first, noted(3))
+                record(second, noted(4))
+                savepoint.rollback()
+                second.commit()
+                assert [1, 2, 4] == [event.payload["n"] for event in recorded_events]
+                with first.begin_nested():
+                    record(first, noted(5))
+                first.rollback()
+            assert [2, 4] == [event.payload["n"] for event in recorded_events]
+
+        def test_drivers(session, recorded_events):
+            record(session, noted(1))
+            with psycopg.connect(DSN) as connection:
+                record(connection, noted(2))
+            session.rollback()
+            assert [2] == [event.payload["n"] for event in recorded_events]
+
+        def test_two_phases(engine, recorded_events):
+            with engine.connect() as connection:
+                for number, end in enumerate(("rollback", "commit")):
+                    transaction = connection.begin_twophase()
+                    record(connection, noted(number))
+                    getattr(transaction, end)()
+            assert [1] == [event.payload["n"] for event in recorded_events]
+
+        def test_asynchronous(recorded_events):
+            async def work():
+                engine = create_async_engine(URL)
+                async with AsyncSession(engine) as one, engine.connect() as other:
+                    await record_async(one, noted(1))
+                    await record_async(other, noted(2))
+                    await one.rollback()
+                    await other.commit()
+                await engine.dispose()
+
+            asyncio.run(work())
+            assert [2] == [event.payload["n"] for event in recorded_events]
+        """
+    ).assert_outcomes(passed=4)
+
+
+def test_a_transaction_that_began_before_the_fixture_is_followed(application):
+    """
+    Its rollback, and that of its savepoint, remove its own events only.
+    """
+    application(
+        """
+        @pytest.fixture
+        def begun(session):
+            session.connection()
+            return session
+
+        @pytest.fixture
+        def nested(begun):
+            return begun.begin_nested()
+
+        def test_transaction(begun, engine, recorded_events):
+            record(begun, noted(1))
+            with engine.begin() as connection:
+                record(connection, noted(2))
+            with begun.begin_nested():
+                record(begun, noted(3))
+            begun.rollback()
+            assert [2] == [event.payload["n"] for event in recorded_events]
+
+        def test_savepoint(nested, begun, recorded_events):
+            record(begun, noted(1))
+            nested.rollback()
+            record(begun, noted(2))
+            begun.commit()
+            assert [2] == [event.payload["n"] for event in recorded_events]
         """
     ).assert_outcomes(passed=2)
 

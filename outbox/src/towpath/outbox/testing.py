@@ -78,12 +78,16 @@ class _Watch:
     def __init__(self) -> None:
         self.events = RecordedEvents()
         self.violations: list[str] = []
-        # SQLAlchemy's open transactions: per connection, the start of each savepoint.
-        self._open: dict[Any, list[int]] = {}
+        # SQLAlchemy's open transactions: the events of each connection's transaction,
+        # and of each of its savepoints.
+        self._open: dict[Any, list[list[OutboxEvent]]] = {}
 
-    def record(self, _session: object, events: Sequence[OutboxEvent]) -> None:
-        """Keep events."""
+    def record(self, session: object, events: Sequence[OutboxEvent]) -> None:
+        """Keep events, and the transaction that they belong to."""
         self.events += events
+        connection = _sqlalchemy_connection(session)
+        if connection is not None:
+            self._levels(connection)[-1].extend(events)
 
     def sent(self, what: str) -> None:
         """
@@ -114,6 +118,9 @@ class _Watch:
             "savepoint": self._enter_nested,
             "release_savepoint": self._leave_nested,
             "rollback_savepoint": self._undo_nested,
+            "begin_twophase": self._begin,
+            "commit_twophase": self._end,
+            "rollback_twophase": self._roll_back,
         }
         for name, handler in handlers.items():
             event.listen(Engine, name, handler)
@@ -124,24 +131,46 @@ class _Watch:
 
         return stop
 
-    def _begin(self, connection: Any) -> None:  # noqa: ANN401 - SQLAlchemy's
-        self._open[connection] = [len(self.events)]
+    def _begin(self, connection: Any, *_: object) -> None:  # noqa: ANN401 - SQLAlchemy's
+        self._open[connection] = [[]]
 
-    def _end(self, connection: Any) -> None:  # noqa: ANN401
+    def _end(self, connection: Any, *_: object) -> None:  # noqa: ANN401
         self._open.pop(connection, None)
 
-    def _roll_back(self, connection: Any) -> None:  # noqa: ANN401
-        starts = self._open.pop(connection, [len(self.events)])
-        del self.events[starts[0] :]
+    def _roll_back(self, connection: Any, *_: object) -> None:  # noqa: ANN401
+        for events in reversed(self._open.pop(connection, [])):
+            self._remove(events)
 
     def _enter_nested(self, connection: Any, _name: str) -> None:  # noqa: ANN401
-        self._open.setdefault(connection, [0]).append(len(self.events))
+        self._levels(connection).append([])
 
     def _leave_nested(self, connection: Any, *_: object) -> None:  # noqa: ANN401
-        self._open[connection].pop()
+        events = self._leave(connection)
+        self._levels(connection)[-1].extend(events)
 
     def _undo_nested(self, connection: Any, *_: object) -> None:  # noqa: ANN401
-        del self.events[self._open[connection].pop() :]
+        self._remove(self._leave(connection))
+
+    def _levels(self, connection: Any) -> list[list[OutboxEvent]]:  # noqa: ANN401
+        """Return the events of an open transaction, which may have begun before."""
+        return self._open.setdefault(connection, [[]])
+
+    def _leave(self, connection: Any) -> list[OutboxEvent]:  # noqa: ANN401
+        """Return the events of the innermost savepoint, and forget it."""
+        levels = self._levels(connection)
+        events = levels.pop()
+        if not levels:
+            # The savepoint is older than the test.
+            levels.append([])
+        return events
+
+    def _remove(self, events: Sequence[OutboxEvent]) -> None:
+        """Remove events; one that was recorded twice stays once."""
+        for event in reversed(events):
+            for place in reversed(range(len(self.events))):
+                if self.events[place] is event:
+                    del self.events[place]
+                    break
 
     def _has_open_transaction(self) -> bool:
         if self._open:
@@ -152,6 +181,20 @@ class _Watch:
         ):
             return True
         return any(map(_is_in_transaction, _driver_connections()))
+
+
+def _sqlalchemy_connection(session: Any) -> Any:  # noqa: ANN401 - any driver's
+    """Return the connection of a session of SQLAlchemy; None for another driver's."""
+    sqlalchemy, orm = map(sys.modules.get, ("sqlalchemy", "sqlalchemy.orm"))
+    if hasattr(session, "registry"):
+        # A scoped session.
+        session = session.registry()
+    for name in ("sync_session", "sync_connection"):
+        session = getattr(session, name, session)
+    if orm is not None and isinstance(session, orm.Session):
+        return session.connection()
+    is_known = sqlalchemy is not None and isinstance(session, sqlalchemy.Connection)
+    return session if is_known else None
 
 
 def _driver_connections() -> Iterator[Any]:

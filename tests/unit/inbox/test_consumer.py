@@ -15,7 +15,8 @@ from towpath.inbox.inbox import Admission
 class Client:
     """Kafka's client, of a topic without records."""
 
-    def __init__(self, _settings):
+    def __init__(self, settings):
+        self.settings = settings
         self.is_closed = False
         self.polls = []
 
@@ -78,6 +79,29 @@ def test_a_consumer_polls_and_stops_during_a_replay(clients):
     made.run(stop)
 
     assert ([[], [0], [0, 0]], True) == (polls, clients[0].is_closed)
+
+
+def test_settings_that_the_guarantees_need_are_fixed(clients):
+    """
+    The caller may choose the others, the group and the first offset among them.
+    """
+    fixed = {
+        "isolation.level": "read_committed",
+        "partition.assignment.strategy": "cooperative-sticky",
+        "enable.auto.commit": True,
+        "enable.auto.offset.store": False,
+    }
+    chosen = {"group.id": "prefix-c", "auto.offset.reset": "latest"}
+    stop = threading.Event()
+    stop.set()
+    made = Consumer(
+        *(Replaying(), dict.fromkeys(fixed, "x") | chosen, ["t"]),
+        begin=contextmanager(lambda: iter([None])),
+        handle=lambda _event, _session: None,
+    )
+    made.run(stop)
+
+    assert fixed | chosen == clients[0].settings
 
 
 def test_a_consumer_takes_no_thread_of_the_event_loop(clients):

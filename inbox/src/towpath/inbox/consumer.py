@@ -396,8 +396,11 @@ class Consumer(_Loop):
         Describe the consumer; nothing is connected.
 
         Args:
-            inbox: The inbox, whose name is the Kafka group.
-            kafka: Settings of confluent-kafka: at least ``bootstrap.servers``.
+            inbox: The inbox; its name is the Kafka group.
+            kafka: Settings of confluent-kafka: at least ``bootstrap.servers``. A
+                ``group.id`` replaces the name as the group, and ``towpath inbox
+                status`` does not show its offsets. Isolation level, assignment strategy
+                and commits are fixed.
             topics: The topics, or regular expressions that begin with ``^``.
             begin: Returns a context manager that yields a session with a transaction,
                 commits at its end, and rolls back after an error.
@@ -477,11 +480,11 @@ _REFUSED: Final = (
 def _client_settings(inbox: Inbox, kafka: Mapping[str, Any]) -> dict[str, Any]:
     """Return the client's settings; those that the guarantees need are fixed."""
     return {
-        "partition.assignment.strategy": "cooperative-sticky",
         "auto.offset.reset": "earliest",
-        "isolation.level": "read_committed",
         "group.id": inbox.consumer,
         **kafka,
+        "partition.assignment.strategy": "cooperative-sticky",
+        "isolation.level": "read_committed",
         "enable.auto.commit": True,
         "enable.auto.offset.store": False,
     }

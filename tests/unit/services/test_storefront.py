@@ -12,6 +12,7 @@ from towpath.services.storefront import saga
 from towpath.services.storefront.__main__ import create_app, declare
 from towpath.services.storefront.pages import basket_text, parse_basket
 from towpath.services.storefront.read_side import (
+    MAX_WORDS,
     Copy,
     OrderCache,
     ReadSide,
@@ -196,6 +197,12 @@ def test_the_read_side_is_described_and_the_pages_are_not():
         if "Towpath-Lsn" in [each["name"] for each in operations["get"]["parameters"]]
     }
 
+    summary = document["paths"]["/search"]["get"]["summary"]
+
+    assert "Search orders and products; each of the first 8 words must match" == (
+        summary.removesuffix(".")
+    )
+    assert 8 == MAX_WORDS
     assert [] == errors
     assert {"/search", "/customers/{customer_id}/orders"} == waiting
     assert waiting | {"/health/live", "/health/ready", "/openapi.json"} == {

@@ -137,7 +137,7 @@ class CustomerOrdersDocument(Document):
 @blueprint.get("/search")
 @operations.add(Operation(query=SearchQuery, answer=SearchDocument, waits=True))
 def search() -> Response:
-    """Search orders and products; every word must match."""
+    """Search orders and products; each of the first 8 words must match."""
     wanted = read_query(request, SearchQuery)
     freshness = _freshness("search")
     index = _reads().search

@@ -8,7 +8,7 @@ GET  /                    products with their stock, page by page
 GET  /basket              the basket, and the check-out
 GET  /orders              the orders of this browser's customer, from the read side
 GET  /orders/{id}         an order's saga, live, and where the order can be read
-GET  /find                orders and products that have every word of a text
+GET  /find                orders and products that have the first 8 words of a text
 GET  /orders/{id}/saga    the part of an order's page that changes
 GET  /orders/{id}/read    when a write has become visible in a target, as JSON
 POST ...                  changes the basket or an order, and redirects to a page
@@ -312,7 +312,7 @@ def orders() -> str:
 
 @blueprint.get("/find")
 def find() -> str:
-    """Show the orders and products that have every word of a text."""
+    """Show the orders and products that have each of the first 8 words of a text."""
     text = request.args.get("q", "").strip()[:200]
     if not text:
         return render_template("find.html", text="", orders=(), products=())

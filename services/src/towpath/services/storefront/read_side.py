@@ -36,7 +36,7 @@ from towpath.services.storefront.waits import (
 
 # Redis and OpenSearch answer within milliseconds; this only bounds one that hangs.
 ANSWER_WITHIN_S: Final = 5.0
-# A search ignores further words.
+# A search ignores further words; the texts of /search and /find name the number.
 MAX_WORDS: Final = 8
 _MAX_BIGINT: Final = 2**63 - 1
 ORDERS: Final = "orders"
@@ -110,17 +110,21 @@ class SearchIndex:
 
     def find_orders(self, text: str, limit: int) -> Found:
         """
-        Find the orders whose fields have every word of a text, the best ones first.
+        Find the orders whose fields have the first words of a text, best ones first.
+
+        Each of the first ``MAX_WORDS`` words must match.
 
         Raises:
             SearchUnavailableError: The index does not answer.
         """
         order = ["_score", {"order_id": {"order": "desc", "unmapped_type": "long"}}]
-        return self._find(ORDERS, _every_word(text, _of_order), limit, sort=order)
+        return self._find(ORDERS, _first_words(text, _of_order), limit, sort=order)
 
     def find_products(self, text: str, limit: int) -> Found:
         """
-        Find the products whose fields have every word of a text.
+        Find the products whose fields have the first words of a text.
+
+        Each of the first ``MAX_WORDS`` words must match.
 
         Returns:
             The products; none if there is no index of products.
@@ -128,7 +132,7 @@ class SearchIndex:
         Raises:
             SearchUnavailableError: The index does not answer.
         """
-        return self._find(PRODUCTS, _every_word(text, _of_product), limit)
+        return self._find(PRODUCTS, _first_words(text, _of_product), limit)
 
     def orders_of(self, customer_id: uuid.UUID, limit: int, after: int | None) -> Found:
         """
@@ -200,7 +204,8 @@ def _search_errors() -> Iterator[None]:
         raise SearchUnavailableError(message) from error
 
 
-def _every_word(text: str, ways: Callable[[str], list[Any]]) -> dict[str, Any]:
+def _first_words(text: str, ways: Callable[[str], list[Any]]) -> dict[str, Any]:
+    """Return the query that each of the first words of a text matches."""
     words = text.split()[:MAX_WORDS]
     if not words:
         return {"match_none": {}}

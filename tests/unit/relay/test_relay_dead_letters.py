@@ -5,7 +5,7 @@ from functools import partial
 from typing import NamedTuple
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from towpath.relay.commands.dead_letters import (
     Aggregate,
@@ -17,7 +17,11 @@ from towpath.relay.commands.dead_letters import (
 )
 from towpath.relay.encode.parked_aggregates import parking_type
 from towpath.relay.encode.record import ANY_PARTITION, Record
-from towpath.relay.errors import BrokerUnavailableError, StateRefusedError
+from towpath.relay.errors import (
+    BrokerRefusedError,
+    BrokerUnavailableError,
+    StateRefusedError,
+)
 from towpath.relay.kafka import state
 from towpath.relay.kafka.state import RECORDS_AT_ONCE
 from towpath.settings import Kafka
@@ -198,6 +202,24 @@ def test_no_step_of_a_replay_follows_a_refused_event(monkeypatch, refused, steps
     with pytest.raises(BrokerUnavailableError, match="did not acknowledge"):
         state.publish_now(Kafka(bootstrap_servers="x"), *[event] * 3 * RECORDS_AT_ONCE)
     assert steps * RECORDS_AT_ONCE == producer.produced
+
+
+class EndedProducer(RefusingProducer):
+    """A producer after a fatal error: it takes no record."""
+
+    def produce(self, *_record, **_more) -> None:
+        raise KafkaException(KafkaError(KafkaError._FATAL))
+
+
+def test_a_fatal_error_of_the_client_is_named_with_the_topic(monkeypatch):
+    """
+    A replay whose client has no producer id ends with one error and its remedy.
+    """
+    monkeypatch.setattr(state, "make_client", lambda *_: EndedProducer(0))
+    event = Record("event.order", b"7", b"{}", [], at(1), 0, 9, ANY_PARTITION)
+
+    with pytest.raises(BrokerRefusedError, match="writing to event.order: "):
+        state.publish_now(Kafka(bootstrap_servers="x"), event)
 
 
 def test_an_aggregate_that_is_not_parked_is_refused():

@@ -225,7 +225,6 @@ class Relay:
         # Records in flight are many small objects without cycles: a garbage
         # collection every few hundred would cost several percent of the time.
         gc.freeze()
-        gc.enable()
         gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, 20, 100)
         sessions = SessionLoop(self._clock, self._wakeup, lambda: self._is_stopping)
         topic = self._signal_topic(signals)

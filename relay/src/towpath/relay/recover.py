@@ -178,7 +178,12 @@ def _write_barriers(
 def has_records(
     process: ProcessContext, topic: StateTopic, recovered: RecoveredState
 ) -> bool:
-    """Return whether the relay's topics hold records although there is no state."""
+    """
+    Return whether the relay's topics hold records although there is no state.
+
+    Raises:
+        BrokerUnavailableError: Kafka cannot be reached, or a partition has no leader.
+    """
     if not recovered.state.is_empty:
         return False
     places = [

@@ -61,11 +61,13 @@ def run(*, config: ConfigOption = None) -> int:
     """
     from towpath.relay.commands import compiled  # noqa: PLC0415 - keeps --help fast
 
-    # Imports leave no garbage; the relay turns collections on again.
+    # Imports leave no garbage.
     gc.disable()
-    compiled.import_modules(os.environ)  # noqa: TID251 - where a process begins
-    import towpath.relay.__main__ as relay  # noqa: PLC0415 - after these modules
-
+    try:
+        compiled.import_modules(os.environ)  # noqa: TID251 - where a process begins
+        import towpath.relay.__main__ as relay  # noqa: PLC0415 - after these modules
+    finally:
+        gc.enable()
     return relay.run(config_file(config))
 
 

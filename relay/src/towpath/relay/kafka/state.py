@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from towpath.relay.encode.record import FIRST_PARTITION, Record
 from towpath.relay.errors import BrokerUnavailableError
-from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, make_client
+from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, make_client, relay_error
 from towpath.relay.kafka.reading import TopicReader
 from towpath.relay.recovery.state import State, StateDocument, parse_state
 from towpath.schemas import topics
@@ -109,6 +109,7 @@ def publish_now(kafka: Kafka, *records: Record) -> None:
 
     Raises:
         BrokerUnavailableError: Kafka does not answer in time, or refuses a record.
+        BrokerRefusedError: Kafka refuses the producer.
     """
     # The partitioner agrees with the relay's own, ``partition_of``.
     own = {"enable.idempotence": True, "partitioner": "murmur2_random"}
@@ -166,4 +167,7 @@ def _hand_over(
         )
     except BufferError:
         return False
+    except KafkaException as error:
+        # Fatal for the client, such as a refused producer id.
+        raise relay_error(error, f"writing to {record.topic}") from error
     return True

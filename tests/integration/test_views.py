@@ -246,7 +246,7 @@ def test_what_is_no_view_is_refused(connection):
 
     assert [
         "s.o is not a view",
-        "s.m is a materialised view, whose rows change by a refresh",
+        "s.m is a materialised view, whose rows change when it is refreshed",
         "there is no view s.gone",
     ] == reasons
 

@@ -172,7 +172,7 @@ def test_a_table_without_progress_says_so():
     found = [progress_text(table(**fields)) for fields in (quiet, {"quiet_s": 3.0})]
     text = io.StringIO()
     Console(file=text, width=200).print(snapshot_table([table(**quiet)]))
-    silence = "no progress for 1:35: is the relay down, or does it yield?"
+    silence = "no progress for 1:35: is the relay down, or is it waiting?"
 
     assert [True, False] == [silence in each for each in found]
     assert silence in text.getvalue()

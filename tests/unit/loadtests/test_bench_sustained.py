@@ -89,7 +89,7 @@ def test_a_part_that_leaves_a_tenth_behind_cannot_keep_up():
     [
         ({"reached_per_s": 18.0}, "only 18.0/s were reached"),
         ({"failures": 3}, "3 requests or reads failed"),
-        ({"restarts": 1}, "1 parts restarted"),
+        ({"restarts": 1}, "restarts of parts: 1"),
         ({"readings": {"cache": replace(READING, lost=2)}}, "2 samples were lost"),
         (
             {"backlogs": {"saga": BacklogTrend(((0.0, 0.0), (10.0, 20.0)), 20.0)}},

@@ -1,7 +1,7 @@
 """
 Metrics of consumers in Prometheus's format; ``docs/metrics.md`` describes each.
 
-They are registered beside the application's own metrics and served by its port: a
+They are registered beside the application's own metrics and served on its port: a
 consumer opens none. Labels are the inbox's name, and the topics and partitions that its
 consumers read.
 """

@@ -1,5 +1,5 @@
 """
-Operations for Alembic migrations: create, upgrade, check and drop the tables.
+Operations for Alembic migrations: create, upgrade and check tables; drop the outbox.
 
 Import this module in a revision, and ``op`` has the operations::
 
@@ -91,7 +91,8 @@ class SourceTableOperation(MigrateOperation):
                 ones and drops old ones. An existing table is not converted.
             days_ahead: The number of daily partitions to create beyond today's.
             writers: Roles of applications, which get the privileges to write.
-            way: How they write: rows that are kept, or that they delete again.
+            way: How they write: rows that are kept, or rows that they delete in the
+                same transaction.
             cleaners: Roles that run ``towpath outbox clean`` on an outbox without
                 partitions; only the owner drops partitions.
             clock: Gives today's date.

@@ -61,7 +61,8 @@ class Collector:
     Args:
         translate: Turns a domain event into an event that the outbox takes. It also
             gets the session: ``session.info`` can hold values of the whole request.
-        outbox: Records the events; None: the default outbox.
+        outbox: Records the events; None: the outbox of the session's engine, or else
+            the default one.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from towpath.schemas.failure import TowpathError, with_remedy
 from towpath.services.plumbing.http import ConflictError
 
 EXTENSION: Final = "towpath.console.runs"
-# The newest lines of a run that its page shows.
+# How many of a run's newest lines its page shows.
 _MOST_LINES: Final = 200
 
 log = structlog.get_logger(__name__)

@@ -52,7 +52,7 @@ def _rule(given: PropertyValue, form: dict[str, object]) -> Outcome:
 
 
 def key_columns(given: PropertyValue, connector: Connector) -> Outcome:
-    """Convert ``message.key.columns``: tables and columns by name, or by catalog."""
+    """Convert ``message.key.columns``; expressions are expanded from the catalog."""
     found: dict[str, list[str]] = {}
     unknown: list[str] = []
     for entry in filter(None, (part.strip() for part in given.value.split(";"))):
@@ -156,7 +156,7 @@ def value_converter(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def key_converter(given: PropertyValue, connector: Connector) -> Outcome:
-    """Convert the format of keys, which must be that of values; the outbox has text."""
+    """Convert the keys' format, which must be the values'; outbox keys are text."""
     ours = _form(given, connector)
     values = connector.get("value.converter")
     if _class_name(given.value) in _RAW_CLASSES:
@@ -199,7 +199,7 @@ def _form(given: PropertyValue, connector: Connector) -> str | None:
 
 
 def source_types(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Convert the columns whose schema has Postgres's type."""
+    """Convert the columns whose schema names the Postgres type."""
     return taken({(*ROWS, "source_types"): listed(given.value)})
 
 

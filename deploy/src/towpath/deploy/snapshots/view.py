@@ -76,7 +76,7 @@ def quiet_text(row: TableProgress) -> str:
     quiet_s = row.quiet_s or 0.0
     if row.state != "running" or quiet_s < _QUIET_S:
         return ""
-    return f"no progress for {time_text(quiet_s)}: is the relay down, or does it yield?"
+    return f"no progress for {time_text(quiet_s)}: is the relay down, or is it waiting?"
 
 
 def rate_text(row: TableProgress) -> str:

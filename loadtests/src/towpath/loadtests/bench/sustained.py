@@ -7,7 +7,7 @@ whose saga has not ended, bytes of the log that the relay has not confirmed, rec
 that a sink has not applied. Each is sampled at an interval, and a straight line is
 fitted to the samples. Its slope is compared with the rate at which the same thing comes
 in: a part that falls behind by more than a twentieth of that cannot keep up. Sinks work
-batch by batch, so a backlog is a saw tooth; a slope that its scatter explains, twice
+batch by batch, so a backlog is a sawtooth; a slope that its scatter explains, twice
 the standard error, is not a rise. ::
 
     {"checkout": {"name": "checkout", "sustained_rate": 20.0, "rates": [
@@ -62,7 +62,7 @@ _BUSY_SHARE: Final = 0.9
 _NAMED_PARTS: Final = 3
 
 # Budgets from the commit to the first read that finds it, at the 99th percentile. These
-# must be met at any rate, BUDGETS_MS only where the machine carries the rate.
+# must be met at every rate, BUDGETS_MS only where the machine carries the rate.
 REQUIRED_MS: Final[Mapping[str, float]] = MappingProxyType(
     {CACHE: 10_000.0, SEARCH: 60_000.0, WAREHOUSE: 3_600_000.0}
 )
@@ -148,7 +148,7 @@ class Cores:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SustainedRate:
     """
-    One rate, kept up for the measured time.
+    One rate that was requested for the measured time, sustained or not.
 
     Attributes:
         rate_per_s: The requested rate, of checkouts or of row writes.
@@ -186,7 +186,7 @@ class SustainedRate:
         if self.failures:
             yield f"{self.failures:,} requests or reads failed"
         if self.restarts:
-            yield f"{self.restarts} parts restarted"
+            yield f"restarts of parts: {self.restarts}"
         for name, backlog in self.backlogs.items():
             if backlog.is_rising:
                 yield f"the backlog of {name} rose by {backlog.growth:.0%} of its input"

@@ -1,5 +1,5 @@
 """
-The table, and the processes that write it.
+The table, and the processes that write to it.
 
 Every way has the same writers. A way may add a ``ChangePublisher`` to each: the writer
 passes it every transaction after the commit, and waits for it. Only the publisher of a
@@ -245,7 +245,7 @@ class WriterProcess:
         return received
 
     def kill(self) -> None:
-        """Kill the process by SIGKILL, and wait until it has ended."""
+        """Kill the process with SIGKILL, and wait until it has ended."""
         self._process.kill()
         self._process.join()
 

@@ -33,10 +33,10 @@ ARRIVAL: Final = "ARRIVAL"
 LATE: Final = "late"
 NOT_STARTED: Final = "not started"
 
-# The other tasks are repeated this often, so that returns get an accurate share.
+# The other tasks are repeated this many times, so that returns get an accurate share.
 _GRAIN: Final = 10
 
-# A shape may end without arrivals; the run ends before this.
+# The wait if the shape has no more arrivals; the run ends before it is over.
 _LONGEST_WAIT_S: Final = 86_400.0
 
 _clock = SystemClock()

@@ -106,7 +106,7 @@ def available(environ: Mapping[str, str], home: Path = HOME) -> Code:
 
 def import_modules(environ: Mapping[str, str], home: Path = HOME) -> None:
     """
-    Import the hot modules compiled, if they are available and not imported yet.
+    Import the compiled hot modules, if there are any and none is imported yet.
 
     Raises:
         ConfigurationError: ``TOWPATH_COMPILED`` is neither on nor off.

@@ -7,7 +7,7 @@ The relay publishes a notification (``aggregate_type`` ``Table``) and, if the me
 demands it, records that empty the topic: Debezium's ``t`` in each partition, with the
 header ``sweep`` at its own position and the header ``dropped`` with the table's oid.
 Before a snapshot that ends with a sweep, the record has no header ``sweep``: readers
-without sweeps empty their table, and Towpath's sinks keep serving until the sweep.
+that ignore sweeps empty their table, and Towpath's sinks keep serving until the sweep.
 
 Formats other than JSON have no schema for a dropped table: there the record has no
 value, only headers. A compacted topic needs a key and a value: both are plain JSON.
@@ -136,7 +136,7 @@ def emptying_records(
     """
     Return records that empty a topic, one per partition.
 
-    If a sweep follows, only plain JSON has such records, for readers without sweeps.
+    If a sweep follows, only plain JSON has them, for readers that ignore sweeps.
 
     Args:
         event: Names the table.

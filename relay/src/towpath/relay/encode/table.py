@@ -74,7 +74,7 @@ _Key = bytes | None
 
 
 class SourceNames(NamedTuple):
-    """The topic prefix and the database, with which the source's names begin."""
+    """The topic prefix and the database, which all tables of the source share."""
 
     prefix: str
     database: str
@@ -214,7 +214,7 @@ class TableRoute:
         return with_message(value, floor) if self._is_plain else value
 
     def key_bytes(self, row: Row) -> tuple[bytes, ...]:
-        """Return the text of the table's primary key, in key order."""
+        """Return the texts of a row's primary key, in key order."""
         return tuple(key_column_text(row[index]) for index in self.relation.key)
 
     def _update(self, change: Change, now_us: int) -> Sequence[Record]:
@@ -357,7 +357,7 @@ class TableRoute:
 
 class PreciseKeyRoute(TableRoute):
     """
-    The route of a table whose key has decimals that cannot express every number.
+    The route of a table whose key has decimals in a form without NaN and infinities.
 
     Rows with NaN or an infinity in the key become dead letters: written as null, as in
     other columns, they would share a key.
@@ -438,7 +438,7 @@ class PreciseKeyRoute(TableRoute):
 
 
 def lacks_key_forms(relation: Relation, plan: ColumnPlan) -> bool:
-    """Return whether the key has decimals that cannot express every number."""
+    """Return whether the key may have values, such as NaN, that its form lacks."""
     return bool(_precise_places(relation, plan))
 
 

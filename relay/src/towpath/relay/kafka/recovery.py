@@ -235,7 +235,7 @@ class PartitionScan:
         self.start = max(0, self.end - (self.end - self.start) * _WIDER)
 
     def take(self, message: Message) -> None:
-        """Read one record; the window has the READ rows after the last streamed one."""
+        """Read one record; a READ row raises the log LSN, but sets no position."""
         found = dict(message.headers() or ()).get(headers.POSITION)
         if isinstance(found, bytes):
             self.is_ours = True

@@ -26,8 +26,8 @@ _POLL_S: Final = 0.1
 _AT_ONCE: Final[Mapping[str, Any]] = {
     "acks": "all",
     "linger.ms": 0,
-    # The topic limits the size: so the client has its greatest limit, and no batches,
-    # which can exceed the limit of a topic that accepts each of their records.
+    # The topic limits the size, so the client gets the largest limit. It makes no
+    # batches: one can exceed the limit of a topic that accepts each of its records.
     "message.max.bytes": topics.LARGEST_RECORD_BYTES,
     "batch.num.messages": 1,
 }

@@ -54,7 +54,7 @@ _PAYLOAD_TYPES: Final = _JSON | _TEXTS | {_BYTEA}
 _SERVER: Final = frozenset({"pg_catalog", "information_schema"})
 _KINDS: Final = MappingProxyType(
     {
-        "m": "a materialised view, whose rows change by a refresh",
+        "m": "a materialised view, whose rows change when it is refreshed",
         "f": "a foreign table, whose changes are not in the log",
         "S": "a sequence, whose value belongs to no transaction",
     }
@@ -136,7 +136,7 @@ def view_findings(
     connection: Connection, views: Sequence[AggregateView]
 ) -> list[CheckFinding]:
     """
-    Return the problems that prevent, or may prevent, reading the declared views.
+    Return the problems of the declared views: reads that fail, or may miss rows.
 
     Raises:
         SourceUnavailableError: The source does not answer.

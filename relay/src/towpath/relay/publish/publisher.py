@@ -167,7 +167,7 @@ class Publisher:
 
     def flush(self) -> None:
         """
-        Give queued records to the producer; waits while there is no room.
+        Give queued records to the producer, and wait while there is no room.
 
         Call order: after the messages of each read, and the rows of each turn. The
         records of a backlog then reach the client together and fill its batches, which
@@ -207,8 +207,9 @@ class Publisher:
         """
         Return the record to produce; None if Kafka has it.
 
-        Called for the first record of a topic, a record without a key or with an
-        explicit partition, a large one, and every one that is repeated after a crash.
+        Called for the first record of a topic, each one while the topic has a former
+        partition count, a record without a key or with an explicit partition, a large
+        one, and every one that is repeated after a crash.
         """
         record, facts = self._with_facts(record)
         if record.partition >= self._count(record, facts):

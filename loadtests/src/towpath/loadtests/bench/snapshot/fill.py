@@ -4,7 +4,7 @@ The benchmark of snapshots: all systems, both loads, round by round.
 In one run a system streams the table's changes, is asked to read the table, and is
 checked afterwards. Under updates, the load begins before the signal, so that the same
 clients measure the latency without a snapshot; it ends with the snapshot. A finding
-voids all figures; stale rows are a finding of the relay only.
+voids all figures; stale rows are a finding only for the relay.
 """
 
 from collections.abc import Iterator, Sequence

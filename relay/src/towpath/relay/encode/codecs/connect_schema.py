@@ -136,7 +136,7 @@ def envelope_schema(
 def row_schema(
     names: TableNames, key: Sequence[Field], columns: Sequence[Field]
 ) -> Schema:
-    """Return the schema of a table's rows; only the key's columns are required."""
+    """Return the schema of a table's rows; only non-null key columns are required."""
     needed = {field.at for field in key if not field.is_nullable}
     return Schema(
         "struct",
@@ -171,7 +171,7 @@ def sanitized(name: str) -> str:
 
 
 def sanitized_path(name: str) -> str:
-    """Return a name with dots that Avro allows, part by part."""
+    """Return a dotted name, each part of it sanitized for Avro."""
     return ".".join(sanitized(part) for part in name.split("."))
 
 

@@ -218,7 +218,7 @@ def test_a_fatal_error_of_the_client_is_named_with_the_topic(monkeypatch):
     monkeypatch.setattr(state, "make_client", lambda *_: EndedProducer(0))
     event = Record("event.order", b"7", b"{}", [], at(1), 0, 9, ANY_PARTITION)
 
-    with pytest.raises(BrokerRefusedError, match="writing to event.order: "):
+    with pytest.raises(BrokerRefusedError, match=r"writing to event\.order: "):
         state.publish_now(Kafka(bootstrap_servers="x"), event)
 
 

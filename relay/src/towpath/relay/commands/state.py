@@ -53,29 +53,19 @@ def newest_values(settings: Settings) -> dict[str, bytes]:
 
 
 def _messages(settings: Settings) -> Iterator[Message]:
-    """Yield every record of the state topic, oldest first."""
-    topic = StateTopic(settings.kafka, settings.database.prefix)
-    with TopicReader(settings.kafka) as reader:
-        _require(topic, reader)
-        yield from topic.messages(reader)
-
-
-def require_topic(settings: Settings) -> None:
     """
-    Make sure that there is a state topic.
+    Yield every record of the state topic, oldest first.
 
     Raises:
         StateRefusedError: There is no state topic.
         BrokerUnavailableError: Kafka cannot be reached.
     """
+    topic = StateTopic(settings.kafka, settings.database.prefix)
     with TopicReader(settings.kafka) as reader:
-        _require(StateTopic(settings.kafka, settings.database.prefix), reader)
-
-
-def _require(topic: StateTopic, reader: TopicReader) -> None:
-    if topic.topic not in reader.partition_counts():
-        reason = f"there is no state topic {topic.topic}"
-        raise StateRefusedError(reason)
+        if topic.topic not in reader.partition_counts():
+            reason = f"there is no state topic {topic.topic}"
+            raise StateRefusedError(reason)
+        yield from topic.messages(reader)
 
 
 def lineage_offset(settings: Settings) -> int:

@@ -74,6 +74,7 @@ class TopicReader:
         level = "read_committed" if is_committed else "read_uncommitted"
         settings = {**_READING, "isolation.level": level}
         self._consumer = make_client(Consumer, kafka, settings)
+        self._listed: frozenset[str] = frozenset()
 
     def __enter__(self) -> Self:
         return self
@@ -124,7 +125,8 @@ class TopicReader:
         """
         doing = f"reading {what}"
         # Knowing the leaders beforehand saves half a second of waiting for them.
-        self._list_topics(doing)
+        if not self._listed.issuperset(topic for topic, _ in starts):
+            self._list_topics(doing)
         places = [TopicPartition(*at, start) for at, start in starts.items()]
         try:
             self._consumer.assign(places)
@@ -139,6 +141,7 @@ class TopicReader:
         except KafkaException as error:
             raise relay_error(error, doing) from error
         topics: dict[str, TopicMetadata] = cluster.topics
+        self._listed = frozenset(topics)
         return topics
 
 

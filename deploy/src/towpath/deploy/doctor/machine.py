@@ -179,7 +179,7 @@ def _folder_findings(folder: FolderFacts) -> Iterator[CheckFinding]:
     if folder.free_bytes < _LEAST_FREE_BYTES:
         yield warning_finding(
             "machine-disk",
-            f"the disk of the state folder has {folder.free_bytes // 1024**2} MB left",
+            f"the disk of the state folder has {folder.free_bytes // 1024**2} MiB left",
             "once it is full, sinks cannot store their progress, and stop",
             f"free disk space for {folder.path}, or name another state_folder",
         )

@@ -37,7 +37,7 @@ create table shop.order_deadlines (
 create index ix_shop_order_deadlines_deadline_at
     on shop.order_deadlines (deadline_at);
 
--- The orders whose saga has not ended, by the rule of is_settled in the domain.
+-- The orders that a saga has still to end, as is_settled of the service's domain finds.
 create view shop.unsettled_orders as
 with steps as (
     select order_id, array_agg(step) as taken

@@ -27,7 +27,7 @@ from towpath.relay.errors import NotPreparedError, OutboxUpdatedError
 from towpath.relay.wal.messages import Column, Relation
 from towpath.relay.wal.transactions import Change, Transaction
 from towpath.schemas.envelope import Operation
-from towpath.settings.outbox import OnUpdate, Outbox
+from towpath.settings.outbox import MissingColumn, OnUpdate, Outbox
 
 NAMES = (
     "occurred_at",
@@ -156,6 +156,23 @@ def test_a_row_cannot_overwrite_the_relays_headers():
     (record,) = bench.records(headers=b'{"position": "x", "id": "y", "snapshot": "z"}')
 
     assert (5, {OWN_NAME: 1}) == (len(record.headers), bench.skipped)
+
+
+def test_a_skipped_column_makes_no_envelope():
+    """
+    So a CloudEvent has the content type of its payload.
+    """
+    outbox = Outbox(
+        cloudevents="/shop",
+        placements=("absent:envelope",),
+        on_missing_column=MissingColumn.SKIP,
+    )
+    (record,) = RouteBench(outbox).records()
+
+    assert (ROW["payload"], b"text/plain; charset=utf-8") == (
+        record.value,
+        dict(record.headers)["content-type"],
+    )
 
 
 @pytest.mark.parametrize("empty", [None, b"null", b"{}"])

@@ -132,14 +132,7 @@ def placement_steps(relation: Relation, outbox: Outbox) -> Iterable[DraftStep]:
     Raises:
         NotPreparedError: A column is missing, and the options forbid that.
     """
-    known = column_places(relation)
-    is_strict = outbox.on_missing_column is MissingColumn.ERROR
-    placements = [
-        placement
-        for placement in map(parse_placement, outbox.placements)
-        if not is_standard(placement, outbox.columns)
-        and (is_strict or placement.column in known)
-    ]
+    placements = _applied(relation, outbox)
     for placement in placements:
         if placement.place is PlacedIn.HEADER:
             yield _header(relation, placement)
@@ -148,6 +141,23 @@ def placement_steps(relation: Relation, outbox: Outbox) -> Iterable[DraftStep]:
     enveloped = [each for each in placements if each.place is PlacedIn.ENVELOPE]
     if enveloped:
         yield _envelope(relation, outbox.columns, enveloped)
+
+
+def has_envelope(relation: Relation, outbox: Outbox) -> bool:
+    """Return whether the values of a table's events are JSON envelopes."""
+    return any(each.place is PlacedIn.ENVELOPE for each in _applied(relation, outbox))
+
+
+def _applied(relation: Relation, outbox: Outbox) -> list[Placement]:
+    """Return the placements, without standard ones and skipped columns."""
+    known = column_places(relation)
+    is_strict = outbox.on_missing_column is MissingColumn.ERROR
+    return [
+        placement
+        for placement in map(parse_placement, outbox.placements)
+        if not is_standard(placement, outbox.columns)
+        and (is_strict or placement.column in known)
+    ]
 
 
 def is_standard(placement: Placement, columns: OutboxColumns) -> bool:

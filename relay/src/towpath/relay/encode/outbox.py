@@ -29,6 +29,7 @@ from towpath.relay.encode.event_options import (
     DraftStep,
     EventDraft,
     cloudevent_step,
+    has_envelope,
     placement_steps,
 )
 from towpath.relay.encode.outbox_columns import (
@@ -58,7 +59,6 @@ from towpath.relay.wal.transactions import Change, Transaction
 from towpath.schemas import headers
 from towpath.schemas.envelope import Operation
 from towpath.settings.outbox import EmptyPayload, OnUpdate, Outbox, Traceparent
-from towpath.settings.syntax import PlacedIn, parse_placement
 
 NO_AGGREGATE_TYPE: Final = "the row has no aggregate type"
 NO_ROUTE: Final = "the column that names the topic is null"
@@ -252,11 +252,10 @@ class EventWriter:
         if outbox.on_empty_payload is EmptyPayload.TOMBSTONE:
             yield _as_tombstone
         if outbox.cloudevents:
-            placements = map(parse_placement, outbox.placements)
             yield cloudevent_step(
                 outbox.cloudevents,
                 type_oid(relation, column_names(columns)[_PAYLOAD_AT]),
-                is_enveloped=any(p.place is PlacedIn.ENVELOPE for p in placements),
+                is_enveloped=has_envelope(relation, outbox),
             )
 
     def _route_by(self, at: int) -> DraftStep:

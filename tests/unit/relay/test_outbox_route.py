@@ -158,6 +158,17 @@ def test_a_row_cannot_overwrite_the_relays_headers():
     assert (5, {OWN_NAME: 1}) == (len(record.headers), bench.skipped)
 
 
+def test_each_attempt_to_set_a_header_of_the_relay_is_counted():
+    """
+    Also of rows with the same headers, which are parsed once.
+    """
+    bench = RouteBench()
+    for _ in range(3):
+        bench.records(headers=b'{"position": "x"}')
+
+    assert {OWN_NAME: 3} == bench.skipped
+
+
 def test_a_skipped_column_makes_no_envelope():
     """
     So a CloudEvent has the content type of its payload.

@@ -105,8 +105,9 @@ OnTraced = Callable[[Transaction, Record, bytes], None]
 # An upper bound of the bytes of a header besides its name and its value.
 _HEADER_BYTES: Final = 10
 
-# A row's own headers, their size, and the trace context among them.
-_OwnHeaders = tuple[tuple[Header, ...], int, bytes | None]
+# A row's own headers, their size, the trace context among them, and whether a header
+# was dropped.
+_OwnHeaders = tuple[tuple[Header, ...], int, bytes | None, bool]
 
 
 class EventWriter:
@@ -131,7 +132,8 @@ class EventWriter:
             relation: The outbox table.
             outbox: The options.
             reserved: Topics that no event may use.
-            on_skipped: Called with the reason for a row's header that is dropped.
+            on_skipped: Called with the reason for each row with a header that is
+                dropped.
 
         Raises:
             NotPreparedError: The table lacks a column that the options name.
@@ -169,9 +171,11 @@ class EventWriter:
                 raise UnroutableError(NO_INSTANT) from error
         more: tuple[Header, ...] = ()
         if extra is not None:
-            more, more_bytes, own_trace = self._cached_headers.get(
+            more, more_bytes, own_trace, has_dropped = self._cached_headers.get(
                 extra
             ) or self._read_headers(extra)
+            if has_dropped:
+                self._on_skipped(OWN_NAME)
             trace = trace or own_trace
             size += more_bytes
         if trace is not None:
@@ -223,8 +227,7 @@ class EventWriter:
         if len(self._cached_headers) >= _MAX_CACHED:
             self._cached_headers.clear()
         entries = _read_entries(text)
-        if any(name in self._reserved for name in entries):
-            self._on_skipped(OWN_NAME)
+        has_dropped = any(name in self._reserved for name in entries)
         trace = entries.pop(headers.TRACEPARENT, None)
         kept = tuple(
             (name, value)
@@ -234,7 +237,7 @@ class EventWriter:
         size = sum(
             len(name.encode()) + len(value) + _HEADER_BYTES for name, value in kept
         )
-        found = self._cached_headers[text] = kept, size, trace
+        found = self._cached_headers[text] = kept, size, trace, has_dropped
         return found
 
     def _resolve(self, relation: Relation, outbox: Outbox) -> Iterable[DraftStep]:

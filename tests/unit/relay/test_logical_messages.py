@@ -133,6 +133,7 @@ def test_message_prefixes_are_matched_whole(
         "towpath.heartbeat",
         "towpath.table",
         "towpath.verify",
+        "towpath.wait",
         "towpath.outbox",
     ],
 )

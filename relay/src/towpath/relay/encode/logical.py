@@ -12,8 +12,9 @@ has the transaction's id and commit. Any other message has its own LSN with the 
 ``-``, neither id nor commit, and the time at which the relay read it, because the log
 does not record its time.
 
-Towpath's own messages (watermarks, heartbeats, table events, the verifier's marks,
-events without a table) never become such records. Excluded messages are counted.
+Towpath's own messages (watermarks, heartbeats, table events, those of the verifier and
+of ``towpath wait``, events without a table) never become such records. Excluded
+messages are counted.
 
 ``LogicalEvents`` turns messages into events without a table, from the JSON of an outbox
 row::
@@ -73,7 +74,13 @@ COLLECTION: Final = "message"
 EXCLUDED: Final = "the configuration excludes the logical message's prefix"
 
 OWN_PREFIXES: Final = frozenset(
-    {"towpath.watermark", "towpath.heartbeat", "towpath.verify", "towpath.table"}
+    {
+        "towpath.watermark",
+        "towpath.heartbeat",
+        "towpath.table",
+        "towpath.verify",
+        "towpath.wait",
+    }
 )
 
 KEY: Final = Schema(

@@ -1,5 +1,7 @@
 """Snapshot statistics, from the effects that the driver stores."""
 
+import pytest
+
 from support.relay_bench import bench_settings
 from towpath.relay.kafka.lineage import RelayDatasets, SnapshotRuns
 from towpath.relay.snapshot.protocol import (
@@ -244,3 +246,26 @@ def test_each_table_of_a_snapshot_is_a_run_for_catalogs():
 def job(name: str) -> str:
     """Return the name of a table's job."""
     return f"towpath.snapshot.{name}"
+
+
+@pytest.mark.parametrize(
+    ("target", "topic"),
+    [(None, "event.order"), ("search", "event.order.backfill.search")],
+)
+def test_a_snapshot_of_a_view_writes_the_topic_of_its_events(
+    target: str | None, topic: str
+):
+    """
+    Its collection is no table: it has neither columns nor a topic of its own.
+    """
+    view = {"aggregate_type": "order", "view": "shop.order_state"}
+    outbox = {"topic": "event.{aggregate_type}", "view": [view]}
+    settings = bench_settings(1, outbox=outbox)
+    datasets = RelayDatasets(settings, {"dbname": "db"}, ())
+    job = datasets.snapshot_job(table("outbox.order", target=target))
+    inputs, outputs = job.datasets()
+
+    assert (["db.shop.order_state"], [topic]) == (
+        [each.name.name for each in inputs],
+        [each.name.name for each in outputs],
+    )

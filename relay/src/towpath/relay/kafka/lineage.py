@@ -28,6 +28,7 @@ from towpath.schemas.lineage import (
 from towpath.schemas.table_name import TableName
 from towpath.schemas.topics import backfill_topic, outbox_topic, table_topic
 from towpath.settings import Settings
+from towpath.settings.outbox import AggregateView
 
 
 class SnapshotRuns:
@@ -109,6 +110,9 @@ class RelayDatasets:
         """Describe the job of a table's snapshots."""
         name = f"{self._prefix}.snapshot.{table.collection}"
         datasets = partial(self._of_snapshot, table.collection, table.target)
+        for view in self._settings.relay.outbox.view:
+            if view.collection == table.collection:
+                datasets = partial(self._of_view, view, table.target)
         return Job(name, "SNAPSHOT", datasets, is_streaming=False)
 
     def read(self) -> JobDatasets:
@@ -144,6 +148,15 @@ class RelayDatasets:
         topic = topic if target is None else backfill_topic(topic, target)
         inputs = [self._input(name, announced)]
         return JobDatasets(inputs, [self._output(name, announced, topic)])
+
+    def _of_view(self, view: AggregateView, target: str | None) -> JobDatasets:
+        """Return the view of an aggregate, and the topic of its events."""
+        topic = self._settings.relay.outbox.topic_of(view.aggregate_type)
+        topic = topic if target is None else backfill_topic(topic, target)
+        return JobDatasets(
+            [Dataset(self._table(TableName.parse(view.view)))],
+            [Dataset(self._topic(topic))],
+        )
 
     def _input(self, name: TableName, announced: AnnouncedTable | None) -> Dataset:
         columns = () if announced is None else announced.columns

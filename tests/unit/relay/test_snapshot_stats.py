@@ -1,8 +1,11 @@
 """Snapshot statistics, from the effects that the driver stores."""
 
+from typing import Self
+
 import pytest
 
 from support.relay_bench import bench_settings
+from towpath.relay.kafka import lineage
 from towpath.relay.kafka.lineage import RelayDatasets, SnapshotRuns
 from towpath.relay.snapshot.protocol import (
     KeysStored,
@@ -269,3 +272,35 @@ def test_a_snapshot_of_a_view_writes_the_topic_of_its_events(
         [each.name.name for each in inputs],
         [each.name.name for each in outputs],
     )
+
+
+class ListedTopics:
+    """A reader of a cluster with topics of several kinds."""
+
+    def __init__(self, _kafka: object) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+    def partition_counts(self) -> dict[str, int]:
+        """Return one partition for each topic."""
+        names = ("order", "order.backfill.search", "towpath.message", "towpath.a.b")
+        return dict.fromkeys((*names, "__consumer_offsets"), 1)
+
+
+def test_a_topic_with_another_use_is_no_topic_of_events(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """
+    Also if the template of the events' topics is the aggregate type alone.
+    """
+    monkeypatch.setattr(lineage, "TopicReader", ListedTopics)
+    monkeypatch.setattr(lineage, "read_announced_tables", lambda *_: {})
+    settings = bench_settings(1, outbox={"topic": "{aggregate_type}"})
+    datasets = RelayDatasets(settings, {"dbname": "db"}, ("a.b",)).read()
+
+    assert ["order"] == [each.name.name for each in datasets.outputs]

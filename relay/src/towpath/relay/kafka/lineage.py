@@ -7,10 +7,11 @@ the process leaves unfinished is aborted, and another run continues it. The colu
 table are those that the relay announced in Kafka, so the source is not queried.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
+from towpath.relay.encode.outbox_columns import ReservedTopics
 from towpath.relay.kafka.reading import TopicReader
 from towpath.relay.kafka.recovery import AnnouncedTable, read_announced_tables
 from towpath.relay.snapshot.stored import StoredTable
@@ -126,9 +127,8 @@ class RelayDatasets:
         with TopicReader(self._settings.kafka) as reader:
             announced = read_announced_tables(reader, self._prefix)
             topics = reader.partition_counts()
-        before, _, after = outbox_topic(outbox.topic, "\0").partition("\0")
-        events = [t for t in topics if t.startswith(before) and t.endswith(after)]
         names = [TableName.parse(text) for text in sorted(self._captured)]
+        events = self._event_topics(topics, (*names, *announced))
         inputs = [self._input(name, announced.get(name)) for name in names]
         outputs = [
             self._output(name, announced[name], table_topic(self._prefix, name))
@@ -139,6 +139,23 @@ class RelayDatasets:
             inputs.append(Dataset(self._table(TableName.parse(outbox.table))))
         outputs += [Dataset(self._topic(topic)) for topic in sorted(events)]
         return JobDatasets(inputs, outputs)
+
+    def _event_topics(
+        self, topics: Iterable[str], tables: Iterable[TableName]
+    ) -> list[str]:
+        """Return the topics that events may have, by the template."""
+        template = self._settings.relay.outbox.topic
+        before, _, after = outbox_topic(template, "\0").partition("\0")
+        of_tables = (table_topic(self._prefix, name) for name in tables)
+        further = (*of_tables, self._settings.signal_topic)
+        reserved = ReservedTopics(self._prefix, further)
+        return [
+            topic
+            for topic in topics
+            if topic.startswith(before)
+            and topic.endswith(after)
+            and topic not in reserved
+        ]
 
     def _of_snapshot(self, table: str, target: str | None) -> JobDatasets:
         name = TableName.parse(table)

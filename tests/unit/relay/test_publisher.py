@@ -216,6 +216,25 @@ def test_a_record_without_a_key_is_kept_from_a_compacted_topic():
     )
 
 
+def test_a_read_row_without_a_key_is_kept_from_a_compacted_topic():
+    """
+    A broker would refuse it at each new attempt; the snapshot learns of the row.
+    """
+    kafka, stats, parked = Kafka(), Stats(), ParkedAggregates(10)
+    dead = DeadLetters("towpath", stats.count_dead_letter, parked)
+    ledger = DeliveryLedger(0)
+    publisher = make_publisher(kafka, ledger, dead, stats)
+    rows = [Record(COMPACTED, key, b"r", [], b"P", 9, 100) for key in (b"1", None)]
+    refused = publisher.publish_reads(rows, ledger.begin_untracked())
+    publisher.flush()
+
+    assert ([1], [COMPACTED, "towpath.dead.relay"], {NO_KEY: 1}) == (
+        refused,
+        [record.topic for record in kafka.records],
+        dict(stats.dead_letters),
+    )
+
+
 def test_a_refused_topic_is_requested_once():
     """
     Many events for a refused topic cost one request to Kafka.

@@ -113,8 +113,10 @@ class Publisher:
 
     def fits(self, record: Record) -> bool:
         """Return whether a record goes to its own topic, not to the dead letters."""
-        limit_bytes = self._sender.facts(record.topic).limit_bytes
-        return record.topic != self._dead.topic and record.size <= limit_bytes
+        facts = self._sender.facts(record.topic)
+        if record.topic == self._dead.topic or record.size > facts.limit_bytes:
+            return False
+        return record.key is not None or not facts.is_compacted
 
     def publish_unordered(
         self, record: Record, delivery: Delivery | None = None

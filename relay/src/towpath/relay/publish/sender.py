@@ -17,7 +17,7 @@ of two batches although it has refused the first.
 from collections.abc import Iterable, Mapping
 from functools import partial
 
-from towpath.relay.encode.dead_letters import DeadLetters
+from towpath.relay.encode.dead_letters import NO_KEY, DeadLetters
 from towpath.relay.encode.record import (
     Acknowledgement,
     Partition,
@@ -94,12 +94,16 @@ class RecordSender:
         """
         Queue a record outside the stream's order; send queued records if there is room.
 
-        A record that is too large for its topic becomes a dead letter.
+        A record that is too large for its topic, or lacks the key that its topic needs,
+        becomes a dead letter.
 
         Raises:
             UnavailableError: The topic is new and Kafka cannot be reached.
         """
         facts = self.facts(record.topic)
+        if record.key is None and facts.is_compacted:
+            record = self.dead.of_record(record, NO_KEY)
+            facts = self.facts(record.topic)
         if record.size > facts.limit_bytes:
             record, facts = self.large_dead_letter(record, facts)
         record = place_keyless(record, facts.partition_count)

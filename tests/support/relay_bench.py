@@ -23,7 +23,12 @@ from towpath.relay.ports import (
 )
 from towpath.relay.recover import RecoveredState
 from towpath.relay.recovery.lineage import Lineage, LineageDecision
-from towpath.relay.recovery.marks import Marks, Published
+from towpath.relay.recovery.marks import (
+    NO_FORMER_COUNTS,
+    FormerCounts,
+    Marks,
+    Published,
+)
 from towpath.relay.recovery.state import State
 from towpath.relay.snapshot.naming import Registration
 from towpath.relay.snapshot.protocol import (
@@ -359,6 +364,7 @@ class Bench:
         facts: CatalogFacts | None = None,
         preset: str = "towpath",
         partitions: int = 2,
+        former: FormerCounts = NO_FORMER_COUNTS,
         **rows: object,
     ) -> None:
         self.clock = Clock()
@@ -370,7 +376,7 @@ class Bench:
         self.turns_left: int | None = None
         self.pipeline = build_pipeline(
             bench_settings(max_in_flight_bytes, preset=preset, rows=rows),
-            _nothing_recovered(),
+            _nothing_recovered(former),
             DECISION,
             clock=self.clock,
             stats=self.stats,
@@ -404,6 +410,7 @@ class Bench:
         return self.turns_left < 0
 
 
-def _nothing_recovered() -> RecoveredState:
+def _nothing_recovered(former: FormerCounts) -> RecoveredState:
     """Return the state of topics that all have their first marks."""
-    return RecoveredState(State(), AllKnown({}), Published({}), 0, ParkedAggregates(10))
+    published = Published({}, former)
+    return RecoveredState(State(), AllKnown({}), published, 0, ParkedAggregates(10))

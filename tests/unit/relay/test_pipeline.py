@@ -20,6 +20,7 @@ from support.relay_bench import (
 from towpath.relay.encode.record import Record, partition_of
 from towpath.relay.errors import BrokerUnavailableError, DeliveryFailedError
 from towpath.relay.loop import BACKLOG_FRAMES, GATHER_S, STATUS_INTERVAL_S
+from towpath.relay.recovery.marks import FormerCount
 from towpath.relay.snapshot.changed_keys import (
     ChangedKeyFeed,
     ChangedKeys,
@@ -270,6 +271,28 @@ def test_a_record_without_a_key_gets_the_same_partition_every_time():
         placed.append([(r.partition, r.key) for r in bench.producer.records])
 
     assert placed[0] == placed[1]
+
+
+def test_a_repeated_truncate_reaches_the_former_partitions_only():
+    """
+    Partitions that were added after it are no place of its records.
+    """
+    first = Bench(partitions=2)
+    first.stream.reads.append(frames())
+    first.turn(1)
+    truncates = [r for r in first.producer.records if r.key is None]
+    former = {r.topic: (FormerCount(2, b"f"),) for r in truncates}
+    again = Bench(partitions=4, former=former)
+    again.stream.reads.append(frames())
+    again.turn(1)
+
+    assert (
+        sorted((r.topic, r.partition) for r in truncates),
+        0,
+    ) == (
+        sorted((r.topic, r.partition) for r in again.producer.records if r.key is None),
+        total(again.stats.dead_letters),
+    )
 
 
 def test_a_stop_finishes_the_open_transaction_only():

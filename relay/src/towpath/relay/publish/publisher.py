@@ -111,6 +111,13 @@ class Publisher:
         self._queued.append((record, delivery, position))
         self._stats.records += 1
 
+    def partition_count(self, topic: str, position: bytes) -> int:
+        """Return how many partitions a topic has at a streamed record's position."""
+        for former in self._former.get(topic, ()):
+            if position <= former.until:
+                return former.partition_count
+        return self._sender.facts(topic).partition_count
+
     def fits(self, record: Record) -> bool:
         """Return whether a record goes to its own topic, not to the dead letters."""
         facts = self._sender.facts(record.topic)
@@ -214,7 +221,7 @@ class Publisher:
         one, and every one that is repeated after a crash.
         """
         record, facts = self._with_facts(record)
-        if record.partition >= self._count(record, facts):
+        if record.partition >= self.partition_count(record.topic, record.position):
             record, facts = self._dead_letter(record, NO_SUCH_PARTITION)
         if record.key is None and facts.is_compacted:
             record, facts = self._dead_letter(record, NO_KEY)
@@ -225,13 +232,6 @@ class Publisher:
         record = self._place(record, facts)
         return None if self._is_published(record, facts) else record
 
-    def _count(self, record: Record, facts: TopicFacts) -> int:
-        """Return the partition count that applies at a streamed record's position."""
-        for former in self._former.get(record.topic, ()):
-            if record.position <= former.until:
-                return former.partition_count
-        return facts.partition_count
-
     def _place(self, record: Record, facts: TopicFacts) -> Record:
         """Set the partition of a streamed record where the producer cannot."""
         former = self._former.get(record.topic)
@@ -239,7 +239,7 @@ class Publisher:
             return place_keyless(record, facts.partition_count)
         if record.position > former[-1].until:
             self._end_former_count(record.topic, facts)
-        count = self._count(record, facts)
+        count = self.partition_count(record.topic, record.position)
         if record.partition == ANY_PARTITION and record.key is not None:
             return record._replace(partition=partition_of(record.key, count))
         return place_keyless(record, count)

@@ -414,6 +414,7 @@ class StreamConsumer:
     def _on_truncate(self, step: Truncation) -> None:
         self._sequence += 1
         xid = step.transaction.xid
+        position = step.transaction.place + b"%010d" % step.ordinal
         for relation in step.relations:
             if relation.oid in self._recorders:
                 self._recorders[relation.oid].record_truncate(xid, self._sequence)
@@ -423,7 +424,8 @@ class StreamConsumer:
                 reason = TRUNCATED_SIGNALS if is_signals else TRUNCATED_OUTBOX
                 self._context.stats.skip(reason)
                 continue
-            partitions = self._context.sender.facts(route.topic).partition_count
+            publisher = self._context.publisher
+            partitions = publisher.partition_count(route.topic, position)
             records = route.truncation(
                 step.transaction, step.ordinal, partitions, self._now_us
             )

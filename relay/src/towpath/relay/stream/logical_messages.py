@@ -134,13 +134,14 @@ class LogicalMessageHandler:
         if not (event.empties or event.is_swept):
             return ()
         name = topics.table_topic(router.place.prefix, event.full_name)
-        topic = context.sender.facts(name)
+        position = message.transaction.place + b"%010d" % message.ordinal
+        partitions = context.publisher.partition_count(name, position)
         return emptying_records(
             event,
             router,
             message.transaction,
             message.ordinal,
-            (topic.partition_count, topic.is_compacted),
+            (partitions, context.sender.facts(name).is_compacted),
             now_us,
         )
 

@@ -3,8 +3,9 @@ The aggregate route: turns a row of an aggregate view into a READ event of its t
 
 The row becomes an outbox row, so that streamed and read events have one format. A
 view has no columns for headers, trace or ``occurred_at``; placements of columns that it
-lacks are dropped. A requested id that is missing gives a tombstone. The event's id is a
-UUID made from snapshot, view and aggregate id: the same whenever a chunk is read again.
+lacks are dropped. A requested id that a type's main view lacks gives a tombstone. The
+event's id is a UUID made from snapshot, view and aggregate id: the same whenever a
+chunk is read again.
 
 ``canonical_id`` writes an aggregate's id as Postgres does, in the form that its view
 declares: ``text`` unchanged; ``integer`` decimal, without plus sign or leading zeros;
@@ -104,7 +105,7 @@ class AggregateRoute:
         return records
 
     def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:
-        """Return the tombstone of a requested aggregate that is missing."""
+        """Return the tombstone of a requested aggregate; a further view has none."""
         if not self._has_tombstones:
             return ()
         (aggregate_id,) = key

@@ -25,8 +25,8 @@ row::
 The first five members are required. A string payload stands for its text; any other
 payload is copied byte for byte. Options such as ``route_by`` and placements name
 members. The message becomes a row of a virtual table, and the outbox's code writes its
-event. Outside a transaction the record's timestamp is ``occurred_at``, as there is no
-commit.
+event. Outside a transaction there is no commit: the record's timestamp is
+``occurred_at``, or the time of reading if that is earlier or the only one.
 
 ``RawJson`` returns members byte for byte: parsed and written again, numbers would lose
 digits, and spaces and the order of members would change. A strict parser reads the

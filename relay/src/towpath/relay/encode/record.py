@@ -38,8 +38,9 @@ class Record(NamedTuple):
         key: The partitioning and compaction key; None if it has none.
         value: None for a tombstone.
         headers: Names and values, in the order written.
-        position: The position's text, which the headers carry too.
-        timestamp_ms: When the change was committed.
+        position: The position's text, which the headers carry too; empty without one.
+        timestamp_ms: When the change was committed, or the record made; 0: when it is
+            sent.
         size: An upper bound on its bytes in an uncompressed batch.
         partition: Explicit, or ``ANY_PARTITION``.
     """

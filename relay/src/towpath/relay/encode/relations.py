@@ -73,7 +73,7 @@ class CatalogFacts:
 
     Attributes:
         key_names: The primary key's columns in key order, or those of another key;
-            empty without one, or if the table was dropped.
+            empty without one. A dropped table has the key of the one with its name.
         type_names: By type oid, as ``format_type`` writes it, without modifiers.
         required_names: The columns that are NOT NULL.
         other_keys: The columns of further unique indexes on columns that are NOT NULL.

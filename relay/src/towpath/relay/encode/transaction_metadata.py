@@ -92,7 +92,8 @@ class TransactionMetadata:
         """
         Count an event, and return its place.
 
-        ``collection`` is ``schema.table``, or the last part of another topic's name.
+        ``collection`` is ``schema.table``, the prefix of messages that are events, or
+        ``message`` for other messages.
         """
         self._total += 1
         count = self._counts[collection] = self._counts.get(collection, 0) + 1

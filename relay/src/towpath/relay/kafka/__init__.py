@@ -1,1 +1,1 @@
-"""The only package of the relay that uses confluent_kafka: producer, topics, state."""
+"""The relay's clients of Kafka; commands outside it use only the client's messages."""

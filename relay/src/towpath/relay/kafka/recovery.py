@@ -7,8 +7,9 @@ ends below its mark was truncated or recreated; its records are lost, so the sta
 fails.
 
 ``scan_topics`` finds marks for a repair that has none. Positions of streamed records
-only rise within a partition, so the last one covers all before it. The scan reads a
-window at the end of a partition, and widens it if it has no streamed record. A topic
+only rise within a partition, but replayed dead letters have lower ones, so the highest
+position covers all records. The scan looks for it in a window at the end of a
+partition, and widens the window if it has no streamed record. A topic
 without Towpath's headers is not the relay's. A row change also has the commit LSN of
 the source, which proves the offset of its lineage.
 

@@ -1,7 +1,7 @@
 """
 Deliveries in flight: their acknowledgements determine the LSN to confirm.
 
-The producer reports the last record of each batch of a partition; the batches arrive in
+The producer reports the last record of each batch of a partition; the reports arrive in
 any order. A transaction is *settled* when it is committed, all its records are
 acknowledged and no hold is left on it. The acknowledged LSN is the end of the last
 transaction up to which all are settled. One more rule moves it: while no transaction is
@@ -86,8 +86,8 @@ class DeliveryLedger:
     Transactions in stream order, each with its records in flight.
 
     Attributes:
-        in_flight_bytes: Bytes given to the producer and not acknowledged; 0 if and only
-            if nothing is in flight.
+        in_flight_bytes: Bytes queued or given to the producer, and not acknowledged; 0
+            if and only if nothing is in flight.
         failure: The first error of a record.
         ordered_acks: By partition, the position of the last acknowledged streamed
             record, and the acknowledgement of its batch.

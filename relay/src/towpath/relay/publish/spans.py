@@ -1,8 +1,8 @@
 """
 The spans of sampled outbox rows: from the commit to Kafka's acknowledgement.
 
-A span ends when the acknowledged LSN has passed its transaction, so it costs nothing
-per record, and nothing at all for rows that are not sampled. Its id follows from trace
+A span ends when the acknowledged LSN has passed its transaction, so no record needs a
+callback of its own. Rows that are not sampled have no span. Its id follows from trace
 and position, as ``traceparent = "continue"`` writes it into the record: with that
 option, consumers' spans are its children. A row that is streamed again after a crash
 gets the same span again.

@@ -4,7 +4,8 @@ Handles logical messages, each by its prefix.
 =========================  =========================================================
 ``towpath.watermark``      a fact for the snapshot driver
 ``towpath.heartbeat``      the relay's own heartbeat, published to its topic
-``towpath.table``          a captured table was dropped, renamed or recreated
+``towpath.table``          a captured table was dropped, renamed or recreated, or has
+                           another key
 ``outbox.message_prefix``  an event without a table
 any other                  ``<prefix>.message``, if the configuration publishes them
 =========================  =========================================================

@@ -151,7 +151,8 @@ class Relation:
         schema: The schema's name.
         table: The table's name.
         columns: The columns, in the order of a row's values.
-        key: Indexes into ``columns`` of the primary key, in key order; may be empty.
+        key: Indexes into ``columns`` of the primary key, or of the key that the replica
+            identity names, in key order; may be empty.
         identity: Replica identity: ``d``, ``n``, ``f`` or ``i``.
         full_name: Schema and table.
         name: The text of both, as in signals and the configuration.

@@ -82,7 +82,7 @@ class Codec(Protocol):
         Return the envelope.
 
         Unless ``is_full``, ``before`` has values only in the key's columns. Unchanged
-        values are missing, or replaced by the configured placeholder.
+        values are missing (null in Avro), or replaced by the configured placeholder.
         """
 
     def keys(self, columns: Sequence[Values]) -> Sequence[bytes | None]:

@@ -237,6 +237,32 @@ def test_a_parked_event_too_large_for_the_dead_letters_leaves_a_stub():
     )
 
 
+def test_the_stub_of_a_row_without_a_topic_names_its_table():
+    """
+    The topic of dead letters is not where the row comes from.
+    """
+    row = (b"1", None, b"x" * 5000, None)
+    change = Change(Operation.CREATE, TABLE, row, None, False, TRANSACTION, 3, 0)
+    dead = dead_letters(ParkedAggregates(10))
+    stub = dead.of_large(dead.of_row(TABLE, change, "first"), 1000, 1000)
+    marks = dict(stub.headers)
+
+    assert ("", b"", b"shop.blob") == (
+        json.loads(stub.value or b"")["topic"],
+        marks["topic"],
+        marks["table"],
+    )
+
+
+def test_a_stub_names_the_topic_of_an_event_that_has_a_header_topic():
+    """
+    A writer may choose that name for a header of its own.
+    """
+    made = dead_letter(event(b"42", 5000, ("topic", b"mine")), 1000)
+
+    assert "e" == json.loads(made.value or b"")["topic"]
+
+
 def test_a_large_row_without_an_aggregate_type_leaves_a_stub():
     """
     Its id is known, and parks what it can.

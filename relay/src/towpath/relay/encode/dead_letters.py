@@ -290,15 +290,16 @@ class DeadLetters:
 
     def _stub(self, record: Record, limit_bytes: int) -> Record:
         found = dict(record.headers)
-        key = record.key
+        key, is_dead = record.key, record.topic == self.topic
+        source, table = found.get(headers.SOURCE_TOPIC), found.get(headers.SOURCE_TABLE)
         document: dict[str, Any] = {
-            "topic": _text(found.get(headers.SOURCE_TOPIC)) or record.topic,
+            "topic": (_text(source) or "") if is_dead else record.topic,
             "position": record.position.decode(),
             "size_bytes": record.size,
             "limit_bytes": limit_bytes,
             "reason": TOO_LARGE,
         }
-        if record.topic == self.topic:
+        if is_dead:
             document["first_reason"] = _text(found.get(headers.REASON))
         parking = self._parking_of(record)
         if key is not None and len(key) > MAX_ID_BYTES:
@@ -311,6 +312,8 @@ class DeadLetters:
             (headers.FORM, b"stub"),
             *_reasons(TOO_LARGE, str(document["topic"]).encode()),
         ]
+        if is_dead and table is not None and found.get(headers.FORM) != b"record":
+            marks.append((headers.SOURCE_TABLE, table))
         if parking:
             kind = found.get(headers.AGGREGATE_TYPE)
             # A row without a type parks its id.

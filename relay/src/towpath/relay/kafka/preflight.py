@@ -274,7 +274,7 @@ def _compacted_findings(topic: str, each: TopicSettings) -> Iterator[CheckFindin
             "topic-state-partitions",
             f"topic {topic} has {each.partition_count} partitions",
             "its records must have one order",
-            f"delete the topic and run towpath relay state repair: {topic}",
+            f"delete the topic {topic} and run towpath relay state repair",
         )
 
 

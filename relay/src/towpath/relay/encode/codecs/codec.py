@@ -24,7 +24,7 @@ class EnvelopeFacts(NamedTuple):
         now_us: When the relay read the change.
         snapshot: ``false``, or ``incremental`` for a chunk's row.
         xid: The transaction's id; None for a chunk's row.
-        lsn: The row's own LSN; None for a chunk's row.
+        lsn: The row's own LSN, or the commit's for a truncate; None for a chunk's row.
         commit_lsn: The commit's LSN, or the chunk's low watermark.
         origin: The replication origin; None if there is none.
         origin_lsn: The LSN of the commit at the origin; None without an origin.

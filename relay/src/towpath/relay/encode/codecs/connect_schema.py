@@ -10,7 +10,7 @@ Makes the schemas of a table's keys and values from its columns, as Kafka Connec
 Names and fields are Debezium's; the additional fields ``commit_lsn``, ``origin`` and
 ``origin_lsn`` of ``source`` are optional. Outside the key every column may be null,
 even under NOT NULL: a delete has only its key, an update no unchanged TOASTed values,
-and some values have no form. So neither added nor removed columns nor NOT NULL break
+and some values have no form. So added and removed columns, and NOT NULL, do not break
 readers. Defaults of columns are omitted: Kafka Connect would use them for NULL.
 """
 

@@ -14,9 +14,10 @@ Instants count from 1970 in the proleptic Gregorian calendar, which is Postgres'
 so that years before 1 and above 9999 are numbers like the others. The infinities are
 the numbers that Debezium streams: for timestamps its driver's two sentinel instants, in
 either unit; for dates Postgres's lowest and Java's highest day. A connect time is
-int32, as Connect's converters require, although Debezium documents int64. Zoned times
-are texts in every mode: ISO 8601 in UTC with the column's precision, ``infinity`` and
-``-infinity``, and years beyond four digits with their sign.
+int32, as Connect's converters require, although Debezium documents int64. Zoned
+timestamps are texts in every mode: ISO 8601 in UTC with the column's precision,
+``infinity`` and ``-infinity``, and years beyond four digits with their sign. Zoned
+times are those of the next table.
 
 Times as texts: Postgres's ISO output as ISO 8601, in UTC. Hot path.
 

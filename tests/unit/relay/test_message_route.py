@@ -182,6 +182,7 @@ def test_a_message_stands_in_its_transaction_or_at_its_own_lsn(
         (None, NOW_US // 1000),
         ("2999-01-01T00:00:00Z", NOW_US // 1000),
         ("1960-01-01T00:00:00Z", 1),
+        ("2004-03-15T07:55:47.472Z", 1_079_337_347_472),
     ],
 )
 def test_a_messages_time_is_limited_to_kafkas_range(

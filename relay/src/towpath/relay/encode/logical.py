@@ -55,7 +55,13 @@ from towpath.relay.encode.codecs.connect_schema import (
 )
 from towpath.relay.encode.codecs.factory import Documents
 from towpath.relay.encode.dead_letters import NO_AGGREGATE, DeadLetters
-from towpath.relay.encode.outbox import HEADERS_NOT_AN_OBJECT, EventWriter, are_exact
+from towpath.relay.encode.outbox import (
+    EPOCH,
+    HEADERS_NOT_AN_OBJECT,
+    MILLISECOND,
+    EventWriter,
+    are_exact,
+)
 from towpath.relay.encode.outbox_columns import EVENT_PARTS
 from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.encode.record import FIXED_BYTES, Header, Record
@@ -335,7 +341,6 @@ _REQUIRED: Final = frozenset(
 )
 _TEXT: Final = 25
 _JSON: Final = 114
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # 2026-01-02T03:04:05.600000Z: the format of Towpath's own writers.
 _USUAL_TIME: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
 
@@ -485,6 +490,6 @@ def _place(
     found = _instant(occurred_at)
     if found is not None:
         # Kafka refuses times before 1970, and times far ahead of its own clock.
-        occurred_ms = int((found - _EPOCH).total_seconds() * 1000)
+        occurred_ms = (found - EPOCH) // MILLISECOND
         now_ms = min(max(1, occurred_ms), now_ms)
     return b"%016x.-" % message.log_lsn, now_ms

@@ -17,7 +17,7 @@ envelope; key and headers are kept.
 
 import json
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Final
 
@@ -80,6 +80,10 @@ _AGGREGATE_ID_AT: Final = EVENT_PARTS.index("aggregate_id")
 _PAYLOAD_AT: Final = EVENT_PARTS.index("payload")
 _HEADERS_AT: Final = EVENT_PARTS.index("headers")
 _TRACE_AT: Final = EVENT_PARTS.index("traceparent")
+
+# A division by it is exact, unlike one of seconds as a float.
+MILLISECOND: Final = timedelta(milliseconds=1)
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 # By default, a broker refuses timestamps more than an hour ahead of its own clock.
 _MAX_AHEAD_MS: Final = 30 * 60 * 1000
@@ -357,7 +361,7 @@ def _milliseconds(text: bytes, committed_ms: int) -> int:
             found = datetime.fromisoformat(text.decode())
             if found.tzinfo is None:
                 found = found.replace(tzinfo=UTC)
-            found_ms = int(found.timestamp() * 1000)
+            found_ms = (found - EPOCH) // MILLISECOND
     except ValueError as error:
         raise UnroutableError(BAD_TIMESTAMP) from error
     if not 0 < found_ms <= committed_ms + _MAX_AHEAD_MS:

@@ -169,6 +169,19 @@ def test_each_attempt_to_set_a_header_of_the_relay_is_counted():
     assert {OWN_NAME: 3} == bench.skipped
 
 
+def test_the_size_of_an_event_bounds_its_placed_headers():
+    """
+    A broker refuses a record that is larger than its size says, at each attempt.
+    """
+    placements = tuple(f"type:header:{'ä' * 40}{n}" for n in range(100))
+    (record,) = RouteBench(Outbox(placements=placements)).records()
+    framed = [
+        len(name.encode()) + len(value or b"") + 2 for name, value in record.headers
+    ]
+
+    assert record.size > sum(framed) + len(record.value or b"")
+
+
 def test_a_skipped_column_makes_no_envelope():
     """
     So a CloudEvent has the content type of its payload.

@@ -40,7 +40,12 @@ from towpath.relay.encode.outbox_columns import (
     column_places,
     type_oid,
 )
-from towpath.relay.encode.record import ANY_PARTITION, Header, Record
+from towpath.relay.encode.record import (
+    ANY_PARTITION,
+    HEADER_BYTES,
+    Header,
+    Record,
+)
 from towpath.relay.encode.types.scalar import NON_FINITE
 from towpath.relay.errors import UnroutableError
 from towpath.relay.wal.messages import Relation, Row, Value
@@ -84,7 +89,12 @@ class EventDraft:
     def extend(self, *more: Header) -> None:
         """Append headers."""
         self.headers += more
-        self.size += sum([len(name) + len(value or b"") for name, value in more])
+        self.size += sum(
+            [
+                len(name.encode()) + len(value or b"") + HEADER_BYTES
+                for name, value in more
+            ]
+        )
 
     def rewrite(self, name: str, change: Callable[[bytes], bytes]) -> None:
         """Replace a header's value, if it exists, with one of the same length."""

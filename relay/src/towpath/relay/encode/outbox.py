@@ -45,6 +45,7 @@ from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.encode.record import (
     ANY_PARTITION,
     FIXED_BYTES,
+    HEADER_BYTES,
     Header,
     Record,
 )
@@ -105,9 +106,6 @@ _RELAY_HEADERS: Final = frozenset(
 
 # Called with a record of a transaction, and the trace context of its row.
 OnTraced = Callable[[Transaction, Record, bytes], None]
-
-# An upper bound of the bytes of a header besides its name and its value.
-_HEADER_BYTES: Final = 10
 
 # A row's own headers, their size, the trace context among them, and whether a header
 # was dropped.
@@ -239,7 +237,7 @@ class EventWriter:
             if name not in self._reserved
         )
         size = sum(
-            len(name.encode()) + len(value) + _HEADER_BYTES for name, value in kept
+            len(name.encode()) + len(value) + HEADER_BYTES for name, value in kept
         )
         found = self._cached_headers[text] = kept, size, trace, has_dropped
         return found

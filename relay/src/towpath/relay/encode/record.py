@@ -17,6 +17,9 @@ from towpath.schemas import headers as names
 # fixed headers take up to 80 bytes.
 FIXED_BYTES: Final = 512
 
+# An upper bound of the bytes of a header besides its name and its value.
+HEADER_BYTES: Final = 10
+
 # The partition is chosen by the key, as by every other client of the topic.
 ANY_PARTITION: Final = -1
 

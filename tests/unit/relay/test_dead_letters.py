@@ -301,6 +301,19 @@ def test_a_missing_partition_makes_a_dead_letter():
     )
 
 
+def test_a_parked_event_keeps_the_partition_that_its_row_names():
+    """
+    Its replay puts it there: an event with a key alone has no such header.
+    """
+    dead = dead_letters(ParkedAggregates(10))
+    made = [
+        dict(dead.of_record(replace(event(b"42", 500), partition=at), "no").headers)
+        for at in (2, -1)
+    ]
+
+    assert [b"2", None] == [marks.get("partition") for marks in made]
+
+
 def test_a_dead_letter_of_a_message_keeps_its_content():
     """
     Content that is not text is base64.

@@ -87,6 +87,23 @@ def test_the_letters_of_a_parked_aggregate_are_in_the_order_of_their_positions()
     assert [1, 2, 3] == numbers(event(3), event(2), row(1), event(2))
 
 
+@pytest.mark.parametrize(
+    ("ours", "partition"), [([], ANY_PARTITION), ([("partition", b"2")], 2)]
+)
+def test_an_event_is_published_to_the_partition_that_its_row_named(
+    ours: list[tuple[str, bytes | None]], partition: int
+):
+    """
+    A header of that name from its writer says nothing.
+    """
+    letter = event(1)
+    own = [("partition", b"mine"), *letter.own_headers, *ours]
+    ((read,),) = parked_events([letter._replace(own_headers=own)]).values()
+
+    assert read.record is not None
+    assert partition == read.record.partition
+
+
 def test_a_released_aggregate_has_no_letters():
     """
     Its old ones stay in the topic, and do not count when it is parked again.

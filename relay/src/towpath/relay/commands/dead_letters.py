@@ -136,9 +136,15 @@ def _dead_letter(
             position,
             timestamp_ms,
             len(message.value() or b""),
-            ANY_PARTITION,
+            _partition(given[own:]),
         )
     return RelayDeadLetter(position, reason, form.decode(), record)
+
+
+def _partition(marks: Sequence[Header]) -> int:
+    """Return the partition that the row of an event named; by its key without one."""
+    named = _bytes(dict(marks).get(headers.SOURCE_PARTITION))
+    return int(named) if named else ANY_PARTITION
 
 
 def _pairs(message: Message) -> Iterable[Header]:

@@ -39,7 +39,7 @@ from towpath.relay.encode.parked_aggregates import (
     ParkedAggregates,
     parking_id,
 )
-from towpath.relay.encode.record import FIXED_BYTES, Header, Record
+from towpath.relay.encode.record import FIXED_BYTES, Header, Record, named_partition
 from towpath.relay.encode.relations import ColumnPlan
 from towpath.relay.encode.rows import ReadRow, ReadSlice
 from towpath.relay.errors import MalformedMessageError
@@ -279,6 +279,7 @@ class DeadLetters:
         more: list[Header] = [
             (headers.FORM, b"record"),
             *_reasons(reason, record.topic.encode()),
+            *named_partition(record),
             *self._parking_of(record),
         ]
         return record._replace(

@@ -58,6 +58,13 @@ class Record(NamedTuple):
     partition: int = ANY_PARTITION
 
 
+def named_partition(record: Record) -> list[Header]:
+    """Return the header of a record's explicit partition, for its dead letter."""
+    if record.partition == ANY_PARTITION:
+        return []
+    return [(names.SOURCE_PARTITION, b"%d" % record.partition)]
+
+
 def barrier_records(
     topic: str, partition_count: int, *, is_compacted: bool
 ) -> Iterator[Record]:

@@ -103,9 +103,9 @@ def publish_now(kafka: Kafka, *records: Record) -> None:
     """
     Write records in their order, each once; they are durable when this returns.
 
-    Each is in the partition that the loop's producer would choose. Records are written
-    in bounded steps. A step begins once all records of earlier steps are durable; after
-    a refused record, no further step begins.
+    Each is in its explicit partition, or in that of its key among the topic's present
+    partitions. Records are written in bounded steps. A step begins once all records of
+    earlier steps are durable; after a refused record, no further step begins.
 
     Raises:
         BrokerUnavailableError: Kafka does not answer in time, or refuses a record.

@@ -144,6 +144,14 @@ def mistakes(folder: Path, more: str, **environ: str) -> tuple[str, ...]:
             ),
         ),
         (
+            '[[relay.outbox.view]]\naggregate_type = "a"\nview = "s.v"\nname = "A b"',
+            (
+                "relay.outbox.view.0.name: must be lower-case letters, digits, dashes "
+                "and underscores, beginning with a letter or a digit, or empty, "
+                "not 'A b'"
+            ),
+        ),
+        (
             "[relay.snapshot]\nchunk_row = 1",
             "relay.snapshot.chunk_row: unknown key; did you mean 'chunk_rows'?",
         ),

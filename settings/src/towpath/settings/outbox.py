@@ -18,7 +18,7 @@ from pydantic import Field
 from towpath.schemas import headers
 from towpath.schemas.failure import ConfigurationError
 from towpath.schemas.topics import outbox_topic
-from towpath.settings.section import Section, TableText
+from towpath.settings.section import OPTIONAL_NAME, Section, TableText
 from towpath.settings.syntax import Pattern, PlacementText, TopicTemplate, compiled
 
 _REFERENCE: Final = re.compile(
@@ -119,7 +119,7 @@ class AggregateView(Section):
 
     aggregate_type: str = Field(min_length=1)
     view: TableText
-    name: str = Field(default="", pattern=r"^([a-z0-9][a-z0-9_-]*)?$")
+    name: str = Field(default="", pattern=OPTIONAL_NAME)
     id_form: IdForm = IdForm.TEXT
     state_types: tuple[str, ...] = ()
 

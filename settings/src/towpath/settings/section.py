@@ -26,6 +26,7 @@ from towpath.schemas.table_name import TableName
 IDENTIFIER = r"^[a-z_][a-z0-9_]{0,62}$"
 NAME = r"^[a-z0-9][a-z0-9_-]*$"
 PREFIX = r"^[A-Za-z0-9._-]+$"
+OPTIONAL_NAME = r"^([a-z0-9][a-z0-9_-]*)?$"
 SIGNAL_TOPIC = r"^$|^(?:\{prefix\})?[A-Za-z0-9._-]{1,249}$"
 
 # Each pattern in words, for the message about a mistake.
@@ -37,6 +38,10 @@ PATTERN_WORDS = {
     NAME: (
         "must be lower-case letters, digits, dashes and underscores, beginning with a "
         "letter or a digit"
+    ),
+    OPTIONAL_NAME: (
+        "must be lower-case letters, digits, dashes and underscores, beginning with a "
+        "letter or a digit, or empty"
     ),
     PREFIX: "must be letters, digits, dots, dashes and underscores",
     SIGNAL_TOPIC: (

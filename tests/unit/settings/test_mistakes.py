@@ -80,6 +80,14 @@ def mistakes(folder: Path, more: str, **environ: str) -> tuple[str, ...]:
             "relay.heartbeat_query: expected text in quotes, not 5",
         ),
         (
+            "[relay]\nheartbeat_query = 2026-01-02",
+            "relay.heartbeat_query: expected text in quotes, not 2026-01-02",
+        ),
+        (
+            f"{SINK}{ROUTE}[[sink.route.transforms]]\ndrop_if = {{}}",
+            "sink.0.route.0.transforms.0.drop_if: must be a table of 1 or more keys",
+        ),
+        (
             '[relay.rows]\ntombstones = "maybe"',
             "relay.rows.tombstones: expected true or false, not 'maybe'",
         ),

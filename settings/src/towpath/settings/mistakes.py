@@ -5,6 +5,7 @@ A key is named as in the file (``relay.delivery``), or by the variable that set 
 value. The wording is ours, not the validating library's.
 """
 
+import datetime as dt
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -43,6 +44,7 @@ _BOUNDS: Final[Mapping[str, tuple[str, str]]] = {
     "too_short": ("min_length", "a list of {} or more elements"),
     "too_long": ("max_length", "a list of {} or fewer elements"),
 }
+_TOO_SHORT_TABLE: Final = "a table of {} or more keys"
 
 
 def describe_all(
@@ -99,6 +101,7 @@ def _reason(detail: ErrorDetails) -> str:
         return _none_of(value, context["expected"])
     if kind in _BOUNDS:
         name, words = _BOUNDS[kind]
+        words = _TOO_SHORT_TABLE if isinstance(value, dict) else words
         return f"must be {words.format(_number(context[name]))}{_given(value)}"
     expected = _EXPECTED.get(kind.partition("_")[0])
     if expected is not None:
@@ -137,6 +140,8 @@ def _shown(value: object, name: str = "") -> str:
     if isinstance(value, int | float | str):
         shown = masked(str(value), name)
         return repr(value if shown == str(value) else shown)
+    if isinstance(value, dt.date | dt.time):
+        return value.isoformat()
     return "a list" if isinstance(value, list) else "a table"
 
 

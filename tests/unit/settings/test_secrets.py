@@ -66,6 +66,14 @@ def test_a_secret_is_known_by_its_name_in_any_case(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize(("value", "shown"), [(1234, MASKED), (True, True)])
+def test_a_secret_of_digits_alone_is_masked(value: object, shown: object) -> None:
+    """
+    Options of another package's sink may be numbers; a switch is no secret.
+    """
+    assert {"options": {"password": shown}} == masked({"options": {"password": value}})
+
+
 def test_a_name_that_only_resembles_a_secret_is_shown() -> None:
     """
     A file's name ends in .pem as a value, and a key only at its end.

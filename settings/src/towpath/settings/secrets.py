@@ -44,9 +44,12 @@ def masked(value: object, name: str = "") -> object:
         }
     if isinstance(value, list | tuple):
         return [masked(each, name) for each in value]
-    if not isinstance(value, str) or not value:
+    # An empty text shows that there is none; true and false are no secrets.
+    if value is None or isinstance(value, bool) or value == "":
         return value
     if _NAMES.search(name.lower()):
         return MASKED
+    if not isinstance(value, str):
+        return value
     text = _IN_ADDRESS.sub(rf"\1{MASKED}@", value)
     return _IN_OPTIONS.sub(rf"\1{MASKED}", text)

@@ -39,12 +39,24 @@ def test_a_database_that_does_not_answer_is_named(command, capsys):
     assert "the database cannot be reached" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("dsn", ["nonsense", "host=h pw", "postgresql://u:pw@["])
+def test_an_address_that_cannot_be_parsed_is_refused(dsn, capsys):
+    """
+    The error does not repeat it, because it may hold a password.
+    """
+    code = run(["inbox", "create", "--dsn", dsn])
+    printed = capsys.readouterr().err
+
+    assert (2, True, False) == (code, "--dsn must be" in printed, "pw" in printed)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         (None, "No such file or directory"),
+        (b"sasl.username = \xe9", "not UTF-8 text"),
         (
-            "# a comment\n\nsasl.username = me\nnonsense",
+            b"# a comment\n\nsasl.username = me\nnonsense",
             "line 4: no setting of the form",
         ),
     ],
@@ -55,7 +67,7 @@ def test_a_file_of_settings_is_read_first(text, reason, tmp_path, capsys):
     """
     file = tmp_path / "client.properties"
     if text is not None:
-        file.write_text(text, "utf-8")
+        file.write_bytes(text)
     for command in ("status", "prune"):
         words = [*DATABASE, *KAFKA, "--kafka-file", str(file)]
         assert 2 == run(["inbox", command, *words])

@@ -247,6 +247,15 @@ def _connect(
         message = "the command needs psycopg: pip install 'towpath-inbox[cli]'"
         raise UsageError(message) from error
     try:
+        psycopg.conninfo.conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        # Not the error's text, which may repeat a password.
+        message = (
+            "--dsn must be postgresql://user@host:port/database, or pairs such as "
+            "host=... dbname=..."
+        )
+        raise UsageError(message) from None
+    try:
         with psycopg.connect(dsn) as connection:
             yield connection
     except psycopg.OperationalError as error:

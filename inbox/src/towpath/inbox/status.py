@@ -75,15 +75,16 @@ def client_settings(servers: str, file: Path | None = None) -> dict[str, str]:
         file: More settings, one ``name=value`` per line.
 
     Raises:
-        UsageError: The file cannot be read.
+        UsageError: The file cannot be read, or a line has not that form.
     """
     settings = {"bootstrap.servers": servers}
     if file is None:
         return settings
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        message = f"the file of Kafka's settings: {error.strerror}: {file}"
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        message = f"the file of Kafka's settings: {reason}: {file}"
         raise UsageError(message) from error
     for number, line in enumerate(map(str.strip, lines), start=1):
         name, equals, value = line.partition("=")

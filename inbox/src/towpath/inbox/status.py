@@ -75,7 +75,7 @@ def client_settings(servers: str, file: Path | None = None) -> dict[str, str]:
         file: More settings, one ``name=value`` per line.
 
     Raises:
-        UsageError: The file cannot be read, or a line has not that form.
+        UsageError: The file cannot be read, or a line does not have that form.
     """
     settings = {"bootstrap.servers": servers}
     if file is None:

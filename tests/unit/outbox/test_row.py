@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 
 import pytest
@@ -27,6 +27,10 @@ from towpath.services.orders.events import shop_schemas
 from towpath.settings.outbox import Outbox as OutboxSettings
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 600000, tzinfo=UTC)
+# An end of time in a zone west of Greenwich, which is in the year 10,000 in UTC.
+LAST = datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))
+ENDLESS: list[object] = []
+ENDLESS.append(ENDLESS)
 EVENT = OutboxEvent(
     aggregate_type="customer",
     aggregate_id="7",
@@ -118,6 +122,9 @@ def test_an_event_without_a_time_has_that_of_its_recording():
         ({"type": "No\nted"}, "type"),
         ({"type": "N" * 201}, "type"),
         ({"type": 7}, "type"),
+        ({"type": "Noted", "payload": {"at": LAST}}, "payload"),
+        ({"type": "Noted", "payload": {("a", 1): 2}}, "payload"),
+        ({"type": "Noted", "payload": {"in": ENDLESS}}, "payload"),
         ({"aggregate_type": ""}, "aggregate_type"),
         ({"aggregate_type": "cust omer"}, "aggregate_type"),
         ({"aggregate_type": "a" * 201}, "aggregate_type"),
@@ -133,6 +140,7 @@ def test_an_event_without_a_time_has_that_of_its_recording():
         ({"headers": {"tenant": "\ud800"}}, "headers.tenant"),
         ({"headers": {7: "a"}}, "headers.7"),
         ({"occurred_at": AT.replace(tzinfo=None)}, "occurred_at"),
+        ({"occurred_at": LAST}, "occurred_at"),
         ({"headers": {"position": "0"}}, "headers.position"),
         ({"headers": {"claim_check": "x"}}, "headers.claim_check"),
         ({"headers": {"tenant": 7}}, "headers.tenant"),

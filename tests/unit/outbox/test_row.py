@@ -142,6 +142,8 @@ def test_an_event_without_a_time_has_that_of_its_recording():
         ({"occurred_at": AT.replace(tzinfo=None)}, "occurred_at"),
         ({"occurred_at": LAST}, "occurred_at"),
         ({"headers": {"position": "0"}}, "headers.position"),
+        ({"headers": {"parked": "a"}}, "headers.parked"),
+        ({"headers": {"released": "a"}}, "headers.released"),
         ({"headers": {"claim_check": "x"}}, "headers.claim_check"),
         ({"headers": {"tenant": 7}}, "headers.tenant"),
         ({"headers": {"tenant": "\0"}}, "headers.tenant"),

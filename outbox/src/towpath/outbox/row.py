@@ -50,6 +50,8 @@ _RELAY_HEADERS: Final = frozenset(
         headers.OCCURRED_AT,
         headers.TRACEPARENT,
         headers.SNAPSHOT,
+        headers.PARKED,
+        headers.RELEASED,
         headers.BARRIER,
         headers.DEAD_LETTERS,
         CLAIM_CHECK,

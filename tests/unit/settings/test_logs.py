@@ -167,3 +167,30 @@ logging.getLogger("library").warning("said %(word)s", {"other": 1})
     (record,) = map(json.loads, talked.stderr.splitlines())
 
     assert (0, "said %(word)s") == (talked.returncode, record["line"])
+
+
+def test_a_librarys_record_keeps_its_traceback_and_its_level():
+    """
+    A framework logs an error of its handler; a level of its own has a name of ours.
+    """
+    talked = talk(
+        program="""
+import logging
+from towpath.settings.logs import configure_logs
+configure_logs()
+log = logging.getLogger("library")
+log.log(35, "audited")
+try:
+    raise ValueError("broken")
+except ValueError:
+    log.exception("failed")
+log.exception("without one")
+"""
+    )
+    records = [json.loads(line) for line in talked.stderr.splitlines()]
+    reasons = [one.get("exception", [{}])[0].get("exc_value") for one in records]
+
+    assert (
+        [("warning", "audited"), ("error", "failed"), ("error", "without one")],
+        [None, "broken", None],
+    ) == ([(one["level"], one.get("line")) for one in records], reasons)

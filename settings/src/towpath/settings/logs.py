@@ -95,9 +95,17 @@ class _Forwarder(logging.Handler):
             line = record.getMessage()
         except Exception:  # noqa: BLE001 - a mistake of the library must not end it
             line = str(record.msg)
+        # The traceback of an error is a fact of its own.
+        facts = {"exc_info": record.exc_info} if any(record.exc_info or ()) else {}
         structlog.get_logger(record.name).log(
-            max(record.levelno, logging.DEBUG), _CAPTURED, line=line
+            _level(record.levelno), _CAPTURED, line=line, **facts
         )
+
+
+def _level(number: int) -> int:
+    """Return the known level at or below a library's own."""
+    whole = number // logging.DEBUG * logging.DEBUG
+    return min(max(whole, logging.DEBUG), logging.CRITICAL)
 
 
 class LogFormat(enum.StrEnum):

@@ -3,12 +3,14 @@
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 
 import pytest
 
 from support.inbox_place import event
 from towpath.inbox import AsyncConsumer, Consumer, Inbox, consumer
+from towpath.inbox.effects import AsyncEffects, Effects, HandlerError
+from towpath.inbox.event import UNREADABLE
 from towpath.inbox.inbox import Admission
 
 
@@ -33,14 +35,15 @@ class Client:
 
 
 class Replaying(Inbox):
-    """An inbox with an endless replay."""
+    """An inbox with an endless replay of one event."""
 
-    def __init__(self):
+    def __init__(self, **given):
         super().__init__("c", decode=lambda event: event.id)
+        self.event = event(decode=self.decode, **given)
 
     def admit_requested(self):
-        """Admit one more event."""
-        return Admission(event(decode=self.decode))
+        """Admit it once more."""
+        return Admission(self.event)
         yield
 
 
@@ -128,3 +131,32 @@ def test_a_consumer_takes_no_thread_of_the_event_loop(clients):
     asyncio.run(work())
 
     assert ({"1"}, True) == ({*handled}, clients[0].is_closed)
+
+
+def replayed_async(inbox, handled):
+    """Replay the next event with an asynchronous handler."""
+
+    async def handle(event, _session):
+        handled.append(event)
+
+    effects = AsyncEffects(inbox, nullcontext, handle)
+    asyncio.run(effects.in_thread(effects.replay_next))
+
+
+def replayed(inbox, handled):
+    """Replay the next event."""
+    effects = Effects(inbox, nullcontext, lambda event, _session: handled.append(event))
+    effects.replay_next()
+
+
+@pytest.mark.parametrize("replay", [replayed, replayed_async])
+def test_a_replay_of_an_event_whose_headers_cannot_be_read_fails(replay):
+    """
+    Its handler would see an event without a type, and might pass over it.
+    """
+    inbox, handled = Replaying(headers={UNREADABLE: ""}), []
+
+    with pytest.raises(HandlerError, match=r"^ValueError: the name of a header"):
+        replay(inbox, handled)
+
+    assert [] == handled

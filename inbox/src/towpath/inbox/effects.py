@@ -34,7 +34,8 @@ def check_headers(event: Event) -> None:
     Check that an event has its headers.
 
     Raises:
-        HandlerError: The client could not read them; the event is parked.
+        HandlerError: The client could not read them; the event is parked, and a replay
+            parks it again.
     """
     if UNREADABLE in event.headers:
         raise HandlerError(event, ValueError("the name of a header is not UTF-8"))
@@ -146,6 +147,7 @@ class Effects:
             with self._begin() as session:
                 admission = drive(session, steps)
                 if admission is not None and admission.event is not None:
+                    check_headers(admission.event)
                     self._handle(admission.event, session)
         except Exception as error:
             raise _cause(error, admission) from error
@@ -195,6 +197,7 @@ class AsyncEffects(Effects):
                 async with self._begin_async() as session:
                     admission = await drive_async(session, steps)
                     if admission is not None and admission.event is not None:
+                        check_headers(admission.event)
                         await _load(admission.event)
                         await self._handle_async(admission.event, session)
             except Exception as error:
@@ -218,8 +221,8 @@ def _cause(error: Exception, admission: Admission | None) -> Exception:
     A part is the database, or a service that the handler or the decoder needs.
     """
     event = None if admission is None else admission.event
-    is_down = isinstance(error, UnavailableError)
-    return error if event is None or is_down else HandlerError(event, error)
+    is_known = isinstance(error, UnavailableError | HandlerError)
+    return error if event is None or is_known else HandlerError(event, error)
 
 
 async def _load(event: Event) -> None:

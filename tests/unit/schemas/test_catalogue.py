@@ -18,6 +18,13 @@ ORDER = {
     "fields": [
         {"name": "order_id", "type": "long"},
         {"name": "lines", "type": {"type": "array", "items": LINE}},
+        {"name": "unit", "type": "string", "default": "a|b"},
+        {"name": "vip", "type": "boolean", "default": True},
+        {
+            "name": "tags",
+            "type": {"type": "array", "items": "string"},
+            "default": ["ä"],
+        },
         {
             "name": "by_place",
             "type": {"type": "map", "values": ["null", "Line"]},
@@ -39,7 +46,7 @@ MORE = [
     },
 ]
 TEXT_ID = {"name": "order_id", "type": "string"}
-NEXT = ORDER | {"fields": [TEXT_ID, ORDER["fields"][1], *MORE]}
+NEXT = ORDER | {"fields": [TEXT_ID, *ORDER["fields"][1:5], *MORE]}
 OTHER = {"type": "record", "name": "Zero", "namespace": "shop", "fields": []}
 
 
@@ -68,6 +75,9 @@ def test_each_event_has_its_fields_with_those_of_nested_records():
         "| `order_id` | string |  |  |",
         "| `lines` | array of Line |  |  |",
         "| `lines[].price` | string |  | In cents \\| or less. |",
+        "| `unit` | string | `a\\|b` |  |",
+        "| `vip` | boolean | `true` |  |",
+        '| `tags` | array of string | `["ä"]` |  |',
         "| `state` | one of open, paid | `open` |  |",
         "| `due` | date (int) or null | `null` | The day after. |",
     ] == [line for line in section.splitlines() if line.startswith("| `")]

@@ -6,6 +6,7 @@ nested records, and the changes of its versions. The same schemas give the same 
 """
 
 import itertools
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -171,9 +172,8 @@ def _default(field: Mapping[str, Any]) -> str:
     if "default" not in field:
         return ""
     value = field["default"]
-    words = {None: "null", True: "true", False: "false", "": '""'}
-    is_word = value is None or isinstance(value, bool | str)
-    return f"`{words.get(value, value) if is_word else _cell(str(value))}`"
+    is_text = isinstance(value, str) and value
+    return f"`{_cell(value if is_text else json.dumps(value, ensure_ascii=False))}`"
 
 
 def _cell(text: str) -> str:

@@ -29,22 +29,30 @@ def test_the_page_lists_the_events_of_the_shop(capsys):
     assert len(types) > 20
 
 
-def test_topics_are_those_of_the_configuration(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("route_by", "place"),
+    [
+        ("aggregate_type", "aggregate `customer`, topic `events.customer`."),
+        ("tenant", "aggregate `customer`."),
+    ],
+)
+def test_topics_are_those_of_the_configuration(route_by, place, tmp_path, capsys):
     """
-    The relay's template names the topic of an aggregate.
+    The relay's template names the topic of an aggregate, unless a column chooses it.
     """
     file = tmp_path / "towpath.toml"
     file.write_text(
         "version = 1\n[[source]]\ndsn = 'postgresql://unused'\n"
         "[kafka]\nbootstrap_servers = 'u:1'\n"
-        "[relay.outbox]\ntopic = 'events.{aggregate_type}'\n",
+        "[relay.outbox]\ntopic = 'events.{aggregate_type}'\n"
+        f"route_by = '{route_by}'\n",
         encoding="utf-8",
     )
     output = tmp_path / "events.md"
     words = ["--events", SHOP, "--config", str(file), "--output", str(output)]
 
     assert 0 == run(["schema", "catalogue", *words])
-    assert "topic `events.customer`." in output.read_text(encoding="utf-8")
+    assert f"version 1; {place}" in output.read_text(encoding="utf-8")
     assert not capsys.readouterr().out
 
 

@@ -161,7 +161,7 @@ def catalogue(
         schemas |= found.schemas
         outbox = _outbox_settings(config)
         places |= {
-            event_type: EventPlace(aggregate, outbox.topic_of(aggregate))
+            event_type: EventPlace(aggregate, _topic(outbox, aggregate))
             for event_type, aggregate in found.aggregates.items()
         }
     page = write_catalogue(schemas, places, title)
@@ -199,6 +199,12 @@ def _outbox_settings(config: Path | None) -> "OutboxSettings":
     if config is None:
         return OutboxSettings()
     return read_settings(config).relay.outbox
+
+
+def _topic(outbox: "OutboxSettings", aggregate_type: str) -> str:
+    """Return the topic of an aggregate type; empty if another column chooses it."""
+    is_by_type = outbox.route_by in {"", outbox.columns.aggregate_type}
+    return outbox.topic_of(aggregate_type) if is_by_type else ""
 
 
 def _client(url: str) -> "SchemaRegistry":

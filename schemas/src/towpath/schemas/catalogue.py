@@ -23,7 +23,11 @@ released; every version reads what earlier ones wrote.
 
 
 class EventPlace(NamedTuple):
-    """The aggregate of an event type, and the topic of its events."""
+    """
+    The aggregate of an event type, and the topic of its events.
+
+    The topic is empty if each event's row decides on it.
+    """
 
     aggregate_type: str
     topic: str
@@ -59,7 +63,8 @@ def catalogue(
 
 def _overview(schemas: EventSchemas, name: str, place: EventPlace | None) -> str:
     versions = ", ".join(str(one.version) for one in _versions(schemas, name))
-    aggregate, topic = (f"`{word}`" for word in place) if place else ("", "")
+    words = place or ("", "")
+    aggregate, topic = (f"`{word}`" if word else "" for word in words)
     return f"| [{name}](#{name.lower()}) | {aggregate} | {topic} | {versions} |\n"
 
 
@@ -75,7 +80,8 @@ def _section(schemas: EventSchemas, name: str, place: EventPlace | None) -> str:
         lines.append(f"{_cell(doc)}\n")
     where = f"Subject `{newest.subject}`, version {newest.version}"
     if place is not None:
-        where += f"; aggregate `{place.aggregate_type}`, topic `{place.topic}`"
+        topic = f", topic `{place.topic}`" if place.topic else ""
+        where += f"; aggregate `{place.aggregate_type}`{topic}"
     lines += [f"{where}.\n", "| Field | Type | Default | Means |", "|---|---|---|---|"]
     lines += [
         f"| `{row.path}` | {row.type} | {row.default} | {row.doc} |"

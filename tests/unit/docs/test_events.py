@@ -66,6 +66,23 @@ def test_a_folder_alone_has_a_catalogue_without_aggregates(capsys):
     assert "| [PostPublished](#postpublished) |  |  | 1 |" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", ["catalogue", "freeze"])
+def test_a_file_that_cannot_be_written_is_named(command, tmp_path, capsys):
+    """
+    The command is wrong, not the program.
+    """
+    folder = tmp_path / "schemas"
+    (folder / "released.lock").mkdir(parents=True)
+    text = '{"type": "record", "name": "A", "fields": []}'
+    (folder / "A.v1.avsc").write_text(text, encoding="utf-8")
+    output = str(tmp_path / "none" / "events.md")
+    more = ["--output", output] if command == "catalogue" else []
+
+    assert 2 == run(["schema", command, str(folder), *more])
+    place = output if more else str(folder / "released.lock")
+    assert f"error: {place}: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("place", "reason"),
     [

@@ -74,7 +74,7 @@ def freeze(
     new = [] if found else [file for file in files if file.name not in released]
     if new:
         added = {file.name: digest(file) for file in new}
-        (folder / LOCK).write_text(lock_text({**released, **added}), encoding="utf-8")
+        _write(folder / LOCK, lock_text({**released, **added}))
     names = [file.name for file in new]
     if json:
         _print_document(folder, files, found, frozen=names)
@@ -168,8 +168,16 @@ def catalogue(
     if output is None:
         print(page, end="")
     else:
-        output.write_text(page, encoding="utf-8")
+        _write(output, page)
     return 0
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        message = f"{file}: {error.strerror or 'cannot be written'}"
+        raise UsageError(message) from error
 
 
 def _events(place: str) -> Events:

@@ -41,6 +41,8 @@ def settings_of(**sections: dict[str, Any]) -> Settings:
         (r"s\.a.*", "s.abc", True),
         (r"s\.a", "s.ab", False),
         (r"s\.(?<name>a|b)", "s.b", True),
+        (r"s\.a\(?<b", "s.a<b", True),
+        (r"s\.a\\(?<name>b)", r"s.a\b", True),
         ("^s.a$", "s.a", True),
         (r"(?i)s\.A", "S.a", True),
         (".*", "pg_catalog.pg_class", False),

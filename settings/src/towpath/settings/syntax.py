@@ -24,7 +24,8 @@ ROUTED_VALUE: Final = "{aggregate_type}"
 _PARTS: Final = (2, 3)
 _HEX: Final = "hex:"
 _FIELD_PATH: Final = re.compile(r"(?:[^.\[\]]+(?:\[\])?\.)*[^.\[\]]+")
-_JAVA_GROUP: Final = re.compile(r"\(\?<(?=[A-Za-z])")
+# After an odd number of backslashes the parenthesis is a character.
+_JAVA_GROUP: Final = re.compile(r"(?<!\\)((?:\\\\)*)\(\?<(?=[A-Za-z])")
 
 
 class PlacedIn(enum.StrEnum):
@@ -64,7 +65,7 @@ def parse_placement(text: str) -> Placement:
 
 def python_pattern(text: str) -> str:
     """Rewrite Java's named groups, ``(?<name>``, as Python's ``(?P<name>``."""
-    return _JAVA_GROUP.sub("(?P<", text)
+    return _JAVA_GROUP.sub(r"\1(?P<", text)
 
 
 def compiled(text: str) -> re.Pattern[str]:

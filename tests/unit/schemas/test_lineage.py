@@ -8,6 +8,7 @@ import weakref
 import pytest
 
 from support.waiting import until
+from towpath.schemas.clock import SystemClock
 from towpath.schemas.lineage import (
     NO_REPORTER,
     BackgroundReporter,
@@ -115,3 +116,29 @@ def test_a_run_whose_events_are_all_lost_leaves_nothing_behind(monkeypatch):
 
     assert {"running"} == {name for name, state in sent if state is RunState.RUNNING}
     assert 1 == len(ids.alive)
+
+
+def test_a_full_queue_is_sent_when_the_process_stops():
+    """
+    A receiver that was slow gets the events within the time that a stop may take.
+    """
+    goes_on, sent, problems = threading.Event(), [], []
+
+    def send(event, _datasets):
+        goes_on.wait()
+        SystemClock().wait(0.001)
+        sent.append(event.run_id)
+
+    reporter = BackgroundReporter(send, problems.append)
+    started = 0
+    while not problems:
+        reporter.start(Job("a", "SNAPSHOT", JobDatasets))
+        started += 1
+    closing = threading.Thread(target=reporter.close)
+    closing.start()
+    # Without the wait for room it has ended by now.
+    closing.join(0.05)
+    goes_on.set()
+    closing.join()
+
+    assert started - reporter.lost == len(sent)

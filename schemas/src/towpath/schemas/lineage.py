@@ -24,7 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from towpath.schemas.clock import Clock, SystemClock
+from towpath.schemas.clock import Clock, Deadline, SystemClock
 
 # The time between two RUNNING events, by which a catalog sees that a run is alive.
 RUNNING_EVERY_S: Final = 60.0
@@ -203,12 +203,13 @@ class BackgroundReporter:
         return run
 
     def close(self) -> None:
-        # A full queue has no room for the end: the thread then ends with the process.
+        deadline = Deadline(self._clock, CLOSE_S)
+        # If the queue stays full, the thread ends with the process.
         try:
-            self._events.put_nowait(None)
+            self._events.put(None, timeout=CLOSE_S)
         except queue.Full:
             return
-        self._thread.join(CLOSE_S)
+        self._thread.join(deadline.remaining_s())
 
     def _put(self, event: RunEvent) -> bool:
         """Put an event into the queue; return whether there was room."""

@@ -126,7 +126,7 @@ def test_versions_that_do_not_count_from_one_are_found(numbers):
         for letter, number in zip("ab", numbers, strict=False)
     ]
     if numbers == (1, 1):
-        with pytest.raises(EventSchemaError, match="two files have this version"):
+        with pytest.raises(EventSchemaError, match="two schemas have this version"):
             check_files(made, {})
         return
     [found] = [f for f in check_files(made, {}) if f.rule == "version"]

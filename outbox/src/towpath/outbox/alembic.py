@@ -18,8 +18,9 @@ Import this module in a revision, and ``op`` has the operations::
     def downgrade():
         op.drop_outbox()
 
-Each can run again: a table that exists gets the columns that it lacks. The same SQL is
-run by ``towpath relay init``, which also creates the publications and the slot.
+Each can run again: a table of an earlier release gets the columns that it lacks. The
+same SQL is run by ``towpath relay init``, which also creates the publications, and the
+slot unless the relay's first start creates it.
 ``alembic upgrade --sql`` prints all of it, including the check.
 """
 
@@ -80,7 +81,7 @@ class SourceTableOperation(MigrateOperation):
         clock: Clock | None = None,
     ) -> None:
         """
-        Create the outbox, or add the columns that it lacks.
+        Create the outbox unless it exists.
 
         Args:
             operations: Alembic's operations.
@@ -146,7 +147,7 @@ class SourceTableOperation(MigrateOperation):
         relays: Iterable[str] = (),
     ) -> None:
         """
-        Create the signal table, or add the columns that it lacks.
+        Create the signal table, or add the columns that an earlier release lacks.
 
         Args:
             operations: Alembic's operations.

@@ -225,7 +225,7 @@ def _refuse_ambiguous(history: Iterable[EventSchema]) -> None:
     subjects: dict[str, str] = {}
     for schema in history:
         if schema.reference in versions:
-            message = f"{schema.reference}: two files have this version"
+            message = f"{schema.reference}: two schemas have this version"
             raise EventSchemaError(message)
         versions.add(schema.reference)
         other = subjects.setdefault(schema.name, schema.subject)

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from support.inbox_place import event
 from towpath.inbox import AsyncConsumer, Consumer, Inbox, consumer
@@ -82,6 +83,23 @@ def test_a_consumer_polls_and_stops_during_a_replay(clients):
     made.run(stop)
 
     assert ([[], [0], [0, 0]], True) == (polls, clients[0].is_closed)
+
+
+def test_a_client_that_cannot_subscribe_is_closed(clients, monkeypatch):
+    """
+    As with a regular expression that it does not know; its threads end.
+    """
+
+    def refuse(*_arguments, **_callbacks):
+        raise KafkaException(KafkaError(KafkaError._INVALID_ARG))
+
+    monkeypatch.setattr(Client, "subscribe", refuse)
+    begin = nullcontext
+    made = Consumer(Replaying(), {}, ["^("], begin=begin, handle=lambda *_: None)
+
+    with pytest.raises(KafkaException):
+        made.run(threading.Event())
+    assert [True] == [client.is_closed for client in clients]
 
 
 def test_settings_that_the_guarantees_need_are_fixed(clients):

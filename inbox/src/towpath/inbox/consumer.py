@@ -169,8 +169,8 @@ class _Loop:
             KafkaException: The client cannot go on, as after a refused login.
         """
         client = Client(self._kafka)
-        client.subscribe(self._topics, on_revoke=self._forget, on_lost=self._forget)
         try:
+            client.subscribe(self._topics, on_revoke=self._forget, on_lost=self._forget)
             while not stop.is_set():
                 self._turn(client)
         finally:

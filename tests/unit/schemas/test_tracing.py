@@ -108,6 +108,18 @@ def test_tracing_without_its_extra_is_off_and_found(monkeypatch, missing):
     assert ["the extra tracing of this package is not installed"] == found
 
 
+def test_a_provider_of_credentials_that_is_not_installed_is_found(monkeypatch):
+    """
+    The process starts without tracing, as with any other variable.
+    """
+    name = "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER"
+    monkeypatch.setenv(name, "none")
+    found = []
+    tracer = start_tracing("part", {ENDPOINTS[0]: "http://127.0.0.1:1"}, found.append)
+
+    assert (False, 1) == (tracer.is_on, len(found))
+
+
 @pytest.mark.parametrize(("size", "is_on"), [("x", False), ("100", False), ("", True)])
 def test_a_variable_of_tracing_that_is_refused_is_found(monkeypatch, size, is_on):
     """

@@ -225,6 +225,6 @@ def start_tracing(
         return NO_TRACER
     try:
         return OtlpTracer(service, on_problem)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         on_problem(f"OpenTelemetry refuses one of its variables: {error}")
         return NO_TRACER

@@ -137,11 +137,14 @@ def test_mistakes_of_the_environment_join_those_of_the_file(tmp_path: Path):
         GOOD,
         TOWPATH_SOURCE__DSN_FILE=str(tmp_path / "absent"),
         TOWPATH_SINK__ABSENT__ROUTE__URL="x",
+        TOWPATH_RELAY__OUTBOX__VIEW__NAME="x",
         TOWPATH_VERSION__X="1",
     )
 
     assert any("No such file" in line for line in found)
     assert "TOWPATH_VERSION__X: there is no such section in the file" in found
+    absent = "TOWPATH_RELAY__OUTBOX__VIEW__NAME: there is no [[relay.outbox.view]]"
+    assert f"{absent} in the file" in found
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,12 @@ from typing import Any, Final, NamedTuple
 
 from towpath.settings.model import Settings
 from towpath.settings.secrets import masked
-from towpath.settings.section import Place, annotation_at, is_structured
+from towpath.settings.section import (
+    Place,
+    annotation_at,
+    is_list_of_sections,
+    is_structured,
+)
 
 _PREFIX: Final = "TOWPATH_"
 _SEPARATOR: Final = "__"
@@ -94,6 +99,10 @@ def _section(document: dict[str, Any], path: list[str]) -> tuple[dict[str, Any],
     steps = list(path[:-1])
     while steps:
         step = steps.pop(0)
+        if step not in here and is_list_of_sections(Settings, (*place, step)):
+            names = [one for one in (*place, step) if isinstance(one, str)]
+            message = f"there is no [[{'.'.join(names)}]] in the file"
+            raise _RefusedError(message)
         here = here.setdefault(step, {})
         place.append(step)
         if isinstance(here, list):

@@ -164,6 +164,13 @@ def annotation_at(root: type[BaseModel], place: Place) -> object:
     return None if field is None else field.annotation
 
 
+def is_list_of_sections(root: type[BaseModel], place: Place) -> bool:
+    """Return whether the sections of a key are written as ``[[key]]``."""
+    annotation = annotation_at(root, place)
+    is_list = typing.get_origin(annotation) is tuple
+    return is_list and section_of(annotation) is not None
+
+
 def arranged(document: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
     """Return a document with its keys in the order of the reference."""
     ordered: dict[str, Any] = {}

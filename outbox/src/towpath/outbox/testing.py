@@ -132,7 +132,10 @@ class _Watch:
         return stop
 
     def _begin(self, connection: Any, *_: object) -> None:  # noqa: ANN401 - SQLAlchemy's
-        self._open[connection] = [[]]
+        # SQLAlchemy reports a begin where the driver commits each statement, too.
+        driver = connection.connection.dbapi_connection
+        if not getattr(driver, "autocommit", False):
+            self._open[connection] = [[]]
 
     def _end(self, connection: Any, *_: object) -> None:  # noqa: ANN401
         self._open.pop(connection, None)

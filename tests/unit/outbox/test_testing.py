@@ -1,0 +1,36 @@
+"""The library's fixtures for tests of an application, without a server."""
+
+import sqlite3
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from towpath.outbox import testing
+from towpath.outbox.testing import DualWriteError
+
+
+class Committing(sqlite3.Connection):
+    """A driver's connection that commits each statement by itself."""
+
+    autocommit = True
+
+
+@pytest.mark.parametrize(
+    ("factory", "is_refused"), [(sqlite3.Connection, True), (Committing, False)]
+)
+def test_a_connection_without_transactions_is_no_open_transaction(factory, is_refused):
+    """
+    Nothing can be rolled back, although SQLAlchemy reports a begin.
+    """
+    engine = create_engine(
+        "sqlite://", creator=lambda: sqlite3.connect(":memory:", factory=factory)
+    )
+    found = []
+    with testing._watching() as watch, engine.connect() as connection:
+        connection.execute(text("select 1"))
+        try:
+            watch.sent("send")
+        except DualWriteError as error:
+            found.append(error)
+
+    assert is_refused == bool(found)

@@ -1,10 +1,14 @@
 """``towpath inbox`` without a database: what it prints, and what it refuses."""
 
 import sys
+from contextlib import nullcontext
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from towpath.cli.app import run
+from towpath.inbox import cli
+from towpath.schemas.failure import UnavailableError, UsageError
 
 DATABASE = ["--dsn", "postgresql://127.0.0.1:1/x"]
 KAFKA = ["--kafka", "127.0.0.1:1", "--consumer", "c"]
@@ -37,6 +41,25 @@ def test_a_database_that_does_not_answer_is_named(command, capsys):
     """
     assert 3 == run(["inbox", command, *DATABASE, *KAFKA])
     assert "the database cannot be reached" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "reason"),
+    [
+        (KafkaError.GROUP_AUTHORIZATION_FAILED, UsageError, "^Kafka refuses: "),
+        (KafkaError._TRANSPORT, UnavailableError, "^Kafka cannot be reached: "),
+    ],
+)
+def test_brokers_that_refuse_a_request_are_not_called_unreachable(
+    code, kind, reason, monkeypatch
+):
+    """
+    A missing right does not come by itself, so the command is not to be repeated.
+    """
+    monkeypatch.setattr(cli, "reading_offsets", nullcontext)
+
+    with pytest.raises(kind, match=reason), cli._offsets("c", {}):
+        raise KafkaException(KafkaError(code))
 
 
 @pytest.mark.parametrize("dsn", ["nonsense", "host=h pw", "postgresql://u:pw@["])

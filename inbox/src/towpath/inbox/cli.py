@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     import psycopg
 
 _LISTED: Final = 1_000
+_REFUSED: Final = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+)
 
 app = App(name="inbox", help="Create an inbox; look after its consumers.")
 
@@ -280,6 +285,9 @@ def _offsets(group: str, settings: dict[str, str]) -> Iterator[OffsetReader]:
         cause = error.args[0]
         if cause.code() == KafkaError._INVALID_ARG:  # noqa: SLF001 - the client's name
             raise UsageError(cause.str()) from error
+        if cause.code() in _REFUSED:
+            message = f"Kafka refuses: {cause.str()}: docs/rights.md has the grants"
+            raise UsageError(message) from error
         message = f"Kafka cannot be reached: {cause.str()}"
         raise UnavailableError(message) from error
 

@@ -134,7 +134,8 @@ class ConsumerStatus:
     The state of one consumer.
 
     Attributes:
-        consumer: The inbox's name, which is the Kafka group.
+        consumer: The inbox's name. The offsets are those of the Kafka group with that
+            name.
         partitions: All partitions of each topic for which the consumer has an id, a
             parked event or an offset.
         ids: All ids that are stored.

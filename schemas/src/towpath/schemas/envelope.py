@@ -3,8 +3,9 @@ The envelope: the value of a row change, in Debezium's shape.
 
 ``{"before", "after", "source", "op", "ts_ms", "ts_us", "ts_ns", "transaction"}``;
 ``source`` also names ``commit_lsn``. Columns that the stream left out of an update
-(unchanged TOAST) are absent from ``after`` and listed in the header ``unchanged``:
-absent is not null.
+(unchanged TOAST) are absent from ``after``, or have the value of
+``relay.rows.placeholder``, and are listed in the header ``unchanged``: absent is not
+null.
 """
 
 import enum

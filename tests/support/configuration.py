@@ -44,6 +44,7 @@ url = "{lines.get("registry", NO_REGISTRY)}"
 # An address that each kind of sink may have; no server is there.
 ADDRESSES = {
     "cache": "redis://localhost",
+    "postgres": "host=localhost dbname=models",
     "search": "http://localhost",
     "warehouse": "postgresql://localhost/lake",
     "webhook": "https://localhost/hook",

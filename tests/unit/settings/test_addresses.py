@@ -41,7 +41,7 @@ def mistakes(
     return ()
 
 
-@pytest.mark.parametrize("kind", ["cache", "search", "warehouse", "webhook"])
+@pytest.mark.parametrize("kind", list(ADDRESSES))
 def test_a_valid_address_is_accepted(kind: str):
     """
     Such a file has no other mistake either.
@@ -59,6 +59,8 @@ def test_a_valid_address_is_accepted(kind: str):
         ("warehouse", "mysql://localhost/lake", "postgresql://"),
         ("warehouse", "http://localhost:8181", "postgresql://"),
         ("webhook", "ftp://localhost", "http://"),
+        ("postgres", "redis://localhost", "postgresql://"),
+        ("postgres", "localhost", "postgresql://"),
     ],
 )
 def test_an_address_of_another_kind_is_a_mistake(kind: str, url: str, expected: str):

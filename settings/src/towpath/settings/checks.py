@@ -198,16 +198,18 @@ _SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
+_NOT_LIBPQ: Final = (
+    "must be postgresql://user@host:port/database, or pairs such as host=... dbname=..."
+)
+
+
 def addresses(settings: Settings) -> Iterator[str]:
     """List addresses that are malformed for their kind of server."""
     dsn = settings.database.dsn.strip()
     if not dsn:
         yield "source.dsn: must not be empty"
     elif not _is_libpq(dsn):
-        yield (
-            "source.dsn: must be postgresql://user@host:port/database, or pairs "
-            "such as host=... dbname=..."
-        )
+        yield f"source.dsn: {_NOT_LIBPQ}"
     for broker in settings.kafka.bootstrap_servers.split(","):
         if not _BROKER.fullmatch(broker.strip()):
             yield f"kafka.bootstrap_servers: must be host:port, not {broker.strip()!r}"
@@ -241,6 +243,8 @@ def _target(sink: Sink) -> Iterator[str]:
     if taken and scheme not in taken:
         expected = " or ".join(f"{each}://" for each in taken)
         yield f"sink.{sink.name}.url: must begin with {expected}"
+    if sink.kind == SinkKind.POSTGRES and not _is_libpq(sink.url.strip()):
+        yield f"sink.{sink.name}.url: {_NOT_LIBPQ}"
 
 
 Check = Callable[[Settings], Iterator[str]]

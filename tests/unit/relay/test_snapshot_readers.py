@@ -17,6 +17,7 @@ from towpath.relay.snapshot.shape import (
 from towpath.relay.snapshot.stored import BLOCKING, INITIAL, StoredTable
 from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
 from towpath.relay.wal.messages import Column, Relation
+from towpath.schemas.position import Position
 
 SEES_ALL = XidSnapshot(1000, 1000, frozenset())
 START_LOG_LSN = 4096
@@ -595,3 +596,17 @@ def test_a_failed_table_fails_the_run_of_a_resumed_one(
     assert {"s.a": "completed", "s.b": "completed", "s.c": "failed"} == {
         name: facts["state"] for name, facts in answer.detail["tables"].items()
     }
+
+
+def test_a_key_request_leaves_the_rows_of_a_reordered_table_requested():
+    """
+    Each queue has reordered tables of its own: one must not forget another's.
+    """
+    loop = Loop(table("a", order_by=("v",)))
+    before = set(loop.driver.changed_keys.reordered)
+    relation = shape("a").relation
+    batch_id = loop.driver.request_key(relation, key(1), Position(8, 0))
+    loop.tell(protocol.Tick(1.0))
+    loop.tell(protocol.KeysStored(batch_id or ""))
+
+    assert {ord("a")} == before == loop.driver.changed_keys.reordered

@@ -247,12 +247,19 @@ class ChangedKeyFeeds:
         self.tables: dict[int, ChangedKeyFeed] = {}
         self.aggregates: dict[str, ChangedKeyFeed] = {}
         self.reordered: set[int] = set()
+        self._reordered_of: dict[object, frozenset[int]] = {}
         self._views = views
 
     @property
     def views(self) -> Collection[str]:
         """The collections that are aggregate views."""
         return self._views.keys()
+
+    def set_reordered(self, queue: object, oids: Iterable[int]) -> None:
+        """Replace the reordered tables of one queue; those of other queues stay."""
+        self._reordered_of[queue] = frozenset(oids)
+        self.reordered.clear()
+        self.reordered.update(*self._reordered_of.values())
 
     def start(self, table: StoredTable, changed_keys: ChangedKeys) -> None:
         """Start to feed a scan with the changes of its table."""

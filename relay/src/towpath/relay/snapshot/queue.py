@@ -359,13 +359,13 @@ class SnapshotQueue:
         return [*answers, notice, *notices]
 
     def _update_reordered(self) -> None:
-        self._feeds.reordered.clear()
-        self._feeds.reordered.update(
+        oids = (
             table.table_oid
             for run in self._runs
             for table in run.tables
             if table.order_by and not table.has_ended
         )
+        self._feeds.set_reordered(self, oids)
 
     def _with_notifications(
         self, name: _Name, effects: Iterable[Effect]

@@ -79,6 +79,10 @@ def test_a_json_document_becomes_a_signal(document, signal):
         (b'{"type": "snapshot-window-open"}', "unknown signal type"),
         (b'{"type": "lo\\u0000g"}', "text that Postgres cannot store"),
         (b'{"type": "log", "data": "\\ud800"}', "text that Postgres cannot store"),
+        (
+            b'{"type": "log", "data": "{\\"relay\\": \\"\\\\ud800\\"}"}',
+            "text that Postgres cannot store",
+        ),
     ],
 )
 def test_an_invalid_signal_is_rejected_with_its_reason(document, reason):
@@ -177,6 +181,10 @@ def test_a_signal_row_holds_its_transaction_until_it_is_stored(stream: Stream):
         ((None, b"log", None), "the signal has no id"),
         ((b"s1", None, None), "the signal has no type"),
         ((b"x" * 65, b"log", None), "the id has 65 characters"),
+        (
+            (b"s1", b"log", b'{"relay": "\\u0000"}'),
+            "text that Postgres cannot store",
+        ),
     ],
 )
 def test_an_invalid_signal_row_is_rejected_and_holds_nothing(

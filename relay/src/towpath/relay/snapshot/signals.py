@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, NamedTuple, NoReturn
 
-from towpath.relay.snapshot.naming import is_entry
+from towpath.relay.snapshot.naming import address_of, is_entry
 from towpath.relay.snapshot.shape import Key
 from towpath.relay.snapshot.stored import BLOCKING, INCREMENTAL
 from towpath.schemas.failure import DataError
@@ -425,7 +425,9 @@ def external_signal(
         _reject("the signal has no type")
     if len(kind) > MAX_TYPE_LENGTH or kind in WINDOW_TYPES:
         _reject(f"unknown signal type {kind[:MAX_TYPE_LENGTH]!r}")
-    if not all(map(is_storable, (signal_id, kind, data or ""))):
+    # The relay that the data name is stored in a column of its own.
+    texts = (signal_id, kind, data or "", address_of(data, None) or "")
+    if not all(map(is_storable, texts)):
         _reject("the signal contains text that Postgres cannot store")
     return ExternalSignal(signal_id, kind, data, source)
 

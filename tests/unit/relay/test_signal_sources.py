@@ -241,6 +241,10 @@ class SourceWithSnapshot:
     def snapshots(self, snapshot_id: str | None) -> list:
         if self.failure is not None:
             raise self.failure
+        if "\0" in (snapshot_id or ""):
+            # The driver's error has no SQLSTATE.
+            reason = "text with a zero byte"
+            raise SourceUnavailableError(reason)
         return [{"snapshot_id": "s1"}] if snapshot_id in {None, "s1"} else []
 
 
@@ -281,6 +285,7 @@ def test_a_posted_signal_is_stored():
         ("/signals", LOG, {"sec_fetch_mode": "no-cors"}, 403),
         ("/signals", LOG, {**AS_JSON, "content_length": "-1"}, 411),
         ("/signals", LOG, {**AS_JSON, "content_length": str(MAX_BODY_BYTES + 1)}, 413),
+        ("/signals", LOG, {**AS_JSON, "content_length": "9" * 5_000}, 413),
         ("/metrics", LOG, {}, 404),
         ("/signals", b"{", AS_JSON, 400),
         ("/signals", b'{"type": "x"}', AS_JSON, 400),
@@ -304,6 +309,27 @@ def test_an_invalid_post_is_refused_with_its_reason(path, body, headers, status)
 
     assert (status, []) == (answer.status, source.left)
     assert json.loads(answer.body)["reason"]
+
+
+def test_a_repeated_length_is_bounded_too():
+    """
+    The length that is checked is the one that is read.
+    """
+    source = SourceWithSnapshot()
+    server = HealthServer(0, AdminPages(Stats(), SystemClock(), SignalPages(source)))
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=3)
+    try:
+        connection.putrequest("POST", "/signals")
+        connection.putheader("Content-Type", "application/json")
+        connection.putheader("Content-Length", str(MAX_BODY_BYTES + 1))
+        connection.putheader("Content-Length", str(len(LOG)))
+        connection.endheaders(LOG)
+        status = connection.getresponse().status
+    finally:
+        connection.close()
+        server.close()
+
+    assert (HTTPStatus.ACCEPTED, 1) == (status, len(source.left))
 
 
 @pytest.mark.parametrize(
@@ -332,6 +358,7 @@ def test_a_used_id_and_an_unavailable_source_are_errors(failure, status):
         ("/snapshots", 200, [{"snapshot_id": "s1"}]),
         ("/snapshots/s%31?x", 200, [{"snapshot_id": "s1"}]),
         ("/snapshots/s2", 404, None),
+        ("/snapshots/%00", 404, None),
     ],
 )
 def test_signals_and_snapshots_are_shown_as_json(path, status, expected):

@@ -35,6 +35,7 @@ from towpath.relay.metrics import StatsCollector
 from towpath.relay.snapshot.signals import (
     ExternalSignal,
     SignalRejectedError,
+    is_storable,
     parse_signal,
     read_document,
 )
@@ -48,6 +49,8 @@ from towpath.schemas.failure import (
 
 # Ten thousand keys of a hundred bytes.
 MAX_BODY_BYTES: Final = 1024 * 1024
+# Python converts no text of thousands of digits.
+_MAX_DIGITS: Final = 20
 
 _TEXT: Final = "text/plain; charset=utf-8"
 _JSON: Final = "application/json"
@@ -92,8 +95,11 @@ class SignalPages:
     def get(self, path: str) -> PageResponse | None:
         """Return the page at ``path``; None if there is no such page."""
         root, _, name = path.partition("?")[0][1:].partition("/")
+        wanted = unquote(name)
+        if not is_storable(wanted):
+            return _found_response(None)
         try:
-            match f"/{root}", unquote(name):
+            match f"/{root}", wanted:
                 case "/snapshots", "":
                     return _json_response(HTTPStatus.OK, self._signals.snapshots(None))
                 case "/snapshots", snapshot_id:
@@ -126,7 +132,7 @@ class SignalPages:
         if not (length.isascii() and length.isdigit()):
             reason = "send the length of the body in Content-Length"
             return _json_response(HTTPStatus.LENGTH_REQUIRED, {"reason": reason})
-        if int(length) > MAX_BODY_BYTES:
+        if len(length) > _MAX_DIGITS or int(length) > MAX_BODY_BYTES:
             reason = f"at most {MAX_BODY_BYTES} bytes are accepted"
             return _json_response(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"reason": reason}
@@ -237,14 +243,14 @@ class _RequestHandler(BaseHTTPRequestHandler):
         if signals is None:
             self._write(PageResponse(HTTPStatus.NOT_FOUND, _PAGES))
             return
-        refused = signals.refuse(
-            self.path, {k.lower(): v for k, v in self.headers.items()}
-        )
+        # Of a repeated header, the last counts, here and for the refusal.
+        fields = {name.lower(): text for name, text in self.headers.items()}
+        refused = signals.refuse(self.path, fields)
         if refused is not None:
             self.close_connection = True
             self._write(refused)
             return
-        length = int(self.headers["Content-Length"])
+        length = int(fields["content-length"])
         self._write(signals.post(self.rfile.read(length)))
 
     def _write(self, response: PageResponse) -> None:

@@ -244,7 +244,6 @@ def test_skip_is_asked_about_written_and_taken_back(
 @pytest.mark.parametrize(
     ("beyond", "reason"),
     [
-        (0, "is confirmed already"),
         (-8, "is confirmed already"),
         (9, "is not the LSN of a commit"),
     ],

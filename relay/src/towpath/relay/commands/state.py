@@ -335,7 +335,8 @@ def resolve_skip(settings: Settings, text: str) -> int:
         raise StateRefusedError(reason)
     facts, _ = slot_facts(settings)
     highest = max(state.confirmed.lsn, facts.confirmed_lsn if facts else 0)
-    if lsn <= highest:
+    # A commit whose record begins at the confirmed LSN is still to be streamed.
+    if lsn < highest:
         reason = (
             f"{format_lsn(lsn)} is confirmed already, up to {format_lsn(highest)}: "
             "Postgres never streams it again"

@@ -67,6 +67,22 @@ def test_a_named_key_can_be_pasted_into_a_shell():
     assert ["--key", '["it\'s"]'] == shlex.split(command)[-2:]
 
 
+def test_a_quoted_name_and_an_id_can_be_pasted_into_a_shell():
+    """
+    The quotes of a name reach the command, and an id with a space is one word.
+    """
+    name = '"shop"."My.Orders"'
+    request = replace(ended(1), collection=name, asked_until="x")
+    named = replace(ended(1), snapshot_id="fill 7")
+    reasons = [scan_outcome(each)[1] for each in (request, named)]
+    words = [shlex.split((each or "").partition("delivered, ")[2]) for each in reasons]
+
+    assert [
+        ["towpath", "snapshot", "start", name],
+        ["towpath", "snapshot", "resume", "fill 7"],
+    ] == [each[:4] for each in words]
+
+
 @pytest.mark.parametrize(
     ("count", "keys", "last_key"),
     [(2, ((b"0",), (b"1",)), (b"9",)), (MAX_UNDELIVERED_KEYS + 1, (), None)],

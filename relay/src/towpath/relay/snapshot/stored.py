@@ -5,6 +5,7 @@ import shlex
 from typing import Final, NamedTuple
 
 from towpath.relay.snapshot.shape import Key, KeyRange
+from towpath.schemas.table_name import TableName
 
 INCREMENTAL: Final = "incremental"
 BLOCKING: Final = "blocking"
@@ -165,11 +166,12 @@ def _incomplete_reason(table: StoredTable) -> str:
     if table.asked_until is not None:
         texts = [json.dumps(key, ensure_ascii=False) for key in shown]
         listed = " ".join(f"--key {shlex.quote(text)}" for text in texts)
-        again = f"towpath snapshot start {table.collection} {listed}"
+        entry = shlex.quote(TableName.parse(table.collection).entry)
+        again = f"towpath snapshot start {entry} {listed}"
         has_all = table.undelivered == len(shown)
         scope = "only these" if has_all else "the first of them"
     else:
-        again = f"towpath snapshot resume {table.snapshot_id}"
+        again = f"towpath snapshot resume {shlex.quote(table.snapshot_id)}"
         is_cut = table.asked_keys is None and table.undelivered > len(keys)
         scope = "the table" if is_cut else "only these"
     first = json.dumps(shown, ensure_ascii=False)

@@ -163,3 +163,25 @@ def test_an_unknown_driver_is_refused(
         "no sink has the driver 'servin' (drivers: serving)" in said,
         "did you mean 'serving'?" in said,
     )
+
+
+@pytest.mark.parametrize("days", ["inf", "1e6"])
+def test_an_age_beyond_the_calendar_is_refused(
+    days: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """
+    No date lies so far back: the command says so before it connects.
+    """
+    config = tmp_path / "towpath.toml"
+    config.write_text(
+        """version = 1
+[source]
+dsn = "postgresql://127.0.0.1:1/x"
+[kafka]
+bootstrap_servers = "x"
+"""
+    )
+    words = ["outbox", "clean", "--keep-days", days, "--config", str(config)]
+
+    assert 2 == root.run(words)
+    assert "--keep-days" in capsys.readouterr().err

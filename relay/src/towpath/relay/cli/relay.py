@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import App, Parameter
 from cyclopts.types import NonNegativeFloat, NonNegativeInt
+from cyclopts.validators import Number
 
 from towpath.cli.options import (
     ConfigOption,
@@ -170,8 +171,8 @@ def skip(
 
     For a transaction that halts the relay at every start, while later ones must be
     published. It is named by the LSN of its commit (0/16B3748), or by the position of
-    any of its records. A confirmed transaction cannot be skipped: Postgres has dropped
-    its log.
+    any of its records. A confirmed transaction cannot be skipped: Postgres never
+    streams it again.
 
     Args:
         lsn: The commit's LSN, or a position.
@@ -251,10 +252,19 @@ def _settings(config: ConfigOption) -> "Settings":
     return read_settings(config)
 
 
+# A century: dates end in the year 1.
+_MAX_KEEP_DAYS: Final = 36_500
+
+KeepOption = Annotated[
+    float,
+    Parameter(name="--keep-days", validator=Number(gte=0, lte=_MAX_KEEP_DAYS)),
+]
+
+
 @outbox_app.command
 def clean(
     *,
-    keep_days: Annotated[NonNegativeFloat, Parameter(name="--keep-days")] = 7.0,
+    keep_days: KeepOption = 7.0,
     wait_s: Annotated[NonNegativeFloat, Parameter(name="--wait")] = 60.0,
     days_ahead: NonNegativeInt = DAYS_AHEAD,
     former: Annotated[bool, Flag] = False,

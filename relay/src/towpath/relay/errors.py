@@ -140,7 +140,10 @@ class SlotHeldError(HaltError):
 class AdminPortError(HaltError):
     """Another process uses the admin port, or the address is not this host's."""
 
-    remedy = "Set [relay] admin_port to another port, or to 0 for any free port."
+    remedy = (
+        "Set [relay] admin_port to another port, or to 0 for any free port; admin_host "
+        "must be an address of this host."
+    )
 
 
 class BrokerRefusedError(HaltError):

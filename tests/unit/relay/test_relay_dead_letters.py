@@ -7,6 +7,7 @@ from typing import NamedTuple
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from towpath.relay.cli.printing import print_parked
 from towpath.relay.commands.dead_letters import (
     Aggregate,
     chosen,
@@ -237,6 +238,23 @@ def test_a_fatal_error_of_the_client_is_named_with_the_topic(monkeypatch):
 
     with pytest.raises(BrokerRefusedError, match=r"writing to event\.order: "):
         state.publish_now(Kafka(bootstrap_servers="x"), event)
+
+
+def test_the_printed_list_has_a_zero_for_no_publishable_letter(capsys):
+    """
+    An empty cell would leave open whether a replay publishes anything.
+    """
+    line = {
+        "aggregate_type": None,
+        "aggregate_id": "7",
+        "letters": 1,
+        "publishable": 0,
+        "first_position": "p",
+        "reason": "why",
+    }
+    print_parked([line])
+
+    assert ["7", "1", "0", "p", "why"] == capsys.readouterr().out.split()[-5:]
 
 
 def test_an_aggregate_that_is_not_parked_is_refused():

@@ -31,7 +31,7 @@ def print_parked(lines: Iterable[dict[str, Any]]) -> None:
     """Print the parked aggregates of ``towpath relay dead-letters list``."""
     table = Table(*(name.replace("_", " ") for name in _COLUMNS), box=None)
     for line in lines:
-        table.add_row(*(Text(str(line[name] or "")) for name in _COLUMNS))
+        table.add_row(*(_cell(line[name]) for name in _COLUMNS))
     Console().print(table)
 
 

@@ -170,9 +170,9 @@ def test_a_source_that_refuses_the_login_is_a_problem_of_the_relay(monkeypatch):
     """
     The other parts are shown all the same.
     """
+    message = "the source refuses the login"
 
     def refuse(_settings):
-        message = "the source refuses the login"
         raise SourceRefusedError(message)
 
     settings = Settings.model_validate(
@@ -183,7 +183,7 @@ def test_a_source_that_refuses_the_login_is_a_problem_of_the_relay(monkeypatch):
         }
     )
     monkeypatch.setattr(status, "lineage_offset", lambda _settings: 0)
-    monkeypatch.setattr(status, "slot_facts", refuse)
+    monkeypatch.setattr(status, "slot_facts", lambda _settings: (None, message))
     monkeypatch.setattr(status.signals, "progress", refuse)
     document = status.overview((), settings, SystemClock())
 

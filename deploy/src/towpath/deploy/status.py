@@ -72,10 +72,7 @@ def _relay(settings: Settings) -> Document:
     process = read_process_state(settings.state_folder, source.slot)
     document["halted"] = "" if process is None else process.sentence
     document["lineage_offset"] = lineage_offset(settings)
-    try:
-        facts, error = slot_facts(settings)
-    except TowpathError as refused:
-        return document | {"error": str(refused)}
+    facts, error = slot_facts(settings)
     if facts is None:
         return document | {"error": error or f"there is no slot {source.slot}"}
     document |= {

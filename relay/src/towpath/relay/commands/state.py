@@ -29,7 +29,7 @@ from towpath.relay.recovery.marks import TopicMarks
 from towpath.relay.recovery.state import SKIP_KEY, State, changed_settings, parse_state
 from towpath.schemas import topics as names
 from towpath.schemas.clock import Clock, SystemClock
-from towpath.schemas.failure import TowpathError, UnavailableError
+from towpath.schemas.failure import TowpathError
 from towpath.schemas.findings import CheckFinding
 from towpath.schemas.position import format_lsn, parse_lsn, parse_position
 from towpath.settings import Settings
@@ -96,7 +96,7 @@ def slot_facts(settings: Settings) -> tuple[SlotFacts | None, str | None]:
     try:
         with connect(source.dsn) as connection:
             return PostgresCatalog(connection).slot(source.slot), None
-    except UnavailableError as error:
+    except TowpathError as error:
         return None, str(error)
 
 

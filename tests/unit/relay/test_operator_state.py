@@ -1,14 +1,14 @@
-"""The transactions that an operator may skip."""
+"""The state commands: a source that refuses them, and what may be skipped."""
 
 import orjson
 import pytest
 
 from towpath.relay.commands import state
-from towpath.relay.errors import StateRefusedError
+from towpath.relay.errors import SourceRefusedError, StateRefusedError
 from towpath.relay.recovery.lineage import Lineage, lineages_document
 from towpath.relay.recovery.marks import Confirmed
 from towpath.schemas.position import format_lsn
-from towpath.settings import Settings
+from towpath.settings import Kafka, Settings, Source
 
 CONFIRMED_LSN = 0x5000
 
@@ -45,3 +45,22 @@ def test_a_confirmed_commit_cannot_be_skipped():
     """
     with pytest.raises(StateRefusedError, match="is confirmed already"):
         state.resolve_skip(Settings.model_construct(), format_lsn(CONFIRMED_LSN - 8))
+
+
+def test_a_source_that_refuses_the_login_is_a_reason(monkeypatch: pytest.MonkeyPatch):
+    """
+    The state in Kafka is shown while the database is restored and does not exist.
+    """
+    reason = 'connecting: database "shop" does not exist'
+
+    def refuse(_: str) -> None:
+        raise SourceRefusedError(reason)
+
+    monkeypatch.setattr(state, "connect", refuse)
+    settings = Settings(
+        version=1,
+        source=(Source(dsn="postgresql://x/shop"),),
+        kafka=Kafka(bootstrap_servers="x"),
+    )
+
+    assert (None, reason) == state.slot_facts(settings)

@@ -1,5 +1,7 @@
 """The state commands: a source that refuses them, and what may be skipped."""
 
+from collections.abc import Callable
+
 import orjson
 import pytest
 
@@ -10,41 +12,73 @@ from towpath.relay.recovery.marks import Confirmed
 from towpath.schemas.position import format_lsn
 from towpath.settings import Kafka, Settings, Source
 
+SETTINGS = Settings(
+    version=1,
+    source=(Source(dsn="postgresql://x/shop"),),
+    kafka=Kafka(bootstrap_servers="x"),
+)
 CONFIRMED_LSN = 0x5000
 
 
+CONFIRMED = Confirmed(CONFIRMED_LSN, CONFIRMED_LSN, CONFIRMED_LSN, 1, True, "")
+FIRST = Lineage(1, "77", 1, 0, "towpath", start_lsn=0x1000)
+
+
 @pytest.fixture
-def stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a state that is confirmed up to an LSN, and a source without an answer."""
-    confirmed = Confirmed(CONFIRMED_LSN, CONFIRMED_LSN, CONFIRMED_LSN, 1, True, "")
-    documents = {
-        "lineage": lineages_document(
-            [Lineage(1, "77", 1, 0, "towpath", start_lsn=0x1000)]
-        ),
-        "confirmed": confirmed._asdict(),
-    }
-    values = {name: orjson.dumps(each) for name, each in documents.items()}
-    monkeypatch.setattr(state, "newest_values", lambda _: values)
+def store(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that makes the state; the source does not answer."""
+
+    def make(confirmed: Confirmed | None, *lineages: Lineage) -> None:
+        values = {"lineage": orjson.dumps(lineages_document(lineages))}
+        if confirmed is not None:
+            values["confirmed"] = orjson.dumps(confirmed._asdict())
+        monkeypatch.setattr(state, "newest_values", lambda _: values)
+
     monkeypatch.setattr(state, "slot_facts", lambda _: (None, "away"))
+    return make
 
 
-@pytest.mark.usefixtures("stored")
-def test_a_commit_at_the_confirmed_lsn_can_be_skipped():
+def test_a_commit_at_the_confirmed_lsn_can_be_skipped(store):
     """
     The LSN is the end of the last confirmed commit, where the next may begin.
     """
-    settings = Settings.model_construct()
+    store(CONFIRMED, FIRST)
 
-    assert CONFIRMED_LSN == state.resolve_skip(settings, format_lsn(CONFIRMED_LSN))
+    assert CONFIRMED_LSN == state.resolve_skip(SETTINGS, format_lsn(CONFIRMED_LSN))
 
 
-@pytest.mark.usefixtures("stored")
-def test_a_confirmed_commit_cannot_be_skipped():
+def test_the_first_commit_of_a_lineage_can_be_skipped(store):
+    """
+    No checkpoint precedes it, or only one of an earlier lineage, with higher LSNs.
+    """
+    restored = Lineage(2, "78", 1, 0x10000, "towpath", start_lsn=0x2000)
+    found = []
+    for state_topic in ((None, FIRST), (CONFIRMED, FIRST, restored)):
+        store(*state_topic)
+        found.append(state.resolve_skip(SETTINGS, format_lsn(0x3000)))
+
+    assert [0x3000, 0x3000] == found
+
+
+@pytest.mark.parametrize("lsn", [CONFIRMED_LSN - 8, 0x800])
+def test_a_confirmed_commit_cannot_be_skipped(store, lsn: int):
     """
     A commit below the confirmed LSN is never streamed again.
     """
+    store(CONFIRMED, FIRST)
+
     with pytest.raises(StateRefusedError, match="is confirmed already"):
-        state.resolve_skip(Settings.model_construct(), format_lsn(CONFIRMED_LSN - 8))
+        state.resolve_skip(SETTINGS, format_lsn(lsn))
+
+
+def test_a_commit_before_the_lineage_cannot_be_skipped(store):
+    """
+    Before the first checkpoint the lineage's start is what is confirmed.
+    """
+    store(None, FIRST)
+
+    with pytest.raises(StateRefusedError, match="is confirmed already"):
+        state.resolve_skip(SETTINGS, format_lsn(0x800))
 
 
 def test_a_source_that_refuses_the_login_is_a_reason(monkeypatch: pytest.MonkeyPatch):
@@ -57,10 +91,5 @@ def test_a_source_that_refuses_the_login_is_a_reason(monkeypatch: pytest.MonkeyP
         raise SourceRefusedError(reason)
 
     monkeypatch.setattr(state, "connect", refuse)
-    settings = Settings(
-        version=1,
-        source=(Source(dsn="postgresql://x/shop"),),
-        kafka=Kafka(bootstrap_servers="x"),
-    )
 
-    assert (None, reason) == state.slot_facts(settings)
+    assert (None, reason) == state.slot_facts(SETTINGS)

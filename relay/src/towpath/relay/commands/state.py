@@ -25,7 +25,7 @@ from towpath.relay.postgres.connect import connect
 from towpath.relay.postgres.known_tables import TableReport, report_tables
 from towpath.relay.postgres.source_checks import source_problems
 from towpath.relay.recovery.lineage import Lineage, parse_lineages
-from towpath.relay.recovery.marks import TopicMarks
+from towpath.relay.recovery.marks import Confirmed, TopicMarks
 from towpath.relay.recovery.state import SKIP_KEY, State, changed_settings, parse_state
 from towpath.schemas import topics as names
 from towpath.schemas.clock import Clock, SystemClock
@@ -324,8 +324,8 @@ def resolve_skip(settings: Settings, text: str) -> int:
     """
     state = parse_state(newest_values(settings))
     lineages = parse_lineages(state.lineage)
-    if not lineages or state.confirmed is None:
-        reason = "the state has no checkpoint: the relay has not run yet"
+    if not lineages:
+        reason = "the state has no checkpoint and no lineage: the relay has not run yet"
         raise StateRefusedError(reason)
     lsn = _parse_target(text, lineages[-1].offset)
     if lsn % _ALIGNMENT:
@@ -334,7 +334,8 @@ def resolve_skip(settings: Settings, text: str) -> int:
         )
         raise StateRefusedError(reason)
     facts, _ = slot_facts(settings)
-    highest = max(state.confirmed.lsn, facts.confirmed_lsn if facts else 0)
+    confirmed_lsn = _confirmed_lsn(state.confirmed, lineages[-1])
+    highest = max(confirmed_lsn, facts.confirmed_lsn if facts else 0)
     # A commit whose record begins at the confirmed LSN is still to be streamed.
     if lsn < highest:
         reason = (
@@ -343,6 +344,15 @@ def resolve_skip(settings: Settings, text: str) -> int:
         )
         raise StateRefusedError(reason)
     return lsn
+
+
+def _confirmed_lsn(confirmed: Confirmed | None, lineage: Lineage) -> int:
+    """Return the confirmed LSN of a lineage; its start before its first checkpoint."""
+    start_lsn = lineage.start_lsn or 0
+    if confirmed is None:
+        return start_lsn
+    # A checkpoint of an earlier lineage lies below the offset.
+    return max(start_lsn, confirmed.log_lsn - lineage.offset)
 
 
 def _parse_target(text: str, offset: int) -> int:

@@ -10,7 +10,7 @@ has passed through the source's log.
                             ``id``; 202 with its id, 400 with the reason, 409 for
                             a used id
 ``GET /signals/<id>``       the signal's row
-``GET /snapshots``          the tables of all snapshots, the newest first
+``GET /snapshots``          the tables of the newest snapshots, at most 1,000
 ``GET /snapshots/<id>``     the tables of one snapshot
 ==========================  ==========================================================
 

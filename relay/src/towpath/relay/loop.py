@@ -5,9 +5,9 @@ The loop: one thread between the stream and Kafka.
 
     read frames -> consume -> acknowledgements -> snapshots -> checkpoint -> feedback
 
-Every wait of the loop is bounded by a constant. At the limit of bytes in flight, it
-stops reading the socket, so that back-pressure reaches the server, and keeps running
-its duties: feedback above all, which has its own timer.
+Every wait of the loop is bounded: by a constant, and at a stop by its deadline. At the
+limit of bytes in flight, it stops reading the socket, so that back-pressure reaches the
+server, and keeps running its duties: feedback above all, which has its own timer.
 """
 
 from collections.abc import Callable, Sequence, Sized
@@ -32,8 +32,8 @@ from towpath.schemas.position import format_lsn
 # do not end the connection. Lower only costs traffic; higher risks reconnects.
 STATUS_INTERVAL_S: Final = 10.0
 
-# The shortest time between two feedback messages. Checkpoints are stored ten times a
-# second, so this only limits a burst after a pause.
+# The shortest time between two feedback messages that the server has not requested.
+# Checkpoints are stored ten times a second, so this only limits a burst after a pause.
 PROGRESS_INTERVAL_S: Final = 0.02
 
 # While records are in flight the client must be polled for acknowledgements: rarely
@@ -70,7 +70,7 @@ class _StopTimeoutError(Exception):
 
 
 class StopDeadline:
-    """The stop request of the process, and the one deadline of a clean stop."""
+    """The stop request of the session, and the one deadline of a clean stop."""
 
     def __init__(
         self, clock: Clock, is_stopping: Callable[[], bool], timeout_s: float
@@ -89,9 +89,10 @@ class StopDeadline:
 
 class LoopDuties:
     """
-    The duties that never wait: checkpoints, feedback to the server, and gauges.
+    The duties beside the records: checkpoints, feedback to the server, and gauges.
 
-    They run in every turn of the loop, and between two waits of the publisher.
+    They run in every turn of the loop, and between two waits of the publisher. None of
+    them waits, except for the commit of a transaction of Kafka.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class LoopDuties:
         Write a checkpoint and send feedback, each if it is due.
 
         Raises:
-            _StopTimeoutError: The process is stopping and its deadline has passed.
+            _StopTimeoutError: The session is stopping and its deadline has passed.
         """
         if self.stop.is_stopping() and self.stop.deadline().passed():
             raise _StopTimeoutError
@@ -173,7 +174,7 @@ class LoopDuties:
 
 class Pipeline:
     """
-    Runs the loop until the process stops.
+    Runs the loop until the session stops.
 
     Attributes:
         max_unsettled: The number of unsettled transactions at which reading stops.
@@ -202,7 +203,7 @@ class Pipeline:
 
     def run(self) -> None:
         """
-        Consume the stream until the process stops, then finish what is in flight.
+        Consume the stream until the session stops, then finish what is in flight.
 
         Raises:
             TowpathError: The loop failed; the error's disposition decides what follows.

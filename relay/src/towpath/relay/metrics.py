@@ -2,8 +2,9 @@
 The relay's statistics as Prometheus metrics, which ``docs/metrics.md`` explains.
 
 Every label is bounded by the configuration or the code: captured tables, constant
-reasons, the states of Postgres and snapshots. A quantity that is not known (yet, or on
-this server) is missing rather than zero.
+reasons, the states of Postgres and snapshots. What is not known (yet, or on this
+server) about the slot, the snapshots, the last transaction and the age of the heartbeat
+is missing rather than zero.
 """
 
 import importlib.metadata

@@ -1,8 +1,9 @@
 """
 Counters and gauges of the relay, for the metrics; each new reason is logged once.
 
-The slot monitor's thread writes those of the slot, the loop's thread all others; any
-thread may read them at any time.
+The slot monitor's thread writes those of the slot, the dropped tables and the source's
+problems, and counts its own reasons of skipped changes; the loop's thread writes all
+others. Any thread may read them at any time.
 
 Latencies are differences on the source's clock, which commit times come from. With
 the relay's own clock, a clock error would make them negative or large. Every

@@ -145,7 +145,8 @@ def export(*, config: ConfigOption = None) -> int:
     Print every record of the state topic as a line of JSON, oldest first.
 
     For support and for backups: {"offset", "timestamp_ms", "key", "value"}. The newest
-    record of a key is valid; a null value deletes its key.
+    record of a key is valid; a null value deletes its key. A value that is not JSON is
+    in "value_base64" instead.
 
     Args:
         config: Configuration file.

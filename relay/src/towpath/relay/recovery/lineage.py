@@ -65,12 +65,13 @@ class Lineage:
     One unbroken history of the source's log.
 
     Attributes:
-        number: 1 is the first.
+        number: 1 is the first, and one that was rebuilt without a state.
         system_identifier: The identifier of the database cluster.
         timeline: The timeline on which it was last followed.
         offset: The offset added to each LSN.
         slot: The slot that follows it.
-        gap: The gap that it begins with; None for the first lineage.
+        gap: The gap that it begins with; None for the first lineage, and for one that
+            was rebuilt with its former offset.
         start_lsn: The slot's LSN when it began to serve the lineage; None if pending.
         started_at: The time at which the slot began to serve the lineage, or a later
             one, in RFC 3339; empty if an earlier release stored the lineage.

@@ -63,7 +63,7 @@ class SnapshotScope:
     The collections that may be read, and the sinks that may receive them.
 
     Attributes:
-        captured: The collections that can be read; the loop updates it.
+        captured: The collections that can be read; another thread updates it.
         sinks: Returns the names of the current sinks, which a signal may target.
         views: The aggregate type of each collection that is a view.
         slot_snapshots: Snapshots whose view was exported with the slot.

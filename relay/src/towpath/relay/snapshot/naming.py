@@ -26,7 +26,8 @@ from typing import Final, NamedTuple
 from towpath.schemas.table_name import TableName, is_quoted_name
 from towpath.settings.syntax import linear_matcher
 
-# The characters of a plain name; any other makes the entry a regular expression.
+# The characters of a plain name; an entry with any other is a quoted name or a regular
+# expression.
 _PLAIN_NAME: Final = re.compile(r"[^\\*+?\[\](){}|^$\"]+\Z")
 
 _AGGREGATES: Final = "outbox."
@@ -178,7 +179,7 @@ class Registration(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        """The suffix of its key requests' ids, different for each relay."""
+        """The suffix of the ids of its own requests, different for each relay."""
         return "" if self.number == 1 else f"~{self.number}"
 
 

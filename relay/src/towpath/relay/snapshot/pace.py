@@ -13,7 +13,7 @@ from towpath.relay.snapshot.shape import Chunk
 from towpath.schemas.clock import Backoff
 
 # A chunk that failed may have been too large for the server's statement timeout: the
-# next holds half as many rows, but at least this many.
+# next holds half as many rows, but at least this many, where so many are allowed.
 MIN_CHUNK_ROWS: Final = 100
 
 # After this many timeouts of the smallest chunk without a chunk in between, the table

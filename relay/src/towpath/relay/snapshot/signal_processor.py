@@ -204,7 +204,7 @@ class SignalProcessor:
         Begin with no signals.
 
         Args:
-            captured: The collections that can be read; the loop updates it.
+            captured: The collections that can be read; another thread updates it.
             sinks: Returns the names of the current sinks, which a signal may target.
             relay: This relay's name.
         """

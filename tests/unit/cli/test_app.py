@@ -165,12 +165,19 @@ def test_an_unknown_driver_is_refused(
     )
 
 
-@pytest.mark.parametrize("days", ["inf", "1e6"])
-def test_an_age_beyond_the_calendar_is_refused(
-    days: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("outbox", "clean", "--keep-days", "inf"),
+        ("outbox", "clean", "--keep-days", "1e6"),
+        ("relay", "state", "show", "--parked", "-1"),
+    ],
+)
+def test_a_number_out_of_range_is_refused(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """
-    No date lies so far back: the command says so before it connects.
+    The command says so before it connects: no date lies so far back, for instance.
     """
     config = tmp_path / "towpath.toml"
     config.write_text(
@@ -181,7 +188,6 @@ dsn = "postgresql://127.0.0.1:1/x"
 bootstrap_servers = "x"
 """
     )
-    words = ["outbox", "clean", "--keep-days", days, "--config", str(config)]
 
-    assert 2 == root.run(words)
-    assert "--keep-days" in capsys.readouterr().err
+    assert 2 == root.run([*words, "--config", str(config)])
+    assert words[-2] in capsys.readouterr().err

@@ -197,8 +197,8 @@ class Session:
         Raises:
             PartitionCountChangedError: A topic's partition count has changed.
             TopicTruncatedError: A topic was deleted.
-            SourceUnavailableError: A monitor restarts the session immediately:
-                another process may own the slot by now.
+            SourceUnavailableError: A monitor ends the session at once: another
+                process may own the slot by now.
         """
         if self._restart_reason is not None:
             raise SourceUnavailableError(self._restart_reason)

@@ -108,7 +108,7 @@ _SHOWN_PARKED: Final = 20
 def show(
     *,
     json: JsonOption = False,
-    parked: int = _SHOWN_PARKED,
+    parked: NonNegativeInt = _SHOWN_PARKED,
     config: ConfigOption = None,
 ) -> int:
     """

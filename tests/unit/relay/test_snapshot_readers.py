@@ -610,3 +610,23 @@ def test_a_key_request_leaves_the_rows_of_a_reordered_table_requested():
     loop.tell(protocol.KeysStored(batch_id or ""))
 
     assert {ord("a")} == before == loop.driver.changed_keys.reordered
+
+
+def test_a_key_request_that_failed_during_a_pause_fails_the_table():
+    """
+    A row that moved into the part already read would be missing otherwise.
+    """
+    loop = Loop(table("a"))
+    relation = shape("a").relation
+    batch_id = loop.driver.request_key(relation, key(1), Position(8, 0))
+    loop.tell(protocol.Tick(1.0))
+    loop.tell(protocol.KeysStored(batch_id or ""))
+    [mark] = loop.all(protocol.WriteWatermark)
+    answered(loop, "pause-snapshot")
+    loop.tell(protocol.ReadFailed(mark.request_id, "no", may_recover=False))
+    answered(loop, "resume-snapshot")
+    [ask] = loop.begin()
+    loop.finish(ask)
+    ended = loop.all(protocol.SaveProgress)[-1].table
+
+    assert ("s.a", "failed") == (ended.collection, ended.state)

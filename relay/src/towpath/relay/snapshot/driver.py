@@ -300,7 +300,7 @@ class SnapshotDriver:
         for run in ended:
             if run.tables[0].asked_until is not None:
                 self.requests.end_batch(run.tables)
-                if not self._whole_tables.is_busy:
+                if not self._whole_tables.open_tables():
                     self.requests.forget_failures()
 
     def _store_requests(self) -> list[StoreKeys]:

@@ -89,6 +89,9 @@ class SnapshotQueue:
         self._points_in_use: dict[_Name, ConsistentPoint] = {}
         self._now_s = 0.0
         self._notified: dict[_Name, int] = {}
+        # Of each open table that was begun, the last key request that had ended then:
+        # the later ones count for it, also those of a pause.
+        self._ended_before: dict[_Name, int] = {}
         # How many tables may be begun ahead: it grows with each tiny table.
         self._ahead = 0
         # The chunks delivered by each scan that blocks the stream, and the time of the
@@ -221,6 +224,8 @@ class SnapshotQueue:
             return []
         halted = known._replace(state=state, error=reason)
         run.update(halted)
+        if halted.has_ended:
+            self._ended_before.pop(table[:2], None)
         self._update_reordered()
         return [SaveProgress(self._services.tokens.next_id(), halted)]
 
@@ -281,6 +286,9 @@ class SnapshotQueue:
             pace=pace,
             parts=1 if table.ranges else self._policy.readers,
             consistent_point=point,
+            ended_before=self._ended_before.setdefault(
+                table[:2], self._services.requests.ended
+            ),
         )
         running = table._replace(state="running")
         run.update(running)
@@ -331,6 +339,7 @@ class SnapshotQueue:
         self._update_reordered()
         if not table.has_ended:
             return []
+        self._ended_before.pop(name, None)
         return [notifications.table_ended(table, run.collections)]
 
     def _release_views(self) -> list[ReleaseSnapshot]:

@@ -96,12 +96,14 @@ class ScanOptions(NamedTuple):
         parts: The number of ranges into which its table may be cut.
         consistent_point: The mark and exported snapshot that its run shares; None: each
             chunk has its own watermarks.
+        ended_before: The last key request that had ended when the table was begun.
     """
 
     changed_keys: ChangedKeys
     pace: ScanPace
     parts: int
     consistent_point: ConsistentPoint | None = None
+    ended_before: int = 0
 
 
 _MOVES_LOST = "rows whose key changed meanwhile could not be refetched by their new key"
@@ -135,7 +137,7 @@ class TableScan:
         self._start_token = ""
         self._sweep_id: int | None = None
         self._has_swept = not table.sweeps
-        self._ended_before = services.requests.ended
+        self._ended_before = options.ended_before
         self._awaited = 0
         if self._point is not None and self._point.mark is not None:
             self._begin_recording(self._point.mark)

@@ -189,6 +189,13 @@ def test_calls_of_an_operation_have_one_key_and_growing_pauses():
     assert (timedelta(seconds=0.2), timedelta(seconds=30)) == (pauses[0], pauses[-1])
 
 
+def test_a_capture_is_retried_after_any_number_of_attempts():
+    """
+    A provider that is away for a day answers no capture some thousand times.
+    """
+    assert timedelta(seconds=30) == pause_after(10_000)
+
+
 @pytest.mark.parametrize(
     ("carrier", "status", "event"),
     [

@@ -26,7 +26,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import ClassVar, Final, NamedTuple
 
-from towpath.schemas.clock import time_after
+from towpath.schemas.clock import Backoff, time_after
 
 
 class PaymentStatus(enum.StrEnum):
@@ -90,15 +90,12 @@ NO_ANSWER: Final = "the provider did not answer"
 
 # A call whose process died is made again after this time.
 LEASE: Final = timedelta(seconds=10)
-_FIRST_PAUSE_S: Final = 0.2
-_LONGEST_PAUSE_S: Final = 30.0
+_PAUSES: Final = Backoff(first_s=0.2, ceiling_s=30.0)
 
 
 def pause_after(attempts: int) -> timedelta:
     """Return the time until an operation without an answer is tried again."""
-    return timedelta(
-        seconds=min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (attempts - 1))
-    )
+    return timedelta(seconds=_PAUSES.bound_s(attempts - 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,11 +177,16 @@ def record_step(
 
 
 def expire_order(order_id: int, store: OrdersStore, at: datetime) -> None:
-    """Cancel an order whose deadline has passed; any other stays as it is."""
-    if order_id not in store.orders.overdue(at, of_order=order_id):
-        return
+    """
+    Cancel an order whose deadline has passed; any other stays as it is.
+
+    Raises:
+        NotFoundError: There is no such order.
+    """
     with _changing(order_id, store) as order:
-        order.expire(at)
+        # Under the lock: a change that was committed before may have moved it.
+        if order_id in store.orders.overdue(at, of_order=order_id):
+            order.expire(at)
 
 
 def find_order(order_id: int, store: OrdersStore) -> Order:

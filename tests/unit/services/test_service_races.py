@@ -1,0 +1,125 @@
+"""What happens between two statements of a service, by a store that changes there."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from types import SimpleNamespace
+
+from towpath.services.orders.domain import (
+    DEFAULT_WINDOWS,
+    Order,
+    OrderState,
+    OrderStatus,
+    deadline_of,
+)
+from towpath.services.orders.handlers import expire_order
+from towpath.services.payments.domain import (
+    MOST_AUTHORIZATION_ATTEMPTS,
+    OperationKind,
+    Payment,
+    PaymentOperation,
+    PaymentStatus,
+    ProviderAnswer,
+)
+from towpath.services.payments.handlers import ProviderWorker
+from towpath.services.payments.provider import ProviderTimeoutError
+
+PLACED_AT = datetime(2026, 1, 2, tzinfo=UTC)
+LATE = PLACED_AT + timedelta(minutes=15, seconds=1)
+
+
+class PaidMeanwhile:
+    """The orders of a shop whose only customer pays just before the lock."""
+
+    def __init__(self, order: Order):
+        self.saved = order
+        self._meanwhile = order
+
+    def lock(self, _order_id: int) -> Order:
+        self._meanwhile.request_payment("card", LATE)
+        state = self._meanwhile.state
+        return Order(state, stored_version=state.version)
+
+    def overdue(self, at: datetime, *, of_order: int) -> list[int]:
+        deadline_at = deadline_of(self._meanwhile.state, DEFAULT_WINDOWS)
+        return [of_order] if deadline_at is not None and deadline_at < at else []
+
+    def save(self, order: Order) -> None:
+        self.saved = order
+
+
+def test_an_order_that_is_paid_at_its_deadline_is_not_cancelled():
+    """
+    The deadline is read under the order's lock: the payment has set another one.
+    """
+    state = OrderState(
+        order_id=7,
+        customer_id=None,
+        status=OrderStatus.PLACED,
+        total=Decimal("9.99"),
+        currency="EUR",
+        lines=(),
+        note=None,
+        attributes=None,
+        placed_at=PLACED_AT,
+        updated_at=PLACED_AT,
+    )
+    orders = PaidMeanwhile(Order(state))
+    expire_order(7, SimpleNamespace(orders=orders), LATE)
+
+    assert OrderStatus.PAYING is orders.saved.state.status
+
+
+class AnsweredMeanwhile:
+    """The payments of a shop; another worker gets the answer during our call."""
+
+    def __init__(self, payment: Payment):
+        self.payment = payment
+        self.added: list[OperationKind] = []
+
+    def claim_operations(self, _at: datetime, _limit: int) -> list[PaymentOperation]:
+        operation = PaymentOperation(
+            operation_id=1,
+            order_id=7,
+            kind=OperationKind.AUTHORIZE,
+            attempts=MOST_AUTHORIZATION_ATTEMPTS,
+            amount=self.payment.amount,
+            currency="EUR",
+            method="card",
+        )
+        return [operation]
+
+    def perform(self, operation: PaymentOperation) -> Sequence[ProviderAnswer]:
+        self.payment.take(ProviderAnswer(PaymentStatus.AUTHORIZED), LATE)
+        raise ProviderTimeoutError(operation.idempotency_key)
+
+    def lock(self, _order_id: int) -> Payment:
+        return dataclasses.replace(self.payment, events=[])
+
+    def answer_operation(self, _operation: PaymentOperation, _at: datetime) -> None:
+        pass
+
+    def add_operation(self, _order_id: int, kind: OperationKind, _at: datetime) -> None:
+        self.added.append(kind)
+
+
+@contextlib.contextmanager
+def no_transaction() -> Iterator[None]:
+    """Stand for a transaction of a store that has none."""
+    yield
+
+
+def test_a_late_timeout_reverses_no_payment_that_another_worker_authorised():
+    """
+    A worker whose lease has ended gives up; the order is confirmed by then.
+    """
+    status = PaymentStatus.REQUESTED
+    payment = Payment(7, Decimal("9.99"), "EUR", "card", status, None, 1, PLACED_AT)
+    store = AnsweredMeanwhile(payment)
+    clock = SimpleNamespace(now=lambda: LATE)
+    worker = ProviderWorker(no_transaction, store, clock, lambda _session: store)
+
+    assert 1 == worker.run_due()
+    assert [] == store.added

@@ -149,8 +149,10 @@ class ProviderWorker:
         with self._begin() as session:
             payments, now = self._store(session), self._clock.now()
             payment = payments.lock(operation.order_id)
-            if payment is not None and payment.take(answer, now):
+            is_taken = payment is not None and payment.take(answer, now)
+            if payment is not None and is_taken:
                 payments.save(payment)
             payments.answer_operation(operation, now)
-            if answer.reason == NO_ANSWER:
+            # After its lease, another worker may have got the provider's answer.
+            if is_taken and answer.reason == NO_ANSWER:
                 payments.add_operation(operation.order_id, OperationKind.REVERSE, now)

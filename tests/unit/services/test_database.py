@@ -2,14 +2,18 @@
 
 import psycopg2
 import pytest
+from sqlalchemy import create_engine
 from sqlalchemy.exc import DBAPIError
 
+from towpath.schemas.failure import UsageError
 from towpath.services.plumbing.database import (
     DatabaseBusyError,
     DatabaseUnavailableError,
     MissingRightsError,
     MissingTableError,
+    create_role,
     failure_of,
+    make_engine,
 )
 
 
@@ -62,3 +66,17 @@ def test_another_error_without_a_state_is_not_ours():
     A mistake in the statement is no reason to try again.
     """
     assert failure_of(error_with(None, psycopg2.ProgrammingError)) is None
+
+
+def test_an_address_that_cannot_be_read_is_one_error_without_the_password():
+    """
+    A space in a password without quotes ends the address; the rest must not be logged.
+    """
+    unreadable = "user=shop password=my secret"
+    administration = create_engine("postgresql+psycopg2://")
+    with pytest.raises(UsageError, match="cannot be read") as served:
+        make_engine(unreadable, pool_size=1)
+    with pytest.raises(UsageError, match="cannot be read") as created:
+        create_role(administration, unreadable)
+
+    assert "secret" not in f"{served.value} {created.value}"

@@ -24,7 +24,7 @@ outbox among them.
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import resources
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
@@ -118,7 +118,11 @@ def make_engine(dsn: str, *, pool_size: int, is_tested: bool = True) -> Engine:
         pool_size: Connections kept; one for each thread that serves requests.
         is_tested: Whether each use tests its connection first. Without the test, the
             first use after a restart of the database fails, and the next one connects.
+
+    Raises:
+        UsageError: The connection string cannot be read.
     """
+    _parts_of(dsn)
 
     def connect() -> psycopg2.extensions.connection:
         connection = psycopg2.connect(
@@ -238,13 +242,27 @@ def create_role(administration: Engine, dsn: str) -> None:
         SourceTableOperation.create_outbox(operations, writers=[role])
 
 
+def _parts_of(dsn: str) -> dict[str, str]:
+    """
+    Parse an address.
+
+    The driver's error must not reach a log: it quotes an unreadable address, of which
+    the password is a part.
+    """
+    with suppress(psycopg2.ProgrammingError):
+        parts: dict[str, str] = psycopg2.extensions.parse_dsn(dsn)
+        return parts
+    message = (
+        "the database's address cannot be read: write name=value pairs, with quotes"
+        " around values that contain spaces, or a URI, with special characters of the"
+        " password as %XX"
+    )
+    raise UsageError(message)
+
+
 def _login_of(dsn: str) -> tuple[str, str | None]:
     """Return user and password of an address."""
-    try:
-        login = psycopg2.extensions.parse_dsn(dsn)
-    except psycopg2.ProgrammingError as error:
-        message = f"the service's --dsn cannot be read: {str(error).strip()}"
-        raise UsageError(message) from error
+    login = _parts_of(dsn)
     if "user" not in login:
         message = "the service's --dsn names no user: there is no role to create"
         raise UsageError(message)

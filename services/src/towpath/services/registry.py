@@ -9,17 +9,20 @@ repeated, even by two services at once. No client request uses the registry.
 from collections.abc import Sequence
 from contextlib import closing
 from http import HTTPStatus
+from json import JSONDecodeError
 from typing import ClassVar, Final
 
 import structlog
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
-from httpx2 import TransportError  # what confluent-kafka's registry client raises
+
+# confluent-kafka's registry client reads URLs by httpx2 and raises its errors.
+from httpx2 import URL, InvalidURL, TransportError
 
 from towpath.schemas.clock import Backoff, Clock, Deadline
 from towpath.schemas.compatibility import LEVEL
 from towpath.schemas.events import EventSchema
-from towpath.schemas.failure import HaltError, UnavailableError
+from towpath.schemas.failure import HaltError, UnavailableError, UsageError
 
 # One answer takes milliseconds; this only bounds the wait for a hung registry.
 REQUEST_TIMEOUT_S: Final = 5.0
@@ -57,15 +60,25 @@ def register_event_schemas(
         timeout_s: The time until the deadline.
 
     Raises:
+        UsageError: The address is no URL of HTTP.
         RegistryUnavailableError: It was unavailable until the deadline.
         RegistryConflictError: It refuses a schema, or numbers its versions differently.
     """
-    client = SchemaRegistryClient(
-        {"url": url, "max.retries": 0, "timeout": REQUEST_TIMEOUT_S}
-    )
-    with closing(client):
+    with closing(_client(url)) as client:
         _register_until(client, schemas, clock, timeout_s)
     log.info("schema registry has all event schemas", count=len(schemas))
+
+
+def _client(url: str) -> SchemaRegistryClient:
+    settings = {"url": url, "max.retries": 0, "timeout": REQUEST_TIMEOUT_S}
+    try:
+        # The client itself reads the port at its first request.
+        URL(url)
+        return SchemaRegistryClient(settings)
+    except (InvalidURL, ValueError) as error:
+        # The URL may have a password: it must not reach a log.
+        message = "--registry is not a URL such as http://localhost:8081"
+        raise UsageError(message) from error
 
 
 def _register_until(
@@ -97,6 +110,9 @@ def _register(client: SchemaRegistryClient, schemas: Sequence[EventSchema]) -> N
             _register_one(client, schema)
     except TransportError as error:
         message = f"the schema registry cannot be reached: {error}"
+        raise RegistryUnavailableError(message) from error
+    except JSONDecodeError as error:
+        message = "the schema registry's answer is not JSON"
         raise RegistryUnavailableError(message) from error
     except SchemaRegistryError as error:
         message = f"the schema registry failed: {error.error_message}"

@@ -1,0 +1,63 @@
+"""The registration of event schemas at an address without a registry."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from towpath.schemas.clock import SystemClock
+from towpath.schemas.failure import UsageError
+from towpath.services.orders.events import shop_schemas
+from towpath.services.registry import RegistryUnavailableError, register_event_schemas
+
+
+def register(url: str) -> None:
+    """Register the schemas of the orders service, without a second attempt."""
+    schemas = shop_schemas().history
+    register_event_schemas(url, schemas, clock=SystemClock(), timeout_s=0)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "localhost:8081", "http://me:secret@registry:port", "http://[::1"]
+)
+def test_an_address_that_is_no_url_is_one_error(url: str):
+    """
+    The error has no part of the address, which may have a password.
+    """
+    with pytest.raises(UsageError) as refused:
+        register(url)
+
+    assert "--registry is not a URL such as http://localhost:8081" == str(refused.value)
+
+
+class _Page(BaseHTTPRequestHandler):
+    """Answers each request with a page, as a console on another port does."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>")
+
+    def log_message(self, *_arguments: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def page() -> Iterator[str]:
+    """Serve pages; return the address."""
+    with HTTPServer(("127.0.0.1", 0), _Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_an_answer_that_is_not_json_is_no_registry(page: str):
+    """
+    Its remedy asks for the URL.
+    """
+    with pytest.raises(RegistryUnavailableError, match="not JSON") as unavailable:
+        register(page)
+
+    assert "URL" in unavailable.value.remedy

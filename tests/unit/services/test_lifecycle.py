@@ -118,6 +118,8 @@ def test_an_option_is_read_from_its_variable_unless_it_is_given():
         ("--idempotency-hours", "0"),
         ("--idempotency-hours", "inf"),
         ("--threads", "0"),
+        ("--port", "65536"),
+        ("--metrics-port", "-1"),
     ],
 )
 def test_an_option_out_of_its_range_is_refused(option: str, value: str, capsys):

@@ -95,6 +95,7 @@ _LONGEST_S: Final = 600.0
 # A year.
 _MAX_IDEMPOTENCY_HOURS: Final = 24.0 * 366
 _MAX_BIGINT: Final = 2**63 - 1
+_MAX_PORT: Final = 65_535
 
 log = structlog.get_logger(__name__)
 
@@ -214,7 +215,7 @@ def _add_event_options(parser: argparse.ArgumentParser) -> None:
     add("--topic-prefix", default=TOPIC_PREFIX, help=topics)
     add("--group-prefix", default="", help="put before the name of the consumer group")
     shown = "the port of consume's metrics; serve has them on its own port"
-    add("--metrics-port", type=int, help=shown)
+    add("--metrics-port", type=port, help=shown)
 
 
 AddOptions = Callable[[argparse.ArgumentParser], None]
@@ -306,7 +307,7 @@ class Service:
             add("--admin-dsn", help=admin)
             add("--registry", help="the schema registry's URL, if any")
         add("--host", default="127.0.0.1")
-        add("--port", type=int, default=8080)
+        add("--port", type=port, default=8080)
         served = "requests served at once"
         add("--threads", type=thread_count, default=DEFAULT_THREADS, help=served)
         drain = "how long serve, once stopped, takes requests while it is not ready"
@@ -395,6 +396,14 @@ def thread_count(text: str) -> int:
         message = "must be at least 1"
         raise argparse.ArgumentTypeError(message)
     return count
+
+
+def port(text: str) -> int:
+    """Read the number of a port; 0 is any free one."""
+    if not 0 <= (number := int(text)) <= _MAX_PORT:
+        message = f"must be from 0 to {_MAX_PORT}"
+        raise argparse.ArgumentTypeError(message)
+    return number
 
 
 def seconds(text: str) -> float:

@@ -1,5 +1,6 @@
 """The metrics of a service: its requests, and the outbox rows that it committed."""
 
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
 from support.exposition import mistakes
-from towpath.schemas.failure import UnavailableError
+from towpath.schemas.failure import UnavailableError, UsageError
 from towpath.services.plumbing.metrics import (
     METRICS,
     ServiceMetrics,
@@ -173,6 +174,33 @@ def test_sagas_are_not_shown_while_the_database_is_away(metrics):
 
     assert 0 == counted[SAGAS]
     assert SAGAS not in shown(metrics)
+
+
+def test_sagas_are_shown_while_they_are_counted_again(metrics):
+    """
+    A scrape during the count finds the numbers before it.
+    """
+    seen = []
+
+    def count():
+        seen.append(shown(metrics).get(SAGAS))
+        return {"paying": 2}
+
+    metrics.show_sagas(lambda: {"paying": 1})
+    metrics.show_sagas(count)
+
+    assert [1] == seen
+    assert 2 == shown(metrics)[SAGAS]
+
+
+def test_a_metrics_port_in_use_is_a_mistake_of_the_command(metrics):
+    """
+    The message names the port and the reason.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(UsageError, match=f"--metrics-port {port} .* in use"):
+            metrics.listen("127.0.0.1", port)
 
 
 def test_an_application_that_is_not_served_has_no_page():

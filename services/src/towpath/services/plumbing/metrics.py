@@ -34,6 +34,7 @@ from towpath.inbox.metrics import InboxMetrics
 from towpath.outbox import OutboxEvent
 from towpath.schemas import telemetry
 from towpath.schemas.clock import Clock
+from towpath.schemas.failure import UsageError
 
 METRICS: Final = "towpath.metrics"
 PATH: Final = "/metrics"
@@ -79,9 +80,16 @@ class ServiceMetrics:
 
         A status without sagas is zero; after a failure nothing is shown, because the
         numbers are no longer known.
+
+        Args:
+            read: Returns the number of each status, always of the same ones.
         """
-        self._sagas.clear()
-        for status, count in read().items():
+        try:
+            counts = read()
+        except BaseException:
+            self._sagas.clear()
+            raise
+        for status, count in counts.items():
             self._sagas.labels(status).set(count)
 
     def observe(self, method: str, route: str, status: int, took_s: float) -> None:
@@ -98,9 +106,13 @@ class ServiceMetrics:
         Serve the page on a port of its own, until the process ends.
 
         Raises:
-            OSError: The port is in use, or the address is not this host's.
+            UsageError: The port is in use, or the address is not this host's.
         """
-        start_http_server(port, host, self._registry)
+        try:
+            start_http_server(port, host, self._registry)
+        except OSError as error:
+            message = f"--metrics-port {port} of --host {host}: {error.strerror}"
+            raise UsageError(message) from error
 
     def _committed(self, session: Session) -> None:
         # A savepoint may still be rolled back with its transaction.

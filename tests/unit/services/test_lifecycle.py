@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from towpath.schemas.failure import UnavailableError
+from towpath.schemas.failure import UnavailableError, UsageError
 from towpath.services.orders.__main__ import ORDERS
 from towpath.services.plumbing.server import BackgroundTask, Lifecycle
 from towpath.services.plumbing.service import START_TIMEOUT_S, wait_for_database
@@ -85,6 +85,17 @@ def test_a_start_without_a_database_ends_at_its_deadline():
         wait_for_database(NOWHERE, use, clock)
 
     assert START_TIMEOUT_S <= clock.at_s < START_TIMEOUT_S + 5
+
+
+def test_a_missing_file_of_brokers_is_found_before_anything_is_served(monkeypatch):
+    """
+    The process that serves would find it too late, in gunicorn's worker.
+    """
+    monkeypatch.setattr("towpath.services.plumbing.service.START_TIMEOUT_S", 0)
+    words = ["serve", "--dsn", NOWHERE, "--kafka", "x:1", "--kafka-file", "/no/file"]
+
+    with pytest.raises(UsageError, match="/no/file"):
+        ORDERS._serve(ORDERS.options(words, {}))
 
 
 def test_an_option_is_read_from_its_variable_unless_it_is_given():

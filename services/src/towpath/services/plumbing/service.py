@@ -321,6 +321,9 @@ class Service:
 
     def _serve(self, options: argparse.Namespace) -> None:
         self.check(options)
+        if self.consuming is not None and options.kafka is not None:
+            # The worker reads them again: a mistake would end it with a traceback.
+            _brokers(options)
         if self.migrate is not None:
             self._migrate(self.migrate, options)
             self._register(options)

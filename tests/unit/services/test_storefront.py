@@ -288,3 +288,37 @@ def test_a_wait_out_of_its_range_is_refused(wait, capsys):
 
     expected = "argument --wait-seconds: must be from 0 to 600 seconds"
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "address"),
+    [
+        ("orders", "orders:8080"),
+        ("inventory", "http://inventory:port"),
+        ("search", "http://search:port"),
+        ("search", ""),
+        ("cache", "cache:6379"),
+        ("cache", "redis://:secret/word@cache:6379"),
+    ],
+)
+def test_an_address_that_is_no_url_is_one_error(option, address):
+    """
+    It is refused before the storefront listens, and no password is quoted.
+    """
+    given = {
+        "orders": "http://o",
+        "inventory": "http://i",
+        "search": "http://s",
+        "cache": "redis://c",
+    }
+    storefront = declare({})
+    right, wrong = (
+        storefront.options([f"--{name}={url}" for name, url in urls.items()], {})
+        for urls in (given, given | {option: address})
+    )
+    storefront.check(right)
+    with pytest.raises(UsageError) as refused:
+        storefront.check(wrong)
+
+    assert f"--{option} is not a URL such as" in str(refused.value)
+    assert "secret" not in str(refused.value)

@@ -16,12 +16,14 @@ Without ``--config`` reads that name an LSN are refused.
 import argparse
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
 
 from flask import Flask
+from httpx2 import URL, InvalidURL
 
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
@@ -122,9 +124,32 @@ def waits_of(
 
 
 def _app_of(options: argparse.Namespace, waits: SinkWaits | None) -> Flask:
-    cache = OrderCache(options.cache, options.cache_prefix)
-    reads = ReadSide(SearchIndex(options.search), cache, waits)
-    return create_app(Shop(options.orders, options.inventory), reads)
+    """
+    Wire the storefront by the options of ``serve``.
+
+    Raises:
+        UsageError: An address cannot be read.
+    """
+    for option in ("orders", "inventory"):
+        with _reading(option, "http://localhost:8080"):
+            if URL(getattr(options, option)).scheme not in ("http", "https"):
+                raise InvalidURL(option)
+    shop = Shop(options.orders, options.inventory)
+    with _reading("search", "http://localhost:9200"):
+        search = SearchIndex(options.search)
+    with _reading("cache", "redis://localhost:6379"):
+        cache = OrderCache(options.cache, options.cache_prefix)
+    return create_app(shop, ReadSide(search, cache, waits))
+
+
+@contextmanager
+def _reading(option: str, example: str) -> Iterator[None]:
+    """Refuse an address; the libraries' errors may quote a part of its password."""
+    try:
+        yield
+    except (TypeError, ValueError, InvalidURL) as error:
+        message = f"--{option} is not a URL such as {example}"
+        raise UsageError(message) from error
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -149,7 +174,7 @@ def declare(environ: Mapping[str, str]) -> Service:
         prefix="STOREFRONT",
         create_app=lambda options: _app_of(options, waits_of(options, environ)),
         add_options=_add_options,
-        check=lambda options: waits_of(options, environ),
+        check=lambda options: _app_of(options, waits_of(options, environ)),
     )
 
 

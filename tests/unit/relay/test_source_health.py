@@ -143,6 +143,16 @@ def test_a_slot_in_danger_is_found(fields: dict[str, Any], finding: str):
     assert ids(with_slot(**fields)) == {finding}
 
 
+def test_a_slot_beyond_its_bound_has_no_room():
+    """
+    The server's figure is then below zero.
+    """
+    slot = with_slot(wal_status="unreserved", room_bytes=-3 * GIB)
+    (found,) = health_findings(slot, FACTS, SETTINGS)
+
+    assert "may be dropped after 0 bytes more of log" in found.what
+
+
 def test_figures_have_units():
     """
     The report says how much, in units that a person reads.

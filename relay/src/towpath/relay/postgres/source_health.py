@@ -278,7 +278,7 @@ def _slot_findings(
         level = error_finding if is_ending else warning_finding
         yield level(
             "slot-near-limit",
-            f"slot {slot.name} may be dropped after {_size(room or 0)} more "
+            f"slot {slot.name} may be dropped after {_size(max(0, room or 0))} more "
             f"of log (wal_status {slot.wal_status})",
             "changes are lost, and snapshots must close the gap",
             "start the relay; raise the bound meanwhile: ALTER SYSTEM SET "

@@ -102,6 +102,22 @@ def test_an_unfit_table_of_an_expression_is_a_warning(
     assert captured == tables_to_capture(FACTS, settings)
 
 
+def cure_of(finding: str, published: PublishedTable) -> str:
+    """Return the cure of a finding about a table that is published in this form."""
+    towpath = publication("s.a")
+    publications = {
+        **FACTS.publications,
+        "towpath": replace(towpath, tables={**towpath.tables, "s.a": published}),
+    }
+    facts = replace(FACTS, publications=publications)
+    [found] = [
+        each
+        for each in capture_findings(facts, settings_of("s.a"))
+        if each.id == finding
+    ]
+    return found.cure
+
+
 @pytest.mark.parametrize(
     ("columns", "added"),
     [(None, '"s"."a"'), (frozenset({"id", "a"}), '"s"."a" ("a", "id")')],
@@ -111,19 +127,23 @@ def test_the_cure_of_a_row_filter_keeps_the_column_list(columns, added):
     The table is dropped from the publication and added again without the filter.
     """
     filtered = PublishedTable(columns, "(id > 0)")
-    towpath = publication("s.a")
-    publications = {
-        **FACTS.publications,
-        "towpath": replace(towpath, tables={**towpath.tables, "s.a": filtered}),
-    }
-    facts = replace(FACTS, publications=publications)
-    [found] = [
-        each
-        for each in capture_findings(facts, settings_of("s.a"))
-        if each.id == "publication-row-filter"
-    ]
+    cure = cure_of("publication-row-filter", filtered)
 
-    assert found.cure.endswith(f" ADD TABLE ONLY {added}")
+    assert cure.endswith(f" ADD TABLE ONLY {added}; COMMIT")
+
+
+def test_the_cure_of_a_column_list_keeps_other_tables_and_the_row_filter():
+    """
+    SET TABLE would take every other table out of the publication.
+    """
+    listed = PublishedTable(frozenset({"My Text"}), "(id > 0)")
+    alter = 'ALTER PUBLICATION "towpath"'
+    cure = cure_of("publication-columns-lack-key", listed)
+
+    assert cure.endswith(
+        f'BEGIN; {alter} DROP TABLE ONLY "s"."a"; '
+        f'{alter} ADD TABLE ONLY "s"."a" ("My Text", "id") WHERE ((id > 0)); COMMIT'
+    )
 
 
 def test_a_captured_table_that_became_unfit_is_an_error():

@@ -22,6 +22,7 @@ from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.source_facts import (
     MemberFacts,
     PublicationFacts,
+    PublishedTable,
     SourceFacts,
     TableFacts,
     read_source_facts,
@@ -306,7 +307,10 @@ def table_findings(
             "its rows are streamed without a key and cannot be snapshotted",
             f"ALTER TABLE {_sql(name)} ADD PRIMARY KEY (...)",
         )
-    yield from _key_findings(name, table, frozenset(wanted), publication)
+    published = publication.tables.get(name)
+    if published is not None:
+        yield from _column_list_findings(name, published, frozenset(wanted), settings)
+    yield from _key_findings(name, table)
     yield from generated_findings(name, facts, settings)
 
 
@@ -353,20 +357,40 @@ def _member_findings(
         )
 
 
-def _key_findings(
-    name: str, table: TableFacts, wanted: frozenset[str], publication: PublicationFacts
+def _column_list_findings(
+    name: str, published: PublishedTable, wanted: frozenset[str], settings: Settings
 ) -> Iterator[CheckFinding]:
-    published = publication.tables.get(name)
-    columns = published.columns if published else None
+    columns = published.columns
     if columns is not None and not wanted <= columns:
         lacking = ", ".join(sorted(wanted - columns))
+        whole = PublishedTable(columns | wanted, published.row_filter)
         yield error_finding(
             "publication-columns-lack-key",
             f"{name}: the publication's column list leaves out {lacking}",
             "records would have no key",
-            "list the key's columns too: run ALTER PUBLICATION ... SET TABLE "
-            f"{_sql(name)} ({', '.join(sorted(columns | wanted))})",
+            "list the key's columns too: "
+            + publish_again(settings.database.publication, name, whole),
         )
+
+
+def publish_again(publication: str, name: str, published: PublishedTable) -> str:
+    """
+    Return the statements that publish a table anew, with other columns or rows.
+
+    SET TABLE would remove all other tables. In one transaction no change is missed.
+    """
+    alter, table = f"ALTER PUBLICATION {quoted(publication)}", f"ONLY {_sql(name)}"
+    listed = ", ".join(map(quoted, sorted(published.columns or ())))
+    columns = f" ({listed})" if listed else ""
+    rows = published.row_filter
+    where = f" WHERE ({rows})" if rows else ""
+    return (
+        f"BEGIN; {alter} DROP TABLE {table}; "
+        f"{alter} ADD TABLE {table}{columns}{where}; COMMIT"
+    )
+
+
+def _key_findings(name: str, table: TableFacts) -> Iterator[CheckFinding]:
     if table.unstable_key:
         yield warning_finding(
             "table-key-collation",

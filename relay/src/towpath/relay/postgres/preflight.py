@@ -11,7 +11,11 @@ from types import MappingProxyType
 from typing import Final
 
 from towpath.relay.errors import SourceRefusedError, SourceUnavailableError
-from towpath.relay.postgres.capture_checks import capture_list_findings, topic_problems
+from towpath.relay.postgres.capture_checks import (
+    capture_list_findings,
+    publish_again,
+    topic_problems,
+)
 from towpath.relay.postgres.connect import Connection, connect, quoted
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.relays import RELAY_TABLE
@@ -175,14 +179,11 @@ def _publication_findings(
 def _row_filter_finding(
     name: str, table: str, published: PublishedTable
 ) -> CheckFinding:
-    listed = ", ".join(map(quoted, sorted(published.columns or ())))
-    columns = f" ({listed})" if listed else ""
     return warning_finding(
         "publication-row-filter",
         f"publication {name} filters the rows of {table}",
         "sinks and snapshots lack the other rows, and verify reports them",
-        f"ALTER PUBLICATION {quoted(name)} DROP TABLE ONLY {_sql(table)}; "
-        f"ALTER PUBLICATION {quoted(name)} ADD TABLE ONLY {_sql(table)}{columns}",
+        publish_again(name, table, published._replace(row_filter=None)),
     )
 
 
@@ -311,10 +312,6 @@ def _old_findings(facts: SourceFacts) -> Iterable[CheckFinding]:
                 if is_prepared
                 else f"SELECT pg_terminate_backend({who})",
             )
-
-
-def _sql(name: str) -> str:
-    return TableName.parse(name).sql
 
 
 # The relay reads the outbox only from the log.

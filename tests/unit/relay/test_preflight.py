@@ -150,6 +150,15 @@ def test_a_source_that_is_ready_has_no_finding():
             "transaction of prepared p1",
             "ROLLBACK PREPARED 'p1'",
         ),
+        (
+            replace(
+                READY,
+                slot=None,
+                old_transactions=[OldTransaction("prepared it's", "me", 1.0)],
+            ),
+            "transaction of prepared it's",
+            "ROLLBACK PREPARED 'it''s'",
+        ),
     ],
 )
 def test_each_defect_of_the_source_is_found_with_its_remedy(

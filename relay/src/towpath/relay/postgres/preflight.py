@@ -300,6 +300,7 @@ def _bound_findings(facts: SourceFacts) -> Iterator[CheckFinding]:
 def _old_findings(facts: SourceFacts) -> Iterable[CheckFinding]:
     for who, application, age_s in facts.old_transactions:
         is_prepared = who.startswith("prepared ")
+        prepared = who.removeprefix("prepared ").replace("'", "''")
         # A hidden age is not a reason for a warning.
         is_old = age_s is not None and age_s >= _OLD_S
         if is_old or (is_prepared and facts.slot is None):
@@ -308,7 +309,7 @@ def _old_findings(facts: SourceFacts) -> Iterable[CheckFinding]:
                 f"transaction of {who} ({application}) has been open for "
                 f"{age_text(age_s)}",
                 "creating a slot waits for it, and it retains log and dead rows",
-                f"ROLLBACK PREPARED '{who.removeprefix('prepared ')}'"
+                f"ROLLBACK PREPARED '{prepared}'"
                 if is_prepared
                 else f"SELECT pg_terminate_backend({who})",
             )

@@ -158,7 +158,7 @@ def _publication_findings(
         yield warning_finding(
             "publication-operations",
             f"publication {name} does not send {', '.join(silent)}",
-            "sinks would keep rows that the source changed or deleted",
+            "these changes would reach no topic and no sink",
             SqlFix(
                 f"ALTER PUBLICATION {quoted(name)} SET (publish = "
                 "'insert, update, delete, truncate')"

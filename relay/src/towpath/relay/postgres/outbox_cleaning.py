@@ -214,10 +214,14 @@ class OutboxTable:
         )
         with translated_errors(f"detaching partition {partition.name}"):
             # Marked first, so that no other table is ever taken for one to be dropped.
-            self._comment(partition, f"'{_MARK}'")
+            try:
+                self._comment(partition, f"'{_MARK}'")
+            except psycopg.errors.LockNotAvailable:
+                # VACUUM has the partition.
+                return False
             is_detached = self._ends_within(statement, wait_s)
-            # VACUUM may hold the lock that a comment needs, or another run may have
-            # dropped the table: the mark then stays as it is.
+            # VACUUM may hold the lock again, or another run may have dropped the table:
+            # the mark then stays as it is.
             with suppress(
                 psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable
             ):

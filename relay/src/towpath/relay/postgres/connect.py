@@ -213,9 +213,12 @@ class ConnectionWorker(Generic[EffectT]):
 
     @property
     def server_pid(self) -> int | None:
-        """The server process of the connection; None without a connection."""
+        """The server process of the connection; None without an open connection."""
         connection = self._connection
-        return None if connection is None else connection.info.backend_pid
+        # The worker's thread may have closed it.
+        with suppress(psycopg.Error):
+            return None if connection is None else connection.info.backend_pid
+        return None
 
     def discard_broken(self) -> None:
         """Close the connection unless the last error left it idle."""

@@ -224,7 +224,9 @@ class InitialSnapshot:
         self._has_requested = True
 
     def _end(self, failures: tuple[str, ...]) -> None:
-        _LOG.info("snapshot of the first start ended: the relay stops")
+        # The monitor goes on until the last records are acknowledged.
+        if not self._is_over:
+            _LOG.info("snapshot of the first start ended: the relay stops")
         self._failures = failures
         self._is_over = True
         self._wakeup.wake()

@@ -1,0 +1,106 @@
+"""Answers of the server that come seldom: locks in use, closed connections."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from types import SimpleNamespace
+
+import psycopg
+from structlog.testing import capture_logs
+
+from towpath.relay.postgres import backfill
+from towpath.relay.postgres.backfill import FirstSnapshotProgress
+from towpath.relay.postgres.connect import ConnectionWorker
+from towpath.relay.postgres.initial_snapshot import InitialSnapshot
+from towpath.relay.postgres.outbox_cleaning import OutboxTable, Partition
+from towpath.schemas import source_tables
+from towpath.schemas.table_name import TableName
+from towpath.settings import FirstStart, Kafka, Relay, Settings, Snapshot, Source
+
+
+class Locked:
+    """A connection to a server where VACUUM works on the partition."""
+
+    def __init__(self):
+        self.statements: list[str] = []
+
+    def execute(self, statement: bytes) -> None:
+        self.statements.append(statement.decode())
+        if statement.startswith(b"comment on"):
+            reason = "canceling statement due to lock timeout"
+            raise psycopg.errors.LockNotAvailable(reason)
+
+
+def test_a_partition_that_vacuum_has_is_left_to_the_next_run():
+    """
+    It is not detached without its mark, and the run goes on.
+    """
+    connection = Locked()
+    described = source_tables.outbox("towpath.outbox", {})
+    table = OutboxTable(connection, described, "id", "inserted_at")
+    day = datetime(2026, 1, 2, tzinfo=UTC)
+    name = TableName("towpath", "outbox_20260102")
+    partition = Partition(name, day, day, is_attached=True, is_pending=False)
+
+    assert table.detach(partition, 1.0) is False
+    assert not any("detach" in statement for statement in connection.statements)
+
+
+class ClosedInfo:
+    """The facts of a connection that was closed."""
+
+    @property
+    def backend_pid(self) -> int:
+        reason = "the connection is closed"
+        raise psycopg.OperationalError(reason)
+
+
+def test_a_closed_connection_has_no_server_process():
+    """
+    A reader closes its connection in its thread, and the load is read in another.
+    """
+    connection = SimpleNamespace(info=ClosedInfo(), close=lambda: None)
+    pids: list[int | None] = []
+
+    def look(_effect: str, worker: ConnectionWorker[str]) -> None:
+        worker.connection()
+        pids.append(worker.server_pid)
+
+    failures: list[BaseException] = []
+    worker = ConnectionWorker("reader", lambda: connection, look, failures.append)
+    worker.submit("look")
+    worker.close(5.0, is_urgent=False)
+
+    assert ([None], []) == (pids, failures)
+
+
+def only_initial() -> InitialSnapshot:
+    """Make the snapshot of a relay that ends after it."""
+    settings = Settings(
+        version=1,
+        source=(Source(dsn="x", tables=("s.a",)),),
+        kafka=Kafka(bootstrap_servers="x"),
+        relay=Relay(snapshot=Snapshot(mode=FirstStart.INITIAL_ONLY)),
+    )
+    clock = SimpleNamespace(monotonic_s=lambda: 0.0)
+    wakeup = SimpleNamespace(wake=lambda: None)
+    return InitialSnapshot(settings, clock, wakeup, "run", lambda: False)
+
+
+def ends(logs: Sequence[dict[str, object]]) -> int:
+    """Count the records of the end."""
+    return sum("snapshot of the first start ended" in log["event"] for log in logs)
+
+
+def test_the_end_of_the_only_snapshot_is_logged_once(monkeypatch):
+    """
+    The monitor's task runs on while the last records are acknowledged.
+    """
+    ended = FirstSnapshotProgress(0, 0, ())
+    monkeypatch.setattr(backfill, "read_progress", lambda *_: ended)
+    snapshot = only_initial()
+    with capture_logs() as logs:
+        snapshot.turn(None)
+        snapshot.turn(None)
+
+    assert snapshot.is_over
+    assert 1 == ends(logs)

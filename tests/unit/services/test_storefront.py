@@ -1,6 +1,7 @@
 """The storefront's rules without I/O: timelines, baskets, newest copies, options."""
 
 import uuid
+from types import SimpleNamespace
 
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
@@ -322,3 +323,18 @@ def test_an_address_that_is_no_url_is_one_error(option, address):
 
     assert f"--{option} is not a URL such as" in str(refused.value)
     assert "secret" not in str(refused.value)
+
+
+def test_products_too_are_visible_after_a_wait(monkeypatch):
+    """
+    A search shows both kinds; there may be no index of products yet.
+    """
+    asked = []
+    indices = SimpleNamespace(refresh=lambda **given: asked.append(given))
+    index = SearchIndex("http://s")
+    monkeypatch.setattr(index, "_client", SimpleNamespace(indices=indices))
+    index.refresh()
+
+    assert [
+        {"index": "orders,products", "params": {"ignore_unavailable": "true"}}
+    ] == asked

@@ -106,7 +106,9 @@ class SearchIndex:
             SearchUnavailableError: The index does not answer.
         """
         with _search_errors():
-            self._client.indices.refresh(index=ORDERS)
+            self._client.indices.refresh(
+                index=f"{ORDERS},{PRODUCTS}", params={"ignore_unavailable": "true"}
+            )
 
     def find_orders(self, text: str, limit: int) -> Found:
         """

@@ -245,6 +245,7 @@ class ChunkReader:
 
         Raises:
             TableRefusedError: The table cannot be read, or another table has its name.
+            TableAlteredError: A table of the SELECT was altered before it was locked.
             ViewLostError: The exported snapshot no longer shows the table.
         """
         # A lock needs a name; the shape that counts is read under the lock.
@@ -301,6 +302,7 @@ class ChunkReader:
 
         Raises:
             TableRefusedError: The table differs from its plan.
+            TableAlteredError: A table of the SELECT was altered before it was locked.
             ViewLostError: The exported snapshot no longer shows the table.
         """
         has_marks = request.view is None

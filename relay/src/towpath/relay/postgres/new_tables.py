@@ -278,7 +278,8 @@ class NewTables:
                 _LOG.warning(
                     "publication sends a table that is not captured",
                     table=each.name,
-                    remedy="run towpath relay init, which removes it",
+                    remedy="run towpath relay init, which removes it, or take its "
+                    "schema out of the publication",
                 )
 
 

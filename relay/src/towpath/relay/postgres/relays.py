@@ -121,7 +121,11 @@ def assignment_statement(name: str) -> str:
 
 
 def _has_unassigned(connection: Connection) -> bool:
-    """Return whether a row has no relay; without that column, whether rows exist."""
+    """
+    Return whether a row has no relay.
+
+    In tables that lack a column of this release, return whether there are rows.
+    """
     names = ("towpath.snapshot", "towpath.signal")
     if not all(_is_there(connection, name) for name in names):
         return False

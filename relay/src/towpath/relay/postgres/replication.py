@@ -227,6 +227,7 @@ class SlotStream:
 
         Raises:
             PublicationYoungerError: As for ``read``, if that ended the stream.
+            SlotLostError: The same.
             SourceUnavailableError: The connection is lost.
         """
         if self._end is not None:

@@ -233,7 +233,7 @@ class SlotMonitor:
                     return
                 self._ending.wait(self._idle_s())
         except Exception as error:  # noqa: BLE001 - whatever a task raises
-            # Without the monitor, nobody holds the claim: the session must end.
+            # Without the monitor, nobody checks the claim: the session must end.
             _LOG.exception("slot monitor failed")
             self._end_session(f"the slot monitor failed: {error!r}")
         finally:

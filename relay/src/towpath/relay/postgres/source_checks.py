@@ -159,7 +159,7 @@ def _outbox_problems(
         for column in connection.execute(query("describe_columns"), asked)
     )
     if not columns:
-        # It is in no publication, which is a separate finding.
+        # There is no such publication, which is a separate finding.
         return
     relation = Relation(row[0], full_name.schema, full_name.table, columns, (), "d")
     try:

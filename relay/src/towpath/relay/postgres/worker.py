@@ -4,7 +4,8 @@ The snapshot worker: performs the snapshot driver's effects in the database.
 Its threads have a connection each, so that the loop never blocks and an answer never
 waits for a chunk. The *readers* write watermarks, read plans and read chunks; a failure
 is a fact, and the driver decides whether to retry. The *commands* store and look up, in
-order, since later ones depend on earlier ones: each is retried until it succeeds.
+order, since later ones depend on earlier ones: each is retried while it may succeed;
+another error ends the worker, and the loop raises it.
 
 These SQLSTATEs are retried: 08 (connection), 40 (deadlock), 53 (resources), 57
 (cancelled, shut down), 58 (system), 25P0 (a session's timeouts), 25006 (a standby,
@@ -242,8 +243,8 @@ def _store_signal(store: SnapshotStore, effect: StoreSignal) -> SignalStored:
     return fact
 
 
-# The bound of one chunk as COPY text. Rows take about twice as much in memory, and
-# at most two more chunks than readers are in flight.
+# The bound of one chunk as COPY text. Rows take about twice as much in memory.
+# ``snapshot.queue`` bounds the number of chunks in flight.
 MAX_CHUNK_BYTES: Final = 8 * 1024 * 1024
 
 # ``lock_timeout``: a chunk that waits for a lock must not block others for long.
@@ -426,7 +427,7 @@ class SnapshotWorker:
             reason = str(error)
             fact = ReadFailed(request_id, reason, may_recover=True, has_lost_view=True)
         except TowpathError as error:
-            # Connecting failed, which a retry may cure.
+            # Connecting failed, or a table was altered: a retry may cure it.
             fact = ReadFailed(request_id, str(error), may_recover=True)
         except psycopg.Error as error:
             reason = str(failure(error, "reading"))

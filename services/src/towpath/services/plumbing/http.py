@@ -222,8 +222,8 @@ def protect_page(response: Response, *, is_static: bool) -> Response:
     return response
 
 
-# Far above the largest order (100 lines are under 20 kB), and small enough that a few
-# hundred at once cannot hurt.
+# Above the largest order in UTF-8 (100 lines are under 20 kB, 50 attributes and a note
+# under 230 kB), and small enough that a few hundred at once cannot hurt.
 MAX_BODY_BYTES: Final = 256 * 1024
 
 AnyInput = TypeVar("AnyInput", bound="Input")

@@ -4,8 +4,8 @@ Paged listings: a keyset, an opaque cursor, and a link to the next page.
 A keyset orders rows newest first, by columns that are unique together. A page begins
 after the last key of the page before it, never at an offset in rows: a row inserted
 meanwhile moves no other row to another page, so that following the links returns every
-row that existed at the start exactly once. A row that is newer than the first page is
-not on a later one.
+row that existed at the start, and still matches the filters, exactly once. A row that
+is newer than the first page is not on a later one.
 
 The cursor is the last key of a page, as JSON in base64url. Clients do not read or make
 it: they follow ``next`` of the document, which is also the ``next`` link of the

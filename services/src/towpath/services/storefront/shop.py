@@ -123,6 +123,7 @@ class Shop:
         Raises:
             NotFoundError: There is no such order.
             ConflictError: Its status does not allow it.
+            InvalidInputError: The payment method or the reason is invalid.
             ServiceUnreachableError: Orders does not answer.
         """
         return self._post(f"/orders/{order_id}/{action}", body)

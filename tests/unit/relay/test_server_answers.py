@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import psycopg
 from structlog.testing import capture_logs
 
-from towpath.relay.postgres import backfill
+from towpath.relay.postgres import backfill, preflight
 from towpath.relay.postgres.backfill import FirstSnapshotProgress
 from towpath.relay.postgres.connect import ConnectionWorker
 from towpath.relay.postgres.initial_snapshot import InitialSnapshot
@@ -104,3 +104,28 @@ def test_the_end_of_the_only_snapshot_is_logged_once(monkeypatch):
 
     assert snapshot.is_over
     assert 1 == ends(logs)
+
+
+class Pooler:
+    """An ordinary connection of a pooler that was asked for a replication one."""
+
+    def __enter__(self) -> "Pooler":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Close nothing."""
+
+    def execute(self, _statement: bytes) -> None:
+        reason = 'syntax error at or near "IDENTIFY_SYSTEM"'
+        raise psycopg.errors.SyntaxError(reason)
+
+
+def test_a_pooler_that_ignores_the_replication_mode_is_found(monkeypatch):
+    """
+    The server then takes the command for SQL.
+    """
+    monkeypatch.setattr(preflight, "connect", lambda *_, **__: Pooler())
+    (found,) = preflight.replication_findings("host=pooler")
+
+    assert "postgres-replication-connection" == found.id
+    assert "IDENTIFY_SYSTEM" in found.what

@@ -16,7 +16,12 @@ from towpath.relay.postgres.capture_checks import (
     publish_again,
     topic_problems,
 )
-from towpath.relay.postgres.connect import Connection, connect, quoted
+from towpath.relay.postgres.connect import (
+    Connection,
+    connect,
+    quoted,
+    translated_errors,
+)
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.relays import RELAY_TABLE
 from towpath.relay.postgres.slot import age_text
@@ -91,7 +96,8 @@ def replication_findings(dsn: str) -> list[CheckFinding]:
     """Try a connection in replication mode, which a pooler does not support."""
     try:
         connection = connect(dsn, replication=True)
-        with connection:
+        # A pooler that ignores the parameter opens an ordinary connection.
+        with connection, translated_errors("identifying the system"):
             connection.execute(b"IDENTIFY_SYSTEM")
     except (SourceUnavailableError, SourceRefusedError) as refused:
         return [_refused_replication(refused)]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from types import SimpleNamespace
+from typing import Self
 
 import psycopg
 from structlog.testing import capture_logs
@@ -109,7 +110,7 @@ def test_the_end_of_the_only_snapshot_is_logged_once(monkeypatch):
 class Pooler:
     """An ordinary connection of a pooler that was asked for a replication one."""
 
-    def __enter__(self) -> "Pooler":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:

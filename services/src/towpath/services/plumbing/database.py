@@ -98,7 +98,7 @@ class MissingRightsError(UnavailableError):
 
 
 class DatabaseBusyError(BusyError):
-    """A lock, a connection or an answer took too long, or two transactions collided."""
+    """The database is busy or short of a resource, or two transactions collided."""
 
     remedy: ClassVar[str] = "Try again; the same Idempotency-Key makes that safe."
 
@@ -161,8 +161,8 @@ def translated() -> Iterator[None]:
     Raises:
         UnavailableError: The database cannot be reached, lacks a table, or refuses
             the role.
-        BusyError: A lock, a connection or an answer took too long, or two transactions
-            collided; a retry may succeed.
+        BusyError: The database is busy or short of a resource (its disk may be full),
+            or two transactions collided; a retry may succeed.
     """
     try:
         yield
@@ -180,7 +180,9 @@ def failure_of(error: DBAPIError) -> UnavailableError | None:
     """Return the platform's failure for a driver's error, if there is one."""
     state = sqlstate(error)
     if state.startswith(_BUSY):
-        message = "The database did not answer in time, or two transactions collided."
+        message = (
+            "The database is busy or short of a resource, or two transactions collided."
+        )
         return DatabaseBusyError(message, retry_after_s=1.0)
     if state.startswith(_MISSING):
         return MissingTableError("A table of the database does not exist yet.")

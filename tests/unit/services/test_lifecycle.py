@@ -129,6 +129,8 @@ def test_an_option_is_read_from_its_variable_unless_it_is_given():
         ("--idempotency-hours", "0"),
         ("--idempotency-hours", "inf"),
         ("--threads", "0"),
+        ("--customers", "0"),
+        ("--orders", "-1"),
         ("--port", "65536"),
         ("--metrics-port", "-1"),
     ],

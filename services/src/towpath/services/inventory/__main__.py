@@ -27,7 +27,12 @@ from towpath.services.inventory.repository import (
     seed_reservations,
 )
 from towpath.services.plumbing.database import SEEDED_PRODUCTS
-from towpath.services.plumbing.service import Command, Service, closing_engine
+from towpath.services.plumbing.service import (
+    Command,
+    Service,
+    closing_engine,
+    number_from,
+)
 
 log = structlog.get_logger("towpath.services.inventory")
 
@@ -35,16 +40,16 @@ log = structlog.get_logger("towpath.services.inventory")
 def _add_seed_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     made = f"how many products seed makes; at least {SEEDED_PRODUCTS:,} with orders"
-    add("--products", type=int, default=SEEDED_PRODUCTS, help=made)
-    add(
-        "--units", type=int, default=1_000_000, help="the units on hand of each product"
-    )
+    count = number_from(0)
+    add("--products", type=count, default=SEEDED_PRODUCTS, help=made)
+    units = "the units on hand of each product"
+    add("--units", type=count, default=1_000_000, help=units)
     scarce = "the units on hand of every fiftieth product"
-    add("--scarce-units", type=int, default=3, help=scarce)
-    add(
-        "--orders", type=int, default=0, help="how many orders the shop was seeded with"
-    )
-    add("--first-order", type=int, default=1, help="the number of the first order")
+    add("--scarce-units", type=count, default=3, help=scarce)
+    orders = "how many orders the shop was seeded with"
+    add("--orders", type=count, default=0, help=orders)
+    first = "the number of the first order"
+    add("--first-order", type=number_from(1), default=1, help=first)
     add("--seed", type=int, default=1, help="the seed of these orders")
     once = "reserve for orders only if there is no reservation yet"
     add("--if-empty", action="store_true", help=once)

@@ -30,6 +30,7 @@ from towpath.services.plumbing.service import (
     Command,
     Service,
     closing_engine,
+    number_from,
 )
 
 log = structlog.get_logger("towpath.services.orders")
@@ -123,8 +124,9 @@ def seed_shop(engine: Engine, *, orders: int, customers: int, seed: int = 1) -> 
 
 def _add_seed_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--orders", type=int, default=50_000, help="how many orders seed places")
-    add("--customers", type=int, default=5_000, help="how many customers seed makes")
+    orders, customers = "how many orders seed places", "how many customers seed makes"
+    add("--orders", type=number_from(0), default=50_000, help=orders)
+    add("--customers", type=number_from(1), default=5_000, help=customers)
     add("--seed", type=int, default=1, help="a different seed gives different orders")
     add("--if-empty", action="store_true", help="seed only a shop without orders")
 

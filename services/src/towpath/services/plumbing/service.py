@@ -309,7 +309,7 @@ class Service:
         add("--host", default="127.0.0.1")
         add("--port", type=port, default=8080)
         served = "requests served at once"
-        add("--threads", type=thread_count, default=DEFAULT_THREADS, help=served)
+        add("--threads", type=number_from(1), default=DEFAULT_THREADS, help=served)
         drain = "how long serve, once stopped, takes requests while it is not ready"
         add("--drain-seconds", type=seconds, default=DRAIN_S, help=drain)
         if self.migrate is not None:
@@ -393,12 +393,16 @@ class Service:
         log.info("service tables are up to date", service=self.name)
 
 
-def thread_count(text: str) -> int:
-    """Read the number of threads: at least one."""
-    if (count := int(text)) < 1:
-        message = "must be at least 1"
-        raise argparse.ArgumentTypeError(message)
-    return count
+def number_from(least: int) -> Callable[[str], int]:
+    """Return a function that reads a number of at least ``least``."""
+
+    def number(text: str) -> int:
+        if (found := int(text)) < least:
+            message = f"must be at least {least}"
+            raise argparse.ArgumentTypeError(message)
+        return found
+
+    return number
 
 
 def port(text: str) -> int:

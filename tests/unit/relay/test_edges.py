@@ -92,7 +92,7 @@ def test_a_refused_password_halts():
     """
     A connection that failed at its login halts, although it has no SQLSTATE.
     """
-    failed = failure_of(None, "connecting: no", was_login=True)
+    failed = failure_of(None, "connecting: no", is_refused=True)
 
     assert isinstance(failed, errors.SourceRefusedError)
 

@@ -6,11 +6,13 @@ from types import SimpleNamespace
 from typing import Self
 
 import psycopg
+import pytest
 from structlog.testing import capture_logs
 
+from towpath.relay.errors import SourceRefusedError
 from towpath.relay.postgres import backfill, preflight
 from towpath.relay.postgres.backfill import FirstSnapshotProgress
-from towpath.relay.postgres.connect import ConnectionWorker
+from towpath.relay.postgres.connect import ConnectionWorker, connect
 from towpath.relay.postgres.initial_snapshot import InitialSnapshot
 from towpath.relay.postgres.outbox_cleaning import OutboxTable, Partition
 from towpath.schemas import source_tables
@@ -130,3 +132,21 @@ def test_a_pooler_that_ignores_the_replication_mode_is_found(monkeypatch):
 
     assert "postgres-replication-connection" == found.id
     assert "IDENTIFY_SYSTEM" in found.what
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("sslmode=maybe", "invalid sslmode value"),
+        ("connect_timeout=soon", "connect_timeout"),
+        ("port=99999", "invalid port number"),
+        ("host=a,b port=1,2,3", "could not match 3 port numbers"),
+        ("service=none-such", "none-such"),
+    ],
+)
+def test_a_wrong_option_of_the_address_is_no_reason_to_retry(option: str, reason: str):
+    """
+    The server is never asked, so that it would never answer.
+    """
+    with pytest.raises(SourceRefusedError, match=reason):
+        connect(f"host=127.0.0.1 port=1 {option}")

@@ -3,7 +3,8 @@ Connections to the source, and the translation of the driver's errors.
 
 ===================  ==============================================================
 08, 57P0, 53         the server is unreachable, shutting down or full: retry
-no SQLSTATE          the connection broke, or was never made: retry
+no SQLSTATE          the connection broke, or was never made: retry; or an option of
+                     the DSN has a wrong value: halt
 28, or a password    the login is refused: halt
 3D000, 42501         no such database, a missing right: halt
 55006                the slot is in use: retry, for a while
@@ -66,6 +67,11 @@ _PASSING: Final = re.compile(
     r"connection slots|too many (?:connections|clients)|closed the connection"
     r"|database system is|[Cc]onnection (?:reset|refused|timed out)|timeout expired"
 )
+# Texts of libpq and the driver about an option that no retry corrects.
+_WRONG_OPTION: Final = re.compile(
+    r"invalid \w+ value: |invalid integer value |invalid port number|bad value for "
+    r"|could not match \d+ |definition of service "
+)
 
 
 def connect(dsn: str, *, replication: bool = False) -> Connection:
@@ -78,7 +84,8 @@ def connect(dsn: str, *, replication: bool = False) -> Connection:
 
     Raises:
         SourceUnavailableError: The server cannot be reached.
-        SourceRefusedError: The server refuses the login, or ``dsn`` cannot be read.
+        SourceRefusedError: The server refuses the login, or ``dsn`` cannot be read or
+            has a wrong value.
     """
     wanted = parts_of(dsn)
     with translated_errors("connecting"):
@@ -132,16 +139,15 @@ def failure(error: psycopg.Error, doing: str) -> TowpathError:
     if error.sqlstate is None and has_no_descriptor(error):
         return TooManyFilesError(doing)
     message = error.diag.message_primary or str(error).strip().partition("\n")[0]
-    return failure_of(
-        error.sqlstate, f"{doing}: {message}", was_login=_was_login(error)
-    )
+    is_refused = _was_login(error) or _has_wrong_option(error)
+    return failure_of(error.sqlstate, f"{doing}: {message}", is_refused=is_refused)
 
 
 def failure_of(
-    state: str | None, message: str, *, was_login: bool = False
+    state: str | None, message: str, *, is_refused: bool = False
 ) -> TowpathError:
     """Return our error for a SQLSTATE; None: the server did not answer."""
-    if was_login:
+    if is_refused:
         return SourceRefusedError(message)
     if state is None or state.startswith(_UNAVAILABLE):
         return SourceUnavailableError(message)
@@ -160,6 +166,10 @@ def _was_login(error: psycopg.Error) -> bool:
     if _PASSING.search(str(error)):
         return False
     return bool(error.pgconn.needs_password or error.pgconn.used_password)
+
+
+def _has_wrong_option(error: psycopg.Error) -> bool:
+    return error.sqlstate is None and bool(_WRONG_OPTION.search(str(error)))
 
 
 def quoted(*names: str) -> str:

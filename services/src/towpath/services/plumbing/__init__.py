@@ -1,7 +1,7 @@
 """
-The parts that all services of the shop share.
+The parts that services of the shop share.
 
-They are problem documents, request bodies, the engine and its errors, one transaction
-per command, migrations, health, log records, and the WSGI server. None of them depends
-on a service.
+Among them are problem documents, request bodies, the engine and its errors, one
+transaction per command, migrations, consumers, health, metrics, log records, and the
+WSGI server. None of them depends on a service.
 """

@@ -21,21 +21,21 @@ from towpath.settings import FirstStart, Kafka, Relay, Settings, Snapshot, Sourc
 
 
 class Locked:
-    """A connection to a server where VACUUM works on the partition."""
+    """A connection to a server where another session has the partition."""
 
     def __init__(self):
         self.statements: list[str] = []
 
     def execute(self, statement: bytes) -> None:
         self.statements.append(statement.decode())
-        if statement.startswith(b"comment on"):
+        if statement.startswith((b"comment on", b"drop table")):
             reason = "canceling statement due to lock timeout"
             raise psycopg.errors.LockNotAvailable(reason)
 
 
-def test_a_partition_that_vacuum_has_is_left_to_the_next_run():
+def test_a_partition_that_another_session_has_is_left_to_the_next_run():
     """
-    It is not detached without its mark, and the run goes on.
+    It is not detached without its mark, nor dropped, and the run goes on.
     """
     connection = Locked()
     described = source_tables.outbox("towpath.outbox", {})
@@ -45,6 +45,7 @@ def test_a_partition_that_vacuum_has_is_left_to_the_next_run():
     partition = Partition(name, day, day, is_attached=True, is_pending=False)
 
     assert table.detach(partition, 1.0) is False
+    assert table.drop(partition) is False
     assert not any("detach" in statement for statement in connection.statements)
 
 

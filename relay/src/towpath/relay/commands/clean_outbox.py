@@ -72,7 +72,7 @@ class Cleaned:
         kept_former: The number of old rows, or partitions, from before the lineage.
         added: The days for which partitions were created.
         dropped: The partitions that were dropped.
-        waiting: The partitions that older transactions may still write to.
+        waiting: The partitions that other sessions still use.
     """
 
     table: str
@@ -162,8 +162,9 @@ class _Cleaning:
         if detached:
             self._wait_for_readers()
         for each in detached:
-            self._table.drop(each)
-            cleaned.dropped.append(each.name.text)
+            is_gone = self._table.drop(each)
+            found = cleaned.dropped if is_gone else cleaned.waiting
+            found.append(each.name.text)
         _LOG.info("outbox cleaned", table=cleaned.table, dropped=cleaned.dropped)
         return cleaned
 

@@ -267,10 +267,21 @@ class OutboxTable:
             row = self._connection.execute(statement.encode()).fetchone()
         return row[0] if row else None
 
-    def drop(self, partition: Partition) -> None:
-        """Drop a detached partition."""
+    def drop(self, partition: Partition) -> bool:
+        """
+        Drop a detached partition, unless another run has.
+
+        Returns:
+            Whether it is gone; otherwise another session uses it, and the next run
+            drops it.
+        """
+        statement = f"drop table if exists {partition.name.sql}"
         with translated_errors(f"dropping {partition.name}"):
-            self._connection.execute(f"drop table {partition.name.sql}".encode())
+            try:
+                self._connection.execute(statement.encode())
+            except psycopg.errors.LockNotAvailable:
+                return False
+        return True
 
     # The log -------------------------------------------------------------------
 

@@ -218,6 +218,8 @@ class WebhookSink:
         for _ in self._threads.map(attempt.send, requests):
             pass
         self._health_probe.record(attempt.taken)
+        # Before a failure is raised: the batch is retried with these verdicts.
+        self._block_refused(events)
         if attempt.failures and (
             attempt.is_halting or self._receiver_is_down(attempt, is_first)
         ):
@@ -226,19 +228,22 @@ class WebhookSink:
             raise attempt.worst
         self._take_verdicts(ready, attempt)
 
+    def _block_refused(self, events: Iterable[EventRow]) -> None:
+        """Block the aggregates of refused events."""
+        for event in events:
+            verdict = self._verdicts.get(id_of(event))
+            if verdict is not None and verdict.outcome not in _SUCCESSFUL:
+                self._block(event)
+
     def _take_verdicts(
         self, changes: Iterable[WebhookChange], attempt: SendAttempt
     ) -> None:
         """Delay the keys of failures, and forget the other keys."""
         failed = self._failed(attempt)
         for change in changes:
-            verdict = self._verdicts.get(id_of(change))
-            if verdict is None:
-                continue
-            if ordering_key_of(change) not in failed:
+            has_verdict = id_of(change) in self._verdicts
+            if has_verdict and ordering_key_of(change) not in failed:
                 self._failing_keys.forget(ordering_key_of(change))
-            if isinstance(change, EventRow) and verdict.outcome not in _SUCCESSFUL:
-                self._block(change)
         for change, error in failed.values():
             self._record_failure(change, error)
 

@@ -1,0 +1,88 @@
+"""The order of an aggregate's events, over attempts that fail."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from towpath.settings.sink import WebhookOptions
+from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin
+from towpath.sinks.errors import BatchRefusedError, TargetUnavailableError
+from towpath.sinks.ports import Batch
+from towpath.sinks.targets.webhook import sink as webhook
+from towpath.sinks.targets.webhook.client import ReceiverOutcome, ReceiverVerdict
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - of the tests
+ORIGIN = Origin("t", 0, 0)
+ROW = Change(
+    *("orders", (7,), ("order_id",), "0000000000000009.0000000000"),
+    *({"order_id": 7}, ALL_PRESENT, False, ORIGIN),
+)
+
+
+class Clock:
+    """A clock that moves on when somebody waits."""
+
+    at_s = 0.0
+
+    def now(self):
+        """Return some time."""
+        return datetime(2026, 1, 1, tzinfo=UTC)
+
+    def monotonic_s(self):
+        """Return the test's time."""
+        return self.at_s
+
+    def wait(self, delay_s):
+        """Let time pass at once."""
+        self.at_s += delay_s
+
+
+class Receiver:
+    """A client whose receiver refuses one event and, at first, fails on rows."""
+
+    is_failing = True
+
+    def __init__(self, *_):
+        self.sent = []
+
+    def post(self, request):
+        """Answer one request."""
+        self.sent += [
+            getattr(change, "id", "row") for change in request.changes.values()
+        ]
+        if ROW in request.changes.values() and self.is_failing:
+            message = "the receiver answers 500"
+            raise TargetUnavailableError(message)
+        if any(getattr(one, "id", "") == "e1" for one in request.changes.values()):
+            return ReceiverVerdict(ReceiverOutcome.REFUSED, "the receiver answers 422")
+        return ReceiverVerdict(ReceiverOutcome.TAKEN)
+
+    def close(self):
+        """Do nothing."""
+
+
+def event(number: int) -> EventRow:
+    """Make an event of one aggregate."""
+    return EventRow(
+        *("events", f"e{number}", "order", "a", "OrderPlaced", "{}", "{}"),
+        *(f"{number:016x}.0000000000", "2026", Origin("e", 0, number)),
+    )
+
+
+def test_no_event_passes_a_refused_one_when_the_batch_is_retried(monkeypatch):
+    """
+    The attempt that saw the refusal failed, because the receiver was down otherwise.
+    """
+    monkeypatch.setattr(webhook, "WebhookClient", Receiver)
+    options = WebhookOptions(secrets=(SECRET,), changes_per_request=1)
+    sink = webhook.WebhookSink("http://unused", options, Clock())
+    batch = Batch(1, changes=(ROW,), events=(event(1), event(2)))
+    with pytest.raises(TargetUnavailableError):
+        sink.apply(batch)
+    receiver = sink._client
+    receiver.is_failing = False
+    with pytest.raises(BatchRefusedError):
+        sink.apply(batch)
+    sink.close()
+
+    assert ["e1", "row", "row"] == sorted(receiver.sent)

@@ -18,6 +18,11 @@ def numeric(precision: int, scale: int) -> int:
     return (precision << 16 | scale) + 4
 
 
+def interval(field: int, digits: int = 0xFFFF) -> int:
+    """Return the modifier of an interval of one field, or 0x7FFF for all fields."""
+    return field << 16 | digits
+
+
 def column(type_: str, typmod: int = -1, number: int = 2) -> TableColumn:
     """Make a column; types of one name have one oid."""
     return TableColumn(
@@ -53,6 +58,8 @@ def settings(**rows: object) -> Settings:
 SMALL, LARGE = column("numeric", numeric(10, 2)), column("numeric", numeric(12, 2))
 SHORT, LONG = (column("character varying", size + 4) for size in (10, 20))
 MILLIS = column("timestamp with time zone", 3)
+# The bits of an interval's fields.
+MONTH, YEAR, DAY = 1 << 1, 1 << 2, 1 << 3
 NARROW_TO_WIDE = [
     (column("smallint"), column("integer")),
     (column("integer"), column("bigint")),
@@ -63,6 +70,11 @@ NARROW_TO_WIDE = [
     (SMALL, LARGE),
     (SMALL, column("numeric")),
     (MILLIS, column("timestamp with time zone")),
+    (
+        column("interval", interval(0x7FFF, 3)),
+        column("interval", interval(0x7FFF, 6)),
+    ),
+    (column("interval", interval(MONTH)), column("interval")),
 ]
 
 
@@ -91,6 +103,10 @@ def test_a_type_grows_in_one_direction_and_shrinks_in_the_other(narrow, wide):
         (column("character", 14), column("text")),
         (column("json"), column("jsonb")),
         (MILLIS, column("timestamp without time zone", 3)),
+        *(
+            (column("interval", interval(one)), column("interval", interval(other)))
+            for one, other in ((MONTH, YEAR), (MONTH, DAY))
+        ),
     ],
 )
 def test_other_types_neither_grow_nor_shrink(old, new):

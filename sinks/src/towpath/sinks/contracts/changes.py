@@ -142,6 +142,8 @@ _RANK: Final[Mapping[str, tuple[str, int]]] = MappingProxyType(
         "text": ("text", 1),
     }
 )
+# The modifier of an interval holds its fields above its precision.
+_FIELDS_SHIFT: Final = 16
 # Types whose modifier is a length or a precision.
 _SIZED: Final = frozenset(
     {
@@ -159,9 +161,16 @@ def _grows(before: TableColumn, after: TableColumn) -> bool:
         return old is not None and new is not None and old[0] == new[0] and old < new
     if before.type == "numeric":
         return _numeric_grows(before, after)
+    if before.type == "interval" and _fields(before) != _fields(after):
+        return after.typmod == -1
     if before.type in _SIZED:
         return after.typmod == -1 or -1 < before.typmod <= after.typmod
     return False
+
+
+def _fields(interval: TableColumn) -> int:
+    """Return the fields of an interval, such as YEAR TO MONTH, as bits."""
+    return interval.typmod >> _FIELDS_SHIFT
 
 
 def _numeric_grows(before: TableColumn, after: TableColumn) -> bool:

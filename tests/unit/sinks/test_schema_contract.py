@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from towpath.schemas.table_name import TableName
-from towpath.settings import Settings
+from towpath.settings import OnDrop, Settings
 from towpath.sinks.cli.contract import sqlalchemy_url
 from towpath.sinks.contracts import evaluate
 from towpath.sinks.contracts.catalog import Catalog, Table, TableColumn, UniqueKey
@@ -128,6 +128,72 @@ def test_a_type_that_grows_may_be_refused_by_the_registry(format_, expected):
     notices = [one for one in found if one.level is Level.NOTICE]
 
     assert expected == len([one for one in notices if "registry" in one.sentence])
+
+
+HIDDEN = "shop.orders.c[23]"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (catalog(column("integer")), catalog(column("text"))),
+        (catalog(column("text")), catalog(column("text", number=3))),
+    ],
+)
+def test_a_column_that_is_not_published_changes_no_record(before, after):
+    """
+    Neither the registry nor a reader sees that it gets another type, or is added.
+    """
+    found = evaluate(before, after, settings(format="avro", exclude_columns=[HIDDEN]))
+
+    assert {"The column is not published."} == {one.sentence for one in found}
+
+
+def test_a_column_of_the_key_is_in_records_even_if_it_is_excluded():
+    """
+    Its type is that of the records' keys.
+    """
+    before, after = catalog(column("text")), catalog(column("text"))
+    table = after.tables[7]
+    key = {**table.columns, 1: column("text", number=1)}
+    after = Catalog({7: replace(table, columns=key)}, {})
+    found = evaluate(before, after, settings(exclude_columns=["shop.orders.c1"]))
+
+    assert ["type changed"] == [one.change for one in found]
+    assert [Level.REFUSED] == [one.level for one in found]
+
+
+def test_a_rename_to_an_unpublished_name_takes_the_column_out_of_records():
+    """
+    Records do not have it under the new name either.
+    """
+    old = column("text")
+    hidden = settings(exclude_columns=[r"shop\.orders\.hidden"])
+    found = evaluate(catalog(old), catalog(old._replace(name="hidden")), hidden)
+
+    assert ["column renamed"] == [one.change for one in found]
+    assert found[0].sentence.startswith("New records lack the column")
+
+
+@pytest.mark.parametrize(
+    ("on_drop", "words"),
+    [
+        ("keep", "its rows stay in the topic"),
+        ("truncate", "each sink deletes its rows"),
+    ],
+)
+def test_the_finding_of_a_dropped_table_names_what_becomes_of_its_rows(on_drop, words):
+    """
+    The source's ``on_drop`` decides it, for a renamed table too.
+    """
+    given = settings()
+    source = given.database.model_copy(update={"on_drop": OnDrop(on_drop)})
+    given = given.model_copy(update={"source": (source,)})
+    before = catalog(column("text"))
+    renamed = replace(before.tables[7], name=TableName("shop", "sales"))
+    for after in (Catalog({}, {}), Catalog({7: renamed}, {})):
+        (found,) = evaluate(before, after, given)
+        assert words in found.sentence
 
 
 def test_a_key_of_the_configuration_is_not_that_of_the_table():

@@ -133,7 +133,7 @@ def announced(table: Table, published: Published) -> RelationShape:
     columns = tuple(
         column.announced
         for column in table.columns.values()
-        if column.name in key or published.has(table, column)
+        if published.carries(table, column)
     )
     return RelationShape(table.name.schema, table.name.table, columns, key, "")
 

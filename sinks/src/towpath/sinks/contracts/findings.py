@@ -14,15 +14,11 @@ from types import MappingProxyType
 from typing import Final
 
 from towpath.schemas.topics import table_topic
-from towpath.settings import Settings
+from towpath.settings import OnDrop, Settings
 from towpath.settings.rows import RecordFormat, Rows
 from towpath.settings.syntax import compiled
 from towpath.sinks.contracts.catalog import FULL, Catalog, Table, TableColumn
-from towpath.sinks.contracts.changes import (
-    ChangeKind,
-    ColumnChange,
-    TableChange,
-)
+from towpath.sinks.contracts.changes import ChangeKind, ColumnChange, TableChange
 
 
 class Level(enum.StrEnum):
@@ -74,6 +70,12 @@ class Published:
             return any(pattern.fullmatch(name) for pattern in self._include)
         return not any(pattern.fullmatch(name) for pattern in self._exclude)
 
+    def carries(self, table: Table, column: TableColumn | None) -> bool:
+        """Return whether a column, if there is one, is in the table's records."""
+        if column is None:
+            return False
+        return column.name in self.key(table) or self.has(table, column)
+
     def key(self, table: Table) -> tuple[str, ...]:
         """Return the columns of the key of a table's records; none without one."""
         configured = self._keys.get(table.name.text)
@@ -87,18 +89,23 @@ def topic_findings(change: TableChange, settings: Settings) -> list[ContractFind
     """Judge the changes of a captured table for its writers and its row topic."""
     published = Published(settings.relay.rows)
     topic = topic_of(change.before, settings)
-    found = [*_of_table(change, topic, published)]
+    found = [*_of_table(change, topic, settings)]
     for each in change.columns:
         name = column_name(change.before, each.name)
-        was, will_be = _is_published(published, change, each)
-        if not was and not will_be and each.kind not in _OF_WRITERS:
+        was = published.carries(change.before, each.before)
+        will_be = published.carries(change.after, each.after)
+        if not was and not will_be and not _affects_writers(each):
             sentence = "The column is not published."
             found.append(ContractFinding(Level.FINE, topic, name, each.kind, sentence))
         elif each.kind is ChangeKind.RENAMED and not was:
             found.append(_of_shown(each, name, topic))
+        elif each.kind is ChangeKind.RENAMED and not will_be:
+            # Records lose the column.
+            lost = _of_column(each._replace(kind=ChangeKind.DROPPED), name, topic)
+            found.append(replace(lost, change=each.kind))
         else:
             found.append(_of_column(each, name, topic))
-        if _may_refuse(each, settings):
+        if (was or will_be) and _may_refuse(each, settings):
             found.append(_of_registry(name, topic, each))
     return found
 
@@ -113,18 +120,11 @@ def column_name(table: Table, column: str) -> str:
     return f"{table.name.text}.{column}"
 
 
-# Changes that can make writers fail, whether the column is published or not.
-_OF_WRITERS: Final = frozenset({ChangeKind.REQUIRED, ChangeKind.ADDED})
-
-
-def _is_published(
-    published: Published, change: TableChange, each: ColumnChange
-) -> tuple[bool, bool]:
-    """Return whether a column is in records before the migration, and after it."""
-    return (
-        each.before is not None and published.has(change.before, each.before),
-        each.after is not None and published.has(change.after, each.after),
-    )
+def _affects_writers(change: ColumnChange) -> bool:
+    """Return whether writers can fail, even if the column is not published."""
+    added = change.after if change.kind is ChangeKind.ADDED else None
+    is_needed = added is not None and added.is_required and not added.is_filled
+    return is_needed or change.kind is ChangeKind.REQUIRED
 
 
 def _of_shown(change: ColumnChange, name: str, topic: str) -> ContractFinding:
@@ -140,11 +140,12 @@ def _of_shown(change: ColumnChange, name: str, topic: str) -> ContractFinding:
 
 
 def _of_table(
-    change: TableChange, topic: str, published: Published
+    change: TableChange, topic: str, settings: Settings
 ) -> Iterable[ContractFinding]:
+    published = Published(settings.relay.rows)
     before, after = change.before, change.after
     if before.name != after.name:
-        yield _of_renamed_table(change, topic)
+        yield _of_renamed_table(change, topic, settings)
     old, new = published.key(before), published.key(after)
     if old != new:
         yield _of_key(before.name.text, topic, old, new)
@@ -169,11 +170,13 @@ def _of_table(
         )
 
 
-def _of_renamed_table(change: TableChange, topic: str) -> ContractFinding:
+def _of_renamed_table(
+    change: TableChange, topic: str, settings: Settings
+) -> ContractFinding:
     name, new_name = change.before.name.text, change.after.name.text
     sentence = (
-        f"The table becomes {new_name}: its rows no longer reach the topic, and no "
-        "reader learns of it."
+        f"The table becomes {new_name}: its changes no longer reach the topic, and "
+        f"{_former_rows(settings)}."
     )
     steps = (
         f"Create {new_name} as a separate table, and write to both.",
@@ -181,6 +184,13 @@ def _of_renamed_table(change: TableChange, topic: str) -> ContractFinding:
         f"Remove {name} from source.tables, and then the table itself.",
     )
     return ContractFinding(Level.REFUSED, topic, name, "table renamed", sentence, steps)
+
+
+def _former_rows(settings: Settings) -> str:
+    """Return, in words, the treatment of rows whose name has no table any more."""
+    if settings.database.on_drop is OnDrop.TRUNCATE:
+        return "each sink deletes its rows (on_drop)"
+    return "its rows stay in the topic and in every sink (on_drop)"
 
 
 def _of_key(
@@ -220,8 +230,7 @@ def _of_column(change: ColumnChange, name: str, topic: str) -> ContractFinding:
 
 
 def _of_added(change: ColumnChange, name: str, topic: str) -> ContractFinding:
-    column = change.after
-    if column is not None and column.is_required and not column.is_filled:
+    if _affects_writers(change):
         return ContractFinding(
             Level.REFUSED,
             SOURCE,
@@ -391,7 +400,8 @@ def _of_gone(table: Table, after: Catalog, settings: Settings) -> ContractFindin
     name, topic = table.name.text, topic_of(table, settings)
     if after.named(name) is not None:
         sentence = (
-            "The table is created again: its rows are gone, and no record says so."
+            "The table is created again: its former rows are gone, and each sink "
+            "deletes them once the relay has found the new table."
         )
         steps: tuple[str, ...] = (
             "Alter the table in place of dropping it.",
@@ -399,7 +409,7 @@ def _of_gone(table: Table, after: Catalog, settings: Settings) -> ContractFindin
         )
         change = "table created again"
     else:
-        sentence = "The table is gone; its rows stay in the topic and in every sink."
+        sentence = f"The table is gone, and {_former_rows(settings)}."
         steps = (
             "Deploy the application that does not use it.",
             "Remove its routes from the sinks, and let readers move.",

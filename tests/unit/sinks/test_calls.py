@@ -9,6 +9,7 @@ from support.copying import replace
 from towpath.settings import SearchOptions
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
 from towpath.sinks.targets.cache import schema
+from towpath.sinks.targets.cache.pipeline import packed
 from towpath.sinks.targets.cache.schema import slot_of
 from towpath.sinks.targets.search import write
 
@@ -148,3 +149,11 @@ def test_high_ordinals_share_a_version(ordinal: int, expected: bool):
     position = f"{8:016x}.{ordinal:010d}"
 
     assert expected == write.has_shared_version(change(7, position=position))
+
+
+def test_a_foreign_key_that_is_not_utf_8_can_be_swept():
+    """A scan returns each byte that is no UTF-8 as a surrogate; a call has the byte."""
+    key = b"p:orders:\xff".decode(errors="surrogateescape")
+
+    assert b"$10\r\np:orders:\xff\r\n" in packed("sweep", [key], [])
+    assert 0 <= slot_of(key) < schema.SLOTS

@@ -17,6 +17,7 @@ import redis
 import structlog
 
 from towpath.sinks.targets.cache.client import NO_FUNCTION
+from towpath.sinks.targets.cache.schema import encoded_key
 
 # Enough work for the server while the next slice of a batch is decoded, about 50 ms.
 # Much more only costs memory; much less makes one side wait for the other.
@@ -143,7 +144,7 @@ class RedisPipeline(Generic[Context]):
 
 def packed(function: str, keys: Sequence[str], arguments: Sequence[bytes]) -> bytes:
     """Return a call of a function in the server's protocol."""
-    words = b"".join([part for key in keys for part in _word(key.encode())])
+    words = b"".join([part for key in keys for part in _word(encoded_key(key))])
     return packed_words(function, len(keys), words, arguments)
 
 

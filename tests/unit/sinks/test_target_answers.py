@@ -5,12 +5,18 @@ from types import SimpleNamespace
 import pytest
 import redis
 
+from towpath.settings import Route, Sink
 from towpath.sinks.errors import TargetUnavailableError
+from towpath.sinks.targets.cache import upkeep as cache_upkeep
 from towpath.sinks.targets.cache.client import translated
 from towpath.sinks.targets.postgres.schema import unfit_name
 from towpath.sinks.targets.search import read
 from towpath.sinks.targets.search.client import indexes_of
 from towpath.sinks.targets.search.upkeep import SearchUpkeep
+
+SINK = Sink(
+    name="s", kind="cache", url="redis://x", route=(Route(topic="t", name="r"),)
+)
 
 
 def described(uuid, *aliases):
@@ -107,3 +113,37 @@ def test_columns_of_the_sinks_own_tables_are_refused(name):
     """
     assert unfit_name(name)
     assert not unfit_name(f"{name}s")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        redis.exceptions.NoPermissionError("no permissions to run 'config|get'"),
+        # A hosted server has no such command.
+        redis.ResponseError(
+            "unknown command 'CONFIG', with args beginning with: 'GET'"
+        ),
+    ],
+)
+def test_the_health_of_a_cache_leaves_out_what_the_server_does_not_show(answer):
+    """
+    Its other facts are found.
+    """
+
+    def refuse(*_):
+        raise answer
+
+    client = SimpleNamespace(
+        info=lambda section: {"redis_version": "7.2"} if section == "server" else {},
+        connection_pool=SimpleNamespace(connection_kwargs={"host": "x", "port": 1}),
+        config_get=refuse,
+        time=refuse,
+    )
+    servers = SimpleNamespace(discover=lambda: None, all=(client,), close=lambda: None)
+    clock = SimpleNamespace(now=lambda: None)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cache_upkeep, "Servers", lambda _: servers)
+        found = list(cache_upkeep.health(SINK, clock))
+
+    assert ["cache-no-file"] == [each.id for each in found]
+    assert found[0].why.startswith("a restart may lose all rows")

@@ -4,7 +4,7 @@ Health checks of the targets: risks of data loss, full disks, slow searches.
 ``towpath sink check`` answers whether a sink may write; these checks answer whether its
 target keeps the written rows. Each target's ``upkeep`` reads the facts; the findings
 are pure. A fact that the target does not show to the sink's user is None, and has no
-finding.
+finding of its own.
 """
 
 import re
@@ -51,7 +51,7 @@ class CacheHealth(NamedTuple):
         used_bytes: Its used memory.
         bound_bytes: The allowed memory; 0 if it is not limited.
         keeps_file: Whether each write is appended to a file.
-        saves: Whether it stores snapshots; None if the user may not read the setting.
+        saves: Whether it stores snapshots; None if the setting cannot be read.
         file_failed: Whether the last write of its file failed.
         now: Its clock.
     """
@@ -173,7 +173,9 @@ def _persistence_findings(sink: Sink, server: CacheHealth) -> Iterator[CheckFind
         )
     if not server.keeps_file:
         effect = "a restart loses all rows"
-        if server.saves:
+        if server.saves is None:
+            effect = "a restart may lose all rows"
+        elif server.saves:
             effect = "a restart loses the rows since the last snapshot"
         yield warning_finding(
             "cache-no-file",

@@ -7,6 +7,7 @@ import redis
 
 from towpath.settings import Route, Sink
 from towpath.sinks.errors import TargetUnavailableError
+from towpath.sinks.targets.cache import client as cache_client
 from towpath.sinks.targets.cache import upkeep as cache_upkeep
 from towpath.sinks.targets.cache.client import translated
 from towpath.sinks.targets.postgres.schema import unfit_name
@@ -147,3 +148,31 @@ def test_the_health_of_a_cache_leaves_out_what_the_server_does_not_show(answer):
 
     assert ["cache-no-file"] == [each.id for each in found]
     assert found[0].why.startswith("a restart may lose all rows")
+
+
+@pytest.mark.parametrize(
+    ("synced", "missing"), [("always", ["WAITAOF"]), ("everysec", [])]
+)
+def test_a_cache_whose_writes_are_awaited_needs_the_right_to_await_them(
+    synced, missing
+):
+    """
+    Without it, the first flush would be refused.
+    """
+
+    def execute(*words):
+        if words[0] == "WAITAOF":
+            refusal = "no permissions to run the 'waitaof' command"
+            raise redis.exceptions.NoPermissionError(refusal)
+
+    client = SimpleNamespace(
+        info=lambda _: {"cluster_enabled": 0},
+        config_get=lambda *_: {"appendonly": "yes", "appendfsync": synced},
+        execute_command=execute,
+        close=lambda: None,
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cache_client, "connect", lambda _: client)
+        found = list(cache_upkeep.missing_rights(SINK, "towpath"))
+
+    assert missing == [text.split(":")[0].split()[-1] for text in found]

@@ -221,8 +221,15 @@ class Servers:
         return tuple(_state(client) for client in self.all)
 
     def append_each_write(self) -> bool:
-        """Return whether every server writes its file before it answers."""
-        settings = (c.config_get("appendonly", "appendfsync") for c in self.all)
+        """
+        Return whether every server writes its file before it answers.
+
+        A server that does not show its configuration counts as one that does not.
+        """
+        try:
+            settings = [c.config_get("appendonly", "appendfsync") for c in self.all]
+        except redis.ResponseError:
+            return False
         return all(
             (s.get("appendonly"), s.get("appendfsync")) == ("yes", _EACH_WRITE)
             for s in settings

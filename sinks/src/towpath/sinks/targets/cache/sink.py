@@ -16,7 +16,6 @@ from itertools import islice
 from typing import Any, Final
 
 import pyarrow as pa
-import redis
 import structlog
 
 from towpath.sinks.change import Change, Refusal
@@ -92,7 +91,7 @@ class CacheSink:
     def open(self) -> None:
         with self._connected():
             self._load()
-            self._is_in_file_at_once = self._appends_each_write()
+            self._is_in_file_at_once = self._servers.append_each_write()
             states = self._servers.states()
             key = self._floors_key
             remembered: dict[str, str] = self._servers.client_of(key).hgetall(key)
@@ -261,12 +260,6 @@ class CacheSink:
         if any(in_file < 1 for _, (in_file, _) in self._responses()):
             message = "the cache did not write a batch to its append-only file in time"
             raise TargetUnavailableError(message)
-
-    def _appends_each_write(self) -> bool:
-        try:
-            return self._servers.append_each_write()
-        except redis.ResponseError:  # a user who may not read the configuration
-            return False
 
     def _responses(self) -> Iterator[tuple[Any, Any]]:
         """Yield the responses of all calls in flight, each with its context."""

@@ -48,6 +48,8 @@ _KEYED: Final = (
     ("UNLINK", "{key}"),
 )
 _CLUSTER: Final = ("CLUSTER", "SLOTS")
+# Only for servers that write each change into their file before they answer.
+_AWAITED: Final = ("WAITAOF", "no number", "0", "0")
 # The refusal of a key contains this word; other refusals concern a command.
 _KEY_REFUSAL: Final = "access"
 
@@ -190,6 +192,8 @@ def _refused_calls(servers: Servers, prefix: str) -> Iterator[str]:
         refusal = _refusal(client, words)
         if refusal is not None and _KEY_REFUSAL not in refusal:
             yield " ".join(words[:2]) if words[0] == "FUNCTION" else words[0]
+    if is_known and servers.append_each_write() and _refusal(first, _AWAITED):
+        yield _AWAITED[0]
 
 
 def _refused_names(servers: Servers, sink: Sink, prefix: str) -> Iterator[str]:

@@ -12,9 +12,10 @@ from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes import columns as reading
 from towpath.sinks.changes.columns import plain_columns, read_rows
 from towpath.sinks.changes.decode import decode
-from towpath.sinks.errors import TargetUnavailableError
+from towpath.sinks.errors import EvictingCacheError, TargetUnavailableError
 from towpath.sinks.fold import newest_per_key
 from towpath.sinks.targets.cache import schema, write
+from towpath.sinks.targets.cache.client import ServerState
 from towpath.sinks.targets.cache.pipeline import BYTES_IN_FLIGHT
 from towpath.sinks.targets.cache.sink import CacheSink
 
@@ -575,3 +576,16 @@ def test_a_slice_of_a_batch_is_taken_like_a_whole_batch():
     expected.write(changes_of(*records[:3], *records[4:14], *records[15:]))
 
     assert expected.rows == found.rows
+
+
+def test_a_failure_after_the_responses_drops_the_counts_too(sink, server):
+    """
+    As when the servers may evict keys, or no snapshot of lost rows can be requested.
+    """
+    sink.apply_columns(columns_of(record(1)))
+    server.states = lambda: (ServerState("run", 0, "allkeys-lru", keeps_file=True),)
+    with pytest.raises(EvictingCacheError):
+        sink.flush()
+    server.states = tuple
+
+    assert 0 == sink.flush().applied

@@ -126,7 +126,12 @@ class CacheSink:
         return encoded.indices
 
     def flush(self) -> Checkpoint:
-        self._check_durable()
+        try:
+            self._check_durable()
+        except BaseException:
+            # Also if no snapshot of lost rows can be requested.
+            self._drop()
+            raise
         for route, floor in self._swept:
             self._floors.carried_out(route, floor)
         self._swept.clear()

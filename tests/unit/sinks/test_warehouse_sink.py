@@ -374,6 +374,30 @@ def test_a_failure_drops_the_rows_that_came_as_columns(rig):
     assert (0, 0) == (counted.applied, rig.engine.writes)
 
 
+def test_a_failure_drops_counts_and_rows_of_earlier_calls_of_its_batch(rig):
+    """
+    The batch comes again as a whole: nothing of it counts twice.
+    """
+    other, refresh = Batch(0, (row_of(9),)), rig.relations.refresh
+
+    def fail():
+        message = "no broker"
+        raise UnavailableError(message)
+
+    rig.sink.apply_columns(columns_of((1, "4")))
+    rig.relations.refresh = fail
+    with pytest.raises(UnavailableError):
+        rig.sink.apply(other)
+    with pytest.raises(UnavailableError):
+        rig.sink.apply_columns(columns_of((1, "4")))
+    rig.relations.refresh = refresh
+    rig.sink.apply_columns(columns_of((1, "4")))
+    rig.sink.apply(other)
+    counted = rig.sink.flush()
+
+    assert (2, 0) == (counted.applied, counted.stale)
+
+
 def encoded(*rows):
     """Lay out pairs of key and position as the table's columns."""
     table = {

@@ -11,8 +11,8 @@ On a cluster the rows of a large batch do not come to this process: tasks encode
 
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -118,6 +118,10 @@ class WarehouseSink:
                 )
 
     def apply(self, batch: Batch) -> None:
+        with self._counted_once():
+            self._apply(batch)
+
+    def _apply(self, batch: Batch) -> None:
         tally = Tally()
         # First: a partial change may depend on one of these rows.
         self._write_accepted()
@@ -138,6 +142,10 @@ class WarehouseSink:
         self._tally.add(tally)
 
     def apply_columns(self, columns: Columns) -> pa.Array | None:
+        with self._counted_once():
+            return self._accept(columns)
+
+    def _accept(self, columns: Columns) -> pa.Array | None:
         route = columns.route
         # Checked once per batch: records with fields that the table does not have are
         # left to ``apply``, which checks again.
@@ -183,15 +191,18 @@ class WarehouseSink:
             form = TableForm.parse(one.statement)
             forms[form.route].setdefault(form, []).append(one)
             records[form.route] += one.records
-        for route, summaries in forms.items():
-            is_log = route in self._logs
-            floor = None if is_log else self._floors.of(route)
-            table = self._table(route)
-            applied = self._writer.write_encoded(
-                EncodedTable(table, encoded, summaries, is_log, floor, self._session)
-            )
-            self._tally.applied += applied
-            self._tally.stale += records[route] - applied
+        with self._counted_once():
+            for route, summaries in forms.items():
+                is_log = route in self._logs
+                floor = None if is_log else self._floors.of(route)
+                applied = self._writer.write_encoded(
+                    EncodedTable(
+                        *(self._table(route), encoded, summaries),
+                        *(is_log, floor, self._session),
+                    )
+                )
+                self._tally.applied += applied
+                self._tally.stale += records[route] - applied
 
     def erase(self, route: str, keys: Sequence[str]) -> None:
         table = self._fitting_table(route)
@@ -204,13 +215,25 @@ class WarehouseSink:
             self._session.sql(statements.erase(table, fit))
 
     def flush(self) -> Checkpoint:
-        self._write_accepted()
+        with self._counted_once():
+            self._write_accepted()
         self._refreshed_routes.clear()
         run_upkeep(self._session, self._upkeep, self._writer)
         return self._tally.take()
 
     def close(self) -> None:
         """Do nothing: the session belongs to the caller."""
+
+    @contextmanager
+    def _counted_once(self) -> Iterator[None]:
+        """Drop rows and counts of a batch that fails: it is delivered again, whole."""
+        try:
+            yield
+        except BaseException:
+            self._accepted.clear()
+            self._refreshed_routes.clear()
+            self._tally = Tally()
+            raise
 
     def _fitting_table(self, name: str) -> LakeTable | None:
         """Return a route's table; hold the route back if the table does not fit."""

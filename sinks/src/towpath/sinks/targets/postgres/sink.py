@@ -83,11 +83,12 @@ class PostgresSink:
         tally = Tally()
         changes, events = by_route(batch.changes), by_route(batch.events)
         floors = highest_per_route(batch.floors)
-        self._tables.reopen_replaced()
-        self._tables.refresh(changes)
         # All writers lock the tables in the same order, so that they cannot deadlock.
         names = sorted({*changes, *events, *floors})
-        opened = {name: self._tables.fitting(name) for name in names}
+        with self._counted_once():
+            self._tables.reopen_replaced()
+            self._tables.refresh(changes)
+            opened = {name: self._tables.fitting(name) for name in names}
         with self._writing() as connection:
             for name, open_table in opened.items():
                 if open_table is None:
@@ -107,11 +108,13 @@ class PostgresSink:
 
     def apply_columns(self, columns: Columns) -> pa.Array | None:
         route = columns.route
-        # Checked once per batch: later announcements are for records of later batches.
-        if route not in self._refreshed_routes:
-            self._tables.refresh([route])
-            self._refreshed_routes.add(route)
-        opened = self._tables.fitting(route)
+        with self._counted_once():
+            # Checked once per batch: later announcements are for records of later
+            # batches.
+            if route not in self._refreshed_routes:
+                self._tables.refresh([route])
+                self._refreshed_routes.add(route)
+            opened = self._tables.fitting(route)
         plain = None if opened is None else write.encode_columns(opened.table, columns)
         if opened is None or plain is None or not len(plain.rows):
             return None
@@ -145,10 +148,15 @@ class PostgresSink:
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        """Run one transaction; after a failure the tables are looked up again."""
+        """Run one transaction."""
+        with self._counted_once(), self._session.transaction() as connection:
+            yield connection
+
+    @contextmanager
+    def _counted_once(self) -> Iterator[None]:
+        """Forget the tables and counts after a failure, but for a refused value."""
         try:
-            with self._session.transaction() as connection:
-                yield connection
+            yield
         except BatchRefusedError:
             raise
         except BaseException:

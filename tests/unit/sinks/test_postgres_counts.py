@@ -1,0 +1,51 @@
+"""What the Postgres sink counts of a batch that is delivered again."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from towpath.settings import Route, Sink
+from towpath.sinks.change import ALL_PRESENT, Change, Origin
+from towpath.sinks.errors import ShapeUnknownError
+from towpath.sinks.ports import Batch
+from towpath.sinks.targets.postgres.sink import PostgresSink
+
+SINK = Sink(
+    name="p",
+    kind="postgres",
+    url="postgresql://unused",
+    route=(Route(topic="t", name="shop.orders"),),
+)
+ROW = Change(
+    *("shop.orders", (7,), ("id",), "0000000000000009.0000000000"),
+    *({"id": 7}, ALL_PRESENT, False, Origin("t", 0, 0)),
+)
+
+
+class Relations:
+    """A source whose announcements cannot be read."""
+
+    def refresh(self):
+        """Fail."""
+        message = "no broker"
+        raise ShapeUnknownError(message)
+
+
+@pytest.mark.parametrize(
+    "deliver",
+    [
+        lambda sink: sink.apply(Batch(0, (ROW,))),
+        lambda sink: sink.apply_columns(SimpleNamespace(route=ROW.route)),
+    ],
+    ids=["changes", "columns"],
+)
+def test_a_failure_before_the_transaction_drops_the_counts_of_its_batch(deliver):
+    """
+    An earlier call has counted rows, and the batch comes again as a whole.
+    """
+    sink = PostgresSink(SINK, Relations())
+    sink._tally.applied = 1000  # as after a call of ``apply_columns``
+    with pytest.raises(ShapeUnknownError):
+        deliver(sink)
+
+    assert 0 == sink.flush().applied

@@ -304,6 +304,19 @@ def test_a_sweep_has_its_partition_count(count, expected):
     assert [expected] == [one.partitions for one in decode([record], ROUTES).floors]
 
 
+def test_a_header_that_is_no_text_raises_no_exception():
+    """
+    A foreign record may have one: it would end each attempt at its batch.
+    """
+    sweep = row_change(None, sweep="000000000000abc8.-")
+    unread = row_change({"op": "m"})
+    sweep.headers["snapshot"] = unread.headers["undelivered"] = b"a\xff"
+    decoded = decode([sweep, unread], ROUTES)
+
+    assert ["a\ufffd"] == [floor.snapshot_id for floor in decoded.floors]
+    assert ["a\ufffd"] == [record.reason for record in decoded.unreadable]
+
+
 def test_a_sweep_is_ignored_by_an_event_log():
     """
     A log keeps past events; an index of aggregates has a floor like any other.

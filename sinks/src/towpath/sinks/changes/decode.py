@@ -242,10 +242,8 @@ def decode(records: Iterable[Record], routes: Routes) -> Decoded:
             try:
                 item = _decoded(record, route, routing)
             except UnreadableError as error:
-                why = record.headers.get(names.UNDELIVERED)
-                _note_unreadable(
-                    decoded.unreadable, record, why.decode() if why else str(error)
-                )
+                why = _shown(record.headers, names.UNDELIVERED) or str(error)
+                _note_unreadable(decoded.unreadable, record, why)
                 continue
             if item is None:
                 skipped += 1
@@ -302,8 +300,13 @@ def _sweep(record: Record, route: str) -> Floor:
         needs_all=True,
         origin=record.origin,
         partitions=int(count) if count.isdigit() else 0,
-        snapshot_id=record.headers.get(names.SNAPSHOT, b"").decode(),
+        snapshot_id=_shown(record.headers, names.SNAPSHOT),
     )
+
+
+def _shown(headers: Headers, name: str) -> str:
+    """Return a header that need not be text; empty if it is missing."""
+    return headers.get(name, b"").decode("utf-8", "replace")
 
 
 def _row_change(

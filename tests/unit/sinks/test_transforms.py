@@ -204,6 +204,8 @@ def test_nothing_is_guessed_from_a_part_of_the_inputs(entry):
         ("bigint", True, 1),
         ("numeric", 1e20, "100000000000000000000"),
         ("numeric", "1.50", "1.50"),
+        ("numeric", -0.0, "0.0"),
+        ("numeric", "-0.00", "0.00"),
         ("numeric(5, 2)", "1.005", "1.01"),
         ("numeric(5, 2)", "999.99", "999.99"),
         ("numeric(3, 3)", "0.0005", "0.001"),

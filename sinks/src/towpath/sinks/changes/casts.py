@@ -103,15 +103,18 @@ def _integer(value: Value, kind: ValueType) -> Value:
 
 def _numeric(value: Value, kind: ValueType) -> Value:
     number = number_of(value)
-    if number is None or not kind.precision:
-        return None if number is None else format(number, "f")
+    if number is None:
+        return None
+    if not kind.precision:
+        # As in Postgres, zero has no sign.
+        return format(number or number.copy_abs(), "f")
     if number and number.adjusted() >= kind.precision - kind.scale:
         return None
     sign, digits, exponent = number.as_tuple()
     scaled = Decimal((sign, digits, int(exponent) + kind.scale))
     whole = scaled.to_integral_value(ROUND_HALF_UP)
     if not whole:
-        # As in Postgres, zero has no sign, and fits whatever its exponent is.
+        # Zero fits whatever its exponent is.
         return format(Decimal(0), f".{kind.scale}f")
     if whole.adjusted() >= kind.precision:
         return None

@@ -82,14 +82,19 @@ def test_the_reading_engine_names_its_driver():
 
 
 @pytest.mark.parametrize(
-    "url", ["redis://x/1", "postgresql:///w", "postgresql://db", ""]
+    "url",
+    [
+        *("redis://x/1", "postgresql:///w", "postgresql://db", ""),
+        *("postgresql://db:x/w", "postgresql://db:70000/w", "postgresql://[::1/w"),
+    ],
 )
 def test_an_address_without_postgres_is_a_mistake(url):
     """
     An invalid Postgres address is reported with its remedy, without the address.
     """
-    with pytest.raises(WarehouseAddressError, match="postgresql://user@host"):
-        catalog_conf(warehouse(url))
+    for read in (catalog_conf, catalog_properties):
+        with pytest.raises(WarehouseAddressError, match="postgresql://user@host"):
+            read(warehouse(url))
 
 
 STORE = {"s3.endpoint": "http://s3:9000", "s3.access-key-id": "me"}
@@ -130,7 +135,13 @@ def test_files_may_be_stored_elsewhere_than_the_catalog():
     )
 
 
-@pytest.mark.parametrize("url", ["postgresql://db/w", "http://", "catalog:8181", ""])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("postgresql://db/w", "http://", "catalog:8181", ""),
+        *("http://catalog:x", "http://[::1"),
+    ],
+)
 def test_an_invalid_rest_address_is_a_mistake(url):
     """
     An invalid web address is reported with its remedy.

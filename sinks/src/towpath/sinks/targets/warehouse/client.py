@@ -119,8 +119,8 @@ def _location(sink: Sink) -> str:
 
 
 def _rest_properties(sink: Sink) -> dict[str, str]:
-    address = urlsplit(sink.url)
-    if address.scheme not in _WEB or not address.hostname:
+    address = _split(sink.url)
+    if address is None or address.scheme not in _WEB:
         message = "the url of the warehouse's REST catalog is not http(s)://host:port"
         raise WarehouseAddressError(message)
     return {"type": "rest", "uri": sink.url}
@@ -140,12 +140,23 @@ def _jdbc_properties(address: SplitResult) -> dict[str, str]:
 
 
 def _postgres(url: str) -> SplitResult:
-    address = urlsplit(url)
-    is_postgres = address.scheme in _POSTGRES
-    if not is_postgres or not address.hostname or address.path in {"", "/"}:
+    address = _split(url)
+    is_database = address is not None and address.path not in {"", "/"}
+    if address is None or not is_database or address.scheme not in _POSTGRES:
         message = "the warehouse's url is not postgresql://user@host:port/database"
         raise WarehouseAddressError(message)
     return address
+
+
+def _split(url: str) -> SplitResult | None:
+    """Return the parts of an address; ``None`` if its host or port is invalid."""
+    try:
+        address = urlsplit(url)
+        # Reading the port checks it.
+        is_whole = bool(address.hostname) and address.port != 0
+    except ValueError:
+        return None
+    return address if is_whole else None
 
 
 def _jdbc_url(address: SplitResult) -> str:

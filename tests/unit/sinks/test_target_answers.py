@@ -5,12 +5,15 @@ from types import SimpleNamespace
 import pytest
 import redis
 
+from towpath.schemas.failure import ConfigurationError
 from towpath.settings import Route, Sink
 from towpath.sinks.errors import TargetUnavailableError
 from towpath.sinks.targets.cache import client as cache_client
 from towpath.sinks.targets.cache import upkeep as cache_upkeep
 from towpath.sinks.targets.cache.client import translated
+from towpath.sinks.targets.postgres.client import TargetSession
 from towpath.sinks.targets.postgres.schema import unfit_name
+from towpath.sinks.targets.search import client as search_client
 from towpath.sinks.targets.search import read
 from towpath.sinks.targets.search.client import indexes_of
 from towpath.sinks.targets.search.upkeep import SearchUpkeep
@@ -176,3 +179,25 @@ def test_a_cache_whose_writes_are_awaited_needs_the_right_to_await_them(
         found = list(cache_upkeep.missing_rights(SINK, "towpath"))
 
     assert missing == [text.split(":")[0].split()[-1] for text in found]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: cache_client.connect("redis://me:secret@cache:x"),
+        lambda: cache_client.connect("cache:6379"),
+        lambda: search_client.connect("http://me:secret@index:x"),
+        lambda: search_client.connect("http://me:secret@[::1"),
+        lambda: TargetSession("postgresql://me:secret@[::1").transaction().__enter__(),
+        lambda: TargetSession("http://me:secret@db").transaction().__enter__(),
+    ],
+    ids=["cache port", "cache scheme", "index port", "index host", "db host", "db"],
+)
+def test_an_address_that_cannot_be_read_is_a_mistake_in_the_configuration(read):
+    """
+    The error has its cure, and does not repeat the address with its password.
+    """
+    with pytest.raises(ConfigurationError, match=r"url.* is not ") as raised:
+        read()
+
+    assert "secret" not in str(raised.value)

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import redis
 
+from towpath.schemas.failure import ConfigurationError
 from towpath.sinks.errors import (
     CacheRefusedError,
     TargetBusyError,
@@ -49,16 +50,26 @@ _PAUSES: Final = ("BUSY ", "MISCONF", "NOREPLICAS")
 
 
 def connect(url: str) -> Any:  # noqa: ANN401 - redis-py types its answers as sync or async
-    """Return a client that does not retry: the driver retries, and logs it."""
-    return redis.Redis.from_url(
-        url,
-        decode_responses=True,
-        # Keys and fields of other programs need not be UTF-8.
-        encoding_errors="surrogateescape",
-        socket_timeout=ANSWER_WITHIN_S,
-        socket_connect_timeout=ANSWER_WITHIN_S,
-        retry=None,
-    )
+    """
+    Return a client that does not retry: the driver retries, and logs it.
+
+    Raises:
+        ConfigurationError: The url is not that of a server.
+    """
+    try:
+        return redis.Redis.from_url(
+            url,
+            decode_responses=True,
+            # Keys and fields of other programs need not be UTF-8.
+            encoding_errors="surrogateescape",
+            socket_timeout=ANSWER_WITHIN_S,
+            socket_connect_timeout=ANSWER_WITHIN_S,
+            retry=None,
+        )
+    except ValueError:
+        message = "the url of the cache is not redis://host:port, nor rediss or unix"
+        # Not from the error, which may quote a password.
+        raise ConfigurationError([message]) from None
 
 
 def connect_to(client: Any, host: str, port: int) -> Any:  # noqa: ANN401 - see connect

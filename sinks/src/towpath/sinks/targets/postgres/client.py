@@ -20,7 +20,7 @@ from typing import Final
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from towpath.schemas.failure import HaltError
+from towpath.schemas.failure import ConfigurationError, HaltError
 from towpath.sinks.errors import (
     BatchRefusedError,
     TargetBusyError,
@@ -93,6 +93,7 @@ class TargetSession:
             TargetBusyError: The target asks for a pause.
             TargetUnavailableError: The target cannot be reached.
             StatementDeniedError: The target refuses a statement.
+            ConfigurationError: The url is not that of a database.
         """
         try:
             with translated():
@@ -109,7 +110,13 @@ class TargetSession:
             raise
 
     def _connected(self) -> Connection:
-        given = {k: str(v) for k, v in conninfo_to_dict(self._dsn).items()}
+        try:
+            parts = conninfo_to_dict(self._dsn)
+        except psycopg.ProgrammingError:
+            message = "the target's url is not postgresql://user@host:port/database"
+            # Not from the error, which quotes the url with its password.
+            raise ConfigurationError([message]) from None
+        given = {k: str(v) for k, v in parts.items()}
         limited = make_conninfo("", **{**_LIMITS, **given})
         return connected(
             *(limited, _PLACE),

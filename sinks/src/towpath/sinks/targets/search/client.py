@@ -12,6 +12,7 @@ from opensearchpy import JSONSerializer, OpenSearch
 from opensearchpy.exceptions import ConnectionError as NoConnectionError
 from opensearchpy.exceptions import SerializationError, SSLError, TransportError
 
+from towpath.schemas.failure import ConfigurationError
 from towpath.sinks.errors import (
     BatchRefusedError,
     ForeignIndexError,
@@ -75,18 +76,26 @@ def connect(url: str, *, is_exact: bool = False, at_once: int = 1) -> OpenSearch
         url: The address of OpenSearch.
         is_exact: Whether non-integer numbers are read as decimals, not as doubles.
         at_once: The number of threads that use it.
+
+    Raises:
+        ConfigurationError: The url is not that of a server.
     """
     # The library logs each unsuccessful response; all of them are translated, or
     # expected.
     logging.getLogger("opensearch").setLevel(logging.CRITICAL)
-    return OpenSearch(
-        hosts=[url],
-        timeout=ANSWER_WITHIN_S,
-        max_retries=0,
-        retry_on_timeout=False,
-        serializer=_ExactSerializer() if is_exact else _QuickSerializer(),
-        pool_maxsize=at_once + 1,
-    )
+    try:
+        return OpenSearch(
+            hosts=[url],
+            timeout=ANSWER_WITHIN_S,
+            max_retries=0,
+            retry_on_timeout=False,
+            serializer=_ExactSerializer() if is_exact else _QuickSerializer(),
+            pool_maxsize=at_once + 1,
+        )
+    except ValueError:
+        message = "the url of the search index is not http://host:port, nor https"
+        # Not from the error, which may quote a password.
+        raise ConfigurationError([message]) from None
 
 
 def send(client: OpenSearch, body: bytes) -> Mapping[str, Any] | None:

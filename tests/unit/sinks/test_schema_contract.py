@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from towpath.schemas.table_name import TableName
-from towpath.settings import OnDrop, Settings
+from towpath.settings import OnDrop, Settings, Sink
 from towpath.sinks.cli.contract import sqlalchemy_url
 from towpath.sinks.contracts import evaluate
 from towpath.sinks.contracts.catalog import Catalog, Table, TableColumn, UniqueKey
@@ -34,9 +34,12 @@ def column(type_: str, typmod: int = -1, number: int = 2) -> TableColumn:
     )
 
 
+KEY = column("bigint", number=1)
+
+
 def catalog(other: TableColumn) -> Catalog:
     """Make the catalog of a table with a key and another column."""
-    columns = {1: column("bigint", number=1), other.number: other}
+    columns = {1: KEY, other.number: other}
     keys = (UniqueKey((1,), is_primary=True, is_identity=False),)
     name = TableName("shop", "orders")
     return Catalog({7: Table(7, name, False, "d", columns, keys)}, {})
@@ -194,6 +197,40 @@ def test_the_finding_of_a_dropped_table_names_what_becomes_of_its_rows(on_drop, 
     for after in (Catalog({}, {}), Catalog({7: renamed}, {})):
         (found,) = evaluate(before, after, given)
         assert words in found.sentence
+
+
+ADDRESSES = {
+    "cache": "redis://unused",
+    "search": "http://unused",
+    "warehouse": "postgresql://unused/db",
+    "postgres": "postgresql://unused/db",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "cure"),
+    [
+        ("cache", "refill"),
+        ("search", "refill"),
+        ("warehouse", "DROP COLUMN"),
+        ("postgres", "DROP COLUMN ... CASCADE"),
+    ],
+)
+def test_the_cure_of_a_former_column_removes_it(kind, cure):
+    """
+    A refill replaces hashes and documents, but sets only the known columns of tables.
+    """
+    old = column("text")
+    route = {"topic": "towpath.shop.orders", "name": "shop.orders"}
+    sink = {"name": "s", "kind": kind, "url": ADDRESSES[kind], "route": [route]}
+    sink |= {"folder": "unused"} if kind == "warehouse" else {}
+    given = settings()
+    given = given.model_copy(update={"sink": (Sink.model_validate(sink),)})
+    gone = Catalog({7: replace(catalog(old).tables[7], columns={1: KEY})}, {})
+    for after in (gone, catalog(old._replace(name="other"))):
+        found = evaluate(catalog(old), after, given)
+        steps = [one.steps for one in found if one.place.startswith("sink")]
+        assert [True] == [step[0].endswith((cure, f"{cure} s")) for step in steps]
 
 
 def test_a_key_of_the_configuration_is_not_that_of_the_table():

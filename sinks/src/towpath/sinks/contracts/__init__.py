@@ -221,6 +221,8 @@ def _judge(
         yield Level.FINE, "The column is added, and no row is delivered for it.", ()
     elif kind in _OF_EVERY_KIND:
         sentence, step = _OF_EVERY_KIND[kind]
+        if kind in _LEAVES_A_COLUMN:
+            step = _OF_TABLES.get(view.sink.kind, step)
         yield Level.NOTICE, sentence, (step.format(sink=view.sink.name),)
 
 
@@ -247,6 +249,16 @@ _OF_EVERY_KIND: Final[Mapping[ChangeKind, tuple[str, str]]] = MappingProxyType(
         ),
     }
 )
+# A refill sets only the columns that the source has: a table's former ones stay.
+_OF_TABLES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        SinkKind.WAREHOUSE: "Remove it, in the warehouse: ALTER TABLE ... DROP COLUMN",
+        SinkKind.POSTGRES: (
+            "Remove it, in the target: ALTER TABLE ... DROP COLUMN ... CASCADE"
+        ),
+    }
+)
+_LEAVES_A_COLUMN: Final = frozenset({ChangeKind.DROPPED, ChangeKind.RENAMED})
 _TYPE_CHANGES: Final = frozenset(
     {ChangeKind.GROWN, ChangeKind.SHRUNK, ChangeKind.RETYPED}
 )

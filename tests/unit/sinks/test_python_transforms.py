@@ -40,6 +40,7 @@ def odd(row):
     return {
         "list": [], "other": {"status": 1}, "new": {"x": 1}, "nothing": {},
         "wide": {"length": 2**70}, "word": "x",
+        "half": {"length": "\\ud800"}, "nan": {"length": float("nan")},
     }[row["note"]]
 
 NONE = 7
@@ -176,6 +177,23 @@ def test_columns_that_do_not_fit_the_table_are_a_mistake(entry, expected):
     (mistake,) = route_mistakes(route(entry), SHAPE)
 
     assert expected in mistake
+
+
+@pytest.mark.parametrize(
+    ("note", "expected"),
+    [
+        ("half", "odd returned a text that is no UTF-8 for length"),
+        ("nan", "odd returned nan for length"),
+    ],
+)
+def test_a_value_that_no_record_can_have_refuses_the_row(note, expected):
+    """
+    A target could not encode it, or would store another text.
+    """
+    entry = {**LENGTH, "python": "odd", "writes": {"length": "text"}}
+
+    with pytest.raises(UnreadableError, match=expected):
+        apply({"note": note}, entry)
 
 
 def test_a_function_may_read_arrays_and_its_columns_have_the_declared_types():

@@ -24,6 +24,7 @@ import hmac
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from importlib.metadata import entry_points
+from math import isfinite
 from typing import Any, Final, NamedTuple
 
 from towpath.settings import Route
@@ -305,7 +306,20 @@ class PythonTransform:
         if not isinstance(value, str | bool | int | float):
             kind = type(value).__name__
             refuse(f"the transform {self._name} returned a {kind} for {column}")
+        if isinstance(value, float) and not isfinite(value):
+            refuse(f"the transform {self._name} returned {value} for {column}")
+        if isinstance(value, str) and not _is_encodable(value):
+            why = f"a text that is no UTF-8 for {column}"
+            refuse(f"the transform {self._name} returned {why}")
         return self._casts[column](value, column)
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_same(row: Row, column: str, value: object) -> bool:

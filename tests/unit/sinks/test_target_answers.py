@@ -15,6 +15,7 @@ from towpath.sinks.targets.postgres.client import TargetSession
 from towpath.sinks.targets.postgres.schema import unfit_name
 from towpath.sinks.targets.search import client as search_client
 from towpath.sinks.targets.search import read
+from towpath.sinks.targets.search import upkeep as search_upkeep
 from towpath.sinks.targets.search.client import indexes_of
 from towpath.sinks.targets.search.upkeep import SearchUpkeep
 
@@ -201,3 +202,34 @@ def test_an_address_that_cannot_be_read_is_a_mistake_in_the_configuration(read):
         read()
 
     assert "secret" not in str(raised.value)
+
+
+def test_the_health_of_many_indexes_is_read_in_calls_that_fit_into_a_request_line():
+    """
+    OpenSearch refuses a line of more than 4 KB.
+    """
+    lines = []
+
+    def describe(index, params):
+        assert params
+        lines.append(index)
+        return {
+            f"{name}-1": {"settings": {"index": {"refresh_interval": "-1"}}}
+            for name in index.split(",")
+        }
+
+    routes = [Route(topic="t", name=f"{'x' * 200}{number:03}") for number in range(60)]
+    client = SimpleNamespace(
+        info=lambda: {"version": {"number": "3.1.0"}},
+        transport=SimpleNamespace(perform_request=lambda *_: {}),
+        indices=SimpleNamespace(get=describe),
+        close=lambda: None,
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(search_upkeep, "connect", lambda _: client)
+        sink = SINK.model_copy(update={"route": tuple(routes)})
+        clock = SimpleNamespace(now=lambda: None)
+        found = list(search_upkeep.health(sink, clock))
+
+    assert 60 == len([one for one in found if one.id == "search-refresh"])
+    assert max(map(len, lines)) < 4000

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
@@ -176,6 +176,13 @@ def blocked(reason: str) -> IndexBlockedError:
 # This many names fit into the 4 KB of a request line.
 _NAMES_PER_CALL: Final = 12
 
+
+def in_calls(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Cut names of aliases into those of one call."""
+    for first in range(0, len(names), _NAMES_PER_CALL):
+        yield names[first : first + _NAMES_PER_CALL]
+
+
 _INDEX_PARAMS: Final = {
     "ignore_unavailable": "true",
     "filter_path": "*.aliases,*.mappings._meta,"
@@ -209,9 +216,7 @@ def indexes_of(client: OpenSearch, aliases: Iterable[str]) -> dict[str, SearchIn
         UnavailableError: OpenSearch does not answer.
     """
     found: dict[str, SearchIndex] = {}
-    wanted = list(aliases)
-    for first in range(0, len(wanted), _NAMES_PER_CALL):
-        names = wanted[first : first + _NAMES_PER_CALL]
+    for names in in_calls(list(aliases)):
         with translated():
             answer = client.indices.get(
                 index=",".join(names), params=dict(_INDEX_PARAMS)

@@ -43,7 +43,7 @@ from towpath.sinks.targets.health import (
     SearchHealth,
     search_findings,
 )
-from towpath.sinks.targets.search.client import connect, translated
+from towpath.sinks.targets.search.client import connect, in_calls, translated
 from towpath.sinks.targets.search.indexes import Indexes
 from towpath.sinks.targets.search.schema import (
     DELETED_FIELD,
@@ -332,9 +332,10 @@ def _health(client: OpenSearch, sink: Sink) -> SearchHealth:
     cluster = _permitted(client, "/_cluster/health")
     nodes = _permitted(client, "/_nodes/stats/fs").get("nodes", {}).values()
     bounds = _watermarks(client)
-    names = ",".join(route.name for route in sink.route)
     params = {"ignore_unavailable": "true", "expand_wildcards": "none"}
-    indexes = client.indices.get(index=names, params=params)
+    indexes: dict[str, Any] = {}
+    for names in in_calls([route.name for route in sink.route]):
+        indexes |= client.indices.get(index=",".join(names), params=dict(params))
     stamps = [node["timestamp"] for node in nodes if "timestamp" in node]
     return SearchHealth(
         version=version,

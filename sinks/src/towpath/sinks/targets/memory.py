@@ -2,8 +2,8 @@
 The reference sink: a dictionary whose contents every target must equal.
 
 A real sink lets a server compare and write in one step; this one compares, then writes.
-Like every sink, it keeps tombstones: without one, a replayed older change would restore
-a deleted row.
+Like every sink that stores rows, it keeps tombstones: without one, a replayed older
+change would restore a deleted row.
 """
 
 from typing import NamedTuple

@@ -48,8 +48,8 @@ from towpath.sinks.targets.cache.schema import (
     witness_keys,
 )
 
-# A write that is not in the file after half of the response timeout is retried; the
-# server does not count as unreachable.
+# A write that is not in the file after half of the response timeout is retried. The
+# server answers before the timeout, so the error can name the file.
 _IN_FILE_WITHIN_MS: Final = int(ANSWER_WITHIN_S * 500)
 
 _log = structlog.get_logger("towpath.sinks.cache")

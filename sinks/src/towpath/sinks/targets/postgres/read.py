@@ -155,7 +155,7 @@ def _stored(
 
 
 def _value(type_name: str, text: str | None) -> Value:
-    """Return a value in the form of records; only floats differ from their text."""
+    """Return a value as its text; a float as a number, since it has several texts."""
     if text is None or type_name not in _FLOATS or text in _NO_NUMBERS:
         return text
     return float(text)

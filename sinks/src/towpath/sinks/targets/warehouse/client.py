@@ -51,13 +51,21 @@ class ForeignTableError(HaltError):
 
 
 class PartitionFieldError(HaltError):
-    """A table lacks a partition column, or has it with an unsuitable type."""
+    """
+    A table lacks a partition column, or has it with an unsuitable type.
+
+    Or no route has the name of a table whose partitions are configured.
+    """
 
     remedy = "Correct the sink's warehouse.partition in towpath.toml."
 
 
 class ReservedColumnError(HaltError):
-    """A column of the source has a name that the warehouse reserves."""
+    """
+    A column of the source has a name that the warehouse reserves.
+
+    Or its name differs from that of another column only in case.
+    """
 
     remedy = "Rename the column in the source, or take its table out of the sink."
 

@@ -27,7 +27,9 @@ def hashes(*keys):
 def encoded(*tasks, rows=None, floor=None, retained=()):
     """Make the rows of tasks, each of some keys at position 5."""
     forms = {
-        form: [EncodedSummary("s.t", len(k), None, hashes(*k), "5") for k in of_form]
+        form: [
+            EncodedSummary(form.text, len(k), None, hashes(*k), "5") for k in of_form
+        ]
         for form, of_form in ((PLAIN, tasks), (RETAINED, retained))
         if of_form
     }
@@ -78,4 +80,15 @@ def test_executors_write_just_the_rows_that_are_not_merged():
         hashes(2), lambda rows: rows.column("id").to_pylist()
     )
 
-    assert ("s.t", [1, 3]) == found
+    assert (PLAIN.text, [1, 3]) == found
+
+
+@pytest.mark.parametrize("route", ["shop.orders", "shop.my orders", "s.t retained"])
+@pytest.mark.parametrize("has_retained", [False, True])
+def test_a_form_is_read_from_the_name_of_its_statement(route, has_retained):
+    """
+    The name of a route may have spaces.
+    """
+    form = TableForm(route, has_retained=has_retained)
+
+    assert form == TableForm.parse(form.text)

@@ -31,6 +31,9 @@ from towpath.sinks.targets.warehouse.schema import KEPT, POSITION, LakeTable
 # An event log's column of positions; a log has each event once, at any position.
 LOG_POSITION: Final = "position"
 _LEFT: Final = "only the driver can write it"
+# The columns of a form, before the route in the name of its statement.
+_CURRENT: Final = "current"
+_RETAINED: Final = "retained"
 
 
 class TableForm(NamedTuple):
@@ -47,14 +50,14 @@ class TableForm(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The form as the name of a statement; a route's name has no space."""
-        return f"{self.route} retained" if self.has_retained else self.route
+        """The form as the name of a statement; a route's name may have spaces."""
+        return f"{_RETAINED if self.has_retained else _CURRENT} {self.route}"
 
     @classmethod
     def parse(cls, text: str) -> "TableForm":
         """Parse the form from the name of a statement."""
-        route, _, suffix = text.partition(" ")
-        return cls(route, bool(suffix))
+        columns, _, route = text.partition(" ")
+        return cls(route, columns == _RETAINED)
 
     def table(self, table: LakeTable) -> LakeTable:
         """Return the table with the columns of the form."""

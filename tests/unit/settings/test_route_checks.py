@@ -215,6 +215,32 @@ def test_warehouses_of_one_catalog_are_one_place(
     assert is_same == bool(message)
 
 
+@pytest.mark.parametrize(
+    ("other", "is_own"),
+    [
+        ({"name": "orders-next"}, True),
+        ({"name": "orders-2"}, True),
+        ({"name": "orders-lines"}, False),
+        ({"name": "orders-next", "url": "http://y"}, False),
+    ],
+)
+def test_no_index_has_the_name_of_another_routes_index(
+    tmp_path: Path, other: dict[str, str], is_own: bool
+):
+    """
+    While a rebuild fills the index behind orders-next, all orders are written there.
+    """
+    one = {"sink": "one", "kind": "search", "url": "http://x"}
+    try:
+        load(two_sinks(tmp_path, one, {**one, "sink": "two", **other}), {})
+        message = ""
+    except ConfigurationError as error:
+        message = str(error)
+
+    assert is_own == ("the sink one gives this name to an index of orders" in message)
+    assert is_own == bool(message)
+
+
 def test_the_relays_name_is_no_sinks(tmp_path: Path):
     """Their dead letters would stand on one topic; all else is reported with it."""
     path = two_sinks(tmp_path, {"sink": "relay", "more": 'folder = "x"'})

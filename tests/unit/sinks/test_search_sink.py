@@ -555,3 +555,18 @@ def test_a_key_longer_than_512_bytes_is_refused():
         checkpoint.applied,
         [refusal.reason for refusal in checkpoint.refused],
     )
+
+
+def test_a_foreign_document_without_a_position_is_older_than_every_change():
+    """
+    Another program wrote it under the id of a row.
+    """
+    client = Answers([WRITTEN])
+    foreign = {"_source": {"order_id": 1, "note": "n"}}
+    client.mget = lambda **_: {"docs": [foreign]}
+    made = sink(client)
+    (row,) = batch(1).changes
+    made.apply(Batch(0, (replace(row, unchanged=frozenset({"note"})),)))
+
+    assert 1 == made.flush().applied
+    assert b'"note":"n"' in client.bodies[0]

@@ -11,7 +11,6 @@ both.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, ClassVar, Final
 
 import structlog
@@ -193,7 +192,7 @@ class SearchSink:
         """Compare with stored documents; return the changes to write, as whole rows."""
         resolved = []
         for change, stored in zip(changes, self._stored(changes), strict=True):
-            if stored is not None and stored[POSITION_FIELD] > change.position:
+            if stored is not None and _position_of(stored) > change.position:
                 tally.stale += 1
             elif not change.unchanged:
                 resolved.append(change)
@@ -217,13 +216,18 @@ class SearchSink:
         for aliases in each:
             copies = [_source_of(next(found)) for _ in aliases]
             existing = [copy for copy in copies if copy is not None]
-            yield max(existing, key=itemgetter(POSITION_FIELD), default=None)
+            yield max(existing, key=_position_of, default=None)
 
 
 class ExecutorSearchSink(SearchSink):
     """A search sink in an executor's task: only the driver's sink creates indexes."""
 
     creates_indexes = False
+
+
+def _position_of(stored: Mapping[str, Any]) -> str:
+    """Return a document's position; a foreign one may have none, below every other."""
+    return stored.get(POSITION_FIELD) or ""
 
 
 def _source_of(found: Mapping[str, Any]) -> Mapping[str, Any] | None:

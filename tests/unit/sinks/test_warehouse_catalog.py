@@ -1,7 +1,9 @@
 """One address, two readers: the settings of the writing and the reading engine."""
 
 import io
+from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
@@ -13,6 +15,8 @@ from towpath.sinks.targets.warehouse.client import (
     catalog_properties,
     translated,
 )
+from towpath.sinks.targets.warehouse.ddl import KEY_PROPERTY
+from towpath.sinks.targets.warehouse.read import WarehouseReader
 
 
 def warehouse(url, **options):
@@ -156,3 +160,18 @@ def test_a_broken_data_file_is_a_failure_of_the_warehouse():
     """
     with pytest.raises(TargetUnavailableError, match="magic bytes"), translated():
         parquet.read_table(io.BytesIO(b"no table at all"))
+
+
+def test_a_foreign_row_without_a_position_is_below_every_other(monkeypatch):
+    """
+    Another program inserted it, and filled only the columns that it knows.
+    """
+    batch = pa.RecordBatch.from_pydict(
+        {"id": [7], "_position": pa.nulls(1, pa.string()), "_is_deleted": [False]}
+    )
+    scan = SimpleNamespace(to_arrow_batch_reader=lambda: [batch])
+    table = SimpleNamespace(scan=lambda _: scan, properties={KEY_PROPERTY: '["id"]'})
+    reader = WarehouseReader(warehouse("postgresql://db/w"))
+    monkeypatch.setattr(reader, "_table", lambda _: table)
+
+    assert [("7", "")] == [(row.key, row.position) for row in reader.rows("s.t")]

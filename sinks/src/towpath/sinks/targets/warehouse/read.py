@@ -184,4 +184,4 @@ def _stored(batch: pa.RecordBatch, key: tuple[str, ...]) -> Iterator[StoredRow]:
         place = key_text([fields[name] for name in key])
         is_deleted = bool(fields.pop(IS_DELETED, False))
         position = fields.pop(POSITION, None) or fields.get(_LOG_POSITION)
-        yield StoredRow(place, fields, str(position), is_deleted)
+        yield StoredRow(place, fields, str(position or ""), is_deleted)

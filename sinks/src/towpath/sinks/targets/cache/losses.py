@@ -88,12 +88,14 @@ class CacheLosses:
         """Read the file; return whether it holds a state: a new sink has no file."""
         try:
             values = orjson.loads(self._watch.file.read_bytes())
+            known = KnownState(**{**values, "unasked": tuple(values["unasked"])})
         except FileNotFoundError:
             return False
-        except orjson.JSONDecodeError:
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            # Torn, or of another release.
             _log.warning("cache state cannot be read: losses until now are not noticed")
             return False
-        self._known = KnownState(**{**values, "unasked": tuple(values["unasked"])})
+        self._known = known
         return True
 
     def new_id(self) -> str:

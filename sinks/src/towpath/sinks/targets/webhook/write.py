@@ -225,9 +225,9 @@ class HealthProbe:
             return
         try:
             stored = orjson.loads(self._file.read_bytes())
-        except (FileNotFoundError, orjson.JSONDecodeError):
+            self._last_request = Request(stored["id"], {}, stored["body"].encode())
+        except (FileNotFoundError, orjson.JSONDecodeError, KeyError, TypeError):
             return
-        self._last_request = Request(stored["id"], {}, stored["body"].encode())
 
     def record(self, request: Request | None) -> None:
         """Remember an accepted request."""

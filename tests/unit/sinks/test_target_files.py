@@ -1,0 +1,34 @@
+"""Files beside a sink's checkpoint, as another release or a torn disk leaves them."""
+
+import pytest
+
+from towpath.sinks.targets.cache.losses import CacheLosses, CacheWatch
+from towpath.sinks.targets.webhook.write import HealthProbe
+
+UNREADABLE = [b"", b"[]", b"{}", b"7", b'{"id": "x", "unasked": [], "more": 1}']
+
+
+@pytest.mark.parametrize("content", UNREADABLE)
+def test_a_state_of_the_cache_that_cannot_be_read_counts_as_none(tmp_path, content):
+    """
+    The sink starts, with new witnesses.
+    """
+    file = tmp_path / "cache.json"
+    file.write_bytes(content)
+    losses = CacheLosses(CacheWatch("s", file, ("r",), None))
+
+    assert not losses.load()
+    assert "" == losses.known.id
+
+
+@pytest.mark.parametrize("content", UNREADABLE)
+def test_a_probe_that_cannot_be_read_counts_as_none(tmp_path, content):
+    """
+    The next accepted request replaces it.
+    """
+    file = tmp_path / "webhook.json"
+    file.write_bytes(content)
+    probe = HealthProbe(file)
+    probe.load()
+
+    assert not probe.receiver_is_well(None)

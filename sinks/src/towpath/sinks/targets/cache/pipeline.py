@@ -17,7 +17,6 @@ import redis
 import structlog
 
 from towpath.sinks.targets.cache.client import NO_FUNCTION
-from towpath.sinks.targets.cache.schema import encoded_key
 
 # Enough work for the server while the next slice of a batch is decoded, about 50 ms.
 # Much more only costs memory; much less makes one side wait for the other.
@@ -144,7 +143,9 @@ class RedisPipeline(Generic[Context]):
 
 def packed(function: str, keys: Sequence[str], arguments: Sequence[bytes]) -> bytes:
     """Return a call of a function in the server's protocol."""
-    words = b"".join([part for key in keys for part in _word(encoded_key(key))])
+    # A foreign key, as a scan returns it, may be no text.
+    encoded = [key.encode(errors="surrogateescape") for key in keys]
+    words = b"".join([part for key in encoded for part in _word(key)])
     return packed_words(function, len(keys), words, arguments)
 
 

@@ -67,14 +67,10 @@ def scan_pattern(prefix: str, route: str) -> str:
     return _GLOB.sub(r"\\\1", route_key_prefix(prefix, route)) + "*"
 
 
-def encoded_key(place: str) -> bytes:
-    """Return the bytes of a key; a foreign one that a scan returns may be no text."""
-    return place.encode(errors="surrogateescape")
-
-
 def slot_of(place: str) -> int:
     """Return the slot of a key on a cluster."""
-    return key_slot(encoded_key(place))
+    # A foreign key, as a scan returns it, may be no text.
+    return key_slot(place.encode(errors="surrogateescape"))
 
 
 @cache

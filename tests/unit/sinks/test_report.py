@@ -189,6 +189,20 @@ def test_a_lost_progress_file_is_rebuilt_from_the_checkpoint(tmp_path):
     assert {TOPIC: {"0": 100}} == report.progress.applied
 
 
+@pytest.mark.parametrize("content", [b"", b"v1\n{", b"\0" * 64])
+def test_a_broken_checkpoint_does_not_keep_a_sink_from_starting(tmp_path, content):
+    """
+    A machine's crash may leave an empty file; the recovery comes after this report.
+    """
+    checkpoint = sink_folder(tmp_path, "cache") / "checkpoint"
+    replace_file(checkpoint / "offsets" / "0", content)
+    replace_file(checkpoint / "commits" / "0", b"v1")
+    report = Report(tmp_path, "cache", Clock())
+    report.starting()
+
+    assert ({}, State.STARTING) == (report.progress.applied, report.progress.state)
+
+
 def test_a_failure_counts_as_a_retry(tmp_path):
     """
     State and reason are shown until a batch is written.

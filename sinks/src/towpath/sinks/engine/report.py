@@ -226,7 +226,7 @@ class Report:
         batches = [int(name) for name in names if name.isdecimal()]
         try:
             return read_offsets(checkpoint, max(batches)) if batches else {}
-        except (OSError, orjson.JSONDecodeError):
+        except (OSError, IndexError, orjson.JSONDecodeError):
             # The engine reports a broken checkpoint itself.
             return {}
 

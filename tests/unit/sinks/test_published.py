@@ -63,8 +63,9 @@ def test_a_published_record_has_all_that_was_encoded():
         is_filling=True,
     )
     document = orjson.loads(encode_published(given))
+    later = {name: {**document[name], "more": 1} for name in ("progress", "refetches")}
 
-    assert given == decode_published(orjson.dumps({**document, "more": 1}))
+    assert given == decode_published(orjson.dumps({**document, **later, "more": 1}))
     assert 1 == document["version"]
 
 
@@ -85,7 +86,11 @@ def test_pending_refetches_are_read_by_their_former_name():
 
 
 @pytest.mark.parametrize(
-    "value", [b'{"version": 2, "run": 1}', b"[]", b"{", b'{"version": 1}']
+    "value",
+    [
+        *(b'{"version": 2, "run": 1}', b"[]", b"{", b'{"version": 1}'),
+        encode_published(record()).replace(b'"progress":{', b'"progress":[],"x":{'),
+    ],
 )
 def test_a_record_of_another_version_is_an_error_and_not_a_silence(value):
     """

@@ -140,11 +140,16 @@ def decode_published(value: bytes) -> PublishedProgress:
             **{name: document[name] for name in _PLAIN},
             progress=progress_of(document["progress"]),
             unfilled=tuple(document["unfilled"]),
-            refetches=RefetchNumbers(**document["refetches"]),
+            refetches=_refetch_numbers(document["refetches"]),
         )
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         message = f"a record of a sink's progress cannot be read: {error!r}"
         raise UnreadableProgressError(message) from error
+
+
+def _refetch_numbers(document: Mapping[str, Any]) -> RefetchNumbers:
+    names = {each.name for each in dataclasses.fields(RefetchNumbers)}
+    return RefetchNumbers(**{name: document[name] for name in names & document.keys()})
 
 
 @dataclass(frozen=True, slots=True)

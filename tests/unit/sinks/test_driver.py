@@ -1,5 +1,6 @@
 """Which sinks a driver starts, restarts and stops, as its file changes."""
 
+import errno
 import threading
 from datetime import UTC, datetime
 
@@ -19,6 +20,7 @@ from towpath.sinks.engine.query import FINISH_WITHIN_S
 from towpath.sinks.engine.session import Engine, settings_of
 from towpath.sinks.engine.supervisor import SupervisorParts
 from towpath.sinks.errors import SinkUnfitError
+from towpath.sinks.state import files
 from towpath.sinks.state.files import lock_sink
 from towpath.sinks.state.progress import (
     Progress,
@@ -186,6 +188,25 @@ def test_a_stopping_driver_waits_as_long_as_a_stop_may_take(place, more_s, aband
     assert abandoned == [
         record["sink"] for record in logs if "abandoning it" in record["event"]
     ]
+
+
+def test_a_sink_whose_folder_cannot_be_locked_does_not_end_the_driver(
+    place, monkeypatch
+):
+    """
+    Some network file systems have no locks: it is logged once, and tried again.
+    """
+
+    def refuse(_file, _how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", refuse)
+    with structlog.testing.capture_logs() as logs:
+        assert [] == place.look("a")
+        assert [] == place.look()
+    monkeypatch.undo()
+
+    assert ["sink not started: retrying"] == [log["event"] for log in logs]
 
 
 def test_a_sink_moved_to_another_driver_is_stopped(place):

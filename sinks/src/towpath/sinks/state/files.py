@@ -1,8 +1,8 @@
 """
 Small files in a sink's folder: JSON by name, known ids, topic ids, and the lock.
 
-A JSON file is replaced as a whole, so that a crash leaves the previous content. An
-unreadable file is logged and counts as empty.
+A JSON file is replaced as a whole, so that a crash leaves the previous content. A file
+that is not JSON is logged and counts as empty.
 
 ``KnownIds`` holds the ids of a sink's tables or indexes by route. A different id under
 the same name means that the table was recreated or replaced, and may lack rows.
@@ -42,7 +42,7 @@ class JsonFile(Generic[Stored]):
         self._path = path
 
     def read(self) -> dict[str, Stored]:
-        """Return the content; empty if there is no file or it cannot be read."""
+        """Return the content; empty if there is no file or it is not JSON."""
         try:
             kept: dict[str, Stored] = orjson.loads(self._path.read_bytes())
         except FileNotFoundError:
@@ -137,14 +137,18 @@ def lock_folder(folder: Path) -> FolderLock | None:
     Lock a folder, created if it is missing; ``None`` if it is locked already.
 
     Raises:
-        StateNotWrittenError: The folder or its lock cannot be created.
+        StateNotWrittenError: The folder or its lock cannot be created, or its file
+            system has no locks.
     """
     with progress.writing(folder / LOCK_FILE):
         folder.mkdir(parents=True, exist_ok=True)
         file = FileIO(folder / LOCK_FILE, "w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        except OSError:
+            file.close()
+            raise
     return FolderLock(file)

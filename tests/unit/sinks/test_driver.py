@@ -357,6 +357,24 @@ def test_a_supervisor_that_ended_by_itself_is_restarted(place):
     assert lock_sink(place.state, "a") is None
 
 
+def test_sinks_are_tended_while_the_configuration_file_is_missing(place):
+    """
+    Each look at the missing file fails; the last configuration is in effect.
+    """
+    place.look("a", "b")
+    place.path.unlink()
+    Supervisor.made[0].has_ended = True
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            place._is_new = True
+            place.look()
+
+    assert ["a", "b", "a"] == [one.sink.name for one in Supervisor.made]
+    assert 1 == [log["event"] for log in logs].count(
+        "configuration not loaded: it has mistakes"
+    )
+
+
 def test_a_sink_whose_folder_cannot_be_created_is_retried(place):
     """
     The others run meanwhile.

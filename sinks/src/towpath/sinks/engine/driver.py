@@ -167,6 +167,7 @@ class Driver:
 
     def _check_configuration(self) -> None:
         """Read the configuration if it has changed, and reconcile the running sinks."""
+        settings: Settings | None = None
         try:
             settings = self._configuration.changed()
         except ConfigurationError as error:
@@ -175,7 +176,6 @@ class Driver:
                 _log.warning(
                     "configuration not loaded: it has mistakes", mistakes=found
                 )
-            return
         if settings is not None:
             self._mistakes = ()
             self._settings = settings

@@ -258,6 +258,20 @@ def test_a_table_is_requested_by_its_announced_name(broker):
     assert ['"shop"."lin|es"'] == asked(broker)[0]["data-collections"]
 
 
+def test_a_table_that_is_announced_later_is_requested_by_its_announced_name(broker):
+    """
+    A request before that must not decide the name of all later ones.
+    """
+    asks = KafkaRepairs(settings(), SINK)
+    asks.request_all("lines", "why")
+    broker.announced["p.shop.lines"] = TableName("shop", "lin|es")
+    asks.request_all("lines", "why")
+
+    assert [["shop.lines"], ['"shop"."lin|es"']] == [
+        data["data-collections"] for data in asked(broker)
+    ]
+
+
 @pytest.mark.parametrize("route", ["none", "log"])
 def test_an_uncaptured_table_is_not_requested(broker, route):
     """

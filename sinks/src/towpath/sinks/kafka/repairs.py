@@ -139,12 +139,15 @@ class KafkaRepairs:
         return True
 
     def _collection(self, route: Route) -> str | None:
-        """Return the collection of a route as signals name it, looked up once."""
-        if route.name not in self._collections:
-            announced = announced_name(self._settings, route)
-            found = collection_of(self._settings, route, announced)
+        """Return the collection of a route as signals name it."""
+        if route.name in self._collections:
+            return self._collections[route.name]
+        announced = announced_name(self._settings, route)
+        found = collection_of(self._settings, route, announced)
+        # The relay may announce the table later.
+        if announced is not None or not _needs_announcement(self._settings, route):
             self._collections[route.name] = found
-        return self._collections[route.name]
+        return found
 
     def _route(self, name: str) -> Route:
         return next(route for route in self._sink.route if route.name == name)
@@ -217,9 +220,7 @@ def announced_name(settings: Settings, route: Route) -> TableName | None:
     Raises:
         BrokerUnavailableError: The broker does not answer.
     """
-    is_named = table_behind(settings, route.topic) in settings.capture.names
-    is_of_table = route.kind is RouteKind.TABLE
-    if is_named or not is_of_table or not settings.capture.expressions:
+    if not _needs_announcement(settings, route):
         return None
     relations = KafkaRelations(settings.kafka, settings.database.prefix)
     with closing(relations) as announced:
@@ -227,6 +228,13 @@ def announced_name(settings: Settings, route: Route) -> TableName | None:
             return announced.shape(route.topic).full_name
         except ShapeUnknownError:
             return None
+
+
+def _needs_announcement(settings: Settings, route: Route) -> bool:
+    """Return whether only an announcement tells the table of a route for certain."""
+    if route.kind is not RouteKind.TABLE or not settings.capture.expressions:
+        return False
+    return table_behind(settings, route.topic) not in settings.capture.names
 
 
 def collection_of(

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from towpath.sinks.errors import JarsError
+from towpath.sinks.errors import JarsError, PrerequisiteError
+from towpath.sinks.jars import __main__ as command
 from towpath.sinks.jars import fetch, store
 from towpath.sinks.jars.store import Jar
 
@@ -195,6 +196,59 @@ def test_what_was_fetched_before_an_interruption_is_not_fetched_again(
     assert asked == [there]
     assert count == 2
     assert store.missing([here, there], tmp_path / "x") == []
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(None, "cannot be read: No such file"), ("-----BEGIN", "has no certificate")],
+)
+def test_certificates_that_cannot_be_used_are_named(
+    tmp_path: Path, content: str | None, why: str
+) -> None:
+    """
+    The variable is named, because it is the cause.
+    """
+    certificates = tmp_path / "ca.pem"
+    if content is not None:
+        certificates.write_text(content)
+
+    with pytest.raises(JarsError, match=f"SSL_CERT_FILE: .*ca.pem {why}"):
+        fetch.trust_store_flags(certificates, tmp_path / "trust.p12")
+
+
+def test_a_fetch_without_java_ends_with_the_cure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """
+    Neither Maven nor Ivy runs without it.
+    """
+
+    def fail(*_: object) -> int:
+        message = "no Java 21"
+        raise PrerequisiteError(message)
+
+    monkeypatch.setenv("TOWPATH_JARS", str(tmp_path))
+    monkeypatch.setattr(fetch, "ensure", fail)
+    monkeypatch.setattr("sys.argv", ["jars"])
+    code = command.main()
+
+    assert (2, f"error: no Java 21\nremedy: {PrerequisiteError.remedy}\n") == (
+        code,
+        capsys.readouterr().err,
+    )
+
+
+def test_an_unknown_lock_is_named_beside_those_there_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    A mistyped name is a mistake of the command line.
+    """
+    monkeypatch.setattr("sys.argv", ["jars", "s4"])
+    with pytest.raises(SystemExit, match="2"):
+        command.main()
+
+    assert "there is no lock s4 (locks: " in capsys.readouterr().err
 
 
 def test_maven_is_given_everything_by_name(tmp_path: Path) -> None:

@@ -196,8 +196,8 @@ class JarsError(UnavailableError):
     """A Java archive is missing and could not be fetched."""
 
     remedy = (
-        "Check the network, then run towpath sink fetch-jars; archives that are already"
-        " complete are kept."
+        "Read the reason, check the network, and run the command again; towpath sink "
+        "fetch-jars fetches a driver's archives. Complete ones are kept."
     )
 
 

@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 
-from towpath.sinks.errors import JarsError
+from towpath.schemas.failure import TowpathError
 from towpath.sinks.jars import fetch, store
 
 
@@ -24,6 +24,10 @@ def main() -> int:
     )
     wanted = parser.parse_args()
     further = [store.LOCK.with_name(f"{word}.lock") for word in wanted.locks]
+    for path in further:
+        if not path.exists():
+            known = ", ".join(sorted(p.stem for p in path.parent.glob("*.lock")))
+            parser.error(f"there is no lock {path.stem} (locks: {known})")
     jars = [jar for path in (store.LOCK, *further) for jar in store.read_lock(path)]
     if wanted.only:
         jars = [jar for jar in jars if jar.use in wanted.only]
@@ -31,7 +35,7 @@ def main() -> int:
         return 0
     try:
         count = fetch.ensure(_print, environ, jars)
-    except JarsError as error:
+    except TowpathError as error:
         print(f"error: {error}\nremedy: {error.remedy}", file=sys.stderr)
         return error.exit_code
     _print(f"{count} Java archives fetched, their sha256 verified")

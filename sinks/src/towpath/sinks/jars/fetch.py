@@ -188,11 +188,21 @@ _CERTIFICATE: Final = re.compile(
 
 
 def trust_store_flags(certificates: Path, store: Path) -> list[str]:
-    """Write the trust store and return Java's flags for it."""
-    found = [
-        PKCS12Certificate(c, None)
-        for c in _read_certificates(certificates.read_bytes())
-    ]
+    """
+    Write the trust store and return Java's flags for it.
+
+    Raises:
+        JarsError: The file has no certificates, or cannot be read.
+    """
+    try:
+        text = certificates.read_bytes()
+    except OSError as error:
+        message = f"SSL_CERT_FILE: {certificates} cannot be read: {error.strerror}"
+        raise JarsError(message) from error
+    found = [PKCS12Certificate(c, None) for c in _read_certificates(text)]
+    if not found:
+        message = f"SSL_CERT_FILE: {certificates} has no certificate in PEM format"
+        raise JarsError(message)
     encryption = BestAvailableEncryption(_TRUST_STORE_PASSWORD.encode())
     store.write_bytes(serialize_java_truststore(found, encryption))
     return [
@@ -233,6 +243,7 @@ def ensure(report: ReportLine, environ: Mapping[str, str], jars: Sequence[Jar]) 
 
     Raises:
         JarsError: An archive could not be fetched, or does not match the lock.
+        PrerequisiteError: There is no Java to fetch them with.
     """
     place = store.folder(environ)
     if not store.missing(jars, place):

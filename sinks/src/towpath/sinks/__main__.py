@@ -241,7 +241,10 @@ def _check_engine(sink: SinkSettings, spark: SparkSession) -> None:
     """Check that the engine was started with the settings that a sink needs."""
     for name, value in kind_of(sink).engine(sink).items():
         if spark.conf.get(name, None) != value:
-            message = f"{sink.name}: the driver's engine was started without {name}"
+            message = (
+                f"{sink.name}: the driver's engine has another value of {name}, or "
+                "none: restart the driver"
+            )
             raise SinkUnfitError(message)
 
 

@@ -262,7 +262,10 @@ class RecordsGoneError(HaltError):
 class MetricsPortError(HaltError):
     """Another process uses the metrics port, or the address is not this host's."""
 
-    remedy = "Set another port for the driver in [sinks] metrics_ports, or none."
+    remedy = (
+        "Set another port for the driver in [sinks] metrics_ports, or none; set "
+        "metrics_host to an address of this host."
+    )
 
 
 class EvictingCacheError(HaltError):

@@ -223,7 +223,7 @@ class SinkParts:
 @dataclass(frozen=True, slots=True)
 class ExecutorParts:
     """
-    The services that a sink on an executor may use, a subset of ``SinkParts``.
+    The services that a sink on an executor may use: some of ``SinkParts``, and one.
 
     It has no files and requests no rows: the driver's sink does the rest.
 

@@ -15,7 +15,7 @@ change after ``REFETCH_AGAIN_AFTER_S``.
 With more pending rows of a route than ``MAX_PENDING``, the whole route is requested.
 So is a route whose keys no signal can list; its pending rows stay counted, because only
 they may be wrong. If rows are still pending after the route was read, it is requested
-again. There is one request per route at a time, and none within
+again. There is one request per route at a time and, while the query runs, none within
 ``ROUTE_AGAIN_AFTER_S``, since each reads the whole table.
 
 The pending refetches are kept in a file, written before the batch counts as done.

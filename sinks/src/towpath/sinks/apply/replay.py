@@ -139,9 +139,10 @@ class DeadLetterRequests:
         """
         Carry out new requests, and retry the keys that are due.
 
+        The reply to a request says why the target refuses it.
+
         Raises:
             UnavailableError: A system does not answer; the requests stay open.
-            HaltError: The target refuses a call; the requests stay open.
         """
         self._open |= {request.id: request for request in self._dead_letters.requests()}
         due = self._retries.due()

@@ -183,10 +183,10 @@ class ParkedKeys:
         return min((w.lowest for w in self._waiting.values()), default=None)
 
     def superseded(self, parked: ParkedKey) -> Resolution:
-        """Return the resolution of a key whose row was read by a snapshot."""
+        """Return the resolution of a key superseded by a snapshot's row or a floor."""
         highest = self._waiting[parked].highest
         return Resolution(
-            Subject(*parked), highest, "superseded by its row from a snapshot"
+            Subject(*parked), highest, "superseded by a snapshot's row or by a floor"
         )
 
 

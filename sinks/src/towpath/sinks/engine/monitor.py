@@ -163,7 +163,7 @@ class Monitor:
         Start the metrics port and the lag checks; return the port.
 
         Raises:
-            MetricsPortError: The port is in use.
+            MetricsPortError: The port is in use, or the address is not this host's.
         """
         options = settings.sinks
         wanted = options.metrics_ports.get(driver, 0)

@@ -5,12 +5,12 @@ The lock has one line for each archive::
 
     <use> <group>:<artifact>:<version>[:<type>[:<classifier>]] <file> <sha256> <bytes>
 
-Archives are in ``<clone>/.towpath/jars/<lock>/<use>/``: each lock has its own folder.
-Without a clone they are in ``towpath/jars`` of the user's cache instead. A file is
-checked against its sha256 before it is put there, in one step, so that a name in the
-store guarantees the right bytes. Its size is checked before each use, which finds a
-file that was truncated later. The one archive that is unpacked has a list of its files'
-sizes beside it.
+Archives are in ``<clone>/.towpath/jars/<lock>/<use>/``: each content of ``jars.lock``
+has its own folder, which holds the archives of further locks, too. Without a clone they
+are in ``towpath/jars`` of the user's cache instead. A file is checked against its
+sha256 before it is put there, in one step, so that a name in the store guarantees the
+right bytes. Its size is checked before each use, which finds a file that was truncated
+later. The one archive that is unpacked has a list of its files' sizes beside it.
 """
 
 import hashlib

@@ -1,8 +1,9 @@
 """
-Lists all Kafka rights that the user of ``[kafka.client]`` lacks.
+Lists all rights on topics and groups that the user of ``[kafka.client]`` lacks.
 
-Nothing is written: the broker reports the operations that it allows on a topic, and
-validates the creation of a topic without creating it.
+Rights on transactional ids are not checked. Nothing is written: the broker reports the
+operations that it allows on a topic, and validates the creation of a topic without
+creating it.
 """
 
 from collections import defaultdict
@@ -67,7 +68,7 @@ class Rights(NamedTuple):
 
 
 def rights_of(settings: Settings, sink: Sink) -> Rights:
-    """Return the rights that a sink needs."""
+    """Return the rights that a sink needs on topics and groups."""
     prefix = settings.database.prefix
     dead = topics.dead_letter_topic(prefix, sink.name)
     reads = {*Routes(sink).exact, dead, topics.relations_topic(prefix)}

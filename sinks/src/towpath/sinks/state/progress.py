@@ -94,8 +94,8 @@ class Progress:
         rows: Changes and events written.
         stale: Changes that the target already had, or had newer.
         dead_letters: Records written to the dead letters.
-        skipped: Events left out: snapshot rows of a log, and events without the state
-            of their aggregate.
+        skipped: Records left out: snapshot rows of a log, events without the state of
+            their aggregate, and truncations that a route ignores.
         left: Records of large batches that the driver wrote after their slices.
         records: Records read.
         tombstones: Deletes among the rows.

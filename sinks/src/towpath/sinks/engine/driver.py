@@ -103,7 +103,7 @@ class ExecutorWatch:
         """Note whether jobs wait for a first executor now."""
         if not is_waiting:
             if self._is_missing:
-                _log.info("executor started: batches no longer wait")
+                _log.info("executor no longer awaited: no batch waits")
             self._deadline, self._is_missing = None, False
         elif self._deadline is None:
             self._deadline = Deadline(self._clock, EXECUTORS_WITHIN_S)

@@ -2,9 +2,14 @@
 
 from types import SimpleNamespace
 
-from towpath.settings import Sink
+from towpath.settings import Settings, Sink
 from towpath.sinks.changes.relations import Column, RelationShape
-from towpath.sinks.errors import ShapeUnknownError, TargetUnavailableError
+from towpath.sinks.cli import sink as command
+from towpath.sinks.errors import (
+    ShapeUnknownError,
+    SourceUnavailableError,
+    TargetUnavailableError,
+)
 from towpath.sinks.kinds import Kind
 from towpath.sinks.targets import checks
 from towpath.sinks.targets.checks import Finding, check_sink, check_target
@@ -106,3 +111,47 @@ def test_all_missing_rights_are_reported_and_nothing_is_read(monkeypatch):
     found = check_target(sink({"topic": "towpath.shop.orders"}), database)
 
     assert [Finding("cache: no INFO"), Finding("cache: no SCAN")] == list(found)
+
+
+def test_a_table_that_may_not_be_looked_up_is_not_reported_as_missing(monkeypatch):
+    """
+    A role without a right on the schema gets no answer; another table is reported.
+    """
+
+    class Source:
+        """Has none of the tables, and denies a right on a schema."""
+
+        def __init__(self, *_):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            """Do nothing."""
+
+        def has_table(self, name):
+            """Return False, unless the schema is another's."""
+            if name.schema == "hidden":
+                message = "permission denied for schema hidden"
+                raise SourceUnavailableError(message)
+            return False
+
+    monkeypatch.setattr(command, "Source", Source)
+    topics = ("towpath.hidden.orders", "towpath.shop.lines")
+    declared = sink(*({"topic": topic} for topic in topics))
+    tables = ("hidden.o.*", "shop.l.*")
+    settings = Settings.model_validate(
+        {
+            "version": 1,
+            "source": [{"dsn": "postgresql://x/y", "tables": tables}],
+            "kafka": {"bootstrap_servers": "x"},
+            "registry": {"url": "http://x"},
+        }
+    )
+    nothing = SimpleNamespace(knows=lambda _: False)
+
+    found = command.routes_without_table(settings, declared, nothing)
+    text = "cache: the source has no table shop.lines, although an expression of "
+
+    assert [f"{text}source.tables selects it"] == [one.text for one in found]

@@ -205,7 +205,7 @@ def routes_without_table(
     """
     List the routes whose table was never announced, and is not in the source either.
 
-    A source that does not answer gives no findings.
+    A source that does not answer, or denies a right on the schema, gives no findings.
     """
     unknown = [
         table
@@ -217,10 +217,18 @@ def routes_without_table(
     database = settings.database
     with (
         suppress(SourceUnavailableError),
-        Source(database.dsn, database.publication),
+        Source(database.dsn, database.publication) as source,
     ):
         for table in unknown:
-            yield Finding(
-                f"{sink.name}: the source has no table {table}, although an "
-                "expression of source.tables selects it"
-            )
+            if _lacks(source, table):
+                yield Finding(
+                    f"{sink.name}: the source has no table {table}, although an "
+                    "expression of source.tables selects it"
+                )
+
+
+def _lacks(source: Source, table: str) -> bool:
+    """Return whether the source says that it has no such table."""
+    with suppress(SourceUnavailableError):
+        return not source.has_table(TableName.parse(table))
+    return False

@@ -12,6 +12,7 @@ from towpath.sinks.verify.forms import RowForm
 from towpath.sinks.verify.report import Verdict, Verification
 from towpath.sinks.verify.route import verify_route
 from towpath.sinks.verify.settle import RouteComparison
+from towpath.sinks.verify.suspects import DigestTable, Suspects
 from towpath.sinks.verify.table import SourceColumn, SourceTable
 
 COLUMNS = (SourceColumn("id", "bigint"), SourceColumn("v", "text"))
@@ -98,3 +99,23 @@ def test_any_failure_of_a_target_is_its_routes_error(failure, sample, monkeypatc
     route = verify_route(comparison, sample, None, lambda *_: None)
 
     assert "no such scroll" == route.error
+
+
+@pytest.mark.parametrize("kind", [DigestTable, Suspects])
+def test_a_full_disk_is_its_routes_error(kind, monkeypatch):
+    """
+    The rows of both sides are in temporary files, which may be large.
+    """
+    rows = [(str(n), "a" * 1000) for n in range(1000)]
+    world = SampleBench(rows, [ROW._replace(key=str(n)) for n in range(2000, 3000)])
+    small = ("pragma max_page_count = 2", *kind.statements)
+    monkeypatch.setattr(kind, "statements", small)
+    monkeypatch.setattr(world, "estimate", lambda _: 1, raising=False)
+    monkeypatch.setattr(
+        world, "rows", lambda of: [rows] if of is TABLE else world._sink
+    )
+    comparison = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
+    route = verify_route(comparison, None, None, lambda *_: None)
+
+    assert "disk is full: free disk space" in route.error
+    assert Verdict.UNVERIFIED is Verification("it", [route]).verdict

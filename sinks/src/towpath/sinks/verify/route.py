@@ -1,5 +1,6 @@
 """Verifying one route: reading both sides, settling suspects, and the report."""
 
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -64,6 +65,24 @@ def verify_route(
         report_progress: Called with progress.
         eraser: Erases keys that a refetch cannot correct; ``None`` leaves them.
     """
+    try:
+        return _verified(comparison, sample, repairs, report_progress, eraser)
+    except sqlite3.Error as error:
+        why = (
+            f"a temporary file cannot be used: {error}: free disk space, or name "
+            "another folder in SQLITE_TMPDIR"
+        )
+        table = comparison.table.full_name.text
+        return RouteReport(comparison.route, table, error=why)
+
+
+def _verified(
+    comparison: RouteComparison,
+    sample: float | None,
+    repairs: SourceRepairs | None,
+    report_progress: ProgressCallback,
+    eraser: Eraser | None,
+) -> RouteReport:
     counts = _RowCounts()
     began_s = comparison.clock.monotonic_s()
     with Suspects() as suspects_found:

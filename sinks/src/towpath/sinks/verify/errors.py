@@ -5,7 +5,7 @@ Errors of verifying a sink.
 
     TowpathError
     ├── UnavailableError
-    │   ├── IncomparableError        the rows of a table cannot be distinguished
+    │   ├── IncomparableError        rows cannot be distinguished, or not filtered
     │   ├── NoOutboxError            an event log has no outbox table to compare with
     │   ├── UnfitViewError           a view cannot be compared with documents
     │   └── NotAtRestError           changes are still in flight
@@ -17,11 +17,12 @@ from towpath.schemas.failure import UnavailableError, UsageError
 
 
 class IncomparableError(UnavailableError):
-    """The rows of a table cannot be distinguished by their published columns."""
+    """Rows cannot be distinguished, or filtered, by the columns that are compared."""
 
     remedy = (
         "Give the table a primary key of scalar columns, or set "
-        "relay.rows.key_columns to the columns of a unique index, all NOT NULL."
+        "relay.rows.key_columns to the columns of a unique index, all NOT NULL; a "
+        "route that filters by a masked column cannot be verified."
     )
 
 

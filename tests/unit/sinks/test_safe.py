@@ -1,12 +1,17 @@
 """The safe position: below it, tombstones may be purged."""
 
+from types import SimpleNamespace
+
 import pytest
+from confluent_kafka import KafkaError
 
 from support.dead_letters import FixedPositions, Letters, StoppedClock, context_of
 from support.kafka_rows import row, table
 from support.parked_shop import ROUTES
+from towpath.schemas import headers as names
 from towpath.sinks.apply.batch import RecordWriter
 from towpath.sinks.apply.sweeps import SafePosition
+from towpath.sinks.kafka import offsets
 from towpath.sinks.targets.memory import MemorySink
 
 BEHIND_EVERYTHING = "f" * 16
@@ -71,3 +76,45 @@ def test_a_batch_purges_no_tombstone_above_a_dead_letter():
 
     assert [BEHIND_EVERYTHING, lowest] == sink.safe
     assert lowest is not None
+
+
+class RetentionPassing:
+    """Topics whose first records are deleted between the look-up and the read."""
+
+    def __init__(self, _kafka, _group, settings):
+        self._is_at_the_end = settings.get("auto.offset.reset") != "earliest"
+        self._topic = ""
+
+    def assign(self, heads):
+        """Note the topic that is read."""
+        self._topic = heads[0].topic
+
+    def poll(self, _timeout_s):
+        """Return the record that is the first one now, or the end."""
+        if self._topic == "kept" or not self._is_at_the_end:
+            place = {"kept": 9, "cut": 5}[self._topic]
+            position = f"{place:016x}.0000000000".encode()
+            headers = [(names.POSITION, position)]
+            return SimpleNamespace(error=lambda: None, headers=lambda: headers)
+        end = SimpleNamespace(code=lambda: KafkaError._PARTITION_EOF)
+        return SimpleNamespace(error=lambda: end)
+
+    def close(self):
+        """Do nothing."""
+
+
+def test_a_first_record_deleted_meanwhile_is_not_taken_for_an_empty_partition(
+    monkeypatch,
+):
+    """
+    A tombstone between both partitions' positions would be purged too early.
+    """
+    bounds = SimpleNamespace(
+        first_offsets=lambda _: {"kept": {"0": 1}, "cut": {"0": 1}},
+        end_offsets=lambda _: {"kept": {"0": 8}, "cut": {"0": 8}},
+    )
+    monkeypatch.setattr(offsets, "Topics", lambda _: bounds)
+    monkeypatch.setattr(offsets.client, "consumer", RetentionPassing)
+    found = offsets.KafkaEarliestPositions(None).lowest_position(["kept", "cut"])
+
+    assert f"{5:016x}.0000000000" == found

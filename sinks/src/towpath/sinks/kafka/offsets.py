@@ -63,6 +63,9 @@ class KafkaEarliestPositions:
             # One record per partition is enough.
             "fetch.message.max.bytes": 65_536,
             "isolation.level": "read_uncommitted",
+            # Retention may delete the first record before it is read. By default the
+            # client would go on at the end, as if only markers were left.
+            "auto.offset.reset": "earliest",
         }
         consumer = client.consumer(self._kafka, SINKS_GROUP, reading)
         found = []

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import orjson
 import pytest
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -11,7 +12,14 @@ from confluent_kafka import (
 )
 
 from towpath.sinks.errors import BrokerUnavailableError
-from towpath.sinks.kafka.client import REQUEST_TIMEOUT_S, end_offset, records_to
+from towpath.sinks.kafka import client
+from towpath.sinks.kafka.client import (
+    REQUEST_TIMEOUT_S,
+    KafkaRelations,
+    end_offset,
+    records_to,
+)
+from towpath.sinks.wait import KafkaHistory
 
 
 class FakeConsumer:
@@ -144,3 +152,85 @@ def test_an_end_that_stays_unknown_is_an_error(code, passes_s):
         end_offset(consumer, TopicPartition("t", 0), clock)
 
     assert clock.monotonic_s() == pytest.approx(passes_s, abs=0.2)
+
+
+class OneTopic:
+    """A topic of one partition, and its only consumer."""
+
+    def __init__(self):
+        self.records = []
+        self._next = 0
+
+    def end_offsets(self, names):
+        return {name: {"0": len(self.records)} for name in names}
+
+    def list_topics(self, timeout):
+        assert timeout
+        return SimpleNamespace(topics={"p.relations", "p.relay-state"})
+
+    def get_watermark_offsets(self, _place, _timeout_s):
+        return 0, len(self.records)
+
+    def assign(self, places):
+        self._next = max(0, places[0].offset)
+
+    def unassign(self):
+        """Do nothing."""
+
+    def poll(self, _timeout_s):
+        key, value = self.records[self._next]
+        self._next += 1
+        return SimpleNamespace(
+            key=lambda: key,
+            value=lambda: orjson.dumps(value),
+            partition=lambda: 0,
+            offset=lambda at=self._next - 1: at,
+            error=lambda: None,
+        )
+
+
+@pytest.fixture
+def topic(monkeypatch):
+    """Return the topic that is read in place of Kafka's."""
+    fake = OneTopic()
+    monkeypatch.setattr(client, "Topics", lambda _: fake)
+    monkeypatch.setattr(client, "consumer", lambda *_: fake)
+    return fake
+
+
+def test_announcements_in_a_recreated_topic_are_read(topic):
+    """
+    A driver that runs would know no new table until as many records had come.
+    """
+
+    def announce(table):
+        shape = {"schema": "shop", "table": table, "columns": [], "key": []}
+        return (b"k", shape | {"position": "0000000000000008.0000000000"})
+
+    relations = KafkaRelations(None, "p")
+    topic.records = [announce("orders"), announce("lines")]
+    relations.refresh()
+    topic.records = [announce("labels")]
+    relations.refresh()
+    tables = ("orders", "labels")
+
+    assert all(relations.known(f"p.shop.{table}") is not None for table in tables)
+
+
+def test_the_history_in_a_recreated_topic_counts(topic):
+    """
+    Without a record the relay has not begun; the former start says nothing.
+    """
+
+    def begin(*lsns):
+        return (b"lineage", {"lineages": [{"start_lsn": lsn} for lsn in lsns]})
+
+    history = KafkaHistory(None, "p")
+    topic.records = [begin(1), begin(1, 5)]
+    seen = [history.start_lsn()]
+    topic.records = []
+    seen.append(history.start_lsn())
+    topic.records = [begin(9)]
+    seen.append(history.start_lsn())
+
+    assert [5, None, 9] == seen

@@ -360,6 +360,9 @@ class KafkaRelations:
 
     def refresh(self) -> None:
         ends = self._ends()
+        if any(end < self._next_offsets.get(p, 0) for p, end in ends.items()):
+            # The topic was recreated.
+            self._next_offsets.clear()
         for message in records_to(
             ends, self._consumer, self._topic, self._next_offsets
         ):

@@ -87,6 +87,9 @@ class KafkaHistory:
                 return
         place = TopicPartition(self._topic, 0)
         end = client.end_offset(self._consumer, place)
+        if end < self._next_offsets.get(0, 0):
+            # The topic was recreated.
+            self._next_offsets, self._start_lsn = {}, None
         reading = client.records_to(
             {0: end}, self._consumer, self._topic, self._next_offsets
         )

@@ -9,6 +9,7 @@ from towpath.sinks.errors import SourceUnavailableError, UnreadableProgressError
 from towpath.sinks.verify.__main__ import (
     SinkVerifier,
     VerifyOptions,
+    chosen_sinks,
     verify,
     verify_repeatedly,
 )
@@ -87,6 +88,24 @@ def test_an_unknown_route_is_refused():
     """
     with pytest.raises(UsageError, match="no route or table named shop"):
         chosen_routes(SETTINGS, SINK, ("o", "shop.order"))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("nothing", "no sink is named nothing"), ("hooks", "hooks cannot be read back")],
+)
+def test_a_sink_that_cannot_be_verified_is_refused_before_any_is_compared(name, why):
+    """
+    A comparison may take hours, and its result would be lost.
+    """
+    hooks = SINK.model_copy(update={"name": "hooks", "kind": SinkKind.WEBHOOK})
+    settings = SETTINGS.model_copy(update={"sink": (SINK, hooks)})
+    options = VerifyOptions()
+
+    assert ("it",) == chosen_sinks(settings, (), options)
+    assert ("it",) == chosen_sinks(settings, ("it", "it"), options)
+    with pytest.raises(UsageError, match=why):
+        chosen_sinks(settings, ("it", name), options)
 
 
 class Clock:

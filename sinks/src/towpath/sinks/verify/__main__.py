@@ -114,13 +114,20 @@ def chosen_sinks(
     Return the names of the sinks to verify: the named ones, else all readable ones.
 
     Raises:
-        UsageError: The options do not go together, or no sink can be read back.
+        UnknownSinkError: A named sink is not declared.
+        UsageError: The options do not go together, or a named sink cannot be read back,
+            or none can.
     """
     if options.erases and not options.repairs:
         message = "--erase needs --repair"
         raise UsageError(message)
     readable = (one.name for one in settings.sink if kind_of(one).read is not None)
-    names = tuple(sinks or readable)
+    # Before the first comparison, which may take hours.
+    for name in sinks:
+        if kind_of(_declared(settings, name)).read is None:
+            message = f"the sink {name} cannot be read back: nothing to compare"
+            raise UsageError(message)
+    names = tuple(dict.fromkeys(sinks or readable))
     if not names:
         message = "the configuration has no sink that can be read back"
         raise UsageError(message)
@@ -140,11 +147,15 @@ def verifier_of(
         UnknownSinkError: No sink of that name is declared.
         UsageError: The options name an unknown route or an invalid sample.
     """
-    declared = settings.sink_named(sink)
-    if declared is None:
-        message = f"no sink is named {sink}"
+    return SinkVerifier(settings, _declared(settings, sink), options)
+
+
+def _declared(settings: Settings, name: str) -> Sink:
+    sink = settings.sink_named(name)
+    if sink is None:
+        message = f"no sink is named {name}"
         raise UnknownSinkError(message)
-    return SinkVerifier(settings, declared, options)
+    return sink
 
 
 def verify_repeatedly(

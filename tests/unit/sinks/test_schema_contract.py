@@ -6,7 +6,11 @@ import pytest
 
 from towpath.schemas.table_name import TableName
 from towpath.settings import OnDrop, Settings, Sink
-from towpath.sinks.cli.contract import sqlalchemy_url
+from towpath.sinks.cli.contract import (
+    AlembicRange,
+    MigrationFailedError,
+    sqlalchemy_url,
+)
 from towpath.sinks.contracts import evaluate
 from towpath.sinks.contracts.catalog import Catalog, Table, TableColumn, UniqueKey
 from towpath.sinks.contracts.changes import ChangeKind, changed_tables
@@ -293,3 +297,16 @@ def test_an_address_becomes_a_url_of_the_applications_driver(dsn, model, url):
     The scheme is that of the application's own address.
     """
     assert url == sqlalchemy_url(dsn, model)
+
+
+def test_an_application_that_fails_in_another_encoding_is_reported(tmp_path):
+    """
+    Its words are shown as far as they can be read.
+    """
+    python = tmp_path / "python"
+    python.write_bytes(b"#!/bin/sh\nprintf 'ver\\344ndert'\nexit 1\n")
+    python.chmod(0o755)
+    revisions = AlembicRange("base", "head", tmp_path, str(python), "URL")
+
+    with pytest.raises(MigrationFailedError, match=r"head: ver.ndert"):
+        revisions.migrate("postgresql://x/y")

@@ -110,13 +110,15 @@ class AlembicRange:
         words = [self.python, "-c", _UPGRADE, str(self.config), revision, self.variable]
         try:
             done = subprocess.run(  # noqa: S603 - the user's own application
-                words, env=environ, capture_output=True, text=True, check=False
+                words, env=environ, capture_output=True, check=False
             )
         except OSError as error:
             message = f"{self.python} cannot be run: {error.strerror}"
             raise MigrationFailedError(message) from error
         if done.returncode:
-            reason = (done.stderr.strip() or done.stdout.strip()).splitlines()
+            # The application may write in any encoding.
+            output = done.stderr.strip() or done.stdout.strip()
+            reason = output.decode("utf-8", "replace").splitlines()
             message = (
                 f"alembic upgrade {revision}: {reason[-1] if reason else 'failed'}"
             )

@@ -1,7 +1,7 @@
 """When a dead letter counts as durable."""
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from support.configuration import configuration
 from support.parked_shop import change
@@ -115,3 +115,23 @@ def test_what_precedes_a_resolution_prevents_it_if_it_fails(topic_of):
     resolution = Resolution(Subject("orders", b"1"), "a", "replayed")
     with pytest.raises(SinkTakenOverError):
         topic_of(refuse).resolve([resolution])
+
+
+def test_a_client_with_a_fatal_error_is_replaced(topic_of, monkeypatch):
+    """
+    It refuses every record from then on: a retry needs another one.
+    """
+    made = []
+
+    class Unusable:
+        """A client whose user may not write."""
+
+        def produce(self, *_, **__):
+            raise KafkaException(KafkaError(KafkaError._FATAL, "not authorized"))
+
+    monkeypatch.setattr(client, "Producer", lambda _: made.append(1) or Unusable())
+    topic = topic_of()
+    with pytest.raises(BrokerUnavailableError, match="not authorized"):
+        topic.put([LETTER])
+
+    assert 2 == len(made)

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from towpath.schemas.table_name import TableName
 from towpath.settings import (
@@ -322,3 +323,27 @@ def test_a_missing_signal_topic_is_not_created_by_the_sink(broker):
 
     with pytest.raises(BrokerUnavailableError, match="has not created p-signal"):
         KafkaRepairs(settings(), SINK).request_keys("orders", [(1,)])
+
+
+@pytest.mark.usefixtures("broker")
+def test_a_client_with_a_fatal_error_is_replaced(monkeypatch):
+    """
+    It refuses every record from then on: a retry needs another one.
+    """
+    made = []
+
+    class Unusable:
+        """A client whose user may not write."""
+
+        def produce(self, *_, **__):
+            raise KafkaException(KafkaError(KafkaError._FATAL, "not authorized"))
+
+    monkeypatch.setattr(
+        repairs.client, "Producer", lambda _: made.append(1) or Unusable()
+    )
+    asks = KafkaRepairs(settings(), SINK)
+    for _ in range(2):
+        with pytest.raises(BrokerUnavailableError, match="not authorized"):
+            asks.request_keys("orders", [(1,)])
+
+    assert 2 == len(made)

@@ -14,6 +14,7 @@ from confluent_kafka import (
     KafkaError,
     KafkaException,
     Message,
+    Producer,
 )
 
 from towpath.schemas import headers as names
@@ -80,9 +81,7 @@ class DeadLetterTopic:
         self.name = topics.dead_letter_topic(settings.database.prefix, sink)
         self._settings = settings
         self._cluster = Topics(settings.kafka)
-        kept_ms = max(1, round((REQUEST_TIMEOUT_S - _DROPPED_BEFORE_S) * 1000))
-        limits = {**_WRITING, "message.timeout.ms": kept_ms}
-        self._producer = client.producer(settings.kafka, more=limits)
+        self._producer = self._new_producer()
         self._exists = False
         self._failures: list[KafkaError] = []
         # The offset after the last record seen, by partition.
@@ -221,6 +220,16 @@ class DeadLetterTopic:
     ) -> None:
         self._create()
         self._failures.clear()
+        try:
+            self._produce_all(records)
+        except KafkaException as error:
+            # A client with a fatal error stays unusable.
+            self._producer = self._new_producer()
+            raise unavailable(error) from error
+
+    def _produce_all(
+        self, records: Iterable[tuple[bytes | None, bytes | None, list[Header]]]
+    ) -> None:
         for count, (key, value, headers) in enumerate(records, 1):
             try:
                 self._produce(key, value, headers)
@@ -232,6 +241,11 @@ class DeadLetterTopic:
             if count % _PRODUCED_AT_ONCE == 0:
                 self._flush()
         self._flush()
+
+    def _new_producer(self) -> Producer:
+        kept_ms = max(1, round((REQUEST_TIMEOUT_S - _DROPPED_BEFORE_S) * 1000))
+        limits = {**_WRITING, "message.timeout.ms": kept_ms}
+        return client.producer(self._settings.kafka, more=limits)
 
     def _produce(
         self, key: bytes | None, value: bytes | None, headers: Iterable[Header]

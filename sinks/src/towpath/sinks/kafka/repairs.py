@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import orjson
 import structlog
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from towpath.schemas.table_name import TableName
 from towpath.schemas.topics import table_of, table_topic
@@ -26,7 +26,12 @@ from towpath.sinks.change import Value
 from towpath.sinks.changes.routing import routing_of
 from towpath.sinks.errors import BrokerUnavailableError, ShapeUnknownError
 from towpath.sinks.kafka import client
-from towpath.sinks.kafka.client import REQUEST_TIMEOUT_S, KafkaRelations, Topics
+from towpath.sinks.kafka.client import (
+    REQUEST_TIMEOUT_S,
+    KafkaRelations,
+    Topics,
+    unavailable,
+)
 from towpath.sinks.state import incomplete
 
 # Postgres limits a key to 2,704 bytes, Kafka a record to about a million.
@@ -184,14 +189,19 @@ class KafkaRepairs:
     def _send(self, signals: Iterable[dict[str, Any]]) -> None:
         producer = self._producer()
         self._failures.clear()
-        for signal in signals:
-            producer.produce(
-                self._topic,
-                key=self._settings.database.prefix,
-                value=orjson.dumps(signal),
-                on_delivery=self._delivered,
-            )
-            producer.poll(0)
+        try:
+            for signal in signals:
+                producer.produce(
+                    self._topic,
+                    key=self._settings.database.prefix,
+                    value=orjson.dumps(signal),
+                    on_delivery=self._delivered,
+                )
+                producer.poll(0)
+        except KafkaException as error:
+            # A client with a fatal error stays unusable.
+            self._opened = None
+            raise unavailable(error) from error
         waiting = producer.flush(REQUEST_TIMEOUT_S)
         if waiting or self._failures:
             why = self._failures[0].str() if self._failures else "no answer in time"

@@ -2,10 +2,12 @@
 
 import logging
 
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
-from towpath.settings import Kafka
+from support.relay_bench import Clock
+from towpath.settings import Kafka, Registry, Settings, Source
 from towpath.sinks.kafka import client
+from towpath.sinks.kafka.progress_topic import ProgressTopic
 
 
 class Lines(logging.Handler):
@@ -38,3 +40,42 @@ def test_the_sinks_producer_is_idempotent_and_waits_for_all_replicas(monkeypatch
         found["enable.idempotence"],
         found["request.required.acks"],
     )
+
+
+def test_progress_is_published_again_after_a_clients_fatal_error(monkeypatch):
+    """
+    Such a client refuses every record; the driver may run for months.
+    """
+
+    class Broken:
+        """A client with a fatal error."""
+
+        def produce(self, *_, **__):
+            raise KafkaException(KafkaError(KafkaError._FATAL, "not authorized"))
+
+    class Fine:
+        """A client that takes every record."""
+
+        def __init__(self):
+            self.records = []
+
+        def produce(self, _topic, *, value, **_):
+            self.records.append(value)
+
+        def poll(self, _timeout_s):
+            """Call no callback."""
+
+    fine = Fine()
+    made = iter((Broken(), fine))
+    monkeypatch.setattr(client, "Producer", lambda _: next(made))
+    settings = Settings(
+        version=1,
+        source=(Source(dsn="postgresql://x/y"),),
+        kafka=Kafka(bootstrap_servers="x"),
+        registry=Registry(url="x"),
+    )
+    topic = ProgressTopic(settings, Clock())
+    topic.send("cache", b"1")
+    topic.send("cache", b"2")
+
+    assert (1, [b"2"]) == (topic.failures("cache"), fine.records)

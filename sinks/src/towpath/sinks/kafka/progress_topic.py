@@ -170,7 +170,11 @@ class ProgressTopic:
             )
             # Only calls the callbacks of earlier records.
             producer.poll(0)
-        except (KafkaException, BufferError, TowpathError) as error:
+        except KafkaException as error:
+            # A client with a fatal error stays unusable.
+            self._producer = None
+            self._failed(sink, str(error))
+        except (BufferError, TowpathError) as error:
             self._failed(sink, str(error))
 
     def flush(self, within_s: float) -> None:

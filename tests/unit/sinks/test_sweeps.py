@@ -2,10 +2,11 @@
 A sweep takes effect once every partition has delivered it, whatever happens in between.
 """
 
+import orjson
 import pytest
 
 from support.copying import replace
-from towpath.sinks.apply.sweeps import Sweeps
+from towpath.sinks.apply.sweeps import SWEEPS_FILE, Sweeps
 from towpath.sinks.change import Floor, Origin
 from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.state import incomplete
@@ -192,6 +193,21 @@ def test_a_complete_sweep_ends_lower_ones_of_its_topic(open_sweeps):
         )
 
     assert () == open_sweeps().record([sweep_floor(1)])
+
+
+def test_the_complete_end_of_a_snapshot_is_forgotten(open_sweeps, tmp_path):
+    """
+    The file does not grow with the number of altered columns either.
+    """
+    for number in range(3):
+        snapshot_id = f"columns {number}"
+        ends = [sweep_floor(p, number=0) for p in range(3)]
+        sweeps = open_sweeps()
+        given = [replace(end, snapshot_id=snapshot_id) for end in ends]
+        sweeps.carried_out(sweeps.record(given))
+
+    path = tmp_path / "sinks" / "cache" / SWEEPS_FILE
+    assert {"orders": {}} == orjson.loads(path.read_bytes())
 
 
 def test_a_sweep_that_completes_with_a_higher_one_is_repeated_with_it(open_sweeps):

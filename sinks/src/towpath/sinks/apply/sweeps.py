@@ -76,7 +76,7 @@ class Sweeps:
         for floor in complete:
             route, snapshot_id = floor.route, floor.snapshot_id
             incomplete.end(self._state_folder, self._sink, route, snapshot_id)
-        if self._forget_below(complete):
+        if self._forget(complete):
             self._write()
 
     def _read(self) -> _Deliveries:
@@ -104,18 +104,20 @@ class Sweeps:
     def _count(self, topic: str) -> int:
         return len(self._cluster.end_offsets([topic]).get(topic, {}))
 
-    def _forget_below(self, complete: Iterable[Floor]) -> bool:
+    def _forget(self, complete: Iterable[Floor]) -> bool:
         """
-        Forget floors below complete ones of their topics; return whether any existed.
+        Forget what complete floors end; return whether there was any.
 
-        Complete floors can come again. A lower floor may still be waiting if it is of
-        another topic, such as a snapshot's own, or only marks the end of a snapshot.
+        A floor ends the lower ones of its topic, and stays: it can come again. A lower
+        floor may still be waiting if it is of another topic, such as a snapshot's own,
+        or only marks the end of a snapshot. Such a mark deletes nothing, so it goes.
         """
         is_changed = False
         for floor in complete:
             delivered = self._delivered.get(floor.route, {})
-            lower = [n for n in delivered if " " not in n and n < floor.position]
-            for name in lower:
+            own = _name(floor)
+            ended = [n for n in delivered if " " not in n and n < floor.position]
+            for name in [own] if floor.is_end_only and own in delivered else ended:
                 is_changed |= delivered[name].pop(floor.origin.topic, None) is not None
                 if not delivered[name]:
                     del delivered[name]

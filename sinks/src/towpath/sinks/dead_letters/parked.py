@@ -98,11 +98,13 @@ class ParkedKeys:
         Raises:
             TooManyParkedError: More keys are parked than can be kept in memory.
         """
-        new = (
-            {dead_letter.parked for dead_letter in dead_letters}
-            - self._waiting.keys()
-            - {None}
-        )
+        # Not a difference of sets, which would go through all parked keys.
+        new = {
+            parked
+            for dead_letter in dead_letters
+            if (parked := dead_letter.parked) is not None
+            and parked not in self._waiting
+        }
         count = len(self._waiting) + len(new)
         if count > self._max_keys:
             message = f"{count:,} keys of the sink are parked behind dead letters"

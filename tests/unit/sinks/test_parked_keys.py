@@ -447,6 +447,20 @@ def test_too_many_parked_keys_are_refused_before_they_are_written():
     assert [] == letters.records
 
 
+def test_resolutions_of_other_keys_are_not_kept_in_memory():
+    """
+    The topic has no retention: it has a resolution of each key that was ever parked.
+    """
+    subjects = [Subject(TOPIC, b"%d" % number) for number in range(3)]
+    resolutions = [
+        Resolution(one, "a", "replayed", one.key.decode()) for one in subjects
+    ]
+    book = OpenDeadLetters(frozenset(subjects[:1])).read(resolutions)
+
+    assert subjects[:1] == list(book._ended)
+    assert {"0", "1", "2"} == book.replies.keys()
+
+
 def test_a_check_does_not_go_through_all_parked_keys():
     """
     A start checks after each entry of the topic: 40,000 keys took over a minute.

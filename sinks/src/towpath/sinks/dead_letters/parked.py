@@ -240,6 +240,8 @@ class OpenDeadLetters:
         )
 
     def _close(self, resolution: Resolution) -> None:
+        if self.wanted is not None and resolution.subject not in self.wanted:
+            return
         kept = {
             origin: dead_letter
             for origin, dead_letter in self.dead_letters.pop(

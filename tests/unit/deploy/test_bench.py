@@ -69,7 +69,7 @@ def test_the_next_benchmark_removes_a_killed_ones_folder(tmp_path: Path):
 
 def test_a_kill_searches_no_settings():
     """
-    Debezium is not killed: the two options together are an error, not half a run.
+    A kill needs no search: the two options together are an error, not half a run.
     """
     words = ["relay", "--kill", "--search"]
 

@@ -1,5 +1,5 @@
 """
-The ``towpath`` command and the local stack.
+The commands of the whole platform, and the local stack.
 
 ``cli`` holds the commands, and ``local`` the parts that run without containers. No
 other member imports this one.

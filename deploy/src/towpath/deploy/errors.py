@@ -1,4 +1,4 @@
-"""Failures of the local stack, of the demo, and of commands about signals and sinks."""
+"""Failures of the local stack, the demo, benchmarks, and of the member's commands."""
 
 from towpath.schemas.failure import UnavailableError, UsageError
 
@@ -62,6 +62,6 @@ class NotADemoFolderError(UsageError):
 
 
 class StepError(UnavailableError):
-    """A part of the demo did not complete a step in time."""
+    """A step of the demo, or of a benchmark of its shop, was not completed."""
 
-    remedy = "Read the log named above, fix the cause, then run towpath demo again."
+    remedy = "Read the logs of the parts, fix the cause, then run the command again."

@@ -7,8 +7,8 @@ are late. Rates step up until one is not sustained; then rates in between are tr
 The case ``rows`` runs relay and sinks alone, fed by a process that writes rows by SQL.
 Every few seconds of the measured time, the backlogs are read: unsettled orders, bytes
 of the log, records of each sink. After each rate everything comes to rest; after the
-last, each sink is compared with the source, and money, stock and parcels are checked in
-all stores. A difference voids all figures.
+last, each sink is compared with the source, and after checkouts, money, stock and
+parcels are checked in all stores. A difference voids all figures.
 """
 
 import argparse

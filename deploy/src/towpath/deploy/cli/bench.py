@@ -9,7 +9,7 @@ from cyclopts.validators import LimitedChoice, Number
 
 bench_app = App(name="bench", help="Benchmark beside other systems, and verify.")
 
-# --kill does not kill Debezium, so it has no use for a search of its settings.
+# --kill measures no rate, so it has no use for a search of the best settings.
 _ONE_OF: Final = ("Parameters", Group(validator=LimitedChoice(), show=False))
 
 CaseName = Literal[
@@ -66,7 +66,7 @@ def bench_relay(  # noqa: PLR0913 - each is an option of the command
         with_debezium: Measure Debezium too, stock and tuned; fetches its archives.
         search: Measure Debezium too, after a search of its best settings on this
             machine: about 12 drains and 8 loads.
-        kill: Kill the relay in the middle of a drain instead, and count what is lost
+        kill: Kill each system in the middle of a drain instead, and count what is lost
             and repeated, and how long the first new event takes.
         json: Print one JSON document.
         keep: Leave logs and configuration files in place.
@@ -130,7 +130,7 @@ def bench_snapshot(  # noqa: PLR0913 - each is an option of the command
 
     Args:
         case: There is one, million_rows.
-        load: Only one of the two loads.
+        load: Only these loads; may be given several times.
         rows: Rows of the table.
         rounds: How often each system runs; the order alternates.
         duration: Seconds for which the updates alone are measured.
@@ -193,8 +193,8 @@ def bench_sinks(  # noqa: PLR0913 - each is an option of the command
     without a target, which shows the cost of the path up to one. Each case starts its
     own stack in a temporary folder, and removes it at the end.
 
-    Exit 0 if every sink equalled the source afterwards, key by key; 1, without any
-    figures, if not; 3 if a part was unavailable.
+    Exit 0 if every sink equalled the source afterwards, key by key; 1 if not: that case
+    and later ones have no figures; 3 if a part was unavailable.
 
     Args:
         case: Only these cases; may be given several times.
@@ -245,8 +245,8 @@ def bench_outbox(
     and one with a hand-written insert into the outbox, are measured for comparison. The
     benchmark starts its own stack in a temporary folder, and removes it at the end.
 
-    Exit 0 if every row had its event in the log once; 1, without any figures, if not; 3
-    if a part was unavailable.
+    Exit 0 if every row had its event in the log once; 1 if not: the result has no
+    figures; 3 if a part was unavailable.
 
     Args:
         writers: Writers side by side.
@@ -290,16 +290,16 @@ def bench_checkout(  # noqa: PLR0913 - each is an option of the command
 
     checkout: four services, relay, drivers and the three sinks, and customers who check
     out, pay, cancel and return at an open-loop rate. rows: relay and sinks alone, fed
-    by SQL. Rates step up until one is not sustained: a request failed, a part
-    restarted, or a backlog rose over the measured time, be it unsettled orders, bytes
-    of the log or records of a sink. Each rate is printed when it ends, with the lag
-    that readers of each sink saw, the time of a saga, and the processor time of each
-    part. The benchmark starts its own stack in a temporary folder, and removes it at
-    the end.
+    by SQL. Rates step up until one is not sustained: it was not reached, a request or
+    a read failed, a sample was lost, a part restarted, or a backlog rose over the
+    measured time, be it unsettled orders, bytes of the log or records of a sink. Each
+    rate is printed when it ends, with the lag that readers of each sink saw, the time
+    of a saga, and the processor time of each part. The benchmark starts its own stack
+    in a temporary folder, and removes it at the end.
 
-    Exit 0 if every sink equalled the source afterwards, and money, stock and parcels
-    agreed in the source and in every sink; 1, without any figures, if not; 3 if a part
-    was unavailable.
+    Exit 0 if every sink equalled the source afterwards, and, after checkouts, money,
+    stock and parcels agreed in the source and in every sink; 1 if not: the result has
+    no figures; 3 if a part was unavailable.
 
     Args:
         case: checkout, or rows.

@@ -172,7 +172,7 @@ def list_snapshots(
     config: ConfigOption = None,
 ) -> int:
     """
-    List all snapshots, table by table; exit 1 if one has failed or is incomplete.
+    List the snapshots, table by table; exit 1 if one has failed or is incomplete.
 
     Args:
         all: Also those that the relay requests itself, to complete rows of the stream.

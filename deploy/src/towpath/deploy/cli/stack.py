@@ -281,7 +281,7 @@ def _settings(config: Path | None) -> "Settings | None":
 
 
 def _parts(state: Path | None, settings: "Settings | None") -> Sequence[PartStatus]:
-    """Read the parts of the local stack, if the configuration belongs to one."""
+    """Read the parts of the stack; none if only a configuration exists here."""
     parts = Stack(state_folder(state)).status()
     has_stack = any(part.port is not None for part in parts)
     return parts if has_stack or settings is None else ()

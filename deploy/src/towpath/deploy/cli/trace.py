@@ -105,8 +105,8 @@ def replay(  # noqa: PLR0913 - the options of a command
 
     It is a snapshot of this key for this sink, so the sink's guard applies: a newer
     version in the sink stays. An aggregate needs a view of its documents in the
-    source, as a snapshot of its topic does. Exit 1 if the relay refuses it; 3 if no
-    relay answers.
+    source, as a snapshot of its topic does. Exit 1 if the relay refuses it, or does not
+    deliver the row; 3 if no relay answers.
 
     Args:
         type_: The aggregate's type, such as order.

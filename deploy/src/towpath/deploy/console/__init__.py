@@ -101,7 +101,7 @@ class Reading(NamedTuple):
     Attributes:
         at: Its time.
         document: The document of ``towpath status``.
-        snapshots: All snapshots, table by table, newest first.
+        snapshots: All snapshots but the relay's own, table by table, newest first.
         histograms: The histograms of the sinks whose drivers answer.
         error: Why the snapshots could not be read; empty otherwise.
     """

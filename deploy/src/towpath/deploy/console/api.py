@@ -8,7 +8,7 @@ GET /api/status          the document of ``towpath status``, and its age
 GET /api/topology        parts and flows, with rates, lags and states
 GET /api/samples         columns of numbers of the last half hour, for plots
 GET /api/histograms      histograms of the sinks
-GET /api/snapshots       all snapshots, table by table
+GET /api/snapshots       all snapshots but the relay's own, table by table
 GET /api/findings        the findings of ``towpath doctor``
 GET /api/topics          the topics of the platform
 GET /api/messages        records of one topic
@@ -257,7 +257,7 @@ def histograms() -> Response:
 @blueprint.get("/snapshots")
 @operations.add(Operation(answer=AnyDocument))
 def snapshots() -> Response:
-    """Return all snapshots, table by table, newest first."""
+    """Return all snapshots but the relay's own, table by table, newest first."""
     reading = current_state().reading
     document = {"tables": list(reading.snapshots), "error": reading.error}
     return json_answer(HTTPStatus.OK, document)

@@ -42,7 +42,7 @@ def mask(given: PropertyValue, _connector: Connector) -> Outcome:
 
 
 def hashed(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Convert ``column.mask.hash.*.with.salt.*``; the salt stays a secret."""
+    """Convert ``column.mask.hash.*.with.salt.*``; the file gets the salt."""
     algorithm, salt = given.parts
     return _rule(given, {"form": "hash", "algorithm": algorithm, "salt": salt})
 

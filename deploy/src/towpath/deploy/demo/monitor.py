@@ -1,6 +1,8 @@
 """
 The thread that reads the state of the platform once a second and shows it.
 
+The processes are read every two seconds only.
+
 While a part is unavailable, because it was killed and is being restarted, its last
 values stay on the screen. The memory of each part is read in one walk over the
 demo's descendants; shared pages are counted once, because each process is charged only

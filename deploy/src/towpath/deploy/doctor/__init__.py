@@ -6,7 +6,7 @@ check runs in a separate thread, so a server that does not answer neither hides 
 findings of another nor delays them beyond the time limit.
 
 Each rule lives beside its subject: those of the source and the broker in the relay,
-those of a target in the sinks. Each is a pure function of facts.
+those of a target in the sinks. Most are pure functions of facts.
 """
 
 import queue

@@ -201,7 +201,7 @@ _COLOURS: Final = {
     PartState.RUNNING: "yellow",
     PartState.STOPPED: "red",
 }
-_MEGABYTE: Final = 1024 * 1024
+_MEBIBYTE: Final = 1024 * 1024
 
 
 def part_document(part: PartStatus) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def part_table(parts: Iterable[Mapping[str, Any]]) -> Table:
             Text(part["state"], _COLOURS[part["state"]]),
             str(part["port"] or ""),
             str(part["pid"] or ""),
-            "" if memory is None else f"{memory / _MEGABYTE:.0f} MB",
+            "" if memory is None else f"{memory / _MEBIBYTE:.0f} MiB",
             "" if uptime_s is None else str(dt.timedelta(seconds=int(uptime_s))),
             short_path(Path(part["log"])),
         )

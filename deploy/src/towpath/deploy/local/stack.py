@@ -102,6 +102,7 @@ class Stack:
             report: Called with a part's name and its state, from several threads.
 
         Raises:
+            UsageError: There is no such part.
             PartError: A part does not serve; the others stay up.
         """
         unknown = sorted(set(names) - set(NAMES))

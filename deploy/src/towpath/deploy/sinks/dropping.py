@@ -74,8 +74,8 @@ def own_topics(
     """
     List the topics that belong to one sink only.
 
-    Topics of its former routes are among them; those of a sink of the same name that
-    reads another source are not.
+    Topics of tables that it once had routes of are among them; those of a sink of the
+    same name that reads another source are not.
     """
     prefix = settings.database.prefix
     mine = {dead_letter_topic(prefix, name), sink_state_topic(prefix, name)}

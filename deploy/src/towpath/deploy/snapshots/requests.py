@@ -98,7 +98,7 @@ def request_snapshot(settings: Settings, request: SnapshotRequest) -> str:
     Raises:
         UsageError: Keys or filters are malformed, or there is no such sink.
         SourceUnreachableError: The source does not answer.
-        SignalRefusedError: The signal table does not exist, or has the id already.
+        SignalRefusedError: The signal table does not exist, or refuses the id.
     """
     _check_target(settings, request.target)
     return signals.request_snapshot(

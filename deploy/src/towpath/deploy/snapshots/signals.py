@@ -94,7 +94,7 @@ def request_snapshot(
 
     Raises:
         SourceUnreachableError: The source does not answer.
-        SignalRefusedError: The signal table does not exist, or has the id already.
+        SignalRefusedError: The signal table does not exist, or refuses the id.
     """
     fields = {
         "data-collections": list(collections),
@@ -136,7 +136,8 @@ def send(
 
     Raises:
         SourceUnreachableError: The source does not answer.
-        SignalRefusedError: The signal table does not exist, or has the id already.
+        SignalRefusedError: The signal table does not exist, or has the id already, or
+            the id is too long.
     """
     chosen = signal_id or uuid.uuid4().hex[:_ID_CHARACTERS]
     addressed = {**fields, "relay": source.slot}

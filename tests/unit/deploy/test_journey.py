@@ -8,6 +8,7 @@ import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
 from towpath.cli import app
+from towpath.deploy.cli import trace as command
 from towpath.deploy.trace import names_of_key, offsets_at, time_of
 from towpath.deploy.trace.journey import (
     Journey,
@@ -305,3 +306,20 @@ def test_a_record_of_any_time_is_shown(time_ms, year):
     found = time_of(time_ms)
 
     assert year == found.year
+
+
+def test_a_search_of_some_minutes_reports_only_what_it_searched(
+    tmp_path, monkeypatch, capsys
+):
+    """
+    Kafka may have older records of the key.
+    """
+    path = tmp_path / "towpath.toml"
+    path.write_text(CONFIGURATION)
+    monkeypatch.setattr(command, "trace_aggregate", lambda *_: journey())
+
+    app.run(["trace", "order", "7", "--minutes", "5", "--config", str(path)])
+    printed = capsys.readouterr().out
+
+    assert "none of them has this key" in printed
+    assert "left in Kafka" not in printed

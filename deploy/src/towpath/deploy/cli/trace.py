@@ -182,7 +182,7 @@ def _print(journey: Journey, console: Console) -> None:
     if journey.records:
         console.print(_records(journey))
     else:
-        console.print("no record of this key is left in Kafka")
+        console.print("none of them has this key")
     console.print(_routes(journey))
 
 

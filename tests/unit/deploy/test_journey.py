@@ -323,3 +323,22 @@ def test_a_search_of_some_minutes_reports_only_what_it_searched(
 
     assert "none of them has this key" in printed
     assert "left in Kafka" not in printed
+
+
+@pytest.mark.parametrize(
+    ("is_in_source", "stored", "expected"),
+    [
+        (False, None, RouteState.DELETED),
+        (False, 4, RouteState.CURRENT),
+        (True, None, RouteState.DIFFERS),
+        (None, None, RouteState.DIFFERS),
+    ],
+)
+def test_a_row_that_the_source_lacks_is_missing_rightly(is_in_source, stored, expected):
+    """
+    It was deleted long ago, or never was: no record of it is left.
+    """
+    position = None if stored is None else record(stored).position
+    traced = replace(journey(stored_position=position), is_in_source=is_in_source)
+
+    assert expected == state(traced)

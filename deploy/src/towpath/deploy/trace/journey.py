@@ -24,7 +24,8 @@ class RouteState(enum.StrEnum):
 
     ``current``: the newest record is applied, and the sink stores its position.
     ``applied``: it is applied, and the sink keeps no position of its own for the key.
-    ``deleted``: it is applied, and the row is a tombstone or gone.
+    ``deleted``: it is applied, and the row is a tombstone or gone; or no record is
+    left, and neither the source nor the sink has the row.
     ``behind``: the sink has not reached it yet.
     ``parked``: a dead letter holds the key back.
     ``incomplete``: only records that are dead letters are not applied.
@@ -161,12 +162,16 @@ def state_of(route: TracedRoute, journey: Journey) -> RouteState:
         return RouteState.INCOMPLETE
     if not route.keeps_position:
         return RouteState.APPLIED
-    return _stored_state(route, records_for(route, journey))
+    return _stored_state(route, journey)
 
 
-def _stored_state(route: TracedRoute, records: Sequence[TracedRecord]) -> RouteState:
+def _stored_state(route: TracedRoute, journey: Journey) -> RouteState:
     """Return the state of a key whose position the sink stores."""
-    is_delete = bool(records) and records[-1].kind in {"delete", "tombstone"}
+    records = records_for(route, journey)
+    # Without a record, a row that the source lacks is missing in the sink rightly.
+    is_delete = journey.is_in_source is False
+    if records:
+        is_delete = records[-1].kind in {"delete", "tombstone"}
     if route.stored_position is None:
         return RouteState.DELETED if is_delete else RouteState.DIFFERS
     # A snapshot may have delivered a newer row than the records that are left.

@@ -8,6 +8,7 @@ import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
 from towpath.cli import app
+from towpath.deploy import trace
 from towpath.deploy.cli import trace as command
 from towpath.deploy.trace import names_of_key, offsets_at, time_of
 from towpath.deploy.trace.journey import (
@@ -342,3 +343,25 @@ def test_a_row_that_the_source_lacks_is_missing_rightly(is_in_source, stored, ex
     traced = replace(journey(stored_position=position), is_in_source=is_in_source)
 
     assert expected == state(traced)
+
+
+ROUTED = """
+[relay.outbox]
+topic = "{aggregate_type}"
+route_regex = "(.*)"
+route_replacement = "events-$1"
+"""
+
+
+def test_an_aggregate_is_searched_in_the_topic_to_which_it_is_routed(
+    tmp_path, monkeypatch, capsys
+):
+    """
+    The topic of an event follows from its type by ``route_regex`` too.
+    """
+    path = tmp_path / "towpath.toml"
+    path.write_text(CONFIGURATION + ROUTED)
+    monkeypatch.setattr(trace.Topics, "names", lambda _: ["order"])
+
+    assert 2 == app.run(["trace", "order", "7", "--config", str(path)])
+    assert "Kafka has no topic events-order" in capsys.readouterr().err

@@ -27,7 +27,6 @@ from towpath.schemas.topics import (
     BACKFILL,
     backfill_topic,
     is_backfill,
-    outbox_topic,
     table_topic,
 )
 from towpath.settings import Route, RouteKind, Settings, Sink
@@ -84,7 +83,7 @@ def trace_aggregate(
         UnknownTopicError: No event of the type was published.
         UnavailableError: The broker does not answer.
     """
-    topic = outbox_topic(settings.relay.outbox.topic, type_)
+    topic = settings.relay.outbox.topic_of(type_)
     subject, named = f"{type_} {id_}", key_text([id_])
     return _trace(settings, subject, topic, named, since, is_in_source=None)
 

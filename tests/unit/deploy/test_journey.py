@@ -21,6 +21,7 @@ from towpath.deploy.trace.journey import (
     state_of,
     waiting_for,
 )
+from towpath.settings import load
 from towpath.sinks.key_text import key_parts, key_text
 
 TOPIC = "outbox.event.order"
@@ -365,3 +366,30 @@ def test_an_aggregate_is_searched_in_the_topic_to_which_it_is_routed(
 
     assert 2 == app.run(["trace", "order", "7", "--config", str(path)])
     assert "Kafka has no topic events-order" in capsys.readouterr().err
+
+
+class Consumer:
+    """Reads nothing by itself."""
+
+    def close(self):
+        """Do nothing."""
+
+
+def test_only_records_that_exist_count_as_searched(monkeypatch, tmp_path):
+    """
+    A compacted topic has fewer of them than offsets.
+    """
+    path = tmp_path / "towpath.toml"
+    path.write_text(CONFIGURATION)
+    kept = [SimpleNamespace(key=lambda: b"8"), SimpleNamespace(key=lambda: None)]
+    offsets = SimpleNamespace(
+        end_offsets=lambda _: {TOPIC: {"0": 900}},
+        first_offsets=lambda _: {TOPIC: {"0": 0}},
+    )
+    monkeypatch.setattr(trace, "Topics", lambda _: offsets)
+    monkeypatch.setattr(trace.client, "consumer", lambda *_: Consumer())
+    monkeypatch.setattr(trace, "records_to", lambda *_: iter(kept))
+
+    scan, found = trace._search(load(path, {}), TOPIC, "7", None)
+
+    assert (Scan(TOPIC, 2), []) == (scan, found)

@@ -200,15 +200,15 @@ def _search(
     ends = by_number(cluster.end_offsets([topic]).get(topic, {}))
     begins = by_number(cluster.first_offsets([topic]).get(topic, {}))
     consumer = client.consumer(settings.kafka, SINKS_GROUP, _READING)
+    count = 0
+    records: list[TracedRecord] = []
     try:
         if since is not None:
             begins |= offsets_at(consumer, topic, ends, since)
-        count = sum(max(0, ends[p] - begins.get(p, 0)) for p in ends)
-        records = [
-            _record(message)
-            for message in records_to(ends, consumer, topic, begins)
-            if key in names_of_key(message.key())
-        ]
+        for message in records_to(ends, consumer, topic, begins):
+            count += 1
+            if key in names_of_key(message.key()):
+                records.append(_record(message))
     except KafkaException as error:
         raise client.unavailable(error) from error
     finally:

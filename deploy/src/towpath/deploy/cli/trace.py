@@ -120,7 +120,8 @@ def replay(  # noqa: PLR0913 - the options of a command
     """
     subject = _subject(type_, id_, table, key)
     parts = key_parts(subject.key) if subject.is_row else (subject.key,)
-    word = json_text.dumps(parts) if len(parts) > 1 else parts[0]
+    # Always as a list: a text alone could look like one.
+    word = json_text.dumps(parts)
     collection = subject.name if subject.is_row else f"outbox.{subject.name}"
     options = snapshot.SnapshotOptions(target=to, key=(word,))
     return snapshot.start(

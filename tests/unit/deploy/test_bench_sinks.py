@@ -111,7 +111,7 @@ def test_rates_are_separated_by_commas():
     assert (20.0, 40.0, 2.5) == rates_of("20,40, 2.5")
 
 
-@pytest.mark.parametrize("text", ["20,", "20;40", "0,20", "-1"])
+@pytest.mark.parametrize("text", ["20,", "20;40", "0,20", "-1", "nan", "20,inf"])
 def test_an_invalid_list_of_rates_is_refused(text):
     """
     An invalid word is reported before anything is started.

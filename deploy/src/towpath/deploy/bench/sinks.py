@@ -9,6 +9,7 @@ after the last rate, each is compared with the source.
 """
 
 import contextlib
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -98,7 +99,7 @@ def rates_of(text: str) -> tuple[float, ...]:
         rates = tuple(map(float, words))
     except ValueError:
         rates = ()
-    if not rates or min(rates) <= 0:
+    if not rates or not all(0 < rate < math.inf for rate in rates):
         message = f"{text!r} is not a list of rates such as 20,40,60"
         raise UsageError(message)
     return rates

@@ -2,9 +2,11 @@
 
 import tomllib
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
+from towpath.cli import app
 from towpath.deploy.errors import SinkHeldError, SourceUnreachableError
 from towpath.deploy.sinks import dropping
 from towpath.deploy.sinks.dropping import without_sink
@@ -415,3 +417,18 @@ def test_an_unavailable_source_does_not_prevent_a_drop(config, monkeypatch):
 
     assert [] == broker.names()
     assert any("could not be listed: the source does not answer" in t for t in outcome)
+
+
+def test_a_closed_input_confirms_no_drop(config, monkeypatch, capsys):
+    """
+    Ctrl-D at the question means no.
+    """
+
+    def ended(_question):
+        raise EOFError
+
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("builtins.input", ended)
+
+    assert 1 == app.run(["sink", "drop", "cache", "--config", str(config)])
+    assert "cache stays" in capsys.readouterr().out

@@ -170,10 +170,19 @@ class _PrintedReport:
 
 
 def _confirm(question: str) -> bool:
+    """
+    Return whether a person says yes; a closed input counts as no.
+
+    Raises:
+        UsageError: There is no terminal to ask on.
+    """
     if not sys.stdin.isatty():
         message = "there is no terminal to confirm on: pass --yes"
         raise UsageError(message)
-    return input(f"{question} [y/N] ").strip().lower() in {"y", "yes"}
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in {"y", "yes"}
+    except EOFError:
+        return False
 
 
 def _environ() -> Mapping[str, str]:

@@ -211,8 +211,10 @@ def drop_form() -> str | Response:
     """Begin to drop a sink, once that is confirmed."""
     wanted = read_form(request, DropInput, ignored=WORD)
     if not wanted.confirm:
-        question = drop_question(planned_drop(_file(), wanted)).capitalize()
+        question = drop_question(planned_drop(_file(), wanted))
         return ask_first(
-            question, "Its state and its topics are deleted; its driver keeps running."
+            # Not capitalize, which changes the names of routes.
+            question[0].upper() + question[1:],
+            "Its state and its topics are deleted; its driver keeps running.",
         )
     return lead_back("console.sinks", drop_sink(_file(), current_runs(), wanted))

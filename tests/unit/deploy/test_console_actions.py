@@ -8,6 +8,7 @@ from flask import Flask, request
 
 from towpath.deploy.console.actions import (
     DeadLettersInput,
+    ReleaseInput,
     SnapshotInput,
     check_confirmed,
 )
@@ -247,3 +248,17 @@ def test_buttons_of_a_snapshot_are_those_that_its_state_allows(states, offered):
     other = {"snapshot_id": "other", "state": "running"}
 
     assert offered == changes_of([other, *rows], "one")
+
+
+def test_an_aggregate_that_is_nested_too_deeply_is_an_invalid_field():
+    """
+    It is no failure of the console.
+    """
+    fields = {"aggregates": "[" * 100_000}
+    with (
+        Flask(__name__).test_request_context("/x", method="POST", data=fields),
+        pytest.raises(InvalidInputError) as refused,
+    ):
+        read_form(request, ReleaseInput, ignored="word")
+
+    assert ["aggregates[0]"] == [error.field for error in refused.value.errors]

@@ -278,3 +278,11 @@ def test_the_reason_is_that_of_the_failed_tables():
     tables = {"a.b": {"state": "completed"}, "a.c": {"reason": "no key"}}
 
     assert "a.c: no key" == SignalAnswer("failed", {"tables": tables}).reason
+
+
+def test_a_key_that_is_nested_too_deeply_is_a_mistake():
+    """
+    It is no failure of the command.
+    """
+    with pytest.raises(UsageError, match="is not a JSON list"):
+        parsed_keys(["[" * 100_000])

@@ -173,7 +173,7 @@ def _aggregate(value: object) -> object:
     # A form sends an aggregate as text: the JSON list that the API takes.
     try:
         found = json.loads(value) if isinstance(value, str) else value
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         message = 'must be a JSON list of type and id, such as ["order", "7"]'
         raise ValueError(message) from error
     return tuple(found) if isinstance(found, list) else found

@@ -191,7 +191,7 @@ def _key(line: str) -> list[Any]:
     try:
         # Numbers are read as text, so that no digit is lost.
         key = json.loads(text, parse_float=str, parse_int=str)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         message = f"the key {text[:80]} is not a JSON list: {error}"
         raise UsageError(message) from error
     if not isinstance(key, list) or not key:

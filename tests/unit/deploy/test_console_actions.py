@@ -11,6 +11,7 @@ from towpath.deploy.console.actions import (
     ReleaseInput,
     SnapshotInput,
     check_confirmed,
+    release_aggregates,
 )
 from towpath.deploy.console.pages import changes_of
 from towpath.deploy.console.security import (
@@ -20,6 +21,7 @@ from towpath.deploy.console.security import (
     ForeignRequestError,
     LoginNeededError,
 )
+from towpath.relay.commands import dead_letters as relay
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.services.plumbing.http import InvalidInputError, read_form
@@ -262,3 +264,23 @@ def test_an_aggregate_that_is_nested_too_deeply_is_an_invalid_field():
         read_form(request, ReleaseInput, ignored="word")
 
     assert ["aggregates[0]"] == [error.field for error in refused.value.errors]
+
+
+def test_an_aggregate_that_is_named_twice_is_released_once(monkeypatch):
+    """
+    The second name would be reported as an aggregate that was not released.
+    """
+    released = []
+
+    def release(_settings, kind, id_, **_):
+        released.append((kind, id_))
+        return 1, 0
+
+    monkeypatch.setattr(relay, "read_parked_events", lambda _: {"it": []})
+    monkeypatch.setattr(relay, "chosen", lambda *_: "it")
+    monkeypatch.setattr(relay, "release_aggregate", release)
+    names = [("order", "7"), ("order", "7")]
+    action = release_aggregates(None, names, publishes=True, drops=False)
+
+    assert 1 == len(action.act().document["released"])
+    assert [("order", "7")] == released

@@ -249,7 +249,7 @@ def release_aggregates(
 
     Args:
         settings: The configuration.
-        names: Type and id of each.
+        names: Type and id of each; one that is named twice is released once.
         publishes: Whether their events are published, or given up.
         drops: Whether dead letters without a record are given up.
     """
@@ -262,7 +262,7 @@ def release_aggregates(
             if publishes:
                 relay.publishable(letters, drops=drops)
         lines: list[Document] = []
-        for kind, id_ in names:
+        for kind, id_ in dict.fromkeys(names):
             try:
                 published, dropped = relay.release_aggregate(
                     settings, kind, id_, publishes=publishes, drops=drops

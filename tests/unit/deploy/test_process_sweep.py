@@ -1,6 +1,7 @@
 """Processes that an ended process left behind are killed; nobody else's are."""
 
 import contextlib
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import psutil
 import pytest
 
 from towpath.deploy.local import process
+from towpath.deploy.local.part import Part, StateFolder
 
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 ANOTHER_BOOT = "00000000-0000-0000-0000-000000000000"
@@ -82,3 +84,20 @@ def test_the_session_of_a_reused_pid_is_spared(tmp_path: Path, running: Session)
     The leader that runs now started at another time than the file says.
     """
     assert not swept(tmp_path, running, BOOT)
+
+
+def test_a_process_whose_file_cannot_be_written_does_not_stay(tmp_path: Path):
+    """
+    Nobody could stop it, and the supervisor would start another beside it.
+    """
+    state = StateFolder(tmp_path)
+    state.create()
+    (tmp_path / "run").rmdir()
+    words = ("sleep", "60")
+    part = Part(name="part", command=words, folder=tmp_path, env={"PATH": os.defpath})
+    before = set(psutil.Process().children())
+
+    with pytest.raises(FileNotFoundError):
+        process.start(part, state)
+
+    assert before == set(psutil.Process().children())

@@ -27,7 +27,12 @@ _CHILDREN: Final[dict[int, subprocess.Popen[bytes]]] = {}
 
 
 def start(part: Part, state: StateFolder) -> int:
-    """Start a part, write its process file and return its pid."""
+    """
+    Start a part, write its process file and return its pid.
+
+    Raises:
+        OSError: It cannot be started, or its file cannot be written: it is killed then.
+    """
     log = state.log(part.name)
     if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
         log.replace(log.with_suffix(".log.1"))
@@ -46,11 +51,23 @@ def start(part: Part, state: StateFolder) -> int:
             extra_groups=[] if user else None,
         )
     _CHILDREN[child.pid] = child
-    path = state.process_file(part.name)
-    scratch = path.with_suffix(".pid.new")
-    scratch.write_text(_identity(child.pid), encoding="utf-8")
-    scratch.replace(path)
+    try:
+        _write_file(state.process_file(part.name), child.pid)
+    except BaseException:
+        # Without its file nobody would find it, and another could be started.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        _reap(child.pid)
+        raise
     return child.pid
+
+
+def _write_file(path: Path, pid: int) -> None:
+    """Write a process file, in one step."""
+    scratch = path.with_suffix(".pid.new")
+    scratch.write_text(_identity(pid), encoding="utf-8")
+    scratch.replace(path)
 
 
 def find(path: Path) -> psutil.Process | None:

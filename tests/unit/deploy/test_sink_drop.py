@@ -432,3 +432,14 @@ def test_a_closed_input_confirms_no_drop(config, monkeypatch, capsys):
 
     assert 1 == app.run(["sink", "drop", "cache", "--config", str(config)])
     assert "cache stays" in capsys.readouterr().out
+
+
+def test_a_text_of_several_lines_stays_as_it_is():
+    """
+    Its empty lines are not those between blocks.
+    """
+    select = "select 1\n\n\n\nfrom shop.orders"
+    snapshot = f'[[relay.snapshot.select]]\ntable = "a.b"\nselect = """\n{select}"""\n'
+    kept = tomllib.loads(without_sink(HEAD + CACHE + snapshot, "cache"))
+
+    assert select == kept["relay"]["snapshot"]["select"][0]["select"]

@@ -6,8 +6,8 @@ the block is cut out of the configuration, and the driver releases the sink. Dat
 deleted only under the lock of the sink's folder.
 
 - The block is cut out of the text; the rest is unchanged, except that runs of blank
-  lines become one. The result must parse to the same document as the old text without
-  that sink.
+  lines become one, unless a value contains such a run. The result must parse to the
+  same document as the old text without that sink.
 - The topics of a sink hold its dead letters, copies of its state, and the rows that
   snapshots read for it. Snapshots that still read rows for the sink are stopped first,
   because the relay would wait for a deleted topic.
@@ -149,10 +149,12 @@ def without_sink(text: str, name: str) -> str:
     document[_SINK] = [sink for sink in sinks if sink["name"] != name]
     if not document[_SINK]:
         del document[_SINK]
-    if not _parses_as(kept, document):
-        message = f"the block of {name} cannot be separated from the rest of the file"
-        raise UsageError(message)
-    return re.sub(r"\n{3,}", "\n\n", kept)
+    # Blank lines may be part of a text, which stays as it is.
+    for candidate in (re.sub(r"\n{3,}", "\n\n", kept), kept):
+        if _parses_as(candidate, document):
+            return candidate
+    message = f"the block of {name} cannot be separated from the rest of the file"
+    raise UsageError(message)
 
 
 def _parses_as(text: str, document: object) -> bool:

@@ -19,6 +19,7 @@ from towpath.deploy.errors import (
     SignalRefusedError,
     SourceUnreachableError,
 )
+from towpath.relay.postgres.connect import failure
 from towpath.schemas.clock import Clock, Deadline
 from towpath.schemas.failure import UsageError
 from towpath.settings import Source
@@ -94,6 +95,7 @@ def request_snapshot(
 
     Raises:
         SourceUnreachableError: The source does not answer.
+        SourceRefusedError: The source refuses the statement.
         SignalRefusedError: The signal table does not exist, or refuses the id.
     """
     fields = {
@@ -136,6 +138,7 @@ def send(
 
     Raises:
         SourceUnreachableError: The source does not answer.
+        SourceRefusedError: The source refuses the statement.
         SignalRefusedError: The signal table does not exist, or has the id already, or
             the id is too long.
     """
@@ -169,6 +172,7 @@ def progress(
 
     Raises:
         SourceUnreachableError: The source does not answer.
+        SourceRefusedError: The source refuses the statement.
         SignalRefusedError: The source has not been set up yet.
     """
     names = {"id": snapshot_id, "own": own, "relay": source.slot}
@@ -182,6 +186,7 @@ def state(source: Source, signal_id: str) -> tuple[str | None, Any] | None:
 
     Raises:
         SourceUnreachableError: The source does not answer.
+        SourceRefusedError: The source refuses the statement.
         SignalRefusedError: The source has not been set up yet.
     """
     with _connect(source.dsn) as connection:
@@ -212,6 +217,9 @@ def _connect(dsn: str) -> Iterator[psycopg.Connection[Any]]:
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
         message = "the source has no signal table or no snapshot table yet"
         raise SignalRefusedError(message) from error
+    except psycopg.Error as error:
+        # A missing right, or a server that only reads.
+        raise failure(error, "the tables of signals and snapshots") from error
 
 
 POLL_EVERY_S: Final = 0.5

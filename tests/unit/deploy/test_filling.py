@@ -1,11 +1,15 @@
 """A sink is filled once, whatever interrupts the request."""
 
+from contextlib import nullcontext
+
+import psycopg
 import pytest
 
 from towpath.deploy.sinks import filling
 from towpath.deploy.snapshots import signals
 from towpath.schemas.failure import UnavailableError, UsageError
 from towpath.settings import Settings
+from towpath.sinks.errors import SinkUnfitError
 from towpath.sinks.state import incomplete
 
 
@@ -186,3 +190,22 @@ def test_a_failed_fill_repairs_nothing(settings, monkeypatch, missing_rows):
     filling.end_fill(settings, settings.sink[0], begun, is_applied=False)
 
     assert ("lines",) == missing_rows()
+
+
+def test_a_collection_that_the_role_may_not_look_up_is_listed_with_the_others(
+    settings, monkeypatch
+):
+    """
+    One missing right does not hide the next.
+    """
+
+    def describe(_self, _connection, collection):
+        message = f"permission denied for {collection}"
+        raise psycopg.errors.InsufficientPrivilege(message)
+
+    monkeypatch.setattr(filling, "connect", lambda _: nullcontext())
+    monkeypatch.setattr(filling.CollectionCatalog, "describe", describe)
+    with pytest.raises(SinkUnfitError) as refused:
+        filling.check_fillable(settings, "cache", ["shop.a", "shop.b"])
+
+    assert 2 == str(refused.value).count("cannot be read")

@@ -19,8 +19,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-import psycopg
-
 from towpath.deploy.errors import RelaySilentError
 from towpath.deploy.snapshots import signals
 from towpath.deploy.snapshots.signals import (
@@ -31,6 +29,7 @@ from towpath.deploy.snapshots.signals import (
     watch,
 )
 from towpath.relay.commands.state import slot_facts
+from towpath.relay.errors import SourceRefusedError
 from towpath.relay.postgres.connect import Connection, connect, translated_errors
 from towpath.relay.postgres.tables import TableRefusedError
 from towpath.relay.postgres.views import CollectionCatalog
@@ -275,5 +274,5 @@ def _refusals(
         try:
             with translated_errors(f"looking {collection} up"):
                 readable.describe(connection, collection)
-        except (TableRefusedError, psycopg.errors.InsufficientPrivilege) as error:
+        except (TableRefusedError, SourceRefusedError) as error:
             yield f"{collection} cannot be read: {error}"

@@ -155,3 +155,18 @@ def test_a_file_without_ports_is_refused(tmp_path: Path, text: str | None) -> No
 
     with pytest.raises(UsageError, match=r"blog\.env"):
         check_files([path])
+
+
+def test_a_private_file_behind_a_link_stays_private_and_linked(tmp_path: Path) -> None:
+    """
+    A file of variables may hold passwords, and may lie in another folder.
+    """
+    path, link = tmp_path / "blog.env", tmp_path / "link.env"
+    path.write_text("# local stack: postgres=5432\nA=127.0.0.1:5432/blog\n")
+    path.chmod(0o600)
+    link.symlink_to(path)
+
+    update_ports(_BEFORE, link)
+
+    assert (True, 0o600) == (link.is_symlink(), path.stat().st_mode & 0o777)
+    assert "127.0.0.1:20001/blog" in path.read_text()

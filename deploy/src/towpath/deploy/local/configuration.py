@@ -7,6 +7,7 @@ wherever they follow the loopback address.
 """
 
 import re
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -199,9 +200,17 @@ def with_ports(text: str, addresses: Addresses) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file in one step."""
+    """Write a file in one step; an existing one keeps its mode, and links to it."""
+    path = path.resolve()
     scratch = path.with_name(f"{path.name}.new")
-    scratch.write_text(text, encoding="utf-8")
+    if path.exists():
+        # Not readable by others even for a moment: the file may hold passwords.
+        scratch.unlink(missing_ok=True)
+        scratch.touch(mode=0o600)
+        scratch.write_text(text, encoding="utf-8")
+        shutil.copymode(path, scratch)
+    else:
+        scratch.write_text(text, encoding="utf-8")
     scratch.replace(path)
 
 

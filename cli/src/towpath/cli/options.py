@@ -78,5 +78,22 @@ def reading(file: Path) -> Iterator[None]:
         raise UsageError(message) from error
 
 
+def check_output(option: str, file: Path | None) -> None:
+    """
+    Check that a file can be created where an option names one, before a long run.
+
+    Raises:
+        UsageError: Its folder does not exist, or a folder has its name.
+    """
+    from towpath.schemas.failure import UsageError  # noqa: PLC0415 - keeps --help fast
+
+    if file is not None and not file.parent.is_dir():
+        message = f"{option}: there is no folder {file.parent}"
+        raise UsageError(message)
+    if file is not None and file.is_dir():
+        message = f"{option}: there is a folder {file}; name a file"
+        raise UsageError(message)
+
+
 def _environ(environ: Mapping[str, str] | None) -> Mapping[str, str]:
     return os.environ if environ is None else environ  # noqa: TID251 - a root

@@ -18,6 +18,7 @@ from typing import Any, Final, Generic, NamedTuple
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from towpath.cli.options import check_output
 from towpath.deploy.local import ports, postgres
 from towpath.deploy.local.own_stack import Launcher, environment, own_stack, prepare
 from towpath.deploy.local.part import StateFolder
@@ -45,7 +46,6 @@ from towpath.loadtests.chaos.context import (
 )
 from towpath.relay.commands import compiled
 from towpath.schemas.clock import SystemClock
-from towpath.schemas.failure import UsageError
 from towpath.sinks.jars import fetch, java, store
 
 DEBEZIUM_LOCK: Final = store.LOCK.with_name("debezium.lock")
@@ -143,13 +143,11 @@ def run_capture_comparison(
     Compare the ways to capture a table; return 0 if the relay missed nothing, else 1.
 
     Raises:
-        UsageError: The folder of the plot does not exist.
+        UsageError: The plot's file cannot be created.
         TowpathError: The comparison did not complete.
         KeyboardInterrupt: The comparison was interrupted.
     """
-    if output.plot_file is not None and not output.plot_file.parent.is_dir():
-        message = f"--plot: there is no folder {output.plot_file.parent}"
-        raise UsageError(message)
+    check_output("--plot", output.plot_file)
     console = Console(stderr=True)
     prepare(_CAPTURE_FOLDERS, console)
     with (
@@ -297,14 +295,12 @@ def run_all(options: AllOptions) -> int:
     Run all benchmarks, and print their summary; return the first code that is not 0.
 
     Raises:
-        UsageError: The folder of the plot does not exist.
+        UsageError: The plot's file cannot be created.
         TowpathError: An archive could not be fetched.
         KeyboardInterrupt: The run was interrupted; its current benchmark has ended.
     """
     plot_file = options.plot_file
-    if plot_file is not None and not plot_file.parent.is_dir():
-        message = f"--plot: there is no folder {plot_file.parent}"
-        raise UsageError(message)
+    check_output("--plot", plot_file)
     console = Console(stderr=True)
     prepare(BENCH_FOLDERS, console)
     if options.with_debezium:

@@ -15,6 +15,7 @@ from rich.console import Console
 from towpath.cli.options import (
     ConfigOption,
     StateOption,
+    check_output,
     config_file,
     state_folder,
 )
@@ -62,9 +63,7 @@ def demo_platform(  # noqa: PLR0913 - each is an option of the command
         JoinedPlatform,
     )
 
-    if json is not None and not json.parent.is_dir():
-        message = f"--json: there is no folder {json.parent}"
-        raise UsageError(message)
+    check_output("--json", json)
     options = DemoOptions(
         rate=rate,
         orders=orders,

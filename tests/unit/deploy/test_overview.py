@@ -6,7 +6,7 @@ from rich.console import Console
 
 from towpath.deploy import status
 from towpath.deploy.cli.stack import screen
-from towpath.deploy.local.lifecycle import PartState
+from towpath.deploy.local.lifecycle import PartState, part_table
 from towpath.deploy.status import problems_of
 from towpath.relay.errors import SourceRefusedError
 from towpath.schemas.clock import SystemClock
@@ -188,3 +188,14 @@ def test_a_source_that_refuses_the_login_is_a_problem_of_the_relay(monkeypatch):
     document = status.overview((), settings, SystemClock())
 
     assert ["the relay: the source refuses the login"] == document["wrong"]
+
+
+def test_a_path_with_brackets_is_shown_as_it_is():
+    """
+    A word in brackets is no style of the text after it.
+    """
+    parts = [PART | {"log": "/srv/[red]/[/red]/kafka.log"}]
+    console = Console(file=io.StringIO(), width=120)
+    console.print(part_table(parts))
+
+    assert "/srv/[red]/[/red]/kafka.log" in console.file.getvalue()

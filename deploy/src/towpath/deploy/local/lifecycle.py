@@ -221,7 +221,7 @@ def part_table(parts: Iterable[Mapping[str, Any]]) -> Table:
             str(part["pid"] or ""),
             "" if memory is None else f"{memory / _MEBIBYTE:.0f} MiB",
             "" if uptime_s is None else str(dt.timedelta(seconds=int(uptime_s))),
-            short_path(Path(part["log"])),
+            Text(short_path(Path(part["log"]))),
         )
     return table
 

@@ -256,7 +256,7 @@ def create_databases(port: int, names: tuple[str, ...] = DATABASES) -> None:
     """Create the databases that are missing."""
     with psycopg.connect(dsn(port, "postgres"), autocommit=True) as connection:
         rows = connection.execute("select datname from pg_database").fetchall()
-        for name in names:
+        for name in dict.fromkeys(names):
             if (name,) not in rows:
                 statement = sql.SQL("create database {}").format(sql.Identifier(name))
                 connection.execute(statement)

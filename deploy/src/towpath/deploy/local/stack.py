@@ -103,7 +103,8 @@ class Stack:
 
         Raises:
             UsageError: There is no such part.
-            PartError: A part does not serve; the others stay up.
+            PartError: Parts do not serve; the others stay up.
+            TowpathError: One part cannot be started, for the reason that it gives.
         """
         unknown = sorted(set(names) - set(NAMES))
         if unknown:
@@ -131,6 +132,9 @@ class Stack:
         for failure in failures:
             if not isinstance(failure, TowpathError):
                 raise failure
+        if len(failures) == 1:
+            # It has a cure of its own.
+            raise failures[0]
         if failures:
             raise PartError("\n".join(str(failure) for failure in failures))
         return self.addresses()

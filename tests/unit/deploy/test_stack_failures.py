@@ -1,0 +1,37 @@
+"""The error of a stack of which parts did not start."""
+
+import pytest
+
+from towpath.deploy.errors import PartError
+from towpath.deploy.local.stack import Stack
+from towpath.sinks.errors import JarsError
+
+
+def failing(monkeypatch, failures):
+    """Let the start of each part fail."""
+
+    def bring_up(_stack, part, *_):
+        raise failures[part.name]
+
+    monkeypatch.setattr(Stack, "_bring_up", bring_up)
+
+
+def test_the_only_failure_keeps_its_cure(monkeypatch, tmp_path):
+    """
+    There is no log that names a missing archive.
+    """
+    missing = JarsError("kafka.jar is missing")
+    failing(monkeypatch, {"redis": missing})
+    with pytest.raises(JarsError) as raised:
+        Stack(tmp_path).up(["redis"])
+
+    assert missing is raised.value
+
+
+def test_several_failures_are_reported_together(monkeypatch, tmp_path):
+    """
+    Each part has its own line.
+    """
+    failing(monkeypatch, {"redis": PartError("one"), "postgres": JarsError("two")})
+    with pytest.raises(PartError, match="one\ntwo"):
+        Stack(tmp_path).up(["redis", "postgres"])

@@ -171,6 +171,9 @@ def _value(dsn: str, query: str, *arguments: object) -> Any:  # noqa: ANN401 - a
     except psycopg.OperationalError as error:
         message = f"the source does not answer: {str(error).strip()}"
         raise SourceUnreachableError(message) from error
+    except psycopg.Error as error:
+        message = f"the shop cannot be read: {str(error).strip()}"
+        raise StepError(message) from error
     return row[0] if row else None
 
 

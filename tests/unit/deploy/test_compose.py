@@ -12,9 +12,10 @@ import pytest
 import strictyaml
 
 from support import compose_file, compose_rules, dockerfile
-from towpath.deploy.cli.console import checked_token, is_loopback
+from towpath.deploy.cli.console import checked_token
 from towpath.deploy.cli.console import console as console_command
 from towpath.deploy.local.configuration import for_shop
+from towpath.deploy.local.ports import is_loopback
 from towpath.deploy.local.stack import Addresses
 from towpath.settings import RouteKind, Settings, load
 from towpath.sinks.jars import store

@@ -248,7 +248,7 @@ def test_a_console_that_others_reach_needs_a_long_token(token, host):
         checked_token(token, host)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "::1"])
 def test_a_console_on_loopback_needs_no_token(host):
     """
     It is then read-only.
@@ -274,6 +274,14 @@ def test_another_name_of_this_machine_is_refused(client):
     page = client.get("/", headers={"Host": "evil.example"})
 
     assert (200, 403, 403) == (local.status_code, foreign.status_code, page.status_code)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2:8070", "[::1]:8070"])
+def test_a_console_answers_to_each_address_that_it_may_listen_on(client, host):
+    """
+    No page of another site has an address of this machine for its name.
+    """
+    assert 200 == client.get("/api/status", headers={"Host": host}).status_code
 
 
 def test_everything_needs_the_token_on_another_address(tmp_path, clock):

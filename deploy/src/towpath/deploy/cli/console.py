@@ -1,6 +1,5 @@
 """``towpath console``: a web page and a JSON API over the platform."""
 
-import ipaddress
 import os
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from towpath.cli.options import (
     reading,
 )
 from towpath.deploy.cli.stack import read_document
+from towpath.deploy.local.ports import is_loopback
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings.logs import configure_logs
@@ -144,13 +144,3 @@ def checked_token(token: str, host: str) -> str:
         message = f"others can connect to {host}, and there is no token"
         raise ConsoleTokenError(message)
     return token
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can connect to an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -40,6 +40,7 @@ from flask import (
 )
 from werkzeug.exceptions import Forbidden
 
+from towpath.deploy.local.ports import is_loopback
 from towpath.schemas.clock import Clock
 from towpath.schemas.failure import TowpathError, UnavailableError
 from towpath.services.plumbing.http import ProblemError, protect_page
@@ -51,7 +52,6 @@ _EXTENSION: Final = "towpath.console.access"
 SESSION_S: Final = 12 * 3600.0
 _MOST_SESSIONS: Final = 100
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _OPEN: Final = frozenset({"console.static", "console.login", "console.enter"})
 
 
@@ -252,8 +252,8 @@ class Access:
         Raises:
             ProblemError: It needs a login, or is not allowed.
         """
-        if self.is_local and _host_name(asked) not in _LOCAL_NAMES:
-            message = "The console answers only to localhost, 127.0.0.1 and [::1]."
+        if self.is_local and not is_loopback(_host_name(asked)):
+            message = "The console answers only to localhost and loopback addresses."
             raise ForeignRequestError(message)
         g.session = session = self.session_of(asked)
         scheme, _, given = asked.headers.get("Authorization", "").partition(" ")

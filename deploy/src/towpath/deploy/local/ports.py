@@ -5,6 +5,7 @@ A port is kept across restarts, so that addresses in a configuration file stay v
 is replaced only if another process uses it while our part is down.
 """
 
+import ipaddress
 import json
 import secrets
 import socket
@@ -25,6 +26,16 @@ LOOPBACK: Final = "127.0.0.1"
 SERVERS: Final = (20_000, 31_999)
 _FREED_WITHIN_S: Final = 3.0
 _POLL_EVERY_S: Final = 0.05
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can connect to a host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def is_free(port: int) -> bool:

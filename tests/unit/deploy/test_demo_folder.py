@@ -68,6 +68,17 @@ def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
     assert file.read_text() == "mine"
 
 
+def test_a_mark_that_cannot_be_written_is_one_clear_error(tmp_path):
+    """
+    Another user, such as root, may have run the demo in this folder.
+    """
+    (tmp_path / MARK).mkdir()
+    expected = pytest.raises(StateFolderError, match="Is a directory")
+
+    with expected, demo_folder(tmp_path):
+        pass
+
+
 def test_a_result_that_could_not_be_written_is_refused_first(tmp_path, monkeypatch):
     """
     Not after the whole run, as if a sink differed.

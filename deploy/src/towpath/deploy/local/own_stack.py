@@ -24,7 +24,11 @@ from typing import Final, TextIO
 import psutil
 from rich.console import Console
 
-from towpath.deploy.errors import DemoRunsError, NotADemoFolderError
+from towpath.deploy.errors import (
+    DemoRunsError,
+    NotADemoFolderError,
+    StateFolderError,
+)
 from towpath.deploy.local import process
 from towpath.deploy.local.interrupts import interrupted_once
 from towpath.deploy.local.part import Part, StateFolder
@@ -47,7 +51,7 @@ def demo_folder(folder: Path) -> Iterator[Stack]:
     Raises:
         DemoRunsError: Another demo is running there.
         NotADemoFolderError: It holds files that do not belong to a demo.
-        StateFolderError: It cannot be created.
+        StateFolderError: It, or its mark, cannot be created or written.
     """
     mark = folder.resolve() / MARK
     if folder.is_dir() and not mark.exists() and any(folder.iterdir()):
@@ -55,10 +59,18 @@ def demo_folder(folder: Path) -> Iterator[Stack]:
         raise NotADemoFolderError(message)
     stack = Stack(folder)
     stack.state.create()
-    with mark.open("a+", encoding="ascii") as lock:
+    with _opened(mark) as lock:
         _lock(lock, folder)
         remove_all(stack)
         yield stack
+
+
+def _opened(mark: Path) -> TextIO:
+    try:
+        return mark.open("a+", encoding="ascii")
+    except OSError as error:
+        message = f"{mark}: {error.strerror}"
+        raise StateFolderError(message) from error
 
 
 def _lock(lock: TextIO, folder: Path) -> None:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from towpath.cli.app import run
+from towpath.deploy import console as platform
 from towpath.deploy.cli.console import ConsoleTokenError, checked_token, console
 from towpath.deploy.console import KEPT_S, Reading, Sample, Samples
 from towpath.deploy.console.messages import HIDDEN, shown_value
@@ -13,6 +14,7 @@ from towpath.deploy.console.pages import create_app, stage_times
 from towpath.deploy.console.security import Access, AuditLog
 from towpath.deploy.console.topology import seconds_text, tall, topology_of, wide
 from towpath.schemas.failure import UsageError
+from towpath.settings import Settings
 
 TOKEN = "a-token-of-this-test-alone"  # noqa: S105 - opens nothing but this test
 NOW = datetime(2026, 11, 27, tzinfo=UTC)
@@ -377,3 +379,28 @@ def test_a_token_of_random_bytes_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("towpath.deploy.cli.console.configure_logs", lambda: None)
     with pytest.raises(UsageError, match="is not UTF-8 text"):
         console(token_file=file)
+
+
+def test_records_of_events_are_counted_without_those_for_one_sink(monkeypatch):
+    """
+    As those of tables are: the rate is that of the shared topics.
+    """
+    ends = {
+        "towpath.shop.orders": {"0": 5},
+        "towpath.shop.orders.backfill.cache": {"0": 70},
+        "outbox.event.order": {"0": 3},
+        "outbox.event.order.backfill.cache": {"0": 900},
+    }
+    monkeypatch.setattr(platform, "Topics", lambda _: None)
+    monkeypatch.setattr(platform, "read_ends", lambda _: ends)
+    settings = Settings.model_validate(
+        {
+            "version": 1,
+            "source": [{"dsn": "x", "tables": ["shop.orders"]}],
+            "kafka": {"bootstrap_servers": "x"},
+            "registry": {"url": "x"},
+        }
+    )
+
+    expected = {"topics.tables": 5, "topics.events": 3, "topics.records": 8}
+    assert expected == platform._read_topics(settings)

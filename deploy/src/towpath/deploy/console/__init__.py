@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from towpath.deploy.console.histograms import SinkHistogram, read_histograms
 from towpath.deploy.snapshots import signals
 from towpath.deploy.snapshots.view import time_left_s, time_text
-from towpath.deploy.status import read_ends, table_records
+from towpath.deploy.status import event_records, read_ends, table_records
 from towpath.schemas.clock import Clock
 from towpath.schemas.failure import TowpathError, with_remedy
 from towpath.schemas.position import parse_lsn
@@ -215,18 +215,15 @@ def numbers_of(document: Document) -> dict[str, float]:
 
 
 def _read_topics(settings: Settings) -> dict[str, float]:
-    """Return how many records the topics of tables and events have had."""
+    """Return how many records the shared topics of tables and events have had."""
     try:
         ends = read_ends(Topics(settings.kafka))
     except TowpathError:
         # Each sink's entry reports that the broker does not answer.
         return {}
-    template = settings.relay.outbox.topic.partition("{")[0]
-    events = sum(
-        sum(offsets.values())
-        for topic, offsets in ends.items()
-        if template and topic.startswith(template)
-    )
+    # A template that is only a type names no topic from which events can be told.
+    is_known = not settings.relay.outbox.topic.startswith("{")
+    events = event_records(settings, ends) if is_known else 0
     tables = table_records(settings, ends)
     return {
         "topics.tables": tables,

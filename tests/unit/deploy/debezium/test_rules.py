@@ -272,6 +272,16 @@ def test_expressions_stay_expressions(
             "not needed because signal.enabled.channels does not name kafka",
         ),
         (
+            {"signal.data.collection": "shop.towpath.signal"},
+            "signal.data.collection",
+            "same by default",
+        ),
+        (
+            {"signal.data.collection": "shop.mytowpath.signal"},
+            "signal.data.collection",
+            'taken as relay.snapshot.signal_table = "mytowpath.signal"',
+        ),
+        (
             {"signal.data.collection": "shop.s.dbz_signal"},
             "signal.data.collection",
             'taken as relay.snapshot.signal_table = "s.dbz_signal"',

@@ -337,10 +337,10 @@ def signal_kafka_topic(_given: PropertyValue, connector: Connector) -> Outcome:
     return taken(_topic(connector))
 
 
-def signal_collection(given: PropertyValue, connector: Connector) -> Outcome:
+def signal_collection(_given: PropertyValue, connector: Connector) -> Outcome:
     """Convert the connector's signal table to a further signal table."""
     name = signal_table(connector)
-    if given.value.endswith("towpath.signal"):
+    if name == "towpath.signal":
         return same()
     return taken(
         {(*_SNAPSHOT, "signal_table"): name},

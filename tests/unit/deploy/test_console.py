@@ -14,6 +14,7 @@ from towpath.deploy.console.pages import create_app, stage_times
 from towpath.deploy.console.security import Access, AuditLog
 from towpath.deploy.console.topology import seconds_text, tall, topology_of, wide
 from towpath.schemas.failure import UsageError
+from towpath.services.plumbing import server
 from towpath.settings import Settings
 
 TOKEN = "a-token-of-this-test-alone"  # noqa: S105 - opens nothing but this test
@@ -404,3 +405,26 @@ def test_records_of_events_are_counted_without_those_for_one_sink(monkeypatch):
 
     expected = {"topics.tables": 5, "topics.events": 3, "topics.records": 8}
     assert expected == platform._read_topics(settings)
+
+
+@pytest.mark.parametrize(
+    ("host", "place"),
+    [("::1", "[::1]"), ("[::1]", "[::1]"), ("127.0.0.1", "127.0.0.1")],
+)
+def test_an_ipv6_address_is_served_with_or_without_brackets(
+    host, place, tmp_path, monkeypatch, capsys
+):
+    """
+    The server would take its last part for the port.
+    """
+    served = []
+    monkeypatch.setattr(server, "serve", lambda _, listen: served.append(listen.host))
+    config = tmp_path / "towpath.toml"
+    config.write_text(
+        'version = 1\n[[source]]\ndsn = "postgresql://shop"\n'
+        '[kafka]\nbootstrap_servers = "kafka:9092"\n'
+    )
+    assert 0 == console(host=host, config=config)
+
+    assert [place] == served
+    assert f"http://{place}:8070 " in capsys.readouterr().out

@@ -82,9 +82,11 @@ def console(
     configure_logs()
     token = checked_token(_read_token(token_file), host)
     read_settings(config)
-    print(f"console: http://{host}:{port} (Ctrl-C stops it)", flush=True)
+    # The server would take the last part of a bare IPv6 address for the port.
+    place = f"[{host.strip('[]')}]" if ":" in host else host
+    print(f"console: http://{place}:{port} (Ctrl-C stops it)", flush=True)
     files = ConsoleFiles(config, state, demo)
-    listen = Listen(host, port, _THREADS, drain_s=0)
+    listen = Listen(place, port, _THREADS, drain_s=0)
     serve(partial(make_app, files, token, host), listen)
     return 0
 

@@ -221,7 +221,7 @@ def _read_topics(settings: Settings) -> dict[str, float]:
     except TowpathError:
         # Each sink's entry reports that the broker does not answer.
         return {}
-    # A template that is only a type names no topic from which events can be told.
+    # A template that is only a type does not identify the topics of events.
     is_known = not settings.relay.outbox.topic.startswith("{")
     events = event_records(settings, ends) if is_known else 0
     tables = table_records(settings, ends)

@@ -201,3 +201,15 @@ def test_differences_name_keys_and_columns():
     assert [] == differences(
         {b'{"id":1}': {"id": 1, "b": None}}, {("1",): {"id": "1", "b": None}}
     )
+
+
+def test_a_difference_far_into_a_value_is_found():
+    """
+    Values are compared whole, and shown by their beginnings.
+    """
+    same = "x" * 100
+    folded = {KEY: {"id": 1, "large": f"{same}a"}}
+    table = {("1",): {"id": "1", "large": f"{same}b"}}
+    (found,) = differences(folded, table)
+
+    assert found.startswith("('1',): large: ")

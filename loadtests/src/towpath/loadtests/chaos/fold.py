@@ -39,6 +39,7 @@ _PLAIN: Final = 27
 _SHOWN: Final = 20
 _ALL: Final = 0
 _NEVER: Final = -1
+_ABSENT: Final = object()
 
 
 @dataclass(slots=True)
@@ -250,7 +251,7 @@ def differences(
             names = sorted(
                 name
                 for name in theirs.keys() | ours[key].keys()
-                if _shown(ours[key], name) != _shown(theirs, name)
+                if ours[key].get(name, _ABSENT) != theirs.get(name, _ABSENT)
             )
             which = names[0]
             shown = f"{_shown(ours[key], which)} is not {_shown(theirs, which)}"

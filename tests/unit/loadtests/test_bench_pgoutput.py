@@ -112,3 +112,13 @@ def test_the_first_new_event_is_none_that_was_there_before():
     new = ArrivedEvent(0, 2, b"new", b"k", b"", 30)
 
     assert 30.0 == first_new_ms([old, again, new], before={0: 1})
+
+
+def test_a_topic_with_every_event_before_the_kill_has_no_first_new_one():
+    """
+    Repeats are not new, and there is no time to report.
+    """
+    old = ArrivedEvent(0, 0, b"1", b"k", b"", 10)
+    again = ArrivedEvent(0, 1, b"1", b"k", b"", 20)
+
+    assert first_new_ms([old, again], before={0: 1}) is None

@@ -192,17 +192,23 @@ def kill(
         "lost": float(verdict.lost),
         "duplicates": float(verdict.duplicates),
     }
-    if verdict.events > verdict.lost:
-        first_ms = first_new_ms(arrivals, before)
+    first_ms = first_new_ms(arrivals, before)
+    if first_ms is not None:
         figures["first_new_event_s"] = (first_ms - started_ms) / _MS
     return figures, verdict
 
 
-def first_new_ms(arrivals: Sequence[ArrivedEvent], before: Mapping[int, int]) -> float:
-    """Return the append time of the first event that the topic did not have before."""
+def first_new_ms(
+    arrivals: Sequence[ArrivedEvent], before: Mapping[int, int]
+) -> float | None:
+    """
+    Return the append time of the first event that the topic did not have before.
+
+    None: it had them all, because the backlog was short.
+    """
     old = {a.event_id for a in arrivals if a.offset < before.get(a.partition, 0)}
-    times_ms = [a.appended_ms for a in arrivals if a.event_id not in old]
-    return float(min(times_ms, default=0))
+    times_ms = [float(a.appended_ms) for a in arrivals if a.event_id not in old]
+    return min(times_ms, default=None)
 
 
 def _until_share(bench: Bench, run: BenchRun, pid: int, count: int) -> None:

@@ -158,7 +158,7 @@ class SinkCatchUp:
         Run the sink until it has applied the whole backlog; return its figures.
 
         Raises:
-            BenchError: It ended, has dead letters, or is stuck.
+            BenchError: It or a worker ended, it has dead letters, or it is stuck.
         """
         environment = self._bench.environment
         config = str(self._backlog.config)
@@ -199,20 +199,29 @@ class SinkCatchUp:
             self._watch.restart()
 
     def _poll(self, pid: int) -> None:
-        try:
-            family = psutil.Process(pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            self._end("it ended")
-        for process in family:
+        for process in self._family(pid, "it ended"):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.name() == _ENGINE and _LAUNCHER not in process.cmdline():
                     self._watch.add("engine", process.pid, is_new=True)
         for worker in self._workers or ():
-            for process in psutil.Process(worker).children(recursive=True):
+            for process in self._family(worker, "a worker ended"):
                 self._watch.add(f"{_EXECUTOR}{process.pid}", process.pid, is_new=True)
         self._watch.sample()
         if self._first_ms is None:
             self._first_ms = self._progress.first_batch_ms()
+
+    def _family(self, pid: int, if_ended: str) -> list[psutil.Process]:
+        """
+        Return the child processes of a process.
+
+        Raises:
+            BenchError: It ended, even if its parent has not reaped it.
+        """
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if process.status() != psutil.STATUS_ZOMBIE:
+                return process.children(recursive=True)
+        raise failure(self._bench.environment, self._name, if_ended)
 
     def _end(self, what: str) -> NoReturn:
         raise failure(self._bench.environment, self._name, what)

@@ -1,0 +1,82 @@
+"""Processes of a benchmark that end too early: an error says so at once."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from towpath.loadtests.bench.sinks.catch_up import SinkCatchUp
+from towpath.loadtests.errors import BenchError
+from towpath.schemas.clock import SystemClock
+
+PID_OF_NOBODY = 2**22 + 1
+
+
+class HastyClock(SystemClock):
+    """Each wait takes ten minutes of its own time."""
+
+    passed_s = 0.0
+
+    def monotonic_s(self) -> float:
+        """Return the time that the waits took."""
+        return self.passed_s
+
+    def wait(self, seconds: float) -> None:
+        """Let ten minutes pass."""
+        del seconds
+        self.passed_s += 600.0
+
+
+@pytest.fixture
+def ended() -> Iterator[int]:
+    """Provide a process that has ended, and that its parent has not reaped."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        one = psutil.Process(child.pid)
+        while one.status() != psutil.STATUS_ZOMBIE:
+            SystemClock().wait(0.01)
+        yield child.pid
+
+
+def catching_up(folder: Path, driver: int, workers: tuple[int, ...] = ()) -> Any:
+    """Make the measurement of a sink whose driver is a given process."""
+    launcher = SimpleNamespace(
+        start=lambda _name, _words: driver,
+        stop=lambda _name: None,
+        log=lambda name: folder / f"{name}.log",
+    )
+    environment = SimpleNamespace(broker_pid=None, towpath=(), launcher=launcher)
+    screen = SimpleNamespace(begin=lambda _what, _total: lambda _done: None)
+    bench = SimpleNamespace(environment=environment, clock=HastyClock(), screen=screen)
+    backlog: Any = SimpleNamespace(
+        bench=bench,
+        state=folder,
+        config=folder / "sinks.toml",
+        run=SimpleNamespace(topic="t"),
+        ends={0: 5},
+    )
+    return SinkCatchUp(backlog, "cache", {}, workers)
+
+
+def test_a_driver_that_has_ended_is_noticed_at_once(tmp_path: Path, ended: int):
+    """
+    A process that was not reaped still has an id, but does not run.
+    """
+    with pytest.raises(BenchError, match="it ended"):
+        catching_up(tmp_path, ended).measure()
+
+
+def test_a_worker_that_is_gone_is_an_error_of_the_benchmark(tmp_path: Path):
+    """
+    The driver runs, and one of the cluster's workers does not.
+    """
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as driver:
+        try:
+            with pytest.raises(BenchError, match="a worker ended"):
+                catching_up(tmp_path, driver.pid, (PID_OF_NOBODY,)).measure()
+        finally:
+            driver.kill()

@@ -11,6 +11,8 @@ import psutil
 import pytest
 
 from towpath.loadtests.bench.sinks.catch_up import SinkCatchUp
+from towpath.loadtests.bench.snapshot.fill import run_load
+from towpath.loadtests.bench.snapshot.source import FillRun, Load
 from towpath.loadtests.errors import BenchError
 from towpath.schemas.clock import SystemClock
 
@@ -36,10 +38,14 @@ class HastyClock(SystemClock):
 def ended() -> Iterator[int]:
     """Provide a process that has ended, and that its parent has not reaped."""
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
-        one = psutil.Process(child.pid)
-        while one.status() != psutil.STATUS_ZOMBIE:
-            SystemClock().wait(0.01)
+        until_ended(psutil.Process(child.pid))
         yield child.pid
+
+
+def until_ended(*processes: psutil.Process) -> None:
+    """Wait until processes have ended, and do not reap them."""
+    while any(one.status() != psutil.STATUS_ZOMBIE for one in processes):
+        SystemClock().wait(0.01)
 
 
 def catching_up(folder: Path, driver: int, workers: tuple[int, ...] = ()) -> Any:
@@ -80,3 +86,27 @@ def test_a_worker_that_is_gone_is_an_error_of_the_benchmark(tmp_path: Path):
                 catching_up(tmp_path, driver.pid, (PID_OF_NOBODY,)).measure()
         finally:
             driver.kill()
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_load_that_ended_early_voids_the_run(tmp_path: Path, code: int):
+    """
+    Without its updates, a run would report the speed on a quiet server.
+    """
+    program = tmp_path / "bin" / "pgbench"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\nexit {code}\n", encoding="utf-8")
+    program.chmod(0o755)
+    environment = SimpleNamespace(
+        folder=tmp_path,
+        programs=tmp_path,
+        env={},
+        launcher=SimpleNamespace(log=lambda name: tmp_path / f"{name}.log"),
+    )
+    options = SimpleNamespace(rows=5)
+    bench: Any = SimpleNamespace(environment=environment, options=options)
+    source: Any = SimpleNamespace(dsn="postgresql://h/d")
+    run = FillRun(system="relay", name="x", source=source, load=Load.UPDATES)
+
+    with pytest.raises(BenchError, match="pgbench: ended"), run_load(bench, run):
+        until_ended(*psutil.Process().children())

@@ -166,14 +166,23 @@ class SnapshotMeasurement:
         return self._bench.clock.now().timestamp() * _MS
 
 
-def run_load(bench: Bench, run: FillRun) -> ExitStack:
-    """Return a context that keeps the run's load going."""
-    stack = ExitStack()
-    if run.load is Load.UPDATES:
-        script = UPDATE.format(rows=bench.options.rows)
-        dsn, rate = run.source.dsn, UPDATES_PER_S
-        stack.enter_context(pgbench(bench, dsn, script, rate, _LOAD_FOR_S))
-    return stack
+@contextmanager
+def run_load(bench: Bench, run: FillRun) -> Iterator[None]:
+    """
+    Keep the run's load going for the block.
+
+    Raises:
+        BenchError: The load ended before the block did.
+    """
+    if run.load is Load.QUIET:
+        yield
+        return
+    script = UPDATE.format(rows=bench.options.rows)
+    with pgbench(bench, run.source.dsn, script, UPDATES_PER_S, _LOAD_FOR_S) as client:
+        yield
+        if client.is_done():
+            reason = f"ended before {run.name} did"
+            raise failure(bench.environment, "pgbench", reason)
 
 
 def measure_copy(bench: Bench, run: FillRun, source: ItemSource) -> Figures:

@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from decimal import Decimal
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from towpath.loadtests.load.invariants import (
     OrderRow,
     Units,
     findings,
+    read_warehouse,
 )
 from towpath.schemas.clock import SystemClock
 
@@ -187,3 +189,36 @@ def test_a_target_with_other_tables_elsewhere_cannot_be_read(target, facts, opti
     """
     with pytest.raises(ValueError, match=option):
         readers("postgresql://x/y", {target: facts})[target]()
+
+
+class Warehouse:
+    """A catalog whose tables are lists of rows; those that are not given are empty."""
+
+    def __init__(self, **tables):
+        self.tables = tables
+
+    def load_table(self, name):
+        """Return a table that scans and converts to itself."""
+        rows = self.tables.get(name.partition(".")[2], [])
+        table = SimpleNamespace(to_pylist=lambda: rows)
+        table.scan = lambda **_: table
+        table.to_arrow = lambda: table
+        table.column = lambda _: table
+        return table
+
+
+def test_a_line_without_its_order_is_no_failed_read():
+    """
+    A lost order leaves its lines behind; the sold units then differ.
+    """
+    units = {"received": 5, "on_hand": 3, "reserved": 0, "sold": 2}
+    books = read_warehouse(
+        Warehouse(
+            products=[{"id": "a", **units}],
+            order_lines=[{"order_id": 7, "product_id": "a", "quantity": 2}],
+        )
+    )
+
+    assert [
+        "1 products differ in sold and ordered units: product a: 2 sold, 0 ordered"
+    ] == findings(books, FIRST)

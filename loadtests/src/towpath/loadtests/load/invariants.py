@@ -97,6 +97,12 @@ class Books:
         elif status == PLACED:
             self.held[product] += quantity
 
+    def add_line_of(self, number: int, product: str, quantity: int) -> None:
+        """Count a line by its order; a store may have a line without its order."""
+        order = self.orders.get(number)
+        if order is not None:
+            self.add_line(order.status, product, quantity)
+
 
 def findings(books: Books, first_order: int) -> list[str]:
     """
@@ -266,8 +272,8 @@ def read_cache(url: str, prefix: str) -> Books:
         )
         lines = hashes.read("order_lines", "order_id", "product_id", "quantity")
         for row in lines:
-            status = books.orders[int(row["order_id"])].status
-            books.add_line(status, row["product_id"], int(row["quantity"]))
+            number, quantity = int(row["order_id"]), int(row["quantity"])
+            books.add_line_of(number, row["product_id"], quantity)
     return books
 
 
@@ -379,8 +385,7 @@ def read_warehouse(catalog: Catalog) -> Books:
     )
     lines = tables.read("shop.order_lines", "order_id", "product_id", "quantity")
     for row in lines:
-        status = books.orders[row["order_id"]].status
-        books.add_line(status, str(row["product_id"]), row["quantity"])
+        books.add_line_of(row["order_id"], str(row["product_id"]), row["quantity"])
     return books
 
 

@@ -199,7 +199,13 @@ def prepare(
         "lost_after_s": options.load_lag_lost_after,
         "targets": targets,
     }
-    return Prepared(address, given, LagSampling(config, fire, clock), shape, check)
+    try:
+        sampling = LagSampling(config, fire, clock)
+    except TowpathError:
+        if check is not None:
+            check.close()
+        raise
+    return Prepared(address, given, sampling, shape, check)
 
 
 def _store_check(
@@ -230,7 +236,7 @@ def _shape(options: argparse.Namespace) -> Shape | None:
 
 
 _POLL_INTERVAL_S: Final = 1.0
-# The exit code of a run after which a store contradicts itself, or none was checked.
+# The exit code if a store contradicts itself, or a check was neither made nor declined.
 EXIT_UNPROVEN: Final = 1
 
 log = logging.getLogger(__name__)

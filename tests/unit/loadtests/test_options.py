@@ -149,8 +149,11 @@ def test_only_targets_with_an_address_are_sampled():
 
 def test_a_report_shows_no_password():
     """
-    The rest of an address stays.
+    The rest of an address stays; drivers take a password from the query too.
     """
+    in_query = "postgresql://u@h:1/d?sslmode=require&password=secret&a=b"
+
+    assert "postgresql://u@h:1/d?sslmode=require&a=b" == without_password(in_query)
     assert ("redis://u@h:1/0", "http://h/", "") == tuple(
         map(without_password, ("redis://u:secret@h:1/0", "http://h/", ""))
     )

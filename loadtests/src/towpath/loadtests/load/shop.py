@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from types import MappingProxyType
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote_plus, urlsplit
 from uuid import UUID
 
 import requests
@@ -168,12 +168,22 @@ def targets_of(options: argparse.Namespace) -> dict[str, dict[str, object]]:
 
 
 def without_password(url: str) -> str:
-    """Return an address without its password."""
+    """Return an address without its password, which may also be in its query."""
     address = split_address(url)
-    if address is None or address.password is None:
+    if address is None:
         return url
-    place = address.netloc.rpartition("@")[2]
-    return address._replace(netloc=f"{address.username or ''}@{place}").geturl()
+    parts = address.query.split("&")
+    kept = [part for part in parts if not _is_password(part)]
+    if address.password is None and kept == parts:
+        return url
+    netloc = address.netloc
+    if address.password is not None:
+        netloc = f"{address.username or ''}@{netloc.rpartition('@')[2]}"
+    return address._replace(netloc=netloc, query="&".join(kept)).geturl()
+
+
+def _is_password(part: str) -> bool:
+    return unquote_plus(part.partition("=")[0]) in {"password", "sslpassword"}
 
 
 def _catalog(options: argparse.Namespace) -> dict[str, str]:

@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 
 from towpath.loadtests.chaos.alterations import TableAlterer
-from towpath.loadtests.chaos.context import ChaosEnvironment, ChaosOptions
+from towpath.loadtests.chaos.context import (
+    ChaosEnvironment,
+    ChaosOptions,
+    QuietScreen,
+)
+from towpath.loadtests.chaos.run import run_chaos
 from towpath.loadtests.chaos.writers import Writer
+from towpath.loadtests.errors import ChaosError
 from towpath.schemas.clock import SystemClock
 
 STEPS = 300
@@ -45,7 +51,7 @@ def nowhere(folder: Path) -> ChaosEnvironment:
     """Make a place where nothing can be reached."""
     nobody: Any = None
     return ChaosEnvironment(
-        dsn="",
+        dsn="postgresql://nobody@127.0.0.1:1/nothing",
         kafka="",
         prefix="p",
         towpath=(),
@@ -99,3 +105,13 @@ def test_writers_own_numbers_that_no_other_has(tmp_path: Path):
     ]
 
     assert [{rest} for rest in range(options.writers)] == used
+
+
+def test_a_server_that_fails_is_one_error(tmp_path: Path):
+    """
+    The driver's error says why, and the run's error has a remedy.
+    """
+    options = ChaosOptions(minutes=1, seed=0)
+
+    with pytest.raises(ChaosError, match="a server of the run failed: connection"):
+        run_chaos(nowhere(tmp_path), options, QuietScreen())

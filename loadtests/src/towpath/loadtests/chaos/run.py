@@ -8,9 +8,12 @@ Tables that are never altered are read at the end of the first round only: later
 reader depends on the stream and the random snapshots alone.
 """
 
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Final
+
+import psycopg
+from confluent_kafka import KafkaException
 
 from towpath.loadtests.chaos import tables
 from towpath.loadtests.chaos.actor import Actor
@@ -39,6 +42,7 @@ from towpath.loadtests.chaos.requests import (
 )
 from towpath.loadtests.chaos.tables import TABLES
 from towpath.loadtests.chaos.writers import Writer
+from towpath.loadtests.errors import ChaosError
 from towpath.schemas.clock import Deadline
 
 _POLL_S: Final = 0.2
@@ -57,7 +61,7 @@ def run_chaos(
     Raises:
         ChaosError: A part could not be started or read.
     """
-    with ExitStack() as stack:
+    with _translated(), ExitStack() as stack:
         source = stack.enter_context(SourceObserver(environment))
         tables.make(source.session, options.rows)
         relay = ChaosRelay(environment, options.seed)
@@ -69,6 +73,16 @@ def run_chaos(
         stack.callback(relay.stop)
         relay.start()
         return _ChaosRun(environment, options, screen, source, relay, topics).run()
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Translate the errors of the clients of Postgres and Kafka."""
+    try:
+        yield
+    except (psycopg.Error, KafkaException) as error:
+        message = f"a server of the run failed: {error}".strip()
+        raise ChaosError(message) from error
 
 
 class _ChaosRun:

@@ -1,6 +1,7 @@
 """The actors of chaos: a seed gives each the same steps again."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from towpath.loadtests.chaos.alterations import TableAlterer
 from towpath.loadtests.chaos.context import (
     ChaosEnvironment,
     ChaosOptions,
+    ChaosResult,
     QuietScreen,
 )
 from towpath.loadtests.chaos.run import run_chaos
@@ -115,3 +117,13 @@ def test_a_server_that_fails_is_one_error(tmp_path: Path):
 
     with pytest.raises(ChaosError, match="a server of the run failed: connection"):
         run_chaos(nowhere(tmp_path), options, QuietScreen())
+
+
+def test_a_refused_step_of_the_killer_is_no_kill():
+    """
+    A refusal is counted twice, in all and by its state.
+    """
+    counts = Counter({"relay": 1, "refused": 1, "refused 57014": 1})
+    result = ChaosResult(ChaosOptions(minutes=1, seed=0), {}, killed=counts)
+
+    assert " 1 kills, " in result.line()

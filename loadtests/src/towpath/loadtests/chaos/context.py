@@ -137,7 +137,7 @@ class ChaosResult:
         elapsed_s: Seconds from the first step to the last check.
         written: Transactions, by kind.
         altered: Alterations, by kind.
-        killed: Kills, by victim.
+        killed: Steps that killed, by victim; a relay may be killed twice in one.
         signals: Signals, by their final status.
         not_completed: Signals that did not complete, with their reasons.
         reads: READ rows delivered.
@@ -181,7 +181,7 @@ class ChaosResult:
             f" {self.rounds} rounds in {self.elapsed_s:.0f} s; {self.reads:,} READ rows"
             f" and {self.streamed:,} changes delivered, {total(self.written):,}"
             f" transactions, {total(self.altered)} alterations,"
-            f" {self.killed.total()} kills, {_counts_text(self.signals)} signals"
+            f" {total(self.killed)} kills, {_counts_text(self.signals)} signals"
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -143,7 +143,7 @@ class ChaosRelay:
         """Count the relay's warnings and errors, by event and reason."""
         found: dict[str, int] = {}
         log = self._environment.launcher.log(_RELAY)
-        for line in log.read_text(encoding="utf-8").splitlines():
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
             record = _parsed(line)
             if record.get("level") in {"warning", "error", "critical"}:
                 name = f"{record.get('event')}: {record.get('reason', '')}"

@@ -213,6 +213,8 @@ class TopicReader:
                     message = f"the end of {topic} cannot be read: {error}"
                     raise ChaosError(message) from error
                 continue
-            if low_high is not None:
-                ends[topic, partition] = low_high[1]
+            if low_high is None:
+                message = f"the end of {topic} was not read in {_LOOKUP_WITHIN_S:.0f} s"
+                raise ChaosError(message)
+            ends[topic, partition] = low_high[1]
         return ends

@@ -3,11 +3,18 @@
 import json
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from towpath.loadtests.bench.sinks.backlog import sink_blocks
-from towpath.loadtests.bench.sinks.baselines import command, lines, slices
+from towpath.loadtests.bench.sinks.baselines import (
+    command,
+    lines,
+    measure_plain_writes,
+    slices,
+)
 from towpath.loadtests.bench.sinks.catch_up import (
     SinkProgress,
     SinkProgressReader,
@@ -117,6 +124,18 @@ def test_a_plain_write_is_packed_as_the_protocol_has_it():
         words[-4],
         len(words),
     )
+
+
+def test_a_cache_that_is_gone_is_an_error_of_the_benchmark():
+    """
+    Nothing listens at the address.
+    """
+    screen = SimpleNamespace(begin=lambda _what, _total: lambda _done: None)
+    bench: Any = SimpleNamespace(options=SimpleNamespace(rows=5), screen=screen)
+    source: Any = None
+
+    with pytest.raises(BenchError, match="the cache does not answer plain writes"):
+        measure_plain_writes(bench, source, "redis://127.0.0.1:1/0")
 
 
 def test_a_document_of_the_bulk_load_has_the_columns_and_no_version():

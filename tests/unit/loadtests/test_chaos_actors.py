@@ -7,8 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psycopg
 import pytest
 
+from towpath.loadtests.chaos import actor as actors
 from towpath.loadtests.chaos.alterations import TableAlterer
 from towpath.loadtests.chaos.context import (
     ChaosEnvironment,
@@ -127,3 +129,40 @@ def test_a_refused_step_of_the_killer_is_no_kill():
     result = ChaosResult(ChaosOptions(minutes=1, seed=0), {}, killed=counts)
 
     assert " 1 kills, " in result.line()
+
+
+class Refused(actors.Actor):
+    """Draws a number in each step; some steps are refused before they draw another."""
+
+    def __init__(self, environment: ChaosEnvironment, *refused: int) -> None:
+        super().__init__(environment, "one", "1", 0.0)
+        self.refused = refused
+        self.drawn: list[float] = []
+
+    def step(self, session: Any) -> None:
+        """Draw, and be refused or draw again; the tenth step is the last."""
+        del session
+        self.drawn.append(self.random.random())
+        if len(self.drawn) == 10:
+            self._stopping.set()
+        if len(self.drawn) in self.refused:
+            raise psycopg.errors.LockNotAvailable
+        self.random.random()
+
+
+def test_a_refused_step_changes_no_later_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    Which steps are refused depends on the machine, so a seed must not.
+    """
+    session = SimpleNamespace(closed=False)
+    monkeypatch.setattr(actors, "connect", lambda _: contextlib.nullcontext(session))
+
+    def drawn(*refused: int) -> list[float]:
+        one = Refused(nowhere(tmp_path), *refused)
+        with one:
+            one._thread.join()
+        return one.drawn
+
+    assert drawn() == drawn(2, 3, 7)

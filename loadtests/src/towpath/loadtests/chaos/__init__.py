@@ -7,6 +7,6 @@ that does not exist, so they are in the log before any query sees them. A reader
 consumes the topics continuously and checks each record. At the end of each round, its
 rows must equal those of the tables.
 
-One seed decides the steps of each actor and their order. How steps of different actors
-interleave depends on the machine.
+One seed decides the random choices of each step of each actor. How steps of different
+actors interleave, and so which of them the server refuses, depends on the machine.
 """

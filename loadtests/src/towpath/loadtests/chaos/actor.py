@@ -1,12 +1,14 @@
 """
 Actors: threads that take random steps, each in its own session.
 
-An actor's random choices depend only on the seed and its own name, never on what it
-reads, so that a seed repeats the steps of each actor. Steps that the server refuses
-(a lock timeout, a deadlock, a dropped column) are counted and not retried.
+An actor's random choices in a step depend only on the seed, its own name and the
+step's number, never on what earlier steps read or on whether the server refused them,
+so that a seed repeats the choices of each actor. Steps that the server refuses (a lock
+timeout, a deadlock, a dropped column) are counted and not retried.
 """
 
 import contextlib
+import itertools
 import threading
 from collections import Counter
 from random import Random
@@ -44,7 +46,8 @@ class Actor:
             pause_s: The longest pause between two steps.
         """
         self.counts: Counter[str] = Counter()
-        self.random = Random(f"{seed}.{name}")
+        self._seed = f"{seed}.{name}"
+        self.random = Random(self._seed)
         self.environment = environment
         self._pause_s = pause_s
         self._stopping = threading.Event()
@@ -98,12 +101,16 @@ class Actor:
     def _run(self) -> None:
         try:
             with connect(self.environment.dsn) as session:
-                while not self._stopping.is_set():
+                for number in itertools.takewhile(self._goes_on, itertools.count()):
+                    self.random.seed(f"{self._seed}.{number}")
                     self._try(session)
                     self.rest(self._pause_s)
                 self.finish(session)
         except BaseException as error:  # noqa: BLE001 - raised by check
             self._failure = error
+
+    def _goes_on(self, _number: int) -> bool:
+        return not self._stopping.is_set()
 
     def _try(self, session: Session) -> None:
         try:

@@ -152,7 +152,8 @@ def points_of(found: object, path: Path) -> tuple[Point, ...]:
     if not all(map(_is_point, points)) or not _is_line(points):
         message = (
             f"--load-shape: {path}: points must be pairs of a second and a factor of 0 "
-            "or more, from second 0 on and in order"
+            "or more, from second 0 on and in order, up to a later second and with a "
+            "factor above 0"
         )
         raise LoadOptionError(message)
     return tuple((float(at_s), float(factor)) for at_s, factor in points)

@@ -1,5 +1,11 @@
 """The bookkeeping of latency samples."""
 
+from types import SimpleNamespace
+
+import pytest
+import redis
+
+from towpath.loadtests.load.sampler import CacheProbe
 from towpath.loadtests.load.samples import LOST_AFTER_S, Latency, Samples, SinkReport
 
 
@@ -46,3 +52,19 @@ def test_a_sample_that_never_shows_is_lost():
     actual = (lost, samples.report())
 
     assert expected == actual
+
+
+def test_a_key_may_have_braces_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    """
+    A hash tag keeps its braces; only the place of the id is filled.
+    """
+    asked: list[str] = []
+    pipeline = SimpleNamespace(
+        hget=lambda key, _column: asked.append(key), execute=lambda: ["7"]
+    )
+    client = SimpleNamespace(pipeline=lambda **_: pipeline)
+    monkeypatch.setattr(redis.Redis, "from_url", lambda *_args, **_more: client)
+
+    found = CacheProbe("redis://c", "{shop}:orders:{}").find((7,))
+
+    assert ({7}, ["{shop}:orders:7"]) == (found, asked)

@@ -90,7 +90,8 @@ class CacheProbe:
     def find(self, order_ids: Sequence[int]) -> set[int]:
         pipeline = self._client.pipeline(transaction=False)
         for order_id in order_ids:
-            pipeline.hget(self._key.format(order_id), self._column)
+            # Braces besides these two are a part of the key, such as a hash tag.
+            pipeline.hget(self._key.replace("{}", str(order_id)), self._column)
         answers = pipeline.execute()
         return {
             order_id

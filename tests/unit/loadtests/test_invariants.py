@@ -6,6 +6,7 @@ from decimal import Decimal
 from types import SimpleNamespace
 
 import pytest
+import redis
 
 from towpath.loadtests.load.check import check_stores, readers
 from towpath.loadtests.load.invariants import (
@@ -14,6 +15,7 @@ from towpath.loadtests.load.invariants import (
     OrderRow,
     Units,
     findings,
+    read_cache,
     read_warehouse,
 )
 from towpath.schemas.clock import SystemClock
@@ -222,3 +224,50 @@ def test_a_line_without_its_order_is_no_failed_read():
     assert [
         "1 products differ in sold and ordered units: product a: 2 sold, 0 ordered"
     ] == findings(books, FIRST)
+
+
+class Cache:
+    """A server of hashes, whose scans return each key twice."""
+
+    def __init__(self, hashes):
+        self.hashes = hashes
+        self.asked = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def scan_iter(self, pattern, count):
+        """Yield the keys that begin like the pattern."""
+        del count
+        found = [key for key in self.hashes if key.startswith(pattern[:-1])]
+        yield from (*found, *found)
+
+    def pipeline(self, **_):
+        """Return a pipeline: the server itself."""
+        self.asked = []
+        return self
+
+    def hmget(self, key, names):
+        """Add the fields of a hash to the answers."""
+        self.asked.append([self.hashes[key].get(name) for name in names])
+
+    def execute(self):
+        """Return the answers."""
+        return self.asked
+
+
+def test_a_key_that_a_scan_returns_twice_is_read_once(monkeypatch):
+    """
+    A server that rehashes its keys meanwhile returns some of them again.
+    """
+    line = {"order_id": "2", "product_id": "a", "quantity": "3"}
+    hashes = {
+        "p:orders:2": {"id": "2", "status": "completed", "total": "12.50"},
+        "p:order_lines:2:1": line,
+    }
+    monkeypatch.setattr(redis.Redis, "from_url", lambda *_args, **_more: Cache(hashes))
+
+    assert Counter({"a": 3}) == read_cache("redis://c", "p").sold

@@ -287,8 +287,13 @@ class _Hashes:
     def read(self, table: str, *columns: str) -> Iterator[dict[str, str]]:
         """Yield the columns of each row; a hash of a deleted row has none of them."""
         keys: list[str] = []
+        seen: set[str] = set()
         pattern = f"{self._prefix}:{table}:*"
         for key in self._client.scan_iter(pattern, count=_AT_ONCE):
+            # A scan may return a key more than once.
+            if key in seen:
+                continue
+            seen.add(key)
             keys.append(key)
             if len(keys) == _AT_ONCE:
                 yield from self._rows(keys, columns)

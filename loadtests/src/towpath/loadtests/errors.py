@@ -39,10 +39,10 @@ class TargetUnavailableError(UnavailableError):
 class BenchError(UnavailableError):
     """A system or a part of the benchmark ended, or did not finish in time."""
 
-    remedy = "Read the log that the message names; --keep leaves all logs in place."
+    remedy = "Read the log that the message names, or all logs: --keep leaves them."
 
 
 class ChaosError(UnavailableError):
     """A part of the run could not be started or read."""
 
-    remedy = "Read the log that the message names; --keep leaves all logs in place."
+    remedy = "Read the log that the message names, or all logs: --keep leaves them."

@@ -180,7 +180,7 @@ def spread(rounds: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
 def ratio(
     ours: Mapping[str, Spread] | None, theirs: Mapping[str, Spread] | None, name: str
 ) -> float | None:
-    """Return the ratio of the medians of one figure, or None if a side lacks it."""
+    """Return the ratio of a figure's medians; None without one, or if theirs is 0."""
     if not ours or not theirs or name not in ours or name not in theirs:
         return None
     other = theirs[name].median

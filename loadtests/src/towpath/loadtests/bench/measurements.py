@@ -4,9 +4,9 @@ The measurements of one publisher: a drain, a kill, a steady load.
 - Drain: the rate at which a system publishes a committed backlog. The server's own
   decoding and ``pg_recvlogical``, which only decode, are measured beside it.
 - Kill: the cost of a ``kill -9`` in the middle of a drain. The system is killed once
-  the topic has a share of the backlog, and is started again at once. Lost and repeated
-  events are counted in the topic; the time to the first *new* event begins with the
-  second start.
+  the topic has a share of the backlog, or after 90 seconds, and is started again at
+  once. Lost and repeated events are counted in the topic; the time to the first *new*
+  event begins with the second start.
 - Steady load: ``pgbench`` commits at a rate, at random times, however far the system
   is behind. Latency is the time from the commit record to the broker's append, of every
   event after the warm-up.
@@ -127,7 +127,11 @@ def until_complete(
 
 
 def until_idle(bench: Bench, run: BenchRun) -> None:
-    """Wait until no more records are appended; a count alone may include repeats."""
+    """
+    Wait until no more records are appended; a count alone may include repeats.
+
+    The wait ends after two minutes although records are still appended.
+    """
     deadline = Deadline(bench.clock, _IDLE_WITHIN_S)
     count, since_s = -1, bench.clock.monotonic_s()
     while bench.clock.monotonic_s() - since_s < _IDLE_FOR_S and not deadline.passed():

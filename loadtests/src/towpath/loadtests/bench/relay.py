@@ -199,8 +199,8 @@ def search(
     """
     Return the best settings found: one change at a time, kept if it is clearly better.
 
-    At the end the settings found and those at the start are measured once more, so that
-    one lucky run decides nothing.
+    If a change was kept, the settings found and those at the start are measured once
+    more at the end, so that one lucky run decides nothing.
 
     Args:
         start: The settings to begin with.

@@ -282,7 +282,7 @@ def database(
 
 
 def _drop(environment: BenchEnvironment, name: str) -> None:
-    """Drop the database and its slots; ignore a server that is unreachable."""
+    """Drop the database and its slots; ignore errors, as of a server that is gone."""
     with (
         contextlib.suppress(psycopg.Error),
         psycopg.connect(environment.dsn, autocommit=True) as connection,

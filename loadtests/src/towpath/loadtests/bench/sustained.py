@@ -155,7 +155,7 @@ class SustainedRate:
         reached_per_s: The answered checkouts, or committed rows, a second.
         rows_per_s: Records of row changes that the relay published a second.
         events_per_s: Records of events that the relay published a second.
-        failures: Requests without an answer or not sent, and failed reads.
+        failures: Requests that failed or were not sent, and failed reads.
         restarts: Restarts of parts.
         readings: The lag that readers saw, by sink.
         saga: The time from a checkout to the end of its saga.

@@ -87,7 +87,7 @@ class LoadPlan:
 
     @property
     def duration_s(self) -> float:
-        """The time from the start of the load to its last planned commit."""
+        """The time from the start of the load to the last planned end."""
         ends_s = (one.at_s + one.held_s for each in self.writers for one in each)
         return max(ends_s, default=0.0)
 

@@ -134,7 +134,7 @@ class ChaosResult:
         options: The options of the run.
         settings: The relay's settings, drawn from the seed.
         rounds: Rounds that were checked.
-        elapsed_s: Seconds from the first step to the last check.
+        elapsed_s: Seconds from the start until the last round was delivered.
         written: Transactions, by kind.
         altered: Alterations, by kind.
         killed: Steps that killed, by victim; a relay may be killed twice in one.

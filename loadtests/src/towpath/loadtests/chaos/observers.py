@@ -78,7 +78,7 @@ class SourceObserver:
         return bool(self._one(_CONFIRMED, lsn, self._environment.prefix))
 
     def unfinished(self) -> list[str]:
-        """Describe the tables that are being read or are queued."""
+        """Describe tables that are queued, being read or paused, 20 at most."""
         return [
             f"{row[0]} {row[1]} is {row[2]} after {row[3]} rows: {row[4] or 'no error'}"
             for row in self.session.execute(_UNFINISHED)

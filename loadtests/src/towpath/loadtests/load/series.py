@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-# A plot has about this many steps, however long the run was.
+# A plot has at most this many steps, however long the run was.
 _STEPS: Final = 40
 
 Row = tuple[str, str]

@@ -266,7 +266,8 @@ def _expect(answer: requests.Response, status: int) -> None:
     if answer.status_code != status or not is_json:
         asked = f"{answer.request.method} {answer.request.path_url}"
         message = (
-            f"{answer.url} is not an orders service: {asked} gave {_described(answer)}"
+            f"{answer.url} gives no answer of an orders service: {asked} gave"
+            f" {_described(answer)}"
         )
         raise ShopUnavailableError(message)
 

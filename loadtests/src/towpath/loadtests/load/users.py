@@ -99,7 +99,7 @@ class Shopper(Shopping, ClosedLoop):
 
 
 class ReturningCustomer(Returning, ClosedLoop):
-    """Comes back to orders that were left open, and does nothing else."""
+    """Comes back to orders that were left open; if there is none, settles a new one."""
 
 
 class OpenLoop(Shopping, Returning):

@@ -48,7 +48,7 @@ class SinkProgress(NamedTuple):
 
     Attributes:
         records: Applied records.
-        at_ms: When the last batch was durable.
+        at_ms: When the sink wrote its file, as it does once a batch is durable.
         batches: Applied batches.
         retries: Retries after a failure.
         dead_letters: Records that became dead letters.

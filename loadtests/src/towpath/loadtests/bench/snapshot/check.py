@@ -57,9 +57,9 @@ class TableCheck(NamedTuple):
     ``lost`` keys and ``missing`` updates are not in the topic; ``changed`` keys end
     with a value other than the table's. ``stale`` READ rows are older than an earlier
     change, and ``outdated`` keys end with such a row. ``overtaken`` updates come after
-    a newer READ row, ``repeated`` ones come twice, and ``disordered`` ones come after a
-    newer update or in a second partition. ``unknown`` records have a key or a version
-    that was never written.
+    a newer READ row, and ``repeated`` ones come twice. ``disordered`` are updates that
+    come after a newer one, and all records of a key in a second partition. ``unknown``
+    are records of a key that the table lacks, and updates that were never committed.
     """
 
     rows: int

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from towpath.loadtests.bench.context import translated
 from towpath.loadtests.bench.sinks.catch_up import SinkCatchUp
 from towpath.loadtests.bench.snapshot.fill import run_load
 from towpath.loadtests.bench.snapshot.source import FillRun, Load
@@ -110,3 +112,11 @@ def test_a_load_that_ended_early_voids_the_run(tmp_path: Path, code: int):
 
     with pytest.raises(BenchError, match="pgbench: ended"), run_load(bench, run):
         until_ended(*psutil.Process().children())
+
+
+def test_an_answer_that_does_not_come_is_the_reason_of_an_error():
+    """
+    The future of a request to the broker times out without a text.
+    """
+    with pytest.raises(BenchError, match="failed: no answer in time"), translated():
+        Future[None]().result(0.0)

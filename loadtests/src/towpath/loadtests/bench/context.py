@@ -284,5 +284,7 @@ def translated() -> Iterator[None]:
     try:
         yield
     except (psycopg.Error, KafkaException, TimeoutError) as error:
-        message = f"a server of the benchmark failed: {error}".strip()
+        # A timeout of a future has no text.
+        reason = str(error).strip() or "no answer in time"
+        message = f"a server of the benchmark failed: {reason}"
         raise BenchError(message) from error

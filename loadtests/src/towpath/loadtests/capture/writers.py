@@ -221,8 +221,16 @@ class WriterProcess:
         self._pipe.close()
 
     def send(self) -> None:
-        """Let the process go on."""
-        self._pipe.send(None)
+        """
+        Let the process go on.
+
+        Raises:
+            BenchError: It ended.
+        """
+        try:
+            self._pipe.send(None)
+        except OSError as error:
+            raise _ended() from error
 
     def receive(self, within_s: float) -> Any:  # noqa: ANN401 - the program's own
         """
@@ -236,9 +244,8 @@ class WriterProcess:
             raise BenchError(message)
         try:
             received = self._pipe.recv()
-        except EOFError as error:
-            message = "a writer ended"
-            raise BenchError(message) from error
+        except (EOFError, OSError) as error:
+            raise _ended() from error
         if isinstance(received, _Failure):
             message = f"a writer failed: {received.reason}"
             raise BenchError(message)
@@ -248,6 +255,10 @@ class WriterProcess:
         """Kill the process with SIGKILL, and wait until it has ended."""
         self._process.kill()
         self._process.join()
+
+
+def _ended() -> BenchError:
+    return BenchError("a writer ended")
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The actors of chaos: a seed gives each the same steps again."""
 
 import contextlib
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,3 +167,22 @@ def test_a_refused_step_changes_no_later_choice(
         return one.drawn
 
     assert drawn() == drawn(2, 3, 7)
+
+
+def test_a_cancellation_that_fails_is_sent_again():
+    """
+    Without it, the commit would stay invisible, and its session would wait.
+    """
+    sent: list[int] = []
+    is_released = threading.Event()
+
+    def cancel(timeout: float) -> None:
+        del timeout
+        sent.append(1)
+        if len(sent) == 1:
+            raise psycopg.errors.CancellationTimeout
+        is_released.set()
+
+    session: Any = SimpleNamespace(execute=lambda _: None, cancel_safe=cancel)
+    with actors.LateCommit(session, 0.0):
+        assert is_released.wait(2.0)

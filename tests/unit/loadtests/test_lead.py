@@ -1,4 +1,4 @@
-"""The preparation of a run: a mistake leaves no process behind."""
+"""The preparation of a run: mistakes are found before the load."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 _PREPARATION = """
 from types import SimpleNamespace
 from towpath.loadtests.load import lead
-from towpath.loadtests.errors import TargetUnavailableError
+from towpath.loadtests.errors import LoadOptionError, TargetUnavailableError
 from towpath.schemas.clock import SystemClock
 
 def refuse(*_):
@@ -22,26 +22,41 @@ lead.targets_of = lambda _options: {"cache": {}}
 lead._store_check = lambda _options, _targets: check
 lead.LagSampling = refuse
 options = SimpleNamespace(
+    load_progress="",
+    load_report="",
     load_shape="",
     load_lag_interval=1.0,
     load_lag_after=0.0,
     load_lag_for=0.0,
     load_lag_lost_after=1.0,
 )
-try:
-    lead.prepare(options, "http://shop", refuse, SystemClock())
-except TargetUnavailableError as error:
-    print(error)
+
+def prepare():
+    try:
+        lead.prepare(options, "http://shop", refuse, SystemClock())
+    except (LoadOptionError, TargetUnavailableError) as error:
+        print(error)
+
+prepare()
+options.load_report = "/dev/null/report"
+prepare()
+options.load_progress = "/nowhere/progress.json"
+prepare()
 """
 
 
 @pytest.mark.timeout(30)
-def test_a_target_that_cannot_be_sampled_ends_the_check_too():
+def test_a_mistake_ends_the_preparation():
     """
-    The check's process was started before the sampler's.
+    The check's process, started before the sampler's, ends if that one cannot start.
     """
     done = subprocess.run(
         [sys.executable, "-c", _PREPARATION], capture_output=True, text=True, check=True
     )
 
-    assert ["the check is closed", "no cache"] == done.stdout.splitlines()
+    assert [
+        "the check is closed",
+        "no cache",
+        "--load-report: /dev/null/report is not a folder to write to",
+        "--load-progress: /nowhere/progress.json is not in a folder to write to",
+    ] == done.stdout.splitlines()

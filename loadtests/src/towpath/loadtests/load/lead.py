@@ -176,12 +176,13 @@ def prepare(
     Call the shop and each target once, so that a mistake is reported before the load.
 
     Raises:
-        LoadOptionError: The shop's address, the shape or its rate is missing or wrong.
+        LoadOptionError: Address, shape, rate or a folder is missing or wrong.
         ShopUnavailableError: The shop cannot be used there.
         CustomersError: The given customers cannot order.
         TargetUnavailableError: A sink's target cannot be sampled.
         ShopDatabaseError: The shop's database cannot be read.
     """
+    report.check_places(options)
     shape = _shape(options)
     address = shop_address(host)
     given = given_customers(options)

@@ -6,6 +6,7 @@ running load are also written as JSON for other processes. The plotting library 
 imported only when a report is written.
 """
 
+import argparse
 import csv
 import dataclasses
 import json
@@ -25,10 +26,11 @@ from locust.runners import MasterRunner
 from locust.stats import RequestStats, StatsEntry
 
 from towpath.loadtests.bench.machine import summary
+from towpath.loadtests.errors import LoadOptionError
 from towpath.loadtests.load import customers, users
 from towpath.loadtests.load.customers import options_of, runner_of
 from towpath.loadtests.load.lag import LagSample
-from towpath.loadtests.load.options import OPTIONS
+from towpath.loadtests.load.options import NO_REPORT, OPTIONS
 from towpath.loadtests.load.saga import (
     DECLINED,
     SagaReport,
@@ -140,6 +142,29 @@ def _reasons(stats: RequestStats) -> dict[str, int]:
         if _is_of_users(failure.method, failure.name):
             found[f"{failure.name}: {failure.error}"] += failure.occurrences
     return dict(found)
+
+
+def check_places(options: argparse.Namespace) -> None:
+    """
+    Check that the files of progress and report can be written.
+
+    Raises:
+        LoadOptionError: There is no such folder, or it cannot be written to.
+    """
+    progress, named = options.load_progress, options.load_report
+    if progress and not _is_writable(Path(progress).parent):
+        message = f"--load-progress: {progress} is not in a folder to write to"
+        raise LoadOptionError(message)
+    if named in {"", NO_REPORT}:
+        return
+    folder = Path(named).absolute()
+    if not _is_writable(next(p for p in (folder, *folder.parents) if p.exists())):
+        message = f"--load-report: {named} is not a folder to write to"
+        raise LoadOptionError(message)
+
+
+def _is_writable(folder: Path) -> bool:
+    return folder.is_dir() and os.access(folder, os.W_OK)
 
 
 def write_progress(load: LoadReport, lag: Mapping[str, Any], path: Path) -> None:

@@ -63,7 +63,11 @@ class RelayWay:
         """
         bench = self._run.bench
         self._pid = publishers.start_relay(bench, self._bench_run, (TABLE,))
-        self._wait(lambda state: state.is_active, "it does not read its slot")
+        try:
+            self._wait(lambda state: state.is_active, "it does not read its slot")
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,8 +1,8 @@
 """
 The broker: topics with append times, their end offsets, and their records.
 
-``LogAppendTime`` is the broker's default while a benchmark runs, because the compared
-systems create their topics themselves, each in its own way.
+``LogAppendTime`` is the broker's default while systems that write to it are compared,
+because the relay creates its topics itself.
 """
 
 from collections.abc import Iterator, Mapping

@@ -136,8 +136,8 @@ class SinkCatchUp:
             sink: The sink's name.
             pids: The target's process, by sink.
             workers: The engine's workers, whose executors are watched; the figures are
-                then those of the second half of the backlog. ``None``: the engine runs
-                on one machine, and the figures are those of the whole run.
+                then those of the second half of the backlog, also without a worker.
+                ``None``: the figures are those of the whole run.
         """
         self._bench = backlog.bench
         self._backlog = backlog

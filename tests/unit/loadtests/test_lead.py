@@ -44,6 +44,50 @@ options.load_progress = "/nowhere/progress.json"
 prepare()
 """
 
+_ABANDONED_RUN = """
+from types import SimpleNamespace
+from locust.stats import RequestStats
+from towpath.loadtests.load import lead
+from towpath.schemas.clock import SystemClock
+
+def documents():
+    # Another run begins while the check waits for the last orders.
+    run.abandon()
+    yield from ()
+
+check = SimpleNamespace(
+    send=lambda _line: None,
+    documents=documents,
+    kill=lambda: print("killed"),
+    close=lambda: print("closed"),
+)
+options = SimpleNamespace(
+    load_progress="", load_report="none", csv_prefix=None, headless=False
+)
+environment = SimpleNamespace(
+    parsed_options=options, stats=RequestStats(), process_exit_code=None
+)
+prepared = lead.Prepared("http://shop", (), None, None, check)
+run = lead.LedRun(environment, prepared, SystemClock())
+run.end()
+print(environment.process_exit_code)
+"""
+
+
+@pytest.mark.timeout(30)
+def test_stores_are_not_checked_while_another_run_writes():
+    """
+    Its open orders would be contradictions of the run before.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", _ABANDONED_RUN],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert ["killed", "closed", "None"] == done.stdout.splitlines()
+
 
 @pytest.mark.timeout(30)
 def test_a_mistake_ends_the_preparation():

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from towpath.loadtests.bench.context import translated
+from towpath.loadtests.bench.publishers import ClientProgram
 from towpath.loadtests.bench.sinks.catch_up import SinkCatchUp
 from towpath.loadtests.bench.snapshot.fill import run_load
 from towpath.loadtests.bench.snapshot.source import FillRun, Load
@@ -120,3 +121,18 @@ def test_an_answer_that_does_not_come_is_the_reason_of_an_error():
     """
     with pytest.raises(BenchError, match="failed: no answer in time"), translated():
         Future[None]().result(0.0)
+
+
+def test_a_program_that_is_missing_is_an_error_of_the_benchmark(tmp_path: Path):
+    """
+    A system's Postgres may come without pgbench.
+    """
+    environment: Any = SimpleNamespace(
+        folder=tmp_path,
+        env={},
+        launcher=SimpleNamespace(log=lambda name: tmp_path / f"{name}.log"),
+    )
+    program = ClientProgram(environment, "pgbench", (str(tmp_path / "pgbench"),))
+
+    with pytest.raises(BenchError, match="pgbench cannot be started"), program:
+        pass

@@ -105,14 +105,18 @@ class ClientProgram:
 
     def __enter__(self) -> Self:
         with self._log.open("ab") as output:
-            self._process = subprocess.Popen(  # noqa: S603 - our own words
-                self._words,
-                cwd=self._environment.folder,
-                env=dict(self._environment.env),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - our own words
+                    self._words,
+                    cwd=self._environment.folder,
+                    env=dict(self._environment.env),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+            except OSError as error:
+                message = f"{self._name} cannot be started: {error}"
+                raise BenchError(message) from error
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -337,8 +337,8 @@ def _invariants(findings: Mapping[str, Sequence[str]]) -> Iterator[str]:
     yield from ("", "## Invariants", "")
     if not findings:
         yield (
-            "Money, stock and parcels were not checked: `--load-dsn` names no database, "
-            "or another run began."
+            "Money, stock and parcels were not checked: `--load-dsn` names no database,"
+            " or another run began."
         )
     for store, sentences in findings.items():
         yield from (f"- {store}: {sentence}" for sentence in sentences)

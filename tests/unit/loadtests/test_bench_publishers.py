@@ -55,7 +55,7 @@ def test_stock_settings_are_defaults_and_tuned_ones_fit_the_case(
     system, is_steady, tuned
 ):
     """
-    A drain uses large batches; a steady load uses no linger.
+    A drain uses large batches; a steady load lingers for a millisecond.
     """
     assert tuned == TUNED & set(settings_of(system, is_steady=is_steady))
 

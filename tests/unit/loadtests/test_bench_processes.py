@@ -110,9 +110,10 @@ def test_a_load_that_ended_early_voids_the_run(tmp_path: Path, code: int):
     bench: Any = SimpleNamespace(environment=environment, options=options)
     source: Any = SimpleNamespace(dsn="postgresql://h/d")
     run = FillRun(system="relay", name="x", source=source, load=Load.UPDATES)
+    before = psutil.Process().children()
 
     with pytest.raises(BenchError, match="pgbench: ended"), run_load(bench, run):
-        until_ended(*psutil.Process().children())
+        until_ended(*(p for p in psutil.Process().children() if p not in before))
 
 
 def test_an_answer_that_does_not_come_is_the_reason_of_an_error():

@@ -239,7 +239,7 @@ def test_a_slot_of_another_owner_is_refused():
                     "towpath.signal": NAMED,
                 }
             ),
-            '"shop"."orders" (id, note)',
+            '"shop"."orders" ("id", "note")',
         ),
     ],
 )

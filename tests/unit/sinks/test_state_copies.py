@@ -373,11 +373,11 @@ def test_an_interrupted_replacement_is_repeated(first, second, monkeypatch):
     assert first.files().keys() <= second.files().keys()
 
 
-def test_a_replacement_is_told_although_the_claim_failed_at_its_end(
+def test_a_replacement_is_reported_although_the_claim_failed_at_its_end(
     first, second, monkeypatch
 ):
     """
-    Whoever has read the former folder reads it again.
+    A reader of the former folder reads it again.
     """
     first.copies.release()
     second.put("progress.json", b'{"batches": 1}')

@@ -2,9 +2,9 @@
 The relay's statistics as Prometheus metrics, which ``docs/metrics.md`` explains.
 
 Every label is bounded by the configuration or the code: captured tables, constant
-reasons, the states of Postgres and snapshots. What is not known (yet, or on this
-server) about the slot, the snapshots, the last transaction and the age of the heartbeat
-is missing rather than zero.
+reasons, the states of Postgres and snapshots. Figures about the slot, the snapshots,
+the last transaction and the age of the heartbeat are missing rather than zero while
+they are not known, or if this server does not have them.
 """
 
 import importlib.metadata

@@ -375,7 +375,7 @@ def _column_list_findings(
 
 def publish_again(publication: str, name: str, published: PublishedTable) -> str:
     """
-    Return the statements that publish a table anew, with other columns or rows.
+    Return the statements that replace the columns or rows of a published table.
 
     SET TABLE would remove all other tables. In one transaction no change is missed.
     """

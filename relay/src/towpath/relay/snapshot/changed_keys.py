@@ -247,7 +247,7 @@ class ChangedKeyFeeds:
         self.tables: dict[int, ChangedKeyFeed] = {}
         self.aggregates: dict[str, ChangedKeyFeed] = {}
         self.reordered: set[int] = set()
-        self._reordered_of: dict[object, frozenset[int]] = {}
+        self._reordered_of: dict[str, frozenset[int]] = {}
         self._views = views
 
     @property
@@ -255,8 +255,8 @@ class ChangedKeyFeeds:
         """The collections that are aggregate views."""
         return self._views.keys()
 
-    def set_reordered(self, queue: object, oids: Iterable[int]) -> None:
-        """Replace the reordered tables of one queue; those of other queues stay."""
+    def set_reordered(self, queue: str, oids: Iterable[int]) -> None:
+        """Replace the reordered tables of a named queue; those of others stay."""
         self._reordered_of[queue] = frozenset(oids)
         self.reordered.clear()
         self.reordered.update(*self._reordered_of.values())

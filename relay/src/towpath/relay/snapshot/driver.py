@@ -126,9 +126,11 @@ class SnapshotDriver:
         def queue(policy: QueuePolicy) -> SnapshotQueue:
             return SnapshotQueue(services, limits, self.changed_keys, points, policy)
 
-        self._key_requests = queue(QueuePolicy(1, None))
-        self._listed_keys = queue(QueuePolicy(1, None))
-        self._whole_tables = queue(QueuePolicy(limits.readers, throttle, TINY_AHEAD))
+        self._key_requests = queue(QueuePolicy("key requests", 1))
+        self._listed_keys = queue(QueuePolicy("listed keys", 1))
+        self._whole_tables = queue(
+            QueuePolicy("whole tables", limits.readers, throttle, TINY_AHEAD)
+        )
         # Whole tables come last: they may end once the key requests have ended.
         self._queues = (self._key_requests, self._listed_keys, self._whole_tables)
         self._storing: dict[str, tuple[StoredTable, ...]] = {}

@@ -374,7 +374,7 @@ class SnapshotQueue:
             for table in run.tables
             if table.order_by and not table.has_ended
         )
-        self._feeds.set_reordered(self, oids)
+        self._feeds.set_reordered(self._policy.name, oids)
 
     def _with_notifications(
         self, name: _Name, effects: Iterable[Effect]

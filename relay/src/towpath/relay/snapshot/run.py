@@ -144,12 +144,14 @@ class QueuePolicy(NamedTuple):
     How a queue reads.
 
     Attributes:
+        name: Its name among the queues.
         readers: The number of tables, and ranges of a table, read at the same time.
         throttle: The conditions under which it yields; None: it never does.
         ahead: The number of further tables that are begun while tables turn out to be
             tiny, so that they do not wait for each other's round trips.
     """
 
+    name: str
     readers: int
-    throttle: Throttle | None
+    throttle: Throttle | None = None
     ahead: int = 0

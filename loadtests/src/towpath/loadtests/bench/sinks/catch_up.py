@@ -220,7 +220,8 @@ class SinkCatchUp:
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
             if process.status() != psutil.STATUS_ZOMBIE:
-                return process.children(recursive=True)
+                children: list[psutil.Process] = process.children(recursive=True)
+                return children
         raise failure(self._bench.environment, self._name, if_ended)
 
     def _end(self, what: str) -> NoReturn:

@@ -6,6 +6,7 @@ The worker removes it, and if the worker was killed, its watcher does.
 """
 
 import contextlib
+import gc
 import logging
 import os
 import shutil
@@ -30,6 +31,8 @@ from towpath.sinks.jars import java, store
 from towpath.sinks.ports import SqlSession
 from towpath.sinks.targets.warehouse.client import catalog_conf
 
+# Until the tests are collected there is no garbage worth a look.
+gc.disable()
 # No deadline per example: on a busy machine it measures other processes.
 settings.register_profile("dev", max_examples=200, deadline=None)
 settings.register_profile("ci", max_examples=5_000, deadline=None)
@@ -97,6 +100,13 @@ def pytest_collection_modifyitems(session, config, items):
         workers.put_in_order(items, float(config.getini("timeout")))
 
 
+def pytest_collection_finish():
+    """Exempt what collection has made from garbage collection: it lives to the end."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_xdist_make_scheduler(config, log):
     """Share the tests out by pieces."""
     return workers.Pieces(config, log)
@@ -145,7 +155,7 @@ def stack() -> Iterator[LazyStack]:
     remains.collect_abandoned()
     folder = Path(tempfile.mkdtemp(prefix=remains.FOLDERS))
     (folder / "owner").write_text(str(os.getpid()), encoding="utf-8")
-    lazy = LazyStack(folder)
+    lazy = LazyStack(remains.stack_of(folder))
     try:
         yield lazy
     finally:

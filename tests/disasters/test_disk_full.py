@@ -55,7 +55,7 @@ def say_last(stack: Stack, name: str, text: str) -> None:
 @pytest.fixture
 def alone(tmp_path_factory) -> Iterator[LazyStack]:
     """Provide a stack of the test's own, whose Kafka it may end."""
-    made = LazyStack(tmp_path_factory.mktemp("alone"))
+    made = LazyStack(Stack(tmp_path_factory.mktemp("alone")))
     yield made
     made.stack.purge()
 

@@ -20,7 +20,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from towpath.deploy.local import lifecycle
-from towpath.deploy.local.stack import LazyStack
+from towpath.deploy.local.stack import LazyStack, Stack
 from towpath.relay.__main__ import init
 from towpath.schemas.clock import Deadline, SystemClock
 
@@ -71,7 +71,7 @@ class Rig:
     """A stack, a prepared source and one relay process."""
 
     def __init__(self, folder: Path) -> None:
-        self.stack = LazyStack(folder)
+        self.stack = LazyStack(Stack(folder))
         self.stack.up("postgres", "kafka")
         self.source = psycopg.connect(self.stack.dsn("shop"), autocommit=True)
         config = folder / "towpath.toml"

@@ -96,21 +96,26 @@ class PostgresHome:
         return self.folder / "data"
 
 
-def home_of(state: StateFolder, programs: Path | None = None) -> PostgresHome:
+def home_of(
+    state: StateFolder, programs: Path | None = None, folder: Path | None = None
+) -> PostgresHome:
     """
     Return the home of a state folder's Postgres; nothing is created.
 
     Args:
         state: The state folder.
         programs: The folder with ``bin`` of a server other than the packaged one.
+        folder: The folder of the data if it is not the usual one. Started by root, it
+            must be in a folder that ``nobody`` may enter.
     """
     if os.geteuid() != 0:
         programs = programs or _packages() / _PROGRAMS
-        return PostgresHome(programs=programs, folder=state.data("postgres"), user=None)
+        folder = folder or state.data("postgres")
+        return PostgresHome(programs=programs, folder=folder, user=None)
     entry = pwd.getpwnam("nobody")
     return PostgresHome(
         programs=programs or _copy() / _PROGRAMS,
-        folder=ROOTS_FOLDER / f"data-{state.name}",
+        folder=folder or ROOTS_FOLDER / f"data-{state.name}",
         user=User(entry.pw_uid, entry.pw_gid),
     )
 
@@ -207,9 +212,14 @@ _SETTINGS: Final = {
 }
 
 
-def part(state: StateFolder, port: int, programs: Path | None = None) -> Part:
-    """Describe the Postgres part; ``programs`` replaces the packaged server."""
-    home = home_of(state, programs)
+def part(
+    state: StateFolder,
+    port: int,
+    programs: Path | None = None,
+    folder: Path | None = None,
+) -> Part:
+    """Describe the Postgres part; ``home_of`` explains programs and folder."""
+    home = home_of(state, programs, folder)
     settings = {**_SETTINGS, "port": str(port)}
     flags = (w for name, text in settings.items() for w in ("-c", f"{name}={text}"))
     return Part(

@@ -76,7 +76,10 @@ class Stack:
     """The local stack of one state folder."""
 
     def __init__(
-        self, state_folder: Path, postgres_programs: Path | None = None
+        self,
+        state_folder: Path,
+        postgres_programs: Path | None = None,
+        postgres_folder: Path | None = None,
     ) -> None:
         """
         Describe the stack, without creating anything.
@@ -84,9 +87,11 @@ class Stack:
         Args:
             state_folder: Its state folder.
             postgres_programs: Programs of a Postgres other than the packaged one.
+            postgres_folder: The folder of its data if it is not the usual one.
         """
         self.state = StateFolder(state_folder.resolve())
         self._postgres_programs = postgres_programs
+        self._postgres_folder = postgres_folder
         self._choosing = threading.Lock()
 
     def up(
@@ -159,7 +164,8 @@ class Stack:
     def purge(self) -> None:
         """Stop all parts and remove their data, logs and ports."""
         self.down(within_s=_PURGED_WITHIN_S)
-        postgres.remove_home(postgres.home_of(self.state))
+        home = postgres.home_of(self.state, folder=self._postgres_folder)
+        postgres.remove_home(home)
         for folder in (
             self.state.stack,
             self.state.root / "logs",
@@ -223,7 +229,10 @@ class Stack:
         """Describe the parts whose ports are known."""
         makers: dict[str, Callable[[], Part]] = {
             "postgres": lambda: postgres.part(
-                self.state, known["postgres"], self._postgres_programs
+                self.state,
+                known["postgres"],
+                self._postgres_programs,
+                self._postgres_folder,
             ),
             "kafka": lambda: servers.kafka_part(
                 self.state, known["kafka"], known["kafka-controller"]
@@ -288,8 +297,8 @@ def _report_nothing(*_: str) -> None:
 class LazyStack:
     """The addresses of a stack; reading one starts the part behind it."""
 
-    def __init__(self, state_folder: Path) -> None:
-        self.stack = Stack(state_folder)
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
         self._started: set[str] = set()
         self._lock = threading.Lock()
 

@@ -13,6 +13,7 @@ from towpath.relay.commands.dead_letters import (
     chosen,
     listed,
     parked_events,
+    placed_records,
     publishable,
     release_of,
 )
@@ -103,6 +104,20 @@ def test_an_event_is_published_to_the_partition_that_its_row_named(
 
     assert read.record is not None
     assert partition == read.record.partition
+
+
+def test_an_event_whose_partition_does_not_exist_is_published_by_its_key():
+    """
+    Such an event parks its aggregate, and the later ones name the same partition.
+    """
+    named = [
+        Record("event.order", b"7", b"{}", [], b"", 0, 9, partition)
+        for partition in (ANY_PARTITION, 2, 3)
+    ]
+
+    assert [ANY_PARTITION, 2, ANY_PARTITION] == [
+        record.partition for record in placed_records(named, {"event.order": 3})
+    ]
 
 
 def test_a_released_aggregate_has_no_letters():

@@ -213,7 +213,9 @@ def release_aggregate(
         aggregate = chosen(parked, kind, id_)
         letters = parked[aggregate]
         records = publishable(letters, drops=drops) if publishes else []
-        publish_now(settings.kafka, *records)
+        with TopicReader(settings.kafka) as reader:
+            placed = placed_records(records, reader.partition_counts())
+        publish_now(settings.kafka, *placed)
         publish_now(
             settings.kafka, release_of(source.prefix, aggregate, letters[-1].position)
         )
@@ -236,6 +238,18 @@ def publishable(letters: Sequence[RelayDeadLetter], *, drops: bool) -> list[Reco
             )
             raise StateRefusedError(reason)
     return [letter.record for letter in letters if letter.record is not None]
+
+
+def placed_records(
+    records: Iterable[Record], counts: Mapping[str, int]
+) -> list[Record]:
+    """Return records to publish; the key places one whose topic lacks its partition."""
+    return [
+        record
+        if record.partition < counts.get(record.topic, 0)
+        else record._replace(partition=ANY_PARTITION)
+        for record in records
+    ]
 
 
 def release_of(prefix: str, aggregate: Aggregate, position: bytes) -> Record:

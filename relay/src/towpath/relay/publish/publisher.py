@@ -222,8 +222,7 @@ class Publisher:
         """
         record, facts = self._with_facts(record)
         if record.partition >= self.partition_count(record.topic, record.position):
-            placed_by_key = record._replace(partition=ANY_PARTITION)
-            record, facts = self._dead_letter(placed_by_key, NO_SUCH_PARTITION)
+            record, facts = self._dead_letter(record, NO_SUCH_PARTITION)
         if record.key is None and facts.is_compacted:
             record, facts = self._dead_letter(record, NO_KEY)
         if record.size > facts.limit_bytes:

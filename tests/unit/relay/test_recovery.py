@@ -7,13 +7,11 @@ import pytest
 
 from support.copying import replace
 from towpath.relay import recover
-from towpath.relay.errors import StateLostError
 from towpath.relay.kafka.recovery import Tails
 from towpath.relay.recovery.marks import Confirmed
 from towpath.relay.recovery.state import (
     State,
     changed_settings,
-    parse_state,
     publishing_settings,
     with_stored,
 )
@@ -135,34 +133,3 @@ def test_stored_settings_keep_the_names_of_tables(name: str):
 
     assert ("source.publication", "source.tables") == changed_settings(other, stored)
     assert settings == with_stored(other, stored)
-
-
-@pytest.mark.parametrize(
-    ("key", "document"),
-    [
-        ("delivery", {"mode": "exactly-twice"}),
-        ("settings", [1]),
-        ("settings", {"relay": "json"}),
-    ],
-)
-def test_a_state_of_another_release_is_one_error(key: str, document: object):
-    """
-    A mode or a form that this release does not know is a lost state.
-    """
-    with pytest.raises(StateLostError, match="invalid value"):
-        parse_state({key: orjson.dumps(document)})
-
-
-def test_stored_settings_of_a_newer_release_are_one_error():
-    """
-    A section that this release does not have cannot be applied.
-    """
-    settings = Settings(
-        version=1,
-        source=(Source(dsn="postgresql://x/y"),),
-        kafka=Kafka(bootstrap_servers="x"),
-    )
-    stored = {"source": {}, "relay": {"news": {"a": 1}}}
-
-    with pytest.raises(StateLostError, match="stored settings"):
-        with_stored(settings, stored)

@@ -42,7 +42,7 @@ from towpath.relay.recovery.marks import (
     parse_marks,
 )
 from towpath.schemas import topics
-from towpath.settings import DeliveryMode, Relay, Settings, Source
+from towpath.settings import Relay, Settings, Source
 from towpath.settings.section import STORED
 
 LINEAGE_KEY: Final = "lineage"
@@ -118,22 +118,11 @@ def _parse(documents: Mapping[str, Any]) -> State:
             for key, document in documents.items()
             if key.startswith(MARKS_KEY) and (former := parse_former(document))
         },
-        settings=_settings(documents.get(SETTINGS_KEY)),
-        delivery=_delivery(documents.get(DELIVERY_KEY)),
+        settings=documents.get(SETTINGS_KEY),
+        delivery=documents.get(DELIVERY_KEY, {}).get("mode"),
         skips=_skips(documents, is_done=False),
         skipped_log_lsns=_skips(documents, is_done=True),
     )
-
-
-def _settings(document: StateDocument | None) -> StateDocument | None:
-    if document is None:
-        return None
-    return {section: dict(values) for section, values in document.items()}
-
-
-def _delivery(document: StateDocument | None) -> str | None:
-    mode = None if document is None else document.get("mode")
-    return None if mode is None else DeliveryMode(mode)
 
 
 def _skips(documents: Mapping[str, Any], *, is_done: bool) -> frozenset[int]:
@@ -190,18 +179,18 @@ def with_stored(settings: Settings, stored: Mapping[str, Any]) -> Settings:
     Raises:
         StateLostError: The stored settings are invalid.
     """
-    source = settings.database.model_dump() | stored.get("source", {})
+    source = settings.database.model_dump() | dict(stored["source"])
     relay = settings.relay.model_dump()
+    for name, value in stored["relay"].items():
+        relay[name] = relay[name] | value if isinstance(value, dict) else value
     try:
-        for name, value in stored.get("relay", {}).items():
-            relay[name] = relay[name] | value if isinstance(value, dict) else value
         return settings.model_copy(
             update={
                 "source": (Source.model_validate(source, context=STORED),),
                 "relay": Relay.model_validate(relay, context=STORED),
             }
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except ValueError as error:
         reason = f"the stored settings cannot be read: {error}"
         raise StateLostError(reason) from error
 

@@ -295,6 +295,23 @@ def test_a_repeated_truncate_reaches_the_former_partitions_only():
     )
 
 
+def test_a_repeated_table_event_empties_the_former_partitions_only():
+    """
+    Its records are those of the first run, and none is a dead letter.
+    """
+    event = {"schema": "s", "table": "t", "oid": 42, "renamed_to": None}
+    event |= {"relay": "towpath", "event": "DROPPED", "on_drop": "truncate"}
+    content = orjson.dumps({**event, "empties": True, "is_swept": False})
+    head = b"M\x01" + bytes(8) + b"towpath.table\0"
+    message = head + len(content).to_bytes(4, "big") + content
+    bench = Bench(partitions=4, former={"towpath.s.t": (FormerCount(2, b"f"),)})
+    bench.stream.reads.append(transaction(START + 8, message))
+    bench.turn(1)
+    emptied = [r.partition for r in bench.producer.records if r.topic == "towpath.s.t"]
+
+    assert ([0, 1], 0) == (sorted(emptied), total(bench.stats.dead_letters))
+
+
 def test_a_stop_finishes_the_open_transaction_only():
     """
     The open transaction is completed and confirmed; later ones are streamed again.

@@ -114,8 +114,8 @@ _SKIP_CONSEQUENCES: Final = """\
 The transaction that commits at {lsn} will not be published. Its messages are written
 unchanged to the dead letters ({dead}), and later transactions are published.
 
-- It is never published later, and no command replays it: correct its rows in the
-  source by the messages in the dead letters.
+- It is never published later, and no command replays it. The dead letters contain its
+  rows; write them again in the source, corrected.
 - Other events of the same aggregates are published without it.
 - Once the relay has confirmed it, Postgres drops its log: a slot never goes back.
 - The relay reads this request when it starts or reconnects: restart it if it runs.

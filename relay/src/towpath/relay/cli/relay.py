@@ -253,7 +253,7 @@ def _settings(config: ConfigOption) -> "Settings":
     return read_settings(config)
 
 
-# A century: dates end in the year 1.
+# A century: the time that it gives must be a date after the year 1.
 _MAX_KEEP_DAYS: Final = 36_500
 
 KeepOption = Annotated[

@@ -311,8 +311,9 @@ def filler(schema: Schema, placeholder: str) -> bytes | None:
     """
     Return the placeholder of a column; None if its type cannot express one.
 
-    A value that is written as a number cannot, as it would look like data. The header
-    ``unchanged`` names every unchanged column, with or without a placeholder.
+    A value that is written as a number or a boolean cannot, as it would look like data.
+    The header ``unchanged`` names every unchanged column, with or without a
+    placeholder.
     """
     marker = placeholder_bytes(placeholder)
     if schema.kind == "string":

@@ -1,12 +1,15 @@
 """The sinks' clients as the client library itself describes them."""
 
 import logging
+from types import SimpleNamespace
 
+import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from support.relay_bench import Clock
 from towpath.settings import Kafka, Registry, Settings, Source
-from towpath.sinks.kafka import client
+from towpath.sinks.errors import BrokerUnavailableError
+from towpath.sinks.kafka import client, progress_topic
 from towpath.sinks.kafka.progress_topic import ProgressTopic
 
 
@@ -66,7 +69,7 @@ def test_progress_is_published_again_after_a_clients_fatal_error(monkeypatch):
             """Call no callback."""
 
     fine = Fine()
-    made = iter((Broken(), fine))
+    made = iter((Broken(), Broken(), fine))
     monkeypatch.setattr(client, "Producer", lambda _: next(made))
     settings = Settings(
         version=1,
@@ -75,7 +78,11 @@ def test_progress_is_published_again_after_a_clients_fatal_error(monkeypatch):
         registry=Registry(url="x"),
     )
     topic = ProgressTopic(settings, Clock())
+    known = SimpleNamespace(names=lambda: {topic.name})
+    monkeypatch.setattr(progress_topic, "Topics", lambda _: known)
     topic.send("cache", b"1")
+    with pytest.raises(BrokerUnavailableError):
+        topic.drop("cache")
     topic.send("cache", b"2")
 
     assert (1, [b"2"]) == (topic.failures("cache"), fine.records)

@@ -226,6 +226,8 @@ class ProgressTopic:
             if producer.flush(REQUEST_TIMEOUT_S):
                 failures.append("no answer in time")
         except KafkaException as error:
+            # A client with a fatal error stays unusable.
+            self._producer = None
             raise unavailable(error) from error
         if failures:
             message = f"Kafka: {self.name}: {failures[0]}"

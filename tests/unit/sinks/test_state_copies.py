@@ -13,7 +13,6 @@ from towpath.sinks.errors import (
     BrokerUnavailableError,
     SinkRunsElsewhereError,
     SinkTakenOverError,
-    StateNotWrittenError,
 )
 from towpath.sinks.state import copies
 from towpath.sinks.state.copies import (
@@ -371,28 +370,6 @@ def test_an_interrupted_replacement_is_repeated(first, second, monkeypatch):
 
     assert second.restarted().copies.claim()
     assert first.files().keys() <= second.files().keys()
-
-
-def test_a_replacement_is_reported_although_the_claim_failed_at_its_end(
-    first, second, monkeypatch
-):
-    """
-    A reader of the former folder reads it again.
-    """
-    first.copies.release()
-    second.put("progress.json", b'{"batches": 1}')
-
-    def refuse(_content):
-        message = "disk full"
-        raise StateNotWrittenError(message)
-
-    monkeypatch.setattr(second.copies._own, "keep", refuse)
-    with pytest.raises(StateNotWrittenError):
-        second.copies.claim()
-    monkeypatch.undo()
-
-    assert second.copies.claim()
-    assert first.files()["progress.json"] == second.files()["progress.json"]
 
 
 def test_an_owner_without_an_answer_begins_no_call_when_another_takes_over(

@@ -155,8 +155,6 @@ class StateCopies:
         self._store = store
         self._clock = clock
         self._own = JsonFile[str | int](folder / _COPIES_FILE)
-        # The id of a folder that has none yet.
-        self._new_id = uuid.uuid4().hex
         self._owner: Owner | None = None
         # Why this is not the owner.
         self._failure: TowpathError = SinkRunsElsewhereError("not claimed yet")
@@ -187,7 +185,7 @@ class StateCopies:
 
     def _claim(self) -> bool:
         mine = self._own.read()
-        id_ = str(mine.get("id") or self._new_id)
+        id_ = str(mine.get("id") or uuid.uuid4().hex)
         self._require_silence(id_)
         self._store.fence()
         # After the fence, so that nothing can follow what is read.
@@ -201,13 +199,7 @@ class StateCopies:
         self._stored, self._parts = {}, _parts_in(records)
         self._owner = Owner(id_, before.number, is_running=True)
         self.was_running = before.is_running
-        try:
-            self._store_changes(is_running=True)
-        except BaseException:
-            # The next claim replaces the folder again, and returns that it has.
-            if is_replaced:
-                self._owner = None
-            raise
+        self._store_changes(is_running=True)
         return is_replaced
 
     def save(self) -> None:

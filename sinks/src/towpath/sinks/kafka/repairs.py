@@ -149,8 +149,8 @@ class KafkaRepairs:
             return self._collections[route.name]
         announced = announced_name(self._settings, route)
         found = collection_of(self._settings, route, announced)
-        # The relay may announce the table later.
-        if announced is not None or not _needs_announcement(self._settings, route):
+        # Without a name, the relay may announce the table later.
+        if announced is not None:
             self._collections[route.name] = found
         return found
 
@@ -230,7 +230,9 @@ def announced_name(settings: Settings, route: Route) -> TableName | None:
     Raises:
         BrokerUnavailableError: The broker does not answer.
     """
-    if not _needs_announcement(settings, route):
+    is_named = table_behind(settings, route.topic) in settings.capture.names
+    is_of_table = route.kind is RouteKind.TABLE
+    if is_named or not is_of_table or not settings.capture.expressions:
         return None
     relations = KafkaRelations(settings.kafka, settings.database.prefix)
     with closing(relations) as announced:
@@ -238,13 +240,6 @@ def announced_name(settings: Settings, route: Route) -> TableName | None:
             return announced.shape(route.topic).full_name
         except ShapeUnknownError:
             return None
-
-
-def _needs_announcement(settings: Settings, route: Route) -> bool:
-    """Return whether only an announcement tells the table of a route for certain."""
-    if route.kind is not RouteKind.TABLE or not settings.capture.expressions:
-        return False
-    return table_behind(settings, route.topic) not in settings.capture.names
 
 
 def collection_of(

@@ -115,9 +115,11 @@ class Sweeps:
         is_changed = False
         for floor in complete:
             delivered = self._delivered.get(floor.route, {})
-            own = _name(floor)
-            ended = [n for n in delivered if " " not in n and n < floor.position]
-            for name in [own] if floor.is_end_only and own in delivered else ended:
+            for name in list(delivered):
+                is_lower = " " not in name and name < floor.position
+                is_own_end = floor.is_end_only and name == _name(floor)
+                if not (is_lower or is_own_end):
+                    continue
                 is_changed |= delivered[name].pop(floor.origin.topic, None) is not None
                 if not delivered[name]:
                     del delivered[name]

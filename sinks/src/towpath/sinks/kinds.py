@@ -223,7 +223,7 @@ class SinkParts:
 @dataclass(frozen=True, slots=True)
 class ExecutorParts:
     """
-    The services that a sink on an executor may use: some of ``SinkParts``, and one.
+    The parts that a sink on an executor may use: some of ``SinkParts``, and one more.
 
     It has no files and requests no rows: the driver's sink does the rest.
 

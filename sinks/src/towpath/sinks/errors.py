@@ -197,7 +197,7 @@ class JarsError(UnavailableError):
 
     remedy = (
         "Read the reason, check the network, and run the command again; towpath sink "
-        "fetch-jars fetches a driver's archives. Complete ones are kept."
+        "fetch-jars fetches a driver's archives, and keeps complete ones."
     )
 
 

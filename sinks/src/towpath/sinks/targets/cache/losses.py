@@ -60,7 +60,7 @@ class KnownState:
         id: The witnesses' id.
         counts: The count of each witness, by its key; a missing one is zero.
         evicted: The evictions of each server, by its run id.
-        lost: The reason of a loss, until there are new witnesses, after all requests.
+        lost: The reason of a loss, until all requests are sent and new witnesses exist.
         unasked: The routes without a request yet.
     """
 

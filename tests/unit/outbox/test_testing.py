@@ -15,8 +15,14 @@ class Committing(sqlite3.Connection):
     autocommit = True
 
 
+class Beginning(sqlite3.Connection):
+    """A connection with the default of Python 3.12 and later."""
+
+    autocommit = -1
+
+
 @pytest.mark.parametrize(
-    ("factory", "is_refused"), [(sqlite3.Connection, True), (Committing, False)]
+    ("factory", "is_refused"), [(Beginning, True), (Committing, False)]
 )
 def test_a_connection_without_transactions_is_no_open_transaction(factory, is_refused):
     """

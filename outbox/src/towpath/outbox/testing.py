@@ -134,7 +134,8 @@ class _Watch:
     def _begin(self, connection: Any, *_: object) -> None:  # noqa: ANN401 - SQLAlchemy's
         # SQLAlchemy reports a begin where the driver commits each statement, too.
         driver = connection.connection.dbapi_connection
-        if not getattr(driver, "autocommit", False):
+        # From Python 3.12 on, -1 of sqlite3 means that it begins transactions itself.
+        if getattr(driver, "autocommit", False) is not True:
             self._open[connection] = [[]]
 
     def _end(self, connection: Any, *_: object) -> None:  # noqa: ANN401

@@ -37,8 +37,8 @@ _HAVE_SCHEMAS: Final = frozenset(
 _NOT_IN_INDEX: Final = re.compile(r'[\\/*?"<>|\s,#:]')
 _LONGEST_INDEX_BYTES: Final = 240
 
-# The ending of the alias of the index that a rebuild fills; indexes end in a number.
-_NEXT_INDEX: Final = "next"
+# The ending of the alias of the index that a rebuild fills.
+_NEXT_ENDING: Final = "-next"
 
 # Names that the sink gives to its own tables and views, and Postgres's limit.
 _OWN_TABLE: Final = "towpath_tables"
@@ -67,7 +67,7 @@ def routes_agree(settings: Settings) -> Iterator[str]:
         if sink.kind == SinkKind.WAREHOUSE:
             yield from _named_as_views(sink)
     yield from _written_twice(settings.sink)
-    yield from _named_as_indexes(settings.sink)
+    yield from _named_as_rebuilds(settings.sink)
 
 
 def _named_as_views(sink: Sink) -> Iterator[str]:
@@ -150,22 +150,20 @@ def _written_twice(sinks: Iterable[Sink]) -> Iterator[str]:
                 )
 
 
-def _named_as_indexes(sinks: Iterable[Sink]) -> Iterator[str]:
-    """Report routes with the name of another route's index, or of its alias."""
+def _named_as_rebuilds(sinks: Iterable[Sink]) -> Iterator[str]:
+    """Report routes with the name of the alias of another route's rebuild."""
     searches = [sink for sink in sinks if sink.kind == SinkKind.SEARCH]
     owners = {
-        (*sink.target, route.name): sink.name
+        (*sink.target, f"{route.name}{_NEXT_ENDING}"): sink.name
         for sink in searches
         for route in sink.route
     }
     for sink in searches:
         for name in (route.name for route in sink.route):
-            of_route, _, ending = name.rpartition("-")
-            owner = owners.get((*sink.target, of_route))
-            if owner is not None and (ending == _NEXT_INDEX or ending.isdecimal()):
+            if owner := owners.get((*sink.target, name)):
                 yield (
                     f"sink.{sink.name}.route.{name}.name: the sink {owner} gives this "
-                    f"name to an index of {of_route}: give it another name"
+                    "name to the index of a rebuild: give it another name"
                 )
 
 

@@ -19,8 +19,8 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - any value in, any JSON value out
     Return the JSON form of a value and of everything in it.
 
     Raises:
-        ValueError: A datetime is not aware, so its instant is unknown; or its year in
-            UTC is not one of 1 to 9999.
+        ValueError: A datetime is not aware, so its instant is unknown.
+        OverflowError: A datetime is before year 1 or after 9999 in UTC.
     """
     if value is None or isinstance(value, bool | int | float):
         return value
@@ -40,17 +40,13 @@ def rfc3339(at: datetime) -> str:
     Write an instant in UTC with microseconds and a ``Z``.
 
     Raises:
-        ValueError: The datetime is not aware, or its year in UTC is not one of 1 to
-            9999.
+        ValueError: The datetime is not aware.
+        OverflowError: It is before year 1 or after 9999 in UTC.
     """
     if at.utcoffset() is None:
         message = f"a datetime without a time zone is not an instant: {at.isoformat()}"
         raise ValueError(message)
-    try:
-        in_utc = at.astimezone(UTC).replace(tzinfo=None)
-    except OverflowError as error:
-        message = f"its year in UTC is not one of 1 to 9999: {at.isoformat()}"
-        raise ValueError(message) from error
+    in_utc = at.astimezone(UTC).replace(tzinfo=None)
     return in_utc.isoformat(timespec="microseconds") + "Z"
 
 

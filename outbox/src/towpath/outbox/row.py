@@ -149,21 +149,20 @@ class RowRules:
         raise EventTooLargeError(event.type, "", reason)
 
     def _occurred_at(self, event: OutboxEvent) -> str:
-        at = event.occurred_at or self.clock.now()
         try:
-            return rfc3339(at)
+            return rfc3339(event.occurred_at or self.clock.now())
         except ValueError as error:
-            has_zone = at.utcoffset() is not None
-            reason = (
-                "is before year 1 or after 9999" if has_zone else "has no time zone"
-            )
+            reason = "has no time zone"
+            raise InvalidEventError(event.type, "occurred_at", reason) from error
+        except OverflowError as error:
+            reason = "is before year 1 or after 9999 in UTC"
             raise InvalidEventError(event.type, "occurred_at", reason) from error
 
 
 def _plain_payload(event: OutboxEvent) -> Any:  # noqa: ANN401 - any JSON value
     try:
         return plain(event.payload)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidEventError(event.type, "payload", str(error)) from error
 
 

@@ -149,10 +149,10 @@ class ProviderWorker:
         with self._begin() as session:
             payments, now = self._store(session), self._clock.now()
             payment = payments.lock(operation.order_id)
-            is_taken = payment is not None and payment.take(answer, now)
-            if payment is not None and is_taken:
+            # After the lease, another worker may have taken the provider's answer.
+            if payment is not None and payment.take(answer, now):
                 payments.save(payment)
+                if answer.reason == NO_ANSWER:
+                    kind = OperationKind.REVERSE
+                    payments.add_operation(operation.order_id, kind, now)
             payments.answer_operation(operation, now)
-            # After its lease, another worker may have got the provider's answer.
-            if is_taken and answer.reason == NO_ANSWER:
-                payments.add_operation(operation.order_id, OperationKind.REVERSE, now)

@@ -103,7 +103,7 @@ class _Forwarder(logging.Handler):
 
 
 def _level(number: int) -> int:
-    """Return the known level at or below a library's own."""
+    """Return the known level at or below a library's own; the lowest is DEBUG."""
     whole = number // logging.DEBUG * logging.DEBUG
     return min(max(whole, logging.DEBUG), logging.CRITICAL)
 

@@ -17,6 +17,7 @@ from rich.text import Text
 from towpath.cli.options import JsonOption
 from towpath.inbox.inbox import Inbox, ParkedEvent
 from towpath.inbox.status import (
+    REFUSED,
     ConsumerStatus,
     InboxTables,
     OffsetReader,
@@ -31,11 +32,6 @@ if TYPE_CHECKING:
     import psycopg
 
 _LISTED: Final = 1_000
-_REFUSED: Final = (
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-)
 
 app = App(name="inbox", help="Create an inbox; look after its consumers.")
 
@@ -285,7 +281,7 @@ def _offsets(group: str, settings: dict[str, str]) -> Iterator[OffsetReader]:
         cause = error.args[0]
         if cause.code() == KafkaError._INVALID_ARG:  # noqa: SLF001 - the client's name
             raise UsageError(cause.str()) from error
-        if cause.code() in _REFUSED:
+        if cause.code() in REFUSED:
             message = f"Kafka refuses: {cause.str()}: docs/rights.md has the grants"
             raise UsageError(message) from error
         message = f"Kafka cannot be reached: {cause.str()}"

@@ -30,7 +30,7 @@ from typing import Any, Final
 
 import structlog
 from confluent_kafka import Consumer as Client
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaException, Message, TopicPartition
 
 from towpath.inbox.effects import (
     AsyncEffects,
@@ -45,7 +45,7 @@ from towpath.inbox.effects import (
 )
 from towpath.inbox.event import Decode, Event, event_of, is_control
 from towpath.inbox.inbox import BEHIND, Inbox
-from towpath.inbox.status import Place, reading_offsets
+from towpath.inbox.status import REFUSED, Place, reading_offsets
 from towpath.schemas.clock import Backoff, Clock, SystemClock
 
 # The longest wait of a poll: how late the loop can notice a stop or a due retry.
@@ -203,7 +203,7 @@ class _Loop:
             return
         error = message.error()
         if error is not None:
-            if error.fatal() or error.code() in _REFUSED:
+            if error.fatal() or error.code() in REFUSED:
                 raise KafkaException(error)
             _log.info("kafka consumer waits", reason=error.str())
             return
@@ -468,13 +468,6 @@ class AsyncConsumer(_Loop):
     async def prune_async(self) -> int:
         """Prune like ``prune``, without blocking the event loop."""
         return await self._async_effects.in_thread(self.prune)
-
-
-_REFUSED: Final = (
-    KafkaError._AUTHENTICATION,  # noqa: SLF001 - the client's name
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-)
 
 
 def _client_settings(inbox: Inbox, kafka: Mapping[str, Any]) -> dict[str, Any]:

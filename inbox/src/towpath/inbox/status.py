@@ -20,6 +20,12 @@ from towpath.schemas.failure import UsageError
 from towpath.schemas.table_name import quoted
 
 TIMEOUT_S: Final = 10.0
+# The codes of a login, or a request, that the brokers refuse: a retry does not help.
+REFUSED: Final = (
+    KafkaError._AUTHENTICATION,  # noqa: SLF001 - the client's name
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+)
 
 Place = tuple[str, int]
 

@@ -34,8 +34,8 @@ def check_headers(event: Event) -> None:
     Check that an event has its headers.
 
     Raises:
-        HandlerError: The client could not read them; the event is parked, and a replay
-            parks it again.
+        HandlerError: The client could not read them; the event is parked, and stays
+            parked after a replay.
     """
     if UNREADABLE in event.headers:
         raise HandlerError(event, ValueError("the name of a header is not UTF-8"))

@@ -8,6 +8,7 @@ import redis
 from towpath.schemas.failure import ConfigurationError
 from towpath.settings import Route, Sink
 from towpath.sinks.errors import TargetUnavailableError
+from towpath.sinks.postgres import parameters_of
 from towpath.sinks.targets.cache import client as cache_client
 from towpath.sinks.targets.cache import upkeep as cache_upkeep
 from towpath.sinks.targets.cache.client import translated
@@ -191,8 +192,12 @@ def test_a_cache_whose_writes_are_awaited_needs_the_right_to_await_them(
         lambda: search_client.connect("http://me:secret@[::1"),
         lambda: TargetSession("postgresql://me:secret@[::1").transaction().__enter__(),
         lambda: TargetSession("http://me:secret@db").transaction().__enter__(),
+        lambda: parameters_of("host=db password=my secret"),
     ],
-    ids=["cache port", "cache scheme", "index port", "index host", "db host", "db"],
+    ids=[
+        *("cache port", "cache scheme", "index port", "index host"),
+        *("db host", "db", "db for lineage"),
+    ],
 )
 def test_an_address_that_cannot_be_read_is_a_mistake_in_the_configuration(read):
     """

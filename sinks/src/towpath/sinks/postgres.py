@@ -14,7 +14,11 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from towpath.schemas import session
-from towpath.schemas.failure import TooManyFilesError, has_no_descriptor
+from towpath.schemas.failure import (
+    ConfigurationError,
+    TooManyFilesError,
+    has_no_descriptor,
+)
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
@@ -53,8 +57,21 @@ def connected(dsn: str, place: str = "the source", /, **settings: str) -> Connec
 
 
 def parameters_of(dsn: str) -> Mapping[str, Any]:
-    """Return the parameters of a connection string, by libpq's names."""
-    return conninfo_to_dict(dsn)
+    """
+    Return the parameters of a target's connection string, by libpq's names.
+
+    Raises:
+        ConfigurationError: It cannot be read.
+    """
+    try:
+        return conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        message = (
+            "the target's url is not postgresql://user@host:port/database, nor pairs "
+            "such as host=... dbname=..."
+        )
+        # Not from the error, which quotes the url with its password.
+        raise ConfigurationError([message]) from None
 
 
 # ``moment`` is the value as a time without a zone, ``zone`` the end of its text.

@@ -18,15 +18,15 @@ from contextlib import contextmanager
 from typing import Final
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
-from towpath.schemas.failure import ConfigurationError, HaltError
+from towpath.schemas.failure import HaltError
 from towpath.sinks.errors import (
     BatchRefusedError,
     TargetBusyError,
     TargetUnavailableError,
 )
-from towpath.sinks.postgres import Connection, connected
+from towpath.sinks.postgres import Connection, connected, parameters_of
 
 _PLACE: Final = "the Postgres of a sink"
 # A target with a synchronous standby waits for it: a batch that counts as durable must
@@ -110,13 +110,7 @@ class TargetSession:
             raise
 
     def _connected(self) -> Connection:
-        try:
-            parts = conninfo_to_dict(self._dsn)
-        except psycopg.ProgrammingError:
-            message = "the target's url is not postgresql://user@host:port/database"
-            # Not from the error, which quotes the url with its password.
-            raise ConfigurationError([message]) from None
-        given = {k: str(v) for k, v in parts.items()}
+        given = {k: str(v) for k, v in parameters_of(self._dsn).items()}
         limited = make_conninfo("", **{**_LIMITS, **given})
         return connected(
             *(limited, _PLACE),

@@ -280,10 +280,10 @@ class RunRecords:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Translate the errors of the clients of Postgres and Kafka."""
+    """Translate the errors of connections and of the clients of Postgres and Kafka."""
     try:
         yield
-    except (psycopg.Error, KafkaException, TimeoutError) as error:
+    except (psycopg.Error, KafkaException, ConnectionError, TimeoutError) as error:
         # A timeout of a future has no text.
         reason = str(error).strip() or "no answer in time"
         message = f"a server of the benchmark failed: {reason}"

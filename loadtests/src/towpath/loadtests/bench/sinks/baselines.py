@@ -18,7 +18,6 @@ import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -201,7 +200,8 @@ def measure_plain_writes(bench: Bench, source: ItemSource, url: str) -> Figures:
     report = bench.screen.begin("plain HSET", rows)
     address = urlsplit(url)
     elapsed_s, done = 0.0, 0
-    with _connection(address.hostname or "", address.port or 0) as connection:
+    place = (address.hostname or "", address.port or 0)
+    with socket.create_connection(place, _ANSWER_WITHIN_S) as connection:
         for piece in slices(source.texts(), _ROWS_AT_ONCE):
             packed = b"".join(map(command, piece))
             began_s = bench.clock.monotonic_s()
@@ -213,17 +213,6 @@ def measure_plain_writes(bench: Bench, source: ItemSource, url: str) -> Figures:
             if done >= rows:
                 break
     return {"rows_per_s": done / elapsed_s}
-
-
-@contextmanager
-def _connection(host: str, port: int) -> Iterator[socket.socket]:
-    """Connect to the cache for the block, and translate its errors."""
-    try:
-        with socket.create_connection((host, port), _ANSWER_WITHIN_S) as connection:
-            yield connection
-    except OSError as error:
-        message = f"the cache does not answer plain writes: {error}"
-        raise BenchError(message) from error
 
 
 def command(row: Sequence[str]) -> bytes:

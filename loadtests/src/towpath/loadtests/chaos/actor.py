@@ -8,7 +8,6 @@ timeout, a deadlock, a dropped column) are counted and not retried.
 """
 
 import contextlib
-import itertools
 import threading
 from collections import Counter
 from random import Random
@@ -101,16 +100,15 @@ class Actor:
     def _run(self) -> None:
         try:
             with connect(self.environment.dsn) as session:
-                for number in itertools.takewhile(self._goes_on, itertools.count()):
+                number = 0
+                while not self._stopping.is_set():
                     self.random.seed(f"{self._seed}.{number}")
                     self._try(session)
                     self.rest(self._pause_s)
+                    number += 1
                 self.finish(session)
         except BaseException as error:  # noqa: BLE001 - raised by check
             self._failure = error
-
-    def _goes_on(self, _number: int) -> bool:
-        return not self._stopping.is_set()
 
     def _try(self, session: Session) -> None:
         try:

@@ -50,16 +50,14 @@ def start(part: Part, state: StateFolder) -> int:
             group=user.gid if user else None,
             extra_groups=[] if user else None,
         )
-    _CHILDREN[child.pid] = child
     try:
         _write_file(state.process_file(part.name), child.pid)
     except BaseException:
         # Without its file nobody would find it, and another could be started.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
+        os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-        _reap(child.pid)
         raise
+    _CHILDREN[child.pid] = child
     return child.pid
 
 

@@ -7,7 +7,6 @@ wherever they follow the loopback address.
 """
 
 import re
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -137,11 +136,16 @@ def check_files(paths: Iterable[Path]) -> None:
 
 
 def update_ports(addresses: Addresses, path: Path) -> None:
-    """Update the ports of an existing file."""
+    """Update the ports of an existing file; its mode and links to it stay."""
+    path = path.resolve()
     old = path.read_text(encoding="utf-8")
     text = with_ports(old, addresses)
-    if text != old:
-        _replace(path, text)
+    if text == old:
+        return
+    from towpath.sinks.state.declare import candidate_of  # noqa: PLC0415 - is slow
+
+    with candidate_of(path, text) as candidate:
+        candidate.replace(path)
 
 
 def for_shop(addresses: Addresses) -> str:
@@ -200,17 +204,9 @@ def with_ports(text: str, addresses: Addresses) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file in one step; an existing one keeps its mode, and links to it."""
-    path = path.resolve()
+    """Write a file in one step."""
     scratch = path.with_name(f"{path.name}.new")
-    if path.exists():
-        # Not readable by others even for a moment: the file may hold passwords.
-        scratch.unlink(missing_ok=True)
-        scratch.touch(mode=0o600)
-        scratch.write_text(text, encoding="utf-8")
-        shutil.copymode(path, scratch)
-    else:
-        scratch.write_text(text, encoding="utf-8")
+    scratch.write_text(text, encoding="utf-8")
     scratch.replace(path)
 
 

@@ -382,7 +382,17 @@ def test_a_token_of_random_bytes_is_refused(tmp_path, monkeypatch):
         console(token_file=file)
 
 
-def test_records_of_events_are_counted_without_those_for_one_sink(monkeypatch):
+@pytest.mark.parametrize(
+    ("template", "events"),
+    [
+        ("outbox.event.{aggregate_type}", 3),
+        ("{aggregate_type}.order", 3),
+        ("{aggregate_type}", 0),
+    ],
+)
+def test_records_of_events_are_counted_without_those_for_one_sink(
+    template, events, monkeypatch
+):
     """
     As those of tables are: the rate is that of the shared topics.
     """
@@ -400,10 +410,12 @@ def test_records_of_events_are_counted_without_those_for_one_sink(monkeypatch):
             "source": [{"dsn": "x", "tables": ["shop.orders"]}],
             "kafka": {"bootstrap_servers": "x"},
             "registry": {"url": "x"},
+            "relay": {"outbox": {"topic": template}},
         }
     )
 
-    expected = {"topics.tables": 5, "topics.events": 3, "topics.records": 8}
+    expected = {"topics.tables": 5, "topics.events": events}
+    expected["topics.records"] = 5 + events
     assert expected == platform._read_topics(settings)
 
 

@@ -222,7 +222,7 @@ def _read_topics(settings: Settings) -> dict[str, float]:
         # Each sink's entry reports that the broker does not answer.
         return {}
     # A template that is only a type does not identify the topics of events.
-    is_known = not settings.relay.outbox.topic.startswith("{")
+    is_known = settings.relay.outbox.topic != "{aggregate_type}"
     events = event_records(settings, ends) if is_known else 0
     tables = table_records(settings, ends)
     return {

@@ -33,7 +33,7 @@ _FINE: Final = {RouteState.CURRENT, RouteState.APPLIED, RouteState.DELETED}
 _MEANINGS: Final = {
     RouteState.CURRENT: "it stores the newest version",
     RouteState.APPLIED: "it has applied the newest record",
-    RouteState.DELETED: "it has applied the deletion, or never had the row",
+    RouteState.DELETED: "it has applied the deletion, or lacks the row like the source",
     RouteState.DIFFERS: "it stores an older version, or none: run towpath verify",
 }
 

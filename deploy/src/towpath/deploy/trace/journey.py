@@ -24,8 +24,8 @@ class RouteState(enum.StrEnum):
 
     ``current``: the newest record is applied, and the sink stores its position.
     ``applied``: it is applied, and the sink keeps no position of its own for the key.
-    ``deleted``: it is applied, and the row is a tombstone or gone; or no record is
-    left, and neither the source nor the sink has the row.
+    ``deleted``: it is applied, and the row is a tombstone or gone; or no record was
+    found, and neither the source nor the sink has the row.
     ``behind``: the sink has not reached it yet.
     ``parked``: a dead letter holds the key back.
     ``incomplete``: only records that are dead letters are not applied.

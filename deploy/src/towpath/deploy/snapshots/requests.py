@@ -98,6 +98,7 @@ def request_snapshot(settings: Settings, request: SnapshotRequest) -> str:
     Raises:
         UsageError: Keys or filters are malformed, or there is no such sink.
         SourceUnreachableError: The source does not answer.
+        SourceRefusedError: The source refuses the statement.
         SignalRefusedError: The signal table does not exist, or refuses the id.
     """
     _check_target(settings, request.target)

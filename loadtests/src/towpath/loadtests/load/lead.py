@@ -232,7 +232,7 @@ def _shape(options: argparse.Namespace) -> Shape | None:
 
 
 _POLL_INTERVAL_S: Final = 1.0
-# The exit code if a store contradicts itself, or a check was neither made nor declined.
+# The exit code if a check fails or finds a contradiction, or --load-dsn is empty.
 EXIT_UNPROVEN: Final = 1
 
 log = logging.getLogger(__name__)
@@ -274,13 +274,13 @@ class RunLeader:
         if self._prepared is not None:
             self._prepared.close()
         self._prepared = None
-        if self._ending is not None:
-            # The ending run's last samples would become rows of the next run.
-            self._ending.abandon()
         users.choose_users(self._environment)
         options = options_of(self._environment)
         fire = partial(add_entry, self._environment)
         self._prepared = prepare(options, host, fire, self._clock)
+        if self._ending is not None:
+            # The ending run's last samples would become rows of the next run.
+            self._ending.abandon()
 
     def _prepare_or_exit(self) -> None:
         try:

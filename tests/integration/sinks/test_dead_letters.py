@@ -7,7 +7,14 @@ from contextlib import contextmanager
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
 
 from support.copying import replace
 from support.dead_letters import RecordedRepairs, context_of
@@ -202,6 +209,32 @@ def test_dead_letters_outlive_retention_in_one_order(config):
         list(DeadLetterTopic(settings, "cache").entries()),
         Topics(settings.kafka).end_offsets([topic.name]),
     )
+
+
+def test_a_record_at_its_topics_limit_becomes_a_dead_letter(config):
+    """
+    Its copy is larger than that; a topic that refuses it is named with its setting.
+    """
+    settings = load(config, {})
+    topic = DeadLetterTopic(settings, "cache")
+    record = Record(Origin("t", 0, 1), b"1", b"x" * 1_048_500, {})
+    letters = [DeadLetter(record, "why", "r", False)]
+    topic.put(letters)
+    stored = list(DeadLetterTopic(settings, "cache").entries())
+    limit = ConfigEntry(
+        "max.message.bytes",
+        "1000",
+        incremental_operation=AlterConfigOpType.SET,
+    )
+    admin = AdminClient({"bootstrap.servers": settings.kafka.bootstrap_servers})
+    changed = ConfigResource(
+        ResourceType.TOPIC, topic.name, incremental_configs=[limit]
+    )
+    admin.incremental_alter_configs([changed])[changed].result()
+
+    with pytest.raises(BrokerUnavailableError, match=r"topic's max\.message\.bytes"):
+        topic.put(letters)
+    assert letters == stored
 
 
 def test_requests_in_a_recreated_topic_are_found(config):

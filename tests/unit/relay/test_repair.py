@@ -41,6 +41,7 @@ def evidence(
         published_log_lsn=log_lsn,
         offsets=offsets or {},
         found=source or source_facts(),
+        highest_gap=0,
         settings={"source": {"slot": "towpath"}},
         tables=("shop.orders",),
         at="2026-01-02T03:04:05+00:00",
@@ -88,6 +89,16 @@ def test_without_proof_a_lineage_begins_above_every_position(offsets: dict[int, 
 
     assert gap is not None
     assert (gap.reason, gap.plan) == (LOST, ("shop.orders",))
+
+
+def test_a_rebuilt_lineage_has_a_number_that_no_gap_had():
+    """
+    The signal that fills a gap is named by it, and a used name requests nothing.
+    """
+    planned = plan_repair(evidence(0x18000)._replace(highest_gap=2))
+    lineage = parse_lineages(planned.documents["lineage"])[0]
+
+    assert 3 == lineage.number
 
 
 def test_a_planned_repair_can_be_read_as_state():

@@ -123,6 +123,27 @@ def test_changes_of_different_partitions_are_not_merged():
     ]
 
 
+def test_many_partial_changes_that_alternate_between_partitions_are_folded():
+    """
+    Each of them but the oldest is refetched, however many there are.
+    """
+    moved = Origin("orders", 1, 0)
+    changes = [
+        replace(
+            change(at, {"id": 1, "b": at}, unchanged=["a"]),
+            origin=moved if at % 2 else ORIGIN,
+        )
+        for at in range(1, 3_001)
+    ]
+    folded = newest_per_key(changes)
+
+    assert ((changes[0],), 2_999, True) == (
+        folded.changes,
+        len(folded.refused),
+        all(refusal.needs_refetch for refusal in folded.refused),
+    )
+
+
 def test_equal_keys_of_two_routes_are_two_rows():
     """
     The route is part of a row's identity.

@@ -110,36 +110,58 @@ def _merge(
 ) -> None:
     """Merge the changes of one key, and add each result to one of the lists."""
     group.sort(key=_by_position, reverse=True)
-    newest = group[0]
+    begin: int | None = 0
+    while begin is not None:
+        begin = _merge_from(group, begin, kept, refused, after)
+
+
+def _merge_from(
+    group: Sequence[Change],
+    begin: int,
+    kept: list[Change],
+    refused: list[Refusal],
+    after: list[Change],
+) -> int | None:
+    """
+    Merge a key's changes from one on, the newest first.
+
+    Returns:
+        The index of an older change of another partition, from which the older ones are
+        merged by themselves; None: all are merged.
+    """
+    newest = group[begin]
     if not newest.unchanged:
         kept.append(newest)
-        return
+        return None
     values = dict(newest.row or {})
     missing = set(newest.unchanged)
-    for at, older in enumerate(group[1:], start=1):
+    for at in range(begin + 1, len(group)):
+        older = group[at]
         if missing and older.origin[:2] != newest.origin[:2]:
             merged = newest._replace(row=values, unchanged=frozenset(missing))
             if older.unchanged:
                 refused.append(Refusal(merged, ABSENT_ROW, needs_refetch=True))
-                _merge(group[at:], kept, refused, after)
-            else:
-                kept.append(older)
-                after.append(merged)
-            return
+                return at
+            kept.append(older)
+            after.append(merged)
+            return None
         if older.row is None:
             # In position order, as a replay needs them.
-            partials = [c for c in reversed(group) if c.position > older.position]
+            partials = [
+                c for c in reversed(group[begin:]) if c.position > older.position
+            ]
             refused.extend(
                 Refusal(change, ABSENT_ROW, needs_refetch=True) for change in partials
             )
             kept.append(older)
-            return
+            return None
         for name in missing & older.row.keys():
             values[name] = older.row[name]
         missing -= older.row.keys()
         if not older.unchanged:
             break
     kept.append(newest._replace(row=values, unchanged=frozenset(missing)))
+    return None
 
 
 def _by_position(change: Change) -> tuple[str, bool, bool]:

@@ -54,6 +54,7 @@ def prepare_repair(settings: Settings, clock: Clock | None = None) -> RepairPlan
             published_log_lsn=contents.published_log_lsn,
             offsets=contents.offsets,
             found=found,
+            highest_gap=_highest_gap(settings),
             settings=publishing_settings(settings),
             tables=_captured(settings),
             at=time.now().isoformat(timespec="seconds"),
@@ -164,6 +165,16 @@ def _source_history(settings: Settings, clock: Clock) -> SourceHistory:
             heartbeat=0,
             slot_name=source.slot,
         )
+
+
+def _highest_gap(settings: Settings) -> int:
+    """Return the highest number of a lineage whose gap has a signal; 0: none has."""
+    with (
+        connect(settings.database.dsn) as connection,
+        translated_errors("reading the signals of gaps"),
+    ):
+        row = connection.execute(query("read_highest_gap")).fetchone()
+    return int(row[0]) if row else 0
 
 
 def _captured(settings: Settings) -> tuple[str, ...]:

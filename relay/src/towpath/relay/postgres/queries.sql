@@ -436,6 +436,12 @@ where asked_until is not null and relay = %(relay)s
 -- name: read_whether_snapshot_exists
 select exists (select from towpath.snapshot where snapshot_id = %(id)s)
 
+-- name: read_highest_gap
+-- Of the signals that fill gaps; other ids may begin like theirs.
+select coalesce(max(substring(id from '^gap-([0-9]{1,9})(?![0-9])')::int), 0)
+from towpath.signal
+where starts_with(id, 'gap-')
+
 -- name: read_whether_signal_exists
 select exists (select from towpath.signal where id = %(id)s)
 

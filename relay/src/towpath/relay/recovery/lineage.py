@@ -65,7 +65,8 @@ class Lineage:
     One unbroken history of the source's log.
 
     Attributes:
-        number: 1 for the first, and for one that was rebuilt without a state.
+        number: 1 for the first; one that was rebuilt without a state has a number above
+            those of all gaps for which the source has a signal.
         system_identifier: The identifier of the database cluster.
         timeline: The timeline on which it was last followed.
         offset: The offset added to each LSN.

@@ -43,7 +43,6 @@ _ALIGNMENT: Final = 8
 _NO_TOPICS: Final[Mapping[str, int]] = MappingProxyType({})
 # Above every ordinal: a transaction has one partition count.
 _LAST_ORDINAL: Final = 9_999_999_999
-_NUMBER: Final = 1
 _SIGNAL: Final = "repair"
 _AGAIN_FROM: Final = (
     "records that these topics lack are published from the confirmed position on"
@@ -80,6 +79,8 @@ class Evidence(NamedTuple):
         published_log_lsn: The highest log LSN of any record, READ rows included.
         offsets: Proven lineage offsets, by the log LSN of their proof.
         found: The history that the source reports.
+        highest_gap: The highest number of a lineage whose gap was requested to be
+            filled; 0: none was.
         settings: The file's settings of ordinals, routes, keys and partitions.
         tables: The captured tables.
         at: The time, as RFC 3339.
@@ -89,6 +90,7 @@ class Evidence(NamedTuple):
     published_log_lsn: int
     offsets: Mapping[int, int]
     found: SourceHistory
+    highest_gap: int
     settings: Mapping[str, Any]
     tables: Sequence[str]
     at: str
@@ -327,7 +329,8 @@ def _lineage(evidence: Evidence, slot: SlotHistory, offset: int | None) -> Linea
         offset = -(-above // _ALIGNMENT) * _ALIGNMENT
         gap = Gap(LOST, slot.confirmed_lsn, evidence.at, tuple(evidence.tables))
     return Lineage(
-        number=_NUMBER,
+        # A gap's signal is named by the number: a used one would request nothing.
+        number=evidence.highest_gap + 1,
         system_identifier=found.system_identifier,
         timeline=found.timeline,
         offset=offset,

@@ -234,7 +234,8 @@ class Topics:
         Args:
             name: Its name.
             settings: The configuration, with the settings of new topics.
-            is_kept_whole: Whether to keep all records forever, in one partition.
+            is_kept_whole: Whether to keep all records of any size forever, in one
+                partition.
             is_compacted: Whether to keep the newest record of each key, in one
                 partition.
             is_compacted_often: Whether to do so within minutes, because readers begin
@@ -249,6 +250,9 @@ class Topics:
         is_single = is_kept_whole or is_compacted or is_compacted_often
         retention_ms = settings.topics.retention_hours * _MS_PER_HOUR
         config = {"retention.ms": str(_FOREVER if is_single else retention_ms)}
+        if is_kept_whole:
+            # A copy has more headers than the record, which may have its topic's limit.
+            config["max.message.bytes"] = str(topics.LARGEST_RECORD_BYTES)
         if is_compacted or is_compacted_often:
             config["cleanup.policy"] = "compact"
         if is_compacted_often:

@@ -265,6 +265,8 @@ class DeadLetterTopic:
             self._exists = False
             why = self._failures[0].str() if self._failures else "no answer in time"
             message = f"records could not be written to {self.name}: {why}"
+            if any(e.code() == KafkaError.MSG_SIZE_TOO_LARGE for e in self._failures):
+                message += "; raise the topic's max.message.bytes"
             raise BrokerUnavailableError(message)
 
     def _delivered(self, error: KafkaError | None, _message: Message) -> None:

@@ -239,6 +239,12 @@ def test_an_added_column_with_a_default_has_its_rows_read_again(contract):
             "source",
             "replica identity lost",
         ),
+        (
+            "alter table shop.orders drop constraint orders_pkey,"
+            " add primary key (id) deferrable",
+            "source",
+            "replica identity lost",
+        ),
         ("create table shop.new (name text)", "source", "table added"),
         ("alter table towpath.outbox drop column payload", "relay", "columns gone"),
         ("drop table towpath.outbox", "relay", "table dropped"),

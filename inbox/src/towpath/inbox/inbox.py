@@ -296,16 +296,16 @@ class Inbox:
 
     def request(self, event_id: str | None) -> Steps[int]:
         """Request the replay of all parked events, or of those of one event's key."""
-        rows = yield self._fill(
-            f"update {self._parked} p set requested_at = now()"
+        ((count,),) = yield self._fill(
+            f"with requested as (update {self._parked} p set requested_at = now()"
             " where p.consumer = :consumer"
             " and (:event is null or p.event_id = :event or exists ("
             f"select 1 from {self._parked} q where q.consumer = p.consumer"
             " and q.event_id = :event and q.topic = p.topic and q.key = p.key))"
-            " returning 1",
+            " returning 1) select count(*) from requested",
             event=event_id,
         )
-        return len(rows)
+        return int(count)
 
     def drop(self, event_id: str) -> Steps[bool]:
         """Delete a parked event for good."""
@@ -320,17 +320,19 @@ class Inbox:
         """Delete ids below an offset of each partition; parked events keep theirs."""
         count = 0
         for (topic, partition), offset in below.items():
-            rows = yield self._fill(
+            ((deleted,),) = yield self._fill(
+                "with deleted as ("
                 f"delete from {self._applied} a where consumer = :consumer"
                 " and topic = :topic and partition = :partition"
                 ' and "offset" < :offset and not exists ('
                 f"select 1 from {self._parked} p where p.consumer = a.consumer"
-                " and p.event_id = a.event_id) returning 1",
+                " and p.event_id = a.event_id) returning 1)"
+                " select count(*) from deleted",
                 topic=topic,
                 partition=str(partition),
                 offset=str(offset),
             )
-            count += len(rows)
+            count += int(deleted)
         return count
 
     def _insert_id(self) -> str:

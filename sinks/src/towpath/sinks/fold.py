@@ -147,11 +147,10 @@ def _merge_from(
             return None
         if older.row is None:
             # In position order, as a replay needs them.
-            partials = [
-                c for c in reversed(group[begin:]) if c.position > older.position
-            ]
             refused.extend(
-                Refusal(change, ABSENT_ROW, needs_refetch=True) for change in partials
+                Refusal(change, ABSENT_ROW, needs_refetch=True)
+                for change in reversed(group[begin:])
+                if change.position > older.position
             )
             kept.append(older)
             return None

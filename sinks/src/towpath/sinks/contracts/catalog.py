@@ -179,6 +179,8 @@ _KEYS: Final[LiteralString] = """
                   from unnest(i.indkey::int2[]) with ordinality as u(number, place)
                   where place <= i.indnkeyatts) k
     where i.indisunique and i.indisvalid and i.indpred is null and i.indexprs is null
+      -- The log identifies no row by a deferrable key.
+      and i.indimmediate
       and i.indrelid = any(%s)
       and not exists (select from pg_attribute a
                       where a.attrelid = i.indrelid and not a.attnotnull

@@ -12,11 +12,9 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import structlog
@@ -153,8 +151,7 @@ def _remains(request) -> Iterator[None]:
 def stack() -> Iterator[LazyStack]:
     """Provide the worker's stack: ``.dsn(database)``, ``.kafka``, ``.redis_url``..."""
     remains.collect_abandoned()
-    folder = Path(tempfile.mkdtemp(prefix=remains.FOLDERS))
-    (folder / "owner").write_text(str(os.getpid()), encoding="utf-8")
+    folder = remains.new_folder()
     lazy = LazyStack(remains.stack_of(folder))
     try:
         yield lazy
@@ -177,7 +174,7 @@ def database(stack: LazyStack, unique: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def lake(stack: LazyStack, tmp_path_factory) -> Iterator[tuple[Sink, SqlSession]]:
+def lake(stack: LazyStack) -> Iterator[tuple[Sink, SqlSession]]:
     """
     Provide the worker's one Spark, and the warehouse that it writes.
 
@@ -185,7 +182,8 @@ def lake(stack: LazyStack, tmp_path_factory) -> Iterator[tuple[Sink, SqlSession]
     """
     from towpath.sinks.engine import session  # noqa: PLC0415 - only some tests need Spark
 
-    folder = tmp_path_factory.mktemp("lake")
+    folder = stack.state_folder / "lake"
+    folder.mkdir()
     sink = Sink(
         name="warehouse",
         kind=SinkKind.WAREHOUSE,

@@ -33,17 +33,33 @@ _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - the folders have names of thei
 _ROOM_BYTES: Final = 8 * 1024**3
 
 
+def new_folder() -> Path:
+    """
+    Make the folder of a worker's stack: in memory, if there is room.
+
+    A database has three hundred files, a topic dozens, and most tests have both. Where
+    so many have been removed, ext4 looks at each removed one before it makes another: a
+    tenth of a second of a processor for every database.
+    """
+    has_room = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES
+    # A variable names another place.
+    is_usual = "TMPDIR" not in os.environ  # noqa: TID251 - as tempfile does
+    home = _MEMORY if has_room and is_usual else None
+    folder = Path(tempfile.mkdtemp(prefix=FOLDERS, dir=home))
+    # Started by root, Postgres runs as another user, whose data are in it.
+    folder.chmod(0o711)
+    (folder / "owner").write_text(str(os.getpid()), encoding="utf-8")
+    return folder
+
+
 def stack_of(folder: Path) -> Stack:
     """
-    Return the stack of a worker's folder; its Postgres has the data in memory.
+    Return the stack of a worker's folder.
 
-    A database has three hundred files, and each test has a database. Where so many have
-    been removed, ext4 looks at each removed one before it makes another: a tenth of a
-    second of a processor for every test.
+    Elsewhere than in memory, Postgres's user may have no right to enter the folder.
     """
-    data = _MEMORY / folder.name
-    fits = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES
-    return Stack(folder, postgres_folder=data if fits or data.exists() else None)
+    is_in_memory = folder.parent == _MEMORY
+    return Stack(folder, postgres_folder=folder / "postgres" if is_in_memory else None)
 
 
 @contextlib.contextmanager
@@ -60,7 +76,8 @@ def watched() -> Iterator[None]:
 
 def collect_abandoned() -> None:
     """Remove the stacks of workers that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
+    homes = (_MEMORY, Path(tempfile.gettempdir()))
+    for folder in [one for home in homes for one in home.glob(f"{FOLDERS}*")]:
         with contextlib.suppress(OSError, ValueError), _claimed(folder):
             owner = int((folder / "owner").read_text(encoding="utf-8"))
             if not _lives(owner):

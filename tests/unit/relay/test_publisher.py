@@ -197,6 +197,23 @@ def test_an_event_goes_to_the_partition_that_it_asks_for(partition: int):
     )
 
 
+def test_a_poll_sends_what_is_queued():
+    """
+    Records that no flush has handed over do not wait for the next read.
+    """
+    kafka, ledger, stats = Kafka(), DeliveryLedger(0), Stats()
+    dead = DeadLetters("towpath", stats.count_dead_letter, ParkedAggregates(10))
+    sender = make_sender(kafka, ledger, dead)
+    publisher = Publisher(
+        sender, ledger, stats, Published({}), Checkpoints(), lambda: None
+    )
+    record = Record("e", b"42", b"v", [], b"P.1", 9, 100)
+    publisher.publish_change(record, ledger.begin())
+    sender.poll(0)
+
+    assert [b"42"] == [sent.key for sent in kafka.records]
+
+
 def test_a_record_without_a_key_is_kept_from_a_compacted_topic():
     """
     Brokers refuse it permanently, so it is a dead letter and is not retried.

@@ -28,8 +28,8 @@ from towpath.deploy.snapshots.signals import (
     wait_answer,
     watch,
 )
-from towpath.relay.commands.state import slot_facts
 from towpath.relay.errors import SourceRefusedError
+from towpath.relay.postgres.catalog import PostgresCatalog
 from towpath.relay.postgres.connect import Connection, connect, translated_errors
 from towpath.relay.postgres.tables import TableRefusedError
 from towpath.relay.postgres.views import CollectionCatalog
@@ -248,15 +248,18 @@ def check_fillable(settings: Settings, sink: str, collections: Sequence[str]) ->
         SinkUnfitError: The relay would refuse to read some; all of them are listed.
         RelaySilentError: No relay follows the slot.
         SourceUnavailableError: The source does not answer.
+        SourceRefusedError: The source refuses the login.
     """
     if not collections:
         return
     with connect(settings.database.dsn) as connection:
         found = list(_refusals(connection, settings, collections))
+        slot = (
+            None if found else PostgresCatalog(connection).slot(settings.database.slot)
+        )
     if found:
         raise SinkUnfitError("\n".join(f"{sink}: {reason}" for reason in found))
-    facts, _ = slot_facts(settings)
-    if facts is None or not facts.is_active:
+    if slot is None or not slot.is_active:
         message = (
             f"no relay follows the slot {settings.database.slot}: {sink} could not be "
             "filled, so it is not declared"

@@ -179,8 +179,8 @@ def test_the_document_of_a_finding_is_stable():
         "part": "broker",
         "what": "what",
         "why": "why",
-        "cure": "kafka-configs.sh --alter --entity-type topics --entity-name t "
-        "--add-config retention.ms=-1",
+        "cure": "kafka-configs.sh --bootstrap-server HOST:PORT --alter"
+        " --entity-type topics --entity-name t --add-config retention.ms=-1",
         "page": "docs/doctor.md#topic-x",
         "fix": row.cure,
     }

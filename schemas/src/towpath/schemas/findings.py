@@ -45,8 +45,8 @@ class TopicFix(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            "kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type topics "
-            f"--entity-name {self.topic} --add-config {self.name}={self.value}"
+            "kafka-configs.sh --bootstrap-server HOST:PORT --alter "
+            f"--entity-type topics --entity-name {self.topic} --add-config {self.name}={self.value}"
         )
 
 

@@ -256,8 +256,9 @@ def _cluster_findings(
             "kafka-unclean-election",
             "unclean.leader.election.enable is true",
             "a leader that lacks acknowledged records may be elected",
-            "kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type brokers "
-            "--entity-default --add-config unclean.leader.election.enable=false",
+            "kafka-configs.sh --bootstrap-server HOST:PORT --alter "
+            "--entity-type brokers --entity-default "
+            "--add-config unclean.leader.election.enable=false",
         )
 
 

@@ -46,7 +46,8 @@ class TopicFix(NamedTuple):
     def __str__(self) -> str:
         return (
             "kafka-configs.sh --bootstrap-server HOST:PORT --alter "
-            f"--entity-type topics --entity-name {self.topic} --add-config {self.name}={self.value}"
+            f"--entity-type topics --entity-name {self.topic} "
+            f"--add-config {self.name}={self.value}"
         )
 
 

@@ -49,7 +49,8 @@ class Outcome(NamedTuple):
     @property
     def is_caught(self) -> bool:
         """Whether a test failed, and nothing else went wrong."""
-        return self.code == int(pytest.ExitCode.TESTS_FAILED)
+        has_failed = self.code == int(pytest.ExitCode.TESTS_FAILED)
+        return has_failed and bool(self.failed)
 
 
 class Run:

@@ -41,15 +41,22 @@ def new_folder() -> Path:
     so many have been removed, ext4 looks at each removed one before it makes another: a
     tenth of a second of a processor for every database.
     """
-    has_room = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES
     # A variable names another place.
     is_usual = "TMPDIR" not in os.environ  # noqa: TID251 - as tempfile does
-    home = _MEMORY if has_room and is_usual else None
+    home = _MEMORY if is_usual and _is_fit(_MEMORY) else None
     folder = Path(tempfile.mkdtemp(prefix=FOLDERS, dir=home))
     # Started by root, Postgres runs as another user, whose data are in it.
     folder.chmod(0o711)
     (folder / "owner").write_text(str(os.getpid()), encoding="utf-8")
     return folder
+
+
+def _is_fit(folder: Path) -> bool:
+    """Return whether a folder has room, and lets servers load libraries from it."""
+    if not folder.is_dir():
+        return False
+    has_room = shutil.disk_usage(folder).free > _ROOM_BYTES
+    return has_room and not os.statvfs(folder).f_flag & os.ST_NOEXEC
 
 
 def stack_of(folder: Path) -> Stack:

@@ -1,5 +1,6 @@
 """The list of planted defects, read from the TOML files beside this module."""
 
+import ast
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -68,13 +69,21 @@ def load() -> list[Mutant]:
 
 
 def stale(mutants: Iterable[Mutant]) -> list[str]:
-    """List entries without a test of real parts, or whose text is not found once."""
+    """
+    List entries that cannot be planted.
+
+    A real one names no tests, a text is not found once, or the result is no Python.
+    """
     found = []
     for mutant in mutants:
         if mutant.real and not mutant.tests:
             found.append(f"{mutant.id}: real, but names no tests")
         try:
-            mutant.patched()
+            text = mutant.patched()
+            if mutant.file.endswith(".py"):
+                ast.parse(text)
+        except SyntaxError as error:
+            found.append(f"{mutant.id}: {error}")
         except ValueError as error:
             found.append(str(error))
     return found

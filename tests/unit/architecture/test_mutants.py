@@ -13,6 +13,7 @@ from support.copying import replace
 TARGET = "relay/src/towpath/relay/errors.py"
 
 
+@pytest.mark.timeout(60)
 def test_every_planted_defect_finds_its_text():
     """
     Each text is in its file exactly once, and differs from what replaces it.

@@ -12,18 +12,11 @@ from secrets import token_hex
 
 import pytest
 from confluent_kafka import Message
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewTopic,
-    ResourceType,
-)
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from support.relay_process import Running
 from support.rig import Rig
-from support.topics import position_of
+from support.topics import limit_records, position_of
 from support.waiting import until
 from towpath.relay.__main__ import init, status
 from towpath.relay.errors import NotPreparedError
@@ -448,12 +441,7 @@ def test_a_limit_that_is_lowered_meanwhile_loses_no_event(relay: Relay, delivery
     relay.insert_events(10, order="3")
     relay.read("event.order", at_least=10)
     name = relay.topic("event.order")
-    limit = ConfigEntry(
-        "max.message.bytes", "4000", incremental_operation=AlterConfigOpType.SET
-    )
-    resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[limit])
-    admin = AdminClient({"bootstrap.servers": relay.kafka})
-    admin.incremental_alter_configs([resource])[resource].result()
+    limit_records(relay.kafka, name, 4000)
     for first in range(10, 410, 40):
         relay.insert_events(30, first=first)
         relay.insert_events(10, first=first + 30, size=4500, order="large")

@@ -1,5 +1,5 @@
 """
-Readers of whole topics, in the order of each partition.
+Readers of whole topics, in the order of each partition, and a topic's size limit.
 
 No reader leaves a consumer group behind, and none creates a topic by reading it.
 """
@@ -14,6 +14,13 @@ from confluent_kafka import (
     KafkaError,
     Message,
     TopicPartition,
+)
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
 )
 
 from support.waiting import CLOCK, TIMEOUT_S, until
@@ -55,6 +62,18 @@ def read_at_least(kafka: str, topic: str, count: int) -> list[Message]:
         while more := _records(consumer.consume(500, 0.5)):
             found += more
     return found
+
+
+def limit_records(kafka: str, topic: str, limit_bytes: int) -> None:
+    """Let a topic take no larger record than this."""
+    limit = ConfigEntry(
+        "max.message.bytes",
+        str(limit_bytes),
+        incremental_operation=AlterConfigOpType.SET,
+    )
+    changed = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[limit])
+    admin = AdminClient({"bootstrap.servers": kafka})
+    admin.incremental_alter_configs([changed])[changed].result()
 
 
 def headers_of(message: Message) -> dict[str, Any]:

@@ -7,18 +7,12 @@ from contextlib import contextmanager
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewTopic,
-    ResourceType,
-)
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from support.copying import replace
 from support.dead_letters import RecordedRepairs, context_of
 from support.parked_shop import RefusingSink, change
+from support.topics import limit_records
 from towpath.cli.app import run
 from towpath.settings import Kafka, load
 from towpath.sinks.apply.batch import RecordWriter
@@ -221,16 +215,7 @@ def test_a_record_at_its_topics_limit_becomes_a_dead_letter(config):
     letters = [DeadLetter(record, "why", "r", False)]
     topic.put(letters)
     stored = list(DeadLetterTopic(settings, "cache").entries())
-    limit = ConfigEntry(
-        "max.message.bytes",
-        "1000",
-        incremental_operation=AlterConfigOpType.SET,
-    )
-    admin = AdminClient({"bootstrap.servers": settings.kafka.bootstrap_servers})
-    changed = ConfigResource(
-        ResourceType.TOPIC, topic.name, incremental_configs=[limit]
-    )
-    admin.incremental_alter_configs([changed])[changed].result()
+    limit_records(settings.kafka.bootstrap_servers, topic.name, 1000)
 
     with pytest.raises(BrokerUnavailableError, match=r"topic's max\.message\.bytes"):
         topic.put(letters)

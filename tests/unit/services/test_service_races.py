@@ -1,4 +1,4 @@
-"""What happens between two statements of a service, by a store that changes there."""
+"""Changes of a store between two statements of a service."""
 
 import contextlib
 import dataclasses

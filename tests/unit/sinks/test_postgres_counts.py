@@ -1,4 +1,4 @@
-"""What the Postgres sink counts of a batch that is delivered again."""
+"""The counts of the Postgres sink when a batch is delivered again."""
 
 from types import SimpleNamespace
 

@@ -1,9 +1,8 @@
 """The order of an aggregate's events, over attempts that fail."""
 
-from datetime import UTC, datetime
-
 import pytest
 
+from support.relay_bench import Clock
 from towpath.settings.sink import WebhookOptions
 from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin
 from towpath.sinks.errors import BatchRefusedError, TargetUnavailableError
@@ -17,24 +16,6 @@ ROW = Change(
     *("orders", (7,), ("order_id",), "0000000000000009.0000000000"),
     *({"order_id": 7}, ALL_PRESENT, False, ORIGIN),
 )
-
-
-class Clock:
-    """A clock that moves on when somebody waits."""
-
-    at_s = 0.0
-
-    def now(self):
-        """Return some time."""
-        return datetime(2026, 1, 1, tzinfo=UTC)
-
-    def monotonic_s(self):
-        """Return the test's time."""
-        return self.at_s
-
-    def wait(self, delay_s):
-        """Let time pass at once."""
-        self.at_s += delay_s
 
 
 class Receiver:

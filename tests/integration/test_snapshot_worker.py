@@ -389,23 +389,31 @@ def test_stored_keys_that_do_not_fit_any_more_fail(connection, worker):
 def test_old_key_requests_are_deleted_except_the_newest(connection, worker):
     """
     Requests completed an hour ago are deleted; the last requested position stays.
+
+    Of the failed ones, those of a week ago are deleted, but not the last of a table.
     """
     connection.execute(
         "insert into towpath.snapshot (snapshot_id, collection, ordinal, state,"
-        " asked_until, completed_at, updated_at, relay)"
+        " asked_until, completed_at, updated_at, relay, table_oid)"
         " select 'towpath-keys-' || n, 's.t', 0, state,"
-        " asked_until, now() - age, now() - age, 'towpath' from (values"
-        " (1, 'completed', '1', interval '2 h'), (2, 'failed', '2', interval '2 h'),"
-        " (3, 'completed', '3', interval '1 min'), (4, 'completed', null, '2 h'),"
-        " (5, 'completed', '9', '2 h'), (6, 'failed', '2', '8 d'),"
-        " (7, 'running', '2', '8 d')) v (n, state, asked_until, age)"
+        " lpad(asked_until, 16, '0') || '.0000000000',"
+        " now() - age, now() - age, 'towpath', oid from (values"
+        " (1, 'completed', '1', interval '2 h', 1),"
+        " (2, 'failed', '2', interval '2 h', 1),"
+        " (3, 'completed', '3', interval '1 min', 1),"
+        " (4, 'completed', null, '2 h', 1), (5, 'completed', '9', '2 h', 1),"
+        " (6, 'failed', '1', '8 d', 1), (7, 'running', '2', '8 d', 1),"
+        " (8, 'failed', '1', '8 d', 2)) v (n, state, asked_until, age, oid)"
     )
-    table = StoredTable("x", "s.t", 0, "queued", 1, asked_keys=1, asked_until="8")
+    last = f"{8:016x}.{0:010x}"
+    table = StoredTable("x", "s.t", 0, "queued", 1, asked_keys=1, asked_until=last)
     worker.ask(protocol.StoreKeys("x", (table,), 0))
     rows = connection.execute("select snapshot_id from towpath.snapshot order by 1")
     names = [name.removeprefix("towpath-keys-") for (name,) in rows]
+    failed = worker.worker.read_stored().failed_requests
 
-    assert ["2", "3", "4", "5", "7", "x"] == names
+    assert ["2", "3", "4", "5", "7", "8", "x"] == names
+    assert {(1, f"{2:016x}.{0:010x}"), (2, f"{1:016x}.{0:010x}")} == set(failed)
 
 
 def test_a_filter_keeps_its_precedence(connection, worker):

@@ -17,6 +17,11 @@ def place(lsn: int, ordinal: int = 0) -> Position:
     return Position(lsn, ordinal)
 
 
+def scan(table_oid: int, floor: int | None) -> StoredTable:
+    """Return a whole table whose scan began at a log LSN."""
+    return StoredTable("s1", "s.a", 0, "running", table_oid, floor=floor)
+
+
 def key(number: int) -> tuple[bytes, ...]:
     """Return a key."""
     return (b"%d" % number,)
@@ -135,22 +140,21 @@ def test_a_failed_key_request_fails_the_waiting_table():
     requests.end_batch((replace(batch.tables[0], state="failed"),))
 
     assert (False, True) == (waiting, requests.has_ended(requests.newest(1)))
-    assert [True, False, False] == [
-        requests.has_failed(1, 0, 1),
-        requests.has_failed(1, 1, 1),
-        requests.has_failed(2, 0, 1),
-    ]
+    scans = (scan(1, floor=7), scan(1, floor=9), scan(2, floor=7))
+    assert [True, False, False] == [*map(requests.has_failed, scans)]
 
 
-def test_a_failed_key_request_counts_beside_a_later_failure():
+def test_a_failed_key_request_counts_for_scans_of_a_whole_table_that_had_begun():
     """
-    A failure after the awaited requests hides none before, until no table is read.
+    The newest failure decides, stored or not; listed keys depend on no other key.
     """
     requests = KeyRequests()
-    failed = StoredTable("k", "s.a", 0, "failed", A.oid)
-    for table in (failed, replace(failed, state="completed"), failed):
-        requests.end_batch((table,))
-    before = [requests.has_failed(1, after, until) for after, until in ((0, 2), (1, 2))]
-    requests.forget_failures()
+    requests.resume(None, ((1, str(place(20))), (2, str(place(30)))))
+    failed = StoredTable("k", "s.a", 0, "failed", 1, asked_until=str(place(10)))
+    completed = replace(failed, state="completed", asked_until=str(place(40)))
+    requests.end_batch((failed,))
+    requests.end_batch((completed,))
+    scans = (scan(1, 20), scan(1, 21), scan(2, 30), scan(1, None))
 
-    assert ([True, False], False) == (before, requests.has_failed(1, 0, 3))
+    assert [True, False, True, False] == [*map(requests.has_failed, scans)]
+    assert not requests.has_failed(replace(scans[0], asked_keys=3))

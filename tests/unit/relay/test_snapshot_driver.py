@@ -863,7 +863,7 @@ def test_a_failed_key_request_fails_the_table_that_waits_for_it(loop: Loop):
     loop.accept()
     first = loop.begin_reading()
     loop.read(first)
-    store = request_key(loop, 8, KEYS[0])
+    store = request_key(loop, 800, KEYS[0])
     loop.see(first.low_token)
     loop.see(first.high_token)
     loop.tell(protocol.KeysStored(store.snapshot_id))
@@ -872,6 +872,24 @@ def test_a_failed_key_request_fails_the_table_that_waits_for_it(loop: Loop):
     account = loop.one(protocol.AnswerSignal).detail["tables"]["s.a"]
 
     assert "could not be refetched by their new key" in account["reason"]
+
+
+@pytest.mark.parametrize(
+    ("failed_at", "after_key"), [(0x64, None), (0x63, (b"2",))], ids=["since", "before"]
+)
+def test_a_table_is_read_again_if_a_key_request_failed_since_it_began(
+    loop: Loop, failed_at: int, after_key: tuple[bytes, ...] | None
+):
+    """
+    The missing row may be before the progress of a resumed or restarted scan (I5).
+    """
+    rest = StoredTable(
+        "s1", "s.a", 0, "queued", OID, last_key=(b"2",), rows=2, floor=0x64
+    )
+    failed = ((OID, str(Position(failed_at, 3))),)
+    loop.tell(protocol.UnfinishedRead((rest,), failed_requests=failed))
+
+    assert after_key == loop.begin_reading().after_key
 
 
 def test_a_key_request_does_not_wait_behind_a_table(loop: Loop):

@@ -416,18 +416,33 @@ where relay = %(relay)s and asked_until collate "C" > %(log_end)s
 -- The position of the last change whose key request is stored.
 select max(asked_until collate "C") from towpath.snapshot where relay = %(relay)s
 
+-- name: read_failed_requests
+-- Per table, the position of the last change whose key request failed or is incomplete.
+select table_oid::bigint, max(asked_until collate "C") from towpath.snapshot
+where relay = %(relay)s and asked_until is not null
+    and state in ('failed', 'incomplete')
+group by table_oid
+
 -- name: read_pending_keys
 select pending_keys from towpath.snapshot
 where snapshot_id = %(snapshot_id)s and collection = %(collection)s
 
 -- name: delete_old_requests
 -- Key requests that were completed an hour ago, or failed or became incomplete a week
--- ago. The newest stays: it has the position up to which all requests are stored.
-delete from towpath.snapshot
+-- ago. The newest stays: it has the position up to which all requests are stored. So
+-- does each table's newest that failed: a scan that began before it reads all rows again
+-- once it is resumed.
+delete from towpath.snapshot old
 where asked_until is not null and relay = %(relay)s
     and (state = 'completed' and completed_at < now() - interval '1 hour'
         or state in ('failed', 'incomplete')
-        and updated_at < now() - interval '7 days')
+        and updated_at < now() - interval '7 days'
+        and exists (
+            select from towpath.snapshot newer
+            where newer.relay = old.relay and newer.table_oid = old.table_oid
+                and newer.state in ('failed', 'incomplete')
+                and newer.asked_until collate "C" > old.asked_until
+        ))
     and asked_until collate "C" < (
         select max(asked_until collate "C") from towpath.snapshot
         where relay = %(relay)s

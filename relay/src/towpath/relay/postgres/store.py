@@ -41,7 +41,7 @@ class SnapshotStore:
 
     def read_unfinished(self, offset: int) -> UnfinishedRead:
         """
-        Return the open snapshots, the oldest first, and the last request's position.
+        Return the open snapshots, the oldest first, and the key requests' positions.
 
         A snapshot whose signal has no final answer is open, too.
 
@@ -53,7 +53,8 @@ class SnapshotStore:
         own = {"relay": self._relay}
         row = self._connection.execute(query("read_asked_until"), own).fetchone()
         asked_until = row[0] if row else None
-        return UnfinishedRead(tables, asked_until)
+        failed = self._connection.execute(query("read_failed_requests"), own)
+        return UnfinishedRead(tables, asked_until, tuple(failed.fetchall()))
 
     def _reset_foreign_requests(self, offset: int) -> None:
         """Make positions of another log lower than any position of this one."""

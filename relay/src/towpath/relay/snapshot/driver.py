@@ -281,7 +281,7 @@ class SnapshotDriver:
         return self._whole_tables if is_whole else self._listed_keys
 
     def _resume(self, fact: UnfinishedRead) -> None:
-        self.requests.resume(fact.asked_until)
+        self.requests.resume(fact.asked_until, fact.failed_requests)
         for snapshot_id, group in groupby(fact.tables, lambda table: table.snapshot_id):
             tables = tuple(
                 self._without_lost_view(snapshot_id, table) for table in group
@@ -302,8 +302,6 @@ class SnapshotDriver:
         for run in ended:
             if run.tables[0].asked_until is not None:
                 self.requests.end_batch(run.tables)
-                if not self._whole_tables.open_tables():
-                    self.requests.forget_failures()
 
     def _store_requests(self) -> list[StoreKeys]:
         effects: list[StoreKeys] = []

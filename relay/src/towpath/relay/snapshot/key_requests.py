@@ -15,6 +15,7 @@ A transaction is not confirmed before every batch that holds one of its keys is 
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -96,7 +97,8 @@ class KeyRequests:
         self._begun = 0
         self._ended = 0
         self._newest: dict[int, int] = {}
-        self._failed: dict[int, list[int]] = {}
+        # Per table the log LSN of the newest change whose key request has failed.
+        self._failed: dict[int, int] = {}
 
     # From the loop, per change; hot while a mass update is streamed -----------------
 
@@ -125,10 +127,20 @@ class KeyRequests:
 
     # From the driver -----------------------------------------------------------------
 
-    def resume(self, asked_until: str | None) -> None:
-        """Ignore requests at or below this position: they are stored."""
+    def resume(
+        self, asked_until: str | None, failed: Iterable[tuple[int, str]] = ()
+    ) -> None:
+        """
+        Continue from the stored requests.
+
+        Args:
+            asked_until: Requests at or below this position are stored, and ignored.
+            failed: Per table's oid, the position of the newest failed request.
+        """
         if asked_until is not None:
             self._until = max(self._until, parse_position(asked_until))
+        for table_oid, position in failed:
+            self._add_failure(table_oid, position)
 
     def resume_batch(self, tables: tuple[StoredTable, ...]) -> None:
         """Add a batch that is stored and has not ended."""
@@ -140,8 +152,12 @@ class KeyRequests:
         """Record that the oldest batch has ended."""
         self._ended += 1
         for table in tables:
-            if table.state != "completed":
-                self._failed.setdefault(table.table_oid, []).append(self._ended)
+            if table.state != "completed" and table.asked_until is not None:
+                self._add_failure(table.table_oid, table.asked_until)
+
+    def _add_failure(self, table_oid: int, position: str) -> None:
+        log_lsn = parse_position(position).log_lsn
+        self._failed[table_oid] = max(log_lsn, self._failed.get(table_oid, 0))
 
     @property
     def is_empty(self) -> bool:
@@ -168,11 +184,6 @@ class KeyRequests:
 
     # For scans of whole tables -------------------------------------------------------
 
-    @property
-    def ended(self) -> int:
-        """The number of the last batch that has ended."""
-        return self._ended
-
     def newest(self, table_oid: int) -> int:
         """Return the number of the last batch with keys of a table."""
         return self._newest.get(table_oid, 0)
@@ -181,11 +192,13 @@ class KeyRequests:
         """Return whether a batch, and so all before it, has ended."""
         return self._ended >= number
 
-    def has_failed(self, table_oid: int, after: int, until: int) -> bool:
-        """Return whether a batch in ``(after, until]`` failed for a table."""
-        failed = self._failed.get(table_oid, ())
-        return any(after < number <= until for number in failed)
+    def has_failed(self, table: StoredTable) -> bool:
+        """
+        Return whether a key request failed since a table's scan began.
 
-    def forget_failures(self) -> None:
-        """Forget which batches failed, once no scan awaits one of them."""
-        self._failed.clear()
+        The scan may have passed the new key of such a row, and the stream does not
+        carry the row. A scan of listed keys does not depend on other keys.
+        """
+        if table.asked_keys is not None or table.floor is None:
+            return False
+        return self._failed.get(table.table_oid, -1) >= table.floor

@@ -98,11 +98,13 @@ class UnfinishedRead:
     is missed.
 
     ``tables`` includes the ended tables of these snapshots. ``asked_until`` is the
-    position of the last change that led to a key request.
+    position of the last change that led to a key request. ``failed_requests`` has, per
+    table's oid, the position of the last change whose key request failed.
     """
 
     tables: tuple[StoredTable, ...]
     asked_until: str | None = None
+    failed_requests: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

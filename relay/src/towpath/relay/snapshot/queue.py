@@ -89,9 +89,6 @@ class SnapshotQueue:
         self._points_in_use: dict[_Name, ConsistentPoint] = {}
         self._now_s = 0.0
         self._notified: dict[_Name, int] = {}
-        # Of each open table that was begun, the last key request that had ended then:
-        # the later ones count for it, also those of a pause.
-        self._ended_before: dict[_Name, int] = {}
         # How many tables may be begun ahead: it grows with each tiny table.
         self._ahead = 0
         # The chunks delivered by each scan that blocks the stream, and the time of the
@@ -224,8 +221,6 @@ class SnapshotQueue:
             return []
         halted = known._replace(state=state, error=reason)
         run.update(halted)
-        if halted.has_ended:
-            self._ended_before.pop(table[:2], None)
         self._update_reordered()
         return [SaveProgress(self._services.tokens.next_id(), halted)]
 
@@ -286,10 +281,9 @@ class SnapshotQueue:
             pace=pace,
             parts=1 if table.ranges else self._policy.readers,
             consistent_point=point,
-            ended_before=self._ended_before.setdefault(
-                table[:2], self._services.requests.ended
-            ),
         )
+        if self._services.requests.has_failed(table):
+            table = table.from_the_first_row()
         running = table._replace(state="running")
         run.update(running)
         scan = self._scans[table[:2]] = TableScan(running, options, self._services)
@@ -339,7 +333,6 @@ class SnapshotQueue:
         self._update_reordered()
         if not table.has_ended:
             return []
-        self._ended_before.pop(name, None)
         return [notifications.table_ended(table, run.collections)]
 
     def _release_views(self) -> list[ReleaseSnapshot]:

@@ -118,7 +118,7 @@ def resumed_table(table: StoredTable, known: StoredTable | None) -> StoredTable:
     has_ended = known is None or known.has_ended
     if not (table.order_by and has_ended):
         return table
-    return table._replace(last_key=None, maximum_key=None, ranges=())
+    return table.from_the_first_row()
 
 
 @dataclass(frozen=True, slots=True)

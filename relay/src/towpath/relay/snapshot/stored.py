@@ -128,10 +128,21 @@ class StoredTable(NamedTuple):
             return queued
         lost = self.undelivered - len(self.undelivered_keys)
         if lost and self.asked_keys is None:
-            again = queued._replace(last_key=None, maximum_key=None, ranges=())
-            return again._replace(undelivered=0, undelivered_keys=())
+            return queued.from_the_first_row()
         return queued._replace(
             pending_keys=self.undelivered_keys, undelivered=lost, undelivered_keys=()
+        )
+
+    def from_the_first_row(self) -> "StoredTable":
+        """Return the table with its progress undone: a scan reads all of its rows."""
+        return self._replace(
+            last_key=None,
+            maximum_key=None,
+            pending_keys=(),
+            ranges=(),
+            floor=None,
+            undelivered=0,
+            undelivered_keys=(),
         )
 
     @property

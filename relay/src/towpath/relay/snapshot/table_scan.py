@@ -96,17 +96,18 @@ class ScanOptions(NamedTuple):
         parts: The number of ranges into which its table may be cut.
         consistent_point: The mark and exported snapshot that its run shares; None: each
             chunk has its own watermarks.
-        ended_before: The last key request that had ended when the table was begun.
     """
 
     changed_keys: ChangedKeys
     pace: ScanPace
     parts: int
     consistent_point: ConsistentPoint | None = None
-    ended_before: int = 0
 
 
-_MOVES_LOST = "rows whose key changed meanwhile could not be refetched by their new key"
+_MOVES_LOST = (
+    "rows whose key changed meanwhile could not be refetched by their new key; "
+    "once they can be, resume the snapshot: it reads the whole table again"
+)
 _TOO_MANY_CHANGES = "too many rows changed while the exported snapshot was made"
 _OTHER_KEY = "its key has changed since the snapshot began: "
 _TOO_SLOW = "reading even the smallest chunk takes longer than the server allows: "
@@ -137,7 +138,6 @@ class TableScan:
         self._start_token = ""
         self._sweep_id: int | None = None
         self._has_swept = not table.sweeps
-        self._ended_before = options.ended_before
         self._awaited = 0
         if self._point is not None and self._point.mark is not None:
             self._begin_recording(self._point.mark)
@@ -384,8 +384,7 @@ class TableScan:
             return []
         if not self._requests.has_ended(self._awaited):
             return []
-        span = (self._ended_before, self._awaited)
-        if self._requests.has_failed(self._stored.table_oid, *span):
+        if self._requests.has_failed(self._stored):
             return self.end("failed", _MOVES_LOST)
         return self.end(*scan_outcome(self._stored))
 

@@ -99,10 +99,15 @@ def pytest_collection_modifyitems(session, config, items):
 
 
 def pytest_collection_finish():
-    """Exempt what collection has made from garbage collection: it lives to the end."""
+    """
+    Exempt what collection has made from garbage collection: it lives to the end.
+
+    From now on, the worker in the background leaves the processor to the others.
+    """
     gc.collect()
     gc.freeze()
     gc.enable()
+    workers.lower_priority_in_background()
 
 
 def pytest_xdist_make_scheduler(config, log):

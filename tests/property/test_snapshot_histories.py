@@ -1056,8 +1056,10 @@ def _swept_before_the_broker_has_it(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TableScan, "_sweep", sweep)
 
 
-# Of the rarest variant one history in 500 shows the defect.
+# Of the rarest variant the first history that shows the defect is the 3,110th.
 HISTORIES = 4_000
+# Histories that show rare defects, tried first: a search for one can take 25 seconds.
+REFUTING = (3109, 522, 415, 231, 172, 123)
 
 
 @pytest.mark.timeout(120)
@@ -1095,7 +1097,7 @@ def test_wrong_variants_of_the_snapshot_rule_are_refuted(
     The histories are hard enough to find each planted defect.
     """
     plant(monkeypatch)
-    refutations = filter(_is_refuted, range(HISTORIES))
+    refutations = filter(_is_refuted, (*REFUTING, *range(HISTORIES)))
 
     assert next(refutations, None) is not None
 

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
-from jsonschema import Draft202012Validator, FormatChecker
-
 from support.waiting import until
 from towpath.deploy.local.ports import LOOPBACK
 
@@ -109,6 +107,9 @@ SCHEMA: Final[Mapping[str, Any]] = {
 
 def mistakes_of(event: Mapping[str, Any]) -> list[str]:
     """List what an event has that the rules do not allow, or lacks."""
+    # Its import takes more than a second, in each process that collects the tests.
+    from jsonschema import Draft202012Validator, FormatChecker  # noqa: PLC0415
+
     validator = Draft202012Validator(SCHEMA, format_checker=FormatChecker())
     return [error.message for error in validator.iter_errors(event)]
 

@@ -10,17 +10,27 @@ The pieces begin in the order of ``Turn``; within a turn, those with the longest
 begin first. One worker runs the busy tests and two run those of the lake, while others
 run tests that mostly wait; then come the engines. In the end the quick tests fill the
 time while another worker runs its last long test.
+
+Four workers leave a tenth of two cores idle: all of them wait at times. A fifth runs
+unit tests meanwhile, at a lower priority. It starts no stack.
 """
 
 import enum
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from support.waiting import SLOWER
+
+# The fifth worker, by xdist's name.
+BACKGROUND: Final = "gw4"
+# It has half the share of another process.
+_NICENESS: Final = 3
 
 # Whole demos and benchmarks, chaos, loads with a rate, Spark in several processes.
 BUSY: Final = (
@@ -83,6 +93,21 @@ class Pieces(LoadScopeScheduling):  # type: ignore[misc]  # has no types
     def _split_scope(self, nodeid: str) -> str:
         return piece_of(nodeid)
 
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if node.gateway.id == BACKGROUND:
+            piece = next(filter(is_for_background, self.workqueue), None)
+            if piece is None:
+                node.shutdown()
+                return
+            self.workqueue.move_to_end(piece, last=False)
+        super()._assign_work_unit(node)
+
+
+def lower_priority_in_background() -> None:
+    """Lower the priority of this process if it is the worker in the background."""
+    if os.environ.get("PYTEST_XDIST_WORKER") == BACKGROUND:  # noqa: TID251 - by xdist
+        os.nice(_NICENESS)
+
 
 def piece_of(node_id: str) -> str:
     """Return the name of the piece that a test belongs to."""
@@ -95,6 +120,16 @@ def piece_of(node_id: str) -> str:
     is_long = _is_in(path, DRIVERS) or _is_below(path, "faults", "property")
     is_alone = is_long and not _is_in(path, RECORDED)
     return node_id if is_alone else path.as_posix()
+
+
+def is_for_background(piece: str) -> bool:
+    """
+    Return whether the worker in the background may run a piece.
+
+    The tests of the architecture compute for long without a pause.
+    """
+    path = Path(piece)
+    return _is_below(path, "unit") and not _is_below(path, "architecture")
 
 
 def _turn(item: pytest.Item) -> Turn:

@@ -1,6 +1,7 @@
 """How tests are shared out among workers: what stays together, and what comes first."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -87,6 +88,47 @@ def test_long_tests_begin_first_and_quick_ones_last():
     assert [600, 90, 5, 300, 90, 90, 5, 60, 5] == [
         item.get_closest_marker("timeout").args[0] / workers.SLOWER for item in items
     ]
+
+
+class Node:
+    """A worker that runs nothing, and records what it is asked for."""
+
+    def __init__(self, name):
+        self.gateway = SimpleNamespace(id=name)
+        self.shutting_down = False
+        self.ran = []
+
+    def send_runtest_some(self, indices):
+        """Record the tests to be run."""
+        self.ran += indices
+
+    def shutdown(self):
+        """Record that no more tests come."""
+        self.shutting_down = True
+
+
+def test_the_worker_in_the_background_runs_unit_tests_alone():
+    """
+    The others begin with the long tests; without unit tests it ends.
+    """
+    places = (BENCH, DRIVER, "unit/architecture/test_house.py", "unit/relay/test_a.py")
+    tests = [f"tests/{place}::test_{n}" for place in places for n in range(4)]
+    config = SimpleNamespace(
+        getvalue=lambda _: ["2*popen"], option=SimpleNamespace(loadscopereorder=False)
+    )
+    pieces = workers.Pieces(config, None)
+    usual, background = nodes = (Node("gw0"), Node(workers.BACKGROUND))
+    for node in nodes:
+        pieces.add_node(node)
+        pieces.add_node_collection(node, tests)
+    pieces.schedule()
+    before = background.shutting_down
+    for index in background.ran.copy():
+        pieces.mark_test_complete(background, index)
+
+    assert ([0, 1, 2, 3], [12, 13, 14, 15]) == (usual.ran, background.ran)
+    assert (False, True) == (before, background.shutting_down)
+    assert not usual.shutting_down
 
 
 def test_an_inner_deadline_stretches_as_the_limit_of_a_test_does(monkeypatch):

@@ -13,10 +13,14 @@ from towpath.deploy.local.stack import Stack
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_interrupts(number):
     """
-    Ctrl-C, a closed terminal and kill all mean the same.
+    Ctrl-C, a closed terminal and kill all mean the same, unless it is ignored.
     """
-    with pytest.raises(KeyboardInterrupt), interrupted_once():
-        signal.raise_signal(number)
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupted_once():
+            signal.raise_signal(number)
+    finally:
+        signal.signal(number, before)
 
 
 def test_a_signal_that_is_ignored_stays_so():

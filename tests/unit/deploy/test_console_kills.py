@@ -187,10 +187,14 @@ def test_a_part_that_ends_before_it_is_killed_is_a_conflict(demo, monkeypatch):
     """
     Its process was found, and is gone when the signal is sent.
     """
-    found = psutil.Process(process.find(demo.state.process_file("relay")).pid)
+    file = demo.state.process_file("relay")
+    found = psutil.Process(process.find(file).pid)
     found.kill()
-    # Until its parent has read its status, a signal to it still succeeds.
-    until(lambda: not psutil.pid_exists(found.pid), "its process is gone")
+    # A signal to it succeeds until this process, its parent, has read its status.
+    until(
+        lambda: process.find(file) is None and not psutil.pid_exists(found.pid),
+        "its process is gone",
+    )
     monkeypatch.setattr(kills, "find", lambda _file: found)
     answer = demo.kill("relay")
 

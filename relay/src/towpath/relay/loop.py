@@ -5,9 +5,10 @@ The loop: one thread between the stream and Kafka.
 
     read frames -> consume -> acknowledgements -> snapshots -> checkpoint -> feedback
 
-Every wait of the loop is bounded: by a constant, and at a stop by its deadline. At the
-limit of bytes in flight, it stops reading the socket, so that back-pressure reaches the
-server, and keeps running its duties: feedback above all, which has its own timer.
+Every wait of the loop is bounded: by a constant, and during a stop by the stop's
+deadline. At the limit of bytes in flight, the loop stops reading the socket, so that
+back-pressure reaches the server, but keeps running its duties: feedback above all,
+which has its own timer.
 """
 
 from collections.abc import Callable, Sequence, Sized
@@ -50,11 +51,11 @@ MAX_UNSETTLED: Final = 200_000
 
 # The shortest time between two reads of whole transactions, so that at a high rate
 # several are handed over together: at 2,000 a second this saves a quarter of the
-# relay's processor time. At a low rate it has passed before the next transaction
+# relay's CPU time. At a low rate this time has passed before the next transaction
 # arrives.
 GATHER_S: Final = 0.002
 
-# A read of so many frames is part of a backlog, which fills the next read without a
+# A read of this many frames is part of a backlog, which fills the next read without a
 # wait. Outside a backlog, that many frames do not arrive within ``GATHER_S``.
 BACKLOG_FRAMES: Final = 1000
 
@@ -92,7 +93,7 @@ class LoopDuties:
     The duties beside the records: checkpoints, feedback to the server, and gauges.
 
     They run in every turn of the loop, and between two waits of the publisher. None of
-    them waits, except for the commit of a transaction of Kafka.
+    them waits, except to commit a Kafka transaction.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class ReplicationStream(Protocol):
         """Close the stream. Never raises."""
 
 
-# Called by ``poll`` once, with an error or None and the record's acknowledgement.
+# Called once, by ``poll``, with an error or None, and the record's acknowledgement.
 OnDelivery = Callable[[object, Acknowledgement], None]
 
 
@@ -156,7 +156,7 @@ class SnapshotReader(Protocol):
         """Queue an effect; its result arrives as a fact, after a wake-up."""
 
     def facts(self) -> Sequence[WorkerFact]:
-        """Return the facts since the last call."""
+        """Return the facts that have arrived since the last call."""
 
 
 class InterruptibleWait(Protocol):

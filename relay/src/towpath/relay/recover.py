@@ -41,7 +41,7 @@ class RecoveredState(NamedTuple):
     Attributes:
         state: The state topic's content.
         marks: Exact marks, read from the topics.
-        published: The records that Kafka holds.
+        published: The streamed records that Kafka holds.
         published_log_lsn: The highest log LSN of any record, READ rows included.
         parked: The parked aggregates.
     """
@@ -137,7 +137,7 @@ def recover(
         fence(settings.kafka, transactional_id(settings))
     producer.begin()
     if was_transactional or is_transactional:
-        # An open transaction hid the records behind it.
+        # An open transaction may have hidden the records behind it.
         state = topic.read(reader)
     if not was_transactional:
         _write_barriers(settings, reader, topic, state)

@@ -1,12 +1,12 @@
 """
-One session: every part of the relay is built from the log and the state topic.
+A session builds every part of the relay from the log and the state topic.
 
 ::
 
     claim -> recovered state -> initial snapshot -> lineage -> stream
 
 Published positions are read only after the claim and, with transactions, after the
-broker has fenced a dead process of the same name: nothing can be added to the topics
+broker has fenced a dead process with the same id: nothing can be added to the topics
 afterwards. ``SessionLoop`` starts another session after a retryable failure; any other
 failure ends the process. Each session builds its pipeline again, so that none inherits
 half-finished work.
@@ -119,7 +119,7 @@ class Session:
         self._process.wakeup.wake()
 
     def _run_session(self, closing: ExitStack) -> None:
-        """Run until the process stops or no longer needs the previous settings."""
+        """Run until the process stops or the previous settings are no longer needed."""
         settings, process = self._process.settings, self._process
         source = settings.database
         ownership = self._claim(closing)
@@ -197,7 +197,7 @@ class Session:
         Raises:
             PartitionCountChangedError: A topic's partition count has changed.
             TopicTruncatedError: A topic was deleted.
-            SourceUnavailableError: A monitor ends the session at once: another
+            SourceUnavailableError: A monitor ends the session immediately: another
                 process may own the slot by now.
         """
         if self._restart_reason is not None:
@@ -210,7 +210,7 @@ class Session:
         self, stream: SlotStream, settings: Settings, catalog: PostgresCatalog
     ) -> bool:
         """
-        Start the stream; False if another process held the slot until now.
+        Start the stream; return False if another process held the slot until now.
 
         That process may have published records that were not recovered here.
 
@@ -277,7 +277,8 @@ class Session:
         """
         Claim the slot, before anything is read.
 
-        A standby may wait for days, and anything read before would be outdated.
+        A standby may wait for days, and anything read before the claim would be
+        outdated.
         """
         settings, process = self._process.settings, self._process
         ownership = SlotOwnership(settings.database.dsn, settings.database.slot)
@@ -307,7 +308,8 @@ class Session:
         """
         Close the producer once its records are acknowledged, before a new session.
 
-        If a monitor ends the session, or the process ends, it is closed at once.
+        If a monitor ends the session, or the process stops, the producer is closed
+        immediately.
         """
         if self._restart_reason is None and not self._is_stopping():
             producer.settle(self._process.settings.relay.stop_timeout_s)
@@ -336,7 +338,8 @@ class Session:
         state, topic = recovered.state, self._state
         confirmed = state.confirmed
 
-        # Two parts of a start ask; to look for records is a request to Kafka.
+        # Cached: two parts of a start call it, and looking for records is a request to
+        # Kafka.
         @cache
         def read() -> StoredHistory:
             return StoredHistory(

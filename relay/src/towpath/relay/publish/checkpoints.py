@@ -7,7 +7,7 @@ confirmed to Postgres, so the slot is never ahead of the state topic: a slot tha
 ahead was moved by another program.
 
 A topic's first mark, with its end offsets, is acknowledged before its first streamed
-record is produced: after a crash every record behind it is the relay's own.
+record is produced: after a crash every record behind that mark is the relay's own.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,8 @@ from towpath.schemas.clock import Clock
 from towpath.schemas.position import parse_position
 
 # Marks lag by about this much, so a restart after a crash reads the records of a
-# fraction of a second again. A tenth of it would noticeably load the state topic.
+# fraction of a second again. A tenth of this interval would put a noticeable load on
+# the state topic.
 MARKS_INTERVAL_S: Final = 0.1
 
 
@@ -106,7 +107,7 @@ class CheckpointWriter:
 
     def admit(self, topic: str, partition_count: int) -> Delivery | None:
         """
-        Write the first mark of a topic; None if it has one.
+        Write the first mark of a topic; return None if the topic already has one.
 
         Returns:
             The mark's delivery, to be acknowledged before the first streamed record.
@@ -128,7 +129,8 @@ class CheckpointWriter:
         """
         Forget a topic's former partition count when no replay needs it.
 
-        Its barriers, and a checkpoint beyond the former count, must be stored first.
+        The topic's barriers, and a checkpoint beyond the last position of the former
+        count, must be stored first.
         """
         self._barriers[topic] = barriers
 

@@ -4,8 +4,8 @@ Deliveries in flight: their acknowledgements determine the LSN to confirm.
 The producer reports the last record of each batch of a partition; the reports arrive in
 any order. A transaction is *settled* when it is committed, all its records are
 acknowledged and no hold is left on it. The acknowledged LSN is the end of the last
-transaction up to which all are settled. One more rule moves it: while no transaction is
-unsettled and no record is in flight, the LSN of a keepalive counts.
+transaction up to which all are settled. A keepalive moves it to the keepalive's LSN,
+but only while no transaction is open or unsettled and no record is in flight.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ from towpath.relay.encode.record import Acknowledgement, Partition
 from towpath.schemas.position import format_lsn
 
 # The memory of a record in flight in addition to its value: the client's structures,
-# key and headers. Without it, a flood of tiny records would not be bounded.
+# key and headers. Without this term, a flood of tiny records would not be bounded.
 RECORD_BYTES: Final = 512
 
 
@@ -95,7 +95,7 @@ class DeliveryLedger:
             streamed record.
         settled_count: Transactions whose latency is measured and that were settled
             since ``take_settled`` was last called.
-        settled_us: The commit time of the first of them, in microseconds since 1970.
+        settled_us: The commit time of the first of these, in microseconds since 1970.
     """
 
     def __init__(self, start_lsn: int) -> None:

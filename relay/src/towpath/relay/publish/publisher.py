@@ -2,8 +2,8 @@
 The publisher: produces records of stream and snapshots; waits while Kafka is slow.
 
 Sizes are checked against the topic's limit before producing; a record that is too large
-becomes a dead letter, so that the broker refuses none for its size. While there is no
-room, the loop's duties (feedback above all) continue through ``run_duties``.
+becomes a dead letter, so that the broker never refuses one for its size. While there is
+no room, the loop's duties (feedback above all) continue through ``run_duties``.
 """
 
 from collections.abc import Callable, Sequence
@@ -233,7 +233,11 @@ class Publisher:
         return None if self._is_published(record, facts) else record
 
     def _place(self, record: Record, facts: TopicFacts) -> Record:
-        """Set the partition of a streamed record where the producer cannot."""
+        """
+        Set the partition of a record that the sender would place wrongly.
+
+        These are records without a key, and those under a former partition count.
+        """
         former = self._former.get(record.topic)
         if former is None:
             return place_keyless(record, facts.partition_count)

@@ -1,17 +1,17 @@
 """
-The record sender: one queue of records in front of the producer; it never blocks.
+The record sender: one queue in front of the producer; it never waits for room.
 
 Records leave in the order in which they were queued, so that the batches of the client
-fill. Those that the producer has no room for stay in the queue: the publisher waits for
-room, and checkpoints do not need to.
+fill. Records for which the producer has no room stay in the queue: the publisher waits
+for room, and checkpoints need not.
 
-A key's partition is the one that Java's partitioner chooses for the partition count
-that the relay has stored. The client itself would use added partitions at once, which
-would move keys before an operator allows it.
+A key's partition is the one that Kafka's Java client chooses by default, given the
+partition count that the relay has stored. librdkafka itself would use added partitions
+as soon as it knew them, which would move keys before an operator allows it.
 
-The first record that a session gives to a partition travels alone. A broker that knows
-nothing of a producer accepts any first sequence number, so it would append the second
-of two batches although it has refused the first.
+The first record that a session gives to a partition is sent alone. A broker that knows
+nothing of a producer accepts any first sequence number, so after refusing the first of
+two batches it would still append the second.
 """
 
 from collections.abc import Iterable, Mapping
@@ -52,7 +52,7 @@ class RecordSender:
     Attributes:
         queued: The queued records.
         dead: Makes dead letters.
-        commits: The number of the producer's commits.
+        commits: How often ``commit`` has been called, with or without transactions.
     """
 
     def __init__(

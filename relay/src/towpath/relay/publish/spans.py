@@ -2,10 +2,10 @@
 The spans of sampled outbox rows: from the commit to Kafka's acknowledgement.
 
 A span ends when the acknowledged LSN has passed its transaction, so no record needs a
-callback of its own. Rows that are not sampled have no span. Its id follows from trace
-and position, as ``traceparent = "continue"`` writes it into the record: with that
-option, consumers' spans are its children. A row that is streamed again after a crash
-gets the same span again.
+callback of its own. Rows that are not sampled have no span. A span's id is derived from
+the trace and the position, exactly as ``traceparent = "continue"`` writes it into the
+record: with that option, consumers' spans are its children. A row that is streamed
+again after a crash gets the same span again.
 """
 
 from collections import deque
@@ -18,7 +18,8 @@ from towpath.relay.wal.transactions import Transaction
 from towpath.schemas.clock import Clock
 from towpath.schemas.tracing import Kind, PastSpan, Tracer, sampled_traceparent
 
-# The most records in flight with a span; further rows get none, and are counted.
+# The maximum number of records in flight with a span; further rows get none, and are
+# counted.
 MAX_WAITING: Final = 2_000
 
 

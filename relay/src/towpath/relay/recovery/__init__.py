@@ -1,1 +1,1 @@
-"""The state that a restart continues from: lineages, marks and settings. Pure."""
+"""The state that a restart continues from: lineages, marks, settings. Does no I/O."""

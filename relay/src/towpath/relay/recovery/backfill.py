@@ -1,5 +1,5 @@
 """
-The snapshots that close a gap, and those that a start requests. Pure.
+The snapshots that close a gap or that a start requests. This module does no I/O.
 
 A gap's notification is in Debezium's format; its data contains the statement that
 requests the snapshots of the plan.
@@ -14,8 +14,8 @@ begun is from an earlier installation.
 mode                ran    slot  action
 ==================  =====  ====  =====================================================
 never               any    any   none
-initial,            no     none  create the slot, and read all tables in its database
-initial_only,                    view before the stream
+initial,            no     none  create the slot, and read all tables in its exported
+initial_only,                    snapshot before the stream
 when_needed
 (the same)          no     yes   resume an untouched ``towpath-initial``; else request
                                  all tables by a signal with that id
@@ -24,15 +24,17 @@ always              any    any   resume the unfinished snapshot of an earlier st
                                  else request all tables
 ==================  =====  ====  =====================================================
 
-``initial_only`` ends once every table has ended, and retries failed ones at the next
-start. ``when_needed`` also takes the snapshots that close a gap.
+With ``initial_only`` the relay stops once every table has ended; the next start retries
+failed tables. ``when_needed`` also takes the snapshots that close a gap.
 
-A database view ends with its connection. Remaining rows are then read chunk by chunk
-from the last acknowledged key, while the stream continues; a table with its own SELECT
-is read by a blocking snapshot in a new view, because its SELECT is not a filter.
+An exported snapshot ends with its connection. Remaining rows are then read chunk by
+chunk from the last acknowledged key, while the stream continues; a table with its own
+SELECT is read by a blocking snapshot in a new exported snapshot, because its SELECT is
+not a filter.
 
-``delay_s`` delays a first start before anything is created or stored, so a relay
-that is stopped meanwhile has not started; with ``always`` it delays only the request.
+``delay_s`` postpones a first start until after the topics exist, but before a slot, a
+snapshot or a lineage is stored: a relay stopped in the meantime has not *run*. With
+``always`` it postpones only the request.
 """
 
 import enum
@@ -50,7 +52,7 @@ from towpath.settings import FirstStart
 
 
 def signal_id(lineage: Lineage, relay: Registration) -> str:
-    """Return the id of the signal that fills a lineage's gap: always the same."""
+    """Return the id of the signal that fills a lineage's gap. It is deterministic."""
     return f"gap-{lineage.number}{relay.suffix}"
 
 

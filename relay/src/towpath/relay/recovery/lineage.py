@@ -1,9 +1,10 @@
 """
-Lineages: the unbroken histories of the source's log. Pure.
+Lineages: the unbroken histories of the source's log. This module does no I/O.
 
 Lineages are stored in Kafka, in the state topic, because a database may be restored. A
 lineage's offset is above everything published before, so that positions never go back.
-A lineage is *pending* until its slot serves it, and is resumed after a crash.
+A lineage is *pending* until its slot serves it. After a crash, a pending lineage is
+resumed.
 
 A new lineage begins
 
@@ -16,10 +17,10 @@ A new lineage begins
   stored in Kafka before it is confirmed to the server.
 
 Each new lineage begins with a gap: changes may never have been streamed, and streamed
-ones may have vanished from the source. Its plan names every captured table.
+ones may have vanished from the source. The gap's plan names every captured table.
 
-Only the newest lineage decides. The last former ones are kept for an operator to see,
-without their plans, so that the document always fits into a record.
+Only the newest lineage is compared with the source. Recent former ones are kept for the
+operator, without their plans, so that the document always fits into a record.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,8 +66,8 @@ class Lineage:
     One unbroken history of the source's log.
 
     Attributes:
-        number: 1 for the first; one that was rebuilt without a state has a number above
-            those of all gaps for which the source has a signal.
+        number: 1 for the first. A lineage that was rebuilt without state has a number
+            above those of all gaps for which the source has a signal.
         system_identifier: The identifier of the database cluster.
         timeline: The timeline on which it was last followed.
         offset: The offset added to each LSN.
@@ -96,7 +97,7 @@ class StoredHistory(NamedTuple):
         lineages: The kept lineages, the newest last; empty at first start.
         confirmed_lsn: The highest LSN stored for confirmation; None if none was.
         confirmed_log_lsn: The same LSN with its lineage's offset added.
-        published_log_lsn: The highest position in any mark or topic, READ rows too.
+        published_log_lsn: The highest log LSN of any record, READ rows included.
         heartbeat: The highest counter that was streamed.
         has_records: Whether any of the relay's topics holds records.
     """
@@ -121,7 +122,7 @@ class SlotHistory(NamedTuple):
     The server's facts about the slot.
 
     ``is_ours`` is False for a slot of another database, kind or plugin, which
-    ``kind`` describes. ``has_streamed``: whether it was read before.
+    ``kind`` describes. ``has_streamed`` tells whether the slot was read before.
     """
 
     confirmed_lsn: int
@@ -197,7 +198,7 @@ def lineages_document(lineages: Sequence[Lineage]) -> dict[str, Any]:
 
 def parse_lineages(stored: Mapping[str, Any] | None) -> tuple[Lineage, ...]:
     """
-    Parse the state topic's document of lineages; empty without a document.
+    Parse the state topic's document of lineages; return () if there is none.
 
     Raises:
         StateLostError: The document is invalid.
@@ -216,7 +217,7 @@ def _lineage(stored: Mapping[str, Any]) -> Lineage:
     return Lineage(**{**stored, "gap": made})
 
 
-# How many former lineages are kept: a document of at most some tens of kilobytes.
+# How many former lineages are kept: at most a few tens of kilobytes.
 FORMER_LINEAGES: Final = 50
 # Commit LSNs are multiples of 8, and so are offsets.
 _ALIGNMENT: Final = 8
@@ -246,7 +247,8 @@ def choose_lineage(
     Raises:
         NotPreparedError: There never was a slot, or this relay cannot use it.
         SlotLostError: The slot was lost before anything was read from it.
-        StateLostError: Slot or topics have a history that the state topic lacks.
+        StateLostError: The slot or the topics have a history that the state topic
+            lacks.
     """
     if found.slot is not None and not found.slot.is_ours:
         reason = f"slot {found.slot_name} is {found.slot.kind}: choose another name"

@@ -10,7 +10,9 @@ READ rows are outside that order and move only ``next_offset``.
 
 A record's partition depends on the partition count, which is the number of marks. When
 an operator lets a topic use added partitions, a position separates the former count
-from the new one (``FormerCount``), so that a replay chooses the same partitions. Pure.
+from the new one (``FormerCount``), so that a replay chooses the same partitions.
+
+This module does no I/O.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,7 +62,7 @@ class Confirmed(NamedTuple):
     A checkpoint; stored before its LSN is confirmed to Postgres.
 
     Attributes:
-        lsn: The LSN confirmed to Postgres.
+        lsn: The LSN to confirm to Postgres.
         log_lsn: The same LSN with the lineage's offset added.
         published_log_lsn: The highest log LSN of any record, READ rows included.
         heartbeat: The highest heartbeat counter that was streamed; 0: none.
@@ -98,7 +100,7 @@ class Marks:
         self._marks[topic] = {at: Mark(end, None) for at, end in ends.items()}
 
     def forget_former(self, topic: str, log_lsn: int) -> bool:
-        """Forget former partition counts below ``log_lsn``; False: they still apply."""
+        """Forget former partition counts below ``log_lsn``; False if still needed."""
         former = self._former.get(topic, ())
         if former and parse_position(former[-1].until.decode()).log_lsn >= log_lsn:
             return False

@@ -1,5 +1,5 @@
 """
-Rebuilds a lost state from the records in Kafka and the source. Pure.
+Rebuilds a lost state from the records in Kafka and the source, without I/O.
 
 Marks that do not match their topics are replaced. A deleted or truncated topic has lost
 records: it is recreated, and snapshots fill it. A topic with added partitions uses
@@ -79,8 +79,8 @@ class Evidence(NamedTuple):
         published_log_lsn: The highest log LSN of any record, READ rows included.
         offsets: Proven lineage offsets, by the log LSN of their proof.
         found: The history that the source reports.
-        highest_gap: The highest number of a lineage whose gap was requested to be
-            filled; 0: none was.
+        highest_gap: The highest number of a lineage whose gap has a signal in the
+            source; 0: there is none.
         settings: The file's settings of ordinals, routes, keys and partitions.
         tables: The captured tables.
         at: The time, as RFC 3339.
@@ -143,8 +143,8 @@ class MismatchFacts(NamedTuple):
         former: Their former partition counts, as stored.
         has: Their marks as read from the topics now; topics without records of the
             relay are omitted.
-        collections: By topic that the relay still writes, the table or view that can
-            fill it; None: there is none.
+        collections: The table or view that can fill a topic, for each topic that the
+            relay still writes; None: there is none.
         at: The time, as RFC 3339.
     """
 
@@ -316,8 +316,8 @@ def _offset(evidence: Evidence) -> tuple[int | None, str]:
             f"{format_lsn(end_lsn)}: the lineage is assumed to be the first"
         )
     return None, (
-        f"records up to {format_lsn(highest)} are published, the server's log ends at "
-        f"{format_lsn(end_lsn)}: a new lineage begins above the published records"
+        f"records up to {format_lsn(highest)} are published, but the server's log ends "
+        f"at {format_lsn(end_lsn)}: a new lineage begins above the published records"
     )
 
 
@@ -329,7 +329,8 @@ def _lineage(evidence: Evidence, slot: SlotHistory, offset: int | None) -> Linea
         offset = -(-above // _ALIGNMENT) * _ALIGNMENT
         gap = Gap(LOST, slot.confirmed_lsn, evidence.at, tuple(evidence.tables))
     return Lineage(
-        # A gap's signal is named by the number: a used one would request nothing.
+        # The number is part of the id of the gap's signal: an id that already exists
+        # would request nothing.
         number=evidence.highest_gap + 1,
         system_identifier=found.system_identifier,
         timeline=found.timeline,

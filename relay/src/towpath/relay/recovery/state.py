@@ -2,22 +2,22 @@
 The relay's state: the content of the compacted topic ``<prefix>.relay-state``.
 
 ==================  ================================================================
-``lineage``         the newest lineages, the last one in force
+``lineage``         the newest lineages; the last of them is current
 ``confirmed``       the confirmed LSN, stored before it is confirmed to Postgres
 ``marks:<topic>``   the marks of each partition
 ``settings``        the settings that decide ordinals, routes, keys and partitions
-``delivery``        whether records are written in Kafka's transactions
+``delivery``        whether records are written in Kafka transactions
 ``skip:<lsn>``      a transaction that an operator skips
 ==================  ================================================================
 
 The state is in Kafka, not in the database, because a database may be restored. Values
-are JSON; an empty value deletes the key. Pure: ``kafka.state`` reads and writes the
-topic.
+are JSON; an empty value deletes the key. This module does no I/O: ``kafka.state`` reads
+and writes the topic.
 
 Settings are stored because, after a crash, the relay streams changes whose records
-Kafka may already hold. Their ordinals and partitions must be decided as before, or
-Kafka's records would not be recognized: the relay uses the stored settings until the
-confirmed LSN has passed every mark, and then those of the file.
+Kafka may already hold. These records must get the same ordinals and partitions as
+before, or those in Kafka would not be recognized: the relay uses the stored settings
+until the confirmed LSN has passed every mark, and then those of the file.
 
 The slot is always the file's: its LSN decides whether the lineage continues. Settings
 that only change values (masks, and their salts, which are secret) are not stored; nor
@@ -64,7 +64,7 @@ class State:
         lineage: The document under ``lineage``; None if none was ever written.
         confirmed: The last checkpoint; None before the first.
         marks: The marks, by topic.
-        former: By topic, its former partition counts.
+        former: The former partition counts, by topic.
         settings: The document under ``settings``; None if none was ever written.
         delivery: The delivery mode of the last process; None before the first.
         skips: The log LSNs of transactions to skip.
@@ -134,7 +134,7 @@ def _skips(documents: Mapping[str, Any], *, is_done: bool) -> frozenset[int]:
 
 
 class StateRecords:
-    """Makes the records that the loop itself writes into the state topic."""
+    """Makes the records that the relay's loop writes to the state topic."""
 
     def __init__(self, prefix: str) -> None:
         self.topic = topics.state_topic(prefix)

@@ -9,6 +9,6 @@ The rule: a commit can be in the log before any query sees it, so the textbook w
 (drop a chunk's row if its key is seen between the watermarks) lets stale rows through
 and brings deleted ones back. Here a row is dropped when its key has a streamed change
 after the low watermark, **or** one from any transaction, however early in the log, that
-the chunk's own snapshot does not see. So changes are recorded from before the first
-chunk, and no chunk is read until everything streamed before is visible.
+the chunk's own snapshot does not see. So recording begins at a start mark before the
+first chunk, and no chunk is read until everything streamed before that mark is visible.
 """

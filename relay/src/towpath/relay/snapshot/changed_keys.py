@@ -2,7 +2,7 @@
 The keys that the stream changed in one table during its scan.
 
 A change evicts a row of a chunk if it came after the chunk's low watermark, or if the
-chunk's snapshot does not see its transaction. Its outcome is one of
+chunk's snapshot does not see its transaction. The outcome of a change is one of
 
 FULL
     The stream carries the key's whole state: a row, or its absence.
@@ -20,7 +20,7 @@ requests such a key itself (``key_requests``), and the scan ends after that requ
 Changes are on the hot path and bounded. Above the bound all of them are dropped, and
 the scan restarts its recording from a new start mark. Several readers may share the
 changed keys of a scan: a change is dropped when none of them needs it. Several scans of
-one table record separately, since each starts and restarts by itself.
+one table record separately, since each starts and restarts independently.
 """
 
 import enum

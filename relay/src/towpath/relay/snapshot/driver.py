@@ -2,7 +2,7 @@
 The snapshot driver: answers signals, queues snapshots and runs the queues.
 
 The driver is pure: ``on`` takes a fact and returns effects, which the loop performs or
-hands to the worker. A signal that was stored before and is streamed again after a
+hands to the worker. A signal that is already stored and is streamed again after a
 crash starts nothing: the unfinished tables come from ``UnfinishedRead``. The same holds
 for key requests (``key_requests``).
 """

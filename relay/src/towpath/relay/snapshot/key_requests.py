@@ -35,14 +35,14 @@ MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
 # The memory that a key takes in addition to its text.
 _KEY_BYTES: Final = 150
 
-# A batch waits for the previous one to end, so that few are stored, but at most this
-# long: its transactions cannot be confirmed meanwhile.
+# A batch waits for the previous one to end, so that few batches are stored, but no
+# longer than this: its transactions cannot be confirmed in the meantime.
 MAX_WAIT_S: Final = 1.0
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Keys that are stored together: per table, its oid and the keys."""
+    """Keys that are stored together: the oid and the keys of each table."""
 
     snapshot_id: str
     until: Position
@@ -104,7 +104,7 @@ class KeyRequests:
 
     def add(self, relation: Relation, key: Key, position: Position) -> str | None:
         """
-        Request a row.
+        Request the row of a key.
 
         Returns:
             The batch that must be stored before the open transaction is confirmed; None

@@ -12,9 +12,10 @@ are matched in linear time:
 =========================  ===========================================================
 
 Several relays may follow one database. A signal names its relay in its data, or arrives
-in one relay's own channel, which writes the name into its row. A signal without a name
-belongs to the only registered relay; with several relays it is rejected with their
-names. Each relay decides from the same rows, and the first stored answer counts.
+in one relay's own channel, which writes the name into the signal's row. A signal
+without a name belongs to the only registered relay; with several relays it is rejected
+with their names. Each relay decides from the same rows, and the first stored answer
+counts.
 """
 
 import json
@@ -99,7 +100,7 @@ def matching_collections(entry: str, known: Iterable[str]) -> list[str]:
 
     Raises:
         AmbiguousNameError: Several collections have the name without their quotes.
-        NoExpressionError: It is neither a name nor a regular expression.
+        NoExpressionError: The entry is neither a name nor a regular expression.
     """
     collections = list(known)
     same = [name for name in collections if _is_name_of(entry, name)]
@@ -125,7 +126,7 @@ def matches(entry: str, collection: str) -> bool:
     Return whether an entry names or matches a collection, regardless of others.
 
     Raises:
-        NoExpressionError: It is neither a name nor a regular expression.
+        NoExpressionError: The entry is neither a name nor a regular expression.
     """
     return bool(matching_collections(entry, [collection]))
 

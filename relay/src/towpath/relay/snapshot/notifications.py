@@ -6,9 +6,9 @@ and RESUMED, and at the end COMPLETED, or ABORTED if a table failed, was stopped
 incomplete. The aggregate type is ``Incremental Snapshot``, or ``Initial Snapshot`` for
 tables that are read in an exported snapshot. The id is the signal's.
 
-The answer to a signal is published too, since a signal from a bare table or from Kafka
-has no row for it: aggregate type ``Signal``, types ACCEPTED, REJECTED, COMPLETED,
-INCOMPLETE, FAILED.
+The answer to a signal is published too, since neither a bare signal table nor a Kafka
+topic has a place for it: aggregate type ``Signal``, types ACCEPTED, REJECTED,
+COMPLETED, INCOMPLETE, FAILED.
 """
 
 import json

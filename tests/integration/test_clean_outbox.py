@@ -397,7 +397,7 @@ def test_partitions_that_end_soon_are_a_problem(partitioned):
     without = problems()
     partitioned.execute("create table towpath.rest partition of towpath.outbox default")
 
-    what = "the partitions of towpath.outbox end soon"
+    what = "towpath.outbox has partitions for less than four days"
     assert [(Severity.WARNING, what)] == soon
     assert [(Severity.ERROR, what)] == without
     assert (what, [], []) == (before[0][1], after, problems())

@@ -191,7 +191,7 @@ REFUSALS = {
     "view": (["create view s.t as select 1 as a"], "it is a view"),
     "materialised view": (
         ["create materialized view s.t as select 1 as a"],
-        "it is a materialised view",
+        "it is a materialized view",
     ),
     "foreign table": (
         [

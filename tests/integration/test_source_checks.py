@@ -71,7 +71,7 @@ def test_a_change_of_publications_or_outbox_is_reported(rig: Rig, capsys):
     rig.start()
     rig.wait_for(lambda: logged(rig, "source problem", "older than publication"))
 
-    assert "does not name towpath.signal" in unsent
+    assert "does not include towpath.signal" in unsent
     assert "run towpath relay init" in unsent
     assert "is older than publication towpath" in older
 

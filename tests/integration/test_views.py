@@ -153,7 +153,7 @@ BELOW = {
     "a materialised view": (
         "create materialized view s.m as select * from s.o; create view s.base as"
         " select * from s.m",
-        "s.m, a materialised view",
+        "s.m, a materialized view",
     ),
     "a foreign table": (
         "create foreign data wrapper w; create server f foreign data wrapper w;"
@@ -246,7 +246,7 @@ def test_what_is_no_view_is_refused(connection):
 
     assert [
         "s.o is not a view",
-        "s.m is a materialised view, whose rows change when it is refreshed",
+        "s.m is a materialized view, whose rows change when it is refreshed",
         "there is no view s.gone",
     ] == reasons
 

@@ -99,12 +99,12 @@ def test_a_source_that_is_ready_has_no_finding():
         ),
         (
             replace(READY, publications={"towpath": EVENTS, "towpath_outbox": EVENTS}),
-            "does not name shop.orders",
+            "does not include shop.orders",
             "relay init",
         ),
         (
             replace(READY, publications={"towpath": EVENTS, "towpath_outbox": EVENTS}),
-            "does not name towpath.signal",
+            "does not include towpath.signal",
             "relay init",
         ),
         (
@@ -181,7 +181,7 @@ def test_an_unpublished_bare_signal_table_is_found():
     )
     lacking = [each.what for each in running_findings(READY, bare)]
 
-    assert ["publication towpath does not name public.dbz_signal"] == lacking
+    assert ["publication towpath does not include public.dbz_signal"] == lacking
 
 
 def test_a_cluster_that_is_ready_has_no_finding():
@@ -239,7 +239,7 @@ def test_a_cluster_that_is_ready_has_no_finding():
                 broker={"message.max.bytes": "200"},
             ),
             Severity.WARNING,
-            "accepts 100 bytes, other topics of the broker 200",
+            "accepts 100 bytes, but the broker's default is 200",
         ),
         (
             replace(

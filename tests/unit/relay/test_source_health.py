@@ -150,7 +150,7 @@ def test_a_slot_beyond_its_bound_has_no_room():
     slot = with_slot(wal_status="unreserved", room_bytes=-3 * GIB)
     (found,) = health_findings(slot, FACTS, SETTINGS)
 
-    assert "may be dropped after 0 bytes more of log" in found.what
+    assert "may be invalidated after 0 bytes more of log" in found.what
 
 
 def test_figures_have_units():

@@ -1,1 +1,1 @@
-"""The relay's clients of Kafka; commands outside it use only the client's messages."""
+"""The relay's Kafka clients, and the recovery of its state from topics."""

@@ -22,9 +22,9 @@ from towpath.schemas.failure import ConfigurationError, TowpathError
 from towpath.settings import Kafka, client_settings
 
 # The timeout of one request to the cluster, longer than a leader election. After a
-# failure the loop retries with a back-off. The client returns a result or an error
-# within this time, so callers wait without a timeout: a second, equal one could expire
-# first and hide Kafka's error.
+# failure the loop retries with a backoff. The client returns a result or an error
+# within this time, so callers wait without a timeout of their own: an equal one could
+# expire first and hide Kafka's error.
 REQUEST_TIMEOUT_S: Final = 10.0
 
 # A topic and a partition number.
@@ -71,9 +71,9 @@ _TRANSIENT: Final = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
-# A controller that hears from no broker for a moment returns the error of a replication
-# factor that is too large for the cluster; only the text tells the two cases apart
-# (``StripedReplicaPlacer`` in Kafka's source).
+# A controller that hears from no broker for a moment returns the same error as for a
+# replication factor above the number of brokers; only the text tells the two cases
+# apart (``StripedReplicaPlacer`` in Kafka's source).
 _ALL_FENCED: Final = "All brokers are currently fenced"
 
 
@@ -138,7 +138,8 @@ def end_offsets(kafka: Kafka, places: Iterable[TopicOffset]) -> dict[TopicOffset
     """
     Return the end offset of each partition; -1 for one that does not exist.
 
-    The client is new each time: it remembers for many seconds that a topic is missing.
+    Each call creates a client: an older one remembers for many seconds that a topic is
+    missing.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.

@@ -33,7 +33,7 @@ from towpath.settings.outbox import AggregateView
 
 
 class SnapshotRuns:
-    """The runs of a process's snapshots; called by the loop alone."""
+    """Tracks the runs of a process's snapshots. Only the loop calls it."""
 
     def __init__(self, reporter: LineageReporter, datasets: "RelayDatasets") -> None:
         self._reporter = reporter
@@ -143,7 +143,7 @@ class RelayDatasets:
     def _event_topics(
         self, topics: Iterable[str], tables: Iterable[TableName]
     ) -> list[str]:
-        """Return the topics that events may have, by the template."""
+        """Return the existing topics that match the template of event topics."""
         template = self._settings.relay.outbox.topic
         before, _, after = outbox_topic(template, "\0").partition("\0")
         of_tables = (table_topic(self._prefix, name) for name in tables)

@@ -34,7 +34,7 @@ from towpath.settings import RouteKind, Settings
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _MS_AN_HOUR: Final = 3_600_000
 _UNBOUNDED: Final = -1
-# With two replicas, a minimum of two stops writing at the first restart of a broker.
+# With two replicas, a minimum of two blocks writes while a broker restarts.
 _PAIR: Final = 2
 # Older brokers lack the idempotent producer's guarantees across restarts.
 _OLDEST_PROTOCOL: Final = (2, 5)
@@ -70,13 +70,13 @@ _NO_COUNTS: Final[Mapping[str, int]] = MappingProxyType({})
 
 class ClusterFacts(NamedTuple):
     """
-    The brokers' facts.
+    The facts about the brokers and their topics.
 
     Attributes:
         broker_count: The number of brokers.
         broker: The settings of one broker.
         topics: The existing topics of the relay and of the sinks' routes.
-        marked: By topic, how many partitions it had when marks were last stored.
+        marked: How many partitions each topic had when its marks were last stored.
     """
 
     broker_count: int
@@ -101,7 +101,7 @@ def read_cluster(settings: Settings) -> ClusterFacts:
 
 
 def kafka_findings(facts: ClusterFacts, settings: Settings) -> list[CheckFinding]:
-    """Return the dangers to delivery, order and delivered records. Pure."""
+    """Return the risks to delivery, order and delivered records. Does no I/O."""
     prefix = settings.database.prefix
     tables = captured_in(facts.topics, settings)
     found = [*_cluster_findings(facts, settings)]
@@ -135,7 +135,7 @@ def _event_log_findings(
             yield warning_finding(
                 "topic-events-compacted",
                 f"topic {topic} of events has cleanup.policy {policy}",
-                "older events of a key are deleted before their readers have them",
+                "older events of a key can be deleted before they are read",
                 str(TopicFix(topic, "cleanup.policy", "delete")),
             )
 
@@ -220,7 +220,8 @@ def _version_findings(facts: ClusterFacts) -> Iterator[CheckFinding]:
                 "kafka-version",
                 f"the brokers speak version {text}",
                 "a restarted producer can lose the order of records",
-                "it must be 2.5 or later: upgrade the brokers",
+                "upgrade the brokers, then set inter.broker.protocol.version to 2.5 or "
+                "later",
             )
 
 
@@ -233,21 +234,22 @@ def _cluster_findings(
         yield error_finding(
             "kafka-replication-impossible",
             f"[topics] replication_factor is {wanted} on {facts.broker_count} brokers",
-            "no topic could be created",
+            "no topic can be created",
             f"set replication_factor = {facts.broker_count}, or start more brokers",
         )
     elif wanted == 1 and facts.broker_count > 1:
         yield warning_finding(
             "kafka-replication-single",
             f"[topics] replication_factor is 1 on {facts.broker_count} brokers",
-            "the loss of a broker loses acknowledged records",
+            "losing one broker loses acknowledged records",
             f"set replication_factor = {min(3, facts.broker_count)}",
         )
     if facts.broker.get("auto.create.topics.enable") == "true":
         yield warning_finding(
             "kafka-auto-create",
             "auto.create.topics.enable is true",
-            "an early consumer creates topics with the broker's partition count",
+            "a consumer that starts first creates topics with the brokers' default "
+            "partition count",
             "set auto.create.topics.enable=false in the brokers' configuration and "
             "restart them",
         )
@@ -267,14 +269,14 @@ def _compacted_findings(topic: str, each: TopicSettings) -> Iterator[CheckFindin
         yield error_finding(
             "topic-not-compacted",
             f"topic {topic} has cleanup.policy {each.settings['cleanup.policy']}",
-            "the relay needs its records for ever, but they would expire",
+            "the relay needs its records forever, but they would expire",
             TopicFix(topic, "cleanup.policy", "compact"),
         )
     if each.partition_count != 1:
         yield error_finding(
             "topic-state-partitions",
             f"topic {topic} has {each.partition_count} partitions",
-            "its records must have one order",
+            "its records need a total order, which only a single partition keeps",
             f"delete the topic {topic} and run towpath relay state repair",
         )
 
@@ -288,7 +290,7 @@ def _streamed_findings(
         yield warning_finding(
             "topic-retention-time",
             f"topic {topic} keeps records for {retention_ms // _MS_AN_HOUR} h, "
-            f"[topics] says {settings.topics.retention_hours} h",
+            f"but [topics] says {settings.topics.retention_hours} h",
             "a sink that is stopped for longer misses changes",
             TopicFix(topic, "retention.ms", str(wanted_ms)),
         )
@@ -296,14 +298,14 @@ def _streamed_findings(
     if bound is not None and bound != _UNBOUNDED:
         yield warning_finding(
             "topic-retention-bytes",
-            f"topic {topic} keeps at most {bound} bytes of a partition",
+            f"topic {topic} keeps at most {bound} bytes per partition",
             "a burst of traffic shortens the replay window",
             TopicFix(topic, "retention.bytes", "-1"),
         )
 
 
 def _dead_letter_findings(facts: ClusterFacts, prefix: str) -> Iterator[CheckFinding]:
-    """Check that dead letters do not expire, and have room for whole rows."""
+    """Check that dead letters do not expire, and that whole rows fit into them."""
     dead = names.dead_letter_topic(prefix, "relay")
     retention_ms = (
         facts.topics[dead].number("retention.ms") if dead in facts.topics else None
@@ -324,8 +326,9 @@ def _dead_letter_findings(facts: ClusterFacts, prefix: str) -> Iterator[CheckFin
     if dead in limits and limits[dead] < highest:
         yield warning_finding(
             "topic-dead-letters-size",
-            f"topic {dead} accepts {limits[dead]} bytes, other topics up to {highest}",
-            "a large row that cannot be routed would be kept as a stub only",
+            f"topic {dead} accepts {limits[dead]} bytes, but other topics up to "
+            f"{highest}",
+            "a large row that cannot be routed would be kept only as a stub",
             TopicFix(dead, "max.message.bytes", str(highest)),
         )
 
@@ -337,22 +340,24 @@ def _replica_findings(topic: str, each: TopicSettings) -> Iterator[CheckFinding]
             "topic-leaderless",
             f"topic {topic} has {each.leaderless} partitions without a leader",
             "their records can be neither written nor read",
-            "start the brokers that hold them: kafka-topics.sh --describe "
-            f"--unavailable-partitions --topic {topic}",
+            "start the brokers that this command lists: kafka-topics.sh "
+            "--bootstrap-server HOST:PORT --describe --unavailable-partitions "
+            f"--topic {topic}",
         )
     if each.lagging:
         yield warning_finding(
             "topic-under-replicated",
             f"topic {topic} has {each.lagging} partitions with an out-of-sync replica",
-            "the loss of one more broker loses records, or stops their writing",
-            "start the missing broker: kafka-topics.sh --describe "
-            f"--under-replicated-partitions --topic {topic}",
+            "losing one more broker loses records or blocks writes",
+            "start the broker that this command lists as missing: kafka-topics.sh "
+            "--bootstrap-server HOST:PORT --describe --under-replicated-partitions "
+            f"--topic {topic}",
         )
     needed = each.number("min.insync.replicas")
     if needed == 1 and each.replica_count > _PAIR:
         yield warning_finding(
             "topic-min-insync-low",
-            f"topic {topic} has {each.replica_count} replicas, min.insync.replicas "
+            f"topic {topic} has {each.replica_count} replicas, but min.insync.replicas "
             "is 1",
             "a record that only one broker holds is confirmed to the source",
             TopicFix(topic, "min.insync.replicas", str(each.replica_count - 1)),
@@ -367,19 +372,20 @@ def _any_findings(
     if needed is not None and needed > each.replica_count:
         yield error_finding(
             "topic-min-insync",
-            f"topic {topic} has {each.replica_count} replicas, min.insync.replicas "
+            f"topic {topic} has {each.replica_count} replicas, but min.insync.replicas "
             f"is {needed}",
             "no record is ever acknowledged",
             str(TopicFix(topic, "min.insync.replicas", str(each.replica_count))),
         )
     limit = each.number("max.message.bytes")
-    takes = int(facts.broker.get("message.max.bytes", 0))
-    if limit is not None and limit < takes:
+    default = int(facts.broker.get("message.max.bytes", 0))
+    if limit is not None and limit < default:
         yield warning_finding(
             "topic-message-bytes",
-            f"topic {topic} accepts {limit} bytes, other topics of the broker {takes}",
+            f"topic {topic} accepts {limit} bytes, but the broker's default is "
+            f"{default}",
             "larger rows become dead letters",
-            TopicFix(topic, "max.message.bytes", str(takes)),
+            TopicFix(topic, "max.message.bytes", str(default)),
         )
     had = facts.marked.get(topic, each.partition_count)
     if had != each.partition_count:
@@ -387,6 +393,6 @@ def _any_findings(
             "topic-partitions-changed",
             f"topic {topic} has {each.partition_count} partitions, but had {had}",
             "records of a key could change their order, so the relay does not start",
-            "stop the relay and run towpath relay state repair, which lets it use the "
-            "added partitions from the next position on",
+            "stop the relay and run towpath relay state repair, which lets the relay "
+            "use the current partitions from the next position on",
         )

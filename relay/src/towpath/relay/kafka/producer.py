@@ -1,20 +1,20 @@
 """
-The one producer: idempotent, ``acks=all``, without a limit on delivery time.
+The relay's only producer: idempotent, ``acks=all``, with no limit on delivery time.
 
-With ``delivery = "transactional"`` its records are also part of Kafka's transactions,
+With ``delivery = "transactional"`` its records are also part of Kafka transactions,
 which the loop commits every tenth of a second. A new process fences the old one, and
-the broker then aborts its open transaction.
+the broker then aborts the old one's open transaction.
 
 If the client ever fails to deliver a record, the session restarts from the log, and
 publishes every record that follows the last one of its partition. So no record may be
 appended after one that failed: ``enable.gapless.guarantee`` makes the client fail with
 a fatal error when a broker refuses a batch, and the broker itself refuses the batches
-that were sent meanwhile, because a sequence number is missing. Kafka's transactions
-need no such setting: the transaction is aborted.
+that were sent meanwhile, because a sequence number is missing. A transactional producer
+needs no such setting, because its transaction is aborted.
 
-librdkafka exports its partitioner as a function: a call through ctypes costs a third of
-a microsecond, a tenth of the Python version, which is the fallback if the symbol is
-missing.
+librdkafka exports its partitioner as a function: a call through ctypes takes a third of
+a microsecond, a tenth of the time of the Python version. That version is the fallback
+if the symbol is missing or places the sample keys differently.
 """
 
 import ctypes
@@ -33,13 +33,13 @@ from towpath.schemas.topics import LARGEST_RECORD_BYTES
 from towpath.settings import Kafka
 
 _SYMBOL: Final = "rd_kafka_msg_partitioner_murmur2"
-# Tails of every length, a zero and bytes above 127.
+# Sample keys: tails of every length that murmur2 has, a zero, and bytes above 127.
 _SAMPLES: Final = (b"", b"a", b"42", b"\xff\x00\x80", b"four", b"\xfe" * 9 + b"12345")
 _COUNT: Final = 1_000_003
 
 
 def find_partitioner() -> Partitioner:
-    """Return librdkafka's partitioner, or Python's if that cannot be called."""
+    """Return librdkafka's partitioner, or the Python version if it cannot be used."""
     try:
         # Keeps the interpreter's lock: a call takes less time than releasing it would.
         # Without declared argument types, numbers pass as C's int, into which lengths
@@ -182,7 +182,7 @@ class KafkaProducer:
 
     def produce(self, outgoing: Sequence[Outgoing]) -> int:
         """
-        Queue records; return how many of them fitted in the queue.
+        Queue records; return how many of them fit in the queue.
 
         A record whose time is in the future is dated now, since brokers refuse times
         far ahead of their clock. The value of a row change keeps the commit time.
@@ -253,7 +253,7 @@ class KafkaProducer:
         """
         Let the client call back, and return its count of events.
 
-        The client passes a fatal error to no callback: it raises it here, once.
+        A fatal error reaches no callback: the client raises it here, once.
         """
         try:
             return int(self._producer.poll(timeout_s))
@@ -266,7 +266,8 @@ class _Outage:
     """
     Logs when no broker is reachable, and when one is again.
 
-    The client refers to it, not the reverse: a closed client is freed at once.
+    The client refers to this object, not the reverse, so that a closed client is freed
+    immediately.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """
 Reads topics from given offsets to their current ends, and writes barriers.
 
-Records are consumed one by one: consuming several waits until all have arrived.
-The client reports the end of each partition at once.
+Records are consumed one by one, because a call for several waits until all have
+arrived. The client reports the end of each partition immediately.
 
 On a replicated topic a record is on the leader first, and readers get it once every
 in-sync replica has it. Records of a killed process may be on the leader only: a scan
@@ -62,7 +62,7 @@ class TopicReader:
     """
     Reads topics, their partition counts and their replicas, with one consumer.
 
-    To connect another client takes up to 50 ms each time.
+    It is shared, because connecting another client takes up to 50 ms.
 
     Args:
         kafka: The brokers.
@@ -99,12 +99,12 @@ class TopicReader:
         Raises:
             BrokerUnavailableError: Kafka cannot be reached.
         """
-        there = self._list_topics("listing topics")
+        found = self._list_topics("listing topics")
         return {
-            name: len(there[name].partitions)
+            name: len(found[name].partitions)
             for name in topics
-            if name in there
-            and any(len(each.replicas) > 1 for each in there[name].partitions.values())
+            if name in found
+            and any(len(each.replicas) > 1 for each in found[name].partitions.values())
         }
 
     def read_to_ends(

@@ -1,7 +1,7 @@
 """
 Reads the relay's topics at start, and for a repair of its state.
 
-``read_tails`` reads each partition from its mark to its end, headers only: a process
+``read_tails`` reads the headers of each partition from its mark to its end: a process
 that died may have published records after it stored its last marks. A partition that
 ends below its mark was truncated or recreated; its records are lost, so the start
 fails.
@@ -33,7 +33,7 @@ from towpath.schemas.position import parse_position
 from towpath.schemas.table_name import TableName
 from towpath.schemas.topics import relations_topic, table_topic
 
-# How many topics an error message names.
+# The maximum number of topics that an error message names.
 _NAMED: Final = 5
 
 
@@ -338,7 +338,7 @@ def read_parked(
     Args:
         reader: Reads committed records.
         prefix: The topics' prefix.
-        max_parked_keys: How many aggregates may be parked at a time.
+        max_parked_keys: How many aggregates may be parked at the same time.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.

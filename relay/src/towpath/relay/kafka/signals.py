@@ -7,8 +7,8 @@ Signals from a Kafka topic, in Debezium's layout.
 
 A record is a signal if its key is the source's prefix; its value is JSON of ``type``,
 ``data`` and optionally ``id``. Records with other keys are other connectors' signals.
-An invalid signal is refused with its offset. Sinks request refetches here, which needs
-no right on the source.
+An invalid signal is refused with its offset. Sinks request refetches through this
+topic, which needs no permission on the source.
 
 A separate thread reads the topic with the relay's own consumer group, which begins with
 the earliest record. A record that is read again after a crash has the same id, and is
@@ -172,7 +172,7 @@ class SignalTopicReader:
             self._refuse(SignalRefusal(signal_id, str(rejection), source))
 
     def _ensure_topic(self) -> None:
-        """Create a missing topic; with one partition signals keep their order."""
+        """Create a missing topic, with one partition to keep the order of signals."""
         name = self._place.topic
         admin = make_client(AdminClient, self._kafka)
         known = admin.list_topics(name, timeout=REQUEST_TIMEOUT_S).topics

@@ -23,11 +23,11 @@ from towpath.settings import Kafka
 # How many records one step of ``publish_now`` hands over to the client.
 RECORDS_AT_ONCE: Final = 1_000
 _POLL_S: Final = 0.1
-_AT_ONCE: Final[Mapping[str, Any]] = {
+_UNBATCHED: Final[Mapping[str, Any]] = {
     "acks": "all",
     "linger.ms": 0,
-    # The topic limits the size, so the client gets the largest limit. It makes no
-    # batches: one can exceed the limit of a topic that accepts each of its records.
+    # The topic limits the size, so the client gets the largest limit. The client makes
+    # no batches: a batch can exceed the limit of a topic that accepts its records.
     "message.max.bytes": topics.LARGEST_RECORD_BYTES,
     "batch.num.messages": 1,
 }
@@ -70,7 +70,8 @@ class StateTopic:
         Write one document; it is durable when this returns.
 
         Raises:
-            BrokerUnavailableError: Kafka does not answer in time, or refuses it.
+            BrokerUnavailableError: Kafka does not answer in time, or refuses the
+                document.
         """
         self.write_all({key: document})
 
@@ -79,7 +80,8 @@ class StateTopic:
         Write documents; they are durable when this returns.
 
         Raises:
-            BrokerUnavailableError: Kafka does not answer in time, or refuses one.
+            BrokerUnavailableError: Kafka does not answer in time, or refuses a
+                document.
         """
         write_now(self._kafka, *map(self._record, documents, documents.values()))
 
@@ -95,17 +97,19 @@ def write_now(kafka: Kafka, *records: Record) -> None:
     Raises:
         BrokerUnavailableError: Kafka does not answer in time, or refuses a record.
     """
-    # A duplicate does no harm, as it has the same key: no wait for a producer id.
-    _produce(make_client(Producer, kafka, _AT_ONCE), records)
+    # A duplicate does no harm, as it has the same key. So the producer is not
+    # idempotent, and need not wait for a producer id.
+    _produce(make_client(Producer, kafka, _UNBATCHED), records)
 
 
 def publish_now(kafka: Kafka, *records: Record) -> None:
     """
     Write records in their order, each once; they are durable when this returns.
 
-    Each is in its explicit partition, or in that of its key among the topic's present
-    partitions. Records are written in bounded steps. A step begins once all records of
-    earlier steps are durable; after a refused record, no further step begins.
+    A record goes to its explicit partition, or to the one that the topic's current
+    partition count gives its key. Records are written in bounded steps. A step begins
+    once all records of earlier steps are durable; after a refused record, no further
+    step begins.
 
     Raises:
         BrokerUnavailableError: Kafka does not answer in time, or refuses a record.
@@ -113,7 +117,7 @@ def publish_now(kafka: Kafka, *records: Record) -> None:
     """
     # The partitioner agrees with the relay's own, ``partition_of``.
     own = {"enable.idempotence": True, "partitioner": "murmur2_random"}
-    producer = make_client(Producer, kafka, {**_AT_ONCE, **own})
+    producer = make_client(Producer, kafka, {**_UNBATCHED, **own})
     for first in range(0, len(records), RECORDS_AT_ONCE):
         _produce(producer, records[first : first + RECORDS_AT_ONCE])
 

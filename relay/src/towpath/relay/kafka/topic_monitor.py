@@ -2,8 +2,8 @@
 Monitors the relay's topics for deletions and changed partition counts.
 
 The relay places keys by the partition count that it has stored; an operator who adds
-partitions should learn at once that they are not used. A thread checks all topics every
-few seconds, in one request; a finding ends the session with its remedy.
+partitions should learn immediately that they are not used. A thread checks all topics
+every few seconds, in one request; a finding ends the session with its remedy.
 """
 
 import threading
@@ -19,7 +19,7 @@ from towpath.settings import Kafka
 
 _LOG = structlog.get_logger("towpath.relay.kafka")
 
-# Short enough to warn an operator at once, long enough for thousands of topics.
+# Short enough to warn an operator immediately, long enough for thousands of topics.
 INTERVAL_S: Final = 2.0
 # A new topic may be unknown to a broker for a moment.
 _MISSED_CHECKS: Final = 2
@@ -43,8 +43,7 @@ class TopicMonitor:
         Args:
             kafka: The brokers.
             counts: The partition counts that the relay uses.
-            is_marked: Whether a topic has marks: only then does its partition count
-                matter.
+            is_marked: Whether a topic has marks; other topics are not checked.
             on_found: Wakes the loop; called from the thread.
         """
         self._kafka = kafka

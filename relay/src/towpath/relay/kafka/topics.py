@@ -48,7 +48,7 @@ _POLICY: Final = "cleanup.policy"
 _COMPACT: Final = "compact"
 # The limit of a broker that reports none: Kafka's default.
 DEFAULT_LIMIT_BYTES: Final = 1_048_588
-# How many topics one request names: its answer has a few hundred kilobytes.
+# How many topics one request names: the response has a few hundred kilobytes.
 TOPICS_AT_ONCE: Final = 500
 # A new topic is known to every broker within tens of milliseconds.
 _SPREADING_S: Final = 0.02

@@ -6,8 +6,8 @@ their snapshots have a place in the stream's order and are answered, stored and 
 like any other.
 
 A table of kind ``initial`` is read in the slot's exported snapshot. When that is lost,
-the table continues chunk by chunk from its last key or, if it has a SELECT, as a
-blocking snapshot.
+the scan of the table continues chunk by chunk from its last key or, if the table has a
+SELECT, as a blocking snapshot.
 """
 
 import json
@@ -86,7 +86,7 @@ class FirstSnapshotProgress(NamedTuple):
     Attributes:
         open_count: The number of open tables and signals without an answer.
         view_count: The number of open tables read in the slot's exported snapshot.
-        failures: The reasons of tables that did not complete, and of rejected signals.
+        failures: The reasons why tables did not complete, or signals were rejected.
     """
 
     open_count: int
@@ -157,7 +157,7 @@ def request_first_snapshot(
 def request_at_start(
     connection: Connection, settings: Settings, relay: Registration, run_id: str
 ) -> bool:
-    """Request all tables at a start; False: an earlier snapshot has not ended."""
+    """Request all tables at a start; False if an earlier snapshot has not ended."""
     tables = tuple(_published(connection, settings))
     known = {"ids": _ids(relay), "prefix": ALWAYS_PREFIX, "relay": relay.name}
     with translated_errors(_STORING), connection.transaction():

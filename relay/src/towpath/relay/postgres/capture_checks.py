@@ -5,10 +5,10 @@ A table that the configuration names must be fit for capture. A table that only 
 expression matches is skipped with a warning while it is unfit, unless the publication
 has it already: skipping it would end its stream.
 
-Before Postgres 18 no generated column is sent. From 18 on stored ones are sent if the
-publication has the option or lists them, virtual ones never. If the replica identity
-holds a column that is not sent, Postgres 18 refuses every UPDATE and DELETE of the
-table, so the table is never captured.
+Before Postgres 18 no generated column is sent. From 18 on, stored ones are sent if the
+publication lists them or has ``publish_generated_columns``; virtual ones never are. If
+the replica identity holds a column that is not sent, Postgres 18 refuses every UPDATE
+and DELETE of the table, so the table is never captured.
 """
 
 from collections.abc import Iterator
@@ -190,12 +190,12 @@ def _cure(
     version: int,
 ) -> str:
     if version < SENDING_VERSION:
-        return "upgrade the server to 18 or later, or make them ordinary columns"
+        return "upgrade the server to 18 or later, or make the columns ordinary ones"
     if is_stored and listed is not None:
         # With a column list the server ignores publish_generated_columns.
         return (
-            f"add them to the table's column list in publication {quoted(publication)},"
-            " then request a snapshot"
+            "add these columns to the table's column list in publication"
+            f" {quoted(publication)}, then request a snapshot"
         )
     if is_stored:
         return (
@@ -255,8 +255,8 @@ def capture_list_findings(
             yield warning_finding(
                 "table-expression-unmatched",
                 f"[source] tables: {entry} matches no table",
-                "it captures nothing until a table matches",
-                "correct it, or create the table",
+                "the expression captures nothing until a table matches",
+                "correct the expression, or create the table",
             )
 
 
@@ -338,7 +338,7 @@ def _member_findings(
                 "table-identity-inserts-only",
                 f"{member.name}: its rows cannot be identified",
                 "only its inserts are streamed, as its publication sends nothing else",
-                f"{full} before it sends updates",
+                f"{full} before the publication sends updates",
             )
     elif not is_identified:
         yield error_finding(
@@ -396,7 +396,7 @@ def _key_findings(name: str, table: TableFacts) -> Iterator[CheckFinding]:
             "table-key-collation",
             f"{name}: the collation of {', '.join(table.unstable_key)} is not "
             "deterministic",
-            "different keys count as equal, so it cannot be snapshotted",
+            "different keys count as equal, so the table cannot be snapshotted",
             f"ALTER TABLE {_sql(name)} ALTER COLUMN {quoted(table.unstable_key[0])} "
             'TYPE text COLLATE "C"',
         )

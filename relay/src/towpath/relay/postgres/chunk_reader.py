@@ -6,9 +6,9 @@ transaction; lock the table; read the snapshot's text; read the table's shape; C
 commit; write HIGH into the log. The lock comes before any query, because a rewrite that
 commits after a snapshot was taken makes the table look empty to that snapshot.
 
-An exported snapshot, and a SELECT whose tables only the server knows, come before the
-lock. In both cases the tables are locked afterwards and compared with the snapshot's
-version.
+In two cases the snapshot comes before the lock: an exported snapshot, and that of a
+SELECT, whose tables only the server knows. The tables are then locked and compared with
+the versions that the snapshot shows.
 
 COPY lines are taken from libpq as they arrive, and the thread sleeps on the socket in
 between: a Python call per line through the driver costs more than the line. Hot path.
@@ -65,7 +65,7 @@ def copy_out(connection: Connection, statement: bytes) -> Iterator[list[bytes]]:
     """
     Run ``copy ... to stdout``; yield its lines in lists, as they arrive.
 
-    A caller that stops early loses the connection: it is closed.
+    If the caller stops early, the connection is closed.
 
     Raises:
         psycopg.Error: The server refuses or cancels, or the connection is lost.
@@ -96,7 +96,7 @@ def _send_all(pgconn: pq.abc.PGconn) -> None:
     poll.register(pgconn.socket, select.POLLIN | select.POLLOUT)
     while pgconn.flush():
         poll.poll()
-        # The server may be waiting for us to read its answer.
+        # The server may be waiting for us to read its response.
         pgconn.consume_input()
 
 
@@ -157,7 +157,7 @@ def write_watermark(connection: Connection, token: str, form: Watermarks) -> Non
             connection.execute(query("delete_window"), row)
 
 
-# A smaller table is read before a second reader has started.
+# A smaller table would be read completely before a second reader had started.
 _ROWS_WORTH_PARTS: Final = 50_000
 # These rows come from a few hundred pages at random places, and cut a table into parts
 # that differ by a few percent. Ten times as many cost a second.
@@ -404,10 +404,10 @@ def _maximum(rows: list[RowValues]) -> Key | None:
 
 def _check_keys(rows: Sequence[RowValues], shape: TableShape) -> None:
     """
-    Check that each row has a key, and no two rows have the same.
+    Check that each row has a key, and that no two rows have the same key.
 
     Raises:
-        TableRefusedError: Two rows have the same key, or one has none.
+        TableRefusedError: Two rows have the same key, or a row has none.
     """
     places = {*shape.relation.key, *shape.order_key}
     if any(row[at] is None for row in rows for at in places):

@@ -139,7 +139,7 @@ def failure(error: psycopg.Error, doing: str) -> TowpathError:
     if error.sqlstate is None and has_no_descriptor(error):
         return TooManyFilesError(doing)
     message = error.diag.message_primary or str(error).strip().partition("\n")[0]
-    is_refused = _was_login(error) or _has_wrong_option(error)
+    is_refused = _is_refused_login(error) or _has_wrong_option(error)
     return failure_of(error.sqlstate, f"{doing}: {message}", is_refused=is_refused)
 
 
@@ -154,12 +154,12 @@ def failure_of(
     return _BY_STATE.get(state, SourceRefusedError)(message)
 
 
-def _was_login(error: psycopg.Error) -> bool:
+def _is_refused_login(error: psycopg.Error) -> bool:
     """
     Return whether a connection failed after the server had asked for a password.
 
-    A refused login has no SQLSTATE, like a dead server, and like a full one after the
-    password was accepted.
+    The error of a refused login has no SQLSTATE, and neither has that of a dead server,
+    or of a full one that has accepted the password.
     """
     if error.sqlstate is not None or error.pgconn is None:
         return False

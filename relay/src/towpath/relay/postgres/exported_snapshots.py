@@ -6,14 +6,14 @@ exports its snapshot; each reader imports it for each chunk. For an initial snap
 the creation of the slot exports it, and the creator keeps that session open.
 
 An exported snapshot does not outlive its session, and does not show tables that have
-been altered since: the server reads a table's present storage with the rows that were
-visible then, so that a rewritten table looks empty. Each reader compares the locked
-tables with the snapshot; if they differ, the rest is read without it.
+been altered since: the server reads a table's current storage with the visibility of
+that earlier time, so that a rewritten table looks empty. Each reader compares the
+locked tables with the snapshot; if they differ, the rest is read without the snapshot.
 
 Only the replication protocol creates a slot with an exported snapshot. The snapshot
 shows exactly the transactions that committed before the slot's start; the slot streams
-all the others. The snapshot lives while its connection is idle, and keeps dead rows for
-that long, so it is closed as soon as no reader needs it.
+all the others. The snapshot lives while its connection is idle, and keeps VACUUM from
+removing dead rows for that long, so it is closed as soon as no reader needs it.
 """
 
 import select
@@ -51,7 +51,7 @@ class ViewLostError(UnavailableError):
 
 
 class TableAlteredError(UnavailableError):
-    """A table was altered between a transaction's view of it and its lock."""
+    """A table was altered after a transaction's snapshot, but before its lock."""
 
     remedy = "No action is needed: the chunk is read again."
 
@@ -212,7 +212,8 @@ class SlotMaker:
         Args:
             dsn: The source.
             slot: The slot's name.
-            catalog: An ordinary connection, to read the transactions that block it.
+            catalog: An ordinary connection, to read the transactions that block the
+                creation.
 
         Raises:
             SourceUnavailableError: The connection is lost, or another process has just
@@ -266,13 +267,13 @@ def _log_blockers(catalog: Connection) -> None:
     _LOG.warning(
         "slot creation waits for older transactions",
         transactions=blocking_transactions(catalog),
-        remedy="End them, or run select pg_terminate_backend(pid) or rollback prepared",
+        remedy="End them, or use pg_terminate_backend(pid) or ROLLBACK PREPARED.",
     )
 
 
 def _creation_error(result: pq.abc.PGresult | None) -> TowpathError:
     if result is None:
-        return SourceUnavailableError("creating the slot: the server gave no answer")
+        return SourceUnavailableError("creating the slot: the server gave no response")
     field = result.error_field
     state = (field(pq.DiagnosticField.SQLSTATE) or b"").decode()
     message = (field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"refused").decode()

@@ -1,5 +1,5 @@
 """
-The lineage of the source, and the handling of a gap before the lineage is followed.
+Chooses the lineage of the source to follow, and handles a gap before following it.
 
 The steps, each safe to repeat after a crash at any point:
 
@@ -104,7 +104,7 @@ class LineageResolver:
         if decision.is_changed:
             if not decision.is_new and stored.confirmed_lsn is not None:
                 # An LSN confirmed beyond a fork does not exist on the new timeline,
-                # where the log would seem to have gone back.
+                # where the log would seem to have gone backwards.
                 self._store.confirm(decision.confirmed_lsn)
             self._store.write(decision.lineages)
         if decision.needs_slot:
@@ -118,8 +118,9 @@ class LineageResolver:
         Read the server's history.
 
         Args:
-            heartbeat: The highest streamed counter: a lower one is read again, since a
-                commit may be decoded before it is visible.
+            heartbeat: The highest counter seen in the stream. If the table shows a
+                lower one, it is read again: a commit may be decoded before it is
+                visible.
 
         Raises:
             NotPreparedError: There is no heartbeat table.
@@ -182,7 +183,7 @@ class LineageResolver:
         self._store.publish(gaps.gap_record(prefix, lineage, gap, self._relay, now_ms))
 
     def _make_slot(self, found: SourceHistory) -> None:
-        """Replace an unusable slot; its publications must already exist."""
+        """Create the slot, dropping an unusable one first; publications must exist."""
         source, connection = self._source, self._connection
         require_publications(connection, source)
         if found.slot is not None:

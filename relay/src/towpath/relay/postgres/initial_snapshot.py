@@ -3,12 +3,12 @@ The snapshots that the relay starts by itself when its process starts.
 
 ``recovery.backfill`` decides on the action; each session runs it before the stream::
 
-    delay -> slot with its view -> rows of towpath.snapshot -> lineage -> stream
-    delay -> signal                                         -> lineage -> stream
+    delay -> slot and snapshot -> rows of towpath.snapshot -> lineage -> stream
+    delay -> signal                                        -> lineage -> stream
 
-Later ``InitialSnapshot`` is a periodic task of the slot monitor: it closes the database
-view once no table is read in it, requests the snapshot of ``always`` after its delay,
-and ends the process of ``initial_only``.
+Later ``InitialSnapshot`` is a periodic task of the slot monitor: it closes the exported
+snapshot once no table is read in it, requests the snapshot of ``always`` after its
+delay, and ends the process of ``initial_only``.
 """
 
 from collections.abc import Callable
@@ -75,7 +75,7 @@ class InitialSnapshot:
 
     @property
     def lent(self) -> tuple[str, ...]:
-        """The ids of the snapshots whose database view is open."""
+        """The ids of the snapshots whose exported snapshot is open."""
         return () if self._view is None else (self._first_id,)
 
     def check(self) -> None:
@@ -133,7 +133,7 @@ class InitialSnapshot:
         return True
 
     def lend(self, worker: SnapshotWorker) -> None:
-        """Lend the database view to the worker, if one is open."""
+        """Lend the exported snapshot to the worker, if it is open."""
         if self._view is not None:
             worker.adopt(self._first_id, self._view.name)
 
@@ -194,7 +194,8 @@ class InitialSnapshot:
         if tables:
             self._view = view
         else:
-            # No table is read in it, and it would keep VACUUM from removing dead rows.
+            # No table is read in the snapshot, which would keep VACUUM from removing
+            # dead rows.
             view.close()
         _LOG.info(
             "slot created with an exported snapshot for the first snapshot",
@@ -204,7 +205,7 @@ class InitialSnapshot:
         return True
 
     def _resume(self, connection: Connection) -> bool:
-        """Resume open tables; False if there are none."""
+        """Resume open tables; return False if there are none."""
         if not self._has_retried:
             backfill.retry_failed_tables(connection, self._relay)
             self._has_retried = True
@@ -224,7 +225,7 @@ class InitialSnapshot:
         self._has_requested = True
 
     def _end(self, failures: tuple[str, ...]) -> None:
-        # The monitor goes on until the last records are acknowledged.
+        # The monitor continues until the last records are acknowledged.
         if not self._is_over:
             _LOG.info("snapshot of the first start ended: the relay stops")
         self._failures = failures

@@ -74,7 +74,7 @@ def require_same_keys(
 
 
 class KeyChanges:
-    """The slot monitor's task that finds changed keys; one per session."""
+    """The slot monitor's task that finds changed keys; created once per session."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class KeyChanges:
             self._store.store_changed_key(connection, change.known, change.now.key)
         remedy = _REQUESTED if is_requested else fill
         if reason is not None:
-            remedy = f"snapshots cannot read it: {reason}; change that, then: {fill}"
+            remedy = f"snapshots cannot read it: {reason}; fix this, then run: {fill}"
         _LOG.error("table key changed", table=name, **more, remedy=remedy)
 
     @property

@@ -96,7 +96,7 @@ def captured_name_changes(
     """
     Return the captured names that no longer belong to their table.
 
-    If ``on_drop`` is truncate, they include names whose rows were kept until now.
+    If ``on_drop`` is truncate, the list includes names whose rows were kept until now.
     """
     by_name = {each.name: each for each in listed}
     by_oid = {each.oid: each.name for each in listed}
@@ -345,7 +345,7 @@ def unreadable_tables(
 
 
 def _changed_keys(connection: Connection, settings: Settings) -> dict[str, str]:
-    """Return the key changes of tables that no sweep has read since."""
+    """Return the key changes that no sweep of the table has followed."""
     outdated = connection.execute(query("read_whether_captured_is_outdated")).fetchone()
     if outdated == (True,):
         return {}

@@ -68,7 +68,7 @@ _HASH_CHARACTERS: Final = 32
 
 
 class NewTables:
-    """The slot monitor's task that captures new tables; one per session."""
+    """The slot monitor's task that captures new tables; created once per session."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class NewTables:
         self._stats.dropped_tables = [n for n, each in now.items() if each.is_gone]
 
     def _handle(self, connection: Connection, change: CapturedNameChange) -> None:
-        """Publish the change of a name, and fill it if another table has it."""
+        """Publish the change of a name, and fill the table that now has the name."""
         now = change.now
         is_sent = now is not None and now.is_published
         with connection.transaction():

@@ -28,7 +28,7 @@ from towpath.schemas.table_name import TableName
 
 # 512 KiB: a few thousand events.
 PAGES_AT_ONCE: Final = 64
-# The longest wait for a lock, except to detach: a waiting lock blocks writers.
+# The longest wait for a lock, except to detach: a queued request blocks writers.
 LOCK_TIMEOUT: Final = b"set lock_timeout = '1s'"
 
 
@@ -39,7 +39,7 @@ class OldRows(NamedTuple):
     Attributes:
         first_page: The first page of the range.
         ids: The ids of the rows that may be deleted.
-        kept: The number of rows from before the present lineage.
+        kept: The number of rows from before the current lineage.
     """
 
     first_page: int
@@ -94,7 +94,7 @@ class LogReader(NamedTuple):
 
 
 class OutboxTable:
-    """The outbox table, for its cleaning."""
+    """The outbox table, as the cleaning job sees it."""
 
     def __init__(
         self, connection: Connection, table: SourceTable, id_name: str, time_name: str
@@ -133,7 +133,7 @@ class OutboxTable:
         if kind == "p" and key != f"RANGE ({INSERTED_AT})":
             message = (
                 f"table {self._table.name} is partitioned by {key}, not by "
-                f"{INSERTED_AT}: its partitions are its owner's to drop"
+                f"{INSERTED_AT}: drop its partitions yourself"
             )
             raise NotPreparedError(message)
         return bool(kind == "p")
@@ -213,7 +213,7 @@ class OutboxTable:
             f"detach partition {partition.name.sql} {how}"
         )
         with translated_errors(f"detaching partition {partition.name}"):
-            # Marked first, so that no other table is ever taken for one to be dropped.
+            # Marked first: only a former partition with the mark is ever dropped.
             try:
                 self._comment(partition, f"'{_MARK}'")
             except psycopg.errors.LockNotAvailable:
@@ -308,7 +308,7 @@ _PAGES: Final = "ctid >= %(first)s::tid and ctid < %(last)s::tid"
 
 
 def lost_readers(readers: Sequence[LogReader]) -> Iterator[str]:
-    """Yield a clause for each reader that will never confirm anything."""
+    """Yield a reason for each reader without a slot, or whose slot has lost log."""
     for reader in readers:
         if not reader.has_slot:
             yield f"the registered relay {reader.name} has no slot"

@@ -61,7 +61,7 @@ def version_findings(version: int) -> Iterator[CheckFinding]:
             "postgres-version",
             f"the server's version is {version}",
             "the relay uses publication features of version 15",
-            "it must be 15 or later: upgrade the server",
+            "upgrade the server to 15 or later",
         )
 
 
@@ -141,7 +141,7 @@ def _server_findings(facts: SourceFacts) -> Iterator[CheckFinding]:
         yield error_finding(
             "postgres-role-replication",
             "the role may not replicate",
-            "the slot could not be created or read",
+            "the slot cannot be created or read",
             "run ALTER ROLE CURRENT_USER REPLICATION as a superuser",
         )
 
@@ -219,7 +219,7 @@ def _prepared_findings(
         if existing is not None and not existing.covers(table):
             yield error_finding(
                 "publication-table-missing",
-                f"publication {publication} does not name {table}",
+                f"publication {publication} does not include {table}",
                 why,
                 init,
             )
@@ -269,7 +269,7 @@ def _room_findings(facts: SourceFacts) -> Iterator[CheckFinding]:
         yield error_finding(
             "postgres-slots-taken",
             f"all {server.max_slots} replication slots are taken",
-            "the relay's slot could not be created",
+            "the relay's slot cannot be created",
             f"ALTER SYSTEM SET max_replication_slots = {server.max_slots + 5} and "
             "restart the server, or drop an unused slot",
         )
@@ -278,7 +278,7 @@ def _room_findings(facts: SourceFacts) -> Iterator[CheckFinding]:
         yield error_finding(
             "postgres-senders-taken",
             f"all {server.max_senders} WAL senders are in use",
-            "the stream could not be opened",
+            "the stream cannot be opened",
             f"ALTER SYSTEM SET max_wal_senders = {server.max_senders + 5} and "
             "restart the server",
         )

@@ -1,9 +1,10 @@
 """
-The relays of a database: ``towpath.relay``, which ``relay init`` writes.
+The relays of a database: the table ``towpath.relay``, which ``relay init`` fills.
 
 Signals, snapshots and heartbeats belong to one relay each. Rows of early releases
-name no relay. ``relay init`` assigns them to the relay that wrote them: the first
-registered one whose slot existed already or, without another slot, the only one.
+name no relay. ``relay init`` assigns them to the relay that wrote them: a registered
+one qualifies if its number is 1, an unregistered one if its slot exists. If the
+database has no other slot, either qualifies.
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ class RelayFacts:
         numbers: The numbers of registered relays, by name.
         with_heartbeat: The numbers of relays that have written a heartbeat.
         has_unassigned: Whether there are rows without a relay.
-        other_slots: The number of other slots of our plugin.
+        other_slots: The number of other slots that use our output plugin.
     """
 
     numbers: Mapping[str, int] = field(default_factory=dict)
@@ -56,13 +57,13 @@ class RelayFacts:
         return max({_FIRST, *taken, *self.with_heartbeat}) + 1
 
     def has_run(self, name: str, *, has_slot: bool) -> bool:
-        """Return whether this relay has followed the database before."""
+        """Return whether the named relay has followed the database before."""
         return self.number_of(name, has_slot=has_slot) in self.with_heartbeat
 
 
 def read_relays(connection: Connection, slot: str) -> RelayFacts:
     """
-    Read the relays of a database, also from the tables of earlier releases.
+    Read the relays of a database, even if an earlier release created its tables.
 
     Raises:
         psycopg.Error: The connection is lost.
@@ -70,9 +71,9 @@ def read_relays(connection: Connection, slot: str) -> RelayFacts:
     execute = connection.execute
     numbers: dict[str, int] = {}
     with_heartbeat: frozenset[int] = frozenset()
-    if _is_there(connection, RELAY_TABLE):
+    if _exists(connection, RELAY_TABLE):
         numbers = _numbers(connection)
-    if _is_there(connection, "towpath.heartbeat"):
+    if _exists(connection, "towpath.heartbeat"):
         found = execute(query("read_heartbeat_numbers"))
         with_heartbeat = frozenset(number for (number,) in found)
     others = execute(query("count_other_slots"), {"slot": slot}).fetchone()
@@ -93,8 +94,9 @@ def read_registration(connection: Connection, name: str) -> Registration:
         SourceUnavailableError: The connection is lost.
     """
     with translated_errors("reading the registered relays"):
-        is_there = _is_there(connection, RELAY_TABLE)
-        numbers = _numbers(connection) if is_there else {}
+        numbers = {}
+        if _exists(connection, RELAY_TABLE):
+            numbers = _numbers(connection)
     number = numbers.get(name)
     if number is None:
         reason = f"the relay {name} is not registered in {RELAY_TABLE}"
@@ -103,7 +105,11 @@ def read_registration(connection: Connection, name: str) -> Registration:
 
 
 def registration_statement(name: str, number: int, prefix: str) -> str:
-    """Return the statement that registers a relay; names are checked identifiers."""
+    """
+    Return the statement that registers a relay.
+
+    The names are inserted unescaped, so they must be validated identifiers.
+    """
     return (
         "insert into towpath.relay (name, number, prefix) "  # noqa: S608 - see above
         f"values ('{name}', {number}, '{prefix}') on conflict (name) do nothing"
@@ -111,7 +117,11 @@ def registration_statement(name: str, number: int, prefix: str) -> str:
 
 
 def assignment_statement(name: str) -> str:
-    """Return the statement that assigns rows without a relay to the named one."""
+    """
+    Return the statement that assigns rows without a relay to the named one.
+
+    The name is inserted unescaped, so it must be a validated identifier.
+    """
     return (
         f"update towpath.snapshot set relay = '{name}' "  # noqa: S608 - as above
         "where relay is null;\n"
@@ -122,12 +132,12 @@ def assignment_statement(name: str) -> str:
 
 def _has_unassigned(connection: Connection) -> bool:
     """
-    Return whether a row has no relay.
+    Return whether a snapshot, or a signal that was answered, has no relay.
 
     In tables that lack a column of this release, return whether there are rows.
     """
     names = ("towpath.snapshot", "towpath.signal")
-    if not all(_is_there(connection, name) for name in names):
+    if not all(_exists(connection, name) for name in names):
         return False
     wanted = {
         "schemas": ["towpath"] * len(names),
@@ -146,6 +156,6 @@ def _numbers(connection: Connection) -> dict[str, int]:
     return dict(connection.execute(query("list_relays")).fetchall())
 
 
-def _is_there(connection: Connection, name: str) -> bool:
-    row = connection.execute(query("read_whether_table_exists"), {"name": name})
-    return bool((row.fetchone() or (False,))[0])
+def _exists(connection: Connection, name: str) -> bool:
+    found = connection.execute(query("read_whether_table_exists"), {"name": name})
+    return bool((found.fetchone() or (False,))[0])

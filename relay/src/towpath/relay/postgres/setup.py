@@ -88,7 +88,8 @@ def check_source(facts: SourceFacts, settings: Settings) -> None:
     Check that the source can be captured.
 
     Raises:
-        NotPreparedError: It cannot be captured; each reason is listed with its cure.
+        NotPreparedError: The source cannot be captured; each reason is listed with
+            its cure.
     """
     problems = blocking_findings(list(preflight.capture_findings(facts, settings)))
     if problems:
@@ -173,13 +174,13 @@ def run_setup(connection: Connection, steps: Iterable[SetupStep]) -> None:
 
 
 def _blocked_by(connection: Connection, step: SetupStep) -> NotPreparedError:
-    """Return the error that names the transactions which block a statement."""
+    """Return the error that names the transactions that block a statement."""
     names = ", ".join(blocking_transactions(connection))
-    reason = "what blocked it has ended, or is a lock (pg_locks names it): try again"
+    reason = "no older transaction runs now: look for a lock in pg_locks, or try again"
     if names:
         reason = (
-            f"it waited for older transactions: {names}: end them, or run "
-            "select pg_terminate_backend(pid) or rollback prepared"
+            f"it waited for the older transactions {names}. End them, or use "
+            "pg_terminate_backend(pid) or ROLLBACK PREPARED"
         )
     return NotPreparedError(f"{step.purpose} timed out: {reason}")
 
@@ -194,13 +195,13 @@ def _published_tables(facts: SourceFacts, settings: Settings) -> tuple[str, ...]
 
 def _captured_by_relay(facts: SourceFacts, settings: Settings) -> list[str]:
     """
-    Return the newly matched tables that a relay which has run captures by itself.
+    Return the newly matched tables that are left to a relay that has already run.
 
-    Their existing rows are in no topic; the relay requests them when it captures them.
+    Their existing rows are in no topic; the relay requests these rows on capture.
     """
     publication = facts.publications.get(settings.database.publication)
-    is_running = facts.has_run and settings.relay.snapshot.fill_new_tables
-    if publication is None or not is_running:
+    fills_tables = facts.has_run and settings.relay.snapshot.fill_new_tables
+    if publication is None or not fills_tables:
         return []
     return [
         name
@@ -270,7 +271,8 @@ def _publication_steps(
     if existing.is_for_all:
         reason = (
             f"publication {name} is for all tables, even those not configured: "
-            f"run DROP PUBLICATION {quoted(name)} and init again, or name another"
+            f"run DROP PUBLICATION {quoted(name)} and init again, or configure another "
+            "publication"
         )
         raise NotPreparedError(reason)
     purpose = f"updating publication {name}"

@@ -7,7 +7,7 @@ is retried until it succeeds. A signal that arrives twice, because a process die
 between, is accepted; another signal with a used id is refused.
 
 The admin port and the Kafka channel open a connection per request, so that threads
-share nothing and an unavailable source is noticed at once: these requests are few.
+share nothing and an unavailable source is noticed immediately; such requests are rare.
 """
 
 import threading

@@ -2,8 +2,8 @@
 The replication slot: its state, its creation, and its ownership by one relay.
 
 One slot serves one relay, which holds the slot's advisory lock on a separate
-connection. The slot itself admits only one reader too, but only while it is read. The
-lock is taken before anything is decided, and lasts until its connection ends.
+connection. The server also admits only one reader to a slot, but only while the slot is
+read. The lock is taken before anything is decided, and lasts until its connection ends.
 """
 
 import hashlib

@@ -210,7 +210,7 @@ class SlotMonitor:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread, which writes a heartbeat at once."""
+        """Start the thread, which writes a heartbeat immediately."""
         self._thread.start()
 
     def close(self) -> None:

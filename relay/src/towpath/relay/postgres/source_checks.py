@@ -1,9 +1,9 @@
 """
 Periodic checks of objects that the source's owner can change under a running relay.
 
-The publications, the signal tables in them, the columns and partitions of the outbox,
-and whether the slot is older than a publication are checked at start and every few
-seconds. A problem is logged once when it appears and once when it is solved; it also
+At start and every few seconds, the relay checks the publications, the signal tables in
+them, the columns and partitions of the outbox, and that no publication is younger than
+the slot. A problem is logged once when it appears and once when it is solved; it also
 appears in a metric, in ``status`` and in ``doctor``. A relay whose outbox lacks a
 column halts only at the next event, so that a source without events is not stopped.
 """
@@ -104,8 +104,8 @@ def _publication_problems(
             yield warning_finding(
                 "slot-before-publication",
                 f"slot {source.slot} is older than publication {publication}",
-                "the relay halts at the first change in log from before the publication"
-                " was created",
+                "the relay halts at the first change that was logged before the"
+                " publication was created",
                 "see PublicationYoungerError in the runbook",
             )
         names = {"publication": publication, **name_lists(tables)}
@@ -115,7 +115,7 @@ def _publication_problems(
             if table not in sent:
                 yield error_finding(
                     "publication-table-missing",
-                    f"publication {publication} does not name {table}",
+                    f"publication {publication} does not include {table}",
                     why,
                     _INIT,
                 )
@@ -124,15 +124,15 @@ def _publication_problems(
 def _partition_problems(
     connection: Connection, oid: int, name: str
 ) -> Iterator[CheckFinding]:
-    """Yield a finding if the partitions of the outbox end soon."""
+    """Yield a finding if the outbox has no partitions for the coming days."""
     row = connection.execute(query("read_partitioned_until"), {"oid": oid}).fetchone()
     if row is not None and row[0] < _PARTITIONED_FOR_S:
         level = error_finding if row[0] <= _DAY_S else warning_finding
         yield level(
             "outbox-partitions-end",
-            f"the partitions of {name} end soon",
-            f"after {max(0.0, row[0]) / _DAY_S:.1f} days an event cannot be inserted",
-            "run towpath outbox clean, daily: it makes the partitions of the next days",
+            f"{name} has partitions for less than four days",
+            f"inserts of events fail in {max(0.0, row[0]) / _DAY_S:.1f} days",
+            "run towpath outbox clean daily: it creates partitions for the next days",
         )
 
 

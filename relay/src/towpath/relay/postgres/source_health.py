@@ -145,7 +145,7 @@ def _slot(row: Mapping[str, Any]) -> Slot:
 def health_findings(
     health: SourceHealth, facts: SourceFacts, settings: Settings
 ) -> list[CheckFinding]:
-    """Return the risks of a server that is, or will be, followed. Pure."""
+    """Return the risks of a server that is, or will be, followed. Does no I/O."""
     own = next(
         (each for each in health.slots if each.name == settings.database.slot), None
     )
@@ -204,7 +204,7 @@ def _collation_findings(health: SourceHealth) -> Iterator[CheckFinding]:
         yield warning_finding(
             "postgres-collation-version",
             f"the database's indexes were built with version {built} of its collation, "
-            f"the system has {current}",
+            f"but the system has {current}",
             "text keys may be out of order in their indexes: chunks of snapshots skip "
             "rows",
             "REINDEX DATABASE CONCURRENTLY, then ALTER DATABASE ... REFRESH COLLATION "
@@ -229,8 +229,8 @@ def _limit_findings(health: SourceHealth, settings: Settings) -> Iterator[CheckF
     if keep >= 0 and keep * _MEBIBYTE <= alarm:
         yield warning_finding(
             "postgres-wal-bound-low",
-            f"max_slot_wal_keep_size is {keep} MB, the relay's alarm "
-            f"(retained_critical_bytes) {alarm // _MEBIBYTE} MB",
+            f"max_slot_wal_keep_size is {keep} MB, but the relay's alarm "
+            f"(retained_critical_bytes) is {alarm // _MEBIBYTE} MB",
             "the server drops log that the slot needs before anybody is warned",
             f"ALTER SYSTEM SET max_slot_wal_keep_size = '{2 * alarm // _MEBIBYTE}MB'; "
             "SELECT pg_reload_conf(); or lower [relay] retained_critical_bytes",
@@ -251,8 +251,8 @@ def _archive_findings(health: SourceHealth) -> Iterator[CheckFinding]:
         yield warning_finding(
             "postgres-archive-failing",
             f"the server cannot archive the file {health.unarchived} of its log",
-            "it keeps this file and all later ones, whatever bounds the slot has, "
-            "until its disk is full",
+            "the server keeps this file and all later ones, whatever bounds the slot "
+            "has, until its disk is full",
             "correct archive_command or archive_library: the server's own log says why "
             "it failed",
         )
@@ -278,8 +278,8 @@ def _slot_findings(
         level = error_finding if is_ending else warning_finding
         yield level(
             "slot-near-limit",
-            f"slot {slot.name} may be dropped after {_size(max(0, room or 0))} more "
-            f"of log (wal_status {slot.wal_status})",
+            f"slot {slot.name} may be invalidated after {_size(max(0, room or 0))} "
+            f"more of log (wal_status {slot.wal_status})",
             "changes are lost, and snapshots must close the gap",
             "start the relay; raise the bound meanwhile: ALTER SYSTEM SET "
             "max_slot_wal_keep_size = -1; SELECT pg_reload_conf()",
@@ -334,7 +334,7 @@ def _foreign_slots(health: SourceHealth, settings: Settings) -> Iterator[CheckFi
         if slot.retained_bytes >= bound and not slot.is_synced:
             yield warning_finding(
                 "slot-unread",
-                f"slot {slot.name} of another reader, without a connection, retains "
+                f"slot {slot.name} of another, disconnected reader retains "
                 f"{_size(slot.retained_bytes)} of log",
                 "it fills the disk that the source needs",
                 "start its reader, or, if nobody needs it: "
@@ -412,7 +412,7 @@ def _row_publication(
             yield error_finding(
                 "publication-via-root",
                 f"publication {source.publication} sends {name} by its partitions",
-                "changes come under the partitions' names, snapshots under the "
+                "changes arrive under the partitions' names, snapshots under the "
                 "table's: sinks have every row twice",
                 SqlFix(
                     f"ALTER PUBLICATION {quoted(source.publication)} SET "

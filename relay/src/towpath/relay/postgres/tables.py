@@ -33,9 +33,9 @@ _PARTITIONED: Final = "p"
 _TABLES: Final = frozenset({"r", _PARTITIONED})
 _OTHERS: Final = MappingProxyType(
     {
-        "v": "it is a view, not a table: name the tables below it, or declare it as an"
-        " aggregate's in [[relay.outbox.view]]",
-        "m": "it is a materialised view, not a table: name the tables below it",
+        "v": "it is a view, not a table: name the tables below it, or declare it in"
+        " [[relay.outbox.view]]",
+        "m": "it is a materialized view, not a table: name the tables below it",
         "f": "it is a foreign table, not a table: its changes are in another log",
     }
 )

@@ -54,7 +54,7 @@ _PAYLOAD_TYPES: Final = _JSON | _TEXTS | {_BYTEA}
 _SERVER: Final = frozenset({"pg_catalog", "information_schema"})
 _KINDS: Final = MappingProxyType(
     {
-        "m": "a materialised view, whose rows change when it is refreshed",
+        "m": "a materialized view, whose rows change when it is refreshed",
         "f": "a foreign table, whose changes are not in the log",
         "S": "a sequence, whose value belongs to no transaction",
     }
@@ -164,7 +164,7 @@ def _findings_of(connection: Connection, view: AggregateView) -> list[CheckFindi
             "view-functions",
             f"the view {view.view} calls {', '.join(own)}",
             "the tables that a function reads are not locked while the view is read: "
-            "one that is rewritten meanwhile looks empty",
+            "a table that is rewritten meanwhile looks empty",
             "write the function's query into the view, or do not alter its tables "
             f"while {collection} is filled",
         )
@@ -352,7 +352,7 @@ class CollectionCatalog(NamedTuple):
 
     def describe_again(self, connection: Connection, planned: TableShape) -> TableShape:
         """
-        Return the present shape of a planned collection, under its lock.
+        Return the current shape of a planned collection, under its lock.
 
         Raises:
             TableRefusedError: The collection is no longer readable, or its key changed.

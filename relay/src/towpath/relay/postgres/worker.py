@@ -174,7 +174,7 @@ class SnapshotCommands:
     def _describe_all(
         self, connection: Connection, effect: InspectTables
     ) -> tuple[dict[str, TableShape], dict[str, str]]:
-        """Describe many tables at once; none of them if one fails."""
+        """Describe many tables in one round trip; return none of them if one fails."""
         if len(effect.collections) == 1:
             return {}, {}
         try:
@@ -360,7 +360,7 @@ class SnapshotWorker:
 
     def facts(self) -> Sequence[WorkerFact]:
         """
-        Return the facts since the last call.
+        Return the facts that have arrived since the last call.
 
         Raises:
             TowpathError: The worker has failed.

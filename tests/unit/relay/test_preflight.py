@@ -226,6 +226,7 @@ def test_a_cluster_that_is_ready_has_no_finding():
             "3 partitions",
         ),
         (with_topic(**{"retention.ms": "3600000"}), Severity.WARNING, "for 1 h"),
+        (with_topic(**{"retention.ms": "1800000"}), Severity.WARNING, "for 0.5 h"),
         (with_topic(**{"retention.bytes": "99"}), Severity.WARNING, "at most 99 bytes"),
         (
             with_topic(**{"min.insync.replicas": "3"}),
@@ -289,6 +290,19 @@ def test_a_topic_that_a_lost_broker_would_end_is_found(
 
     assert [f"{each.level} {each.id}" for each in found] == [finding]
     assert kafka_findings(replace(CLUSTER, topics={ORDERS: pair}), SETTINGS) == []
+
+
+@pytest.mark.parametrize(("replicas", "minimum"), [(1, 1), (2, 1), (3, 2)])
+def test_the_minimum_of_in_sync_replicas_spares_a_broker(replicas: int, minimum: int):
+    """
+    With as many as there are replicas, the next restart of a broker blocks writes.
+    """
+    topic = replace(
+        TOPIC, replica_count=replicas, settings={"min.insync.replicas": "4"}
+    )
+    (found,) = kafka_findings(replace(CLUSTER, topics={ORDERS: topic}), SETTINGS)
+
+    assert found.cure.endswith(f"min.insync.replicas={minimum}")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 
 from support.copying import replace
 from towpath.relay import recover
+from towpath.relay.errors import StateLostError
 from towpath.relay.kafka.recovery import Tails
 from towpath.relay.recovery.marks import Confirmed
 from towpath.relay.recovery.state import (
@@ -133,3 +134,28 @@ def test_stored_settings_keep_the_names_of_tables(name: str):
 
     assert ("source.publication", "source.tables") == changed_settings(other, stored)
     assert settings == with_stored(other, stored)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"relay": {}},
+        {"source": {}},
+        {"source": None, "relay": {}},
+        {"source": {}, "relay": []},
+        {"source": {}, "relay": {"former": {"name": 1}}},
+        {"source": {}, "relay": {"preset": "none of them"}},
+    ],
+)
+def test_stored_settings_of_another_form_are_a_lost_state(stored: object):
+    """
+    An edited or a foreign document ends the start with its remedy, not a traceback.
+    """
+    settings = Settings(
+        version=1,
+        source=(Source(dsn="postgresql://x/y"),),
+        kafka=Kafka(bootstrap_servers="x"),
+    )
+
+    with pytest.raises(StateLostError, match="the stored settings cannot be read"):
+        with_stored(settings, stored)

@@ -289,7 +289,7 @@ def _streamed_findings(
     if retention_ms is not None and _UNBOUNDED < retention_ms < wanted_ms:
         yield warning_finding(
             "topic-retention-time",
-            f"topic {topic} keeps records for {retention_ms // _MS_AN_HOUR} h, "
+            f"topic {topic} keeps records for {_hours(retention_ms)} h, "
             f"but [topics] says {settings.topics.retention_hours} h",
             "a sink that is stopped for longer misses changes",
             TopicFix(topic, "retention.ms", str(wanted_ms)),
@@ -304,6 +304,10 @@ def _streamed_findings(
         )
 
 
+def _hours(duration_ms: int) -> str:
+    return f"{duration_ms / _MS_AN_HOUR:g}"
+
+
 def _dead_letter_findings(facts: ClusterFacts, prefix: str) -> Iterator[CheckFinding]:
     """Check that dead letters do not expire, and that whole rows fit into them."""
     dead = names.dead_letter_topic(prefix, "relay")
@@ -313,7 +317,7 @@ def _dead_letter_findings(facts: ClusterFacts, prefix: str) -> Iterator[CheckFin
     if retention_ms is not None and retention_ms != _UNBOUNDED:
         yield error_finding(
             "topic-dead-letters-expire",
-            f"topic {dead} keeps records for {retention_ms // _MS_AN_HOUR} h",
+            f"topic {dead} keeps records for {_hours(retention_ms)} h",
             "after a restart, expired dead letters no longer park their aggregates",
             TopicFix(dead, "retention.ms", "-1"),
         )
@@ -370,12 +374,14 @@ def _any_findings(
     yield from _replica_findings(topic, each)
     needed = each.number("min.insync.replicas")
     if needed is not None and needed > each.replica_count:
+        # One replica may be missing while its broker restarts.
+        spared = max(1, each.replica_count - 1)
         yield error_finding(
             "topic-min-insync",
             f"topic {topic} has {each.replica_count} replicas, but min.insync.replicas "
             f"is {needed}",
             "no record is ever acknowledged",
-            str(TopicFix(topic, "min.insync.replicas", str(each.replica_count))),
+            str(TopicFix(topic, "min.insync.replicas", str(spared))),
         )
     limit = each.number("max.message.bytes")
     default = int(facts.broker.get("message.max.bytes", 0))

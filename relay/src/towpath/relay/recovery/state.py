@@ -179,19 +179,19 @@ def with_stored(settings: Settings, stored: Mapping[str, Any]) -> Settings:
     Raises:
         StateLostError: The stored settings are invalid.
     """
-    source = settings.database.model_dump() | dict(stored["source"])
-    relay = settings.relay.model_dump()
-    for name, value in stored["relay"].items():
-        relay[name] = relay[name] | value if isinstance(value, dict) else value
     try:
+        source = settings.database.model_dump() | dict(stored["source"])
+        relay = settings.relay.model_dump()
+        for name, value in stored["relay"].items():
+            relay[name] = relay[name] | value if isinstance(value, dict) else value
         return settings.model_copy(
             update={
                 "source": (Source.model_validate(source, context=STORED),),
                 "relay": Relay.model_validate(relay, context=STORED),
             }
         )
-    except ValueError as error:
-        reason = f"the stored settings cannot be read: {error}"
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = f"the stored settings cannot be read: {error!r}"
         raise StateLostError(reason) from error
 
 

@@ -63,7 +63,7 @@ def transactional_id(settings: Settings) -> str:
 
 def check_existing_topics(reader: TopicReader, topic: StateTopic) -> Mapping[str, int]:
     """
-    Find deleted topics before any topic is created.
+    Check for deleted topics before any topic is created.
 
     Returns:
         By topic, the partition count of its marks.
@@ -163,7 +163,7 @@ def recover(
 def _write_barriers(
     settings: Settings, reader: TopicReader, topic: StateTopic, state: State
 ) -> None:
-    """Make records of a dead process on replicated topics readable."""
+    """Make a dead process's records readable; mark this run as unclean until a stop."""
     confirmed = state.confirmed
     counts = reader.replicated(state.marks)
     if confirmed is None or not confirmed.is_clean:

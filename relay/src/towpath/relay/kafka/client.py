@@ -143,6 +143,7 @@ def end_offsets(kafka: Kafka, places: Iterable[TopicOffset]) -> dict[TopicOffset
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
+        BrokerRefusedError: Kafka refuses the request.
     """
     admin = make_client(AdminClient, kafka)
     requested = {

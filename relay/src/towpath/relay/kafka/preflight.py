@@ -1,4 +1,4 @@
-"""Checks of brokers and topics; each finding has its reason and its remedy."""
+"""Checks of brokers and topics; each finding has its effect and its cure."""
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -145,7 +145,7 @@ def _read(settings: Settings) -> ClusterFacts:
     admin = make_client(AdminClient, kafka)
     cluster = admin.list_topics(timeout=REQUEST_TIMEOUT_S)
     if not cluster.brokers:
-        # A broker that is late with its heartbeats is fenced, and still answers.
+        # A broker that is late with its heartbeats is fenced, but still answers.
         message = "reading the brokers' settings: Kafka lists no broker"
         raise BrokerUnavailableError(message)
     marked: dict[str, int] = {}

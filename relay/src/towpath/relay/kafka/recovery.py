@@ -9,9 +9,9 @@ fails.
 ``scan_topics`` finds marks for a repair that has none. Positions of streamed records
 only rise within a partition, but replayed dead letters have lower ones, so the highest
 position covers all records. The scan looks for it in a window at the end of a
-partition, and widens the window if it has no streamed record. A topic
-without Towpath's headers is not the relay's. A row change also has the commit LSN of
-the source, which proves the offset of its lineage.
+partition, and widens the window if it has no streamed record. A topic without Towpath's
+headers is not the relay's. A row change also has the commit LSN of the source, which
+proves the offset of its lineage.
 
 ``read_parked`` reads all dead letters. ``read_announced`` reads the relations topic,
 which names the tables whose rows are in topics.

@@ -129,14 +129,14 @@ def _produce(producer: Producer, records: Sequence[Record]) -> None:
         if error is not None:
             refused.append(error)
 
-    if not _is_delivered(producer, records, on_delivery) or refused:
+    if not _deliver(producer, records, on_delivery) or refused:
         topics = ", ".join(sorted({record.topic for record in records}))
         why = f": {refused[0].str()}" if refused else ""
         reason = f"Kafka did not acknowledge a record to {topics}{why}"
         raise BrokerUnavailableError(reason)
 
 
-def _is_delivered(
+def _deliver(
     producer: Producer,
     records: Iterable[Record],
     on_delivery: Callable[[KafkaError | None, Message], None],

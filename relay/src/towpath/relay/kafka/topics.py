@@ -1,9 +1,9 @@
 """
 Creates topics with the settings of ``[topics]``; existing topics keep theirs.
 
-One request describes or creates many topics; ``ensure`` does not repeat requests of
-``open``. A new topic is unknown to some brokers for a moment: only unknown ones are
-requested again, with growing delays.
+One request describes or creates many topics; ``ensure`` sends none for a topic that
+``open`` has read. A new topic is unknown to some brokers for a moment: only unknown
+ones are requested again, with growing delays.
 
 ``streamed`` topics lose records that are older than the retention, except the relay's
 dead letters. ``compacted`` ones keep the newest record of each key, and have one
@@ -58,7 +58,7 @@ _Item = TypeVar("_Item")
 
 
 class MetadataPropagation:
-    """Waits until all brokers know new topics; gives up if no more become known."""
+    """Waits until requests find all new topics; gives up if no more are found."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -80,7 +80,7 @@ def facts_of(
     admin: AdminClient, clock: Clock, wanted: list[str]
 ) -> dict[str, TopicFacts]:
     """
-    Return facts about topics; wait until every broker knows the new ones.
+    Return facts about topics; repeat the request until it finds the new ones too.
 
     Raises:
         BrokerUnavailableError: Kafka does not answer, or does not know a topic.
@@ -100,7 +100,7 @@ def facts_of(
 
 
 def _described(admin: AdminClient, wanted: list[str]) -> dict[str, TopicFacts]:
-    """Return facts about those topics that the brokers know."""
+    """Return facts about those topics that the brokers know already."""
     facts = {}
     for some in in_requests(wanted):
         counts = _counts_of(admin, some)
@@ -298,7 +298,7 @@ class KafkaTopics:
 
     def known_ends(self, places: Collection[TopicOffset]) -> Mapping[TopicOffset, int]:
         """
-        Return the end offsets of partitions of any topics, in one request.
+        Return the end offsets of partitions of any topics, requested together.
 
         Raises:
             BrokerUnavailableError: Kafka cannot be reached.

@@ -282,7 +282,7 @@ def table_findings(
         yield error_finding(
             "table-missing",
             f"{name}: there is no such table",
-            "it would produce no records",
+            "the entry produces no records",
             "correct [source] tables",
         )
         return

@@ -41,8 +41,8 @@ class PostgresCatalog:
         """
         with translated_errors("reading the catalog"):
             execute = self._connection.execute
-            whose = {"oid": table_oid, "schema": name.schema, "table": name.table}
-            keys = execute(query("read_keys"), whose).fetchall()
+            wanted = {"oid": table_oid, "schema": name.schema, "table": name.table}
+            keys = execute(query("read_keys"), wanted).fetchall()
             found = execute(query("read_types"), {"oids": list(type_oids)}).fetchall()
             required = execute(
                 query("read_required_columns"), {"oid": table_oid}

@@ -132,10 +132,10 @@ class NewTables:
             )
             if finding is not None:
                 self._refuse(table.name, str(finding))
-            elif not self._is_written(connection, table):
+            elif not self._is_blocked(connection, table):
                 self._try(connection, table)
 
-    def _is_written(self, connection: Connection, table: ListedTable) -> bool:
+    def _is_blocked(self, connection: Connection, table: ListedTable) -> bool:
         """Return whether a transaction that blocked the capture is still open."""
         before = self._writers.pop(table.name, None)
         if before is None:

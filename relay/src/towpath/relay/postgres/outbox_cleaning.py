@@ -219,7 +219,7 @@ class OutboxTable:
             except psycopg.errors.LockNotAvailable:
                 # VACUUM has the partition.
                 return False
-            is_detached = self._ends_within(statement, wait_s)
+            is_detached = self._execute_within(statement, wait_s)
             # VACUUM may hold the lock again, or another run may have dropped the table:
             # the mark then stays as it is.
             with suppress(
@@ -232,8 +232,8 @@ class OutboxTable:
                     self._unmark(partition)
         return is_detached
 
-    def _ends_within(self, statement: str, wait_s: float) -> bool:
-        """Execute a statement that waits for transactions; False: it timed out."""
+    def _execute_within(self, statement: str, wait_s: float) -> bool:
+        """Execute a statement that waits for transactions; False if it timed out."""
         execute = self._connection.execute
         # The lock timeout would end the wait for older transactions.
         execute(b"set lock_timeout = 0")

@@ -230,7 +230,7 @@ def _prepared_findings(
             yield error_finding("own-table-missing", what, "the relay needs it", init)
     if source.slot not in facts.relays.numbers:
         what = f"the relay {source.slot} is not registered in {RELAY_TABLE}"
-        yield error_finding("relay-unregistered", what, "it does not start", init)
+        yield error_finding("relay-unregistered", what, "it cannot start", init)
 
 
 def _slot_findings(facts: SourceFacts, settings: Settings) -> Iterator[CheckFinding]:

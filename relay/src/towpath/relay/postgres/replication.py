@@ -2,8 +2,8 @@
 The stream of a slot, over psycopg's raw copy interface.
 
 ``START_REPLICATION`` turns a connection in replication mode into a two-way copy, which
-brings frames and takes status updates. Nothing is confirmed implicitly: the server
-receives only the LSNs of ``confirm``.
+delivers frames and accepts status updates. Nothing is confirmed implicitly: the server
+receives only the LSNs that are passed to ``confirm``.
 
 The history file of the server's timeline has a line per fork: the timeline that was
 left, the LSN at which it was left, and the reason.
@@ -212,7 +212,7 @@ class SlotStream:
         if self._end is not None:
             raise self._end
         with translated_errors("reading the stream"):
-            if not self._take(frames) and not self._is_readable(timeout_s):
+            if not self._take(frames) and not self._wait(timeout_s):
                 return frames
             self._pgconn.consume_input()
             while self._take(frames) and len(frames) < _MAX_FRAMES:
@@ -262,7 +262,8 @@ class SlotStream:
         if notice.sqlstate == _LEFT_OUT:
             self._left_out = notice.message_primary or "a publication is not known"
 
-    def _is_readable(self, timeout_s: float) -> bool:
+    def _wait(self, timeout_s: float) -> bool:
+        """Wait for the socket or a wake-up; return whether the socket is readable."""
         for descriptor, _ in self._poll.poll(timeout_s * 1000):
             if descriptor == self._wakeup.fileno():
                 self._wakeup.clear()

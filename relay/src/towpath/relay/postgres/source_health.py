@@ -186,7 +186,7 @@ def _durability_findings(health: SourceHealth) -> Iterator[CheckFinding]:
         yield info_finding(
             "postgres-checksums",
             "data_checksums is off",
-            "a damaged page is read as rows, and snapshots publish them",
+            "the rows of a damaged page are read unnoticed, and snapshots publish them",
             "stop the server and run pg_checksums --enable",
         )
     if health.settings.get("autovacuum") == _OFF:
@@ -336,7 +336,7 @@ def _foreign_slots(health: SourceHealth, settings: Settings) -> Iterator[CheckFi
                 "slot-unread",
                 f"slot {slot.name} of another, disconnected reader retains "
                 f"{_size(slot.retained_bytes)} of log",
-                "it fills the disk that the source needs",
+                "its log fills the disk that the source needs",
                 "start its reader, or, if nobody needs it: "
                 f"SELECT pg_drop_replication_slot('{slot.name}')",
             )
@@ -451,7 +451,7 @@ def _outbox_findings(
         yield warning_finding(
             "outbox-dead-rows",
             f"table {name} has {size.dead_rows} dead rows beside {size.rows}",
-            "it grows although it is cleaned: a transaction or a slot keeps the rows",
+            "the table grows despite its cleaning: a transaction or a slot keeps rows",
             f"VACUUM {TableName.parse(name).sql}; end old transactions "
             "(transaction-old); a partitioned outbox leaves no dead rows",
         )

@@ -85,7 +85,7 @@ class SnapshotStore:
     def store_signal(self, effect: StoreSignal) -> SignalStored:
         """Answer a signal and store its tables, unless it was answered before."""
         with self._connection.transaction():
-            is_new = self._is_new(effect)
+            is_new = self._store_first_answer(effect)
             if is_new:
                 self._insert(effect.tables, "insert_snapshot")
                 for table in effect.changed:
@@ -150,8 +150,8 @@ class SnapshotStore:
         self._connection.execute(query("save_progress"), fields)
         return ProgressSaved(effect.request_id)
 
-    def _is_new(self, effect: StoreSignal) -> bool:
-        """Write the first answer; return whether its tables are to be stored."""
+    def _store_first_answer(self, effect: StoreSignal) -> bool:
+        """Store an answer if it is the first; return whether to store its tables."""
         execute = self._connection.execute
         signal = {"id": effect.signal_id}
         owner = {"relay": self._relay if effect.is_ours else None}

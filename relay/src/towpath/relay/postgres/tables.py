@@ -327,8 +327,8 @@ def _refusals(table: _Table, publication: str) -> dict[str, bool]:
         f" {name} set logged": table.persistence != _PERMANENT,
         f"its partition {table.foreign_partition} is a foreign table: its changes are"
         " in another log": table.foreign_partition is not None,
-        f"it is a partition of {table.root}, and its changes come under that name: name"
-        " that table, with a condition": (
+        f"it is a partition of {table.root}, and its changes arrive under that name:"
+        " name that table, with a condition": (
             not table.is_published and table.root is not None
         ),
         f"it is not in the publication {publication}: add it to [source] tables and"

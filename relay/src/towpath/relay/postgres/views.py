@@ -114,7 +114,7 @@ class _Function(NamedTuple):
 
 
 class _Clauses(NamedTuple):
-    """The clauses of the queries besides relations and functions."""
+    """Facts about the queries' other clauses, besides relations and functions."""
 
     returns_time: bool
     samples: bool

@@ -1,7 +1,7 @@
 """
 The snapshot worker: performs the snapshot driver's effects in the database.
 
-Its threads have a connection each, so that the loop never blocks and an answer never
+Each thread has its own connection, so that the loop never blocks and an answer never
 waits for a chunk. The *readers* write watermarks, read plans and read chunks; a failure
 is a fact, and the driver decides whether to retry. The *commands* store and look up, in
 order, since later ones depend on earlier ones: each is retried while it may succeed;

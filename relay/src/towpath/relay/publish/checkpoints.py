@@ -2,8 +2,8 @@
 Checkpoints: marks are stored in Kafka before an LSN is confirmed to Postgres.
 
 Every tenth of a second the marks that moved and the LSN that may be confirmed are
-written to the state topic, by the producer of all records. Only a stored LSN is
-confirmed to Postgres, so the slot is never ahead of the state topic: a slot that is
+written to the state topic, by the same producer as all other records. Only a stored LSN
+is confirmed to Postgres, so the slot is never ahead of the state topic: a slot that is
 ahead was moved by another program.
 
 A topic's first mark, with its end offsets, is acknowledged before its first streamed

@@ -13,18 +13,18 @@ from towpath.relay.snapshot.shape import Chunk
 from towpath.schemas.clock import Backoff
 
 # A chunk that failed may have been too large for the server's statement timeout: the
-# next holds half as many rows, but at least this many, where so many are allowed.
+# next one holds half as many rows, but at least this many, if its limit allows that.
 MIN_CHUNK_ROWS: Final = 100
 
-# After this many timeouts of the smallest chunk without a chunk in between, the table
-# fails. Other failures do not count, nor do they show that a chunk is faster by now.
+# After this many timeouts of the smallest chunk, with no chunk read in between, the
+# table fails. Other failures neither count nor reset the count.
 MAX_TIMEOUTS: Final = 5
 
 # The maximum number of rows in a chunk, unless ``ChunkSize.rows`` is larger: each row
 # is a tuple in memory, however narrow it is.
 MAX_CHUNK_ROWS: Final = 20_000
 
-# The maximum factor between two chunks: one slow answer does not mean a slow server.
+# The maximum factor between two chunks: one slow response does not mean a slow server.
 _STEP: Final = 2.0
 
 # The half-life of the moving average of the rate.
@@ -37,9 +37,9 @@ class Throttle:
     The conditions under which reading yields, for all tables together.
 
     Attributes:
-        max_lag_s: While the stream lags by more, nothing is read.
-        max_active_sessions: While more sessions are active in the source, nothing is
-            read; 0: no bound.
+        max_lag_s: Nothing is read while the stream lags by more than this.
+        max_active_sessions: Nothing is read while more sessions than this are active in
+            the source; 0: no limit.
         lag_s: The current lag of the stream.
         active_sessions: The current number of active sessions.
     """
@@ -77,7 +77,7 @@ class ChunkSize:
 
 
 class ScanPace:
-    """The pace of one table's scan."""
+    """The size of the next chunk of one table's scan, and when it may be read."""
 
     def __init__(
         self,

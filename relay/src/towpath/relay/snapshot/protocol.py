@@ -23,8 +23,8 @@ class SignalSeen:
     """
     A row inserted into the signal table by transaction ``xid`` (32 bits).
 
-    ``position`` is the change's position as text, for people. ``relay`` is the relay
-    that the row names.
+    ``position`` is the change's position, as text for people to read. ``relay`` is the
+    relay that the row names.
     """
 
     signal_id: str
@@ -68,9 +68,9 @@ class RowsRefused:
 @dataclass(frozen=True, slots=True)
 class Tick:
     """
-    The time, every few hundredths of a second.
+    The current time, reported about every 20 milliseconds.
 
-    ``lag_s`` is the stream's distance from the source's clock.
+    ``lag_s`` is how far the stream is behind the source's clock.
     """
 
     now_s: float
@@ -83,7 +83,7 @@ class EmitAllowed:
     The number of rows that may be deduplicated and emitted before the stream continues.
 
     A row is emitted the moment it is deduplicated, so the changes that the stream
-    brings between two turns are respected.
+    brings between two turns are taken into account.
     """
 
     max_rows: int
@@ -94,12 +94,12 @@ class UnfinishedRead:
     """
     The stored tables of unfinished snapshots, oldest first.
 
-    Reported at start, before the first message of the stream, so that no changed key
-    is missed.
+    They are reported at the start, before the first message of the stream, so that no
+    changed key is missed.
 
     ``tables`` includes the ended tables of these snapshots. ``asked_until`` is the
-    position of the last change that led to a key request. ``failed_requests`` has, per
-    table's oid, the position of the last change whose key request failed.
+    position of the last change that led to a key request. ``failed_requests`` holds,
+    per table oid, the position of the last change whose key request failed.
     """
 
     tables: tuple[StoredTable, ...]
@@ -109,7 +109,7 @@ class UnfinishedRead:
 
 @dataclass(frozen=True, slots=True)
 class VisibilityRead:
-    """The transactions that the server now shows."""
+    """The transactions that are now visible in the source."""
 
     snapshot: XidSnapshot
 
@@ -147,7 +147,7 @@ class SignalClaimed:
 @dataclass(frozen=True, slots=True)
 class SignalStored:
     """
-    A signal's answer is durable: its transaction may be confirmed.
+    The answer to a signal is durable: the signal's transaction may be confirmed.
 
     ``is_new`` is false for a signal that was answered before or belongs to another
     relay; it is not run.
@@ -244,11 +244,11 @@ Fact = LoopFact | WorkerFact
 @dataclass(frozen=True, slots=True)
 class EmitRows:
     """
-    Produce rows as READ at ``Position(log_lsn, -1)``, at once and in order.
+    Produce rows as READ at ``Position(log_lsn, -1)``, immediately and in order.
 
     Attributes:
         chunk_id: Reported in ``Delivered`` once Kafka has acknowledged the chunk's last
-            slice and all before it.
+            slice and all slices before it.
         rows: May be empty in the last slice.
         log_lsn: The chunk's low watermark.
         snapshot_id: The signal's id, for the header ``snapshot``.
@@ -273,8 +273,8 @@ class EmitSweep:
     """
     Produce a sweep into every partition of the collection's topic.
 
-    Sinks delete each row of the table below the floor: it was deleted in a gap that no
-    record covers.
+    Sinks delete each row of the table whose position is below the floor: the source
+    deleted the row in a gap that no record covers.
 
     Attributes:
         chunk_id: Reported in ``Delivered``, like a chunk's.
@@ -343,8 +343,8 @@ class ClaimSignal:
     """
     Look up a signal's relay: ``SignalClaimed`` or ``SignalStored``.
 
-    ``SignalStored`` means that it belongs to another relay. ``address`` is the relay
-    that the signal names; None: it names none.
+    ``SignalStored`` means that the signal belongs to another relay. ``address`` is the
+    relay that the signal names; None: it names no relay.
     """
 
     signal_id: str
@@ -374,7 +374,7 @@ class StoreKeys:
     """
     Store a batch of key requests, in one transaction: ``KeysStored``.
 
-    ``size_bytes`` is the memory that the keys take until then.
+    ``size_bytes`` is the memory that the keys take until they are stored.
     """
 
     snapshot_id: str
@@ -410,16 +410,16 @@ class WriteWatermark:
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
     """
-    Read shape, maximum key and size of a table: ``PlanRead`` or ``ReadFailed``.
+    Read a table's shape, maximum key and size: ``PlanRead`` or ``ReadFailed``.
 
     Attributes:
-        table_oid: Another oid fails the snapshot.
+        table_oid: The table's oid; if it has changed, the snapshot fails.
         condition: The signal's filter, an SQL expression.
         keys_of: The snapshot whose stored keys are read instead of a range.
         order_by: The columns of a surrogate key; none: the table's own key.
         parts: The number of ranges into which the table may be cut.
-        view: The exported snapshot to read in, created at its first request; None: each
-            chunk has its own snapshot.
+        view: The exported snapshot to read in, created by the first request that names
+            it; None: each chunk has its own snapshot.
         select: A SELECT that is read in place of the table.
     """
 
@@ -443,7 +443,7 @@ class ReadChunk:
         shape: The table as planned: another oid or key fails the snapshot.
         low_token: Written before the query; None: a low watermark exists already.
         high_token: Written after the query.
-        after_key: Rows at or below it were read before; None: from the beginning.
+        after_key: No row at or below it is read; None: from the beginning.
         maximum_key: No row above it is read; None only for a list of keys.
         keys: The keys to read in place of a range, if any.
         condition: The signal's filter, an SQL expression.

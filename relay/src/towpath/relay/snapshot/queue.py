@@ -42,14 +42,15 @@ from towpath.relay.snapshot.table_scan import (
 # Chunks in addition to those being read: one waits for the stream, one for Kafka.
 _WAITING_CHUNKS: Final = 2
 
-# The largest chunk of a tiny table. Tables are begun ahead only while chunks are no
-# larger, so that the chunks in flight stay within the bound of the readers' chunks.
+# The maximum size of a tiny table's chunk. Tables are begun ahead only while no chunk
+# is larger, so that they add little to the memory of the readers' chunks.
 _TINY_BYTES: Final = 64 * 1024
-# Together, the tables begun ahead may record a quarter of one table's changes.
+# Together, the tables begun ahead may record a quarter of the changes that one table
+# may.
 _PART_AHEAD: Final = 4
 
-# The time for which the stream may be blocked while no chunk is delivered: a reader
-# that waits for a lock, or a throttled source, may take hours.
+# The time for which the stream may be blocked while no chunk is delivered: a reader may
+# wait for hours for a lock, or because the source is busy.
 MAX_BLOCKED_S: Final = 60.0
 
 _BLOCKED: Final = "nothing could be read for a minute, so the stream continues"
@@ -91,8 +92,8 @@ class SnapshotQueue:
         self._notified: dict[_Name, int] = {}
         # How many tables may be begun ahead: it grows with each tiny table.
         self._ahead = 0
-        # The chunks delivered by each scan that blocks the stream, and the time of the
-        # last change.
+        # The number of chunks that each scan that blocks the stream has delivered, and
+        # when one of these numbers last changed.
         self._blocking: dict[_Name, int] = {}
         self._progressed_at_s = 0.0
 
@@ -155,7 +156,7 @@ class SnapshotQueue:
         """
         Leave exported snapshots if none of the scans that block the stream progresses.
 
-        While one of them does, others may have no room to read.
+        While one scan progresses, the others may only be waiting for room to read.
         """
         scans = {name: one for name, one in self._scans.items() if one.blocks_stream}
         blocking = {name: scan.delivered for name, scan in scans.items()}
@@ -189,8 +190,8 @@ class SnapshotQueue:
 
         Args:
             tables: The tables to resume.
-            siblings: The snapshot's other tables. If it has ended, they count in its
-                final answer.
+            siblings: The snapshot's other tables. If the snapshot has ended, they count
+                in its final answer.
         """
         effects: list[Effect] = []
         others: list[StoredTable] = []
@@ -311,7 +312,7 @@ class SnapshotQueue:
         return most - (counted - in_flight[name])
 
     def _max_changed_keys(self, place: int) -> int:
-        """Return a scan's bound of changes; tables begun ahead share a part of it."""
+        """Return how many changes a scan may record; tables ahead share a part."""
         whole = self._limits.max_changed_keys
         if place < self._policy.readers or not self._policy.ahead:
             return whole

@@ -11,8 +11,9 @@ the slices.
 
 A reader has three places in its range: ``_requested_key``, the end of the last
 requested chunk; ``_emitted_key``, up to which rows were emitted or dropped; and the
-stored range's ``after_key``, up to which Kafka has acknowledged. Rows that cannot be
-deduplicated are read again from the second, rows that a crash loses from the third.
+stored range's ``after_key``, up to which Kafka has acknowledged. If rows cannot be
+deduplicated, they are read again from ``_emitted_key``; after a crash, from
+``after_key``.
 
 A key to be read, because a signal lists it or the stream does not carry its row, is in
 exactly one place: pending (shared by all readers of a table), requested by a window, or
@@ -114,7 +115,8 @@ class RangeReader:
         Args:
             rows: The maximum number of rows.
             at_once: Whether the previous chunk was read just now: its high watermark
-                is then the low one. After a pause, that would evict rows unnecessarily.
+                then serves as the low one. After a pause, a shared watermark would
+                evict rows unnecessarily.
         """
         context = self._context
         keys = self._next_keys(rows)
@@ -178,7 +180,7 @@ class RangeReader:
 
     def accept(self, chunk: Chunk) -> bool:
         """
-        Store the rows of the last requested chunk; its high watermark is written.
+        Store the rows of the last requested chunk, whose high watermark is written.
 
         Returns:
             Whether it was a chunk of the range, not one of pending keys.
@@ -239,14 +241,14 @@ class RangeReader:
         """
         Deduplicate a slice of the first chunk; None: the stream has not passed it.
 
-        Its rows must be emitted before the stream continues.
+        The slice must be emitted before the stream continues.
         """
         if not self.has_ready:
             return None
         window = self._windows[0]
         result = window.deduplicate(self._context.changed_keys, max_rows)
         if self._context.select is not None:
-            # The SELECT may leave a row out that its table still has.
+            # The SELECT may leave out a row that the table still has.
             result.dropped += len(result.absent)
             result.absent.clear()
         self._read_again(result.incomplete)
@@ -340,8 +342,8 @@ class RangeReader:
         """
         Let recorded changes be dropped while there is no window.
 
-        A chunk that is requested later sees all that an earlier one saw, and its low
-        watermark comes later: changes dropped meanwhile evict none of its rows.
+        A later chunk sees every change that an earlier chunk saw, and has a later low
+        watermark: the dropped changes would evict none of its rows.
         """
         if self._number is not None and not self._windows:
             self._context.changed_keys.remove_reader(self._number)
@@ -401,7 +403,7 @@ class RangeReaders:
         self._just_read = fact.chunk_id if isinstance(fact, ChunkRead) else None
 
     def accept(self, fact: ChunkRead, pace: ScanPace) -> None:
-        """Give a chunk to the reader that requested it, if one of these did."""
+        """Give a chunk to the reader that requested it, if there is one."""
         for reader in self._readers:
             if reader.request_id == fact.chunk_id:
                 if reader.accept(fact.chunk):
@@ -440,7 +442,7 @@ class RangeReaders:
         self._readers = []
 
     def deduplicate(self, max_rows: int) -> list[EmitRows]:
-        """Deduplicate at most ``max_rows``; return the rows to emit at once."""
+        """Deduplicate at most ``max_rows``; return the rows to emit immediately."""
         effects: list[EmitRows] = []
         for reader in self._readers:
             while (

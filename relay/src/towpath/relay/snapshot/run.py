@@ -10,7 +10,7 @@ from towpath.relay.snapshot.pace import ChunkSize, Throttle
 from towpath.relay.snapshot.protocol import AnswerSignal
 from towpath.relay.snapshot.stored import INCOMPLETE, StoredTable
 
-# A refused table fails at once and has no notification.
+# A refused table fails immediately, without a notification.
 _BEGUN: Final = frozenset({"running", "paused", "completed", "incomplete", "stopped"})
 
 
@@ -64,12 +64,12 @@ class SnapshotRun:
         elif table.collection in self._open:
             self._open[table.collection] = table
         else:
-            # It resumes after its end, at its place in the order.
+            # The table resumes after its end, at its old place in the order.
             every = self._tables.values()
             self._open = {t.collection: t for t in every if not t.has_ended}
 
     def status(self) -> str:
-        """Return the signal's final status: one failed or stopped table fails it."""
+        """Return the signal's final status; a failed or stopped table fails it."""
         states = {table.state for table in self.tables}
         if states == {"completed"}:
             return "completed"
@@ -112,8 +112,8 @@ def resumed_table(table: StoredTable, known: StoredTable | None) -> StoredTable:
     """
     Return the progress from which a table resumes.
 
-    A table that is read by a surrogate key, and had ended, starts from the beginning:
-    meanwhile, no key request covered rows that left the unread range.
+    A table that is read by a surrogate key and had ended starts from the beginning:
+    after its end, no key request covered the rows that left the unread range.
     """
     has_ended = known is None or known.has_ended
     if not (table.order_by and has_ended):
@@ -129,8 +129,8 @@ class SnapshotLimits:
     Attributes:
         chunk: The target size of chunks.
         readers: The number of chunks that are read at the same time.
-        max_changed_keys: The number of changes that are kept per table.
-        batch_keys: The number of key requests that are stored together.
+        max_changed_keys: The maximum number of changes that are kept per table.
+        batch_keys: The maximum number of key requests that are stored together.
     """
 
     chunk: ChunkSize

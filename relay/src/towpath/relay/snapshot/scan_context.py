@@ -1,8 +1,8 @@
 """
 The context that the readers of one table share.
 
-It holds the keys to be read, the recorded changes, the numbers of requests and the
-content of watermarks, and the consistent point of a run.
+It holds the keys to be read, the recorded changes, the request numbers and watermark
+contents, and the consistent point of the run.
 """
 
 import itertools
@@ -46,8 +46,8 @@ class ConsistentPoint:
     """
     The mark and the exported snapshot that the tables of one run share.
 
-    All of them record changes from this mark on. The stream stops there until the
-    tables are read, so it could not bring another mark for each of them.
+    All these tables record changes from this mark on. The stream stops at the mark
+    until the tables are read, so it could not bring a separate mark for each table.
 
     Attributes:
         view: The name of the exported snapshot, which is also the mark's content, so

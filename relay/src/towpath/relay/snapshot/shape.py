@@ -40,7 +40,7 @@ class KeyRange(NamedTuple):
 
     Attributes:
         after_key: Rows at or below it are acknowledged, or belong to another range;
-            None: the range starts with the table.
+            None: the range starts at the table's first row.
         last_key: The end of the range.
         is_done: Whether all rows are acknowledged.
     """
@@ -56,13 +56,14 @@ class TableShape:
     A table as the catalog describes it.
 
     Attributes:
-        relation: Its columns, in the order in which chunks bring them, and its key.
+        relation: Its columns, in the order of a chunk's values, and its key.
         key_types: The SQL types of the key's columns, in key order.
         partitioned: Whether it is the root of partitions, which are read with it.
         order: The indexes of the surrogate key's columns, by which it is read in order;
             none: it is read by its key.
-        order_types: The SQL types of those columns.
-        collations: The oids of the collations of the key's columns, then the order's.
+        order_types: The SQL types of the surrogate key's columns.
+        collations: The oids of the collations of the key's columns, then of the
+            surrogate key's.
         row_filter: The publication's filter, an SQL expression.
         view: The view that is read; None: the collection is a table.
     """

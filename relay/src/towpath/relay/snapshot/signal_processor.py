@@ -5,7 +5,8 @@ The signal processor: answers the stream's signals, one after another.
 
     seen -> its transaction visible -> claimed -> tables inspected, or read -> answer
 
-A signal that names this relay is claimed at once; for others, the relay is looked up.
+A signal that names this relay is answered without a claim; for any other, the worker
+looks up the relay.
 The answer goes into the signal's own row, so the row must be visible first. Every
 signal gets an answer, so that its transaction can be confirmed. The changes of a signal
 are stored with its answer and take effect after that.
@@ -95,7 +96,7 @@ def queued_tables(
     shapes: Mapping[str, TableShape],
     keys: tuple[Key, ...],
 ) -> tuple[StoredTable, ...]:
-    """Return the tables that a signal queues, in its order."""
+    """Return the tables that a signal queues, in the signal's order."""
     return tuple(
         StoredTable(
             snapshot_id=signal_id,
@@ -137,7 +138,7 @@ _NOT_OPEN: Final = "it has no open snapshot"
 
 @dataclass(frozen=True, slots=True)
 class SelectedTables:
-    """The selected tables, with their progress, and why entries select none."""
+    """The selected tables, with their progress, and why some entries select none."""
 
     tables: tuple[StoredTable, ...]
     refusals: dict[str, str] = field(default_factory=dict)
@@ -230,7 +231,7 @@ class SignalProcessor:
         return bool(self._signals) and not self._has_begun
 
     def add(self, signal: SignalSeen) -> None:
-        """Append a signal of the stream."""
+        """Append a signal from the stream."""
         self._signals.append(signal)
 
     def begin_answer(
@@ -429,7 +430,8 @@ def with_filters(
     """
     Assign each collection its filter.
 
-    A filter that applies to no table is refused: all rows would be read without it.
+    A filter that applies to no table is refused: the intended table would be read
+    unfiltered.
     """
     if not collections:
         return request

@@ -3,22 +3,23 @@ Signals: requests in the signal table's rows, with Debezium's names and JSON.
 
 ``execute-snapshot`` takes ``data-collections``, ``type`` (``incremental``, or
 ``blocking``: all tables in one exported snapshot while the stream waits),
-``additional-conditions`` (each a ``data-collection`` and a ``filter``; a blocking
-snapshot's is a whole SELECT), the older ``additional-condition`` for all of them, and
-``surrogate-key``: the column, or columns, by which to read. Towpath adds ``target``,
-``max-rows-per-second``, ``sweep`` (sinks delete rows that the source does not have),
-``keys`` (only these primary keys of the one table, each a list of values in key order,
-at most 10,000), and ``columns`` (only the rows in which one of these is not null, with
-a sweep at the end that deletes nothing: its floor is zero).
+``additional-conditions`` (each a ``data-collection`` and a ``filter``, which is a whole
+SELECT in a blocking snapshot), the older ``additional-condition`` for all collections,
+and ``surrogate-key``: the column, or columns, by which to read. Towpath adds
+``target``, ``max-rows-per-second``, ``sweep`` (sinks delete rows that the source does
+not have), ``keys`` (at most 10,000 primary keys of the only table, each a list of
+values in key order: no other rows are read), and ``columns`` (only rows in which one of
+these columns is not null are read; the sweep at the end has floor zero and deletes
+nothing).
 
 ``stop-snapshot``, ``pause-snapshot`` and ``resume-snapshot`` take ``data-collections``
-and ``snapshot-id``; without them, they apply to all tables. Each signal may name its
-``relay`` (``naming``). A signal that cannot be run is rejected with the reason; the
-stream continues.
+and ``snapshot-id``; without these fields, they apply to all tables. Each signal may
+name its ``relay`` (``naming``). A signal that cannot be run is rejected with the
+reason; the stream continues.
 
-A bare table like Debezium's, a Kafka topic and the admin port take signals too. Each
-becomes a row of ``towpath.signal`` and is answered like any other. A signal that cannot
-be such a row is rejected with the reason.
+A plain signal table like Debezium's, a Kafka topic and the admin port take signals too.
+Each becomes a row of ``towpath.signal`` and is answered like any other. A signal that
+cannot be such a row is rejected with the reason.
 """
 
 import json
@@ -57,11 +58,11 @@ _SELECTION_FIELDS: Final = frozenset(
 _MEANINGS: Final = {
     "target": "the name of a sink",
     "snapshot-id": "a snapshot's id",
-    "relay": "the name of a relay, which is its slot's",
+    "relay": "the name of a relay, which is the name of its slot",
 }
 _SELECTS: Final = ("select", "with", "table", "values", "(")
 # Listed keys are stored in one row, which is written again with each chunk's progress:
-# more of them would strain the source. Longer lists need several signals.
+# more keys would strain the source. Longer lists need several signals.
 MAX_KEYS: Final = 10_000
 # The limits of the column that stores a rate, and of the index that contains a name.
 _LARGEST_RATE: Final = 2_147_483_647
@@ -81,8 +82,8 @@ class ExecuteSnapshot:
 
     ``conditions`` maps the signal's entries, or the collections once the entries are
     resolved, to their filters. ``keys`` restrict the snapshot to listed keys.
-    ``order_by`` names the columns of a surrogate key. ``kind`` is that of the stored
-    tables.
+    ``order_by`` names the columns of a surrogate key. ``kind`` is the kind of
+    the stored tables.
     """
 
     collections: tuple[str, ...]
@@ -101,7 +102,7 @@ class ExecuteSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class TableSelection:
-    """A selection of tables of open snapshots; without names, all of them."""
+    """A selection of tables of open snapshots; without names, it selects all."""
 
     collections: tuple[str, ...] = ()
     snapshot_id: str | None = None
@@ -157,12 +158,12 @@ def parse_signal(signal_type: str, data: str | None) -> Request:
     Parse a signal.
 
     Raises:
-        SignalRejectedError: Its type is unknown or its data are not valid.
+        SignalRejectedError: Its type is unknown or its data is not valid.
     """
     if signal_type not in {"execute-snapshot", "log", *_SELECTIONS}:
         known = ", ".join(["execute-snapshot", *_SELECTIONS, "log"])
         _reject(f"unknown signal type {signal_type!r}; known: {known}")
-    not_json = "the signal's data are not JSON"
+    not_json = "the signal's data is not JSON"
     no_object = "the signal's data must be a JSON object"
     fields = _json_object(data or "{}", not_json, no_object)
     _text(fields, "relay")
@@ -382,7 +383,7 @@ _FIELDS: Final = frozenset({"id", "type", "data"})
 
 class ExternalSignal(NamedTuple):
     """
-    A signal of an external channel.
+    A signal from an external channel.
 
     Attributes:
         signal_id: The id of the signal and of its snapshot.
@@ -425,7 +426,7 @@ def external_signal(
         _reject("the signal has no type")
     if len(kind) > MAX_TYPE_LENGTH or kind in WINDOW_TYPES:
         _reject(f"unknown signal type {kind[:MAX_TYPE_LENGTH]!r}")
-    # The relay that the data name is stored in a column of its own.
+    # The relay that the data names is stored in a column of its own.
     texts = (signal_id, kind, data or "", address_of(data, None) or "")
     if not all(map(is_storable, texts)):
         _reject("the signal contains text that Postgres cannot store")
@@ -434,15 +435,15 @@ def external_signal(
 
 def read_document(document: bytes, fallback_id: str, source: str) -> ExternalSignal:
     """
-    Parse a signal that is a JSON object of ``type``, ``data`` and an optional ``id``.
+    Parse a signal that is a JSON object with ``type``, ``data`` and an optional ``id``.
 
-    ``data`` may be an object, its text, or missing. ``fallback_id`` is the id of a
+    ``data`` may be an object, its JSON text, or missing. ``fallback_id`` is the id of a
     signal that has none.
 
     Raises:
         SignalRejectedError: It is not a signal.
     """
-    no_object = "the signal must be a JSON object of type, data and an optional id"
+    no_object = "the signal must be a JSON object with type, data and an optional id"
     fields = _json_object(document, "the signal is not JSON", no_object)
     unknown = sorted(set(fields) - _FIELDS)
     if unknown:

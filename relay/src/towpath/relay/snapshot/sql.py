@@ -73,8 +73,8 @@ def spare_rows(request: ReadChunk) -> int:
     """
     Return the number of rows to read beyond a chunk, which are not delivered with it.
 
-    A view or a SELECT may have two rows for one key. The row after the last one shows
-    whether the chunk's end is between two of them.
+    A view or a SELECT may have two rows for one key. The spare row shows whether
+    the chunk ends between two such rows.
     """
     return int(request.shape.view is not None or request.select is not None)
 
@@ -99,7 +99,7 @@ def maximum_key_query(shape: TableShape, select: str | None = None) -> str:
 def estimate_query(
     shape: TableShape, condition: str | None, select: str | None = None
 ) -> str:
-    """Return the EXPLAIN whose plan has the number of rows that the server expects."""
+    """Return the EXPLAIN whose plan has the row count that the server expects."""
     where = _where(shape, condition)
     return f"explain (format json) select 1 from {_source(shape, select)}{where}"
 
@@ -116,7 +116,8 @@ def boundaries_query(
 
     A sample of the table's pages is sorted and cut into equal parts; the last row of
     each part but the last is a boundary. With fewer than a hundred sampled rows per
-    part there are none: the condition selects few rows, or an unknown number.
+    part there are no boundaries: few rows match the condition, or it is not known how
+    many.
     """
     order = _order_columns(shape)
     named = [f"{name} as k{at}" for at, name in enumerate(order.names)]
@@ -146,7 +147,7 @@ def lock_statement(shape: TableShape) -> str:
 
 
 def table_source(shape: TableShape) -> str:
-    """Return the table for a FROM, without the children of plain inheritance."""
+    """Return the table for a FROM clause, without the children of plain inheritance."""
     if shape.view is not None:
         return TableName.parse(shape.view.name).sql
     name = shape.relation.full_name.sql
@@ -186,7 +187,7 @@ def _source(shape: TableShape, select: str | None) -> str:
 
 
 def _where(shape: TableShape, condition: str | None, *bounds: str) -> str:
-    """Join conditions; a newline ends a comment at the end of one."""
+    """Join conditions; a newline ends a comment at the end of a condition."""
     filters = [shape.row_filter] if shape.row_filter else []
     filters += [condition] if condition else []
     whole = [*(f"({each}\n)" for each in filters), *bounds]
@@ -195,7 +196,7 @@ def _where(shape: TableShape, condition: str | None, *bounds: str) -> str:
 
 def _listed(key: _Columns, keys: Iterable[Key]) -> str:
     listed = ", ".join(map(key.literals, keys))
-    # A list of rows is planned as one OR per row: eight times slower for 500.
+    # Postgres plans a list of rows as one OR per row: eight times slower for 500 rows.
     rows = listed if len(key.names) == 1 else f"values {listed}"
     return f"{key.row} in ({rows})"
 

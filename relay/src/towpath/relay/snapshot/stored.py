@@ -38,17 +38,18 @@ class StoredTable(NamedTuple):
     """
     One row of ``towpath.snapshot``: a table of a snapshot with its progress.
 
-    ``pending_keys`` are still to be read, or read again; None: as stored. Kafka has
-    acknowledged all rows up to ``last_key``. ``asked_keys`` counts the listed keys;
-    None: the whole table is read. ``asked_until`` is the position of the last change
-    that led to a key request; None: a signal requested the snapshot. ``kind`` is
-    ``incremental``, ``blocking`` or ``initial``; the ``condition`` of the first is a
-    filter, that of the others a SELECT. ``order_by`` names the columns of a surrogate
-    key. ``ranges`` are the progress of several readers. ``floor`` is the log LSN of the
-    first start mark: with ``sweeps``, rows below it are deleted at the end.
-    ``key_columns`` describe its keys when it was first planned: progress in another key
-    means other rows. ``undelivered`` counts the rows that are dead letters; of a whole
-    table only the first keys are kept. ``rows_per_second`` is a moving average.
+    ``pending_keys`` are still to be read, or read again; None: they are stored but not
+    loaded. Kafka has acknowledged all rows up to ``last_key``. ``asked_keys`` counts
+    the listed keys; None: the whole table is read. ``asked_until`` is the position of
+    the last change that led to a key request; None: a signal requested the snapshot.
+    ``kind`` is ``incremental``, ``blocking`` or ``initial``; ``condition`` is a filter
+    for the first kind and a SELECT for the others. ``order_by`` names the columns of a
+    surrogate key. ``ranges`` are the progress of several readers. ``floor`` is the log
+    LSN of the first start mark: with ``sweeps``, rows below the floor are deleted at
+    the end. ``key_columns`` describe the table's keys when it was first planned: the
+    same progress by another key would mean other rows. ``undelivered`` counts the rows
+    that are dead letters; ``undelivered_keys`` are their keys, for a whole table only
+    the first of them. ``rows_per_second`` is a moving average.
     """
 
     snapshot_id: str
@@ -134,7 +135,7 @@ class StoredTable(NamedTuple):
         )
 
     def from_the_first_row(self) -> "StoredTable":
-        """Return the table with its progress undone: a scan reads all of its rows."""
+        """Return the table reset to its first row: a scan reads all of its rows."""
         return self._replace(
             last_key=None,
             maximum_key=None,

@@ -10,14 +10,14 @@ The scan of one table, from its first chunk to its last.
                                     a failure, a pause        v
                                         └──────> ENDED <── COMPLETING
 
-Recording begins with the start mark, a new one for each start and each resume:
-everything that was streamed before it must be visible before anything is read,
+Recording begins at the start mark; each start and each resume writes a new one.
+Everything that was streamed before the mark must be visible before anything is read,
 including the plan.
 
 A scan with a *consistent point* reads in an exported snapshot, and the start mark is
-the low and high watermark of every chunk. It shares mark and snapshot with the other
-tables of its run, and the stream is not read meanwhile. When the exported snapshot is
-lost the scan continues like any other.
+the low and high watermark of every chunk. It shares the mark and the snapshot with the
+other tables of its run, and the stream is not read meanwhile. If the exported snapshot
+is lost, the scan continues like any other.
 
 An update may move a row from the unread range into the range that has been read, with
 columns left out. The relay requests such rows itself. A scan of a whole table is

@@ -4,7 +4,7 @@ The visibility of transactions: to one query, and to any query.
 A transaction's commit record is in the log, and so may be in the stream, before the
 server removes it from its list of running transactions. Until then no new snapshot sees
 it. ``InvisibleTransactions`` keeps the streamed transactions that no snapshot is known
-to see. Adding one is on the hot path: a tuple and an append.
+to see. Adding a transaction is on the hot path: it costs a tuple and an append.
 """
 
 from collections import deque
@@ -65,8 +65,8 @@ class InvisibleTransactions:
     """
     The streamed transactions that are not yet known to be visible, in log order.
 
-    The log may be confirmed only below the first of them: after a restart its changes
-    must be streamed, and so recorded, again.
+    The log may be confirmed only below the first of them: after a restart, the changes
+    of that transaction must be streamed, and so recorded, again.
     """
 
     def __init__(self, start_lsn: int) -> None:

@@ -22,8 +22,8 @@ from towpath.relay.snapshot.protocol import WatermarkSeen
 from towpath.relay.snapshot.shape import Chunk, Key, RowValues, key_of
 from towpath.relay.wal.messages import Relation
 
-# The size of one slice, which delays live changes by about a millisecond. A single row
-# may be longer.
+# The size at which a slice ends, which delays live changes by about a millisecond. The
+# last row of a slice may exceed it.
 SLICE_BYTES: Final = 256 * 1024
 
 
@@ -36,13 +36,13 @@ class DeduplicatedRows:
         relation: The shape of the rows.
         log_lsn: The LSN of the low watermark, which is the rows' position.
         rows: The rows to emit, in the order read.
-        used_rows: The share of ``max_rows`` that is used up: all of it if rows are
-            long.
+        used_rows: The share of ``max_rows`` that is used up: all of it if long rows
+            cut the slice short.
         dropped: The number of evicted rows.
-        incomplete: Keys whose row the stream does not carry whole: to be read again.
+        incomplete: Keys whose row the stream does not carry whole; they are read again.
         absent: Requested keys that have no row and no change.
         last_key: The slice's last key, evicted or not; None for a list of keys.
-        is_last: Whether nothing is left of the chunk.
+        is_last: Whether this is the last slice of the chunk.
     """
 
     relation: Relation
@@ -98,7 +98,7 @@ class Window:
 
     def deduplicate(self, changed_keys: ChangedKeys, max_rows: int) -> DeduplicatedRows:
         """
-        Return the next slice: at most ``max_rows``, or as many as ``SLICE_BYTES`` hold.
+        Return the next slice: ``max_rows``, or fewer if they reach ``SLICE_BYTES``.
 
         Raises:
             RuntimeError: The window is not ready.
@@ -153,8 +153,8 @@ class Window:
             result.incomplete.extend(missing)
             return
         absent = [key for key in missing if outcome_of(key) is None]
-        # A row was found whose key equals a listed one in another spelling (1.0 and
-        # 1.00): then none of the missing keys is known to be absent.
+        # A found row may have a listed key in another spelling (1.0 and 1.00): then
+        # none of the missing keys is known to be absent.
         is_respelt = not self._found.issubset(self.keys)
         if is_respelt:
             result.dropped += len(absent)
@@ -163,7 +163,7 @@ class Window:
 
 
 def _bounded(rows: Sequence[RowValues], chunk: Chunk) -> Sequence[RowValues]:
-    """Return the first rows that together fit into a slice, at least one."""
+    """Return the rows up to the one with which the slice reaches its size."""
     if len(rows) * chunk.widest_bytes <= SLICE_BYTES:
         return rows
     size_bytes = 0

@@ -288,10 +288,10 @@ def test_ready_means_that_its_own_heartbeat_came_round(relay: Running):
         after = relay.fetch("/health/ready")[1]
 
     assert (
-        (503, "no heartbeat has come round yet\n"),
+        (503, "no heartbeat has come back yet\n"),
         (200, "live\n"),
         True,
-    ) == (before, live, after.startswith("the last heartbeat came round"))
+    ) == (before, live, after.startswith("the last heartbeat came back"))
 
 
 def test_the_metrics_tell_what_happened(relay: Running):

@@ -279,7 +279,7 @@ def test_the_admin_server_answers_on_this_host_until_it_is_closed(
     with pytest.raises(ConnectionRefusedError):
         fetch(server.port, "/health/live")
 
-    assert [(200, b"live\n"), (503, b"no heartbeat has come round yet\n")] == seen
+    assert [(200, b"live\n"), (503, b"no heartbeat has come back yet\n")] == seen
 
 
 def test_a_state_file_that_cannot_be_written_stops_nothing(tmp_path: Path):

@@ -1,15 +1,15 @@
 """
 Counters and gauges of the relay, for the metrics; each new reason is logged once.
 
-The slot monitor's thread writes those of the slot, the dropped tables and the source's
-problems, and counts its own reasons of skipped changes; the loop's thread writes all
-others. Any thread may read them at any time.
+The slot monitor's thread writes the values of the slot, the dropped tables and the
+source's problems, and counts its own reasons for skipped changes; the loop's thread
+writes all other values. Any thread may read any value at any time.
 
 Latencies are differences on the source's clock, which commit times come from. With
-the relay's own clock, a clock error would make them negative or large. Every
-frame carries the server's send time, so the smallest recent ``ours - theirs`` is the
-offset of the relay's clock, plus the fastest transfer of a frame: far below a
-millisecond in one data centre.
+the relay's own clock, a clock error would make them negative or large. Every frame
+carries the server's send time. The smallest recent difference between the receive time
+and the send time is the offset of the relay's clock plus the time of the fastest
+transfer, which is far below a millisecond in one data center.
 """
 
 from bisect import bisect_left
@@ -25,7 +25,7 @@ _BOUNDS_MS: Final = (1, 2, 3, 5, 10, 20, 40, 100, 250, 500, 1_000, 2_500)
 BOUNDS_S: Final = (*(ms / 1000 for ms in _BOUNDS_MS), 10.0, 60.0, 600.0)
 
 # For how long the smallest difference counts: long enough to include a frame that did
-# not wait in a queue; a corrected clock is followed within two of these windows.
+# not wait in a queue. The estimate follows a corrected clock within two such windows.
 _WINDOW_US: Final = 60_000_000
 
 
@@ -42,14 +42,14 @@ class Histogram:
         """
         Count a latency ``count`` times; a negative one counts as zero.
 
-        Transactions that are settled together count with the latency of the oldest.
+        Transactions that are settled together all count with the latency of the oldest.
         """
         seconds = max(seconds, 0.0)
         self.counts[bisect_left(BOUNDS_S, seconds)] += count
         self.sum_s += seconds * count
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return each bound as text with the count up to it, as Prometheus does."""
+        """Return each bound as text with its cumulative count, as for Prometheus."""
         buckets = []
         total = 0
         for bound, count in zip((*BOUNDS_S, "+Inf"), list(self.counts), strict=True):
@@ -78,8 +78,8 @@ class SourceClock:
         Update the estimate from a frame.
 
         Args:
-            sent_us: When it was sent, by the source's clock.
-            now_us: When it was read, by the relay's clock.
+            sent_us: When the frame was sent, by the source's clock.
+            now_us: When the frame was read, by the relay's clock.
         """
         ahead_us = now_us - sent_us
         if not 0 <= now_us - self._began_us < _WINDOW_US:
@@ -92,7 +92,7 @@ class SourceClock:
         self.ahead_us = min(self._smallest_us, before_us)
 
     def since_s(self, committed_us: int, now_us: int) -> float:
-        """Return the seconds from a time of the source to a time of the relay."""
+        """Return the seconds from a source clock's time to a relay clock's time."""
         return max(0, now_us - self.ahead_us - committed_us) / 1_000_000
 
 
@@ -100,7 +100,7 @@ class SourceClock:
 _MISSED_HEARTBEATS: Final = 3
 
 # The longest step of the loop is a request to Kafka or Postgres (10 s); a reconnect
-# makes several of them.
+# makes several such requests.
 STUCK_AFTER_S: Final = 60.0
 
 # Reasons are constants. Should one ever contain a variable part, this bounds metrics
@@ -121,8 +121,8 @@ class SlotStats:
     Attributes:
         retained_bytes: Log that the server keeps for it.
         lag_bytes: Log between the confirmed LSN and the server's end.
-        safe_wal_bytes: Log that may be written until the slot is lost; None without a
-            bound.
+        safe_wal_bytes: Log that may be written before the slot is lost; None without a
+            limit.
         wal_status: ``reserved``, ``extended``, ``unreserved`` or ``lost``.
         is_active: Whether a process follows it.
         inactive_s: For how long no process has followed it; None while one does, or if
@@ -179,15 +179,15 @@ class Stats:
         run_id: The process's id: only its own heartbeats make it ready.
         heartbeat_interval_s: The interval of heartbeats.
         tables: The captured tables.
-        max_in_flight_bytes: The bound of ``in_flight_bytes``.
-        changes: Messages of transactions read, published or not.
+        max_in_flight_bytes: The limit on ``in_flight_bytes``.
+        changes: Messages read in transactions, published or not.
         duplicates: Records that Kafka already held after a restart.
         marks: Marks published to the state topic.
         collection_rows: Rows that the last snapshot of each collection has sent.
         parked_keys: Parked aggregates.
         yielding: Why snapshots yield to the stream or the source; empty: they do not.
         dropped_tables: Captured tables that no longer exist, whose rows are kept.
-        source_problems: Problems with publications and outbox.
+        source_problems: Problems with the publications and the outbox.
         unacknowledged_bytes: Bytes in flight when the stop deadline passed.
         last_turn_at_s: Monotonic time of the loop's last turn.
         latency: From commit to acknowledgement, on the source's clock.
@@ -281,16 +281,16 @@ class Stats:
             return "not streaming"
         age_s = self.heartbeat_age_s(now_s)
         if age_s is None:
-            return "no heartbeat has come round yet"
+            return "no heartbeat has come back yet"
         if age_s > _MISSED_HEARTBEATS * self.heartbeat_interval_s:
-            return f"the last heartbeat came round {age_s:.0f} s ago"
+            return f"the last heartbeat came back {age_s:.0f} s ago"
         return None
 
     def is_stuck(self, now_s: float) -> bool:
         """
         Return whether the loop's last turn is longer ago than any turn may take.
 
-        Without a stream there is no loop; the waits of a session's start are bounded
+        Without a stream there is no loop; the waits at a session's start are bounded
         separately.
         """
         return self.is_streaming and now_s - self.last_turn_at_s > STUCK_AFTER_S

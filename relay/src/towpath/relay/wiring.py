@@ -87,9 +87,9 @@ class PipelineBuilder:
             process: The parts that outlive the session.
             settings: The file's settings, or previous ones that still apply.
             recovered: The state recovered from Kafka.
-            decision: The lineage to follow, and its start.
+            decision: The lineage to follow, and where it starts.
             relay: The relay's registration.
-            lent: The snapshots whose database view was created with the slot.
+            lent: The snapshots whose exported snapshot was created with the slot.
         """
         self._relay = relay
         self._lent = lent
@@ -251,7 +251,7 @@ class PipelineBuilder:
         )
 
     def _skip(self, reason: str) -> None:
-        """Count a change without a record; log each update of an outbox row."""
+        """Count a change without a record; log an outbox update that is an error."""
         self._process.stats.skip(reason)
         if reason == WRONGLY_UPDATED:
             _LOG.error(
@@ -293,8 +293,8 @@ class PipelineBuilder:
         """
         Return the commit LSNs of transactions to skip.
 
-        After a crash a skipped transaction is streamed again. Confirmed LSNs, and those
-        of another lineage, are left out.
+        After a crash a skipped transaction is streamed again. Transactions that are
+        already confirmed, or belong to another lineage, are left out.
         """
         state, decision = self._recovered.state, self._decision
         offset = decision.lineage.offset

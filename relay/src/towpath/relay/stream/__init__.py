@@ -1,1 +1,1 @@
-"""The stream: its steps become records, changed keys and facts of snapshots."""
+"""Turns the steps of the stream into records, changed keys and snapshot facts."""

@@ -1,8 +1,8 @@
 """
 Consumes the stream: each step becomes records, changed keys and facts. Hot path.
 
-Rows are produced as they arrive; nothing is collected until the commit. Every step
-that a snapshot's watermarks must be ordered against raises ``sequence`` by one.
+Rows are produced as they arrive; nothing is buffered until the commit. Every step that
+must be ordered relative to a snapshot's watermarks raises ``sequence`` by one.
 
 The messages of a skipped transaction (``towpath relay state skip``) become dead
 letters, undecoded: it may have been skipped because it cannot be decoded. Its relation
@@ -243,7 +243,7 @@ class StreamConsumer:
 
     def consume_all(self, frames: Sequence[bytes], at: int, now_us: int) -> int:
         """
-        Consume frames from ``at``; return the index of the first without WAL data.
+        Consume frames from ``at``; return the index of the first one without WAL data.
 
         Raises:
             MalformedMessageError: A message cannot be parsed.
@@ -262,7 +262,7 @@ class StreamConsumer:
         """
         Consume begins, plain events and commits in one pass, with local variables.
 
-        That saves a third of the time per event. All other messages go through
+        One pass saves a third of the time per event. All other messages go through
         ``consume``, which also raises their errors. While aggregates are read, no
         event is plain.
         """

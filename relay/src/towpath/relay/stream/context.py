@@ -69,7 +69,7 @@ class RelationAnnouncer:
         delivery: Delivery | None,
     ) -> Relation:
         """
-        Return the relation of a schema; a captured table's is published if it is new.
+        Return the relation of a schema; publish a captured table's schema if it is new.
 
         Raises:
             SourceUnavailableError: The catalog cannot be read.

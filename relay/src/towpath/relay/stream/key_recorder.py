@@ -6,9 +6,9 @@ dead letter or has no payload. A key must be read again unless the event reached
 topic and carries the whole state.
 
 An event outside a transaction says nothing about rows: the writer's changes may not be
-committed yet, or ever. It is visible to every query, so only its own position counts:
-rows of a window that it falls into would follow it with an older position. It
-never carries the whole state.
+committed yet, or ever. The event is visible to every query, so only its own position
+decides whether it evicts a row: the rows of a window around the event would be
+published after it with an older position. It never carries the whole state.
 """
 
 from collections.abc import Iterable
@@ -120,7 +120,7 @@ class AggregateKeyRecorder:
 
         Args:
             outbox: ``[relay.outbox]``, with the declared views.
-            feeds: The feeds of what is being read.
+            feeds: The feeds of the tables and views that are being read.
             stats: Counts dead letters, and ids that do not have the declared form.
         """
         self._recorders = feeds.recorders
@@ -137,7 +137,7 @@ class AggregateKeyRecorder:
         Bind the schema of the outbox table.
 
         Raises:
-            NotPreparedError: It lacks a column that the options name.
+            NotPreparedError: The table lacks a column that the options name.
         """
         self._pickers[relation.oid] = part_picker(relation, self._columns)
 
@@ -166,7 +166,7 @@ class AggregateKeyRecorder:
                 document.text("type"),
             )
         except UnroutableError:
-            # It names no aggregate, and is a dead letter.
+            # The message names no aggregate, and is a dead letter.
             return
         transaction = message.transaction
         xid = NO_TRANSACTION if transaction is None else transaction.xid
@@ -183,7 +183,8 @@ class AggregateKeyRecorder:
         try:
             step = sequencer.peek(parse_message(frame[PAYLOAD_AT:]))
         except MalformedMessageError:
-            # The transaction may have been skipped because of it; its keys are unknown.
+            # The transaction may have been skipped because of this message: its keys
+            # are unknown.
             return
         self._dead_letter_count = _NOTHING_IS_PUBLISHED
         if isinstance(step, LogicalMessageEvent):
@@ -227,7 +228,7 @@ class AggregateKeyRecorder:
 
 
 def _views(views: Iterable[AggregateView]) -> Iterable[tuple[str, _ViewEvents]]:
-    """Return, by aggregate type, the facts that all of its views share."""
+    """Return, by aggregate type, the facts that all views of the type share."""
     known: dict[str, _ViewEvents] = {}
     for view in views:
         types = frozenset(each.encode() for each in view.state_types)

@@ -58,8 +58,8 @@ class LogicalMessageRoutes(NamedTuple):
 
     Attributes:
         events_prefix: The prefix of messages that are events.
-        events: Makes events from them.
-        messages: Publishes all others; None: they are not published.
+        events: Makes events from these messages.
+        messages: Makes records from all others; None: they are not published.
     """
 
     events_prefix: str
@@ -86,7 +86,8 @@ class LogicalMessageHandler:
             snapshots: Receives watermarks.
             checkpoints: Notes watermarks and heartbeats.
             routes: The routes of other programs' messages.
-            relay_name: The slot's name: table events of other relays are ignored.
+            relay_name: The slot's name: table events and heartbeats of other relays are
+                ignored.
         """
         self._context = context
         self._relay_name = relay_name

@@ -125,7 +125,7 @@ class SnapshotPublisher:
         return route, place, self._delivery_of(effect.chunk_id)
 
     def _sweep_value(self, route: ReadRoute, floor: int, place: ReadSlice) -> bytes:
-        """Return a sweep's envelope; for an aggregate, a table's without columns."""
+        """Return a sweep's envelope; an aggregate's is of a table without columns."""
         if isinstance(route, TableRoute):
             return route.sweep(floor, place)
         router, relation = self._context.router, route.relation
@@ -151,7 +151,7 @@ class SnapshotPublisher:
     def _notify_target(
         self, records: Sequence[Record], place: ReadSlice, delivery: Delivery
     ) -> None:
-        """Notify the target sink of those rows that are dead letters."""
+        """Notify the target sink of its rows that are dead letters."""
         for record in records:
             if record.key is not None:
                 found = dict(record.headers).get(headers.REASON)
@@ -164,7 +164,7 @@ class SnapshotPublisher:
     def _deletes(
         self, route: ReadRoute, key: Key, place: ReadSlice
     ) -> Sequence[Record]:
-        """Return the deletes of an absent key, if it determines a record's key."""
+        """Return the deletes of an absent key, if the key determines a record's key."""
         try:
             return route.absent(key, place)
         except MalformedMessageError:

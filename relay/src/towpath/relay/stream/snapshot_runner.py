@@ -1,7 +1,7 @@
 """
 Runs the snapshot driver inside the loop: facts in, effects out.
 
-Rows, sweeps and notifications are produced at once, in stream order. The worker
+Rows, sweeps and notifications are produced immediately, in stream order. The worker
 performs the other effects; its results are facts of a later turn.
 
 A chunk is emitted in slices, a few milliseconds of them in each turn of the loop, so
@@ -271,16 +271,17 @@ TICK_INTERVAL_S: Final = 0.02
 # A stream without a transaction for this long has no lag.
 RECENTLY_US: Final = 1_000_000
 
-# The rows of a slice: about a millisecond. With a quarter as many rows a snapshot is a
-# quarter slower; long rows make a slice shorter (``window.SLICE_BYTES``).
+# The number of rows in a slice, which takes about a millisecond. With a quarter as many
+# rows, a snapshot is a quarter slower; long rows make a slice shorter
+# (``window.SLICE_BYTES``).
 SLICE_ROWS: Final = 256
 
 # How long slices are emitted before the stream is read again: the longest that a live
-# change waits for a snapshot. With half of it a snapshot is a tenth slower.
+# change waits for a snapshot. With half this time, a snapshot is a tenth slower.
 EMIT_S: Final = 0.003
 
-# While more than this is in flight no rows are emitted, as live changes wait in the
-# same queue. The first applies while the stream carries changes. The second applies on
+# While more than this is in flight, no rows are emitted: live changes wait in the same
+# queue. The first applies while the stream carries changes. The second applies on
 # a quiet stream: it lets Kafka work in parallel, which gives a third more rows per
 # second.
 MAX_AHEAD_BYTES: Final = 512 * 1024
@@ -357,7 +358,7 @@ class SnapshotRunner:
 
     @property
     def blocks_stream(self) -> bool:
-        """Whether reading of the stream pauses while tables are read in one view."""
+        """Whether the stream pauses while tables are read in an exported snapshot."""
         return self._driver.blocks_stream
 
     @property
@@ -402,7 +403,7 @@ class SnapshotRunner:
         self._emit()
 
     def _lag_s(self) -> float:
-        """Return the age of the newest transaction when it was read; 0 if long ago."""
+        """Return the newest transaction's age when read; 0: none was read lately."""
         stats, now_us = self._context.stats, self._context.now_us()
         newest = stats.last_transaction
         if newest is None or now_us - stats.last_read_us > RECENTLY_US:
@@ -452,7 +453,7 @@ class SnapshotRunner:
         context.sender.poll(0)
 
     def _adapt_bound(self, now_s: float) -> None:
-        """Choose the bound of bytes in flight by whether the stream is quiet."""
+        """Set the limit on bytes in flight, which is higher for a quiet stream."""
         if self._context.stats.changes != self._changes:
             self._changes = self._context.stats.changes
             self._changed_at_s = now_s

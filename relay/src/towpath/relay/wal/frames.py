@@ -20,7 +20,7 @@ WAL_DATA: Final = ord("w")
 KEEPALIVE: Final = ord("k")
 PAYLOAD_AT: Final = 25
 
-# The start LSN of a frame that is known to be WAL data.
+# Reads the start LSN of a frame that is known to be WAL data.
 UNPACK_START: Final = Struct(">xQ16x").unpack_from
 _SENT: Final = Struct(">q")
 _SENT_AT: Final = {WAL_DATA: 17, KEEPALIVE: 9}

@@ -28,7 +28,7 @@ Row = tuple[Value, ...]
 
 
 class Begin(NamedTuple):
-    """A transaction begins; its commit is already known."""
+    """A transaction begins; the LSN and the time of its commit are already known."""
 
     final_lsn: int
     committed_us: int
@@ -36,7 +36,7 @@ class Begin(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """The end of a transaction; ``end_lsn`` may be confirmed once it is delivered."""
+    """The end of a transaction: after its delivery, ``end_lsn`` may be confirmed."""
 
     commit_lsn: int
     end_lsn: int
@@ -60,7 +60,7 @@ class ColumnShape(NamedTuple):
 
 
 class RelationShape(NamedTuple):
-    """A table's schema, sent before its first row and after every change to it."""
+    """A table's schema, sent before the first row and after every schema change."""
 
     oid: int
     schema: str

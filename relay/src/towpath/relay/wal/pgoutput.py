@@ -297,8 +297,8 @@ def _logical_message(data: bytes, at: int) -> LogicalMessage:
     return LogicalMessage(bool(flags), lsn, prefix, content)
 
 
-# The other exceptions that a parser raises for bytes that are too short, and the lookup
-# for an unknown tag.
+# The exceptions besides ``MalformedMessageError``: a parser raises them for bytes that
+# are too short, and the lookup for an unknown tag.
 PARSER_ERRORS: Final = (KeyError, IndexError, struct.error)
 
 # The parser of each tag; it takes the message's bytes and the index after the tag.

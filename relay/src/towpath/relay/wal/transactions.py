@@ -1,5 +1,5 @@
 """
-Binds messages to their relation and their place in the one order.
+Binds messages to their relation and their position in the total order.
 
 ::
 
@@ -10,8 +10,8 @@ transaction as received, before any filter, so that it is the same on every repl
 ``log_lsn`` is the lineage's offset plus the LSN of the commit record, known at Begin.
 
 ``parse_begin``, ``UNPACK_INSERT`` with ``read_values``, and ``parse_commit`` read most
-messages of a backlog directly from frames. Hot path. Every message that is not exactly
-as expected is left to ``pgoutput`` and the sequencer, which raise its error.
+messages of a backlog directly from frames. Hot path. Every other message is left to
+``pgoutput`` and the sequencer, which raise any error.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,8 +45,8 @@ class Transaction(NamedTuple):
     The data that all changes of one transaction share.
 
     ``place`` is the first half of their positions' text, with the dot. A replicated
-    transaction has an ``origin``, its replication origin, and an ``origin_lsn``, its
-    commit there. Both arrive after the begin, so earlier messages lack them.
+    transaction has an ``origin``, its replication origin, and an ``origin_lsn``, the
+    LSN of its commit there. Both arrive after the begin, so earlier steps lack them.
     """
 
     xid: int
@@ -65,7 +65,7 @@ class Change(NamedTuple):
     Attributes:
         operation: Create, update or delete.
         relation: The table's shape at this point of the stream.
-        new: The row after; None for a delete.
+        new: The row after the change; None for a delete.
         old: The former key, or the whole former row if ``is_full``; may be None.
         is_full: Whether ``old`` is the whole row.
         transaction: The transaction.
@@ -93,7 +93,7 @@ class Truncation(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """The end of a transaction; ``end_lsn`` may be confirmed once it is delivered."""
+    """The end of a transaction: after its delivery, ``end_lsn`` may be confirmed."""
 
     transaction: Transaction
     end_lsn: int
@@ -312,7 +312,7 @@ def _ignore(_message: TypeName, _lsn: int) -> None:
 INSERT_TAG, BEGIN_TAG, COMMIT_TAG = b"IBC"
 
 _BODY_AT: Final = PAYLOAD_AT + 1
-# The relation's oid, the tag of the new row and its column count, before its values.
+# The relation's oid, the tag of the new row and its column count; the values follow.
 _INSERT: Final = Struct(f">{PAYLOAD_AT}xxIBH")
 UNPACK_INSERT: Final = _INSERT.unpack_from
 VALUES_AT: Final = _INSERT.size
@@ -324,7 +324,11 @@ _unpack_commit: Final = COMMIT.unpack_from
 
 
 def parse_begin(frame: bytes, offset: int) -> Transaction | None:
-    """Return the transaction that a frame begins; ``offset`` is the lineage's."""
+    """
+    Return the transaction that a frame begins; None if its length is unexpected.
+
+    ``offset`` is the lineage's.
+    """
     if len(frame) != _BEGIN_BYTES:
         return None
     lsn, committed_us, xid = _unpack_begin(frame, _BODY_AT)
@@ -336,7 +340,7 @@ def parse_begin(frame: bytes, offset: int) -> Transaction | None:
 
 
 def parse_commit(frame: bytes, transaction: Transaction | None) -> int | None:
-    """Return the end LSN if the frame commits the transaction."""
+    """Return the end LSN if the frame commits the transaction; otherwise None."""
     if len(frame) != _COMMIT_BYTES or transaction is None:
         return None
     flags, lsn, end_lsn, _ = _unpack_commit(frame, _BODY_AT)

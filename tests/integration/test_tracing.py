@@ -210,7 +210,7 @@ def test_a_receiver_that_refuses_delays_nothing(shop):
     shop.place_order(f"00-{again}-{CLIENT_SPAN}-01")
     shop.receiver.until(again, lambda found: "relay publish" in [s.name for s in found])
 
-    assert ["the receiver does not answer, or refuses them"] == [
+    assert ["the receiver does not answer, or refuses the spans"] == [
         record["reason"] for record in shop.lost_by_the_relay()[earlier:]
     ]
 

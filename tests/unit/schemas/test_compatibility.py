@@ -216,7 +216,7 @@ def test_every_earlier_version_is_compared_and_not_only_the_last():
             "shop.Thing:3 cannot read what shop.Thing:1 wrote: from version 1 to 3, "
             "the field a was string and became int."
         ),
-        "Keep the type, and add a field of another name with a default beside it.",
+        "Keep the type, and add another field with a default.",
     ) == (found.sentence, found.cure)
     assert () == check_history(schemas, Level.BACKWARD)
 

@@ -191,7 +191,7 @@ def test_a_file_of_another_language_is_refused_by_its_name(tmp_path, name, langu
     assert f"{name}: {language} is not supported: event schemas are Avro" == str(
         raised.value
     )
-    assert "it is an Avro record named <name>.v<n>.avsc" in raised.value.remedy
+    assert "be named <name>.v<n>.avsc" in raised.value.remedy
     assert 2 == raised.value.exit_code
 
 

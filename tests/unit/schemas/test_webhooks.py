@@ -108,7 +108,7 @@ def test_an_invalid_secret_is_reported_without_repeating_it(text: str):
     """
     The message describes a secret, and shows none.
     """
-    with pytest.raises(ValueError, match="must be whsec_ and 24 to 64") as caught:
+    with pytest.raises(ValueError, match="whsec_ followed by 24 to 64") as caught:
         secret_bytes(text)
 
     assert not text or text not in str(caught.value)

@@ -1,8 +1,8 @@
 """
-The catalogue of an application's events, as a page of Markdown. Pure.
+The catalogue of an application's events, as a page of Markdown; performs no I/O.
 
 It has a section per event type: its aggregate and topic, its fields with those of
-nested records, and the changes of its versions. The same schemas give the same page.
+nested records, and the changes in each version. The same schemas give the same page.
 """
 
 import itertools
@@ -26,7 +26,7 @@ class EventPlace(NamedTuple):
     """
     The aggregate of an event type, and the topic of its events.
 
-    The topic is empty if each event's row decides on it.
+    The topic is empty if it depends on the row of each event.
     """
 
     aggregate_type: str

@@ -7,9 +7,10 @@ symbol only if it has a default; a union may only gain branches. Avro's resoluti
 ignores logical types; here a value may not change from one to another, because a reader
 would take milliseconds for microseconds, or misread the scale of a decimal.
 
-``check_history`` compares versions as the registry's level says: by default with every
-earlier one, not only with the last (``BACKWARD_TRANSITIVE``). At a level that looks
-forward, the earlier version is the reader. The comparison is pure and returns findings.
+``check_history`` compares each version with earlier versions as the registry's level
+says: by default with all of them, not only the last (``BACKWARD_TRANSITIVE``). At a
+level that looks forward, the earlier version is the reader. The comparison is pure and
+returns findings.
 """
 
 import enum
@@ -65,13 +66,13 @@ class Rule(enum.Enum):
     """
     A rule of Avro's resolution, with its cure in the new version.
 
-    The first cure is for a new version that reads, the second for one that is read by
-    an earlier one.
+    The first cure applies if the new version is the reader, the second if it is the
+    writer.
     """
 
     TYPE = (
-        "Keep the type, and add a field of another name with a default beside it.",
-        "Keep the type, and add a field of another name beside it.",
+        "Keep the type, and add another field with a default.",
+        "Keep the type, and add another field.",
     )
     DEFAULT = (
         "Give the field a default.",
@@ -130,7 +131,7 @@ class HistoryFinding(NamedTuple):
 
     @property
     def cure(self) -> str:
-        """The change of the newer version that cures it."""
+        """The change to the newer version that makes the two compatible."""
         reads, is_read = self.found.rule.value
         return reads if self.newer is self.reader else is_read
 

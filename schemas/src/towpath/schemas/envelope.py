@@ -2,7 +2,7 @@
 The envelope: the value of a row change, in Debezium's shape.
 
 ``{"before", "after", "source", "op", "ts_ms", "ts_us", "ts_ns", "transaction"}``;
-``source`` also names ``commit_lsn``. Columns that the stream left out of an update
+``source`` also contains ``commit_lsn``. Columns that the stream left out of an update
 (unchanged TOAST) are absent from ``after``, or have the value of
 ``relay.rows.placeholder``, and are listed in the header ``unchanged``: absent is not
 null.
@@ -11,7 +11,7 @@ null.
 import enum
 from typing import Final, TypeAlias
 
-# A column's value: numbers and booleans as such, all else as text.
+# A column's value: numbers and booleans as such, everything else as text.
 Value: TypeAlias = str | int | float | bool | None
 
 
@@ -27,5 +27,6 @@ class Operation(enum.StrEnum):
 
 CONNECTOR: Final = "postgresql"
 SOURCE_VERSION: Final = "0.1.0"
+# Values of ``source.snapshot``.
 STREAMED: Final = "false"
 INCREMENTAL: Final = "incremental"

@@ -53,7 +53,7 @@ ENTRY_POINTS: Final = "towpath.events"
 class InvalidEventError(DataError):
     """An event does not match its schema; nothing was written."""
 
-    remedy = "Correct the writer, or add a version of the schema that allows it."
+    remedy = "Correct the writer, or add a schema version that allows the payload."
 
     def __init__(self, event_type: str, field_name: str, reason: str) -> None:
         where = f"field {field_name} " if field_name else ""
@@ -190,8 +190,8 @@ def make_schema(text: str, version: int = 1, place: str = "schema") -> EventSche
         place: The place that errors name.
 
     Raises:
-        EventSchemaError: The text is no record's schema, or uses a type without a JSON
-            form.
+        EventSchemaError: The text is not the schema of a record, or uses an unknown
+            type or one without a JSON form.
     """
     try:
         parsed = fastavro.parse_schema(json.loads(text))

@@ -99,14 +99,14 @@ class DataError(TowpathError):
     """One record or row cannot be handled; the rest can."""
 
     disposition = Disposition.DEAD_LETTER
-    remedy = "Find it and its reason in the dead letters, correct it and replay it."
+    remedy = "Find the dead letter and its reason; correct the cause and replay it."
     exit_code = 1
 
 
 class TooManyFilesError(UnavailableError):
     """The process cannot open another file or connection."""
 
-    remedy = "Raise the limit of open files: ulimit -n, or LimitNOFILE of its service."
+    remedy = "Raise the open file limit: ulimit -n, or LimitNOFILE in the systemd unit."
 
     def __init__(self, doing: str) -> None:
         super().__init__(f"{doing}: this process cannot open another file")
@@ -116,8 +116,8 @@ def has_no_descriptor(error: BaseException) -> bool:
     """
     Return whether a driver or the system failed for lack of a file descriptor.
 
-    Not every driver reports the cause. If it is unclear, some files are opened to see
-    whether that still works.
+    Not every driver reports the cause. If the error names none, a few files are opened
+    as a test.
     """
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _NO_DESCRIPTOR
@@ -148,7 +148,7 @@ class RegistryUnavailableError(UnavailableError):
 
 
 class RegistryRefusedError(HaltError):
-    """The schema registry refuses the login or a right, or its URL is wrong."""
+    """The schema registry refuses the login or denies access, or its URL is wrong."""
 
     remedy = (
         "Correct [registry] url, or --registry, or grant the rights that the message "

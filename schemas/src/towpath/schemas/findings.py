@@ -2,7 +2,7 @@
 Findings of checks: a problem, its consequence, and its exact cure.
 
 A finding has an id, which is a heading of docs/doctor.md. If a cure loses nothing, the
-finding also has it as a value, a ``Fix``, which ``towpath doctor --fix`` applies.
+finding also holds the cure as a ``Fix``, a value that ``towpath doctor --fix`` applies.
 """
 
 import enum
@@ -112,7 +112,7 @@ def clock_findings(
         server: The server, as the beginning of a sentence.
         theirs: Its time.
         before: Our time before the request.
-        after: Our time after the answer.
+        after: Our time after the response.
     """
     bound = timedelta(seconds=_CLOCK_BOUND_S)
     difference, word = theirs - after, "ahead of"

@@ -6,15 +6,15 @@ from typing import Final
 POSITION: Final = "position"
 UNCHANGED: Final = "unchanged"
 SNAPSHOT: Final = "snapshot"
-# On a record without a row: the floor below which every row of its topic was deleted.
+# On a sweep: the floor. Rows of the topic below this position no longer exist.
 SWEEP: Final = "sweep"
-# The number of partitions that the sweep was written to; there may be more now.
+# The number of partitions to which the sweep was written; the topic may have more now.
 SWEEP_PARTITIONS: Final = "sweep_partitions"
 # The oid of the dropped table whose rows the sweep removes.
 DROPPED: Final = "dropped"
 # The reason why a row read for one sink cannot be delivered; the record has no row.
 UNDELIVERED: Final = "undelivered"
-# An empty record: all records before it on a replicated topic can be read.
+# Marks an empty record; a replica that has the record has all earlier records, too.
 BARRIER: Final = "towpath-barrier"
 # On a barrier: the partition count by which later records of a topic are placed.
 PARTITION_COUNT: Final = "towpath-partition-count"
@@ -39,7 +39,7 @@ CE_TIME: Final = "ce_time"
 CE_DATASCHEMA: Final = "ce_dataschema"
 CONTENT_TYPE: Final = "content-type"
 
-# Dead letters: our headers, and Kafka Connect's for tools that know those.
+# Headers of dead letters: our own, and Kafka Connect's for tools that read them.
 REASON: Final = "reason"
 FORM: Final = "form"
 SOURCE_TABLE: Final = "table"
@@ -49,7 +49,7 @@ OLD_ROW: Final = "old"
 PARKED: Final = "parked"
 RELEASED: Final = "released"
 ROUTE: Final = "route"
-# The kind of a record in a sink's dead-letter topic that is not a dead letter.
+# On records of a sink's dead-letter topic that are not dead letters: their kind.
 DEAD_LETTERS: Final = "towpath-dead-letters"
 SOURCE_TOPIC: Final = "topic"
 SOURCE_PARTITION: Final = "partition"
@@ -62,8 +62,8 @@ CONNECT_ERROR_MESSAGE: Final = "__connect.errors.exception.message"
 
 def is_command(headers: Container[str]) -> bool:
     """
-    Return whether a record with a command's header, such as a sweep, is a command.
+    Return whether a record that has a command's header, such as ``sweep``, is one.
 
-    An event may have a header of that name from its writer, but no command has an id.
+    An event's writer may set a header of the same name, but every event has an id.
     """
     return EVENT_ID not in headers

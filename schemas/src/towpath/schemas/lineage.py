@@ -1,9 +1,9 @@
 """
-Runs of the pipeline's jobs and their datasets, reported for catalogs (OpenLineage).
+Runs of the pipeline's jobs and their datasets, reported to catalogs (OpenLineage).
 
 A job is the relay, a snapshot of a table, or a sink. Its run has a START event when it
 begins, a RUNNING event every minute, and ends with COMPLETE, FAIL or ABORT. Each event
-has the datasets as they are then: tables, topics, and the places in the targets.
+lists the datasets at that time: tables, topics, and the places in the targets.
 
 Reporting is off unless OpenLineage's own variables, or its file ``openlineage.yml``,
 name a receiver, and needs the extra ``lineage``. Events wait in a queue of bounded
@@ -177,8 +177,8 @@ class BackgroundReporter:
 
         Args:
             send: Sends an event.
-            on_problem: Called with the reason why events are not sent, once until one
-                is sent again; from any thread.
+            on_problem: Called with the reason why events are not sent, at most once
+                until an event is sent again; from any thread.
             clock: The time of events.
             running_every_s: The time between two RUNNING events of a run.
         """
@@ -189,8 +189,8 @@ class BackgroundReporter:
         self._events: queue.Queue[RunEvent | None] = queue.Queue(_QUEUE_EVENTS)
         # Runs without an end; only the thread reads and writes them.
         self._open: dict[str, RunEvent] = {}
-        # Runs whose end did not fit into the queue, unlike their start: they are not
-        # running either.
+        # Runs whose start was queued but whose end did not fit into the queue: they no
+        # longer run.
         self._lost_ends: set[str] = set()
         self._has_problem = False
         self.lost = 0

@@ -8,9 +8,9 @@ see it. Numbers must be finite and in the range of their type, a boolean is not 
 number, and text must be encodable as UTF-8.
 
 A logical type has the JSON form of its underlying type: a ``date`` is a whole number.
-Only a ``decimal`` is the text of a decimal number with no more digits than its
+The exception is ``decimal``, the text of a decimal number with no more digits than its
 precision and scale allow, because ``bytes`` and ``fixed`` have no JSON form: a schema
-that uses them otherwise does not compile.
+that uses these types for anything else does not compile.
 
 ``compile_check(schema)`` returns a function ``value -> Mismatch | None`` that reports
 the first mismatch and its path.
@@ -55,7 +55,7 @@ def compile_check(schema: object) -> Check:
     Turn a parsed schema (full names, as fastavro parses it) into a check.
 
     Raises:
-        ValueError: The schema uses a type that has no JSON form, or an unknown one.
+        ValueError: The schema uses an unknown type, or one that has no JSON form.
     """
     return _compile(schema, {})
 

@@ -20,7 +20,7 @@ from towpath.schemas.failure import (
     SchemaRefusedError,
 )
 
-# An answer takes milliseconds, and the loop waits for it: a registry that hangs must
+# A response takes milliseconds, and the loop waits for it: a registry that hangs must
 # fail well before Postgres ends the silent connection after a minute.
 REQUEST_TIMEOUT_S: Final = 5.0
 
@@ -61,7 +61,7 @@ class SchemaRegistry:
 
         Raises:
             RegistryUnavailableError: The registry cannot answer now.
-            RegistryRefusedError: The server refuses the login, or is no registry.
+            RegistryRefusedError: The server refuses the login, or is not a registry.
             SchemaRefusedError: The registry refuses the schema.
         """
         known = self._known.get((subject, schema))
@@ -78,7 +78,7 @@ class SchemaRegistry:
 
         Raises:
             RegistryUnavailableError: The registry cannot answer now.
-            RegistryRefusedError: The server refuses the login, or is no registry.
+            RegistryRefusedError: The server refuses the login, or is not a registry.
         """
         answer = self._answer("GET", "/schemas/types")
         _check(answer)
@@ -87,11 +87,11 @@ class SchemaRegistry:
 
     def versions(self, subject: str) -> tuple[int, ...]:
         """
-        Return the numbers of a subject's versions, in order; none if it is unknown.
+        Return a subject's version numbers, in order; none if the subject is unknown.
 
         Raises:
             RegistryUnavailableError: The registry cannot answer now.
-            RegistryRefusedError: The server refuses the login, or is no registry.
+            RegistryRefusedError: The server refuses the login, or is not a registry.
         """
         answer = self._answer("GET", f"/subjects/{quote(subject, safe='')}/versions")
         if answer.status_code == HTTPStatus.NOT_FOUND and "error_code" in _json(answer):
@@ -108,7 +108,7 @@ class SchemaRegistry:
 
         Raises:
             RegistryUnavailableError: The registry cannot answer now.
-            RegistryRefusedError: The server refuses the login, or is no registry.
+            RegistryRefusedError: The server refuses the login, or is not a registry.
         """
         path = f"/subjects/{quote(subject, safe='')}/versions/{version}"
         answer = self._answer("GET", path)
@@ -125,7 +125,7 @@ class SchemaRegistry:
 
     def mode(self) -> str:
         """
-        Return the registry's mode: READWRITE, READONLY or IMPORT; empty without modes.
+        Return the registry's mode: READWRITE, READONLY or IMPORT; empty if it has none.
 
         Raises:
             RegistryUnavailableError: The registry cannot answer now.
@@ -205,7 +205,7 @@ class SchemaRegistry:
 
 def _check(answer: requests.Response) -> None:
     """
-    Raise the error that a failed answer stands for.
+    Raise the error that a failed response means.
 
     Raises:
         RegistryUnavailableError: The registry cannot answer now.
@@ -251,7 +251,7 @@ def _reason(answer: requests.Response) -> str:
 
 
 def _json(answer: requests.Response) -> dict[str, Any]:
-    """Return the object of an answer; empty if it has none."""
+    """Return the JSON object of a response; empty if it has none."""
     document = _content(answer)
     return document if isinstance(document, dict) else {}
 

@@ -67,8 +67,8 @@ def read_lock(folder: Path | Traversable) -> Mapping[str, str]:
     Read the digests of the released files by name; none without a lock.
 
     Raises:
-        EventSchemaError: It cannot be read, or a line is neither a comment nor digest
-            and name.
+        EventSchemaError: The lock cannot be read, or a line is neither a comment nor a
+            digest and a name.
     """
     place = folder / LOCK
     if not place.is_file():
@@ -138,7 +138,7 @@ def unreleased(
 
 
 def numbering(files: Sequence[SchemaFile]) -> list[SchemaFinding]:
-    """Find types whose versions do not count 1, 2, 3, each exactly once."""
+    """Find types whose versions are not numbered 1, 2, 3, each exactly once."""
     by_name: dict[str, list[SchemaFile]] = {}
     for file in files:
         by_name.setdefault(file.full_name, []).append(file)
@@ -214,7 +214,7 @@ def registered(
     level: Level = LEVEL,
 ) -> list[SchemaFinding]:
     """
-    Compare event schemas with the versions that a registry holds of their subjects.
+    Compare event schemas with the versions that a registry holds for their subjects.
 
     Args:
         schemas: Every version of every event type.
@@ -303,5 +303,5 @@ _UNLIKE: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 
 
 def _plain(schema: EventSchema) -> dict[str, object]:
-    """Return a parsed schema without the marks of the parser."""
+    """Return a parsed schema without the entries that the parser adds."""
     return {k: v for k, v in schema.parsed.items() if not k.startswith("__")}

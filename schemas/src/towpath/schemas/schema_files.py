@@ -44,7 +44,10 @@ _NUMBERED_JSON: Final = re.compile(r"\.v[0-9]+\.json\Z")
 class EventSchemaError(UsageError):
     """An event schema cannot be used."""
 
-    remedy = "Correct the schema's file; it is an Avro record named <name>.v<n>.avsc."
+    remedy = (
+        "Correct the schema file: it must contain one Avro type and be named "
+        "<name>.v<n>.avsc."
+    )
 
 
 class SchemaFile(NamedTuple):

@@ -4,7 +4,7 @@ The tables of the source that applications and the relay share, as SQL.
 =====================  ===============================================================
 ``towpath.outbox``     services insert their events
 ``towpath.signal``     operators insert requests; the relay answers in the same row
-``towpath.heartbeat``  the relay counts in it, to see that the log moves
+``towpath.heartbeat``  the relay increments a counter, to see that the log advances
 =====================  ===============================================================
 
 ``relay init`` creates them, and so do migrations (``towpath.outbox.alembic``): the SQL
@@ -30,7 +30,8 @@ SIGNAL: Final = "towpath.signal"
 HEARTBEAT: Final = "towpath.heartbeat"
 # The partition key of a partitioned outbox.
 INSERTED_AT: Final = "inserted_at"
-# Partitions beyond today's that a new outbox gets: without one an insert fails.
+# Partitions beyond today's that a new outbox gets: an insert fails without a partition
+# for its day.
 DAYS_AHEAD: Final = 30
 # Postgres truncates longer names.
 _LONGEST_NAME_BYTES: Final = 63
@@ -89,7 +90,7 @@ class SourceTable:
         return f"drop table if exists {self.name.sql}"
 
     def upgrade_statements(self) -> Iterator[str]:
-        """Yield the statements that add the columns that an earlier release lacks."""
+        """Yield the statements that add the columns that earlier releases lack."""
         for column in self.columns:
             if column.was_added:
                 yield (

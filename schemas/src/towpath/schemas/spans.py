@@ -85,7 +85,7 @@ class _CountingExporter(SpanExporter):
         self._counts.lost += len(spans)
         if not self._has_failed:
             self._has_failed = True
-            self._on_problem("the receiver does not answer, or refuses them")
+            self._on_problem("the receiver does not answer, or refuses the spans")
         return result
 
     def shutdown(self) -> None:
@@ -146,7 +146,7 @@ class OtlpTracer:
             service: The name of the part, unless a variable gives another.
             on_problem: Called with the reason why spans are lost.
         """
-        # ``on_problem`` reports each failure once; the library's own lines repeat it.
+        # ``on_problem`` reports each failure once; the library's own logs repeat it.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         self.counts = SpanCounts()
         self._ids = _Ids()
@@ -185,7 +185,7 @@ class OtlpTracer:
             [Link(_remote(link).get_span_context()) for link in span.links],
             span.begin_us * _NS_PER_US,
         )
-        # The clocks of two machines differ.
+        # The clocks of two machines may differ.
         recorded.end(max(span.begin_us, span.end_us) * _NS_PER_US)
         made = recorded.get_span_context()
         return _text_of(made) if made.trace_flags.sampled else None

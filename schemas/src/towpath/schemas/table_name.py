@@ -13,7 +13,7 @@ from typing import Final, Self
 
 _QUOTED: Final = r'"(?:[^"]|"")+"'
 _TEXT: Final = re.compile(rf'({_QUOTED}|[^".][^.]*)\.({_QUOTED}|[^".][^.]*)', re.DOTALL)
-# In a list of names and expressions, a plain name contains none of these.
+# In lists of names and expressions, plain names have none of these, $ or blanks.
 _SPECIAL: Final = r'\\*+?\[\](){}|^"'
 _PLAIN: Final = re.compile(rf"[^{_SPECIAL}$\s]+")
 _BARE: Final = rf"[^{_SPECIAL}.]+"
@@ -41,7 +41,7 @@ class TableName:
         """
         Parse the text of a name.
 
-        Older releases stored further dots without quotes; such a text is split at its
+        Older releases did not quote parts that contain dots; such text is split at its
         first dot.
 
         Raises:
@@ -62,7 +62,7 @@ class TableName:
 
     @property
     def entry(self) -> str:
-        """The text in a list of expressions: quoted if it might be read as one."""
+        """The text in a list of expressions; quoted unless it is a plain name."""
         return self.text if _PLAIN.fullmatch(self.text) else self.sql
 
     @property

@@ -155,8 +155,8 @@ RELAY_TABLE: Final = _gauge(
 )
 RELAY_SOURCE_PROBLEMS: Final = _gauge(
     "towpath_relay_source_problems",
-    "problems of publications and outbox: a signal table that is not sent, a"
-    " column that events need, a slot older than a publication",
+    "problems with the publications and the outbox: a signal table that is not"
+    " published, a missing column that events need, a slot older than a publication",
 )
 RELAY_DROPPED_TABLE: Final = _gauge(
     "towpath_relay_dropped_table_info",
@@ -213,7 +213,7 @@ SNAPSHOT_TABLE_ROWS: Final = _gauge(
 SNAPSHOT_YIELDING: Final = _gauge(
     "towpath_snapshot_yielding",
     "1 while nothing is read because of `max_lag_s` or `max_active_sessions`; the"
-    " log names which",
+    " log says which",
 )
 SNAPSHOT_DURATION: Final = _gauge(
     "towpath_snapshot_duration_seconds",
@@ -239,7 +239,7 @@ SINK_LAG_RECORDS: Final = _gauge(
 SINK_LAG_ALARM: Final = _gauge(
     "towpath_sink_lag_alarm",
     "1 from when the lag exceeds twice the budget until it is within the budget"
-    " again; the log has both",
+    " again; the log reports both moments",
     "sink",
 )
 SINK_BUDGET: Final = _gauge(
@@ -259,7 +259,7 @@ SINK_ROWS: Final = _counter(
 )
 SINK_STALE: Final = _counter(
     "towpath_sink_stale_total",
-    "changes and events that the target already had, or had newer",
+    "changes and events that the target already had, or had in a newer version",
     "sink",
 )
 SINK_TOMBSTONES: Final = _counter(
@@ -321,7 +321,7 @@ SINK_STATE_FREE: Final = _gauge(
 SINK_PUBLISHED_AT: Final = _gauge(
     "towpath_sink_published_timestamp_seconds",
     "when the newest record of the sink's progress in Kafka was written, by its"
-    " driver's clock; of every sink that has one, whichever driver runs it",
+    " driver's clock; for every sink that has such a record, whichever driver runs it",
     "sink",
 )
 SINK_VERIFY_DIFFERENCES: Final = _gauge(
@@ -337,7 +337,7 @@ SINK_VERIFIED_AT: Final = _gauge(
 SINK_LATENCY: Final = _histogram(
     "towpath_sink_commit_to_applied_seconds",
     "from the commit of a batch's oldest record, by the source's clock, until the batch"
-    " was durable in the target; without batches that the engine's executors read",
+    " was durable in the target; batches that the engine's executors read do not count",
     "sink",
 )
 SINK_BATCH_SECONDS: Final = _histogram(
@@ -402,8 +402,8 @@ INBOX_HANDLER_SECONDS: Final = _histogram(
 
 SERVICE_REQUEST_SECONDS: Final = _histogram(
     "towpath_service_request_seconds",
-    "duration of an HTTP request by the template of its route, without those of"
-    " health checks and metrics; a request without a route has `unmatched`",
+    "duration of an HTTP request by its route's template, except requests for"
+    " health checks and metrics; a request that matches no route has `unmatched`",
     "method",
     "route",
     "status",

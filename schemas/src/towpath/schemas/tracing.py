@@ -122,7 +122,8 @@ class SpanCounts:
     Attributes:
         exported: Spans that the receiver has accepted.
         lost: Spans that it did not accept in time, or for which there was no room.
-        left_out: Spans that were not recorded because a part had too many at once.
+        left_out: Spans that were not recorded because a part had too many at the same
+            time.
     """
 
     exported: int = 0
@@ -184,7 +185,7 @@ class NoTracer:
         parent: str | None,
         _attributes: Mapping[str, Attribute] = NO_ATTRIBUTES,
     ) -> Span:
-        """Return no span; the trace context is passed on."""
+        """Return a span that records nothing and passes the trace context on."""
         return _PassedOn(parent)
 
     def record(self, _span: PastSpan) -> str | None:

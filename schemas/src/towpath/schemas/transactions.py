@@ -1,7 +1,7 @@
 """
-Runs statements in the caller's transaction, with any driver of Postgres.
+Runs statements in the caller's transaction, with each of the drivers listed below.
 
-The kind of a session is recognised by the module of its class, so that no driver is
+The driver of a session is recognized by the module of its class, so that no driver is
 imported that the application does not use:
 
 ================  ==================================================================
@@ -38,11 +38,12 @@ Rows = list[Any]
 
 
 class SessionTypeError(UsageError):
-    """The session is of an unknown kind, or not for the function that was called."""
+    """The session has an unknown or unsuitable type, or an open psycopg pipeline."""
 
     remedy: ClassVar[str] = (
         "Pass a session or connection of SQLAlchemy, psycopg, psycopg2, asyncpg or "
-        "Django; await the asynchronous function for an asynchronous one."
+        "Django; for an asynchronous session, call the asynchronous function; end a "
+        "psycopg pipeline first."
     )
 
 
@@ -188,7 +189,7 @@ def _run_psycopg(session: Any, statements: Sequence[Statement]) -> Rows:  # noqa
     else:
         with connection.cursor() as cursor:
             rows = _run_on_cursor(cursor, statements)
-    return rows or _read_rows(connection, statements)
+    return rows or _require_rows_read(connection, statements)
 
 
 def _run_on_cursor(cursor: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401
@@ -202,7 +203,7 @@ def _sequences(rows: Rows) -> Rows:
     return [tuple(row.values()) if isinstance(row, dict) else row for row in rows]
 
 
-def _read_rows(connection: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401
+def _require_rows_read(connection: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401
     """
     Return an empty list if the statements are known to have no rows.
 
@@ -231,7 +232,7 @@ async def _run_psycopg_async(session: Any, statements: Sequence[Statement]) -> R
         sql = _pyformat(statement.form)
         cursor = await session.execute(sql, statement.values)
     rows = _sequences(await cursor.fetchall()) if cursor.description else []
-    return rows or _read_rows(connection, statements)
+    return rows or _require_rows_read(connection, statements)
 
 
 def _run_django(session: Any, statements: Sequence[Statement]) -> Rows:  # noqa: ANN401
@@ -250,11 +251,11 @@ async def _run_asyncpg(session: Any, statements: Sequence[Statement]) -> Rows:  
     return rows
 
 
-# A form is written once for each driver: SQLAlchemy, above all, is slow at it.
-_written_once = functools.lru_cache(maxsize=1_024)
+# The SQL of a form is built once per driver: SQLAlchemy's ``text`` is slow.
+_built_once = functools.lru_cache(maxsize=1_024)
 
 
-@_written_once
+@_built_once
 def _clause(form: Form) -> Any:  # noqa: ANN401 - SQLAlchemy's
     from sqlalchemy import text  # noqa: PLC0415 - present, as the session is
 
@@ -263,14 +264,14 @@ def _clause(form: Form) -> Any:  # noqa: ANN401 - SQLAlchemy's
     return text(_joined(escaped, [f":{name}" for name in names]))
 
 
-@_written_once
+@_built_once
 def _pyformat(form: Form) -> str:
     parts, names = form
     escaped = [part.replace("%", "%%") for part in parts]
     return _joined(escaped, [f"%({name})s" for name in names])
 
 
-@_written_once
+@_built_once
 def _numbered(form: Form) -> str:
     parts, names = form
     return _joined(parts, [f"${number}" for number, _ in enumerate(names, 1)])

@@ -50,7 +50,7 @@ def secret_bytes(secret: str) -> bytes:
     is_sized = SHORTEST_SECRET_BYTES <= len(found) <= LONGEST_SECRET_BYTES
     if not secret.startswith(SECRET_PREFIX) or not is_sized:
         message = (
-            f"must be {SECRET_PREFIX} and {SHORTEST_SECRET_BYTES} to "
+            f"must be {SECRET_PREFIX} followed by {SHORTEST_SECRET_BYTES} to "
             f"{LONGEST_SECRET_BYTES} random bytes in base64"
         )
         raise ValueError(message)

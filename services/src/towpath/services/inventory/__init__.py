@@ -4,5 +4,5 @@ Inventory: products with their stock, and a reservation for each order.
 It follows the orders' events and answers with its own: stock is reserved when an order
 is placed, and released, sold or taken back as the order proceeds. ``domain`` has the
 rules, ``repository`` the tables, ``handlers`` a function for each command and event,
-``api`` the protocol, and ``app`` wires them.
+``api`` the HTTP API, and ``app`` wires them.
 """

@@ -3,9 +3,9 @@ The inventory service as a process: ``serve``, ``consume``, ``migrate`` or ``see
 
 ``serve``, the default, migrates the tables, registers the event schemas and listens;
 ``consume`` follows the orders; ``seed`` registers the products that the seeded orders
-and the load name, and with ``--orders`` reserves the stock of the orders that ``seed``
-of the orders service has placed. The options have environment variables, such as
-``INVENTORY_DSN`` and ``INVENTORY_PORT``.
+and the load test name, and with ``--orders`` reserves stock for the orders that
+``seed`` of the orders service has placed. The options have environment variables, such
+as ``INVENTORY_DSN`` and ``INVENTORY_PORT``.
 """
 
 import argparse

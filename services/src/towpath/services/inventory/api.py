@@ -1,8 +1,8 @@
 """
-The HTTP protocol of the service: routes, input and output; handlers run the commands.
+The HTTP API of the service: routes, input and output; handlers run the commands.
 
 ================================  ===============  =============
-route                             body             answers
+route                             body             statuses
 ================================  ===============  =============
 GET  /products                    -                200, 422
 POST /products                    RegisterProduct  201, 409, 422
@@ -168,7 +168,7 @@ def find_reservation(order_id: int) -> Response:
     with UnitOfWork(_context().sessions) as unit:
         reservation = _inventory(unit).find_reservation(order_id)
     if reservation is None:
-        message = f"There is no reservation of order {order_id}."
+        message = f"There is no reservation for order {order_id}."
         raise NotFoundError(message)
     return json_answer(HTTPStatus.OK, plain(_reservation_document(reservation)))
 

@@ -76,9 +76,9 @@ def create_app(
 
     Args:
         dsn: The service's database, as a libpq URI or keywords.
-        threads: The number of requests served at once; each has a connection.
+        threads: The number of requests served at the same time; each has a connection.
         idempotency_hours: How long an ``Idempotency-Key`` is kept.
-        clock: The time of changes.
+        clock: The clock that dates changes.
     """
     clock = clock or SystemClock()
     # One more connection than requests, for the deletion of expired keys.

@@ -6,7 +6,7 @@ Stock and reservations: their rules and their events. No I/O, no framework.
     order placed --> RESERVED --order completed--> SOLD --order returned--> RETURNED
          |              |
          |              +-----order cancelled----> RELEASED
-         +----> REJECTED: a product is unknown, or too few of it are on hand
+         +----> REJECTED: a product is unknown, or too few units are on hand
 
 Every unit that was ever received is on hand, reserved or sold; a reservation only moves
 units between the three. An order that is cancelled before its stock was reserved gets
@@ -157,9 +157,9 @@ class Reservation:
 
         Args:
             order_id: The order.
-            wanted: The units of each product, one line for each.
+            wanted: The units of each product, one line per product.
             on_hand: The units on hand of the known products among them.
-            at: The present time.
+            at: The current time.
         """
         reason = _refusal(wanted, on_hand)
         status = ReservationStatus.REJECTED if reason else ReservationStatus.RESERVED
@@ -181,7 +181,7 @@ class Reservation:
 
         Returns:
             None if there is nothing to do: the reservation has the status already, or
-            cannot get it, as a rejected reservation cannot be released.
+            cannot change to it: a rejected reservation cannot be released.
         """
         transfer = TRANSFERS.get((self.status, status))
         if transfer is not None:
@@ -204,7 +204,7 @@ class Reservation:
 def lines_by_product(
     lines: Sequence[Mapping[str, object]],
 ) -> tuple[ReservedLine, ...]:
-    """Return the units of each product of an order's event, by the product's id."""
+    """Return the units of each product in an order's event, sorted by product id."""
     units: dict[uuid.UUID, int] = {}
     for line in lines:
         product_id = uuid.UUID(str(line["product_id"]))

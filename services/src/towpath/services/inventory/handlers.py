@@ -1,5 +1,5 @@
 """
-One function per command and per event of an order: no protocol, no SQL.
+One function per command and per event of an order: no HTTP, no SQL.
 
 None of them commits: the caller does, with the idempotency key of a command or with the
 inbox's record of an event.
@@ -67,7 +67,7 @@ def register_product(
         updated_at=at,
     )
     if not inventory.add_product(product):
-        message = f"There is a product {command.product_id} already."
+        message = f"Product {command.product_id} exists already."
         raise ConflictError(message)
     return product
 

@@ -4,7 +4,7 @@ Products and reservations in their tables.
 A reservation that is written is tracked too: its events are recorded in the same
 transaction. Products are locked in the order of their ids, so that two orders with the
 same products cannot wait for each other. The migrations create the tables; their
-constraints keep every number of units at zero or above, and their sum exact.
+constraints keep every number of units at zero or above, and the sum exact.
 """
 
 import uuid
@@ -199,7 +199,7 @@ class InventoryRepository:
     # Reservations ------------------------------------------------------------
 
     def lock_reservation(self, order_id: int) -> Reservation | None:
-        """Read an order's reservation under its row's lock."""
+        """Lock the row of an order's reservation, and read the reservation."""
         return self._reservation(_LOCK_RESERVATION, order_id)
 
     def find_reservation(self, order_id: int) -> Reservation | None:
@@ -267,8 +267,8 @@ def _reservation_row(reservation: Reservation) -> dict[str, object]:
     }
 
 
-# The products that the seeded orders and the load name, with enough units for both;
-# every fiftieth is scarce, so that some orders are refused.
+# The products that the seeded orders and the load test name, with enough units for
+# both; every fiftieth is scarce, so that some orders are refused.
 _SEED: Final = text("""
 insert into inventory.products (id, name, unit_price, received, on_hand)
 select md5('product ' || n)::uuid,
@@ -288,7 +288,7 @@ def seed_products(engine: Engine, *, products: int, units: int, scarce: int) -> 
     Args:
         engine: The service's database, with its tables.
         products: The number of products.
-        units: The units of each that are on hand.
+        units: The units of each product that are on hand.
         scarce: The units of every fiftieth product.
 
     Raises:
@@ -299,7 +299,7 @@ def seed_products(engine: Engine, *, products: int, units: int, scarce: int) -> 
         connection.execute(_SEED, values)
 
 
-# The units of the seeded orders come on top of those on hand, so none is refused.
+# The units of the seeded orders come on top of those on hand, so no order is refused.
 _SEED_RESERVATIONS: Final = text(f"""
 with {SEEDED_LINES}, reserved as (
     insert into inventory.reservations (order_id, status, updated_at)

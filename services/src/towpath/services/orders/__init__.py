@@ -2,6 +2,6 @@
 Orders: customers register, place orders, pay for them or cancel them.
 
 ``domain`` has the rules and uses no library; a function of ``handlers`` executes one
-command in one transaction; ``repository`` has the tables, ``api`` the protocol, and
-``app`` wires them. Every change of an order is recorded as an event with its state.
+command in one transaction; ``repository`` has the tables, ``api`` the HTTP API,
+and ``app`` wires them. Every change of an order is recorded as an event with its state.
 """

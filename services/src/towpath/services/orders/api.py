@@ -1,8 +1,8 @@
 """
-The HTTP protocol of the service: routes, input and output; handlers run the commands.
+The HTTP API of the service: routes, input and output; handlers run the commands.
 
 =========================  =======================  =======================
-route                      body                     answers
+route                      body                     statuses
 =========================  =======================  =======================
 POST /customers            RegisterCustomer         201, 422
 GET  /customers/{id}       -                        200, 404
@@ -15,17 +15,18 @@ POST /orders/{id}/cancel   CancelOrder, or none     200, 404, 409, 412, 422
 POST /orders/{id}/return   ReturnOrder, or none     200, 404, 409, 412, 422
 =========================  =======================  =======================
 
-A 200 answer with one order has its version as ``ETag``; commands on the order take
-``If-Match``.
+A 200 response with one order carries the order's version as its ``ETag``; commands on
+the order take ``If-Match``.
 
-Every POST takes an ``Idempotency-Key`` and a ``traceparent``, and answers with the
-header ``Towpath-Lsn``: once a sink has applied everything up to it, the write can be
-read there (see ``plumbing.http``). Other answers, for every route: 400, 413, 415 for a
-body that cannot be read, 503 when the database is unavailable. The listings are paged,
-newest first (see ``plumbing.pagination``).
+Every POST takes an ``Idempotency-Key`` and a ``traceparent``. A successful POST returns
+the header ``Towpath-Lsn``, unless the connection has been lost: once a sink has applied
+everything up to this LSN, the write can be read there (see ``plumbing.http``). Every
+POST may return 400, 413 or 415 for a body that cannot be read; every route may return
+503 when the database is unavailable. The listings are paged, newest first (see
+``plumbing.pagination``).
 
-The declarations beside the routes make the document at ``/openapi.json``; the models
-``...Document`` are the schemas of the answers.
+The ``Operation`` of each route generates the OpenAPI document, ``/openapi.json``; the
+models ``...Document`` are the schemas of the responses.
 """
 
 import uuid
@@ -90,7 +91,7 @@ class CustomerDocument(Document):
 
 
 class LineDocument(Document):
-    """A product of an order."""
+    """A line of an order."""
 
     line_no: int = Field(ge=1)
     product_id: uuid.UUID
@@ -114,7 +115,7 @@ class OrderSummary(Document):
 
 
 class StepDocument(Document):
-    """A step of an order's saga; ``at`` is by the clock of the service that took it."""
+    """A step of an order's saga; ``at`` is from the clock of the reporting service."""
 
     step: Step
     at: AwareDatetime
@@ -125,7 +126,7 @@ class SagaDocument(Document):
     """
     The steps of an order that other services have taken so far.
 
-    ``is_settled``: the order is final, and stock and payment have followed it.
+    ``is_settled``: the order is final, and its stock and payment steps are complete.
     """
 
     is_settled: bool
@@ -269,7 +270,7 @@ def _change_by(body: type[Input]) -> Operation:
 @blueprint.post("/orders/<bigint:order_id>/pay")
 @operations.add(_change_by(PayOrder))
 def pay_order(order_id: int) -> Response:
-    """Pay an order."""
+    """Pay for an order."""
     return _change(order_id, PayOrder, handlers.pay_order)
 
 

@@ -150,10 +150,10 @@ def create_app(
 
     Args:
         dsn: The shop's database, as a libpq URI or keywords.
-        threads: The number of requests served at once; each has a connection.
+        threads: The number of requests served at the same time; each has a connection.
         idempotency_hours: How long an ``Idempotency-Key`` is kept.
         windows: The longest times that orders wait.
-        clock: The time of changes.
+        clock: The clock that dates changes.
     """
     # Two more connections than requests, for expired keys and for metrics.
     engine = make_engine(dsn, pool_size=threads + 2)

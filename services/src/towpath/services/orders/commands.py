@@ -102,7 +102,7 @@ class OrderedLine(Input):
 
 
 class PlaceOrder(Input):
-    """Place an order; with a payment method, its payment is requested at once."""
+    """Place an order; with a payment method, payment is requested immediately."""
 
     customer_id: uuid.UUID
     currency: str = Field(default="EUR", pattern=r"^[A-Z]{3}$")
@@ -113,7 +113,7 @@ class PlaceOrder(Input):
 
 
 class PayOrder(Input):
-    """Pay an order, by card if no other method is named."""
+    """Pay for an order, by card if no other method is named."""
 
     payment_method: PaymentMethod = "card"
 

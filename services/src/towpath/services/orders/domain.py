@@ -11,7 +11,7 @@ Customers and orders: their state, their rules and their events. No I/O, no fram
                         v                         v                 |
                     CANCELLED <--recalled--- CANCELLING ------------+
 
-The other services report what they did as steps: stock reserved, payment authorised,
+The other services report what they did as steps: stock reserved, payment authorized,
 shipment dispatched. A step is recorded once, in whatever order the steps arrive, and
 then moves the order on as far as its steps allow. After the order is confirmed, the
 parcel may already be on its way: only shipping knows whether it can be recalled, so the
@@ -19,7 +19,7 @@ order is CANCELLING until shipping has answered. A failed shipment cancels the o
 
 An order's ``state`` is a value that each change replaces as a whole; the change is
 recorded in ``events``. A repeated change has no effect and records no event. Each
-change is later than the one before it, by a microsecond at least.
+change is later than the one before it, by at least a microsecond.
 """
 
 import enum
@@ -85,7 +85,7 @@ TIMED_OUT: Final = "timed out"
 
 _OPEN: Final = (OrderStatus.PLACED, OrderStatus.PAYING)
 _IN_DELIVERY: Final = (OrderStatus.CONFIRMED, OrderStatus.PAID)
-# The saga of such an order has not ended.
+# The saga of an order with one of these statuses has not ended.
 UNFINISHED: Final = (*_OPEN, *_IN_DELIVERY, OrderStatus.CANCELLING)
 
 
@@ -103,7 +103,7 @@ class AmountError(DataError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One product of an order; ``line_no`` counts from 1."""
+    """A line of an order; ``line_no`` counts from 1."""
 
     line_no: int
     product_id: uuid.UUID
@@ -139,14 +139,14 @@ class OrderPlaced:
 
 @dataclass(frozen=True, slots=True)
 class OrderPaymentRequested:
-    """The customer chose a payment method: the order's amount is to be authorised."""
+    """The customer chose a payment method: the order's amount is to be authorized."""
 
     order: OrderState
 
 
 @dataclass(frozen=True, slots=True)
 class OrderConfirmed:
-    """Stock is reserved; the authorised amount is to be captured."""
+    """Stock is reserved; the authorized amount is to be captured."""
 
     order: OrderState
 
@@ -291,7 +291,11 @@ class Order:
             self._refuse("be cancelled")
 
     def expire(self, at: datetime) -> None:
-        """Cancel an order because a step is late, unless it is final or CANCELLING."""
+        """
+        Cancel the order because a step is late.
+
+        An order that is final or CANCELLING does not change.
+        """
         if self.state.status in (*_OPEN, *_IN_DELIVERY):
             self.cancel(at, TIMED_OUT)
 
@@ -392,7 +396,7 @@ DEFAULT_WINDOWS: Final = Windows()
 
 
 def deadline_of(state: OrderState, windows: Windows) -> datetime | None:
-    """Return the time by which the status of an order must have changed."""
+    """Return the time by which an order's status must have changed, if there is one."""
     match state.status:
         case OrderStatus.PLACED:
             return state.updated_at + windows.payment

@@ -2,9 +2,9 @@
 The mapping of domain events to outbox events: names, keys and payloads.
 
 An order's event carries the order's whole state, so that a reader of the topic needs no
-other data. ``GET`` answers with the same state, its version and its saga. The view
+other data. ``GET`` returns the same state, its version and its saga. The view
 ``shop.order_documents`` builds the payload of each order's newest event in SQL: a
-change to one needs a change to the other.
+change to the payload here needs the same change to the view.
 """
 
 import functools

@@ -1,5 +1,5 @@
 """
-One function per command, in one transaction: no protocol, no SQL.
+One function per command, in one transaction: no HTTP, no SQL.
 
 A handler does not commit: its caller does, so that the command and its idempotency key
 are in the same transaction.
@@ -184,7 +184,8 @@ def expire_order(order_id: int, store: OrdersStore, at: datetime) -> None:
         NotFoundError: There is no such order.
     """
     with _changing(order_id, store) as order:
-        # Under the lock: a change that was committed before may have moved it.
+        # Checked under the lock: a change committed meanwhile may have moved the
+        # deadline.
         if order_id in store.orders.overdue(at, of_order=order_id):
             order.expire(at)
 

@@ -1,5 +1,5 @@
 """
-Customers and orders in their tables, one method for each thing that a command needs.
+Customers and orders in their tables, one method per operation that a command needs.
 
 An aggregate that is written is tracked too: its events are recorded in the same
 transaction. An order is changed only under its row's lock. The tables are described for
@@ -293,7 +293,7 @@ class OrderRepository:
         Return the numbers of some overdue orders, the earliest deadlines first.
 
         Args:
-            at: The present time.
+            at: The current time.
             of_order: Only this order, if its deadline has passed.
         """
         query = select(order_deadlines.c.order_id).where(
@@ -305,7 +305,7 @@ class OrderRepository:
         return self._session.scalars(in_turn).all()
 
     def lock(self, order_id: int) -> Order | None:
-        """Read an order with its steps under its row's lock, to change it."""
+        """Lock an order's row, and read the order with its steps, to change it."""
         state = self._read(_LOCK_ORDER, order_id)
         if state is None:
             return None

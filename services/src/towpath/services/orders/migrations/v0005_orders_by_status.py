@@ -1,9 +1,9 @@
 """
 An index of orders by their status, in the order of a listing.
 
-A page of one status reads its own rows only. The price: a change of status is no longer
+A page of one status reads only its own rows. The cost: a change of status is no longer
 a heap-only update. Measured with an insert and four changes of each of 3,000 orders:
-3.4 kB of log per order instead of 2.4 kB, and the same processor time.
+3.4 kB of log per order instead of 2.4 kB, and the same CPU time.
 """
 
 from alembic import op

@@ -179,7 +179,7 @@ class BackgroundReporter:
             send: Sends an event.
             on_problem: Called with the reason why events are not sent, at most once
                 until an event is sent again; from any thread.
-            clock: The time of events.
+            clock: The clock that dates events.
             running_every_s: The time between two RUNNING events of a run.
         """
         self._send = send

@@ -98,7 +98,7 @@ RELAY_SKIPPED: Final = _counter(
 )
 RELAY_ALTERED: Final = _counter(
     "towpath_relay_altered_values_total",
-    "values that their form cannot express, written as null or omitted",
+    "values that their type in records cannot express, written as null or omitted",
     "reason",
 )
 RELAY_PARKED_KEYS: Final = _gauge(
@@ -217,7 +217,8 @@ SNAPSHOT_YIELDING: Final = _gauge(
 )
 SNAPSHOT_DURATION: Final = _gauge(
     "towpath_snapshot_duration_seconds",
-    "the duration so far of the oldest running snapshot; absent while none runs",
+    "time since the start of the table that a snapshot has been reading longest;"
+    " absent while none is read",
 )
 
 SINK_STATE: Final = _gauge(

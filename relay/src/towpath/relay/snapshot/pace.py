@@ -34,7 +34,7 @@ _HALF_LIFE_S: Final = 5.0
 @dataclass(slots=True)
 class Throttle:
     """
-    The conditions under which reading yields, for all tables together.
+    The conditions under which the reading of whole tables yields.
 
     Attributes:
         max_lag_s: Nothing is read while the stream lags by more than this.

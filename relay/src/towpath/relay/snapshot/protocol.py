@@ -68,7 +68,7 @@ class RowsRefused:
 @dataclass(frozen=True, slots=True)
 class Tick:
     """
-    The current time, reported about every 20 milliseconds.
+    The current time, reported about every 20 milliseconds while there is work.
 
     ``lag_s`` is how far the stream is behind the source's clock.
     """
@@ -149,8 +149,8 @@ class SignalStored:
     """
     The answer to a signal is durable: the signal's transaction may be confirmed.
 
-    ``is_new`` is false for a signal that was answered before or belongs to another
-    relay; it is not run.
+    ``is_new`` is false for a signal that was answered before, has an earlier snapshot's
+    id, or belongs to another relay; such a signal is not run.
     """
 
     signal_id: str
@@ -356,9 +356,10 @@ class StoreSignal:
     """
     Answer a new signal and store its tables, in one transaction: ``SignalStored``.
 
-    A signal that has an answer already, or tables in ``towpath.snapshot``, is not
-    changed. ``changed`` are tables that are stopped, paused or queued again with it, in
-    their new state. ``is_ours`` is false for a signal that belongs to no relay.
+    An earlier answer is kept. A signal whose id has tables in ``towpath.snapshot`` is
+    rejected instead. ``changed`` are tables that the signal stops, pauses or queues
+    again, in their new state. ``is_ours`` is false for a signal that belongs to no
+    relay.
     """
 
     signal_id: str

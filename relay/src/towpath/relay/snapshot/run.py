@@ -128,7 +128,7 @@ class SnapshotLimits:
 
     Attributes:
         chunk: The target size of chunks.
-        readers: The number of chunks that are read at the same time.
+        readers: The number of chunks of whole tables that are read at the same time.
         max_changed_keys: The maximum number of changes that are kept per table.
         batch_keys: The maximum number of key requests that are stored together.
     """

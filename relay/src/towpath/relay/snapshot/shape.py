@@ -146,7 +146,7 @@ class Chunk:
         is_last: Whether the range, or the list of keys, holds no more rows.
         size_bytes: The size of the rows as COPY text.
         elapsed_s: The time that the server took.
-        widest_bytes: The size of the longest row; 0: no row is long.
+        widest_bytes: The size of the longest row; 0: there is no row.
     """
 
     shape: TableShape

@@ -1,5 +1,5 @@
 """
-The visibility of transactions: to one query, and to any query.
+The visibility of transactions: to one query, and to all later ones.
 
 A transaction's commit record is in the log, and so may be in the stream, before the
 server removes it from its list of running transactions. Until then no new snapshot sees

@@ -171,7 +171,7 @@ class LoopContext:
         relations: Published table schemas.
         row_requests: Requests incomplete rows.
         stats: Counters of the process.
-        clock: The time.
+        clock: The source of the current time.
         spans: Records the spans of outbox rows; None where tracing is off.
         on_snapshot: Called with each table of a snapshot whose progress changes.
     """

@@ -82,7 +82,7 @@ class SnapshotStats:
 
         Args:
             stats: The counters.
-            clock: The time.
+            clock: The source of the current time.
             on_table: Called with each table of a snapshot whose progress changes.
         """
         self._on_table = on_table

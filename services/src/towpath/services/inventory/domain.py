@@ -39,7 +39,7 @@ class Product(NamedTuple):
     A product and its units.
 
     Attributes:
-        product_id: Identifies it, also in orders.
+        product_id: Identifies the product, also in orders.
         name: Its name.
         unit_price: Its price.
         received: All units ever received; the sum of the next three.

@@ -30,7 +30,7 @@ def _attribute(value: AttributeValue) -> AttributeValue:
     if isinstance(value, str):
         without_nul(value)
     elif isinstance(value, int) and abs(value) > _MAX_INTEGER:
-        message = f"must lie within {_MAX_INTEGER} of zero"
+        message = f"must be from -{_MAX_INTEGER} to {_MAX_INTEGER}"
         raise ValueError(message)
     return value
 

@@ -67,7 +67,7 @@ def test_a_timeline_has_all_steps_in_the_order_of_their_times():
     assert [
         ("orders", "Order placed", "+0.00 s", False),
         ("inventory", "Stock reserved", "+0.50 s", False),
-        ("payments", "Payment authorised", "+1.50 s", False),
+        ("payments", "Payment authorized", "+1.50 s", False),
         ("orders", "Order completed", "+2.00 s", False),
         ("shipping", "Parcel dispatched", "+2.50 s", False),
         ("inventory", "Booking the sale", "", True),

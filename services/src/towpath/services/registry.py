@@ -3,7 +3,7 @@ Register every event schema with the schema registry, once, at start.
 
 Each version is registered under its record's name, oldest first, and the subject is set
 to ``BACKWARD_TRANSITIVE`` before a second version is registered. A registration may be
-repeated, even by two services at once. No client request uses the registry.
+repeated, even by two services at the same time. No client request uses the registry.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from towpath.schemas.compatibility import LEVEL
 from towpath.schemas.events import EventSchema
 from towpath.schemas.failure import HaltError, UnavailableError, UsageError
 
-# One answer takes milliseconds; this only bounds the wait for a hung registry.
+# A response takes milliseconds; this only bounds the wait for a hung registry.
 REQUEST_TIMEOUT_S: Final = 5.0
 _REFUSED: Final = (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
 
@@ -38,7 +38,7 @@ class RegistryUnavailableError(UnavailableError):
 
 
 class RegistryConflictError(HaltError):
-    """The registry holds different schemas under our subjects."""
+    """The registry refuses a schema, or numbers its versions differently."""
 
     remedy: ClassVar[str] = "Register the versions in order, or correct the subject."
 
@@ -60,9 +60,10 @@ def register_event_schemas(
         timeout_s: The time until the deadline.
 
     Raises:
-        UsageError: The address is no URL of HTTP.
-        RegistryUnavailableError: It was unavailable until the deadline.
-        RegistryConflictError: It refuses a schema, or numbers its versions differently.
+        UsageError: The address is not an HTTP URL.
+        RegistryUnavailableError: The registry was unavailable until the deadline.
+        RegistryConflictError: The registry refuses a schema, or numbers its versions
+            differently.
     """
     with closing(_client(url)) as client:
         _register_until(client, schemas, clock, timeout_s)
@@ -72,7 +73,7 @@ def register_event_schemas(
 def _client(url: str) -> SchemaRegistryClient:
     settings = {"url": url, "max.retries": 0, "timeout": REQUEST_TIMEOUT_S}
     try:
-        # The client itself reads the port at its first request.
+        # Checked now, because the client reads the port only at its first request.
         URL(url)
         return SchemaRegistryClient(settings)
     except (InvalidURL, ValueError) as error:
@@ -112,7 +113,7 @@ def _register(client: SchemaRegistryClient, schemas: Sequence[EventSchema]) -> N
         message = f"the schema registry cannot be reached: {error}"
         raise RegistryUnavailableError(message) from error
     except JSONDecodeError as error:
-        message = "the schema registry's answer is not JSON"
+        message = "the schema registry's response is not JSON"
         raise RegistryUnavailableError(message) from error
     except SchemaRegistryError as error:
         message = f"the schema registry failed: {error.error_message}"
@@ -125,7 +126,7 @@ def _register_one(client: SchemaRegistryClient, schema: EventSchema) -> None:
     except SchemaRegistryError as error:
         if error.http_status_code not in _REFUSED:
             raise
-        # Some registries refuse the same schema when two services register it at once.
+        # Some registries refuse one of two simultaneous registrations of a schema.
         if _version(client, schema) is None:
             message = f"the schema registry refuses a schema: {error.error_message}"
             raise RegistryConflictError(message) from error

@@ -1,8 +1,8 @@
 """
 The service as an application and as a consumer: the only module that joins its parts.
 
-Its protocol is ``GET /payments/{order_id}``, 200 or 404. A worker beside the consumer
-calls the payment provider.
+Its API is ``GET /payments/{order_id}``, which answers 200 or 404. A worker beside the
+consumer calls the payment provider.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ SCHEMAS: Final = "towpath.services.payments.schemas"
 MIGRATIONS: Final = "towpath.services.payments.migrations"
 NEEDED_TABLES: Final = ("payments.payments", "towpath.outbox")
 PAYMENT: Final = "payment"
-# The pause between two searches for operations that are due.
+# The pause between two searches for provider calls that are due.
 _CALLS_EVERY_S: Final = 0.1
 
 blueprint = Blueprint("payments", __name__)
@@ -81,7 +81,7 @@ def _tasks(begin: Begin, engine: Engine, clock: Clock) -> Sequence[BackgroundTas
             pass
 
     return [
-        BackgroundTask("calls of the payment provider", _CALLS_EVERY_S, run_all_due)
+        BackgroundTask("calls to the payment provider", _CALLS_EVERY_S, run_all_due)
     ]
 
 
@@ -104,7 +104,7 @@ def create_app(dsn: str, *, threads: int = DEFAULT_THREADS) -> Flask:
 
     Args:
         dsn: The service's database, as a libpq URI or keywords.
-        threads: The number of requests served at once; each has a connection.
+        threads: The number of concurrent requests; each has a connection.
     """
     engine = make_engine(dsn, pool_size=threads)
     app = base_app("towpath-payments", engine, NEEDED_TABLES)

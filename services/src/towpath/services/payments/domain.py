@@ -3,7 +3,7 @@ Payments and the operations at the provider: their rules and events. No I/O.
 
 ::
 
-    payment requested --> REQUESTED --authorised--> AUTHORIZED --captured--> CAPTURED
+    payment requested --> REQUESTED --authorized--> AUTHORIZED --captured--> CAPTURED
                               |                         |                        |
                               | declined                | order cancelled        |
                               v                         v        order cancelled |
@@ -13,10 +13,9 @@ Payments and the operations at the provider: their rules and events. No I/O.
 The payment of a cancelled order may also go from REQUESTED to VOIDED.
 
 An operation is one request to the provider. The operations of a payment are performed
-one after the other, in the order in which they were recorded. A reversal gives back
-whatever the provider has: it voids an authorisation and refunds a capture. It also
-follows an authorisation that was never answered, because the provider may have carried
-that authorisation out.
+one after the other, in the order in which they were recorded. A reversal undoes what
+the provider did: it voids an authorization and refunds a capture. An authorization that
+was never answered is reversed too, because the provider may have carried it out.
 """
 
 import enum
@@ -66,7 +65,7 @@ class PaymentOperation:
     """
     An operation that is not answered yet.
 
-    ``attempts`` counts the calls that were begun, the present one included.
+    ``attempts`` counts the calls that were started, including the current one.
     """
 
     operation_id: int
@@ -79,11 +78,11 @@ class PaymentOperation:
 
     @property
     def idempotency_key(self) -> str:
-        """The key by which the provider recognises a repeated call."""
+        """The key by which the provider recognizes a repeated call."""
         return f"{self.order_id}-{self.kind.value}"
 
 
-# An authorisation without an answer after this many attempts is declined and reversed.
+# An authorization without an answer after this many attempts is declined and reversed.
 # Other operations are retried without a limit: money is at stake.
 MOST_AUTHORIZATION_ATTEMPTS: Final = 5
 NO_ANSWER: Final = "the provider did not answer"
@@ -132,7 +131,7 @@ class PaymentCaptured(PaymentEvent):
 
 
 class PaymentVoided(PaymentEvent):
-    """The amount is not held any more; nothing was transferred."""
+    """The amount is no longer held; nothing was transferred."""
 
     STATUS = PaymentStatus.VOIDED
 
@@ -187,7 +186,7 @@ class Payment:
 
     def take(self, answer: ProviderAnswer, at: datetime) -> bool:
         """
-        Take an answer of the provider; return whether it changed anything.
+        Take an answer from the provider; return whether it changed the payment.
 
         A repeated or late answer changes nothing: the provider may give an answer more
         than once.

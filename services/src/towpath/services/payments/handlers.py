@@ -1,9 +1,9 @@
 """
-One function per event of an order, and the steps of the worker that calls the provider.
+One function per order event, and the worker that calls the provider.
 
 The functions for events do not commit: the inbox does, with its record of the event.
-The worker claims operations in one transaction, calls the provider outside of any, and
-records each answer in another: no row is locked during a call.
+The worker claims operations in one transaction, calls the provider outside any
+transaction, and records each answer in another one: no row is locked during a call.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ from towpath.services.payments.domain import (
 from towpath.services.payments.provider import Provider, ProviderTimeoutError
 from towpath.services.payments.repository import PaymentRepository
 
-# Few enough that the last operation is answered long before the leases end.
+# Few enough that the last operation is answered long before the leases expire.
 _CLAIMED_AT_ONCE: Final = 20
 
 log = structlog.get_logger(__name__)
@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 def request(
     order: Mapping[str, Any], payments: PaymentRepository, at: datetime
 ) -> None:
-    """Request the payment of an order, unless it was requested before."""
+    """Request the payment of an order, unless the order already has one."""
     payment = Payment.request(
         order["order_id"],
         Decimal(order["total"]),
@@ -80,7 +80,7 @@ Begin = Callable[[], AbstractContextManager[Session]]
 
 
 class ProviderWorker:
-    """Calls the provider for operations that are due; many workers may run at once."""
+    """Calls the provider for operations that are due; workers may run in parallel."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class ProviderWorker:
             self._take(operation, answer)
 
     def _take_timeout(self, operation: PaymentOperation) -> None:
-        """Postpone an operation; decline an authorisation after its last attempt."""
+        """Postpone an operation; decline an authorization after its last attempt."""
         is_authorization = operation.kind is OperationKind.AUTHORIZE
         if is_authorization and operation.attempts >= MOST_AUTHORIZATION_ATTEMPTS:
             self._take(operation, ProviderAnswer(PaymentStatus.DECLINED, NO_ANSWER))
@@ -145,7 +145,7 @@ class ProviderWorker:
             self._store(session).postpone_operation(operation, due_at)
 
     def _take(self, operation: PaymentOperation, answer: ProviderAnswer) -> None:
-        """Record an answer; reverse an authorisation that was given up."""
+        """Record an answer; reverse an authorization that was given up."""
         with self._begin() as session:
             payments, now = self._store(session), self._clock.now()
             payment = payments.lock(operation.order_id)

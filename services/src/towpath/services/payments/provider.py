@@ -6,11 +6,11 @@ commits on its own connections, so that its books do not change when a caller di
 rolls back. The payment method, a token, decides how it behaves:
 
 ==================  ================================================================
-card                it answers at once
+card                it answers immediately
 card-declined       it refuses
-card-timeout        it does what it is asked, and the first answer is lost
-card-unreachable    it never answers an authorisation, and does not carry it out
-card-silent         it never answers an authorisation, but carries it out
+card-timeout        it carries out each operation, but its first answer is lost
+card-unreachable    it never answers an authorization, and does not carry it out
+card-silent         it never answers an authorization, but carries it out
 card-repeats        it gives each answer twice
 ==================  ================================================================
 
@@ -83,7 +83,7 @@ calls = Table(
 
 
 class ProviderTimeoutError(UnavailableError):
-    """The provider has not answered; it may have done what it was asked."""
+    """The provider has not answered; it may have carried out the operation."""
 
     remedy = "Nothing: the call is repeated under its idempotency key."
 
@@ -130,7 +130,7 @@ def _timeout(operation: PaymentOperation) -> ProviderTimeoutError:
 def _answer(
     books: Connection, operation: PaymentOperation
 ) -> tuple[int, ProviderAnswer]:
-    """Carry out the first call of a key; return the number of calls, and the answer."""
+    """Carry out a key's first call; return the number of calls, and the answer."""
     again = (
         update(calls)
         .where(calls.c.idempotency_key == operation.idempotency_key)

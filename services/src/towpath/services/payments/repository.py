@@ -2,8 +2,8 @@
 Payments and their operations in tables.
 
 A saved payment is tracked: its events are recorded in the same transaction. A process
-claims an operation for a limited time; if it dies, another process calls the provider
-again. The migrations create the tables.
+claims an operation for a limited time; if the process dies, another one calls the
+provider again. The migrations create the tables.
 """
 
 from collections.abc import Sequence
@@ -143,7 +143,7 @@ class PaymentRepository:
         self._session.execute(_SAVE, of_order | _payment_row(payment))
 
     def lock(self, order_id: int) -> Payment | None:
-        """Read an order's payment under its row's lock."""
+        """Lock the row of an order's payment, and read it."""
         return self._payment(_LOCK, order_id)
 
     def find(self, order_id: int) -> Payment | None:
@@ -151,7 +151,7 @@ class PaymentRepository:
         return self._payment(_FIND, order_id)
 
     def add_operation(self, order_id: int, kind: OperationKind, at: datetime) -> None:
-        """Write an operation down, unless the payment has one of its kind."""
+        """Record an operation, unless the payment already has one of this kind."""
         row = {"order_id": order_id, "kind": kind.value, "due_at": at}
         self._session.execute(_ADD_OPERATION, row)
 
@@ -160,7 +160,7 @@ class PaymentRepository:
         Claim due operations for ``LEASE``; per payment, only the first unanswered one.
 
         Args:
-            at: The present time.
+            at: The current time.
             limit: The largest number of operations to claim.
         """
         values = {"at": at, "lease_until": at + LEASE, "most": limit}

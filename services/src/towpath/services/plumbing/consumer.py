@@ -2,9 +2,9 @@
 A service as a consumer: it applies each event of other services once.
 
 A process applies events through the inbox, and repeats the service's background work.
-An event is applied in one transaction with the inbox's record of it and with the events
+One transaction has an event's effects, the inbox's record of the event, and the events
 that follow from it, which belong to the same trace. A database failure does not count
-as an attempt; an event that cannot be applied is parked with its followers, and
+as an attempt. An event that cannot be applied is parked with its followers, and
 ``towpath inbox`` replays it.
 """
 
@@ -35,34 +35,35 @@ from towpath.services.plumbing.tracing import close_tracer, event_span
 
 # The relay's own default.
 TOPIC_PREFIX: Final = "outbox.event."
-# The pause after the brokers have refused the client, or an unforeseen error.
+# The pause before a restart, after a refusal by the brokers or an unforeseen error.
 _RESTARTED_AFTER_S: Final = 1.0
 # The consumers of a process: each mostly waits for Postgres.
 _CONSUMERS: Final = 3
 # One for each consumer, and one for the background work.
 _CONNECTIONS: Final = _CONSUMERS + 1
 _CLIENT: Final[Mapping[str, Any]] = {
-    # The relay creates a topic with its first event; this is how soon it is noticed.
+    # The relay creates a topic when it publishes the topic's first event; the consumer
+    # notices the topic within this time.
     "topic.metadata.refresh.interval.ms": 2_000,
     "allow.auto.create.topics": False,
-    # The events of a killed process wait this long; the client's default is 45 s.
+    # A killed process's partitions are idle for this long; the default is 45 s.
     "session.timeout.ms": 10_000,
 }
 
 log = structlog.get_logger(__name__)
 
 Store = TypeVar("Store")
-# Applies an event's payload to a store; the last argument is the present time.
+# Applies an event's payload to a store; the last argument is the current time.
 Apply = Callable[[Mapping[str, Any], Store, datetime], None]
 Begin = Callable[[], AbstractContextManager[Session]]
 
 
 class Brokers(NamedTuple):
     """
-    The brokers, and the prefixes of topics and groups there.
+    The brokers, and the prefixes of the topics and consumer groups on them.
 
     Attributes:
-        client: Settings of Kafka's client: its servers, and a login if it needs one.
+        client: Settings of Kafka's client: the brokers, and a login if they need one.
         topic_prefix: The prefix of all topics.
         group_prefix: The prefix of all groups.
     """
@@ -147,7 +148,7 @@ def events_by_order(
     Args:
         package: The package with the schemas of its events.
         aggregate_type: The type of the aggregate.
-        classes: Its events; each has ``order_id``.
+        classes: The event classes; each has ``order_id``.
     """
     events = Events(event_schemas_in(package))
     for cls in classes:
@@ -160,8 +161,8 @@ def make_collector(make_events: Callable[[], Events], clock: Clock) -> Collector
     Make the collector of a service whose aggregate belongs to an order.
 
     Args:
-        make_events: Returns its event types; each class has the time of its change as
-            ``updated_at``.
+        make_events: Returns the service's event types; each event has the time of its
+            change as ``updated_at``.
         clock: The time at which the events are recorded.
     """
     events = make_events()
@@ -180,14 +181,14 @@ def make_collector(make_events: Callable[[], Events], clock: Clock) -> Collector
 def make_sessions(
     engine: Engine, collector: Collector, metrics: ServiceMetrics
 ) -> sessionmaker[Session]:
-    """Return the factory of sessions that record and count aggregates' events."""
+    """Return a factory of sessions that record and count the aggregates' events."""
     sessions = sessionmaker(engine, expire_on_commit=False)
     collector.install(sessions)
     metrics.count_rows(sessions)
     return sessions
 
 
-# Returns the background work of a service, given its transactions.
+# Makes a service's background tasks, from its transactions, its engine and a clock.
 MakeTasks = Callable[[Begin, Engine, Clock], Sequence[BackgroundTask]]
 
 
@@ -204,7 +205,7 @@ class Consuming:
     Attributes:
         consumer: The consumer.
         collector: Makes the collector that records the service's own events.
-        tasks: Makes the background work beside it.
+        tasks: Makes the background tasks that run beside the consumer.
     """
 
     consumer: EventConsumer[Any]
@@ -221,18 +222,18 @@ def consuming_tasks(
     metrics: ServiceMetrics,
 ) -> Sequence[BackgroundTask]:
     """
-    Return consumers and their background work as tasks of a process.
+    Return the consumers and their background work as tasks of a process.
 
     Args:
-        parts: The declaration.
+        parts: The declaration of the consumer process.
         dsn: The service's database, as a libpq URI or keywords.
         brokers: The brokers.
-        stopping: Ends the consumers; the events in progress are finished.
+        stopping: Ends the consumers once set; they finish the events in progress.
         tracer: Records the spans of events.
         metrics: Counts deliveries and outbox rows.
     """
     clock = SystemClock()
-    # An event whose transaction fails is tried again, so no connection is tested first.
+    # An event whose transaction fails is retried, so connections need no test.
     engine = make_engine(dsn, pool_size=_CONNECTIONS, is_tested=False)
     begin = begin_in(make_sessions(engine, parts.collector(clock), metrics))
     tasks = [
@@ -263,10 +264,10 @@ def consume(
     metrics: ServiceMetrics,
 ) -> None:
     """
-    Consume until the process is stopped; the events in progress are finished.
+    Consume until the process is stopped; finish the events in progress.
 
     Args:
-        parts: The declaration.
+        parts: The declaration of the consumer process.
         dsn: The service's database, as a libpq URI or keywords.
         brokers: The brokers.
         tracer: Records the spans of events.

@@ -1,19 +1,20 @@
 """
 The database of a service: engine, errors, role, migrations, unit of work, health.
 
-A driver's error becomes a failure of the platform in one place, by its SQLSTATE or, if
-it has none, by its class, never by its text. All other errors are raised unchanged.
+One function turns the driver's errors into failures of the platform: by SQLSTATE or,
+for an error without one, by its class, but never by its text. All other errors are
+raised unchanged.
 
-A service has its own role, which owns the service's schemas, because it creates
-them itself. Beyond that it may insert rows into the outbox, and nothing else.
+A service has its own role. The role may create schemas, and owns those that it creates;
+its only other right is to insert rows into the outbox.
 
-Two processes of a service may migrate its tables at once: a whole run is one
-transaction under one advisory lock, and the second one finds nothing to do.
+Two processes of a service may migrate its tables at the same time: a whole run is one
+transaction under one advisory lock, so the second run finds nothing to do.
 
 A unit of work is one transaction for one command; without a commit it is rolled back.
 It raises the driver's errors as the platform's failures. Aggregates that the command
 changed are tracked, so that their events are committed with their state. The unit keeps
-its connection until it ends, so that the LSN can be read from it after the commit.
+its connection until it ends, so that it can read the LSN there after the commit.
 
 Services that seed a shop compute their parts of the same orders from one query, because
 none of them reads another's tables.
@@ -47,8 +48,8 @@ from towpath.schemas.table_name import quoted
 from towpath.services.plumbing.http import written_lsn
 
 CONNECT_TIMEOUT_S: Final = 3
-# A request that waits longer for a row lock or an answer is refused and may be retried;
-# otherwise it would occupy one of the few threads.
+# A request that waits longer for a row lock or a statement's result is refused, and may
+# be retried; without these limits it would occupy one of the few threads.
 LOCK_TIMEOUT_MS: Final = 5_000
 STATEMENT_TIMEOUT_MS: Final = 10_000
 # An abandoned transaction holds row locks and delays the relay's snapshots.
@@ -59,9 +60,9 @@ POOL_WAIT_S: Final = 5.0
 # The number of products in seeded orders; a product's id is a hash of its number, and
 # numbers start at 0.
 SEEDED_PRODUCTS: Final = 1_000
-# The lines of seeded orders, which are numbered from 1 on, as a common table
-# expression. Every choice is a hash of the seed, the order's index and the line's
-# number, so no state is kept.
+# A common table expression with the lines of seeded orders; the orders are numbered
+# from 1. Every value is a hash of the seed, the order's number and the line's number,
+# so no state is kept.
 SEEDED_LINES: Final = f"""
 seeded_lines as materialized (
     select n, line_no::int,
@@ -134,7 +135,7 @@ def make_engine(dsn: str, *, pool_size: int, is_tested: bool = True) -> Engine:
             statement_timeout=str(STATEMENT_TIMEOUT_MS),
             idle_in_transaction_session_timeout=str(IDLE_TIMEOUT_MS),
             row_security="on",
-            # With a synchronous standby, a confirmed order is also there.
+            # If there is a synchronous standby, it has every confirmed order.
             synchronous_commit="on",
         )
         with connection, connection.cursor() as cursor:
@@ -148,7 +149,7 @@ def make_engine(dsn: str, *, pool_size: int, is_tested: bool = True) -> Engine:
         max_overflow=0,
         pool_timeout=POOL_WAIT_S,
         pool_pre_ping=is_tested,
-        # An update of several rows is one message to the server, as an insert is.
+        # An update of several rows is sent as one message, as an insert is.
         executemany_mode="values_plus_batch",
     )
 
@@ -206,7 +207,8 @@ def constraint_of(error: DBAPIError) -> str:
     return getattr(diagnosis, "constraint_name", None) or ""
 
 
-# The longest wait for the migration of another process, which takes seconds.
+# The longest wait for another process's migration, and the longest statement of a
+# migration; both usually take seconds.
 _WAIT_MS: Final = 60_000
 
 
@@ -220,8 +222,8 @@ def create_role(administration: Engine, dsn: str) -> None:
     A repeated call changes nothing except the role's password, if ``dsn`` has one.
 
     Args:
-        administration: The service's database, as a role that may create others.
-        dsn: The address that the service uses; its user is the role.
+        administration: The service's database, as a role that may create roles.
+        dsn: The address that the service uses; its user is the new role.
 
     Raises:
         UsageError: The address cannot be read, or names no user.
@@ -248,8 +250,8 @@ def _parts_of(dsn: str) -> dict[str, str]:
     """
     Parse an address.
 
-    The driver's error must not reach a log: it quotes an unreadable address, of which
-    the password is a part.
+    The driver's error must not reach a log: it quotes an unreadable address, including
+    the password.
     """
     with suppress(psycopg2.ProgrammingError):
         parts: dict[str, str] = psycopg2.extensions.parse_dsn(dsn)
@@ -263,7 +265,7 @@ def _parts_of(dsn: str) -> dict[str, str]:
 
 
 def _login_of(dsn: str) -> tuple[str, str | None]:
-    """Return user and password of an address."""
+    """Return the user and the password of an address."""
     login = _parts_of(dsn)
     if "user" not in login:
         message = "the service's --dsn names no user: there is no role to create"

@@ -1,43 +1,45 @@
 """
-Requests and answers over HTTP: bodies, problems, preconditions, LSN.
+Requests and responses over HTTP: bodies, problems, preconditions, LSN.
 
-A body is JSON by its media type or it is refused (415). Bytes that are not JSON in
-UTF-8 are a 400; JSON with invalid values is a 422 that lists all of them.
+A body whose media type is not JSON is refused (415). Bytes that are not JSON in UTF-8
+are a 400; JSON with invalid values is a 422 that lists all of them.
 
 Every refusal is a problem document (RFC 9457).
 
 ::
 
     ProblemError            a service's own refusal: status, slug, detail, fields
-    ├── InvalidInputError   422  every invalid field, at once
+    ├── InvalidInputError   422  lists every invalid field
     ├── UnreadableError     400  the body is not JSON at all
     ├── MalformedError      400  a header or a query parameter cannot be read
     ├── NotFoundError       404
     ├── ConflictError       409  valid, but not in this state
     └── PreconditionFailedError  412  If-Match names another version
 
-Failures of the platform become problems by their class: one that may be retried is a
-503 with ``Retry-After``. Any other error is a 500 without details, which are logged.
+A failure of the platform that may be retried is a 503 with ``Retry-After``. An HTTP
+error that the framework raises, such as 405, keeps its status. Any other error is a 500
+without details; its details are logged.
 
-An aggregate with a version answers with ``ETag: "<version>"``. A command with
-``If-Match`` is executed only if one of the header's tags is the present version (RFC
-9110, strong comparison: a weak tag never matches). ``*`` matches every version.
+The response with an aggregate that has a version has ``ETag: "<version>"``. A command
+with ``If-Match`` is executed only if one of the header's tags is the current version
+(RFC 9110, strong comparison: a weak tag never matches). ``*`` matches every version.
 
 The header ``Towpath-Lsn`` is an LSN at or after the end of the request's commit. A
-client can wait until a sink has applied everything up to it, and then read its own
-write there. It is read after the commit, on the commit's own connection:
+client can wait until a sink has applied everything up to this LSN, and then read its
+own write there. The LSN is read after the commit, on the commit's own connection:
 
 - With synchronous commits the commit's record was flushed before the commit returned,
-  so the flush LSN, read afterwards, lies at its end or after it. Other commits in
-  between only raise it: it is an upper bound. The insert LSN would be one too, but log
-  that is not flushed is not sent, and a wait for it could last until the next commit.
+  so the flush LSN, read afterwards, lies at the record's end or after it. Other commits
+  in between only raise the flush LSN: it is an upper bound. The insert LSN would be one
+  too, but log that is not flushed is not sent, and a wait for the insert LSN could last
+  until the next commit.
 - With ``synchronous_commit = off`` the commit may not be flushed: then the insert LSN
   is the bound.
-- On another connection of the same server, as with a pooler, both still hold: the
-  LSNs are the server's, not the session's. On another *server* they would not, so after
-  a lost connection there is no header at all rather than a wrong one. After a failover
-  behind a pooler the LSN can still be the new server's, whose log may lack the commit:
-  no LSN shows what a failover lost.
+- On another connection to the same server, as with a pooler, both bounds still hold:
+  the LSNs are the server's, not the session's. On another *server* they would not, so
+  after a lost connection there is no header at all rather than a wrong one. After a
+  failover behind a pooler the LSN can still be the new server's, whose log may lack the
+  commit: no LSN shows what a failover lost.
 """
 
 import json
@@ -205,7 +207,7 @@ def _on_unforeseen(error: Exception) -> Response:
     return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal", detail)
 
 
-# A page loads only its own package's files, and cannot be shown in a frame.
+# A page loads only files of its own origin, and cannot be shown in a frame.
 _PAGE_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"
     " connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -213,7 +215,7 @@ _PAGE_POLICY: Final = (
 
 
 def protect_page(response: Response, *, is_static: bool) -> Response:
-    """Let a page load only its package's own files; browsers may cache only these."""
+    """Let a page load only its own origin's files; only static files may be cached."""
     response.headers["Content-Security-Policy"] = _PAGE_POLICY
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers["Referrer-Policy"] = "same-origin"
@@ -222,8 +224,8 @@ def protect_page(response: Response, *, is_static: bool) -> Response:
     return response
 
 
-# Above the largest order in UTF-8 (100 lines are under 20 kB, 50 attributes and a note
-# under 230 kB), and small enough that a few hundred at once cannot hurt.
+# More than the largest order takes in UTF-8 (100 lines take under 20 kB, 50 attributes
+# and a note under 230 kB), and little enough that memory holds a few hundred bodies.
 MAX_BODY_BYTES: Final = 256 * 1024
 
 AnyInput = TypeVar("AnyInput", bound="Input")
@@ -261,14 +263,14 @@ _PRICE: Final = re.compile(_PRICE_PATTERN + r"\Z")
 
 
 def _price(value: object) -> Decimal:
-    """Read a price from text only: a JSON number may have lost digits on the way."""
+    """Read a price from text only: a client may have rounded a JSON number."""
     if not isinstance(value, str) or _PRICE.match(value) is None:
         message = 'must be a decimal as text with at most two digits, such as "9.99"'
         raise ValueError(message)
     return Decimal(value).quantize(Decimal("0.01"))
 
 
-# A JSON schema does not show what a validator checks: its rule is repeated there.
+# pydantic derives no JSON schema from a validator, so the schema repeats its rule.
 Price = Annotated[
     Decimal,
     BeforeValidator(_price),
@@ -291,7 +293,7 @@ def read_body(
         RequestEntityTooLarge: The body is larger than the application's limit.
         UnsupportedMediaType: The media type of the body is not JSON.
         UnreadableError: The body is not JSON in UTF-8.
-        InvalidInputError: Some of its values are invalid.
+        InvalidInputError: Some of the body's values are invalid.
     """
     data = _whole_body(request)
     if not data and optional:
@@ -325,7 +327,7 @@ def read_query(request: Request, model: type[AnyInput]) -> AnyInput:
         raise _refusal(details) from error
 
 
-# Marks a list that a form sends as one text, with a value in each line.
+# Marks a list that a form sends as one text, with one value per line.
 LINES: Final = "lines"
 
 
@@ -349,7 +351,7 @@ def read_form(request: Request, model: type[AnyInput], ignored: str) -> AnyInput
     for name, values in request.form.lists():
         if name == ignored:
             continue
-        # Browsers end the lines of a form by CR and LF.
+        # Browsers end the lines of a form with CR and LF.
         texts = [text.replace("\r\n", "\n") for text in values]
         if name in fields and get_origin(fields[name].annotation) is list:
             if LINES in fields[name].metadata:
@@ -366,7 +368,8 @@ def read_form(request: Request, model: type[AnyInput], ignored: str) -> AnyInput
 
 def _whole_body(request: Request) -> bytes:
     data = request.get_data()
-    # A body without a length is truncated at the limit: one of that size is refused.
+    # werkzeug cuts off a body without a length at the limit, so a body of exactly that
+    # size is refused.
     limit = request.max_content_length
     if limit is not None and request.content_length is None and len(data) >= limit:
         raise RequestEntityTooLarge
@@ -409,7 +412,7 @@ class IfMatch(NamedTuple):
         Read the header ``If-Match``; a missing one accepts every version.
 
         Raises:
-            MalformedError: It is neither ``*`` nor a list of entity tags.
+            MalformedError: The header is neither ``*`` nor a list of entity tags.
         """
         if header is None or header.strip() == "*":
             return cls()
@@ -427,10 +430,10 @@ class IfMatch(NamedTuple):
 
     def check(self, version: int) -> None:
         """
-        Compare the tags with the resource's present version, read under its lock.
+        Compare the tags with the resource's current version, read under its lock.
 
         Raises:
-            PreconditionFailedError: None of the tags is the present version.
+            PreconditionFailedError: None of the tags is the current version.
         """
         if self.tags is not None and etag(version) not in self.tags:
             present = f"The resource has the version {etag(version)}"

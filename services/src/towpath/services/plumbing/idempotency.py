@@ -7,14 +7,14 @@ by inserting its row in the command's own transaction:
 
 - A second request with the key waits at its insert until the first has ended. If the
   first committed, its answer is repeated with ``Idempotent-Replayed: true``; if it did
-  not, the key is free and the second claims it. The lock timeout bounds the wait: after
-  it the answer is a 503 with ``Retry-After``, and the request may be sent again.
+  not, the key is free and the second claims it. The lock timeout bounds the wait: when
+  it expires, the second request is refused with 503 and ``Retry-After``.
 - A key that comes with a different method, path or body is refused (422).
-- Failed requests leave no key: their repetition is executed.
+- Failed requests leave no key: a retry is executed.
 - A key is kept for a configured time, 24 hours by default, and may then be used again.
   Its row is then replaced by the next claim, or deleted in the background, a bounded
   number of rows at a time. The deletion skips every row that a request has locked, so
-  no request waits for it for longer than one short statement.
+  a request waits for the deletion no longer than one short statement takes.
 
 The age of a key is measured by the database's clock, which all processes share.
 """
@@ -181,7 +181,7 @@ class IdempotencyKeys:
 
         Raises:
             InvalidInputError: The key was used for a different request.
-            DatabaseBusyError: Other requests kept claiming and releasing the key.
+            DatabaseBusyError: Other requests repeatedly claimed and released the key.
         """
         of_key = {"of_key": claim.key}
         for _ in range(_ATTEMPTS):
@@ -248,7 +248,7 @@ class IdempotencyKeys:
         return self._table.c.created_at < func.now() - self._lifetime
 
     def _replace(self, session: Session, claim: Claim) -> bool:
-        """Claim an expired key, unless another request just did."""
+        """Claim an expired key, unless another request has just claimed it."""
         row = {
             "of_key": claim.key,
             "request_hash": claim.request_hash,
@@ -293,7 +293,7 @@ class CommandExecutor(Generic[AnyUnit]):
             request: The request; its key and its trace context are read.
             execute: Executes the command in the unit of work, at the given time;
                 returns the document of the answer, whose values may have any type that
-                ``towpath.outbox.plain`` takes.
+                ``towpath.outbox.plain`` accepts.
             status: The status of the answer.
             headers: Returns further headers of an answer, from its status and document.
 

@@ -2,14 +2,15 @@
 The metrics of a service: the page ``/metrics`` on the service's port.
 
 A service is one process, so one registry holds everything: gunicorn runs a single
-worker, and a worker that is replaced begins its counters again, as Prometheus expects.
-The application keeps its ``ServiceMetrics`` as ``METRICS``. A process that serves HTTP
-adds the page to its routes; one that only consumes events opens a port for it.
+worker, and a replaced worker resets its counters, as Prometheus expects. The
+application keeps its ``ServiceMetrics`` in ``app.extensions[METRICS]``. A process that
+serves HTTP adds the page to its routes; one that only consumes events opens a port for
+the page.
 
 Labels are bounded: a route is a template, never a path, and a method that HTTP does not
-define is ``other``. Health checks and scrapes are not counted, because they would be
-most requests of a quiet service. A transaction that is rolled back has written no row
-of the outbox.
+define is ``other``. Health checks and scrapes are not counted: they would be most of
+the requests in a quiet service. Outbox rows are counted at commit, so rows that are
+rolled back are never counted.
 """
 
 from collections import Counter as Counts
@@ -43,7 +44,7 @@ _OTHER: Final = "other"
 _METHODS: Final = frozenset(HTTPMethod)
 # Blueprints whose requests are not counted.
 _UNCOUNTED: Final = frozenset({"health", "metrics"})
-# The key in a session's ``info`` of the outbox rows written so far, by event type.
+# The ``Session.info`` key that holds the counts of outbox rows, by event type.
 _WRITTEN: Final = "towpath.outbox.written"
 # The buckets range from a read by key to a request that waits for a sink.
 _BUCKETS_S: Final = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -78,11 +79,11 @@ class ServiceMetrics:
         """
         Show the unfinished sagas by status.
 
-        A status without sagas is zero; after a failure nothing is shown, because the
-        numbers are no longer known.
+        If ``read`` fails, no numbers are shown until it succeeds again.
 
         Args:
-            read: Returns the number of each status, always of the same ones.
+            read: Returns the number of sagas per status, zero included, always for the
+                same statuses.
         """
         try:
             counts = read()
@@ -103,10 +104,10 @@ class ServiceMetrics:
 
     def listen(self, host: str, port: int) -> None:
         """
-        Serve the page on a port of its own, until the process ends.
+        Serve the page on its own port, until the process ends.
 
         Raises:
-            UsageError: The port is in use, or the address is not this host's.
+            UsageError: The port is in use, or the address is not this machine's.
         """
         try:
             start_http_server(port, host, self._registry)
@@ -127,7 +128,7 @@ def _forget_written(session: Session) -> None:
 
 
 def counted(translate: Translate) -> Translate:
-    """Return a translation of events that counts each one in its session, by type."""
+    """Wrap a translation so that it counts each event in its session, by type."""
 
     def count(domain_event: Any, session: Session) -> OutboxEvent:  # noqa: ANN401 - the service's own
         found = translate(domain_event, session)

@@ -1,15 +1,15 @@
 """
 The OpenAPI 3.1 document of a service, at ``GET /openapi.json``.
 
-A route declares its body, its query and its answer beside its function. Summaries come
+A route declares its body, query and response beside its function. Summaries come
 from the functions' docstrings, schemas from pydantic's models, and path parameters from
 the converters in the path. An application with a route that declares nothing is refused
 when it is created, so the document has every operation. Pages for people and
 ``/metrics`` are not operations: blueprints that are named as pages are left out, and
 ``/metrics`` is added after the document is made.
 
-Every refusal is a problem document. The declaration of a route decides which it can
-give: a body can be unreadable, a resource unknown, a version not the expected one.
+Every refusal is a problem document. The refusals of a route follow from its
+declaration: a body can be unreadable, a resource unknown, a version outdated.
 """
 
 import inspect
@@ -46,7 +46,7 @@ AnyView = TypeVar("AnyView", bound=Callable[..., object])
 
 
 class Document(BaseModel):
-    """A document that a service answers with; it has no further fields."""
+    """A document that a service answers with; it has no other fields."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -89,13 +89,13 @@ class Operation:
         body: The model of its body.
         body_optional: Whether the body may be missing.
         query: The model of its query parameters.
-        is_command: Whether it changes something: it then takes an idempotency key, and
+        is_command: Whether it changes state. A command takes an idempotency key, and
             its answer has an LSN.
-        has_version: Whether its resource has a version: it answers with an ``ETag``;
-            a command takes ``If-Match``.
+        has_version: Whether its resource has a version. The answer then has an
+            ``ETag``, and a command takes ``If-Match``.
         waits: Whether it takes an LSN, and waits until the sinks have applied it.
         needs_database: Whether it fails while the database is unavailable.
-        problems: The statuses of its further refusals.
+        problems: The statuses of its other refusals.
     """
 
     answer: type[BaseModel]
@@ -183,8 +183,8 @@ def install_openapi(
 
     app.register_blueprint(blueprint)
     declared = dict(_HEALTH)
-    for each in routes:
-        declared |= each.declared
+    for operations in routes:
+        declared |= operations.declared
     whole |= _document(app, title, declared, pages)
 
 
@@ -266,7 +266,7 @@ def _query_parameters(model: type[BaseModel] | None) -> list[dict[str, Any]]:
     required = schema.get("required", [])
     found = []
     for name, value in schema["properties"].items():
-        # A query has no null: a parameter that may be null may be missing.
+        # A query cannot express null: a parameter that may be null is optional.
         kinds = [k for k in value.get("anyOf", []) if k != {"type": "null"}]
         kept = {k: v for k, v in value.items() if k not in ("anyOf", "title")}
         if kept.get("default", "") is None:
@@ -317,28 +317,29 @@ def _header_parameter(
 _DESCRIPTION: Final = (
     "A request that is not HTTP, or whose first line or headers are too long, is"
     " refused by the server with 400, 414 or 431 before it reaches an operation; such"
-    " an answer is HTML and has no request id. A method that a path does not have is"
-    " refused with 405 and `Allow`; `HEAD` is answered wherever `GET` is, `OPTIONS`"
-    " everywhere."
+    " a response is HTML and has no request id. A method that a path does not support"
+    " is refused with 405 and `Allow`. `HEAD` is answered wherever `GET` is; `OPTIONS`"
+    " is answered everywhere."
 )
 _IDEMPOTENCY: Final = (
     "A key that the client chooses for the request: with the same key, method, path and"
-    " body the command is executed once, and its answer is repeated with"
+    " body the command is executed once, and its response is repeated with"
     " `Idempotent-Replayed: true`. While the first request is in progress, a second one"
-    " waits, for five seconds at most: then it is refused with 503 and `Retry-After`."
-    " The key of another request is refused with 422. A failed request leaves no key. A"
-    " key is kept for 24 hours unless the service is configured otherwise."
+    " waits for at most five seconds; then it is refused with 503 and `Retry-After`."
+    " A key that was used for a different request is refused with 422. A failed request"
+    " leaves no key. A key is kept for 24 hours unless the service is configured"
+    " otherwise."
 )
 _WAITS: Final = (
-    "The LSN from a write's answer: the read waits until its targets have applied the"
-    " write. If that takes too long, it is refused with 503 and `Retry-After`."
+    "The LSN from a write's response: the read waits until its targets have applied the"
+    " write. If that takes too long, the read is refused with 503 and `Retry-After`."
 )
 _LSN: Final = {"type": "string", "pattern": "^[0-9A-F]{1,8}/[0-9A-F]{1,8}$"}
-# The forms that services hand out; others may be valid too.
+# The tags that services issue; RFC 9110 allows more forms.
 _IF_MATCH: Final = r'^(\*|"[0-9]+"( *, *"[0-9]+")*)$'
 _HEADERS: Final[dict[str, Any]] = {
     REQUEST_ID: {
-        "description": "The id of the request, which its log records have too.",
+        "description": "The id of the request, which is also in its log records.",
         "required": True,
         "schema": {"type": "string", "pattern": "^[!-~]{1,128}$"},
     },
@@ -347,7 +348,7 @@ _HEADERS: Final[dict[str, Any]] = {
         "schema": _LSN,
     },
     idempotency.REPLAYED: {
-        "description": "Present if the answer is that of an earlier request.",
+        "description": "Present if the response repeats that of an earlier request.",
         "schema": {"const": "true"},
     },
     "Location": {
@@ -356,7 +357,7 @@ _HEADERS: Final[dict[str, Any]] = {
         "schema": {"type": "string"},
     },
     "Retry-After": {
-        "description": "Seconds until a repetition may succeed.",
+        "description": "Seconds until a retry may succeed.",
         "required": True,
         "schema": {"type": "integer", "minimum": 1},
     },
@@ -394,7 +395,7 @@ def _answer(operation: Operation) -> dict[str, Any]:
 
 
 def _problems(operations: Iterable[Operation]) -> dict[str, Any]:
-    """Describe each refusal once; operations refer to it by the status's name."""
+    """Describe each refusal once; operations refer to it by its status's name."""
     used: set[HTTPStatus] = set()
     for operation in operations:
         used |= operation.refusals(in_path=True)

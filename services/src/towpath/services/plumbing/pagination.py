@@ -2,14 +2,14 @@
 Paged listings: a keyset, an opaque cursor, and a link to the next page.
 
 A keyset orders rows newest first, by columns that are unique together. A page begins
-after the last key of the page before it, never at an offset in rows: a row inserted
-meanwhile moves no other row to another page, so that following the links returns every
-row that existed at the start, and still matches the filters, exactly once. A row that
-is newer than the first page is not on a later one.
+after the last key of the page before it, never at an offset in rows. A row inserted
+meanwhile therefore moves no other row to another page: following the links returns
+every row that existed at the start, and still matches the filters, exactly once. A row
+that is newer than the first page is not on a later one.
 
-The cursor is the last key of a page, as JSON in base64url. Clients do not read or make
-it: they follow ``next`` of the document, which is also the ``next`` link of the
-``Link`` header. Both are relative and keep the filters of the request.
+The cursor is the last key of a page, as JSON in base64url. Clients neither parse nor
+make cursors: they follow the document's ``next``, which is also the ``next`` link of
+the ``Link`` header. Both are relative and keep the filters of the request.
 """
 
 import base64
@@ -44,7 +44,7 @@ class PageQuery(Input):
     cursor: str | None = Field(
         default=None,
         max_length=_MAX_CURSOR,
-        description="The place after which the page begins, from a link to it.",
+        description="The place after which the page begins, from a link to the page.",
     )
 
 

@@ -5,11 +5,11 @@ One process with threads is enough, because requests wait for Postgres, not for 
 The worker creates the application itself, after the fork, so that processes share no
 connection.
 
-On SIGTERM the service first reports that it is not ready, and keeps serving while load
-balancers notice. Then it accepts no further connection, finishes the requests in
-progress, and ends. SIGINT and SIGQUIT end it at once.
+On SIGTERM the service first reports that it is not ready, and keeps serving until load
+balancers have had time to notice. Then it accepts no further connections, finishes the
+requests in progress, and ends. SIGINT and SIGQUIT end it immediately.
 
-``/health/live`` depends on no other part. ``/health/ready`` runs the service's own
+``/health/live`` depends on no other system. ``/health/ready`` runs the service's own
 check. A service that is being stopped is not ready.
 
 Log records are JSON lines on standard error: lower-case prose, facts as fields. The
@@ -38,7 +38,7 @@ from towpath.services.plumbing.tracing import TRACER, close_tracer
 
 # The longest time for requests in progress when the service is stopped.
 GRACEFUL_STOP_S: Final = 10
-# Longer than any think time of a client that keeps its connection.
+# Longer than clients with persistent connections pause between requests.
 KEEP_ALIVE_S: Final = 75
 # The time between the first refusal of readiness and the last accepted connection.
 DRAIN_S: Final = 1.0
@@ -49,7 +49,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """The address of the server, the requests served at once, and the time to drain."""
+    """The server's address, its number of threads, and the time to drain."""
 
     host: str
     port: int
@@ -71,8 +71,8 @@ class Lifecycle:
     """
     The part of an application that its server drives.
 
-    The application stores it as ``LIFECYCLE``. The server sets ``stopping`` on SIGTERM,
-    and repeats the ``tasks`` until then.
+    The application keeps it in ``app.extensions[LIFECYCLE]``. The server sets
+    ``stopping`` on SIGTERM, and repeats the ``tasks`` until then.
     """
 
     stopping: threading.Event = field(default_factory=threading.Event)
@@ -206,7 +206,7 @@ def serve(make_app: Callable[[], Flask], listen: Listen) -> None:
     Serve until the process is stopped; requests in progress are finished.
 
     Args:
-        make_app: Creates the application, with its ``LIFECYCLE``, in the worker.
+        make_app: Creates the application, with its ``Lifecycle``, in the worker.
         listen: The address and the number of threads.
     """
     _Server(make_app, listen).run()

@@ -17,9 +17,10 @@ environment variable with the service's prefix, such as::
     --idempotency-hours   <PREFIX>_IDEMPOTENCY_HOURS
     --metrics-port        <PREFIX>_METRICS_PORT
 
-A service that follows events of others consumes them while it serves if ``--kafka`` is
-given. With ``consume`` it does so in a process of its own; several such processes share
-the partitions of the topics. ``--topic-prefix`` and ``--group-prefix`` apply to both.
+A service that follows other services' events consumes them while it serves, if
+``--kafka`` is given. With ``consume`` it consumes them in a separate process; several
+such processes share the partitions of the topics. ``--topic-prefix`` and
+``--group-prefix`` apply to both.
 A service without a database of its own has only ``serve``, and none of the options for
 database, registry, idempotency and brokers.
 """
@@ -87,7 +88,7 @@ from towpath.services.plumbing.tracing import (
 )
 from towpath.services.registry import register_event_schemas
 
-# The longest wait for the database and the registry when everything starts at once.
+# The longest wait for the database and the registry if they start with the service.
 START_TIMEOUT_S: Final = 60.0
 DEFAULT_THREADS: Final = 8
 IDEMPOTENCY_HOURS: Final = 24.0
@@ -104,7 +105,7 @@ class BigintConverter(IntegerConverter):
     """A number in a path; a path whose number exceeds a Postgres bigint is a 404."""
 
     def to_python(self, value: str) -> int:
-        # A bigint has at most nineteen digits; Python refuses to parse thousands.
+        # A bigint has at most 19 digits; Python refuses to parse thousands of digits.
         if len(value) > len(str(_MAX_BIGINT)) or int(value) > _MAX_BIGINT:
             raise ValidationError
         return int(value)
@@ -181,7 +182,7 @@ def answer_by_order(
 class MissingBrokersError(UsageError):
     """The command ``consume`` was given no brokers."""
 
-    remedy: ClassVar[str] = "Name them by --kafka, or by the variable ..._KAFKA."
+    remedy: ClassVar[str] = "Name them with --kafka, or with the variable ..._KAFKA."
 
 
 class _Parser(argparse.ArgumentParser):
@@ -208,13 +209,13 @@ def _add_event_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     kept = "how long an Idempotency-Key is kept"
     add("--idempotency-hours", type=hours, default=IDEMPOTENCY_HOURS, help=kept)
-    add("--kafka", help="the brokers: serve consumes too if they are named")
+    add("--kafka", help="the brokers; if given, serve also consumes events")
     more = "a file with settings of Kafka's client, such as a login: name=value lines"
     add("--kafka-file", type=Path, help=more)
-    topics = "the beginning of the event topics' names, as in the relay"
+    topics = "the prefix of the event topics' names, as in the relay"
     add("--topic-prefix", default=TOPIC_PREFIX, help=topics)
-    add("--group-prefix", default="", help="put before the name of the consumer group")
-    shown = "the port of consume's metrics; serve has them on its own port"
+    add("--group-prefix", default="", help="the prefix of the consumer group's name")
+    shown = "the port of consume's metrics; serve has its metrics on its own port"
     add("--metrics-port", type=port, help=shown)
 
 
@@ -240,7 +241,7 @@ class Service:
         prefix: The prefix of its environment variables, such as ``SHOP``.
         create_app: Wires its application from the options of ``serve``, in the process
             that serves.
-        migrate: Creates or updates its tables; None: it has no database of its own.
+        migrate: Creates or updates its tables; None if it has no database of its own.
         event_schemas: Loads the schemas of its events, if it has a database.
         consuming: Declares its consumer, for ``consume`` and for ``serve --kafka``.
         add_options: Adds its further options, which every command accepts.
@@ -303,14 +304,14 @@ class Service:
         add("command", nargs="?", choices=list(self._commands()), default="serve")
         if self.migrate is not None:
             add("--dsn", required=True, help="the service's database")
-            admin = "the same database as an administrator: creates the role of --dsn"
+            admin = "the same database as an administrator, to create the role of --dsn"
             add("--admin-dsn", help=admin)
             add("--registry", help="the schema registry's URL, if any")
         add("--host", default="127.0.0.1")
         add("--port", type=port, default=8080)
-        served = "requests served at once"
+        served = "the number of concurrent requests"
         add("--threads", type=number_from(1), default=DEFAULT_THREADS, help=served)
-        drain = "how long serve, once stopped, takes requests while it is not ready"
+        drain = "how long a stopping serve accepts requests after it reports not ready"
         add("--drain-seconds", type=seconds, default=DRAIN_S, help=drain)
         if self.migrate is not None:
             _add_event_options(parser)
@@ -322,7 +323,8 @@ class Service:
     def _serve(self, options: argparse.Namespace) -> None:
         self.check(options)
         if self.consuming is not None and options.kafka is not None:
-            # The worker reads them again: a mistake would end it with a traceback.
+            # Read here to report a mistake: in the worker, which reads the brokers
+            # again, it would be a traceback.
             _brokers(options)
         if self.migrate is not None:
             self._migrate(self.migrate, options)
@@ -342,7 +344,7 @@ class Service:
         """Wire the application; if brokers are named, its process consumes too."""
         app = self.create_app(options)
         install_metrics(app, SystemClock())
-        # In the worker: a thread does not survive the fork.
+        # Started in the worker, because its thread would not survive the fork.
         tracer = app.extensions[TRACER] = options.start_tracing()
         if self.consuming is not None and options.kafka is not None:
             lifecycle: Lifecycle = app.extensions[LIFECYCLE]
@@ -406,7 +408,7 @@ def number_from(least: int) -> Callable[[str], int]:
 
 
 def port(text: str) -> int:
-    """Read the number of a port; 0 is any free one."""
+    """Read a port number; 0 means any free port."""
     if not 0 <= (number := int(text)) <= _MAX_PORT:
         message = f"must be from 0 to {_MAX_PORT}"
         raise argparse.ArgumentTypeError(message)
@@ -414,7 +416,7 @@ def port(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Read a time to drain or to wait."""
+    """Read a time in seconds, to drain or to wait."""
     if not 0 <= (value := float(text)) <= _LONGEST_S:
         message = f"must be from 0 to {_LONGEST_S:g} seconds"
         raise argparse.ArgumentTypeError(message)
@@ -422,7 +424,7 @@ def seconds(text: str) -> float:
 
 
 def hours(text: str) -> float:
-    """Read the time for which a key is kept."""
+    """Read the time in hours for which a key is kept."""
     if not 0 < (value := float(text)) <= _MAX_IDEMPOTENCY_HOURS:
         message = f"must be more than 0 and at most {_MAX_IDEMPOTENCY_HOURS:g} hours"
         raise argparse.ArgumentTypeError(message)
@@ -431,10 +433,10 @@ def hours(text: str) -> float:
 
 def _brokers(options: argparse.Namespace) -> Brokers:
     """
-    Return the brokers of the options.
+    Return the brokers that the options name.
 
     Raises:
-        UsageError: The file with settings cannot be read.
+        UsageError: The file of ``--kafka-file`` cannot be read.
     """
     client = client_settings(options.kafka, options.kafka_file)
     return Brokers(client, options.topic_prefix, options.group_prefix)
@@ -448,7 +450,7 @@ def wait_for_database(
 
     Args:
         dsn: The database, as a libpq URI or keywords.
-        use: Called with an engine of one connection; may be called again.
+        use: Called with an engine for one connection, perhaps several times.
         clock: Waits between attempts.
 
     Raises:

@@ -2,12 +2,12 @@
 Request ids and spans: requests, the transactions of commands, and consumed events.
 
 Every request has an id: the client's ``X-Request-Id`` if it is 1 to 128 visible ASCII
-characters, a new one otherwise. The answer returns it, and every log record of the
+characters, a new one otherwise. The response returns it, and every log record of the
 request has it as ``request_id``, beside the ``trace_id`` of its trace context.
 
-The W3C trace context of a request is kept if it is valid and dropped if it is not:
-``version-traceid-parentid-flags`` in lower-case hex; ids of zeros and version ``ff``
-are invalid. A later version may append fields, which are cut off.
+The W3C trace context of a request is kept only if it is valid:
+``version-traceid-parentid-flags`` in lower-case hex, without an all-zero id, and not of
+version ``ff``. Fields that later versions append are cut off.
 
 ::
 
@@ -15,10 +15,10 @@ are invalid. A later version may append fields, which are cut off.
     └── outbox insert       the transaction that writes state and events together
         └── consume Event   another service's transaction, by the event's trace context
 
-The events of a transaction carry the context of its span. Log records within a request
-or an event have its ``trace_id``, whether it is sampled or not. Health checks have no
-span, nor has an event without a trace context. Where tracing is off there is no span,
-and the client's context is passed on.
+The events of a transaction carry the context of its span. Log records of a request or
+an event have its ``trace_id``, if it has one. Health checks have no span, nor has an
+event without a trace context. If tracing is off, there are no spans, and the client's
+context is passed on unchanged.
 """
 
 import re
@@ -43,7 +43,7 @@ from towpath.schemas.tracing import (
     valid_traceparent,
 )
 
-# The extension of an application that holds its tracer.
+# The key of the tracer in ``app.extensions``.
 TRACER: Final = "towpath.tracer"
 _HEALTH: Final = "health"
 
@@ -51,7 +51,7 @@ log = structlog.get_logger(__name__)
 
 
 def warn_of_lost_spans(reason: str) -> None:
-    """Log why spans are not exported; the service goes on."""
+    """Log why spans are not exported; the service continues without them."""
     log.warning("traces not exported", reason=reason)
 
 
@@ -67,14 +67,14 @@ def request_id_of(header: str | None) -> str:
 
 
 def close_tracer(tracer: Tracer) -> None:
-    """Export the last spans, and log the numbers of spans of this process."""
+    """Export the last spans, and log the span counts of this process."""
     tracer.close()
     if tracer.is_on:
         log.info("traces closed", **asdict(tracer.counts))
 
 
 def install_request_context(app: Flask) -> None:
-    """Give every request a span, and an id for its answer and its log records."""
+    """Give every request a span, and an id for its response and its log records."""
     app.before_request(_begin)
     app.after_request(_with_request_id)
     app.teardown_request(_end)
@@ -118,7 +118,7 @@ def _end(error: BaseException | None) -> None:
 
 
 def request_headers() -> dict[str, str]:
-    """Return headers that pass the present request's id and context to a service."""
+    """Return headers that pass the current request's id and context to a service."""
     if not has_request_context():
         return {}
     traceparent: str | None = g.span.traceparent
@@ -142,7 +142,7 @@ def event_span(tracer: Tracer, group: str, event: Event) -> Iterator[str | None]
     Args:
         tracer: Records the span.
         group: The consumer's Kafka group.
-        event: The event; without a valid trace context it has no span.
+        event: The event; there is no span if it has no valid trace context.
     """
     parent = valid_traceparent(event.headers.get(TRACEPARENT))
     if parent is None:

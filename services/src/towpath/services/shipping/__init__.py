@@ -1,8 +1,8 @@
 """
 Shipping: one shipment for each order that was paid.
 
-It follows the orders' events and answers with its own. Only it knows whether a parcel
-is on its way: a cancellation that comes later changes nothing. ``domain`` has the
-rules, ``repository`` the tables, and ``app`` the protocol and a function for each
-event.
+It follows the orders' events and answers with its own. Only this service knows whether
+a parcel is on its way: a cancellation that comes later changes nothing. ``domain`` has
+the rules, ``repository`` has the table, and ``app`` has the HTTP API and a function for
+each event.
 """

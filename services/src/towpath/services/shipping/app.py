@@ -1,9 +1,9 @@
 """
 The service as an application and as a consumer: the only module that joins its parts.
 
-Its one route is ``GET /shipments/{order_id}``, 200 or 404. Each event of an order that
-concerns shipments has a handler. No handler commits: the inbox commits the changes of a
-handler together with its record of the event.
+Its one route is ``GET /shipments/{order_id}``, which answers 200 or 404. Each order
+event that concerns shipments has a handler. No handler commits: the inbox commits the
+changes of a handler together with its record of the event.
 """
 
 from collections.abc import Callable, Mapping
@@ -76,7 +76,7 @@ def ship(order: Mapping[str, Any], shipments: ShipmentRepository, at: datetime) 
 def cancel(
     order: Mapping[str, Any], shipments: ShipmentRepository, at: datetime
 ) -> None:
-    """Cancel an order's shipment if it has not left, or add a cancelled one."""
+    """Cancel an order's shipment; if the order has none, add a cancelled one."""
     shipment = shipments.lock(order["order_id"])
     if shipment is None:
         shipment = Shipment.prepare(order, at)
@@ -120,7 +120,7 @@ def create_app(dsn: str, *, threads: int = DEFAULT_THREADS) -> Flask:
 
     Args:
         dsn: The service's database, as a libpq URI or keywords.
-        threads: The number of requests served at once; each has a connection.
+        threads: The number of concurrent requests; each has a connection.
     """
     engine = make_engine(dsn, pool_size=threads)
     app = base_app("towpath-shipping", engine, NEEDED_TABLES)

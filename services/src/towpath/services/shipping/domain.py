@@ -108,7 +108,7 @@ class Shipment:
             self._end(ShipmentStatus.DISPATCHED, at, tracking_number=number)
 
     def cancel(self, at: datetime) -> None:
-        """Cancel the shipment; one that has left, or failed, stays as it is."""
+        """Cancel the shipment, unless it has been dispatched or has failed."""
         if self.status is ShipmentStatus.PENDING:
             self._end(ShipmentStatus.CANCELLED, at)
 

@@ -5,12 +5,10 @@ Every option has an environment variable, such as ``STOREFRONT_PORT`` and
 ``STOREFRONT_SEARCH``::
 
     --orders, --inventory   the base addresses of the two services
-    --search, --cache       OpenSearch and Redis, as the sinks write them
+    --search, --cache       OpenSearch and Redis, which the sinks write to
     --cache-prefix          the prefix of the cache's keys
-    --config                towpath.toml; without it no read can wait for an LSN
+    --config                towpath.toml; without it, reads with an LSN are refused
     --wait-seconds          the longest wait of a read for an LSN
-
-Without ``--config`` reads that name an LSN are refused.
 """
 
 import argparse
@@ -45,16 +43,16 @@ from towpath.services.storefront.waits import LsnWaiter, SinkWaits
 from towpath.settings import Settings, load
 from towpath.sinks.wait import Waiter
 
-# As long as a person waits for a page without doubting it.
+# About as long as a person waits for a page before suspecting a fault.
 WAIT_S: Final = 5.0
 CACHE_PREFIX: Final = "towpath"
 _KINDS: Final = ("search", "cache")
 
 
 class NoOrdersSinkError(UsageError):
-    """The configuration has no search sink, or no cache sink, with the orders."""
+    """The configuration lacks a search sink or a cache sink with a route for orders."""
 
-    remedy: ClassVar[str] = "Add a route with the name orders to a sink of that kind."
+    remedy: ClassVar[str] = "Add a route named orders to a sink of that kind."
 
 
 def make_waits(
@@ -65,7 +63,7 @@ def make_waits(
 
     Args:
         settings: The configuration of the sinks.
-        clock: The time.
+        clock: Measures the waits.
         timeout_s: The longest wait of a read.
 
     Raises:
@@ -83,7 +81,7 @@ def _sink_of(settings: Settings, kind: str) -> str:
     for sink in settings.sink:
         if sink.kind == kind and ORDERS in [route.name for route in sink.route]:
             return sink.name
-    message = f"No sink of the kind {kind} has a route with the name {ORDERS}."
+    message = f"No sink of the kind {kind} has a route named {ORDERS}."
     raise NoOrdersSinkError(message)
 
 
@@ -125,7 +123,7 @@ def waits_of(
 
 def _app_of(options: argparse.Namespace, waits: SinkWaits | None) -> Flask:
     """
-    Wire the storefront by the options of ``serve``.
+    Wire the storefront as the options of ``serve`` say.
 
     Raises:
         UsageError: An address cannot be read.
@@ -144,7 +142,7 @@ def _app_of(options: argparse.Namespace, waits: SinkWaits | None) -> Flask:
 
 @contextmanager
 def _reading(option: str, example: str) -> Iterator[None]:
-    """Refuse an address; the libraries' errors may quote a part of its password."""
+    """Refuse an address without the library's error, which may quote a password."""
     try:
         yield
     except (TypeError, ValueError, InvalidURL) as error:
@@ -160,14 +158,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--cache", required=True, help="the URL of Redis")
     prefix = "the prefix of the cache's keys, which is that of the source"
     add("--cache-prefix", default=CACHE_PREFIX, help=prefix)
-    waits = "towpath.toml; without it no read can wait for an LSN"
+    waits = "towpath.toml; without it, reads with an LSN are refused"
     add("--config", type=Path, help=waits)
     longest = "the longest wait of a read for an LSN"
     add("--wait-seconds", type=seconds, default=WAIT_S, help=longest)
 
 
 def declare(environ: Mapping[str, str]) -> Service:
-    """Declare the service; the variables override its configuration too."""
+    """Declare the service; the environment also overrides its configuration."""
     return Service(
         name="storefront",
         description=__doc__ or "",

@@ -1,5 +1,5 @@
 """
-The HTTP protocol of the read side.
+The HTTP API of the read side.
 
 ============================  ==================
 route                         answers
@@ -8,14 +8,15 @@ GET /search                   200, 422
 GET /customers/{id}/orders    200, 400, 422
 ============================  ==================
 
-Both honour the header ``Towpath-Lsn`` of a write's answer: the read waits until the
+Both honor the header ``Towpath-Lsn`` from a write's response: the read waits until the
 sinks that serve it have applied the write. The read is refused with 503 and
 ``Retry-After`` if that takes too long, with 400 if the LSN is not one of the source,
-and with 501 if the storefront was started without ``--config``. Other answers: 503 when
-the search index or the cache is unavailable.
+and with 501 if the storefront was started without ``--config``. Both also answer 503
+while the search index or the cache that they read is unavailable.
 
 Every order comes with the positions of its copies. A position is the log LSN in 16 hex
-digits, a dot, and the ordinal in the commit; compared as text, the greater is newer.
+digits, a dot, and the ordinal in the commit; of two positions, the greater text is the
+newer one.
 """
 
 import uuid
@@ -62,10 +63,10 @@ class SearchQuery(Input):
 
 class FreshnessDocument(Document):
     """
-    The freshness of an answer.
+    The freshness of a response.
 
-    ``lsn``: everything committed up to it is in the answer; null if no LSN was given.
-    ``waited_ms``: the time until each target had applied it.
+    ``lsn``: the response has everything committed up to this LSN; null if the request
+    had none. ``waited_ms``: the time until each target had applied everything up to it.
     """
 
     lsn: str | None
@@ -73,7 +74,7 @@ class FreshnessDocument(Document):
 
 
 class OrderLineDocument(Document):
-    """A product of an order."""
+    """A line of an order."""
 
     line_no: int
     product_id: str
@@ -100,8 +101,8 @@ class CurrentOrderDocument(FoundOrderDocument):
     """
     An order from the newer of its two copies.
 
-    ``served_from``: the target whose copy is newer; if both are of one commit, the
-    cache. ``cache_position`` is null while the cache lacks the order's row.
+    ``served_from``: the target whose copy is newer; the cache, if one commit wrote both
+    copies. ``cache_position`` is null while the cache lacks the order's row.
     """
 
     served_from: Literal["cache", "search"]
@@ -119,7 +120,7 @@ class FoundProductDocument(Document):
 
 
 class SearchDocument(Document):
-    """The orders and products that were found, the best ones first."""
+    """The orders and products that were found, best matches first."""
 
     orders: list[FoundOrderDocument]
     products: list[FoundProductDocument]

@@ -8,16 +8,17 @@ GET  /                    products with their stock, page by page
 GET  /basket              the basket, and the check-out
 GET  /orders              the orders of this browser's customer, from the read side
 GET  /orders/{id}         an order's saga, live, and where the order can be read
-GET  /find                orders and products that have the first 8 words of a text
+GET  /find                orders and products that match the first 8 words of a text
 GET  /orders/{id}/saga    the part of an order's page that changes
 GET  /orders/{id}/read    when a write has become visible in a target, as JSON
 POST ...                  changes the basket or an order, and redirects to a page
 ========================  ===========================================================
 
-Only the live parts need a script, which is part of this package and fetches them
-repeatedly. Three cookies keep the customer, the basket, and the LSN of the last write.
-A basket has product ids and quantities only; prices come from inventory. The pages load
-nothing from other sites, and a form that another site sends is refused.
+Only the live parts of the pages need a script, which is part of this package and
+fetches these parts repeatedly. Three cookies keep the customer, the basket, and the LSN
+of the last write. A basket has product ids and quantities only; prices come from
+inventory. The pages load nothing from other sites, and a form that another site sends
+is refused.
 """
 
 import uuid
@@ -84,7 +85,7 @@ blueprint = Blueprint(
 
 
 class PageContext(NamedTuple):
-    """The parts that pages need; stored in the application as ``EXTENSION``."""
+    """The parts that pages need; kept in ``app.extensions[EXTENSION]``."""
 
     shop: Shop
     reads: ReadSide
@@ -116,7 +117,7 @@ def _quantity(text: str) -> int:
     Read a quantity, at most ``MAX_QUANTITY``.
 
     Raises:
-        ValueError: It is not a short number.
+        ValueError: The text is not a whole number of at most five digits.
     """
     if not (text.isascii() and text.isdecimal() and len(text) <= len("99999")):
         message = "must be a whole number"
@@ -134,7 +135,7 @@ def refuse_other_sites() -> None:
 
 @blueprint.after_request
 def with_policy(response: Response) -> Response:
-    """Let the page load nothing but this package's own files."""
+    """Let the page load nothing but files of this site."""
     return protect_page(response, is_static=request.endpoint == "pages.static")
 
 
@@ -148,14 +149,14 @@ def on_refusal(error: ProblemError) -> tuple[str, int]:
 
 @blueprint.errorhandler(UnavailableError)
 def on_unavailable(error: UnavailableError) -> tuple[str, int, dict[str, str]]:
-    """Show on a page that a service or a target is unavailable."""
+    """Show a page that says which service or target is unavailable."""
     page = render_template("problem.html", title=str(error), reasons=[error.remedy])
     return page, HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "1"}
 
 
 @blueprint.app_template_filter("clock_time")
 def clock_time(text: str) -> str:
-    """Write the time of a document, in UTC."""
+    """Format a document's timestamp, in UTC."""
     at = datetime.fromisoformat(text).astimezone(UTC)
     return f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
@@ -270,7 +271,7 @@ def saga(order_id: int) -> str:
 
 @blueprint.get("/orders/<bigint:order_id>/read")
 def read(order_id: int) -> Response:
-    """Wait until a target has a write; answer with the order's status and the time."""
+    """Wait until a target has a write; answer with the order's status and the delay."""
     kind, lsn = request.args.get("from", "cache"), request.args.get("lsn") or None
     if kind not in ("cache", "search"):
         message = "An order is read from the cache or from search."
@@ -290,7 +291,7 @@ def read(order_id: int) -> Response:
 
 @blueprint.post("/orders/<bigint:order_id>/<any(pay, cancel, return):action>")
 def change_order(order_id: int, action: str) -> Response:
-    """Pay, cancel or return an order."""
+    """Pay for, cancel or return an order."""
     body = {}
     if action == "pay":
         body["payment_method"] = request.form.get("payment_method") or "card"
@@ -312,7 +313,7 @@ def orders() -> str:
 
 @blueprint.get("/find")
 def find() -> str:
-    """Show the orders and products that have each of the first 8 words of a text."""
+    """Show the orders and products that match each of the first 8 words of a text."""
     text = request.args.get("q", "").strip()[:200]
     if not text:
         return render_template("find.html", text="", orders=(), products=())
@@ -342,7 +343,7 @@ def _saga_values(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _name_of(line: Mapping[str, Any]) -> str:
-    """Return the name of a line's product, or its id if inventory has no answer."""
+    """Return the name of a line's product, or its id if inventory cannot name it."""
     try:
         name: str = _context().shop.product(line["product_id"])["name"]
     except (NotFoundError, UnavailableError):
@@ -371,7 +372,7 @@ def _basket() -> Basket:
 
 
 def _basket_lines() -> Sequence[dict[str, Any]]:
-    """Read the products of the basket, without those that no longer exist."""
+    """Read the products of the basket; leave out products that no longer exist."""
     lines = []
     for product_id, quantity in _basket().items():
         try:
@@ -399,10 +400,10 @@ def _uuid_of(text: str | None) -> uuid.UUID | None:
 
 
 def _since(written_ms: str | None) -> int | None:
-    """Return the milliseconds since a write, given in milliseconds of the epoch."""
+    """Return the milliseconds since a write, whose time is in epoch milliseconds."""
     if not (written_ms and written_ms.isascii() and written_ms.isdecimal()):
         return None
-    # Thirteen digits until the year 2286.
+    # Epoch milliseconds have 13 digits until the year 2286.
     return max(0, _now_ms() - int(written_ms[:13]))
 
 

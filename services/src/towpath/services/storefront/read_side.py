@@ -1,10 +1,10 @@
 """
-Reads orders and products from the sinks' targets, and waits for a client's writes.
+Read orders and products from the sinks' targets, and wait for a client's writes.
 
 The search index has an order's whole document, from its events; the cache has its row
 of ``shop.orders``. Both carry the position of the change that wrote them, and positions
 of one commit differ only in their ordinal. The positions therefore show which of two
-copies of an order is newer; the answer has the newer one.
+copies of an order is newer; the response has the newer one.
 
 A read with an LSN first waits until each sink that serves it has applied everything
 that was committed up to the LSN. The index is then refreshed, because a search finds a
@@ -34,7 +34,7 @@ from towpath.services.storefront.waits import (
     malformed_lsn,
 )
 
-# Redis and OpenSearch answer within milliseconds; this only bounds one that hangs.
+# Redis and OpenSearch answer within milliseconds; this only bounds a call that hangs.
 ANSWER_WITHIN_S: Final = 5.0
 # A search ignores further words; the texts of /search and /find name the number.
 MAX_WORDS: Final = 8
@@ -73,7 +73,7 @@ class Copy(NamedTuple):
 
     @property
     def log_lsn(self) -> int:
-        """The place of its commit in the log; zero if it is unknown."""
+        """The place of the change's commit in the log; zero if it is unknown."""
         try:
             return parse_position(self.position).log_lsn
         except ValueError:
@@ -112,7 +112,7 @@ class SearchIndex:
 
     def find_orders(self, text: str, limit: int) -> Found:
         """
-        Find the orders whose fields have the first words of a text, best ones first.
+        Find the orders whose fields match the first words of a text, best match first.
 
         Each of the first ``MAX_WORDS`` words must match.
 
@@ -124,7 +124,7 @@ class SearchIndex:
 
     def find_products(self, text: str, limit: int) -> Found:
         """
-        Find the products whose fields have the first words of a text.
+        Find the products whose fields match the first words of a text.
 
         Each of the first ``MAX_WORDS`` words must match.
 
@@ -169,7 +169,7 @@ class SearchIndex:
         Check that the index answers.
 
         Raises:
-            SearchUnavailableError: It does not.
+            SearchUnavailableError: The index does not answer.
         """
         with _search_errors():
             self._client.info()
@@ -206,35 +206,35 @@ def _search_errors() -> Iterator[None]:
         raise SearchUnavailableError(message) from error
 
 
-def _first_words(text: str, ways: Callable[[str], list[Any]]) -> dict[str, Any]:
-    """Return the query that each of the first words of a text matches."""
+def _first_words(text: str, clauses: Callable[[str], list[Any]]) -> dict[str, Any]:
+    """Return a query for documents that match each of the first words of a text."""
     words = text.split()[:MAX_WORDS]
     if not words:
         return {"match_none": {}}
-    return {"bool": {"must": [{"bool": {"should": ways(word)}} for word in words]}}
+    return {"bool": {"must": [{"bool": {"should": clauses(word)}} for word in words]}}
 
 
 def _of_order(word: str) -> list[Any]:
-    """Return the ways in which a word may match an order."""
-    ways: list[Any] = [
+    """Return the clauses by which a word may match an order."""
+    clauses: list[Any] = [
         {"term": {"status": word.lower()}},
         {"match_bool_prefix": {"note": word}},
     ]
     if (number := _number(word)) is not None:
-        ways.append({"term": {"order_id": {"value": number, "boost": 10.0}}})
+        clauses.append({"term": {"order_id": {"value": number, "boost": 10.0}}})
     if (known := _uuid(word)) is not None:
         line = {"term": {"lines.product_id": known}}
-        ways.append({"term": {"customer_id": known}})
-        ways.append({"nested": {"path": "lines", "query": line}})
-    return ways
+        clauses.append({"term": {"customer_id": known}})
+        clauses.append({"nested": {"path": "lines", "query": line}})
+    return clauses
 
 
 def _of_product(word: str) -> list[Any]:
-    """Return the ways in which a word may match a product."""
-    ways: list[Any] = [{"match_bool_prefix": {"name": word}}]
+    """Return the clauses by which a word may match a product."""
+    clauses: list[Any] = [{"match_bool_prefix": {"name": word}}]
     if (known := _uuid(word)) is not None:
-        ways.append({"term": {"id": known}})
-    return ways
+        clauses.append({"term": {"id": known}})
+    return clauses
 
 
 def _number(word: str) -> int | None:
@@ -273,7 +273,7 @@ class OrderCache:
 
     def rows(self, order_ids: Sequence[int]) -> dict[int, Copy]:
         """
-        Read the rows of orders; those that the cache lacks are left out.
+        Read the rows of orders; leave out orders that the cache lacks.
 
         Raises:
             CacheUnavailableError: The cache does not answer.
@@ -293,7 +293,7 @@ class OrderCache:
         Check that the cache answers.
 
         Raises:
-            CacheUnavailableError: It does not.
+            CacheUnavailableError: The cache does not answer.
         """
         with _cache_errors():
             self._client.ping()
@@ -314,7 +314,7 @@ def _cache_errors() -> Iterator[None]:
 
 class CurrentOrder(NamedTuple):
     """
-    An order in its newest copy.
+    An order, as the newest of its copies has it.
 
     Attributes:
         document: Its document; status, note and time are those of the newest copy.
@@ -355,7 +355,7 @@ class ReadSide:
         Args:
             search: The search index.
             cache: The cache.
-            waits: Waits for an LSN; None: reads with an LSN are refused.
+            waits: Waits for an LSN; if None, reads with an LSN are refused.
         """
         self.search = search
         self.cache = cache
@@ -409,7 +409,7 @@ class ReadSide:
         Check that both targets answer.
 
         Raises:
-            UnavailableError: One does not.
+            UnavailableError: A target does not answer.
         """
         self.search.check()
         self.cache.check()

@@ -2,8 +2,8 @@
 An order's saga as a timeline: what each service did, and when. No I/O, no framework.
 
 Each service has a lane. A moment is a dot in the lane of its service, below the moment
-before it, and a line joins them: it shows how the order went from service to service.
-Moments that are awaited stand at the end, without a time.
+before it, and a line joins the two. The lines show how the order moves between
+services. Awaited moments are at the end, without a time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 LANES: Final = ("orders", "inventory", "payments", "shipping")
-# Sizes of the drawing, in its own units: the page scales it by its style sheet.
+# Sizes of the drawing, in its own units; the page's style sheet scales it.
 LANE_WIDTH: Final = 28
 ROW_HEIGHT: Final = 58
 
@@ -31,10 +31,10 @@ STEPS: Final[Mapping[str, SagaEvent]] = {
     "stock_released": SagaEvent("inventory", "Stock released"),
     "stock_sold": SagaEvent("inventory", "Stock sold"),
     "stock_returned": SagaEvent("inventory", "Stock taken back"),
-    "payment_authorized": SagaEvent("payments", "Payment authorised"),
+    "payment_authorized": SagaEvent("payments", "Payment authorized"),
     "payment_declined": SagaEvent("payments", "Payment declined", is_bad=True),
     "payment_captured": SagaEvent("payments", "Payment captured"),
-    "payment_voided": SagaEvent("payments", "Authorisation given back"),
+    "payment_voided": SagaEvent("payments", "Authorization voided"),
     "payment_refunded": SagaEvent("payments", "Payment refunded"),
     "shipment_dispatched": SagaEvent("shipping", "Parcel dispatched"),
     "shipment_failed": SagaEvent("shipping", "Parcel undeliverable", is_bad=True),
@@ -50,13 +50,14 @@ STATUSES: Final[Mapping[str, SagaEvent]] = {
     "completed": SagaEvent("orders", "Order completed"),
     "returned": SagaEvent("orders", "Goods returned"),
 }
-# For each status: sets of steps, one of each still to come, and the label of each set.
+# By status: sets of steps with a label. A set is awaited until one of its steps is
+# taken.
 _RESERVED: Final = ({"stock_reserved"}, SagaEvent("inventory", "Reserving stock"))
 _AWAITED: Final[Mapping[str, Sequence[tuple[set[str], SagaEvent]]]] = {
     "placed": (_RESERVED,),
     "paying": (
         _RESERVED,
-        ({"payment_authorized"}, SagaEvent("payments", "Authorising the payment")),
+        ({"payment_authorized"}, SagaEvent("payments", "Authorizing the payment")),
     ),
     "confirmed": (
         ({"payment_captured"}, SagaEvent("payments", "Capturing the payment")),
@@ -78,7 +79,7 @@ _AWAITED: Final[Mapping[str, Sequence[tuple[set[str], SagaEvent]]]] = {
         ),
         (
             {"payment_declined", "payment_voided", "payment_refunded"},
-            SagaEvent("payments", "Giving the money back"),
+            SagaEvent("payments", "Voiding or refunding the payment"),
         ),
     ),
     "returned": (
@@ -98,17 +99,17 @@ ACTIONS: Final[Mapping[str, Sequence[str]]] = {
 
 class Moment(NamedTuple):
     """
-    A dot of the timeline.
+    A dot on the timeline.
 
     Attributes:
-        service: The service, a lane.
-        text: Its action, in words.
-        detail: A remark of the service, such as a reason or a tracking number.
+        service: The service, in whose lane the dot is.
+        text: The service's action, in words.
+        detail: The service's remark, such as a reason or a tracking number.
         elapsed: The time since the order was placed, such as ``+0.42 s``; empty if the
             moment is awaited.
         is_bad: Whether the step failed, or the order was cancelled.
-        x: The centre of the dot, from the left.
-        y: The centre of the dot, from the top.
+        x: The center of the dot, from the left.
+        y: The center of the dot, from the top.
     """
 
     service: str
@@ -121,7 +122,7 @@ class Moment(NamedTuple):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether it has not happened yet."""
+        """Whether the moment has not happened yet."""
         return not self.elapsed
 
 
@@ -131,9 +132,9 @@ class Timeline(NamedTuple):
 
     Attributes:
         moments: All moments, from the top.
-        hops: The lines between moments, as paths of SVG, and whether each leads to an
+        hops: The lines between moments, as SVG paths, and whether each leads to an
             awaited moment.
-        height: Its height.
+        height: The height of the drawing.
     """
 
     moments: Sequence[Moment]
@@ -188,11 +189,11 @@ def _awaited(order: Mapping[str, Any]) -> list[SagaEvent]:
     if order["saga"]["is_settled"]:
         return []
     taken = {step["step"] for step in order["saga"]["steps"]}
-    is_paid_for = order["payment_method"] is not None
+    has_payment_method = order["payment_method"] is not None
     return [
         event
         for steps, event in _AWAITED.get(order["status"], ())
-        if not steps & taken and (is_paid_for or event.service != "payments")
+        if not steps & taken and (has_payment_method or event.service != "payments")
     ]
 
 

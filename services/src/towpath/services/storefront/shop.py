@@ -1,10 +1,10 @@
 """
-The services of the shop over HTTP, as the pages call them.
+The pages' client of the shop's services, over HTTP.
 
-A refusal of a service is raised here too: 404 and 409 as they are, all others as
-``InvalidInputError``. A service that fails or does not answer is reported as
-unreachable. Writes carry an idempotency key, so that a repeated write is executed once,
-and return the LSN of their commit.
+A service's refusal is raised as the error for the same status if it is 404 or 409, and
+as ``InvalidInputError`` otherwise. A service that fails or does not answer is reported
+as unreachable. Writes carry an idempotency key, so that a repeated write is executed
+once, and return the LSN of their commit.
 """
 
 import logging
@@ -27,7 +27,7 @@ from towpath.services.plumbing.http import (
 from towpath.services.plumbing.idempotency import HEADER as IDEMPOTENCY_KEY
 from towpath.services.plumbing.tracing import request_headers
 
-# A service waits for a lock for at most five seconds.
+# Longer than the five seconds for which a service waits for a row lock.
 _ANSWER_WITHIN_S: Final = 8.0
 _REFUSALS: Final[Mapping[int, type[ProblemError]]] = {
     HTTPStatus.NOT_FOUND: NotFoundError,
@@ -118,11 +118,11 @@ class Shop:
 
     def change(self, order_id: int, action: str, body: Mapping[str, str]) -> Written:
         """
-        Pay, cancel or return an order.
+        Pay for, cancel or return an order.
 
         Raises:
             NotFoundError: There is no such order.
-            ConflictError: Its status does not allow it.
+            ConflictError: The order's status does not allow the action.
             InvalidInputError: The payment method or the reason is invalid.
             ServiceUnreachableError: Orders does not answer.
         """

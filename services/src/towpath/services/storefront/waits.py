@@ -1,8 +1,8 @@
 """
-Waits for a client's writes: until the sinks that serve a read have applied an LSN.
+Wait for a client's writes: until the sinks that serve a read have applied an LSN.
 
 A waiter keeps its connections and is used by one thread at a time. A waiter whose wait
-has ended is used again; a new one is made only if all others are in use.
+has ended is reused; a new one is made only if all others are in use.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from towpath.services.plumbing.http import (
 
 
 class CannotWaitError(ProblemError):
-    """The read names an LSN, and this storefront was given no configuration."""
+    """The read has an LSN, but the storefront was started without a configuration."""
 
     status = HTTPStatus.NOT_IMPLEMENTED
     slug = "cannot-wait"
@@ -36,8 +36,8 @@ class LsnWaiter(Protocol):
         Return when the sink has applied everything that was committed by the LSN.
 
         Raises:
-            UnavailableError: It is not applied in time.
-            UsageError: The LSN is outside of the history.
+            UnavailableError: The LSN is not applied in time.
+            UsageError: The LSN is outside the history that the relay follows.
         """
 
     def close(self) -> None:
@@ -77,8 +77,8 @@ class SinkWaits:
             The milliseconds since the start of the wait, for each kind.
 
         Raises:
-            MalformedError: The LSN is outside of the history.
-            UnavailableError: It is not applied in time.
+            MalformedError: The LSN is outside the history that the relay follows.
+            UnavailableError: The LSN is not applied in time.
         """
         began_s = self._clock.monotonic_s()
         deadline = Deadline(self._clock, self._timeout_s)
@@ -100,7 +100,7 @@ class SinkWaits:
     @contextmanager
     def _waiter(self) -> Iterator[LsnWaiter]:
         try:
-            # One call of a list is atomic: no two threads get the same waiter.
+            # ``list.pop`` is atomic: no two threads get the same waiter.
             waiter = self._idle.pop()
         except IndexError:
             waiter = self._make()

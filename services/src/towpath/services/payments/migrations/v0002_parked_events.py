@@ -20,4 +20,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Leave the key: the previous version works with either key."""
+    """Keep the new key: the previous version works with either one."""

@@ -180,7 +180,7 @@ def test_two_routes_of_one_name_are_refused(tmp_path: Path):
     """
     again = GOOD + GOOD[GOOD.index("[[sink.route]]") :]
 
-    assert "two routes write the same name" in mistakes(tmp_path, again)[0]
+    assert "two routes have the same name" in mistakes(tmp_path, again)[0]
 
 
 @pytest.mark.parametrize("text", ["version = ", "\udcff"])

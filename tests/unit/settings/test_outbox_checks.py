@@ -24,7 +24,7 @@ url = "http://localhost:1"
     [
         ('placements = ["a:partition", "b:partition"]', "partition is given more"),
         ('placements = ["a:header:x", "b:header:x"]', "header x is given more"),
-        ('placements = ["a:envelope:payload"]', "payload in an envelope"),
+        ('placements = ["a:envelope:payload"]', "an envelope already has"),
         ('placements = ["a:header:position"]', "header position is the relay's own"),
         ('placements = ["a:header:id"]', "header id is the relay's own"),
         ('cloudevents = "/x"\ncolumns = { type = "" }', "needs relay.outbox.columns"),

@@ -175,7 +175,7 @@ def test_a_topic_in_two_shapes_is_of_a_cache_only():
     routes = ({}, {"exclude": ["a"]})
     (message,) = mistakes(*routes)
 
-    assert "give one of them a sink of its own" in message
+    assert "move one of the routes to another sink" in message
     assert 2 == len(check(*routes, kind="cache").sink[0].route)
     assert 2 == len(check({}, {"key": "x-{id}"}).sink[0].route)
 

@@ -125,7 +125,8 @@ def test_a_placeholder_that_is_no_hex_is_a_mistake(text: str):
     """
     The relay would find it only with the first table.
     """
-    expected = f"relay.rows.placeholder: {text!r}: an even number of hex digits follows"
+    even = "must have an even number of hex digits"
+    expected = f"relay.rows.placeholder: {text!r}: {even} after"
 
     assert (f"{expected} 'hex:'",) == mistakes({"rows": {"placeholder": text}})
 

@@ -100,7 +100,7 @@ def test_expressions_exclude_the_outbox_and_the_signal_table():
         ({"source": {"tables": ["orders"]}}, "source.0.tables.0: must be schema.table"),
         (
             {"source": {"tables": ["s.a"], "exclude_tables": [r"s\..*"]}},
-            r"source.exclude_tables: s\..* is s.a, which source.tables names",
+            r"source.exclude_tables: s\..* matches s.a, which source.tables names",
         ),
         (
             {

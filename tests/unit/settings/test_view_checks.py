@@ -46,7 +46,7 @@ def mistakes(folder: Path, **parts: str) -> str:
         ({"more": AGAIN}, "outbox.order is declared more than once"),
         ({"more": AGAIN + 'name = "more"\nid_form = "uuid"'}, "differ in id_form"),
         ({"tables": '["s.state"]'}, "s.state is one of source.tables"),
-        ({"tables": '["outbox.order"]'}, "outbox.order is the name in signals"),
+        ({"tables": '["outbox.order"]'}, "outbox.order is also the name by which"),
         ({"options": 'table = "s.state"'}, "s.state is the outbox"),
         ({"options": 'route_by = "tenant"'}, "tenant is not a column of views"),
         ({"options": 'placements = ["p:partition"]'}, "p:partition needs a column"),
@@ -73,7 +73,13 @@ def test_all_mistakes_of_views_are_reported_at_once(tmp_path: Path):
         options='route_by = "tenant"\nplacements = ["p:partition"]',
     )
 
-    for message in ("more than once", "source.tables", "in signals", "tenant", "needs"):
+    for message in (
+        "more than once",
+        "source.tables",
+        "which signals",
+        "tenant",
+        "needs",
+    ):
         assert message in found
 
 

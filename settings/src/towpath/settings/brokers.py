@@ -3,8 +3,9 @@
 
 ``[kafka.client]`` has librdkafka's setting names. Spark reads the same topics through
 Kafka's Java client, which has other names for TLS and login. Settings with a
-counterpart are translated here; a setting of TLS or login without one is reported, so
-that no client runs without it. Settings that only tune librdkafka are not translated.
+counterpart are translated here; a TLS or login setting without one is reported, so that
+no client runs without TLS or a login by mistake. Settings that only tune librdkafka are
+not translated.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -94,7 +95,7 @@ _TRANSLATED: Final = frozenset(
         "ssl.endpoint.identification.algorithm",
     }
 )
-# Java's library reads keys as PKCS#8 only.
+# Kafka's Java client reads keys only as PKCS#8.
 _KEY_HEADERS: Final = ("-----BEGIN PRIVATE KEY", "-----BEGIN ENCRYPTED PRIVATE KEY")
 
 
@@ -126,8 +127,8 @@ def spark_options(
         read: Reads a key or certificate file; by default from the file system.
 
     Raises:
-        ConfigurationError: A file cannot be read, or Java's client does not accept it
-            or the SASL mechanism.
+        ConfigurationError: A file cannot be read, or Kafka's Java client does not
+            accept the key in it or the SASL mechanism.
     """
     properties = {
         "bootstrap.servers": kafka.bootstrap_servers,
@@ -147,7 +148,7 @@ def spark_options(
 
 
 def unused(kafka: Kafka) -> Iterator[str]:
-    """List settings of TLS and login that the security protocol leaves unused."""
+    """List TLS and login settings that have no effect with the security protocol."""
     for name in sorted(kafka.client):
         if name.startswith(_TLS) and not kafka.protocol.endswith("SSL"):
             yield name
@@ -156,13 +157,13 @@ def unused(kafka: Kafka) -> Iterator[str]:
 
 
 def without_counterpart(kafka: Kafka) -> Iterator[str]:
-    """List settings of TLS and login that Spark's client does not have."""
+    """List TLS and login settings that have no counterpart in Spark's client."""
     for name in sorted(kafka.client):
         is_known = name in _COUNTERPARTS or name in _TRANSLATED
         if name.startswith((*_TLS, *_LOGIN)) and not is_known:
             yield name
     if kafka.protocol.startswith("SASL") and kafka.mechanism not in _MODULES:
-        # librdkafka's default.
+        # GSSAPI is librdkafka's default.
         yield f"sasl.mechanism = {kafka.mechanism or 'GSSAPI'}"
 
 

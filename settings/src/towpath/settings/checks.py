@@ -1,15 +1,15 @@
 """
 Checks of the whole configuration that need no server.
 
-Each check declares the keys that it reads. It is skipped while one of them is itself
-wrong, so that no mistake is reported twice.
+Each check declares the keys that it reads. A check is skipped if one of its keys is
+itself wrong, so that no mistake is reported twice.
 
-``[kafka.client]``: every setting of TLS and login must have an effect.
+``[kafka.client]``: every TLS and login setting must have an effect.
 
 Row changes: ``[relay.rows]`` must choose JSON, and value forms that sinks read. Sinks
 parse a value by its column's type, so a numeric sent as bytes, or a time sent as a
 number, would make each record a dead letter or store a value other than the source's.
-A relay whose file declares no sinks of tables may use any form.
+A relay whose file declares no sink with a table route may use any form.
 
 Aggregate views must be consistent with each other and with the rest. A READ event goes
 to the topic of the aggregate's streamed events, so the view must have the columns that
@@ -139,8 +139,9 @@ def views_agree(settings: Settings) -> Iterator[str]:
             )
         if view.collection in tables:
             yield (
-                f"source.tables: {view.collection} is the name in signals of "
-                f"{view.aggregate_type}'s view (relay.outbox.view): rename one of them"
+                f"source.tables: {view.collection} is also the name by which signals "
+                f"request {view.aggregate_type}'s view (relay.outbox.view): rename one "
+                "of them"
             )
 
 
@@ -249,7 +250,7 @@ def _target(sink: Sink) -> Iterator[str]:
 
 Check = Callable[[Settings], Iterator[str]]
 
-# Headers, besides those of every event, by which a restart recognises records.
+# Besides the headers of every event: those by which a restart recognizes records.
 _OUR_HEADERS: Final = frozenset(
     {headers.POSITION, headers.SNAPSHOT, headers.PARKED, headers.RELEASED}
 )
@@ -326,8 +327,8 @@ def _names_are_captured(settings: Settings) -> Iterator[str]:
         for entry in source.exclude_tables:
             if matches(entry, name):
                 yield (
-                    f"source.exclude_tables: {entry} is {name}, which source.tables "
-                    "names: leave one of them out"
+                    f"source.exclude_tables: {entry} matches {name}, which "
+                    "source.tables names: leave one of them out"
                 )
 
 
@@ -376,7 +377,10 @@ def _placements_agree(settings: Settings) -> Iterator[str]:
     standing = outbox.columns.standing_headers
     for each in placements:
         if each.place is PlacedIn.ENVELOPE and each.name == "payload":
-            yield "relay.outbox.placements: payload in an envelope is the event's own"
+            yield (
+                "relay.outbox.placements: an envelope already has the event's payload: "
+                "place the column under another name"
+            )
         is_ours = each.name in standing or each.name in _OUR_HEADERS
         is_header = each.place is PlacedIn.HEADER
         if is_header and is_ours and standing.get(each.name) != each.column:

@@ -2,7 +2,7 @@
 Environment variables that override keys of the file, at any depth.
 
 ``TOWPATH_<SECTION>__<KEY>`` overrides a key (``TOWPATH_RELAY__OUTBOX__TOPIC``). The one
-source needs no index (``TOWPATH_SOURCE__DSN``); a sink is named
+source needs no index (``TOWPATH_SOURCE__DSN``); a sink is found by its name
 (``TOWPATH_SINK__CACHE__URL``, dashes as underscores). Plain values are used as they
 are; lists and tables are written as TOML or JSON. A variable that ends in ``_FILE``
 names a file with the value. In Kafka's client settings underscores replace dots
@@ -71,7 +71,7 @@ def _put(document: dict[str, Any], path: list[str], variable: str, text: str) ->
         path = [*path[:-1], path[-1].removesuffix(_FILE_SUFFIX.lower())]
         text = _read(text)
     if path[:-1] == _CLIENT:
-        # Shells allow no dot in a name, and none of these settings has an underscore.
+        # A shell variable's name has no dots, and no client setting has an underscore.
         path = [*path[:-1], path[-1].replace("_", ".")]
     section, place = _section(document, path)
     where = (*place, path[-1])

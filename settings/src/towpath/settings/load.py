@@ -1,5 +1,5 @@
 """
-Read ``towpath.toml``, apply the environment, and report every mistake at once.
+Read ``towpath.toml``, apply the environment, and report all mistakes together.
 
 ``TOWPATH_CONFIG`` and ``TOWPATH_STATE`` belong to the command line and override nothing
 here. A long-lived process reads the file again when it has changed.
@@ -83,7 +83,7 @@ def _remaining_contradictions(
     """List contradictions between the valid keys, if enough of them are valid."""
     pruned = copy.deepcopy(document)
     places = list(wrong)
-    # A removed value may be required: the next round puts a stand-in in its place.
+    # A removed value may be required: the next round then adds a stand-in.
     for _ in range(3):
         for place in places:
             _prune(pruned, place)
@@ -157,8 +157,8 @@ class WatchedFile:
         Read the file if it has changed since the last call.
 
         Raises:
-            ConfigurationError: The file has mistakes; each change raises it once. A
-                missing file raises it at every call.
+            ConfigurationError: The file has mistakes, which are raised once per change
+                of the file, or is missing, which is raised at every call.
         """
         stamp = self._stamp()
         if stamp is not None and stamp == self._seen:

@@ -95,7 +95,7 @@ class _Forwarder(logging.Handler):
             line = record.getMessage()
         except Exception:  # noqa: BLE001 - a mistake of the library must not end it
             line = str(record.msg)
-        # The traceback of an error is a fact of its own.
+        # The traceback of an error is a separate field.
         facts = {"exc_info": record.exc_info} if any(record.exc_info or ()) else {}
         structlog.get_logger(record.name).log(
             _level(record.levelno), _CAPTURED, line=line, **facts

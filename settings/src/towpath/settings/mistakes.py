@@ -50,7 +50,11 @@ _TOO_SHORT_TABLE: Final = "a table of {} or more keys"
 def describe_all(
     details: Sequence[ErrorDetails], variables: Mapping[Place, str]
 ) -> list[str]:
-    """Describe each mistake once: a list with wrong elements is not also too short."""
+    """
+    Describe each mistake once.
+
+    A list with wrong elements is not also reported as too short.
+    """
     places = [detail["loc"] for detail in details]
     return [
         _describe(detail, variables)
@@ -129,7 +133,7 @@ def _given(value: object) -> str:
 
 def _shown(value: object, name: str = "") -> str:
     """
-    Show a plain value without its secrets; of anything larger, show only its type.
+    Show a plain value without its secrets; show only the type of anything else.
 
     Args:
         value: The value.

@@ -218,7 +218,7 @@ def _parts(replacement: str, pattern: "re.Pattern[str]") -> Iterable[_Part]:
 
 
 def _numbered(digits: str, pattern: "re.Pattern[str]") -> Iterable[_Part]:
-    """Use as many digits as name a group; the others are plain text."""
+    """Use the most digits that name a group; the remaining digits are plain text."""
     length = len(digits)
     while length > 1 and int(digits[:length]) > pattern.groups:
         length -= 1

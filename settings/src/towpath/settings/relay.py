@@ -29,10 +29,10 @@ class FirstStart(enum.StrEnum):
     """
     The snapshots that the relay takes without a signal when it starts.
 
-    ``never``: none. ``initial``: all tables, when the relay has never run before.
-    ``initial_only``: the same, and then the relay ends. ``when_needed``: as
-    ``initial``, and to close a gap in the source's history. ``always``: all tables, at
-    each start.
+    ``never``: none. ``initial``: all tables, if the relay has never run before.
+    ``initial_only``: as ``initial``; the relay then exits. ``when_needed``: as
+    ``initial``, and also to close a gap in the source's history. ``always``: all
+    tables, at each start.
     """
 
     NEVER = "never"
@@ -73,7 +73,7 @@ class Snapshot(Section):
     source (0: no limit). With ``fill_new_tables``, a table that begins to match the
     source's ``tables`` while the relay runs gets a snapshot. ``signal_topic`` and
     ``signal_table`` are further channels for signals: a Kafka topic, through which
-    sinks request rows, and a plain table like Debezium's.
+    sinks request rows, and a plain table like Debezium's signal table.
     """
 
     mode: FirstStart = FirstStart.NEVER

@@ -80,8 +80,8 @@ def _named_as_views(sink: Sink) -> Iterator[str]:
     for name in (route.name for route in sink.route):
         if of_route := views.get(name.lower()):
             yield (
-                f"sink.{sink.name}.route.{name}.name: is the view of the route "
-                f"{of_route}: give it another name"
+                f"sink.{sink.name}.route.{name}.name: is the name of the view of the "
+                f"route {of_route}: choose another name"
             )
 
 
@@ -91,12 +91,13 @@ def _too_long(route: Route, sink: Sink, where: str) -> Iterator[str]:
     if len(topic) > MAX_TOPIC_LENGTH:
         yield (
             f"{where}.topic: rows that are read for {sink.name} alone have the topic "
-            f"{topic}, of {len(topic)} characters; Kafka takes {MAX_TOPIC_LENGTH}: "
+            f"{topic}, of {len(topic)} characters; Kafka allows {MAX_TOPIC_LENGTH}: "
             "give the sink a shorter name"
         )
 
 
-def _index_name(name: str) -> str:
+def _index_mistake(name: str) -> str:
+    """Return why a name cannot be an index's; empty if it can."""
     is_index = (
         name == name.lower()
         and not name.startswith(("-", "_", "+", "."))
@@ -114,14 +115,16 @@ def _index_name(name: str) -> str:
     )
 
 
-def _lake_name(name: str) -> str:
+def _lake_mistake(name: str) -> str:
+    """Return why a name cannot be a warehouse table's; empty if it can."""
     schema, dot, table = name.partition(".")
     is_table = schema and dot and table and "." not in table
     return "" if is_table else f"{name!r} is not a table: name it schema.table"
 
 
-def _table_name(name: str) -> str:
-    misnamed = _lake_name(name)
+def _table_mistake(name: str) -> str:
+    """Return why a name cannot be a Postgres table's; empty if it can."""
+    misnamed = _lake_mistake(name)
     schema, _, table = name.partition(".")
     if misnamed:
         return misnamed
@@ -137,7 +140,7 @@ def _table_name(name: str) -> str:
 
 
 def _written_twice(sinks: Iterable[Sink]) -> Iterator[str]:
-    """List routes that write to the same place as another sink's route."""
+    """List routes that write to the same place as another sink's route does."""
     first: dict[tuple[object, ...], str] = {}
     for sink in sinks:
         for route in sink.route if sink.kind in _HAVE_PLACES else ():
@@ -146,7 +149,7 @@ def _written_twice(sinks: Iterable[Sink]) -> Iterator[str]:
             if other != sink.name:
                 yield (
                     f"sink.{sink.name}.route.{route.name}.name: {other} also "
-                    f"writes {route.name} there: give it another name, or another url"
+                    f"writes {route.name} there: choose another name or another url"
                 )
 
 
@@ -163,14 +166,14 @@ def _named_as_rebuilds(sinks: Iterable[Sink]) -> Iterator[str]:
             if owner := owners.get((*sink.target, name)):
                 yield (
                     f"sink.{sink.name}.route.{name}.name: the sink {owner} gives this "
-                    "name to the index of a rebuild: give it another name"
+                    "name to the index of a rebuild: choose another name"
                 )
 
 
 _MISNAMED: Final[Mapping[str, Callable[[str], str]]] = {
-    SinkKind.POSTGRES: _table_name,
-    SinkKind.SEARCH: _index_name,
-    SinkKind.WAREHOUSE: _lake_name,
+    SinkKind.POSTGRES: _table_mistake,
+    SinkKind.SEARCH: _index_mistake,
+    SinkKind.WAREHOUSE: _lake_mistake,
 }
 
 
@@ -279,7 +282,8 @@ def _shapes_differ(sink: Sink) -> Iterator[str]:
         if _shape(route) != _shape(other):
             yield (
                 f"sink.{sink.name}.route.{route.name}.topic: {other.name} reads "
-                f"{route.topic} in another shape: give one of them a sink of its own"
+                f"{route.topic} in another shape: move one of the routes to another "
+                "sink"
             )
 
 

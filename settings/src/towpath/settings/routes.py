@@ -38,7 +38,7 @@ def parse_template(text: str) -> tuple[KeyPart, ...]:
     Parse a template.
 
     Raises:
-        ValueError: It is malformed, or two keys could have the same id.
+        ValueError: The text is malformed, or two keys could have the same id.
     """
     # Texts at even indices, columns at odd ones.
     pieces = _COLUMN.split(text)

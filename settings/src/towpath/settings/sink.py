@@ -85,9 +85,9 @@ class WriteFrom(enum.StrEnum):
     """
     The processes that write a sink's target.
 
-    ``driver``: the driver's process. ``executors``: large batches are written from all
-    executors of the cluster at once. ``auto``: as ``executors`` on a cluster, if
-    executors can write to the kind, else as ``driver``.
+    ``driver``: the driver's process. ``executors``: all executors of the cluster write
+    large batches in parallel. ``auto``: as ``executors`` on a cluster, if executors can
+    write to the kind, else as ``driver``.
     """
 
     AUTO = "auto"
@@ -183,7 +183,7 @@ class WebhookOptions(Section):
 
     ``secrets`` sign every request; during a rotation there are two, and the request has
     a signature of each. A request carries at most ``changes_per_request`` changes,
-    ``concurrency`` requests are open at once, and one without an answer within
+    ``concurrency`` requests are open at a time, and one without a response within
     ``timeout_s`` is sent again. A change becomes a dead letter after
     ``give_up_attempts`` failed attempts over ``give_up_after_s``, if the receiver
     accepts other changes.
@@ -193,8 +193,8 @@ class WebhookOptions(Section):
     changes_per_request: int = Field(default=1, ge=1, le=1000)
     concurrency: int = Field(default=8, ge=1, le=64)
     timeout_s: float = Field(default=10.0, gt=0, le=300)
-    # With the driver's back-off, two minutes are about twenty attempts. A receiver that
-    # is redeployed or waits for a lock is back by then.
+    # With the driver's backoff, two minutes are about twenty attempts. A receiver that
+    # is being redeployed or waits for a lock is back by then.
     give_up_attempts: int = Field(default=10, ge=2)
     give_up_after_s: float = Field(default=120.0, gt=0)
 
@@ -318,8 +318,8 @@ _DOCUMENTS: Final = frozenset({SinkKind.POSTGRES, SinkKind.SEARCH, SinkKind.WEBH
 # ``<prefix>.dead.relay`` is the relay's own topic of dead letters.
 _RELAY: Final = "relay"
 _RECORDS: Final = 50_000
-# Regardless of its size, a batch costs the engine a tenth of a second; a commit of the
-# warehouse takes a second.
+# Regardless of its size, a batch costs the engine a tenth of a second, and a commit to
+# the warehouse takes a second.
 _MANY_RECORDS: Final[Mapping[str, int]] = {
     SinkKind.CACHE: 100_000,
     SinkKind.WAREHOUSE: 200_000,
@@ -336,9 +336,9 @@ class Sink(Section):
     other packages. ``driver`` names the Spark driver that runs the sink. ``url`` is the
     target's address: Redis, OpenSearch, the DSN of the warehouse's catalog or of
     another Postgres, or the receiver of webhooks. ``folder`` is for the files of a
-    warehouse. On a cluster, batches of at least ``spread_from_records`` are written
-    from the executors (see ``WriteFrom``). ``budget_s`` is the accepted lag; by default
-    that of the kind. ``hash_salts`` are the secrets of the routes' hashes, by name.
+    warehouse. On a cluster, executors write batches of at least ``spread_from_records``
+    (see ``WriteFrom``). ``budget_s`` is the accepted lag; each kind has a default.
+    ``hash_salts`` are the secrets of the routes' hashes, by name.
     """
 
     name: str = Field(pattern=NAME)
@@ -409,7 +409,7 @@ class Sink(Section):
             yield f"route: aggregates need a sink of the kind {allowed}"
         names = [r.name for r in self.route]
         if len(set(names)) != len(names):
-            yield "route: two routes write the same name"
+            yield "route: two routes have the same name"
 
     def _sections_of_other_kinds(self) -> Iterator[str]:
         own = self.kind if is_built_in(self.kind) else _INSTALLED_SECTION

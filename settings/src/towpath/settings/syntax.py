@@ -90,12 +90,12 @@ def linear_matcher(text: str) -> Callable[[str], bool]:
     can take hours, so expressions from outside the configuration are matched here.
 
     Raises:
-        ValueError: The text is not a regular expression of linear time, or has a part
-            that other dialects read as an operation on character sets.
+        ValueError: The text is not a regular expression that can be matched in linear
+            time, or has a part that other dialects read as a set operation.
     """
     try:
         with warnings.catch_warnings():
-            # Python warns of text that it takes literally and this matcher does not.
+            # Python warns about text that it reads literally, unlike this matcher.
             warnings.simplefilter("error", FutureWarning)
             re.compile(text)
         schema = core_schema.str_schema(
@@ -123,7 +123,7 @@ def placeholder_bytes(text: str) -> bytes:
     try:
         return bytes.fromhex(text.removeprefix(_HEX))
     except ValueError as error:
-        message = f"{text!r}: an even number of hex digits follows {_HEX!r}"
+        message = f"{text!r}: must have an even number of hex digits after {_HEX!r}"
         raise ValueError(message) from error
 
 

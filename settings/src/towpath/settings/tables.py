@@ -2,15 +2,15 @@ r"""
 The tables that the entries of ``[[source]] tables`` capture.
 
 =======================  =============================================================
-``shop.orders``          just this one, even if it is created later
-``"S.c"."a|b"``          just this one: a quoted part is not an expression
+``shop.orders``          only this table, even if it is created later
+``"S.c"."a|b"``          only this table: a quoted part is not an expression
 ``shop\.order.*``        every table whose whole name it matches, as in signals
 =======================  =============================================================
 
 An entry with a character that only expressions have is an expression, unless it is a
-quoted name. An expression is matched against schema, dot and table, unquoted. It never
-captures the outbox, the signal tables, the schemas of the server and of the relay, or
-tables that match ``exclude_tables``.
+quoted name. An expression is matched against ``schema.table`` without quotes. It never
+captures the outbox, the signal tables, tables in the schemas of the server and of the
+relay, or tables that match ``exclude_tables``.
 """
 
 import re
@@ -60,7 +60,7 @@ class Capture:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tables that are named, in their order."""
+        """The tables that entries name, in the order of the entries."""
         names = (each for each in self.entries if not is_expression(each))
         return tuple(TableName.parse(each).text for each in names)
 

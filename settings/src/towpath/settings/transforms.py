@@ -21,7 +21,7 @@ from towpath.settings.syntax import compiled, parsed_by
 
 # The range of a column of eight bytes.
 _WHOLE_NUMBERS: Final = range(-(2**63), 2**63)
-# A shorter key of a hash could be found by brute force.
+# A shorter hash key could be found by brute force.
 _LEAST_SALT_CHARACTERS: Final = 16
 
 
@@ -76,7 +76,7 @@ def parse_value_template(text: str) -> TemplateParts:
     Parse a template of values.
 
     Raises:
-        ValueError: It is malformed, or names no column.
+        ValueError: The template is malformed, or names no column.
     """
     texts, columns, at = [""], [], 0
     for token in _TEMPLATE.finditer(text):
@@ -117,7 +117,7 @@ def parse_value_type(text: str) -> ValueType:
     Parse the name of a type.
 
     Raises:
-        ValueError: Values cannot be converted to it.
+        ValueError: The text is not a type that values can be converted to.
     """
     digits = _DIGITS.fullmatch(text)
     if digits is not None and int(digits[2]) <= int(digits[1]):
@@ -219,7 +219,7 @@ ConditionValue = Annotated[Any, BeforeValidator(_check_condition)]
 ValueTemplate = Annotated[str, parsed_by(parse_value_template, optional=False)]
 ValueTypeText = Annotated[str, parsed_by(parse_value_type, optional=False)]
 
-# The options of each verb; those that it needs come first.
+# The options that each verb needs, and those that it also takes.
 _NEEDED: Final[Mapping[str, Sequence[str]]] = {
     "rename": ("to",),
     "constant": ("to",),
@@ -248,12 +248,12 @@ class Transform(Section):
     last ``keep_last`` characters. ``hash`` replaces a value by its keyed digest
     (HMAC-SHA-256) with the secret ``salt`` of ``sink.hash_salts``. ``cast`` converts a
     value to ``type``. ``mask``, ``hash`` and ``cast`` write into the column itself, or
-    into ``to``. ``drop_if`` maps columns to conditions: the sink does not have the
-    rows for which all conditions hold.
+    into ``to``. ``drop_if`` maps columns to conditions: rows for which all conditions
+    hold are not in the sink.
 
     ``python`` names an entry point of the group ``towpath.transforms``: a function of a
-    row. It sees the columns ``reads``, or all, and writes the columns ``writes``, of
-    the given types.
+    row. The function sees the columns ``reads``, or all columns, and writes the columns
+    ``writes``, of the given types.
     """
 
     rename: str | None = None

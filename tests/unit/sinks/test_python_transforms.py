@@ -182,7 +182,7 @@ def test_columns_that_do_not_fit_the_table_are_a_mistake(entry, expected):
 @pytest.mark.parametrize(
     ("note", "expected"),
     [
-        ("half", "odd returned a text that is no UTF-8 for length"),
+        ("half", "odd returned text that is not valid Unicode for length"),
         ("nan", "odd returned nan for length"),
     ],
 )

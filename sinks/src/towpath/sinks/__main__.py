@@ -1,5 +1,5 @@
 """
-The root of the sinks: the only module that knows both the engine and the targets.
+The entry point of a driver: it joins the engine and the targets.
 
 ``run`` is the process of one Spark driver. The engine is found through ``JAVA_HOME``
 and ``TOWPATH_SPARK_JARS`` (a folder), and ``TOWPATH_SPARK_MEMORY`` sets its heap;
@@ -89,8 +89,8 @@ def run(
 
     Args:
         config: The configuration file.
-        names: The sinks to run; empty for all those of the driver.
-        driver: The driver whose sinks to run, including those added later.
+        names: The sinks to run; empty for all sinks of the driver.
+        driver: The driver whose sinks to run, including sinks added later.
         java_home: The folder of a Java 21 runtime; by default ``JAVA_HOME``.
         jars: The folder of the engine's connectors; by default ``TOWPATH_SPARK_JARS``.
 
@@ -161,12 +161,12 @@ def _tracing(environ: Mapping[str, str]) -> Iterator[Tracer]:
 
 
 def _warn_of_lost_spans(reason: str) -> None:
-    """Log why spans are not exported; the driver goes on."""
+    """Log why spans are not exported; the driver continues without them."""
     _log.warning("traces not exported", reason=reason)
 
 
 def _warn_of_lost_events(reason: str) -> None:
-    """Log why lineage events are not sent; the driver goes on."""
+    """Log why lineage events are not sent; the driver continues without them."""
     _log.warning("lineage not reported", reason=reason)
 
 
@@ -221,7 +221,7 @@ def _connectors(environ: Mapping[str, str], jars: Path | None) -> tuple[Path, ..
 
 
 class _Newest:
-    """Loads the configuration; returns the last valid one if it has mistakes."""
+    """Loads the configuration; returns the last valid one if the file has mistakes."""
 
     def __init__(
         self, config: Path, environ: Mapping[str, str], settings: Settings
@@ -293,14 +293,14 @@ def _parts(
 def _on_executor(
     settings: Settings, master: str, sink: SinkSettings
 ) -> Callable[[], Sink] | None:
-    """Return the function that makes a sink on executors, if they write it."""
+    """Return the function that makes a sink on executors, if executors write to it."""
     return executor_spec(settings, sink).make if is_spread(sink, master) else None
 
 
 def _copies(
     settings: Settings, sink: SinkSettings, clock: SystemClock
 ) -> StateCopies | NoCopies:
-    """Return the copies of a sink's state, if the configuration wants them."""
+    """Return the copies of a sink's state, if the configuration asks for them."""
     if not settings.sinks.state_copies:
         return NoCopies()
     folder = sink_folder(settings.state_folder, sink.name)
@@ -319,7 +319,7 @@ def _routed(settings: Settings, sink: SinkSettings) -> RoutedRelations:
 def main() -> int:
     """Run the sinks that the command line names."""
     parser = argparse.ArgumentParser(prog="towpath.sinks", description="Run sinks.")
-    parser.add_argument("names", nargs="*", help="sinks (default: all the driver's)")
+    parser.add_argument("names", nargs="*", help="sinks (default: all of --driver)")
     parser.add_argument("--config", type=Path, default=Path("towpath.toml"))
     parser.add_argument("--driver")
     given = parser.parse_args()

@@ -1,12 +1,12 @@
 """
-Changes, events and floors: the values that records decode to. Pure.
+Changes, events and floors: the values that records decode to. No I/O.
 
-They are made once per record on the hot path: named tuples, which are several times
-cheaper to make than frozen dataclasses, and just as immutable.
+They are made once per record, on the hot path, and are therefore named tuples, which
+are several times cheaper to make than frozen dataclasses, and just as immutable.
 
 The parsers of positions, texts and JSON objects raise ``UnreadableError`` with the
 reason; ``decode`` turns it into an ``UnreadableRecord``. ``is_no_instant`` and
-``is_no_number`` find values of Postgres that targets have no room for: infinite times,
+``is_no_number`` find values of Postgres that some targets cannot hold: infinite times,
 years outside 1 to 9999, and NaN.
 """
 
@@ -55,9 +55,10 @@ class Change(NamedTuple):
     Attributes:
         route: Name of the route, that is, of the place in the sink.
         key: Values of the key's columns, in key order.
-        key_columns: Their names; empty if there are none, as in an aggregate's id.
+        key_columns: The names of these columns; empty if there are none, as for an
+            aggregate's id.
         position: The position as text that sorts as positions compare, without the
-            number among records of one change. Compare it, never parse it.
+            suffix that numbers the records of one change. Compare it, never parse it.
         row: Column values; ``None`` for a delete. A value of ``None`` is null; a column
             listed in ``unchanged`` is missing.
         unchanged: Columns that the stream left out: the stored values stay.
@@ -101,10 +102,11 @@ class Floor(NamedTuple):
         route: Name of the route.
         position: The floor as text; a row at the floor itself stays.
         needs_all: Whether it takes effect only once each partition of its topic has
-            delivered it. A sweep does, since the rows to spare precede it in each
-            partition; a truncation takes effect at once.
+            delivered it. A sweep does, because the rows to keep precede it in each
+            partition; a truncation takes effect immediately.
         origin: The record of the floor.
-        partitions: The number of partitions a sweep was written to; 0: all.
+        partitions: The number of partitions that a sweep was written to; 0 means all
+            partitions that the topic has now.
         snapshot_id: The snapshot that a sweep ends.
     """
 
@@ -153,7 +155,7 @@ class Refusal(NamedTuple):
     Attributes:
         reason: A sentence for the operator.
         needs_refetch: Whether a refetch of the row cures it, as for a partial change
-            without a row. Any other change becomes a dead letter.
+            without a row. Any other refused change becomes a dead letter.
     """
 
     change: Change
@@ -174,7 +176,7 @@ class UnreadableError(ValueError):
 
 
 def position_in(headers: Headers, name: str = names.POSITION) -> str:
-    """Return a position without the number among records of one change."""
+    """Return a position without the suffix that numbers the records of one change."""
     match = _POSITION.match(headers.get(name, b""))
     if match is None:
         refuse(f"the header {name} is missing or is not a position")
@@ -182,7 +184,7 @@ def position_in(headers: Headers, name: str = names.POSITION) -> str:
 
 
 def object_in(text: bytes, what: str) -> dict[str, Any]:
-    """Return a JSON object that is not empty."""
+    """Parse a JSON object that is not empty."""
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -193,7 +195,7 @@ def object_in(text: bytes, what: str) -> dict[str, Any]:
 
 
 def text_in(value: bytes | None, what: str) -> str:
-    """Return a text that is not empty."""
+    """Decode a text that is not empty."""
     if not value:
         refuse(f"the {what} is missing")
     try:

@@ -1,1 +1,1 @@
-"""One batch applied to one sink. Free of Spark."""
+"""Apply the batches of a sink to its target. No module here uses Spark."""

@@ -1,9 +1,9 @@
 """
-Writes the records that slices leave, and stores the dead letters. No Spark.
+Write the records that slices leave to the driver, and store the dead letters. No Spark.
 
 Records that cannot be read or applied are durable as dead letters before the batch
-counts as done: after a crash in between the batch is repeated, and the guard absorbs
-the repetition. A partial change without a row is not a dead letter: its row is
+counts as done: after a crash in between, the batch is repeated, and the guard makes
+that harmless. A partial change without a row is a dead letter only if its row cannot be
 refetched.
 """
 
@@ -55,10 +55,10 @@ class BatchResult:
         skipped: Records that a route skips, counted once for each such route.
         left: Records that slices left to the driver.
         refetches_requested: Rows requested from the source.
-        nulled: Values set to null because the target has no room for them.
+        nulled: Values set to null because the target cannot hold them.
         parked: Keys that are parked after the batch.
-        held_back: Records that wait only because an older one of their key does.
-        pending_refetches: Rows whose refetch is pending; ``None``: unchanged.
+        held_back: Records that wait only behind an older record of their key.
+        pending_refetches: Rows whose refetch is pending; ``None`` if unchanged.
         tombstones: Deletes among the changes.
         position: The highest position of the changes; empty if there was none.
     """
@@ -81,16 +81,17 @@ class BatchResult:
     flush_ms: int = field(default=0, compare=False)
 
 
-# Counters add up over slices and batches; the other fields are levels.
+# Counters add up over slices and batches.
 COUNTERS: Final = (
     *("records", "rows", "stale", "dead_letters", "skipped", "refetches_requested"),
     *("nulled", "tombstones", "left"),
 )
+# These fields add up over the slices of a batch; all others are levels.
 _SUMMED: Final = (*COUNTERS, "held_back", "decode_ms", "apply_ms", "flush_ms")
 
 
 def total(slices: Sequence[BatchResult]) -> BatchResult:
-    """Add up the slices of a batch, at least one; levels are those of the last."""
+    """Add up a batch's slices, at least one; take the levels of the last slice."""
     sums = {name: sum(getattr(one, name) for one in slices) for name in _SUMMED}
     return replace(slices[-1], position=max(one.position for one in slices), **sums)
 
@@ -104,10 +105,10 @@ class SinkContext:
     The services of one sink that its writer uses.
 
     Attributes:
-        refusals: Consecutive refusals of the target; outlives the writer.
-        abandoned: Tasks on executors, or a driver elsewhere, that were given up;
-            ``None`` without either.
-        check: Called before the sink is written; raises if another driver may run it.
+        refusals: Consecutive refusals by the target; outlives the writer.
+        abandoned: Abandoned tasks on executors, or an abandoned driver elsewhere;
+            ``None`` if there can be neither.
+        check: Called before each write; raises if another driver may run the sink.
     """
 
     dead_letters: DeadLetterStore
@@ -132,8 +133,8 @@ class AppliedRecords:
     The outcome of records that were applied to the sink.
 
     Attributes:
-        awaits_refetch: Whether they depend on a pending refetch.
-        tombstones: Deletes, after folding: a delete and its tombstone record are one.
+        awaits_refetch: Whether the records depend on a pending refetch.
+        tombstones: Deletes after folding: a delete and its tombstone record count once.
     """
 
     decoded: Decoded
@@ -149,7 +150,7 @@ class AppliedRecords:
 
 
 class RecordWriter:
-    """Writes into one sink, in batches, the records left by slices; from any thread."""
+    """Writes the records that slices leave to one sink, in batches; thread-safe."""
 
     def __init__(self, routes: Routes, sink: Sink, context: SinkContext) -> None:
         self.routes = routes
@@ -158,21 +159,21 @@ class RecordWriter:
         self._context = context
         self._delivery = Delivery(sink, context.clock, context.refusals)
         self._replay_id = 0
-        # Grows with each floor that is applied, and with keys that are erased: other
-        # instances of the sink know neither.
+        # Grows with each floor that is applied, and with each erasure of keys: other
+        # instances of the sink know of neither.
         self.floors_epoch = 0
         # Held by callers whose consecutive calls must see the same state.
         self.lock = threading.RLock()
 
     def write_left(self, table: pa.Table, batch_id: int) -> BatchResult:
         """
-        Write the records that slices have left; all are durable when this returns.
+        Write the records that slices left; all are durable when this returns.
 
         Raises:
             UnavailableError: A system does not answer; write the batch again.
             HaltError: The sink refuses to continue.
         """
-        # An empty batch is one slice, too: it flushes the sink.
+        # An empty batch is one slice, too, because a slice flushes the sink.
         begins = range(0, max(len(table), 1), RECORDS_AT_ONCE)
         with self.lock:
             slices = [
@@ -223,7 +224,7 @@ class RecordWriter:
         Request a row that lacks the change at a position.
 
         Returns:
-            Whether it can be requested.
+            Whether the row can be requested.
 
         Raises:
             UnavailableError: The request is not known to be durable.
@@ -339,10 +340,10 @@ class RecordWriter:
 
     def _lowering(self, floors: Sequence[Floor]) -> tuple[Floor, ...]:
         """
-        Return the floors below which rows are deleted; count them.
+        Return the floors below which rows are deleted; add them to ``floors_epoch``.
 
         Raises:
-            TasksAbandonedError: A task that was given up may still write below one.
+            TasksAbandonedError: An abandoned task may still write below a floor.
         """
         lowering = tuple(floor for floor in floors if not floor.is_end_only)
         abandoned = self._context.abandoned
@@ -373,7 +374,7 @@ class RecordWriter:
         """
         Store dead letters.
 
-        Return the number stored, and the number resolved before.
+        Return the number stored, and the number that were resolved earlier.
         """
         if not made:
             return 0, 0

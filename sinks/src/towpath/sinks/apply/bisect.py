@@ -1,11 +1,11 @@
 """
-Delivers a batch to a sink, and bisects it to find the change that a target refuses.
+Deliver a batch to a sink, and bisect it to find the changes that a target refuses.
 
 A target that refuses a whole call does not always name the change that is to blame. The
-batch is then halved until the change stands alone: it is refused with the target's
-answer, and all others are written. A target that refuses many changes in a row is
-broken: no dead letters are created. Refusals are counted across batches and restarts
-of the query, since small batches would otherwise move a whole topic into the dead
+batch is then halved until the change stands alone: this change is refused with the
+target's answer, and all others are written. A target that refuses many consecutive
+changes is broken: no dead letters are created. Refusals are counted across batches and
+restarts of the query; otherwise small batches could move a whole topic into the dead
 letters. One accepted call resets the count.
 """
 
@@ -36,7 +36,7 @@ class DeliveryResult:
 
     Attributes:
         refused: Changes that were not applied.
-        refused_events: Events that were not applied: the reason by record.
+        refused_events: Events that were not applied: the reasons, by record.
     """
 
     applied: int = 0
@@ -75,7 +75,7 @@ class ConsecutiveRefusals:
         Count a change that was refused alone.
 
         Raises:
-            EveryChangeRefusedError: The batch has one refusal too many.
+            EveryChangeRefusedError: The batch has too many refusals.
         """
         self.now += 1
         self._check(self.now, error)
@@ -85,7 +85,7 @@ class ConsecutiveRefusals:
         Count a batch whose acceptable changes are all written.
 
         Raises:
-            EveryChangeRefusedError: With the earlier batches, too many were refused.
+            EveryChangeRefusedError: This and earlier batches have too many refusals.
         """
         self._check(self.before + self.now, error)
         self.before += self.now
@@ -98,7 +98,7 @@ class ConsecutiveRefusals:
 
 
 class Delivery:
-    """Writes batches into one sink; every result returned is durable."""
+    """Writes batches to one sink; every result returned is durable."""
 
     def __init__(
         self, sink: Sink, clock: Clock, refusals: ConsecutiveRefusals | None = None
@@ -114,11 +114,11 @@ class Delivery:
         Args:
             batch: The changes, events and floors.
             after: Changes of the same keys to be written afterwards. A change is
-                refused if the one before it is refused.
+                refused if the earlier change of its key is refused.
 
         Raises:
             UnavailableError: The target does not answer; write the batch again.
-            EveryChangeRefusedError: The target refuses every change.
+            EveryChangeRefusedError: The target refuses too many consecutive changes.
             BatchRefusedError: The target refuses a floor.
             HaltError: The sink refuses to continue.
         """
@@ -136,7 +136,7 @@ class Delivery:
         return done
 
     def _deliver(self, batch: Batch, done: DeliveryResult) -> None:
-        """Write a batch, or as much of it as the target accepts."""
+        """Write a batch; if the target refuses it, write what the target accepts."""
         items: Sequence[_Item] = (*batch.changes, *batch.events)
         self._refusals.begin()
         try:

@@ -1,8 +1,8 @@
 """
 Rows of a target that the engine writes itself, after tasks have encoded them.
 
-A task encodes the rows of its slice; they stay in the engine. Then the driver's sink
-decides how they are written, from a summary of each task's rows, and the executors
+A task encodes the rows of its slice; the rows stay in the engine. The driver's sink
+then decides how they are written, from a summary of each task's rows, and the executors
 write them.
 """
 
@@ -22,7 +22,7 @@ class EncodedSummary(NamedTuple):
         statement: Identifies the statement; the sink chooses the name.
         records: The number of changes or events that the rows were folded from.
         span: The least and the greatest value of the column that limits the search for
-            stored rows; ``None``: the search is not limited.
+            stored rows; ``None`` if the search is not limited.
         hashes: The hash of each row's key, equal in all processes.
         lowest: The lowest position of the rows; empty if there is none.
     """
@@ -66,7 +66,7 @@ class EngineRows(Protocol):
         keep: Callable[[pa.Table], pa.Table],
     ) -> None:
         """
-        Register the rows of a statement as the view ``name`` of all sessions.
+        Register the rows of a statement as the view ``name`` in all sessions.
 
         Args:
             statement: The statement.

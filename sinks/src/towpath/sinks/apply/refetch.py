@@ -3,20 +3,20 @@ Pending refetches: rows requested from the source because a partial change lacks
 
 A partial change is correct only when merged with the row that preceded it. If the
 target has no row, or the route lacks rows so that the target's row may be too old, the
-row is requested as it is now.
+current row is requested from the source.
 
 Until the row arrives, further partial changes of it would be merged with the same wrong
 row, at positions above the requested row, which the guard would then refuse as stale.
 So a refetch stays pending until a whole row is above all partial changes. A whole row
 below the newest of them was read too early: the row is requested once more. There is
-one request per row at a time; one without an answer is repeated with the next partial
-change after ``REFETCH_AGAIN_AFTER_S``.
+one request per row at a time; a request without an answer is repeated with the next
+partial change after ``REFETCH_AGAIN_AFTER_S``.
 
-With more pending rows of a route than ``MAX_PENDING``, the whole route is requested.
-So is a route whose keys no signal can list; its pending rows stay counted, because only
-they may be wrong. If rows are still pending after the route was read, it is requested
-again. There is one request per route at a time and, while the query runs, none within
-``ROUTE_AGAIN_AFTER_S``, since each reads the whole table.
+If a route has more pending rows than ``MAX_PENDING``, the whole route is requested. So
+is a route whose keys no signal can list; its pending rows stay counted, because only
+they may be wrong. If rows are still pending after the route was read, the route is
+requested again. There is one request per route at a time and, while the query runs,
+none within ``ROUTE_AGAIN_AFTER_S``, because each request reads the whole table.
 
 The pending refetches are kept in a file, written before the batch counts as done.
 """
@@ -56,7 +56,7 @@ class RefetchPlan(NamedTuple):
     The refetches that a batch starts and completes.
 
     Attributes:
-        rows: The new state of rows; ``None``: their refetch is complete.
+        rows: The new state of each row; ``None`` if its refetch is complete.
         requests: The rows to be requested, in this order.
         whole_routes: Routes whose rows are requested by a snapshot of the route.
     """
@@ -104,7 +104,7 @@ class PendingRefetches:
 
     def incomplete_routes(self) -> frozenset[str]:
         """
-        Return the routes that lack rows: no change may be merged with a row of theirs.
+        Return the routes that lack rows: no change may be merged with a row of them.
 
         A route that is read only for its pending refetches lacks no other rows.
         """
@@ -198,11 +198,11 @@ class PendingRefetches:
         Compare a batch with the pending refetches.
 
         Args:
-            written: Its changes that are applied, or stale.
-            absent: Its partial changes without a row.
+            written: The batch's changes that were applied or were stale.
+            absent: The batch's partial changes without a row.
             records: All records of the batch.
-            held_back: Its changes held back behind a dead letter. They may have
-                corrected the row; reading it as it is now then releases the key.
+            held_back: Changes that are held back behind a dead letter. They may have
+                corrected the row; then a refetch of the current row releases the key.
         """
         due = RefetchPlan({}, {}, set())
         incomplete_routes = self.incomplete_routes()
@@ -275,7 +275,7 @@ class PendingRefetches:
         row = change.route, change.key
         refetch = due.rows.get(row, self._stored.rows.get(row))
         if change.is_row_as_it_is:
-            # It was read too early, if it was requested at all.
+            # The row was read too early, if it was requested at all.
             if refetch is not None and change.position > refetch.requested_at:
                 self._request_again(row, refetch, due)
             return
@@ -321,7 +321,7 @@ class PendingRefetches:
             is_requesting = position > refetch.requested_at
             highest = refetch.highest
         elif refetch is None and row in due.rows and not is_doubtful:
-            # It is merged with the row that completes the refetch in this batch.
+            # The change is merged with the row that completes the refetch here.
             return
         else:
             is_old = (

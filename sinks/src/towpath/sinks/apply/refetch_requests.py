@@ -1,13 +1,12 @@
 """
-Requests the refetches of a batch: rows by key, or whole routes.
+Request the refetches of a batch: rows by key, or whole routes.
 
-``PendingRefetches`` decides which rows are requested. A route with more pending rows
-than can be counted is requested as a whole: it counts as lacking rows then, and the
-pending ones arrive with all others. So is a route whose rows no signal can list,
-because ``relay.rows.key_columns`` gives its records a key other than the primary one,
-or the key has an array or a composite. A route that is being read, or was requested a
-short time ago, is requested later. Event logs cannot be read again and are never
-requested.
+``PendingRefetches`` decides which rows are requested. A route with too many pending
+rows to count is requested as a whole: it then counts as lacking rows, and the pending
+rows arrive with all others. So is a route whose rows no signal can list, because
+``relay.rows.key_columns`` gives its records a key other than the primary key, or the
+key has an array or a composite. A route that is being read, or was requested a short
+time ago, is requested later. Event logs cannot be read again and are never requested.
 """
 
 from collections import defaultdict
@@ -35,7 +34,7 @@ class AppliedBatch(NamedTuple):
 
     Attributes:
         changes: The changes that were given to the sink.
-        refused: Those that were not applied.
+        refused: The changes that were not applied.
         held_back: Changes of rows behind a dead letter of their key.
     """
 
@@ -163,7 +162,7 @@ def _place(change: Change) -> tuple[object, ...]:
 def _request(
     due: RefetchPlan, refetches: PendingRefetches, repairs: Repairs
 ) -> tuple[int, set[str]]:
-    """Send the requests; return the number of rows, and the routes without a source."""
+    """Send the requests; return the number of rows, and routes that have no source."""
     count, unavailable = 0, set()
     by_route: dict[str, list[Row]] = defaultdict(list)
     for row in due.requests:

@@ -1,10 +1,10 @@
 """
-Carries out requests about dead letters: replay, discard, erase.
+Carry out requests about dead letters: replay, discard, erase.
 
 The dead letters of a key are replayed together, in position order, through the same
 guard as any batch: a change older than the target's row changes nothing. The key is
 released once all of them are written; if one is refused again, all of them stay. After
-a discard the row is refetched, so that the target has the source's row.
+a discard the row is refetched, so that the target gets the source's row.
 
 An erase request removes keys from the target. Rows that the source may have are
 requested first, so that a crash in between leaves none of them missing.
@@ -43,7 +43,7 @@ from towpath.sinks.ports import Repairs
 
 # Bounds the keys whose dead letters are in memory during a replay.
 MAX_AT_ONCE: Final = 500
-# Each attempt reads the topic: at most a tenth of the time goes into that.
+# Each attempt reads the topic; reading takes at most a tenth of the time.
 _PAUSE_FACTOR: Final = 10.0
 
 _BACKOFF: Final = Backoff(first_s=1.0, ceiling_s=60.0)
@@ -96,7 +96,7 @@ CANNOT_READ: Final = "the rows of these keys cannot be read from the source"
 NO_ROUTE: Final = "the sink no longer has this route"
 NOTHING_OPEN: Final = "no open dead letter has this key"
 AWAITS_REFETCH: Final = (
-    "its row was requested from the source: the key is released when it arrives"
+    "its row was requested from the source: the key is released when the row arrives"
 )
 
 # Lets the decoder read a record without its position; nothing is applied.
@@ -137,9 +137,9 @@ class DeadLetterRequests:
 
     def process(self) -> None:
         """
-        Carry out new requests, and retry the keys that are due.
+        Carry out the open requests, and retry the keys that are due.
 
-        The reply to a request says why the target refuses it.
+        If the target refuses a record again, the reply to the request says why.
 
         Raises:
             UnavailableError: A system does not answer; the requests stay open.
@@ -148,8 +148,9 @@ class DeadLetterRequests:
         due = self._retries.due()
         if not (self._open or due):
             return
-        # No batch may add a dead letter between reading and resolving those of a key. A
-        # long batch is not awaited, so that a stop is noticed.
+        # No batch may add a dead letter of a key after its dead letters were read and
+        # before they are resolved. A long batch is not awaited, so that a stop is
+        # noticed.
         if not self._writer.lock.acquire(timeout=_LOCK_TIMEOUT_S):
             return
         try:
@@ -178,7 +179,7 @@ class DeadLetterRequests:
 
     def _carry_out_open(self, book: OpenDeadLetters) -> None:
         """
-        Carry out the open requests, until one fails; the next turn takes it last.
+        Carry out the open requests until one fails; the next turn does that one last.
 
         Raises:
             UnavailableError: A system does not answer; the other requests stay open.

@@ -1,15 +1,15 @@
 """
-Applies a slice of a batch to a target: one function, in the driver and in a task.
+Apply a slice of a batch to a target: one function, in the driver and in a task.
 
 A slice is the whole batch in the driver, and one partition of a topic in a task of the
 engine. Rows that are plain are written as columns; other records are decoded one by
 one, folded and written.
 
-Any split of a history over slices ends like the history itself. All records of a key
-are in one partition of a topic, so one task folds them in their order. The guard orders
-the changes of different topics, and of repeated or abandoned tasks: a target keeps the
+However a history is split into slices, the result is the same. All records of a key are
+in one partition of a topic, so one task folds them in order. The guard orders the
+changes of different topics, and of repeated or abandoned tasks: a target keeps the
 newest position of each key, and refuses older ones. Floors commute with changes: a
-change below a floor is deleted by it, or refused after it.
+change below a floor is deleted by the floor, or refused after it.
 
 Some records need state that only the driver has: parked keys, pending refetches, dead
 letters, floors. They are *left*, together with the other records of their keys, and
@@ -21,7 +21,8 @@ the driver writes them after the slices (see ``RecordWriter``):
   partition, without columns that a transform needs, or on a route that lacks rows;
 - changes that cannot be transformed;
 - floors;
-- all records of a target that keeps the order of events: none may pass a refused one.
+- all records for a target that keeps the order of events: no event may overtake a
+  refused one.
 
 No Spark, no state beyond a slice. Hot path: a fixed number of passes over the columns
 of a chunk, and one pass over the records that are not plain.
@@ -48,9 +49,9 @@ from towpath.sinks.errors import BatchRefusedError
 from towpath.sinks.fold import first_per_event, newest_per_key
 from towpath.sinks.ports import Batch, Checkpoint, Columnar, KeepsEventOrder, Sink
 
-# Smaller chunks cost less record by record.
+# Smaller chunks are faster to write record by record.
 LEAST_RECORDS: Final = 2_000
-# Records parsed at once: enough to make each step's call worthwhile, and few enough to
+# Records parsed together: enough to make each step's call worthwhile, and few enough to
 # stay in the processor's cache.
 PARSED_AT_ONCE: Final = 25_000
 # Within the range of Arrow's 32-bit offsets, with room for the text around each row.
@@ -60,7 +61,7 @@ _log = structlog.get_logger("towpath.sinks")
 
 
 def allow() -> None:
-    """Let every call of a sink begin."""
+    """Allow every call of a sink."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,10 @@ class SliceContext:
         sink: The open sink.
         blocked_keys: Keys that are parked or have a refetch pending.
         incomplete_routes: Routes that lack rows.
-        batch_id: The batch.
+        batch_id: The batch's id.
         pipelined_records: The records per call of a sink whose target works while the
-            next ones are decoded; ``None``: as few calls as possible.
-        check: Called before each call of the sink; raises if none may begin any more.
+            next records are decoded; ``None`` for as few calls as possible.
+        check: Called before each call of the sink; raises if no call may begin now.
     """
 
     routes: Routes
@@ -95,7 +96,7 @@ class SliceOutcome(NamedTuple):
 
     Attributes:
         records: The number of records.
-        left: Those that only the driver may write, as a table of ``RECORDS``.
+        left: The records that only the driver may write, as a table of ``RECORDS``.
         rows: Changes written and events appended.
         skipped: Records that a route skips, counted once for each such route.
         tombstones: Deletes among the changes.
@@ -139,7 +140,7 @@ def apply_slice(context: SliceContext, records: Iterable[pa.Table]) -> SliceOutc
     Write a slice chunk by chunk, and flush the sink at its end.
 
     Args:
-        context: The parameters.
+        context: The parameters of the slice.
         records: Tables of ``RECORDS``; the records of a partition are in offset order.
 
     Raises:
@@ -158,7 +159,7 @@ def apply_slice(context: SliceContext, records: Iterable[pa.Table]) -> SliceOutc
 
 
 def _read(records: Iterable[pa.Table], sink: Sink) -> Iterator[pa.Table]:
-    """Yield the records; a failure resets the counts of the changes sent before."""
+    """Yield the records; on a failure, flush the sink to reset its counts."""
     try:
         yield from records
     except TowpathError:
@@ -253,7 +254,7 @@ def _of_keys(records: Sequence[Record], keys: Collection[ParkedKey]) -> frozense
 
 class _SliceRun:
     """
-    A slice while it is applied.
+    The state of a slice that is being applied.
 
     Call order: ``add`` for each chunk, then ``end``.
     """
@@ -280,7 +281,7 @@ class _SliceRun:
 
     @property
     def chunk_records(self) -> int:
-        """The number of records that are parsed at once."""
+        """The number of records that are parsed together."""
         return min(self._at_once, PARSED_AT_ONCE)
 
     def add(self, chunk: pa.Table) -> None:

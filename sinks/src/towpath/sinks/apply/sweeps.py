@@ -2,15 +2,16 @@
 Floors that take effect once every partition of their topic has delivered them.
 
 A sweep ends a snapshot: in each partition it follows the rows that the snapshot read.
-Until the last partition has delivered it, some of these rows may still arrive, so the
-floor waits. The sweep names the number of partitions it was written to; partitions
-added since have none of these rows. The partitions that delivered a sweep are kept in a
-file, written before the batch counts as done; a repeated batch changes nothing.
+Until the last partition has delivered the sweep, some of these rows may still arrive,
+so the floor waits. The sweep names the number of partitions that it was written to;
+partitions added later have none of these rows. The partitions that delivered a sweep
+are kept in a file, written before the batch counts as done; a repeated batch changes
+nothing.
 
 The safe position is the one below which no record can be delivered again: the lowest
 position at the start of all partitions of the sink's topics. Tombstones below it are no
-longer needed. A dead letter can be replayed at any age, so it holds the safe position
-down. The position is looked up from time to time, in parallel with the batches.
+longer needed. A dead letter can be replayed at any age, so the safe position never
+passes one. The position is looked up from time to time, in parallel with the batches.
 """
 
 import threading
@@ -97,7 +98,7 @@ class Sweeps:
     def _is_complete(self, floor: Floor) -> bool:
         topic = floor.origin.topic
         delivered = self._delivered[floor.route][_name(floor)][topic]
-        # An older relay's sweep does not name the number.
+        # An older relay's sweep does not name the number of partitions.
         count = floor.partitions or self._count(topic)
         return set(range(count)) <= set(delivered)
 
@@ -106,11 +107,12 @@ class Sweeps:
 
     def _forget(self, complete: Iterable[Floor]) -> bool:
         """
-        Forget what complete floors end; return whether there was any.
+        Forget the floors that complete floors end; return whether there were any.
 
-        A floor ends the lower ones of its topic, and stays: it can come again. A lower
-        floor may still be waiting if it is of another topic, such as a snapshot's own,
-        or only marks the end of a snapshot. Such a mark deletes nothing, so it goes.
+        A floor ends the lower floors of its topic, and is itself kept: it can be
+        delivered again. A lower floor may still be waiting if it is of another topic,
+        such as a snapshot's own, or only marks the end of a snapshot. Such a mark
+        deletes nothing, so it is forgotten once it is complete.
         """
         is_changed = False
         for floor in complete:
@@ -172,7 +174,7 @@ class SafePosition:
 
     def check(self, names: Callable[[], list[str]]) -> None:
         """
-        Look the position up, if that is due.
+        Look up the position, if a look-up is due.
 
         Args:
             names: Lists the sink's topics.

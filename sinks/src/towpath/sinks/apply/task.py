@@ -8,14 +8,14 @@ writes the records of the task, and reports what it finds.
 
 Sinks stay open in the process between tasks, so that no batch waits for connections.
 
-A task that the driver has given up may still run, on a machine that it cannot reach.
-The guard refuses what it writes, but floors are compared by sinks, not by targets: a
-row from below a later floor would come back. Therefore a task begins no call later than
-``WRITES_WITHIN_S`` after the driver has sent it, a call in flight ends within its own
-time limit, and no floor is applied until both have passed since a task was given up
-(``AbandonedTasks``). The age of a task is the difference between the wall clocks, since
-an executor may be suspended, which stops a monotonic clock. From the task's start on, a
-monotonic clock counts too, so that a wall clock that is set back gives no more time.
+A task that the driver has abandoned may still be running, on a machine that the driver
+cannot reach. Targets refuse its stale rows, but only sinks compare floors: a row from
+below a later floor would come back. Therefore a task begins no call later than
+``WRITES_WITHIN_S`` after the driver has sent the task, a call in flight ends within its
+own time limit, and after a task is abandoned no floor is applied until both have passed
+(``AbandonedTasks``). The age of a task is measured by wall clocks, because an executor
+may be suspended, which stops a monotonic clock. Once the task runs, a monotonic clock
+bounds it as well, in case the wall clock is set back.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,24 +46,23 @@ from towpath.sinks.ports import Sink
 
 # Ten times as long as a large batch takes.
 WRITES_WITHIN_S: Final = 120.0
-# The longest response timeout of a target's client, and ten seconds by which clocks
-# may differ.
+# The longest response timeout of a target's client, plus 10 s of clock skew.
 _CALL_WITHIN_S: Final = 40.0
 
 
 class AbandonedTasks:
-    """The time until which tasks, or a driver, that were given up may still write."""
+    """The time until which abandoned tasks, or an abandoned driver, may still write."""
 
     def __init__(
         self, clock: Clock, *, is_first_run: bool, was_running: bool = False
     ) -> None:
         """
-        Start with the tasks that an earlier run may have given up.
+        Start with the tasks that an earlier run may have abandoned.
 
         Args:
-            clock: The time.
+            clock: Measures the time since a task was abandoned.
             is_first_run: Whether there was no earlier run of the sink with tasks.
-            was_running: Whether a former driver, which begins no call any more, may
+            was_running: Whether a former driver, which starts no new call, may still
                 have one in flight.
         """
         self._clock = clock
@@ -72,7 +71,7 @@ class AbandonedTasks:
             self.add()
 
     def add(self) -> None:
-        """Note that a task was given up, now at the latest."""
+        """Record that a task was abandoned, no later than now."""
         self._until = Deadline(self._clock, WRITES_WITHIN_S + _CALL_WITHIN_S)
 
     def check_floor(self) -> None:
@@ -80,7 +79,8 @@ class AbandonedTasks:
         Check that a floor may be applied.
 
         Raises:
-            TasksAbandonedError: Not yet; write the batch again after the pause.
+            TasksAbandonedError: It may not be applied yet; retry the batch after the
+                pause.
         """
         left_s = self._until.remaining_s()
         if left_s:
@@ -107,10 +107,11 @@ class PartitionTask:
 
 class Opening(NamedTuple):
     """
-    The opening of the sink that a task writes.
+    How a task opens the sink that it writes to.
 
     Attributes:
-        id: Identifies it: a sink opened earlier does not know the floors applied since.
+        id: The id of this opening. A sink from an earlier opening does not know the
+            floors that were applied later.
         make: Makes the sink on an executor.
         sent_at_s: When the driver sent the task, in seconds of the epoch.
     """
@@ -128,10 +129,10 @@ class TaskResult(NamedTuple):
         outcome: The outcome of its slice; after a failure without a retry all records
             are left.
         failure: Why the slice was not written; empty if it was.
-        retry: The error with which the batch is to be retried; without one, the driver
-            writes what is left.
+        retry: The error to raise so that the batch is retried; without one, the driver
+            writes the records that are left.
         retry_after_s: The pause that the target asks for.
-        is_repeated: Whether an earlier attempt at the task was given up.
+        is_repeated: Whether an earlier attempt at the task was abandoned.
     """
 
     outcome: SliceOutcome
@@ -167,7 +168,7 @@ def run_task(task: PartitionTask, opening: Opening, read: ReadRecords) -> TaskRe
     def check() -> None:
         now_s = clock.now().timestamp()
         if expiry.passed() or now_s - opening.sent_at_s > WRITES_WITHIN_S:
-            message = "the task has taken too long: its batch is written again"
+            message = "the task has taken too long: its batch will be retried"
             raise TaskExpiredError(message)
 
     records = RepeatableSlices(read)
@@ -193,8 +194,8 @@ def encode_slice(
     """
     Encode the records of one partition for the engine.
 
-    The engine may repeat the task after it has lost the rows. A failure fails the task,
-    so that no rows of a batch are missing.
+    If the engine loses the rows, it may repeat the task. An error fails the task, so
+    that no rows of a batch are missing.
     """
     encoder = make()
     encoder.open()
@@ -239,7 +240,7 @@ def _opened(task: PartitionTask, opening: Opening) -> Sink:
 
 
 def _failed(error: Exception) -> TaskResult:
-    """Return a failure, and whether the batch is to be retried; nothing is left yet."""
+    """Return the result of a failure, whose outcome names no left records yet."""
     is_known = isinstance(error, TowpathError)
     text = str(error) if is_known else f"{type(error).__name__}: {error}"
     nothing = SliceOutcome(0, RECORDS.empty_table())

@@ -1,12 +1,11 @@
 """
-Transforms the rows of a folded batch. Pure.
+Transform the rows of a folded batch. No I/O.
 
 Rows are transformed after the fold, because a transform of a partial change needs the
 columns that an earlier change of the batch has. A row that the sink must not have
 becomes a delete at its position: the guard orders it among all other changes of its
-key. A partial change that lacks columns which a transform needs has its row refetched;
-a change with a value that cannot be transformed is refused, as a target would refuse
-it.
+key. If a partial change lacks columns that a transform needs, its row is refetched. A
+change with a value that cannot be transformed is refused, as a target would refuse it.
 """
 
 from towpath.sinks.change import (
@@ -43,7 +42,7 @@ def transform(folded: Folded, routes: Routes) -> Folded:
 def _transformed(
     change: Change, routes: Routes, refused: list[Refusal]
 ) -> Change | None:
-    """Return a change as the sink gets it; note why it is refused, if it is."""
+    """Return a change as the sink gets it; if it is refused, record why."""
     transforms = routes.transforms.get(change.route)
     routing = routes.routing(change.route)
     if change.row is None or transforms is None or routing is None:

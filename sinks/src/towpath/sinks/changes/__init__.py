@@ -1,1 +1,1 @@
-"""Records as changes: decoded, routed, in columns. Pure."""
+"""Turn records into changes: decode, route and transform them. No I/O."""

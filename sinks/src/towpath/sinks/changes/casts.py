@@ -1,8 +1,8 @@
 """
-Conversions between the forms that values have in records. Pure.
+Conversions between the forms that values have in records. No I/O.
 
-Integers and floats are numbers, booleans are booleans, all else is text, as the page on
-the forms of row values lists. A value without a form in the wanted type is refused.
+Integers and floats are numbers, booleans are booleans, and everything else is text
+(docs/row-forms.md). A value that the wanted type cannot express is refused.
 """
 
 import re
@@ -37,7 +37,7 @@ def plain_text(value: Value, column: str) -> str:
     Return the text of a value.
 
     Raises:
-        UnreadableError: It is a list or an object.
+        UnreadableError: The value is a list or an object.
     """
     if isinstance(value, list | dict):
         refuse(f"the value of {column} is not a single value")
@@ -54,7 +54,7 @@ def number_of(value: Value) -> Decimal | None:
     try:
         number = Decimal(text)
     except ArithmeticError:
-        # Its exponent is beyond that of any Decimal.
+        # The exponent is beyond that of any Decimal.
         return None
     _, _, exponent = number.as_tuple()
     is_small = isinstance(exponent, int) and -exponent <= _MOST_DECIMALS
@@ -65,7 +65,7 @@ def cast_to(kind: ValueType) -> Callable[[Value, str], Value]:
     """
     Return the function that converts a value of a column.
 
-    It raises ``UnreadableError`` for a value that has no form in the type.
+    The function raises ``UnreadableError`` for a value that the type cannot express.
     """
     convert = _CASTS[kind.name]
 
@@ -95,7 +95,7 @@ def _integer(value: Value, kind: ValueType) -> Value:
     number = Decimal(int(value)) if isinstance(value, bool) else number_of(value)
     if number is None or (number and number.adjusted() > len(str(2**63))):
         return None
-    # As Postgres rounds a numeric: halves away from zero.
+    # Postgres rounds a numeric this way: halves away from zero.
     whole = int(number.to_integral_value(ROUND_HALF_UP))
     limit = 2 ** (INTEGERS[kind.name] - 1)
     return whole if -limit <= whole < limit else None
@@ -114,7 +114,7 @@ def _numeric(value: Value, kind: ValueType) -> Value:
     scaled = Decimal((sign, digits, int(exponent) + kind.scale))
     whole = scaled.to_integral_value(ROUND_HALF_UP)
     if not whole:
-        # Zero fits whatever its exponent is.
+        # Zero fits, whatever its exponent is.
         return format(Decimal(0), f".{kind.scale}f")
     if whole.adjusted() >= kind.precision:
         return None

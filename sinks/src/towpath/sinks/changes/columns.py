@@ -1,10 +1,11 @@
 """
 Whole rows as columns, without a Python value for each row.
 
-A record is plain if it is a row change of one route without a routing, and has a key, a
-value, a position and no other header, except that of a snapshot. Other records are read
-one by one, together with all records of their keys, so that each key is handled in one
-place. Dead letters, parked keys and floors are therefore unknown here. Pure.
+A record is plain if exactly one table route reads its topic, without a routing, and if
+it has a key, a value, a position and no other header, except that of a snapshot. Other
+records are read one by one, together with all records of their keys, so that each key
+is handled in one place. Dead letters, parked keys and floors are therefore unknown
+here. No I/O.
 
 Hot path: a fixed number of passes over the columns of a batch, none over its rows.
 """
@@ -23,7 +24,8 @@ from towpath.schemas.envelope import Operation
 from towpath.settings import RouteKind
 from towpath.sinks.changes.routing import Routes
 
-# As ``change.position_in`` reads it: without the number among records of one change.
+# Matches what ``change.position_in`` does: the suffix that numbers the records of one
+# change is left out.
 _POSITION: Final = r"^(?P<position>[0-9a-f]{16}\.(?:-|[0-9]{10}))(?:\.[0-9]+)?$"
 
 _WHOLE: Final = pa.array(
@@ -31,10 +33,12 @@ _WHOLE: Final = pa.array(
 )
 # The block that one thread parses; a larger record cannot be parsed here.
 _BLOCK_BYTES: Final = 16 * 1024 * 1024
-# Follows the row in an envelope; no string holds it, since its quotes are escaped.
+# Follows the row in an envelope. No string contains it, because quotes in strings are
+# escaped.
 _SOURCE: Final = '"source":{'
 # Arrow takes seconds for a value with a few thousand levels, and at a hundred thousand
-# its stack overflows and the process ends. Records read one by one may have a thousand.
+# its stack overflows and the process crashes. A record that is read by itself may have
+# a thousand levels.
 _BRACKETS: Final = 500
 # A shorter text cannot be that deep, because each bracket is closed.
 _SHORT_BYTES: Final = 2 * _BRACKETS
@@ -46,8 +50,8 @@ class Columns(NamedTuple):
     Plain records of one route.
 
     Attributes:
-        indices: Their row numbers in the batch.
-        positions: Their positions as text.
+        indices: The records' row numbers in the batch.
+        positions: The records' positions as text.
         keys: The record keys, as bytes.
         values: The envelopes, as bytes.
     """
@@ -78,7 +82,7 @@ class ParsedRows(NamedTuple):
 
     Attributes:
         rows: The rows of all records.
-        is_whole: Which rows are whole.
+        is_whole: For each row, whether it is whole.
         has_escapes: Whether a text may contain characters that JSON escapes.
     """
 
@@ -154,7 +158,7 @@ def read_rows(columns: Columns, row: pa.StructType) -> ParsedRows:
 
 
 def newest_rows(rows: pa.Table, key: tuple[str, ...], position: str) -> pa.Table:
-    """Keep the newest row of each key; all rows are whole."""
+    """Keep the newest row of each key; all rows must be whole."""
     if len(rows.group_by(list(key)).aggregate([])) == len(rows):
         return rows
     order = pc.sort_indices(rows.column(position))
@@ -162,7 +166,7 @@ def newest_rows(rows: pa.Table, key: tuple[str, ...], position: str) -> pa.Table
     numbered = sorted_keys.append_column(position, pa.array(range(len(rows))))
     last = numbered.group_by(list(key)).aggregate([(position, "max")])
     newest = order.take(last.column(f"{position}_max").combine_chunks())
-    # ``take`` would need texts of more than 2 GiB in one chunk.
+    # ``take`` would need all texts in one chunk, which cannot have more than 2 GiB.
     return rows.filter(pc.is_in(pa.array(range(len(rows)), newest.type), newest))
 
 
@@ -188,7 +192,7 @@ def _read(
 
 
 def _cut(envelopes: pa.LargeStringArray) -> _SplitEnvelopes | None:
-    """Split each envelope before its source, which is the same for many of them."""
+    """Split each envelope before its source, which is the same in many envelopes."""
     parts = pc.split_pattern(envelopes, "," + _SOURCE, max_splits=1)
     if not pc.all(pc.equal(pc.list_value_length(parts), 2)).as_py():
         return None

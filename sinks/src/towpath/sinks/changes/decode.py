@@ -1,11 +1,11 @@
 """
-Decodes records into changes, events and floors. Bytes in, values out.
+Decode records into changes, events and floors. No I/O: bytes in, values out.
 
-A record that cannot be read is an ``UnreadableRecord`` with its reason, never an
-exception and never dropped. Integers stay exact; numerics are text already. A tombstone
-is a delete at its own position: after compaction it may be all that is left of the
-delete. Columns that the header ``unchanged`` names are unknown, whatever the value
-says.
+A record that cannot be read becomes an ``UnreadableRecord`` with the reason: it neither
+raises an exception nor is dropped. Integers stay exact; numerics are text already. A
+tombstone is a delete at its own position: after compaction it may be all that remains
+of the delete. Columns that the header ``unchanged`` names are unknown, even if the
+value has them.
 
 Outbox events are rows of a log, or the state of their aggregates. The event of an
 aggregate is a whole row: the payload is the document, the aggregate's id its key. A
@@ -59,7 +59,7 @@ RECORDS: Final = pa.schema(
     ]
 )
 
-# Bounds the records held as Python objects at once.
+# Bounds the records that are Python objects at the same time.
 RECORDS_AT_ONCE: Final = 125_000
 
 _EVENT_COLUMNS: Final = frozenset(
@@ -79,7 +79,7 @@ ReadRecords: TypeAlias = Callable[[], Iterator[pa.Table]]
 
 @dataclass(eq=False)
 class RepeatableSlices:
-    """Records that are read once, and yielded as often as they are needed."""
+    """Records that are read once, and yielded as often as needed."""
 
     read: ReadRecords
     _rest: Iterator[pa.Table] | None = field(default=None, init=False)
@@ -90,9 +90,9 @@ class RepeatableSlices:
         Yield the records slice by slice; a further call yields all of them again.
 
         Raises:
-            UnavailableError: They cannot be read now; the next call begins at the
-                first.
-            RecordsGoneError: Some of them no longer exist.
+            UnavailableError: The records cannot be read now; the next call reads again
+                from the first slice.
+            RecordsGoneError: Some of the records no longer exist.
         """
         position = 0
         while position < len(self._slices) or self._has_more():
@@ -142,7 +142,7 @@ def logged_event(record: Record, route: Route) -> EventRow:
 def aggregate_change(record: Record, route: Route) -> Change | None:
     """Decode an event as a change of its aggregate; ``None`` if it carries no state."""
     headers, text = record.headers, record.value
-    # A tombstone may be all that is left of a delete: it need not have a type.
+    # A tombstone may be all that remains of a delete: it need not have a type.
     is_typed = text is not None or names.EVENT_TYPE in headers
     if is_typed and (route.state_types or route.delete_types):
         kind = text_in(headers.get(names.EVENT_TYPE), "header type")
@@ -170,7 +170,7 @@ def records_of(table: pa.Table) -> list[Record]:
     """
     Convert Kafka's columns into records.
 
-    The last value of a repeated header counts.
+    A repeated header has its last value.
     """
     table = table.combine_chunks()
     if not len(table):
@@ -261,7 +261,7 @@ _OPERATIONS: Final = {operation.value: operation for operation in Operation}
 def _note_unreadable(
     unreadable: list[UnreadableRecord], record: Record, reason: str
 ) -> None:
-    """Note a record once, however many routes cannot read it."""
+    """Add a record once, however many routes cannot read it."""
     if not unreadable or unreadable[-1].origin is not record.origin:
         unreadable.append(UnreadableRecord(record.origin, reason))
 
@@ -315,8 +315,7 @@ def _row_change(
     envelope = None if record.value is None else object_in(record.value, "value")
     operation = _operation(envelope)
     if operation is Operation.TRUNCATE:
-        # A recreated table is filled next: the sweep of that snapshot removes the old
-        # rows.
+        # A snapshot of the recreated table follows; its sweep removes the old rows.
         if route.on_truncate == "keep" or names.DROPPED in record.headers:
             return None
         floor = position_in(record.headers)

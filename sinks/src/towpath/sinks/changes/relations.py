@@ -1,10 +1,10 @@
 """
 The shapes of tables, as the relay announces them in the relations topic.
 
-Sinks take column types from here and never guess. Record key ``schema.table``; value
-``{"schema", "table", "oid", "columns": [{"name", "type", "type_oid", "typmod",
-"nullable"}], "key": [..], "position"}``. A column also has the components of its type:
-``element``, ``base``, ``fields``. Pure: bytes in, values out.
+Sinks take column types from here and never guess them. The key of a record is
+``schema.table``; its value is ``{"schema", "table", "oid", "columns": [{"name", "type",
+"type_oid", "typmod", "nullable"}], "key": [..], "position"}``. A column also has the
+components of its type: ``element``, ``base``, ``fields``. No I/O: bytes in, values out.
 """
 
 from dataclasses import dataclass

@@ -4,9 +4,9 @@ Routing: from topics to routes, and from a route's rows to the rows in the sink.
 A routing drops, renames and adds columns, and builds the id. One rule serves all:
 ``decode`` applies it to records, sinks see the shapes of tables through it, and the
 verifier applies it to the source's rows. Folding and routing commute. The rows of a
-route with transforms are routed after they are folded and transformed, since transforms
-need the values that a fold merges. Columns have their source names unless stated
-otherwise. Pure.
+route with transforms are routed after they are folded and transformed, because
+transforms need the values that a fold merges. Columns have their source names unless
+stated otherwise. No I/O.
 
 The route of a table or an aggregate reads its topic, and the topic of snapshots for
 this sink only. The topic of an event log's route may end in ``*``: it matches every

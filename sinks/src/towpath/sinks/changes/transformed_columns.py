@@ -1,5 +1,5 @@
 """
-The columns of a table after a route's transforms, and mistakes in the transforms. Pure.
+The columns of a table after a route's transforms, and mistakes in the transforms.
 
 A route that does not fit its table is found before the sink starts: unknown columns,
 columns of the key that would change, and values that no cast can convert.
@@ -78,7 +78,7 @@ class TransformedColumns:
 
     Attributes:
         deciding: The published columns that decide whether the sink has a row.
-        mistakes: Sentences on entries that do not fit the table.
+        mistakes: Sentences about entries that do not fit the table.
     """
 
     columns: tuple[OutputColumn, ...]

@@ -7,9 +7,10 @@ renamed. A column that the row does not have is null. Null stays null: a mask, h
 cast or template of null is null, and a condition on null is false unless it tests for
 null.
 
-A partial change lacks columns that only the target has. An output is unchanged if all
-of its inputs are among them. If only some are, or if they decide whether the row is
-dropped, nothing can be computed: the row must be read again (``LacksColumnsError``).
+A partial change lacks columns that only the target has. If it lacks all inputs of an
+output, the output is unchanged. If it lacks only some of them, or lacks columns that
+decide whether the row is dropped, nothing can be computed: the row must be read again
+(``LacksColumnsError``).
 
 A transform in Python is an entry point of the group ``towpath.transforms``: a function
 of a row. It gets its own dictionary, with values in the form of records, and returns
@@ -40,7 +41,7 @@ from towpath.sinks.change import ALL_PRESENT, Row, Value, refuse
 from towpath.sinks.changes.casts import cast_to, number_of, plain_text
 from towpath.sinks.errors import TransformBrokenError
 
-# Its length does not depend on that of the hidden text.
+# The mask's length does not depend on that of the hidden text.
 _MASK: Final = "****"
 
 
@@ -231,7 +232,8 @@ def load_function(name: str) -> RowFunction:
     Import a function by the name of its entry point.
 
     Raises:
-        TransformBrokenError: No package provides it, or it cannot be imported.
+        TransformBrokenError: No package provides the function, or it cannot be
+            imported.
     """
     found = [*entry_points(group=TRANSFORMS_GROUP, name=name)]
     if not found:
@@ -264,7 +266,8 @@ class PythonTransform:
             writes: The columns that it writes, with their types.
 
         Raises:
-            TransformBrokenError: No package provides it, or it cannot be imported.
+            TransformBrokenError: No package provides the function, or it cannot be
+                imported.
         """
         self._name = name
         self._reads = reads
@@ -309,7 +312,7 @@ class PythonTransform:
         if isinstance(value, float) and not isfinite(value):
             refuse(f"the transform {self._name} returned {value} for {column}")
         if isinstance(value, str) and not _is_encodable(value):
-            why = f"a text that is no UTF-8 for {column}"
+            why = f"text that is not valid Unicode for {column}"
             refuse(f"the transform {self._name} returned {why}")
         return self._casts[column](value, column)
 

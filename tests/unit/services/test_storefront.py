@@ -128,6 +128,7 @@ def test_a_step_before_the_order_follows_it():
     [
         (0.004, "+0.00 s"),
         (59.99, "+59.99 s"),
+        (59.996, "+1 min 0 s"),
         (61.2, "+1 min 1 s"),
         (600, "+10 min 0 s"),
     ],

@@ -163,7 +163,7 @@ def timeline_of(order: Mapping[str, Any]) -> Timeline:
 
 def elapsed_text(elapsed_s: float) -> str:
     """Format the time since the start of a saga; below 0 (clock skew) it is 0."""
-    if elapsed_s < 60:  # noqa: PLR2004 - seconds of a minute
+    if round(elapsed_s, 2) < 60:  # noqa: PLR2004 - seconds of a minute
         return f"+{max(0.0, elapsed_s):.2f} s"
     minutes, seconds = divmod(round(elapsed_s), 60)
     return f"+{minutes} min {seconds} s"

@@ -232,14 +232,14 @@ def test_a_password_is_in_no_representation():
             {"sasl.username": "a"},
             (
                 "kafka.client.sasl.username: has no effect with security.protocol = "
-                "PLAINTEXT: set security.protocol to SASL_SSL, or leave it out"
+                "PLAINTEXT: set security.protocol to SASL_SSL, or remove this key"
             ),
         ),
         (
             {**SASL, "security.protocol": "SASL_PLAINTEXT", "ssl.ca.location": "/ca"},
             (
                 "kafka.client.ssl.ca.location: has no effect with security.protocol = "
-                "SASL_PLAINTEXT: set security.protocol to SASL_SSL, or leave it out"
+                "SASL_PLAINTEXT: set security.protocol to SASL_SSL, or remove this key"
             ),
         ),
         (

@@ -115,8 +115,8 @@ customer_id = "uuid"
             "cache",
             "constants: c is also the name of a column",
         ),
-        ({"rename": {"a": "_x"}}, "cache", "sinks reserve such names"),
-        ({"constants": {"": 1}}, "cache", "sinks reserve such names"),
+        ({"rename": {"a": "_x"}}, "cache", "which sinks reserve"),
+        ({"constants": {"": 1}}, "cache", "which sinks reserve"),
         ({"constants": {"a": [1]}}, "cache", "constants.a: must be text, true, false"),
         ({"constants": {"a": 2**63}}, "cache", "or a number that a column can hold"),
         (
@@ -124,19 +124,19 @@ customer_id = "uuid"
             "cache",
             "or a number that a column can hold",
         ),
-        ({"key": "{id}"}, "warehouse", "finds rows by the columns of the key"),
+        ({"key": "{id}"}, "warehouse", "finds rows by their key columns"),
         ({"fields": {"a": "uuid"}}, "cache", "only a search index searches by fields"),
         ({"fields": {"a.b": "uuid"}}, "search", "a column is searched as a whole"),
         ({"topic": "towpath.shop.oders"}, "cache", "mean 'towpath.shop.orders'"),
         (
             {"kind": "event_log", "topic": "e.*", "rename": {"a": "b"}},
             "warehouse",
-            "rename: is for rows",
+            "rename: applies to rows only",
         ),
         (
             {"kind": "aggregate", "topic": "e", "state_types": ["A"], "key": "{id}"},
             "search",
-            "key: is for rows",
+            "key: applies to rows only",
         ),
         (
             {"kind": "event_log", "topic": "e.*", "fields": {"a": "uuid"}},

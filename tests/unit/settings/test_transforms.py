@@ -79,8 +79,8 @@ def mistakes(*transforms: dict, environ=None, **route) -> str:
         ({"drop_if": {}}, "drop_if: "),
         ({"drop_if": {"a": {"less": 1}}}, "a table with one of not, is_null, below"),
         ({"drop_if": {"a": {"below": 1, "at_least": 0}}}, "a table with one of"),
-        ({"drop_if": {"a": ["x", 1]}}, "values must be texts, or numbers"),
-        ({"drop_if": {"a": []}}, "values must be texts, or numbers"),
+        ({"drop_if": {"a": ["x", 1]}}, "values must be one or more texts"),
+        ({"drop_if": {"a": []}}, "values must be one or more texts"),
         ({"drop_if": {"a": {"below": "1"}}}, "need a number"),
         ({"drop_if": {"a": {"is_null": 1}}}, "is_null must be true or false"),
         ({"drop_if": {"a": {"matches": 1}}}, "a regular expression in quotes"),
@@ -156,7 +156,7 @@ def test_transforms_are_for_rows():
         state_types=["OrderPlaced"],
     )
 
-    assert "orders.transforms: is for rows" in found
+    assert "orders.transforms: applies to rows only" in found
 
 
 def test_two_routes_of_a_topic_have_one_shape_in_an_index():

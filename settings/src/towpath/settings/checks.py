@@ -68,7 +68,7 @@ def clients_are_secure(settings: Settings) -> Iterator[str]:
         wanted = "SASL_SSL" if logs_in else "SSL"
         yield (
             f"kafka.client.{name}: has no effect with security.protocol = "
-            f"{kafka.protocol}: set security.protocol to {wanted}, or leave it out"
+            f"{kafka.protocol}: set security.protocol to {wanted}, or remove this key"
         )
 
 

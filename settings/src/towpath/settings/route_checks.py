@@ -205,7 +205,7 @@ def _of_rows_only(route: Route, where: str) -> Iterator[str]:
     if route.on_truncate == "keep":
         given.append("on_truncate")
     for key in given:
-        yield f"{where}.{key}: is for rows: an event is kept as its service wrote it"
+        yield f"{where}.{key}: applies to rows only: an event is kept as it was written"
     if route.fields and route.kind is RouteKind.EVENT_LOG:
         yield f"{where}.fields: an event log has the same columns for all events"
 
@@ -223,7 +223,10 @@ def _columns_agree(route: Route, where: str) -> Iterator[str]:
     new = [("rename", name) for name in route.rename.values()]
     for key, name in [*new, *(("constants", name) for name in route.constants)]:
         if not name or name.startswith(_OWN):
-            yield f"{where}.{key}: {name!r}: sinks reserve such names"
+            yield (
+                f"{where}.{key}: {name!r}: must not be empty or begin with {_OWN}, "
+                "which sinks reserve"
+            )
 
 
 def _transforms_agree(route: Route, sink: Sink, where: str) -> Iterator[str]:
@@ -258,7 +261,7 @@ def _left_out(route: Route, where: str) -> Iterator[str]:
 
 def _fit_the_sink(route: Route, sink: Sink, where: str) -> Iterator[str]:
     if route.key and sink.kind in {SinkKind.POSTGRES, SinkKind.WAREHOUSE}:
-        yield f"{where}.key: a {sink.kind} sink finds rows by the columns of the key"
+        yield f"{where}.key: a {sink.kind} sink finds rows by their key columns"
     if route.fields and sink.kind != SinkKind.SEARCH:
         yield f"{where}.fields: only a search index searches by fields"
     for path in route.fields:

@@ -92,7 +92,7 @@ class ColumnRule(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.form == "hash") == (self.length is not None):
-            message = "length: mask and truncate need one, hash takes none"
+            message = "length: mask and truncate need a length, hash takes none"
             raise ValueError(message)
         if self.form == "truncate" and not self.length:
             message = "length: truncate keeps at least one character"

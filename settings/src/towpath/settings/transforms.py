@@ -174,7 +174,7 @@ def _values(value: object) -> tuple[Any, ...]:
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
     kinds = {kind_of_value(one) for one in values}
     if len(kinds) != 1 or not all(map(_is_constant, values)):
-        message = "values must be texts, or numbers, or true and false"
+        message = "values must be one or more texts, numbers or booleans, of one kind"
         raise ValueError(message)
     return values
 
@@ -309,7 +309,7 @@ class Transform(Section):
         if len(verbs) != 1:
             listed = ", ".join(_NEEDED)
             found = " and ".join(verbs) or "none"
-            message = f"an entry has one verb of {listed}, not {found}"
+            message = f"an entry needs exactly one verb of {listed}, not {found}"
             raise ValueError(message)
         (verb,) = verbs
         if verb != "constant" and not getattr(self, verb):

@@ -301,8 +301,8 @@ def migrate(engine: Engine, *, package: str, schema: str) -> None:
         connection.execute(text(f"set local lock_timeout = {_WAIT_MS}"))
         connection.execute(text(f"set local statement_timeout = {_WAIT_MS}"))
         connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": key})
-        there = text("select to_regnamespace(:schema) is not null")
-        if not connection.scalar(there, {"schema": schema}):
+        exists = text("select to_regnamespace(:schema) is not null")
+        if not connection.scalar(exists, {"schema": schema}):
             connection.execute(text(f'create schema "{schema}"'))
         _upgrade(connection, package, schema)
 

@@ -456,7 +456,7 @@ def _malformed_if_match() -> MalformedError:
 
 HEADER: Final = "Towpath-Lsn"
 
-_END: Final = text(
+_LSN_AFTER_COMMIT: Final = text(
     "select (case current_setting('synchronous_commit')"
     " when 'off' then pg_current_wal_insert_lsn()"
     " else pg_current_wal_flush_lsn() end)::text"
@@ -471,7 +471,7 @@ def written_lsn(connection: Connection) -> str | None:
         The LSN in Postgres's form; None if the connection was lost after the commit.
     """
     try:
-        lsn: str = connection.scalar(_END)
+        lsn: str = connection.scalar(_LSN_AFTER_COMMIT)
     except DBAPIError as error:
         log.warning("LSN not read after a commit", reason=type(error.orig).__name__)
         return None

@@ -147,7 +147,7 @@ def claim_of(request: Request) -> Claim | None:
         return None
     if _KEY.match(key) is None:
         reason = "must be 1 to 200 visible ASCII characters"
-        raise _refused(reason)
+        raise _refusal(reason)
     content = f"{request.method} {request.path}\n".encode() + request.get_data()
     return Claim(key, hashlib.sha256(content).hexdigest())
 
@@ -196,7 +196,7 @@ class IdempotencyKeys:
                 continue
             if earlier.request_hash != claim.request_hash:
                 reason = "was already used for a different request"
-                raise _refused(reason)
+                raise _refusal(reason)
             return Answer(earlier.status, earlier.response)
         message = f"The {HEADER} is in use by other requests."
         raise DatabaseBusyError(message, retry_after_s=1.0)
@@ -258,7 +258,7 @@ class IdempotencyKeys:
         return session.execute(self._reclaim, row).first() is not None
 
 
-def _refused(reason: str) -> InvalidInputError:
+def _refusal(reason: str) -> InvalidInputError:
     detail = f"The header {HEADER} {reason}."
     return InvalidInputError(detail, [FieldError(HEADER, reason)])
 

@@ -207,16 +207,16 @@ class _Parser(argparse.ArgumentParser):
 
 def _add_event_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    kept = "how long an Idempotency-Key is kept"
-    add("--idempotency-hours", type=hours, default=IDEMPOTENCY_HOURS, help=kept)
+    help_ = "how long an Idempotency-Key is kept"
+    add("--idempotency-hours", type=hours, default=IDEMPOTENCY_HOURS, help=help_)
     add("--kafka", help="the brokers; if given, serve also consumes events")
-    more = "a file with settings of Kafka's client, such as a login: name=value lines"
-    add("--kafka-file", type=Path, help=more)
-    topics = "the prefix of the event topics' names, as in the relay"
-    add("--topic-prefix", default=TOPIC_PREFIX, help=topics)
+    help_ = "a file with settings of Kafka's client, such as a login: name=value lines"
+    add("--kafka-file", type=Path, help=help_)
+    help_ = "the prefix of the event topics' names, as in the relay"
+    add("--topic-prefix", default=TOPIC_PREFIX, help=help_)
     add("--group-prefix", default="", help="the prefix of the consumer group's name")
-    shown = "the port of consume's metrics; serve has its metrics on its own port"
-    add("--metrics-port", type=port, help=shown)
+    help_ = "the port of consume's metrics; serve has its metrics on its own port"
+    add("--metrics-port", type=port, help=help_)
 
 
 AddOptions = Callable[[argparse.ArgumentParser], None]
@@ -304,15 +304,15 @@ class Service:
         add("command", nargs="?", choices=list(self._commands()), default="serve")
         if self.migrate is not None:
             add("--dsn", required=True, help="the service's database")
-            admin = "the same database as an administrator, to create the role of --dsn"
-            add("--admin-dsn", help=admin)
+            help_ = "the same database as an administrator, to create the role of --dsn"
+            add("--admin-dsn", help=help_)
             add("--registry", help="the schema registry's URL, if any")
         add("--host", default="127.0.0.1")
         add("--port", type=port, default=8080)
-        served = "the number of concurrent requests"
-        add("--threads", type=number_from(1), default=DEFAULT_THREADS, help=served)
-        drain = "how long a stopping serve accepts requests after it reports not ready"
-        add("--drain-seconds", type=seconds, default=DRAIN_S, help=drain)
+        help_ = "the number of concurrent requests"
+        add("--threads", type=number_from(1), default=DEFAULT_THREADS, help=help_)
+        help_ = "how long a stopping serve accepts requests after it reports not ready"
+        add("--drain-seconds", type=seconds, default=DRAIN_S, help=help_)
         if self.migrate is not None:
             _add_event_options(parser)
         self.add_options(parser)

@@ -129,20 +129,20 @@ def _app_of(options: argparse.Namespace, waits: SinkWaits | None) -> Flask:
         UsageError: An address cannot be read.
     """
     for option in ("orders", "inventory"):
-        with _reading(option, "http://localhost:8080"):
+        with _parsing(option, "http://localhost:8080"):
             if URL(getattr(options, option)).scheme not in ("http", "https"):
                 raise InvalidURL(option)
     shop = Shop(options.orders, options.inventory)
-    with _reading("search", "http://localhost:9200"):
+    with _parsing("search", "http://localhost:9200"):
         search = SearchIndex(options.search)
-    with _reading("cache", "redis://localhost:6379"):
+    with _parsing("cache", "redis://localhost:6379"):
         cache = OrderCache(options.cache, options.cache_prefix)
     return create_app(shop, ReadSide(search, cache, waits))
 
 
 @contextmanager
-def _reading(option: str, example: str) -> Iterator[None]:
-    """Refuse an address without the library's error, which may quote a password."""
+def _parsing(option: str, example: str) -> Iterator[None]:
+    """Turn an error of parsing into a refusal, which quotes no password."""
     try:
         yield
     except (TypeError, ValueError, InvalidURL) as error:
@@ -156,12 +156,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--inventory", required=True, help="the base URL of the inventory service")
     add("--search", required=True, help="the URL of OpenSearch")
     add("--cache", required=True, help="the URL of Redis")
-    prefix = "the prefix of the cache's keys, which is that of the source"
-    add("--cache-prefix", default=CACHE_PREFIX, help=prefix)
-    waits = "towpath.toml; without it, reads with an LSN are refused"
-    add("--config", type=Path, help=waits)
-    longest = "the longest wait of a read for an LSN"
-    add("--wait-seconds", type=seconds, default=WAIT_S, help=longest)
+    help_ = "the prefix of the cache's keys: the prefix of the source"
+    add("--cache-prefix", default=CACHE_PREFIX, help=help_)
+    help_ = "towpath.toml; without it, reads with an LSN are refused"
+    add("--config", type=Path, help=help_)
+    help_ = "the longest wait of a read for an LSN"
+    add("--wait-seconds", type=seconds, default=WAIT_S, help=help_)
 
 
 def declare(environ: Mapping[str, str]) -> Service:

@@ -59,7 +59,7 @@ EXTENSION: Final = "towpath.storefront"
 PAGE_SIZE: Final = 12
 MAX_LINES: Final = 20
 MAX_QUANTITY: Final = 99
-_KEPT_S: Final = 30 * 24 * 3600
+_COOKIE_S: Final = 30 * 24 * 3600
 _CUSTOMER: Final = "customer"
 _BASKET: Final = "basket"
 _LSN: Final = "written"
@@ -243,7 +243,7 @@ def check_out() -> Response:
         ],
     }
     response = _to_order(shop.place(order, key.hex))
-    _keep(response, _CUSTOMER, str(customer))
+    _set_cookie(response, _CUSTOMER, str(customer))
     response.delete_cookie(_BASKET)
     return response
 
@@ -420,15 +420,17 @@ def _to_order(written: Written) -> Response:
     place = url_for("pages.order", order_id=number, **more)
     response = make_response(redirect(place, HTTPStatus.SEE_OTHER))
     if written.lsn is not None:
-        _keep(response, _LSN, written.lsn)
+        _set_cookie(response, _LSN, written.lsn)
     return response
 
 
 def _with_basket(place: str, basket: Basket) -> Response:
     response = make_response(redirect(place, HTTPStatus.SEE_OTHER))
-    _keep(response, _BASKET, basket_text(basket))
+    _set_cookie(response, _BASKET, basket_text(basket))
     return response
 
 
-def _keep(response: Response, name: str, value: str) -> None:
-    response.set_cookie(name, value, max_age=_KEPT_S, httponly=True, samesite="Strict")
+def _set_cookie(response: Response, name: str, value: str) -> None:
+    response.set_cookie(
+        name, value, max_age=_COOKIE_S, httponly=True, samesite="Strict"
+    )

@@ -175,4 +175,6 @@ def _document(client: httpx2.Client, response: httpx2.Response) -> dict[str, Any
 
 
 def _unreachable(client: httpx2.Client) -> ServiceUnreachableError:
-    return ServiceUnreachableError(f"The service at {client.base_url} does not answer.")
+    return ServiceUnreachableError(
+        f"The service at {client.base_url} fails or does not answer."
+    )

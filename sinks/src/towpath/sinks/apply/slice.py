@@ -289,7 +289,7 @@ class _SliceRun:
         began_s = self._context.clock.monotonic_s()
         self._records += len(chunk)
         self._chunks.append(chunk)
-        rest = self._after_columns(chunk)
+        rest = self._write_columns(chunk)
         self._apply_s += self._context.clock.monotonic_s() - began_s
         if len(rest):
             self._rest.append(rest)
@@ -315,7 +315,7 @@ class _SliceRun:
             flush_ms=round(self._flush_s * 1000),
         )
 
-    def _after_columns(self, chunk: pa.Table) -> pa.Table:
+    def _write_columns(self, chunk: pa.Table) -> pa.Table:
         """Write plain rows as columns; return the other records."""
         sink = self._sink
         # The last chunk of a large slice is written as the others are: some targets

@@ -119,5 +119,5 @@ def test_a_kind_without_executor_support_is_not_built(tmp_path):
     """
     The configuration refuses it before.
     """
-    with pytest.raises(UsageError, match="from the driver"):
+    with pytest.raises(UsageError, match="only the driver"):
         plan("warehouse", folder=tmp_path).make()

@@ -186,7 +186,7 @@ def test_a_rename_to_an_unpublished_name_takes_the_column_out_of_records():
     ("on_drop", "words"),
     [
         ("keep", "its rows stay in the topic"),
-        ("truncate", "each sink deletes its rows"),
+        ("truncate", "each sink deletes the table's rows"),
     ],
 )
 def test_the_finding_of_a_dropped_table_names_what_becomes_of_its_rows(on_drop, words):

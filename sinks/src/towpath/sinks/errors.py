@@ -113,7 +113,7 @@ class SinkRunsElsewhereError(UnavailableError):
 class SinkTakenOverError(UnavailableError):
     """A driver on another machine has taken the sink over; nothing more is written."""
 
-    remedy = "Stop one of the two drivers: each sink has one."
+    remedy = "Stop one of the two drivers: only one may run a sink."
 
 
 class ExecutorsFailedError(UnavailableError):
@@ -125,7 +125,7 @@ class ExecutorsFailedError(UnavailableError):
 
 
 class TaskExpiredError(UnavailableError):
-    """A task may not write any more; its batch is written again."""
+    """A task may no longer write; its batch is written again."""
 
     remedy = (
         "Lower max_batch_records, or give the target more resources: a task has two "
@@ -149,7 +149,8 @@ class PartitionsAddedError(UnavailableError):
     """A topic got more partitions while it was read; the next start recovers."""
 
     remedy = (
-        "No action needed: they are read from the start, and the rows are requested."
+        "No action needed: the new partitions are read from their start, and the "
+        "topic's rows are requested."
     )
 
 
@@ -170,7 +171,7 @@ class BatchRefusedError(DataError):
     """
 
     remedy = (
-        "Read the target's answer, which is the reason of the change's dead letter."
+        "Read the target's answer, which is the reason in the change's dead letter."
     )
 
 
@@ -228,7 +229,7 @@ class TooManyParkedError(HaltError):
 
 
 class EveryChangeRefusedError(HaltError):
-    """A target refuses many changes in a row: the cause is the target itself."""
+    """A target refuses many consecutive changes: the cause is the target itself."""
 
     remedy = "Read the target's answer; once it accepts changes, the sink continues."
 

@@ -123,11 +123,11 @@ def _merge_from(
     after: list[Change],
 ) -> int | None:
     """
-    Merge a key's changes from one on, the newest first.
+    Merge a key's changes, the newest first, from the index ``begin`` on.
 
     Returns:
-        The index of an older change of another partition, from which the older ones are
-        merged by themselves; None: all are merged.
+        The index of an older change from another partition: it and the changes after it
+        in the group are to be merged separately. None if all are merged.
     """
     newest = group[begin]
     if not newest.unchanged:

@@ -6,9 +6,9 @@ built-in kinds need no installation: their entry points are listed here. A kind'
 is imported only when a sink of the kind is declared.
 
 Routes are checked against the shapes that the relay announced: when the sink starts,
-and with every newer shape. All mistakes of a sink are reported at once. A table without
-a key is a mistake only while the sink has never run; a table that loses its key later
-still has a shape, since a sink may hold back just that route.
+and with every newer shape. All mistakes of a sink are reported together. A table
+without a key is a mistake only if the sink has never run. For a table that loses its
+key later, the shape is returned, so that the sink can hold back only its route.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ from towpath.sinks.changes.transforms import (
 from towpath.sinks.errors import KindBrokenError, RouteMistakesError, ShapeUnknownError
 from towpath.sinks.ports import RelationSource, Repairs, Sink, SinkReader, SqlSession
 
-# Returns why a target cannot have a column name; empty if it can.
+# Returns why a target does not accept a column name; empty if it does.
 UnfitName = Callable[[str], str]
 
 
@@ -60,7 +60,7 @@ class RoutedRelations:
         Args:
             announced: The announced shapes.
             routes: The sink's routes.
-            unfit_name: Returns why the target cannot have a column name.
+            unfit_name: Returns why the target does not accept a column name.
         """
         self._unfit_name = unfit_name
         self._announced = announced
@@ -83,7 +83,7 @@ class RoutedRelations:
         )
         shapes = [_shape(route, announced) for route in routes] or [announced]
         if any(shape != shapes[0] for shape in shapes):
-            _refuse([f"{topic} is read in two shapes: give each a sink of its own"])
+            _refuse([f"routes give {topic} two shapes: move one to another sink"])
         return shapes[0]
 
     def refresh(self) -> None:
@@ -100,7 +100,7 @@ class RoutedRelations:
         Check every route against its table; return the topics without a known table.
 
         Args:
-            has_run: Whether the sink has written before; its tables had keys then.
+            has_run: Whether the sink has run before; its tables had keys then.
 
         Raises:
             RouteMistakesError: Routes do not fit their tables.
@@ -204,7 +204,8 @@ class SinkParts:
 
     Attributes:
         prefix: The prefix of all topics.
-        replay_window_s: How long older changes may arrive, and tombstones must stay.
+        replay_window_s: How long old changes may still arrive; tombstones are kept for
+            this long.
         folder: A folder for the sink's own files; it lives as long as the sink.
         relations: The shapes of the routes' tables, after the routes' changes.
         repairs: Requests rows of this sink from the source.
@@ -225,7 +226,7 @@ class ExecutorParts:
     """
     The parts that a sink on an executor may use: some of ``SinkParts``, and one more.
 
-    It has no files and requests no rows: the driver's sink does the rest.
+    Such a sink has no files and requests no rows: the sink on the driver does that.
 
     Attributes:
         shared: The result of ``Kind.shared``, read on the driver's machine.
@@ -264,24 +265,24 @@ class Kind:
         mistakes: Checks ``[sink.options]``; yields ``key: what is wrong with it``.
         engine: Further settings of the engine that runs the sink.
         memory: The minimum heap of the engine, in Java's notation.
-        routes: The kinds of route that it can write.
-        rights: Lists all rights that the target denies the sink's user, given the
-            prefix of all topics; nothing is written. ``None``: it cannot be checked.
-        health: Checks whether the target keeps the sink's rows, cheaply and without
-            writing, for ``towpath doctor``. ``None``: it cannot be checked.
+        routes: The kinds of route that the sink supports.
+        rights: Lists the rights on the target that the sink's user lacks, given the
+            prefix of all topics; nothing is written. ``None``: this cannot be checked.
+        health: Checks, cheaply and without writing, whether the target retains the
+            sink's rows, for ``towpath doctor``. ``None``: that cannot be checked.
         unfit_name: Returns why a column name cannot be written, as the end of a
             sentence that begins with the name; empty if it can.
-        spread: Makes the sink on an executor. There it writes a slice of a batch: each
-            key once, beside other executors, and perhaps once more after a failure.
-            ``None``: it is not written by tasks.
+        spread: Makes a sink on an executor. It writes slices of a batch in parallel
+            with other executors; a slice may be written again after a failure.
+            ``None``: tasks do not write to the target.
         shared: Reads, on the driver's machine, files that an executor's sink needs but
             does not have; the result is pickled and sent with every task.
         is_engine_written: Whether the engine writes its large batches, after tasks have
             encoded them (``EngineWritten``).
-        pipelined_records: The number of records whose changes the sink gets in one
-            call, if its target works while the next ones are decoded. A batch is
-            flushed at its end only, so such a sink must not refuse a whole row: later
-            changes of its key are in flight. ``None``: as few calls as possible.
+        pipelined_records: How many records go into one call, for a target that works
+            while the next records are decoded. A batch is flushed only at its end, so
+            such a sink must not refuse whole rows: later changes of the same keys may
+            be in flight. ``None``: as few calls as possible.
         has_types: Whether the target's columns have types, so that a retyped column
             cannot simply be written again.
     """
@@ -304,7 +305,7 @@ class Kind:
 
     @property
     def has_tasks(self) -> bool:
-        """Whether tasks on executors can take part in writing it."""
+        """Whether tasks on executors can take part in writing to the target."""
         return self.spread is not None or self.is_engine_written
 
 
@@ -372,7 +373,7 @@ def _mistakes(sink: SinkSettings) -> Iterator[str]:
 
 
 def _missing_functions(sink: SinkSettings, route: Route) -> Iterator[str]:
-    """Yield transforms in Python that no package provides; import the others."""
+    """Yield a mistake per Python transform that no package provides; import others."""
     for number, entry in enumerate(route.transforms):
         name, installed = entry.python, installed_transforms()
         if name is not None and name in installed:
@@ -420,7 +421,7 @@ def reader_of(sink: SinkSettings, settings: Settings) -> SinkReader:
     """
     read = kind_of(sink).read
     if read is None:
-        message = f"the sink {sink.name} cannot be read back: nothing to compare"
+        message = f"the sink {sink.name} cannot be read back, so it cannot be compared"
         raise UsageError(message)
     return read(sink, settings.database.prefix)
 
@@ -434,7 +435,10 @@ def eraser_of(sink: SinkSettings) -> Callable[[SinkSettings, str], None]:
     """
     found = kind_of(sink).erase
     if found is None:
-        message = f"the data of {sink.name} cannot be deleted: drop it without --data"
+        message = (
+            f"the data of {sink.name} is not Towpath's to delete: "
+            "drop the sink without --data"
+        )
         raise UsageError(message)
     return found
 

@@ -54,7 +54,8 @@ class Checkpoint:
 
     Attributes:
         applied: Changes written and events appended.
-        stale: Changes and events that the target already had, or had newer.
+        stale: Changes and events that the target already had, or that were older than
+            its rows.
         refused: Changes that cannot be applied, each with its reason; the caller stores
             them as dead letters before the next batch.
         refused_events: Events that cannot be appended, by their record, with the
@@ -101,7 +102,7 @@ class Sink(Protocol):
         Return once everything applied is durable.
 
         Raises:
-            UnavailableError: It is not known to be durable: apply it again.
+            UnavailableError: The changes may not be durable: apply the batch again.
         """
 
     def close(self) -> None:
@@ -202,7 +203,7 @@ class RelationSource(Protocol):
         Return the newest known shape of the table that a topic carries.
 
         Raises:
-            UnavailableError: The relay has not announced it yet.
+            UnavailableError: The relay has not announced the table yet.
         """
 
     def refresh(self) -> None:
@@ -269,7 +270,7 @@ class Repairs(Protocol):
         Request the rows of these keys; deletes are delivered for absent rows.
 
         Returns:
-            Whether they can be requested; those of an event log cannot.
+            Whether the rows can be requested; those of an event log cannot.
 
         Raises:
             UnavailableError: The request is not known to be durable.
@@ -318,10 +319,10 @@ class Erasing(Protocol):
 
         Args:
             route: The route of the keys.
-            keys: As ``StoredRow`` has them.
+            keys: The keys as ``StoredRow`` has them.
 
         Raises:
             BusyError: The target asks for a pause.
-            UnavailableError: The target cannot be reached; it is safe to repeat.
+            UnavailableError: The target cannot be reached; the call is safe to repeat.
             HaltError: The target refuses the call.
         """

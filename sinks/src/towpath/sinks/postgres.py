@@ -27,7 +27,7 @@ _CONNECT_TIMEOUT_S = 10
 
 def connected(dsn: str, place: str = "the source", /, **settings: str) -> Connection:
     """
-    Open a session in autocommit, unaffected by environment, role and database.
+    Open an autocommit session, unaffected by settings of environment, role or database.
 
     Args:
         dsn: The connection string, as libpq takes it.
@@ -61,7 +61,7 @@ def parameters_of(dsn: str) -> Mapping[str, Any]:
     Return the parameters of a target's connection string, by libpq's names.
 
     Raises:
-        ConfigurationError: It cannot be read.
+        ConfigurationError: The connection string cannot be read.
     """
     try:
         return conninfo_to_dict(dsn)
@@ -70,7 +70,7 @@ def parameters_of(dsn: str) -> Mapping[str, Any]:
             "the target's url is not postgresql://user@host:port/database, nor pairs "
             "such as host=... dbname=..."
         )
-        # Not from the error, which quotes the url with its password.
+        # Without its cause, which quotes the url with its password.
         raise ConfigurationError([message]) from None
 
 
@@ -96,7 +96,7 @@ _INTERVAL: Final[LiteralString] = """
 _AS_PRINTED: Final[LiteralString] = (
     "case when {value} is not null then concat({value}) end"
 )
-# Expressions of types whose text in records is not that of a cast.
+# Expressions for types whose text in records differs from that of a cast.
 TEXT_FORMS: Final[Mapping[str, LiteralString]] = MappingProxyType(
     {
         "timestamp with time zone": TIMES.replace("{moment}", _IN_UTC).replace(

@@ -2,7 +2,7 @@
 Counts between two flushes, and the floors of a sink's routes.
 
 A failed ``apply`` counts nothing, because the same batch is delivered again: each
-``apply`` counts into a new tally, and adds it to the sink's at the end.
+``apply`` counts into a new tally, and adds it to the sink's tally at the end.
 
 A target stores a floor before it deletes the rows below, and a sink loads the stored
 floors when it opens a route. A sink is the only writer of its routes, so floors can be

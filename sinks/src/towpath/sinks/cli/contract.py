@@ -1,10 +1,10 @@
 """
 ``towpath schema contract``: what a migration does to row topics and sinks.
 
-The schema before the migration is made in a scratch database, from SQL files or from
-the earlier revisions of Alembic; the migration is applied to it, and the catalogs
-before and after are compared. The files are run as they are: no SQL is parsed. Do not
-use an important server, because a migration may create roles, which outlive the copy.
+The schema before the migration is created in a scratch database, from SQL files or from
+earlier Alembic revisions; the migration is applied there, and the catalogs before and
+after are compared. The files are run as they are: no SQL is parsed. Do not use an
+important server: a migration may create roles, which outlive the scratch database.
 """
 
 import json as json_text
@@ -38,7 +38,7 @@ from towpath.sinks.contracts.findings import ContractFinding, Level, accepted
 from towpath.sinks.postgres import Connection, connected
 
 _CONNECT_TIMEOUT_S: Final = 10
-# Commands of psql that pg_dump writes, and that no server knows.
+# Commands of psql that pg_dump writes and no server understands.
 _PSQL_ONLY: Final = ("\\restrict", "\\unrestrict")
 # Run by the application's own Python, which has Alembic and the models.
 _UPGRADE: Final = """
@@ -54,7 +54,7 @@ _BASE: Final = "base"
 
 
 class MigrationFailedError(UsageError):
-    """A migration, or the schema before it, cannot be applied to the scratch copy."""
+    """The migration or the schema before it cannot be applied to a scratch database."""
 
     remedy = (
         "Correct what the message names: the migration must apply to the schema that "
@@ -69,14 +69,15 @@ Step = Callable[[str], None]
 @dataclass(frozen=True, slots=True)
 class AlembicRange:
     """
-    Revisions of Alembic.
+    A range of Alembic revisions.
 
     Attributes:
         start: The revision before the first one; ``base`` for none.
         end: The last revision; ``head`` for the newest.
         config: Alembic's configuration file.
         python: The application's Python.
-        variable: The environment variable with the address of its database.
+        variable: The environment variable in which the application expects the address
+            of its database.
     """
 
     start: str
@@ -87,10 +88,10 @@ class AlembicRange:
 
     def before(self, dsn: str) -> None:
         """
-        Apply the revisions up to the range.
+        Apply the revisions before the range.
 
         Raises:
-            MigrationFailedError: A revision fails.
+            MigrationFailedError: A revision fails, or Python cannot be run.
         """
         if self.start != _BASE:
             self._upgrade(dsn, self.start)
@@ -100,7 +101,7 @@ class AlembicRange:
         Apply the range.
 
         Raises:
-            MigrationFailedError: A revision fails.
+            MigrationFailedError: A revision fails, or Python cannot be run.
         """
         self._upgrade(dsn, self.end)
 
@@ -197,7 +198,7 @@ def compare(dsn: str, before: Step, migrate: Step) -> MigratedSchema:
 
     Args:
         dsn: The address of a server where a database may be created, as libpq takes it.
-        before: Makes the schema.
+        before: Creates the schema before the migration.
         migrate: Applies the migration.
 
     Raises:
@@ -251,14 +252,15 @@ def _drop(dsn: str, name: str) -> None:
     Drop a database.
 
     Raises:
-        UnavailableError: The server cannot be reached, or refuses; the database stays.
+        UnavailableError: The server cannot be reached, or refuses; the database is
+            left behind.
     """
     drop = sql.SQL("drop database {} with (force)").format(sql.Identifier(name))
     try:
         with closing(psycopg.connect(dsn, autocommit=True)) as connection:
             connection.execute(drop)
     except psycopg.Error as error:
-        message = f"the scratch database {name} stays: {_first_line(error)}"
+        message = f"the scratch database {name} was not dropped: {_first_line(error)}"
         raise UnavailableError(message) from error
 
 
@@ -270,15 +272,16 @@ def _first_line(error: psycopg.Error) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ScratchOptions:
     """
-    The scratch database, and how the schema gets there.
+    The scratch database, and the sources of its schema.
 
     Attributes:
-        dsn: A Postgres where a scratch database may be created.
-        schema: An SQL file of the schema before the migration. May be given several
-            times, and runs before the revisions of Alembic.
-        alembic: The revisions START:END, such as 0007:0008 or base:head.
+        dsn: A Postgres server where a scratch database may be created.
+        schema: An SQL file with the schema before the migration. May be given several
+            times; the files run before the revisions of Alembic.
+        alembic: The range of revisions START:END, such as 0007:0008 or base:head.
         alembic_config: Alembic's configuration file.
-        url_variable: The environment variable that gives Alembic's env.py the database.
+        url_variable: The environment variable in which Alembic's env.py expects the
+            database's URL.
         python: The application's Python, which runs Alembic; by default, that of
             this command.
     """
@@ -292,7 +295,7 @@ class _ScratchOptions:
 
     def steps(self, migrations: Sequence[Path]) -> tuple[Step, Step]:
         """
-        Return the step that makes the schema, and the one that migrates it.
+        Return the step that creates the schema, and the step that migrates it.
 
         Raises:
             UsageError: No migration is named, or ``--alembic`` is not used as intended.
@@ -305,7 +308,7 @@ class _ScratchOptions:
             return files, sql_files(migrations)
         start, _, end = self.alembic.partition(":")
         if migrations or not start or not end:
-            message = "--alembic takes a range START:END, and no SQL files beside it"
+            message = "--alembic takes a range START:END, and excludes SQL files"
             raise UsageError(message)
         revisions = AlembicRange(
             *(start, end, self.alembic_config),
@@ -329,8 +332,8 @@ def contract(
     """
     Check a migration against row topics and sinks; exit 1 if it is refused.
 
-    The schema before the migration is made in a scratch database, the migration is
-    applied to it, and the catalogs before and after are compared. No sink is contacted.
+    The schema before the migration is created in a scratch database, the migration is
+    applied there, and the catalogs before and after are compared. No sink is contacted.
 
     Args:
         migrations: SQL files of the migration, in their order.

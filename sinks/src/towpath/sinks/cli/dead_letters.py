@@ -136,8 +136,8 @@ def replay(*, request: _LetterOptions) -> int:
     """
     Apply dead letters again, in order per key, under the usual position guard.
 
-    The running sink does it; a stopped sink does it at its next start. Exit 1 if any of
-    them is refused again: those stay dead letters. Exit 3 if the sink has not answered
+    A running sink applies them now, a stopped one at its next start. Exit 1 if any of
+    them is refused again: it stays a dead letter. Exit 3 if the sink has not answered
     in time: the request stays open.
     """
     return _send(Verb.REPLAY, request)
@@ -182,7 +182,7 @@ def _read(settings: Settings, sink: str) -> tuple[DeadLetterTopic, OpenDeadLette
 
 
 def _settings(config: ConfigOption) -> Settings:
-    # Standard output is for the answer: log records of the client library go elsewhere.
+    # Standard output is for the result: the client library's log records go to stderr.
     configure_logs()
     return read_settings(config)
 

@@ -69,11 +69,11 @@ def check(*names: str, config: ConfigOption = None) -> int:
     """
     Check sinks against the tables that they read and the targets that they write.
 
-    Mistakes in the configuration alone are reported first (exit 2). Then missing rights
-    on topics are reported; if there are none, every route that does not fit its table;
-    and every target that does not answer or lacks a right (exit 1). A table of
-    source.tables that neither the relay has announced nor the source has is reported,
-    and is a mistake only if nothing but an expression selects it.
+    Mistakes in the configuration alone are reported first (exit 2). Then come missing
+    rights on topics or, if none is missing, routes that do not fit their tables; and
+    targets that do not answer or deny a right (exit 1). A table of source.tables that
+    the relay has not announced and the source does not have is reported, too; it is a
+    mistake only if nothing but an expression selects it.
 
     Args:
         names: The sinks; all by default.
@@ -112,7 +112,7 @@ def fetch_jars() -> int:
     fetch.ensure(_print_line, environ, wanted)
     print(f"{len(wanted)} Java archives are in {store.of('spark')}")
     if classes.ensure(_print_line) is None:
-        print("Java recorded no classes: drivers start, only more slowly")
+        print("Java recorded no classes: drivers will start more slowly")
     return 0
 
 
@@ -121,7 +121,7 @@ def _print_line(line: str) -> None:
 
 
 def _require_driver(settings: Settings, driver: str | None) -> None:
-    """Refuse a driver without sinks: it would start an engine, and wait forever."""
+    """Refuse a driver without sinks: it would start an engine and wait forever."""
     known = sorted({sink.driver for sink in settings.sink})
     if driver is not None and driver not in known:
         drivers = ", ".join(known) or "none"
@@ -133,7 +133,7 @@ def _require_driver(settings: Settings, driver: str | None) -> None:
 
 
 class TableShapes:
-    """Shapes of tables as the relay has announced them, else from the source."""
+    """Shapes of tables, as announced by the relay or else as read from the source."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

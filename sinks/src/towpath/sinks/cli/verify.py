@@ -33,7 +33,7 @@ def verify(  # noqa: PLR0913 - a command's options
     """
     Compare sinks with the source, every key and column; exit 1 if any differs.
 
-    Both may change meanwhile: a difference counts only if it remains after the sink has
+    Rows may change meanwhile: a difference counts only if it remains after the sink has
     applied the changes that the source had. Exit 3 if the comparison cannot be made.
 
     Args:
@@ -41,14 +41,15 @@ def verify(  # noqa: PLR0913 - a command's options
         route: Compare only this route of one sink, named as in the sink or by its
             table.
         sample: Compare random rows: a number for each route, or a percentage such as
-            5%, of the source's rows and about as many of the sink's. The result holds
-            for these rows only, and proves nothing if there are none.
+            5%. Rows are drawn from the source, and about as many from the sink. The
+            result holds for these rows only, and proves nothing if there are none.
         repair: Have the relay read differing rows again, for this sink only, and
             compare them once more. Keys that still differ are reported with the
             reason, with exit code 1.
         erase: With --repair, have the sink erase keys that no newly read row replaces,
-            and read them again: a row above all positions that the sink ever applied,
-            a row that the sink has more than once, a key the table cannot have.
+            and read them again: a row whose position is above all that the sink has
+            applied, a row that the sink has more than once, a key that the table
+            cannot have.
         continuous: Verify one sink again and again, until interrupted; then exit with
             the code of the worst pass. A pass in which source, broker or sink does not
             answer counts as not verified.
@@ -98,14 +99,14 @@ def wait(
     """
     Wait until a sink has applied a commit, so that its rows can be read there.
 
-    The LSN is one at or after the commit's end: the header Towpath-Lsn of a service's
-    answer, or pg_current_wal_flush_lsn() read after the commit. Exit 1 if the sink has
-    not applied it in time, 3 if the source or Kafka does not answer.
+    Take an LSN at or after the commit's end: the header Towpath-Lsn of a service's
+    response, or pg_current_wal_flush_lsn() read after the commit. Exit 1 if the sink
+    has not applied the commit in time, 3 if the source or Kafka does not answer.
 
     Args:
-        lsn: As Postgres writes it, such as 0/16B3748.
+        lsn: The LSN as Postgres writes it, such as 0/16B3748.
         sink: The sink's name in the configuration.
-        timeout: How many seconds to wait at most.
+        timeout: The longest time to wait, in seconds.
         json: Print one JSON document.
         config: Configuration file.
     """

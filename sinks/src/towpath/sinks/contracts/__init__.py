@@ -1,5 +1,5 @@
 """
-Table contracts: what a migration does to row topics and to each sink. Pure.
+Table contracts: what a migration does to row topics and to each sink, without I/O.
 
 A sink's route sees the table as the relay announces it, through its own exclusions and
 renames. The sink's kind judges types, by the functions that the sink itself uses: the
@@ -81,8 +81,8 @@ class _RouteView(NamedTuple):
     Attributes:
         sink: The sink.
         route: The route.
-        before: The table before the migration, as the sink has it.
-        after: The table after it.
+        before: The table before the migration, as the route shapes it.
+        after: The table after the migration, as the route shapes it.
     """
 
     sink: Sink
@@ -141,7 +141,7 @@ def announced(table: Table, published: Published) -> RelationShape:
 def _outputs(
     routing: Routing, shape: RelationShape, column: TableColumn | None
 ) -> list[Column]:
-    """Return the columns of the sink that have or use the values of a column."""
+    """Return the sink's columns that have, or are computed from, a column's values."""
     if column is None:
         return []
     names = (
@@ -208,7 +208,7 @@ _Judged = tuple[Level, str, tuple[str, ...]]
 def _judge(
     view: _RouteView, change: ColumnChange, old: list[Column], new: list[Column]
 ) -> Iterator[_Judged]:
-    """Judge one change of a column; none if the sink does not have it."""
+    """Yield judgements of a column's change; none if the sink does not have it."""
     kind = change.kind
     if not old and not new:
         return
@@ -278,8 +278,8 @@ def _search(view: _RouteView, old: Column, new: Column) -> _Judged:
     if before == after:
         return Level.FINE, f"The field of the index stays a {before['type']}.", ()
     sentence = (
-        f"The field of the index stays a {before['type']} and would be a "
-        f"{after['type']}: values that it does not take become dead letters."
+        f"The field of the index stays a {before['type']}, not a {after['type']}: "
+        "values that it does not accept become dead letters."
     )
     name = view.sink.name
     steps = (
@@ -310,13 +310,13 @@ def _warehouse(view: _RouteView, old: Column, new: Column) -> _Judged | None:
     if widens(before, after):
         return Level.FINE, f"The column grows from {before} to {after}.", ()
     if widens(after, before):
-        return Level.NOTICE, f"The column stays as wide as it is, a {before}.", ()
+        return Level.NOTICE, f"The column keeps its width, and stays a {before}.", ()
     sentence = (
         f"A warehouse column cannot change from {before} to {after}: all changes of "
         "the route become dead letters (ForeignTableError)."
     )
     steps = (
-        "Add a column with the new type in place of changing this one.",
+        "Add a column with the new type instead of changing this one.",
         (
             "Or drop the table of the warehouse, and run towpath sink refill "
             f"{view.sink.name} --route {view.route.name} after the migration."
@@ -339,8 +339,8 @@ def _postgres(view: _RouteView, old: Column, new: Column) -> _Judged | None:
     if kept == wanted:
         return Level.FINE, f"The column of the target stays a {kept}.", ()
     sentence = (
-        f"The column of the target stays a {kept} and would be a {wanted}: rows with "
-        "values that it does not take become dead letters."
+        f"The column of the target stays a {kept}, not a {wanted}: rows with values "
+        "that it does not accept become dead letters."
     )
     name = view.sink.name
     steps = (
@@ -361,21 +361,21 @@ _OF_KIND: Final[
     }
 )
 _IN_BATCHES: Final = (
-    "If many rows change, change them in batches outside of the migration: readers of "
-    "the topic lag until they have read them all."
+    "If many rows change, change them in batches outside the migration: readers of "
+    "the topic lag until they have read all of these records."
 )
 _JUDGED: Final[Mapping[str, tuple[str, str, str]]] = MappingProxyType(
     {
         "UPDATE": (
             "rows updated",
-            "Each updated row is a record of the topic, and each sink writes it again.",
+            "Each updated row adds a record to the topic, and each sink writes it.",
             _IN_BATCHES,
         ),
         "DELETE": (
             "rows deleted",
             (
-                "Each deleted row is a record of the topic and a tombstone, and each "
-                "sink deletes it."
+                "Each deleted row adds a record and a tombstone to the topic, and each "
+                "sink deletes the row."
             ),
             _IN_BATCHES,
         ),

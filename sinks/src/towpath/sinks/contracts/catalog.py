@@ -2,11 +2,11 @@
 The catalog of a scratch database, and the statements that change rows of its tables.
 
 Tables, columns and labels of enums keep their numbers (oid and attnum) when they are
-renamed: so two catalogs, before and after a migration, show a rename as a rename.
+renamed, so the catalogs before and after a migration show a rename as a rename.
 
-The scratch database has no rows. A statement-level trigger of each table fires all the
-same, so that the statements of any tool are seen, including those inside functions. The
-triggers are gone before the catalog is read again.
+The scratch database has no rows. A statement-level trigger on each table fires even so,
+and shows the statements of any tool, including those inside functions. The triggers are
+dropped before the catalog is read again.
 """
 
 from collections.abc import Mapping
@@ -42,10 +42,10 @@ class TableColumn(NamedTuple):
         full_type: The type with its modifier, for people.
         type_oid: The oid of the type.
         is_required: Whether it is NOT NULL.
-        is_filled: Whether rows get a value that no statement gives: a default, an
-            identity, an expression.
+        is_filled: Whether the column has a value even if a statement gives none: from a
+            default, an identity or an expression.
         is_object: Whether its values are objects, or lists of objects.
-        has_no_nulls: Whether a validated CHECK says that it is not null.
+        has_no_nulls: Whether a validated CHECK ensures that the column is not null.
     """
 
     number: int
@@ -81,11 +81,11 @@ class Table:
     A table or a view.
 
     Attributes:
-        oid: It stays when the table is renamed.
+        oid: The oid, which the table keeps when it is renamed.
         name: Schema and table.
         is_view: Whether it is a view, materialized or not.
         identity: The replica identity: ``d``, ``n``, ``f`` or ``i``.
-        columns: By number.
+        columns: The columns by number.
         keys: Unique indexes over columns that are NOT NULL.
     """
 
@@ -99,10 +99,10 @@ class Table:
     @property
     def key(self) -> tuple[int, ...]:
         """
-        The numbers of the columns of its records' key; none without a key.
+        The numbers of the key columns of the table's records; empty without a key.
 
-        It is that of the replica identity's index, else the primary key; in a table
-        without both, with the identity FULL, it is that of the first unique index.
+        The key is that of the replica identity's index, or else the primary key. If the
+        table has neither, but the identity FULL, the first unique index is its key.
         """
         chosen = [
             *(k for k in self.keys if k.is_identity and self._has_index_identity),

@@ -1,8 +1,9 @@
 """
-The changes between two catalogs, and how a type changed. Pure.
+The changes between two catalogs, and how a type changed. This module does no I/O.
 
-A type *grows* if every value of the old one is a value of the new one, written the same
-in records; it *shrinks* if that is so in the other direction; else it is another type.
+A type *grows* if every value of the old type is a value of the new one, and is written
+the same way in records. It *shrinks* if that holds the other way round. Any other
+change makes it another type.
 """
 
 import enum
@@ -14,7 +15,7 @@ from towpath.sinks.contracts.catalog import Catalog, EnumType, Table, TableColum
 
 
 class ChangeKind(enum.StrEnum):
-    """A change of one column."""
+    """The kind of a column's change."""
 
     ADDED = "column added"
     DROPPED = "column dropped"
@@ -37,7 +38,7 @@ class ColumnChange(NamedTuple):
         kind: The kind of the change.
         before: The column before; None if it was added.
         after: The column after; None if it was dropped.
-        detail: Further words, such as the renamed labels.
+        detail: Further information, such as the renamed labels.
     """
 
     kind: ChangeKind
@@ -104,7 +105,7 @@ def _changes(
 def _label_changes(
     before: TableColumn, after: TableColumn, old: EnumType, new: EnumType
 ) -> Iterator[ColumnChange]:
-    """Yield the changes of labels; those of another enum are compared by their text."""
+    """Yield the changes of labels; labels of different enums are compared by text."""
     if before.type_oid == after.type_oid:
         renamed = [
             f"{label} to {new.labels[oid]}"
@@ -132,7 +133,8 @@ def _type_change(before: TableColumn, after: TableColumn) -> ChangeKind:
     return ChangeKind.SHRUNK if _grows(after, before) else ChangeKind.RETYPED
 
 
-# Not real and double precision: 0.1 in one is 0.10000000149011612 in the other.
+# real and double precision are not here: 0.1 as a real is 0.10000000149011612 as a
+# double.
 _RANK: Final[Mapping[str, tuple[str, int]]] = MappingProxyType(
     {
         "smallint": ("whole", 0),
@@ -142,7 +144,7 @@ _RANK: Final[Mapping[str, tuple[str, int]]] = MappingProxyType(
         "text": ("text", 1),
     }
 )
-# The modifier of an interval holds its fields above its precision.
+# The modifier of an interval has its fields in the bits above its precision.
 _FIELDS_SHIFT: Final = 16
 # Types whose modifier is a length or a precision.
 _SIZED: Final = frozenset(

@@ -1,10 +1,10 @@
 """
-The contract of a table: each change of a migration, judged for row topics. Pure.
+The contract of a table: each change of a migration, judged for row topics.
 
-A finding is *fine*, a *notice* (it works, and the steps say what to do), or *refused*:
-a reader, a writer or a sink would fail or lose values. A refused finding lists the
-steps of a safe way: expand, migrate, contract. ``accepted`` marks a refused finding
-that ``--accept`` names.
+A finding is *fine*, a *notice* (the change works, and the steps say what to do), or
+*refused*: a reader, a writer or a sink would fail or lose values. A refused finding
+lists the steps of a safe migration: expand, migrate, contract. ``accepted`` marks a
+refused finding that ``--accept`` names. This module does no I/O.
 """
 
 import enum
@@ -38,7 +38,8 @@ class ContractFinding:
     Attributes:
         level: The judgement.
         place: Where the effect shows: ``source``, ``relay``, a topic or a sink's route.
-        name: The table, or the table and the column, as before the migration.
+        name: The table, or the table and the column. The name is that before the
+            migration, except for tables and columns that the migration adds.
         change: The change, such as ``column dropped``.
         sentence: The effect, as one sentence.
         steps: Safe steps to the same end, or the steps that remain.
@@ -56,7 +57,7 @@ SOURCE: Final = "source"
 
 
 class Published:
-    """The columns that the relay publishes, and their key, by the configuration."""
+    """The columns and key columns that the relay publishes, as configured."""
 
     def __init__(self, rows: Rows) -> None:
         self._keys = rows.key_columns
@@ -77,7 +78,7 @@ class Published:
         return column.name in self.key(table) or self.has(table, column)
 
     def key(self, table: Table) -> tuple[str, ...]:
-        """Return the columns of the key of a table's records; none without one."""
+        """Return the key columns of a table's records; empty if they have no key."""
         configured = self._keys.get(table.name.text)
         if configured is None:
             return table.names(table.key)
@@ -133,7 +134,7 @@ def _of_shown(change: ColumnChange, name: str, topic: str) -> ContractFinding:
         f"The unpublished column would be published as {new_name}: its values would "
         "reach every reader."
     )
-    step = f"Keep {new_name} out of relay.rows first: exclude it, or do not include it."
+    step = f"Exclude {new_name} in relay.rows first, or do not include it."
     return ContractFinding(
         *(Level.REFUSED, topic, name, "column published", sentence), (step,)
     )
@@ -180,16 +181,16 @@ def _of_renamed_table(
     )
     steps = (
         f"Create {new_name} as a separate table, and write to both.",
-        "Let writers and readers move to it; add its topic and its routes.",
+        f"Move writers and readers to {new_name}; add its topic and its routes.",
         f"Remove {name} from source.tables, and then the table itself.",
     )
     return ContractFinding(Level.REFUSED, topic, name, "table renamed", sentence, steps)
 
 
 def _former_rows(settings: Settings) -> str:
-    """Return, in words, the treatment of rows whose name has no table any more."""
+    """Return a clause that says what happens to the rows of a vanished table."""
     if settings.database.on_drop is OnDrop.TRUNCATE:
-        return "each sink deletes its rows (on_drop)"
+        return "each sink deletes the table's rows (on_drop)"
     return "its rows stay in the topic and in every sink (on_drop)"
 
 
@@ -199,12 +200,12 @@ def _of_key(
     before, after = (", ".join(key) or "nothing" for key in (old, new))
     sentence = (
         f"The key of the table's records changes from {before} to {after}: older "
-        "records keep the former key, and every sink stores its rows under it."
+        "records, and the rows in every sink, keep the former key."
     )
     steps = (
         "Create a new table with the new key, and write to both.",
         "Add the new table to source.tables, and routes for it; fill them.",
-        "Let readers move, then remove the former table.",
+        "Move readers to the new table, then remove the former one.",
     )
     return ContractFinding(Level.REFUSED, topic, name, "key changed", sentence, steps)
 
@@ -240,7 +241,7 @@ def _of_added(change: ColumnChange, name: str, topic: str) -> ContractFinding:
             "with rows, and so does every insert of the running application.",
             (
                 f"Add {change.name} as a nullable column.",
-                "Deploy the application that writes it, and fill the old rows.",
+                f"Deploy an application that writes {change.name}; fill the old rows.",
                 *_REQUIRE,
             ),
         )
@@ -250,7 +251,7 @@ def _of_added(change: ColumnChange, name: str, topic: str) -> ContractFinding:
 
 _REQUIRE: Final = (
     "In a later migration: ADD CHECK (... IS NOT NULL) NOT VALID, then VALIDATE.",
-    "In another one: SET NOT NULL, and drop the check.",
+    "In another migration: SET NOT NULL, and drop the check.",
 )
 
 
@@ -266,20 +267,21 @@ def _of_required(change: ColumnChange, name: str) -> ContractFinding:
         "The migration fails if a row has null in the column, and so does every insert "
         "of the running application that omits the column.",
         (
-            "Deploy the application that always writes it, and fill the old rows.",
+            f"Deploy an application that always writes {change.name}.",
+            "Fill the old rows.",
             *_REQUIRE,
         ),
     )
 
 
 _CONTRACT: Final = (
-    "Let no reader of the topic use it; name the column in `exclude` of each route.",
-    "Keep {name} out of relay.rows: exclude it, or do not include it.",
+    "Stop every reader from using {column}; add it to `exclude` of each route.",
+    "Exclude {name} in relay.rows, or do not include it.",
     "Drop the column in a later migration: dropping an unpublished column is fine.",
 )
 _REPLACE: Final = (
     "Add a column with the new type, nullable, in this migration.",
-    "Deploy the application that writes both, and fill the old rows.",
+    "Deploy an application that writes both columns; fill the old rows.",
     *_CONTRACT,
 )
 _Judged = tuple[Level, str, Sequence[str]]
@@ -291,7 +293,7 @@ _JUDGED: Final[Mapping[ChangeKind, _Judged]] = MappingProxyType(
                 "New records lack the column, and readers that need it fail; a running "
                 "application that writes it fails, too."
             ),
-            ("Deploy the application that does not use it.", *_CONTRACT),
+            ("Deploy an application that does not use {column}.", *_CONTRACT),
         ),
         ChangeKind.RENAMED: (
             Level.REFUSED,
@@ -301,7 +303,7 @@ _JUDGED: Final[Mapping[ChangeKind, _Judged]] = MappingProxyType(
             ),
             (
                 "Add {renamed} as a nullable column in this migration.",
-                "Deploy the application that writes both, and fill the old rows.",
+                "Deploy an application that writes both columns; fill the old rows.",
                 *_CONTRACT,
             ),
         ),
@@ -314,7 +316,7 @@ _JUDGED: Final[Mapping[ChangeKind, _Judged]] = MappingProxyType(
             Level.REFUSED,
             (
                 "From {old} to {new}: values that do not fit fail the migration or are "
-                "cut, and older records still have them."
+                "truncated, and older records still have the full values."
             ),
             _REPLACE,
         ),
@@ -322,38 +324,39 @@ _JUDGED: Final[Mapping[ChangeKind, _Judged]] = MappingProxyType(
             Level.REFUSED,
             (
                 "From {old} to {new}: readers get values of another type, and older "
-                "records keep those of the former."
+                "records keep values of the former type."
             ),
             _REPLACE,
         ),
         ChangeKind.RELAXED: (
             Level.NOTICE,
             "Records may have null in the column from now on.",
-            ("Check that readers accept null before the application writes one.",),
+            ("Check that readers accept null before the application writes it.",),
         ),
         ChangeKind.LABELS_ADDED: (
             Level.NOTICE,
             "Records may have values that readers do not know: {detail}.",
-            ("Check that readers accept them before the application writes one.",),
+            ("Check that readers accept these labels before any is written.",),
         ),
         ChangeKind.LABELS_REMOVED: (
             Level.REFUSED,
-            "Rows with {detail} fail the migration, and older records still have it.",
+            "Rows with {detail} fail the migration; older records keep such values.",
             (
-                "Deploy the application that does not write it; update the old rows.",
-                "Remove the label in a later migration, and accept this finding there.",
+                "Deploy an application that does not write {detail}.",
+                "Update the old rows.",
+                "Remove {detail} in a later migration, and accept this finding there.",
             ),
         ),
         ChangeKind.LABELS_RENAMED: (
             Level.REFUSED,
             (
-                "Rows change their value ({detail}), and the stream has none of these "
-                "changes: no sink can detect it."
+                "Values of existing rows change ({detail}), but the stream does not "
+                "carry these changes: no sink can detect them."
             ),
             (
-                "Add the new label, and let readers accept both.",
-                "Deploy the application that writes the new one; update the old rows.",
-                "Let readers forget the former label.",
+                "Add the new label, and have readers accept both.",
+                "Deploy an application that writes the new label; update the old rows.",
+                "Remove the former label from readers.",
             ),
         ),
     }
@@ -373,7 +376,7 @@ def _may_refuse(change: ColumnChange, settings: Settings) -> bool:
 def _of_registry(name: str, topic: str, change: ColumnChange) -> ContractFinding:
     sentence = (
         "The Avro schema of the topic changes: the registry may refuse it, which halts "
-        "the relay or makes dead letters (relay.rows.on_refused_schema)."
+        "the relay or creates dead letters (relay.rows.on_refused_schema)."
     )
     step = "Check the subject's compatibility level; it may be relaxed temporarily."
     return ContractFinding(Level.NOTICE, topic, name, change.kind, sentence, (step,))
@@ -404,15 +407,15 @@ def _of_gone(table: Table, after: Catalog, settings: Settings) -> ContractFindin
             "deletes them once the relay has found the new table."
         )
         steps: tuple[str, ...] = (
-            "Alter the table in place of dropping it.",
-            "If its rows must go: DELETE or TRUNCATE, which the stream has.",
+            "Alter the table instead of dropping it.",
+            "To remove its rows, use DELETE or TRUNCATE: the stream carries both.",
         )
         change = "table created again"
     else:
         sentence = f"The table is gone, and {_former_rows(settings)}."
         steps = (
-            "Deploy the application that does not use it.",
-            "Remove its routes from the sinks, and let readers move.",
+            f"Deploy an application that does not use {name}.",
+            "Remove its routes from the sinks, and stop its readers.",
             (
                 f"Remove {name} from source.tables, and drop the table in a later "
                 "migration."
@@ -471,8 +474,8 @@ def outbox_findings(
         has = {column.name for column in now.columns.values()} if now else set()
         lacking = ", ".join(sorted(had - has))
         if lacking:
-            change = "columns gone" if now else "table dropped"
-            sentence = f"The relay reads {lacking} there, and would halt or stop."
+            change = "columns gone" if now else "table dropped or renamed"
+            sentence = f"The relay reads {lacking} of {name}, and would halt or stop."
             steps = (
                 "Keep the columns, or change [relay.outbox] and the application first.",
             )

@@ -1,9 +1,9 @@
 """
-The entries of a sink's dead-letter topic, as values and as headers. Pure.
+The entries of a sink's dead-letter topic, as values and as headers, without I/O.
 
 ===========  =====================================================================
 dead letter  a record as it was read, with its reason and origin in further headers
-resolution   a key, or one dead letter without a parked key, is resolved, and how
+resolution   how a key, or one dead letter without a parked key, was resolved
 request      a request to replay, discard or erase
 reply        why a request could not be carried out
 ===========  =====================================================================
@@ -69,7 +69,7 @@ class DeadLetter(NamedTuple):
 
     @property
     def parked(self) -> ParkedKey | None:
-        """The key that is parked behind this dead letter, if one is."""
+        """The key that this dead letter parks, if it parks one."""
         key = self.record.key
         if not self.is_parking or key is None:
             return None
@@ -91,10 +91,10 @@ class Verb(enum.StrEnum):
 
 class Subject(NamedTuple):
     """
-    The subject of a request or a resolution: a key, or one dead letter without one.
+    The subject of a request or a resolution: a parked key, or one other dead letter.
 
     Attributes:
-        topic: The key's topic, or that of the record.
+        topic: The parked key's topic, or that of the dead letter's record.
         key: The record's key; ``None`` if it had none.
         at: Partition and offset of the record, if the subject is one dead letter.
     """
@@ -106,9 +106,9 @@ class Subject(NamedTuple):
 
 class Resolution(NamedTuple):
     """
-    The dead letters of a subject are resolved up to a position.
+    The statement that the dead letters of a subject are resolved up to a position.
 
-    ``how`` names the reason.
+    ``how`` is the text that operators see.
     """
 
     subject: Subject
@@ -244,7 +244,7 @@ def _other(kind: bytes, document: Mapping[str, Any], subject: Subject) -> Entry 
 def _dead_letter(
     key: bytes | None, value: bytes | None, headers: Sequence[Header]
 ) -> DeadLetter | None:
-    """Decode a dead letter; our headers come last: the record may have their names."""
+    """Decode a dead letter; only the last headers are ours, even if names recur."""
     ours: dict[str, bytes] = {}
     count = len(headers)
     while count:
@@ -290,7 +290,7 @@ class DeadLetterStore(Protocol):
         """Yield all entries of the topic, oldest first per key."""
 
     def requests(self) -> list[DeadLetterRequest]:
-        """Return the requests since the last call of ``entries`` or ``requests``."""
+        """Return requests written since the last ``entries`` or ``requests`` call."""
 
     def close(self) -> None:
         """Release connections; never raises."""

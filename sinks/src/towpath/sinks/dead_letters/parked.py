@@ -1,9 +1,10 @@
 """
-Parked keys of a sink, and its open dead letters. Pure.
+Parked keys of a sink, and its open dead letters. This module does no I/O.
 
 Only positions decide which records are parked, so that a batch repeated after a crash
-leads to the same decisions. Resolutions are remembered, too: a record at or below one
-is not parked when it is delivered again. Both are bounded.
+leads to the same decisions. Resolutions are remembered, too: a record at or below the
+position of its key's resolution is not parked when it is delivered again. The numbers
+of parked keys and of remembered resolutions are bounded.
 
 A record that was written to the dead letters twice, because its batch was repeated, is
 one dead letter.
@@ -37,11 +38,11 @@ class ParkedRecords:
     The parked records of one key.
 
     Attributes:
-        lowest: The first position; all records from there on are parked.
-        highest: The position of the last dead letter.
+        lowest: The lowest position; the key's records from there on are parked.
+        highest: The highest position of a dead letter.
         dead_letters: The number of dead letters.
         last_offsets: Per topic and partition, the offset of the last dead letter;
-            records up to it are in the topic already.
+            records up to it are in the dead-letter topic already.
     """
 
     lowest: str
@@ -93,7 +94,7 @@ class ParkedKeys:
 
     def check(self, dead_letters: Iterable[DeadLetter]) -> None:
         """
-        Check that dead letters can be parked besides those already parked.
+        Check that dead letters can be parked in addition to those already parked.
 
         Raises:
             TooManyParkedError: More keys are parked than can be kept in memory.
@@ -216,11 +217,11 @@ class OpenDeadLetters:
                 self._open(entry)
             elif isinstance(entry, Resolution):
                 self._close(entry)
-                self._answered(entry)
+                self._close_request(entry)
             elif isinstance(entry, DeadLetterRequest):
                 self.requests[entry.id] = entry
             else:
-                self._answered(entry)
+                self._close_request(entry)
         return self
 
     def of(self, subject: Subject) -> list[DeadLetter]:
@@ -232,7 +233,7 @@ class OpenDeadLetters:
         subject = subject_of(dead_letter)
         if self.wanted is not None and subject not in self.wanted:
             return
-        # It stays resolved: its position is not above that of the resolution.
+        # The dead letter stays resolved: its position is not above the resolution's.
         if subject in self._ended and dead_letter.position <= self._ended[subject]:
             return
         self.dead_letters.setdefault(subject, {})[dead_letter.record.origin] = (
@@ -254,7 +255,7 @@ class OpenDeadLetters:
         before = self._ended.get(resolution.subject, "")
         self._ended[resolution.subject] = max(before, resolution.position)
 
-    def _answered(self, entry: Resolution | Reply) -> None:
+    def _close_request(self, entry: Resolution | Reply) -> None:
         if entry.request_id:
             self.requests.pop(entry.request_id, None)
             self.replies[entry.request_id] = entry

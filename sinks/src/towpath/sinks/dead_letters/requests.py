@@ -1,9 +1,9 @@
 """
 Dead letters as operators see them, and the requests that operators send to a sink.
 
-A request is an entry of the dead-letter topic: a stopped sink handles it at its
-next start. So only the sink writes to its target, and a replay passes the same
-guard as any batch.
+A request is an entry of the dead-letter topic, and a stopped sink handles it at its
+next start. So the sink alone writes to its target, and a replay passes the same guard
+as any batch.
 """
 
 import uuid
@@ -36,7 +36,7 @@ class RequestTopic(Protocol):
         """Write requests durably."""
 
     def since(self) -> list[Entry]:
-        """Return the entries since the topic was last read."""
+        """Return the entries written since the topic was last read."""
 
 
 def open_summaries(

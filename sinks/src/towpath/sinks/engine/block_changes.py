@@ -1,5 +1,5 @@
 """
-Compares a sink's block with the one it last ran with.
+Compares a sink's block with the block that the sink last ran with.
 
 A query continues at its offsets and never reads records below them again. A new or
 changed route lacks the rows that come from those records, so the route is requested as
@@ -99,7 +99,7 @@ def changes(before: BlockDigest, now: BlockDigest) -> Iterator[BlockChange]:
 
 
 class BlockChanges:
-    """Handles the changes of one sink's block since it last ran."""
+    """Handles the changes of one sink's block since the sink last ran."""
 
     def __init__(self, plan: QueryPlan, repairs: Repairs, clock: Clock) -> None:
         self._sink = plan.sink
@@ -116,7 +116,7 @@ class BlockChanges:
             UnavailableError: The broker does not answer; the new block is not stored.
         """
         now, path = block_digest(self._sink), self._folder / BLOCK_FILE
-        # Without a stored block the sink is new: the command that adds it fills it.
+        # Without a stored block the sink is new: the command that adds a sink fills it.
         before = (
             BlockDigest(**orjson.loads(path.read_bytes())) if path.exists() else now
         )

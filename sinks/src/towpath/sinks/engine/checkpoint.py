@@ -1,10 +1,11 @@
 """
-The engine's checkpoint: the offsets that its batches read, and their commits.
+The engine's checkpoint: the offsets that batches read, and the batches' commits.
 
 The offset log has one file per batch: a version line, a line of metadata and one line
 of JSON per source, ``{"<topic>": {"<partition>": <next offset>}}``. The engine writes
-it before the batch runs, so the batch can read it. Its offsets also count transaction
-markers, which are not records. The first batch's start is in a file of the same format.
+it before the batch runs, so the batch can read it. The offsets also count transaction
+markers, which are not records. The offsets at which the first batch begins are in a
+file of the same format.
 
 A batch counts once its number is among the commits. A checkpoint without commits can
 be dropped without losing information.
@@ -72,9 +73,9 @@ def starting_offsets(stored: Offsets, existing: Mapping[str, Mapping[str, int]])
     Return the first offsets of a query without a checkpoint, in the source's format.
 
     Args:
-        stored: The offsets stored when the sink was declared.
-        existing: The current topics and partitions; one that did not exist when the
-            sink was declared begins at its earliest record.
+        stored: The stored offsets: those of the sink's declaration, or of a recovery.
+        existing: The current topics and partitions; a partition without a stored offset
+            begins at its earliest record.
     """
     if not stored:
         return "earliest"
@@ -93,7 +94,7 @@ def committed_offsets(checkpoint: Path) -> Offsets | None:
         ``{}`` if no batch was committed, ``None`` if there is no checkpoint.
 
     Raises:
-        CheckpointUnreadableError: The engine could not read it either.
+        CheckpointUnreadableError: The engine could not read the checkpoint either.
     """
     planned_offsets, committed = _batches(checkpoint / "offsets"), _commits(checkpoint)
     if not planned_offsets and not committed:
@@ -127,7 +128,7 @@ def newest_readable(checkpoint: Path) -> Offsets | None:
 
 
 def drop_checkpoint(checkpoint: Path) -> None:
-    """Rename a checkpoint; one that was renamed earlier is deleted."""
+    """Rename a checkpoint, and delete the one that was renamed earlier."""
     if not checkpoint.exists():
         return
     dropped = checkpoint.with_name(f"{checkpoint.name}.dropped")

@@ -4,8 +4,8 @@
 Java loads and verifies about 20,000 classes before a driver has written a first batch,
 which is most of the work of its start. One engine is started and used as drivers use
 theirs; when it ends, Java writes its loaded classes into one file. Every engine with
-these jars then maps the file (``towpath.sinks.jars.java``). Nothing depends on it:
-without the file, engines only start more slowly.
+these jars then maps the file (``towpath.sinks.jars.java``). Nothing depends on the
+file: without it, engines start more slowly.
 """
 
 import os
@@ -149,7 +149,7 @@ def main(words: list[str]) -> int:
     if words:
         record(Path(words[0]), Path(words[1]))
     elif ensure(lambda line: print(line, flush=True)) is None:
-        print("Java recorded no classes: drivers start, only more slowly")
+        print("Java recorded no classes: drivers will start more slowly")
     return 0
 
 

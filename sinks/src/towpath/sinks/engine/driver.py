@@ -42,13 +42,13 @@ LOOK_EVERY_S: Final = 1.0
 # Each check opens new connections to the broker and the target.
 CHECK_AGAIN_EVERY_S: Final = 10.0
 
-# All sinks stop at once: each waits for its batch, has its query stopped, and then
-# closes its connections.
+# All sinks stop at the same time: each waits for its batch, has its query stopped, and
+# then closes its connections.
 _CLOSE_WITHIN_S: Final = 5.0
 STOP_WITHIN_S: Final = FINISH_WITHIN_S + STOP_QUERY_WITHIN_S + _CLOSE_WITHIN_S
 
-# A busy cluster starts an executor within seconds. Spark keeps restarting one that
-# cannot run, and only the workers' logs show it.
+# Even a busy cluster starts an executor within seconds. Spark keeps restarting an
+# executor that cannot run, and only the workers' logs show the reason.
 EXECUTORS_WITHIN_S: Final = 30.0
 
 _log = structlog.get_logger("towpath.sinks")
@@ -113,7 +113,7 @@ class ExecutorWatch:
                 "executor missing: batches wait for the cluster",
                 waited_s=EXECUTORS_WITHIN_S,
                 remedy="Look at the master's page for workers with free cores and "
-                "memory, and at a worker's log for why executors end. "
+                "memory, and at a worker's log for the reason executors end. "
                 "spark.executor.memory must be at least 512m.",
             )
 
@@ -204,10 +204,10 @@ class Driver:
 
     def _change(self, running: _RunningSink, sink: Sink) -> None:
         """Stop a sink, so that it starts with its new block, if the block fits."""
-        is_well = running.report.progress.state is not State.FAILED
+        is_healthy = running.report.progress.state is not State.FAILED
         try:
             # A failed sink has nothing to lose, and reports its next failure.
-            if is_well:
+            if is_healthy:
                 self._parts.check(sink)
         except UnavailableError as error:
             name, why = sink.name, str(error)
@@ -287,7 +287,7 @@ class Driver:
             return
         self._locked_elsewhere.discard(sink.name)
         report = self._report(sink, settings.state_folder)
-        # The present block runs: an earlier refusal is void.
+        # The sink runs with the current block: an earlier refusal is void.
         report.refused(None)
         stop = threading.Event()
         supervisor = self._supervisor(sink, settings, report, stop)

@@ -2,10 +2,9 @@
 The entry point of an executor's pod in Kubernetes: ``python -m`` this module.
 
 Spark's driver starts the pod with the argument ``executor`` and describes the executor
-in environment variables. The entry point of Spark's own images is not in PySpark's
-package.
-This process becomes the executor's Java process, so that Java receives the signals that
-stop the pod.
+in environment variables. PySpark's package does not include the entry point of Spark's
+own images. This process becomes the executor's Java process, so that Java receives the
+signals that stop the pod.
 """
 
 import argparse
@@ -57,7 +56,7 @@ def command_of(environ: Mapping[str, str]) -> list[str]:
 
 
 def main() -> NoReturn:
-    """Become the executor."""
+    """Replace this process with the executor's Java process."""
     parser = argparse.ArgumentParser(
         prog="towpath.sinks.engine.executor_pod",
         description="Run an executor in a pod that Spark's driver has started.",

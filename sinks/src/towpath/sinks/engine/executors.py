@@ -5,9 +5,10 @@ Each task of the engine has one partition of a topic, and reads its records from
 nothing is shuffled, and no record comes from the driver. A task returns counts and the
 records that only the driver may write.
 
-The tasks of a target that the engine writes encode their rows. These stay in the
-engine, which runs a task again if it has lost its rows. The sink's statements read them
-there, and tasks of a second pass write them to files: no row passes through the driver.
+If the engine itself writes the target, the tasks encode their rows. The encoded rows
+stay in the engine, which runs a task again if its rows are lost. The sink's statements
+read them there, and tasks of a second pass write them to files: no row passes through
+the driver.
 
 An executor makes its sink from an ``ExecutorSpec`` alone: it has no configuration and
 no state folder. It reads the tables' shapes from Kafka, over one connection for all
@@ -89,7 +90,7 @@ class Executors:
         Args:
             sink: The sink.
             make: Makes the sink on an executor; the function is sent there.
-            abandoned: Notes each time that tasks were given up.
+            abandoned: Records each time that tasks are abandoned.
         """
         self._sink = sink
         self._abandoned = abandoned
@@ -278,7 +279,7 @@ class _FrameRows:
             if tables:
                 yield _result_row(write(pa.concat_tables(tables)))
 
-        # One call for each core: each writes its own files.
+        # One call for each core: each call writes its own files.
         cores = self._encoded.sparkSession.sparkContext.defaultParallelism
         results = self._of(statement).coalesce(cores).mapInArrow(run, _SCHEMA)
         try:
@@ -323,7 +324,7 @@ def _unpickled(results: pa.Table) -> list[Any]:
 
 
 def _is_repeated() -> bool:
-    """Return whether the engine runs the task of this process again."""
+    """Return whether the engine repeats the task that runs in this process."""
     task = TaskContext.get()
     return task is not None and task.attemptNumber() > 0
 
@@ -370,7 +371,7 @@ class ExecutorSpec:
         """
         spread = kind_of(self.sink).spread
         if spread is None:
-            message = f"a sink of the kind {self.sink.kind} is written from the driver"
+            message = f"only the driver writes sinks of the kind {self.sink.kind}"
             raise UsageError(message)
         announced = _relations(self.kafka, self.prefix)
         parts = ExecutorParts(

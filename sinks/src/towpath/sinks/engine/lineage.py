@@ -32,7 +32,7 @@ from towpath.sinks.postgres import parameters_of
 
 
 class SinkRuns:
-    """The runs of one sink, one after the other; called by any of its threads."""
+    """The runs of one sink, one after the other; called by any thread of the sink."""
 
     def __init__(self, reporter: LineageReporter, job: Job) -> None:
         self._reporter = reporter
@@ -108,7 +108,7 @@ def _fields(shape: RelationShape | None) -> list[Field]:
 def _routed(
     name: DatasetName, shape: RelationShape, topic: DatasetName, routing: Routing
 ) -> Dataset:
-    """Return the dataset of a place; each column lists those that it comes from."""
+    """Return the dataset of a place; each column lists the columns it comes from."""
     origins = {
         column: [(topic, origin) for origin in sorted(each.inputs)]
         for each in routing.transformed(shape.columns).columns
@@ -119,10 +119,10 @@ def _routed(
 
 def target_of(sink: Sink, route: Route, prefix: str) -> DatasetName:
     """
-    Name the place that a route writes.
+    Name the place that a route writes to.
 
-    A namespace has scheme, host and port of the target's address, never its login; that
-    of a warehouse is the folder or the location of its files.
+    A namespace has scheme, host and port of the target's address, never its login. The
+    namespace of a warehouse is the folder or the location of its files.
     """
     if sink.kind == SinkKind.POSTGRES:
         return postgres_dataset(parameters_of(sink.url), route.name)

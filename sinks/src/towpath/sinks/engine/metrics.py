@@ -73,7 +73,7 @@ class WatchedSink:
 
     Attributes:
         progress: Returns the current progress.
-        alarm: Its budget, and whether its lag is too high.
+        alarm: The budget of its lag, and whether the lag is too high.
         unpublished: Returns how many records of its progress were not published.
         verification: Returns the result of its last verification, if it has one.
         folder: The folder of its state.
@@ -241,7 +241,7 @@ _REQUEST_TIMEOUT_S: Final = 10.0
 
 
 class _Server(ThreadingHTTPServer):
-    """A server that does not print errors of connections."""
+    """A server that does not print connection errors."""
 
     daemon_threads = True
 

@@ -78,7 +78,7 @@ class EngineListener:
         """Do nothing: the supervisor reports it."""
 
 
-# A cache's budget is 10 s: its alarm is late by a fifth of that at most.
+# A cache's budget is 10 s: its alarm is late by at most a fifth of the budget.
 LOOK_EVERY_S: Final = 2.0
 
 _log = structlog.get_logger("towpath.sinks")
@@ -110,7 +110,7 @@ class Monitor:
 
         Args:
             cluster: The topics of the broker.
-            oldest: Looks up the age of records.
+            oldest: Looks up the timestamps of records.
             store: Reads and publishes progress.
             clock: The time.
             lineage: Reports the runs of sinks.
@@ -193,7 +193,7 @@ class Monitor:
             self._check()
 
     def _published(self) -> Mapping[str, datetime]:
-        """Return when each sink last published; without sinks, nothing is read."""
+        """Return when each sink last published; read nothing if no sink is watched."""
         return self._store.times() if self._reports else {}
 
     def _check(self) -> None:

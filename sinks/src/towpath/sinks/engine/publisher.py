@@ -2,9 +2,9 @@
 Publishes the progress of one sink, from its report and its folder.
 
 A run takes its number before its first record: the time in milliseconds, or one more
-than the newest readable record's run, if that is higher. So a clock that was set back
-makes no run look older than the one before it, nor does a topic that has lost its
-records.
+than the newest readable record's run, if that is higher. So neither a clock that was
+set back nor a topic that has lost its records makes a run look older than the run
+before it.
 """
 
 import os
@@ -87,7 +87,7 @@ class ProgressPublisher:
 
     def begin(self) -> bool:
         """
-        Take the number of the run; called again while the run continues.
+        Take the number of the run; call it again while the run continues.
 
         Another driver may run the sink too, by mistake or until it notices that it was
         replaced. Readers follow the run that began last. Once that run is no longer

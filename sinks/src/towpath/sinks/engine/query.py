@@ -7,8 +7,8 @@ its rows from Kafka.
 The source lists the topics at each trigger, so new topics are read from the next one
 on. Lost records are never skipped: a topic that lost unread records stops the query.
 
-Between two batches the target is maintained: a batch and maintenance exclude each other
-by the lock of the sink's writer.
+The target is maintained between batches: the lock of the sink's writer keeps a batch
+and maintenance apart.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -90,7 +90,7 @@ class PartitionTasks:
 
     def run(self, function: TaskFunction, schema: str) -> DataFrame:
         of_places: list[Span] = [{place: at} for place, at in self._span.items()]
-        # The largest first, so that none of them is begun last.
+        # The largest spans come first, so that no large one is begun last.
         spans = sorted(filter(records_in, of_places), key=records_in, reverse=True)
         kafka, sink = self._kafka, self._sink
 
@@ -119,11 +119,11 @@ class BatchRows(RepeatableSlices):
     The rows of one batch; nothing is read before it is needed.
 
     Attributes:
-        read: Reads them in the driver.
+        read: Reads the rows in the driver.
         most: The highest possible number of rows.
-        tasks: Read them on the executors.
-        check: Checks that they still exist, after a task could not read them; raises
-            ``UnavailableError`` or ``RecordsGoneError``.
+        tasks: Read the rows on the executors.
+        check: Checks that the rows still exist, after a task could not read them;
+            raises ``UnavailableError`` or ``RecordsGoneError``.
     """
 
     most: int

@@ -169,7 +169,7 @@ def examine(
 
 def cut_short(planned_offsets: Offsets, retained: Retained) -> list[str]:
     """
-    Return the topics that end before the planned and unwritten batch does.
+    Return the topics that end before the batch that is planned but not written.
 
     The engine would try to read that batch forever.
     """
@@ -440,7 +440,7 @@ def _usable(
     Return the stored offsets at which reading may begin without skipping a record.
 
     Offsets stored when the sink was declared may be above the applied ones, if the
-    topic was recreated since.
+    topic has been recreated since the sink was declared.
     """
     return {
         topic: {

@@ -64,7 +64,7 @@ class Report:
     @property
     def progress(self) -> Progress:
         """
-        The present progress, as an immutable value.
+        The current progress, as an immutable value.
 
         While its file cannot be written, the sink counts as failed: a crash would lose
         its progress.
@@ -133,8 +133,8 @@ class Report:
         Report that the query runs: the target is open, the offsets are compared.
 
         Args:
-            resumed: The offsets at which the query resumes after a recovery. Earlier
-                ones may be of a topic that was deleted.
+            resumed: The offsets at which the query resumes after a recovery. They
+                replace the applied offsets, which may be those of a deleted topic.
         """
         self._is_open = True
         self._log.info("sink running")
@@ -153,9 +153,9 @@ class Report:
         Report a durable batch.
 
         Args:
-            result: Its counts.
+            result: The counts of the batch.
             applied: The next offset of each topic and partition.
-            batch_ms: Its duration.
+            batch_ms: The duration of the batch.
             oldest_ms: The lowest timestamp of its records, if it is known.
         """
         before = self._progress

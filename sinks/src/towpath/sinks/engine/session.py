@@ -1,10 +1,10 @@
 """
 The engine: one Spark session per driver process, tuned for small, frequent batches.
 
-The settings are measured. For each batch's checkpoint the raw local file system forks
-two processes instead of four, and VFORK halves the cost of each. The stack has
-4 MB because stopping a query overflows the default one. The collector is the serial one
-because a driver shares its cores with the targets.
+The settings were chosen by measurements. For each batch's checkpoint the raw local file
+system forks two processes instead of four, and VFORK halves the cost of each. Stacks
+have 4 MB because stopping a query overflows a stack of the default size. The garbage
+collector is the serial one because a driver shares its cores with the targets.
 
 On a cluster the engine finds its own addresses and counts its own cores. Under
 ``spark-submit`` the Java process already runs, and its settings take precedence.
@@ -85,7 +85,8 @@ _LOCAL_SETTINGS: Final[Mapping[str, str]] = {
 
 # Without them Hadoop starts a process, such as readlink, for each operation on a
 # checkpoint file: ten a batch, a third of the time of an engine with small batches.
-# Tables need a file system that knows more, such as its scheme.
+# A warehouse's tables need Hadoop's default file system: the raw one does not know its
+# own scheme, for example.
 _CHECKPOINT_SETTINGS: Final[Mapping[str, str]] = {
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -106,7 +107,7 @@ _CLUSTER_SETTINGS: Final[Mapping[str, str]] = {
 # statement without it succeeds.
 _ROW_STATES: Final = frozenset({"21", "22", "23"})
 _ROW_ERRORS: Final = (ArithmeticException, DateTimeException, NumberFormatException)
-# Iceberg's error for a value that its column has no room for.
+# Iceberg's error for a value that does not fit into its column.
 _MISFIT: Final = "AppendWriteException"
 
 
@@ -180,9 +181,9 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
     """
     Provide a folder for the temporary files of one engine; remove it at the end.
 
-    The engine copies all connectors there, and leaves them if it is killed: 57 MB each
-    time. So each process has its own folder, locked as long as the process lives, and
-    removes the folders of processes that have ended.
+    The engine copies all connectors there, and leaves them behind if it is killed:
+    57 MB each time. So each process has its own folder, locked as long as the process
+    lives, and removes the folders of processes that have ended.
 
     Args:
         parent: The folder of these folders; created if it is missing.
@@ -221,8 +222,8 @@ def start_session(engine: Engine) -> SparkSession:
     Start the engine; it ends with this process.
 
     Raises:
-        EngineDiedError: It did not start, or ended at once.
-        StateNotWrittenError: Its folder cannot be created.
+        EngineDiedError: The engine did not start, or ended immediately.
+        StateNotWrittenError: The engine's folder cannot be created.
     """
     # Failures inside a batch are raised and logged by us; py4j would print them, too.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
@@ -295,7 +296,7 @@ def is_waiting_for_executors(session: SparkSession) -> bool:
         return False
     try:
         tracker = context._jsc.sc().statusTracker()  # noqa: SLF001 - likewise
-        # The first of the executors is the driver.
+        # The driver is listed as the first executor.
         return bool(tracker.getActiveJobIds()) and len(tracker.getExecutorInfos()) <= 1
     except (Py4JError, OSError, AttributeError):
         return False
@@ -316,9 +317,9 @@ class SparkSql:
     @classmethod
     def of_sink(cls, spark: SparkSession) -> "SparkSql":
         """
-        Make the session of one sink.
+        Make a session for one sink.
 
-        Two warehouses of a driver give their views the same names at the same time.
+        Two warehouse sinks of a driver use the same view names at the same time.
         """
         return cls(spark.newSession())
 
@@ -347,7 +348,7 @@ def _is_row_error(error: BaseException | None) -> bool:
         state = error.getSqlState() if isinstance(error, PySparkException) else None
         if (state or "")[:2] in _ROW_STATES:
             return True
-        # The engine's own failure is the cause of the job's.
+        # The error of a failed job has the engine's own error as its cause.
         error = getattr(error, "_cause", None)
     return False
 

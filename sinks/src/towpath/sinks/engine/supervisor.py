@@ -121,7 +121,7 @@ class SupervisorParts:
         make_repairs: Makes the repairs of a sink.
         earliest_positions: The positions at the start of topics; without them no
             tombstone is ever dropped.
-        monitor: Publishes the state of the sinks; without it they only have
+        monitor: Publishes the state of the sinks; without it, their state is only in
             their files.
         check: Checks that a changed block fits its tables and its target.
         on_executor: Returns the function that makes a sink on an executor and is sent
@@ -149,7 +149,7 @@ class SupervisorParts:
     backoff: Backoff = Backoff()  # noqa: RUF009 - a frozen value
 
 
-# The delay until a stop, or the first topic of a sink without one, is noticed.
+# The longest delay until a stop is noticed, or the first topic of a sink that has none.
 STOP_CHECK_S: Final = 1
 
 _UNKNOWN_REMEDY: Final = "Read the driver's log."
@@ -312,7 +312,7 @@ class Supervisor:
         )
 
     def _query_until_stopped(self, run: _SinkRun) -> None:
-        """Run the query; restart it at once if a topic appeared as it started."""
+        """Run the query; restart it immediately if a topic appeared as it started."""
         for attempt in range(MAX_STARTS_AT_ONCE):
             run.recovery.run()
             try:
@@ -329,7 +329,7 @@ class Supervisor:
             return
 
     def _query(self, run: _SinkRun) -> None:
-        # A request may resolve the failure that would end this query at once.
+        # A request may resolve the failure that would otherwise end this query, too.
         self._do_idle_work(run)
         batches = self._parts.make_batches(self._name)
         over = threading.Event()

@@ -79,7 +79,7 @@ class SinkWriter:
                 found = self._context.refetches.incomplete_routes() - incomplete_routes
                 if not found:
                     return self._finish(outcome, batch_id)
-                # The batch's partial changes were merged as if no row was lacking.
+                # The batch's partial changes were merged as if no rows were missing.
                 _log.info(
                     "batch written again: the target was found to lack rows",
                     routes=sorted(found),

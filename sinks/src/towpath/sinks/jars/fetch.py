@@ -2,7 +2,7 @@
 Fetch the archives that the store lacks, check them and put them in place.
 
 A fetch may be interrupted and repeated: complete archives are kept in a work folder
-until all archives are fetched. One process at a time changes a store; another waits.
+until all archives are fetched. One process at a time changes a store; others wait.
 
 - Maven, where it is installed, fetches many files at once. Each use is a separate
   module, because uses need different versions of one artifact. Every archive is named,

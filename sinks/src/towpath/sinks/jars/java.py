@@ -4,10 +4,10 @@ The Java runtime of Spark and of the local stack's servers.
 A ``JAVA_HOME`` with a Java 21 is preferred; otherwise the runtime of a Python package
 is used. Spark gets a folder whose ``bin/java`` corrects what Spark's launcher requests:
 
-- It drops the option for a module, if the runtime lacks this module.
-- It adds the archive of Spark's loaded classes, if it was recorded: a driver then
-  starts with about 60 % of the processor time. Java uses such an archive only if no
-  entry of the class path is repeated: the wrapper removes the one that Spark repeats.
+- It drops the option for a module if the runtime lacks this module.
+- It adds the archive of Spark's loaded classes if it was recorded: a driver's start
+  then takes about 60 % of the CPU time. Java uses such an archive only if no entry of
+  the class path is repeated, so the wrapper removes the entry that Spark repeats.
 """
 
 import hashlib

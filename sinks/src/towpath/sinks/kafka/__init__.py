@@ -1,1 +1,1 @@
-"""Kafka clients of the sinks, beside Spark's own."""
+"""Kafka clients of the sinks, in addition to Spark's own."""

@@ -51,7 +51,7 @@ _COMPACTED_OFTEN: Final[Mapping[str, str]] = MappingProxyType(
 _FOREVER: Final = -1
 
 # Errors of partitions that were just created, or have just changed their leader; and of
-# a request that was on its way when the client dropped its handle of a broker.
+# a request that was in flight when the client dropped its handle of a broker.
 _SETTLING: Final = frozenset(
     {
         KafkaError._DESTROY_BROKER,  # noqa: SLF001 - librdkafka's own name
@@ -64,7 +64,7 @@ _SETTLING: Final = frozenset(
 _SETTLED_WITHIN_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.1
 
-# Errors of a deletion that no retry cures.
+# Errors of a deletion that a retry does not cure.
 _KEPT_BY: Final = frozenset(
     {
         KafkaError.TOPIC_DELETION_DISABLED,
@@ -251,7 +251,8 @@ class Topics:
         retention_ms = settings.topics.retention_hours * _MS_PER_HOUR
         config = {"retention.ms": str(_FOREVER if is_single else retention_ms)}
         if is_kept_whole:
-            # A copy has more headers than the record, which may have its topic's limit.
+            # A dead letter has more headers than its record, whose size may be at the
+            # limit of its topic.
             config["max.message.bytes"] = str(topics.LARGEST_RECORD_BYTES)
         if is_compacted or is_compacted_often:
             config["cleanup.policy"] = "compact"
@@ -463,8 +464,8 @@ def records_to(
                 behind.discard(partition)
             yield message
     finally:
-        # The client would go on to fetch, and the broker answers a fetch without
-        # records only after half a second: the next request would wait behind it.
+        # Otherwise the client would keep fetching. The broker answers a fetch without
+        # records only after half a second, and the next request would wait behind it.
         consumer.unassign()
 
 

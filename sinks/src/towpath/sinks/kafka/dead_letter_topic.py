@@ -44,7 +44,7 @@ from towpath.sinks.kafka.client import (
     unavailable,
 )
 
-# The topic limits the size of a record, not the client.
+# The topic, not the client, limits the size of a record.
 _WRITING: Final = {"message.max.bytes": topics.LARGEST_RECORD_BYTES}
 # Enough records in flight to keep the broker busy, few enough to hold in memory.
 _PRODUCED_AT_ONCE: Final = 5_000
@@ -92,7 +92,7 @@ class DeadLetterTopic:
         Write dead letters, each with its reason; they are durable when this returns.
 
         Raises:
-            BrokerUnavailableError: Not all of them are known to be durable.
+            BrokerUnavailableError: Some of the dead letters may not be durable.
         """
         given = list(dead_letters)
         self._write(
@@ -111,7 +111,7 @@ class DeadLetterTopic:
         Write resolutions of dead letters.
 
         Raises:
-            BrokerUnavailableError: They are not known to be durable.
+            BrokerUnavailableError: The resolutions may not be durable.
         """
         if self._before_resolving is not None:
             self._before_resolving()
@@ -122,7 +122,7 @@ class DeadLetterTopic:
         Write the reason why a request was not carried out.
 
         Raises:
-            BrokerUnavailableError: It is not known to be durable.
+            BrokerUnavailableError: The reply may not be durable.
         """
         self._write_entries([reply])
 
@@ -131,7 +131,7 @@ class DeadLetterTopic:
         Write requests to the sink, which handles them when it runs.
 
         Raises:
-            BrokerUnavailableError: They are not known to be durable.
+            BrokerUnavailableError: The requests may not be durable.
         """
         self._write_entries(requests)
 
@@ -149,7 +149,7 @@ class DeadLetterTopic:
 
     def requests(self) -> list[DeadLetterRequest]:
         """
-        Return the requests since ``entries`` or ``requests`` was last called.
+        Return the requests written since ``entries`` or ``requests`` was last called.
 
         Raises:
             BrokerUnavailableError: The topic could not be read to its end.
@@ -158,7 +158,7 @@ class DeadLetterTopic:
 
     def since(self) -> list[Entry]:
         """
-        Return the entries since the topic was last read.
+        Return the entries written since the topic was last read.
 
         Raises:
             BrokerUnavailableError: The topic could not be read to its end.
@@ -182,7 +182,7 @@ class DeadLetterTopic:
         return is_new
 
     def _read_on(self) -> Iterator[Entry]:
-        """Yield the entries since the last read."""
+        """Yield the entries written since the last read."""
         ends = self._cluster.end_offsets([self.name]).get(self.name, {})
         wanted = {int(partition): end for partition, end in ends.items()}
         if any(end < self._seen.get(p, 0) for p, end in wanted.items()):
@@ -261,7 +261,7 @@ class DeadLetterTopic:
     def _flush(self) -> None:
         waiting = self._producer.flush(REQUEST_TIMEOUT_S)
         if waiting or self._failures:
-            # It may have been deleted: the next write creates it again.
+            # The topic may have been deleted: the next write creates it again.
             self._exists = False
             why = self._failures[0].str() if self._failures else "no answer in time"
             message = f"records could not be written to {self.name}: {why}"

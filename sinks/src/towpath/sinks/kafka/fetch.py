@@ -3,13 +3,13 @@ Reads the records of batches, in the driver and in tasks.
 
 The engine plans the offsets of a batch and keeps the checkpoint. The records are read
 with Kafka's client, straight into Arrow columns: the engine's own source would take
-several times the processor time per record, and in the driver each batch would wait for
-a job.
+several times the CPU time per record, and in the driver each batch would wait for a
+job.
 
 While a batch of a backlog is written, the client prefetches records of the next one.
-Between other batches it fetches nothing: it would send a request for every few records
-that arrive. It seeks to the first batch after such a pause, and to a batch that does
-not continue the last one: a repeated batch, or one of other partitions.
+Without a backlog it fetches nothing between batches, since it would send a request for
+every few records that arrive. It seeks to the first batch after such a pause, and to a
+batch that does not continue the last one: a repeated batch, or one of other partitions.
 
 Hot path, once per record: no value is decoded here.
 """
@@ -78,19 +78,20 @@ class Batches(Protocol):
         """Close the connections; a read in progress fails."""
 
 
-# The writer encodes a slice in about 30 ms. The target waits for the first slice, so a
-# larger one would delay it.
+# The writer encodes a slice in about 30 ms. The target waits for the first slice, so
+# larger slices would delay the target.
 FETCH_SLICE_RECORDS: Final = 5_000
 
-# A timestamp costs 190 ns, of 10 us that a record takes in all. Timestamps ascend in a
-# partition, so every eleventh of a full slice is read: at most ten older are missed.
+# Reading a timestamp takes 190 ns of the 10 us that a record takes in all. Timestamps
+# ascend in a partition, so every eleventh of a full slice is read, which may miss a few
+# older ones.
 _TIMESTAMPS_OF_SLICE: Final = 500
 
 # Bounds the buffered messages beyond the end of a batch, over all partitions. Above it,
 # the partitions with buffered messages are paused.
 _AHEAD_BYTES: Final = 64 * 1024 * 1024
 
-# Fewer records than this after a batch are no backlog: the next batch fetches them
+# Fewer records than this after a batch are not a backlog: the next batch fetches them
 # within a few milliseconds.
 _BACKLOG_RECORDS: Final = 1_000
 
@@ -156,7 +157,7 @@ class KafkaBatches:
         Args:
             kafka: The brokers.
             sink: The name of the sink, for the name of the consumer group.
-            clock: For the stall timeout; by default the system's.
+            clock: The clock of the stall timeout; by default the system's.
             ahead_records: The number of prefetched records; by default as many as the
                 client's queue holds.
         """
@@ -203,8 +204,8 @@ class KafkaBatches:
                 missing -= self._distribute(messages, left, taken)
                 timeout.check(missing + len(left), left)
                 self._pause_ahead(consumer)
-            # Messages beyond the batch fill requests, too: with small requests they
-            # would arrive a few at a time.
+            # Messages beyond the batch count towards a request, too, so the size of a
+            # full one is doubled: small requests would return a few messages each.
             is_full = len(messages) == requested
             requested = 2 * requested if is_full else missing
         for begin in range(0, len(taken), FETCH_SLICE_RECORDS):
@@ -216,7 +217,7 @@ class KafkaBatches:
         return found
 
     def check(self, span: Span) -> None:
-        # With a separate client: that of the slices may be in use.
+        # With a separate client: the one that reads slices may be in use.
         consumer = client.consumer(self._kafka, self._group, self._settings)
         try:
             for place, (begin, end) in span.items():
@@ -238,13 +239,13 @@ class KafkaBatches:
         with self._client_lock:
             is_free = not self._closed and not self._paused
             if is_free and not _has_backlog(consumer, ends):
-                # Not paused: a resumed partition is fetched from only a second later.
+                # Not paused: a resumed partition is fetched again only after a second.
                 consumer.unassign()
                 ends = {}
         self._batch_ends = ends
 
     def _table(self, messages: Sequence[Message]) -> pa.Table:
-        """Return messages as a table, and note the oldest of them."""
+        """Return messages as a table, and note the oldest timestamp."""
         step = 1 + len(messages) // _TIMESTAMPS_OF_SLICE
         _, oldest_ms = min(map(_timestamp, messages[::step]))
         if self._oldest_ms is None or oldest_ms < self._oldest_ms:
@@ -301,7 +302,7 @@ class KafkaBatches:
                 if offset >= end:
                     left.pop(place, None)
             elif offset < next_offsets.get(place, offset + 1):
-                # Read before, or of a partition that is no longer assigned.
+                # Read before, or from a partition that is no longer assigned.
                 continue
             elif offset < end:
                 taken.append(message)
@@ -357,11 +358,11 @@ class _FetchTimeout:
             self._check_partition(place, end)
 
     def _check_partition(self, place: Place, end: int) -> None:
-        """Raise the reason why a partition stalls, which the client does not report."""
+        """Raise an error if a partition cannot progress; the client reports none."""
         _check_bounds(self._consumer, place, None, end)
         # The broker answers, but a large response may take long over a slow network.
         if self._checks >= _MAX_CHECKS:
-            raise _stalled(place)
+            raise _unreadable(place, "no records are returned")
 
 
 def _has_backlog(consumer: Consumer, ends: Mapping[Place, int]) -> bool:
@@ -374,7 +375,7 @@ def _has_backlog(consumer: Consumer, ends: Mapping[Place, int]) -> bool:
             )
         except KafkaException as error:
             raise unavailable(error) from error
-        # The end is negative for a partition that it has not fetched from yet.
+        # The end is negative for a partition that the client has not fetched from yet.
         behind += max(0, last - end)
     return behind >= _BACKLOG_RECORDS
 
@@ -382,23 +383,23 @@ def _has_backlog(consumer: Consumer, ends: Mapping[Place, int]) -> bool:
 def _check_bounds(
     consumer: Consumer, place: Place, begin: int | None, end: int
 ) -> None:
-    """Check that a partition has its records from a beginning, if any, to an end."""
+    """Check that a partition has the offsets from ``begin``, if given, to ``end``."""
     at = TopicPartition(*place)
     try:
         first, last = consumer.get_watermark_offsets(at, _QUERY_TIMEOUT_S)
     except KafkaException as error:
         if error.args[0].code() in _GONE:
             raise _gone(place, error.args[0].str()) from error
-        raise _stalled(place) from error
+        raise _unreadable(place, error.args[0].str()) from error
     if begin is not None and begin < first:
         raise _gone(place, f"it begins at {first}, not at {begin}")
     if last < end:
         raise _gone(place, f"it ends at {last}, not at {end}")
 
 
-def _stalled(place: Place) -> BrokerUnavailableError:
+def _unreadable(place: Place, why: str) -> BrokerUnavailableError:
     topic, partition = place
-    message = f"Kafka: partition {partition} of {topic} returns no records"
+    message = f"Kafka: partition {partition} of {topic} cannot be read: {why}"
     return BrokerUnavailableError(message)
 
 
@@ -457,8 +458,8 @@ def _consume(consumer: Consumer, most: int) -> list[Message]:
     """
     Return up to ``most`` messages, fewer if no more arrive within ``_POLL_S``.
 
-    A call for more messages than arrive always takes that long; calls for fewer would
-    cost one call for every few messages.
+    A request for more messages than arrive always waits that long; smaller requests
+    would need one call per few messages.
     """
     try:
         return consumer.consume(most, _POLL_S)

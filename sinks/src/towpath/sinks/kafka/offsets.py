@@ -1,9 +1,10 @@
 """
-The first records of topics: their lowest position, and the age of unapplied ones.
+Lookups of first records: their lowest position, and the oldest unapplied one.
 
-The lowest position tells how far back a replay can still reach. Ages are read one
-record per partition, by a consumer that joins no group and reads committed records
-only: after the last of them a sink has no lag, even if transaction markers follow.
+The lowest position of the first records shows how far back a replay can still reach.
+For the oldest unapplied record, a consumer without a group reads one committed record
+per partition: past the last committed record a sink has no lag, even if transaction
+markers follow.
 """
 
 from collections.abc import Iterable
@@ -63,8 +64,8 @@ class KafkaEarliestPositions:
             # One record per partition is enough.
             "fetch.message.max.bytes": 65_536,
             "isolation.level": "read_uncommitted",
-            # Retention may delete the first record before it is read. By default the
-            # client would go on at the end, as if only markers were left.
+            # Retention may delete the first record before it is read. By default, the
+            # client would skip to the end, as if only markers were left.
             "auto.offset.reset": "earliest",
         }
         consumer = client.consumer(self._kafka, SINKS_GROUP, reading)
@@ -100,12 +101,12 @@ def position_of_headers(given: Iterable[tuple[str, bytes]]) -> str | None:
 
 _TIMEOUT_S: Final = 10.0
 
-# The broker sends at least one record batch, however large; that is enough.
+# The broker sends at least one record batch, however large, and no more are needed.
 _FETCH_BYTES: Final = 4096
 
 
 class KafkaRecordAges:
-    """Looks up the age of records; its calls must not overlap."""
+    """Looks up the timestamps of records; its calls must not overlap."""
 
     def __init__(self, kafka: Kafka, prefix: str) -> None:
         self._consumer = client.consumer(
@@ -116,8 +117,8 @@ class KafkaRecordAges:
                 "auto.offset.reset": "earliest",
                 "fetch.message.max.bytes": _FETCH_BYTES,
                 "queued.min.messages": 1,
-                # One record is enough, so each fetch fills the queue: by default the
-                # next partition would wait a second for its turn.
+                # One record fills the queue; the default backoff would then delay the
+                # next partition by a second.
                 "fetch.queue.backoff.ms": 0,
                 "fetch.wait.max.ms": 10,
             },
@@ -125,7 +126,10 @@ class KafkaRecordAges:
 
     def oldest_ms(self, places: Places) -> int | None:
         """
-        Return the lowest timestamp of the first record at or after each place.
+        Return the lowest timestamp among the first records at or after the places.
+
+        Returns:
+            Milliseconds since 1970; ``None`` if there are no such records.
 
         Raises:
             BrokerUnavailableError: The broker does not answer.
@@ -151,7 +155,7 @@ class KafkaRecordAges:
         """Process the first record, or the end, of one partition."""
         message = self._consumer.poll(_TIMEOUT_S)
         if message is None:
-            text = "the age of records could not be read"
+            text = "the timestamps of records could not be read"
             raise BrokerUnavailableError(text)
         place = message.topic() or "", message.partition() or 0
         error = message.error()

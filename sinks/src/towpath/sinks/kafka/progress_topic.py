@@ -7,7 +7,7 @@ Kafka compacts the topic within minutes, so a reader that begins with the first 
 reads a few megabytes at most.
 
 ``ProgressTopic`` publishes for a driver, for the verifier, and for the command that
-drops a sink. ``ProgressReader.read`` reads on up to the present end of the topic, and
+drops a sink. ``ProgressReader.read`` reads on up to the current end of the topic, and
 fails while the broker does not answer: its result is never older than the call.
 """
 
@@ -53,8 +53,8 @@ from towpath.sinks.state.published import (
     verified_sink,
 )
 
-# Records are sent at once. One that waits for long is outdated: the next one replaces
-# it.
+# Records are sent immediately. A record that waits for long is outdated: the next one
+# replaces it.
 _PUBLISHING: Final = {"linger.ms": 0, "message.timeout.ms": 10_000}
 _READING: Final = {"auto.offset.reset": "earliest", "fetch.wait.max.ms": 10}
 
@@ -195,7 +195,7 @@ class ProgressTopic:
         Publish that a sink was dropped; safe to repeat.
 
         Raises:
-            BrokerUnavailableError: It is not known to be published.
+            BrokerUnavailableError: The drop may not be published.
         """
         self._publish_now({sink.encode(): None, verification_key(sink): None})
 
@@ -204,7 +204,7 @@ class ProgressTopic:
         Publish the result of a verification, for the driver that runs the sink.
 
         Raises:
-            BrokerUnavailableError: It is not known to be published.
+            BrokerUnavailableError: The result may not be published.
         """
         self._publish_now({found.key: encode_verification(found)})
 

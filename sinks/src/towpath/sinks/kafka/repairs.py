@@ -59,7 +59,7 @@ class KafkaRepairs:
         Request the rows of these keys, and deletes for the absent ones.
 
         Returns:
-            Whether they can be requested; those of an event log cannot.
+            Whether the rows can be requested; those of an event log cannot.
 
         Raises:
             BrokerUnavailableError: The request is not known to be durable.
@@ -122,7 +122,7 @@ class KafkaRepairs:
         Request all rows of a route, with a sweep of those deleted from the source.
 
         Returns:
-            Whether they can be requested; those of an event log cannot.
+            Whether the rows can be requested; those of an event log cannot.
 
         Raises:
             BrokerUnavailableError: The request is not known to be durable.

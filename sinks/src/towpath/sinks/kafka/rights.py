@@ -1,5 +1,5 @@
 """
-Lists all rights on topics and groups that the user of ``[kafka.client]`` lacks.
+Lists the rights on topics and groups that the user of ``[kafka.client]`` lacks.
 
 Rights on transactional ids are not checked. Nothing is written: the broker reports the
 operations that it allows on a topic, and validates the creation of a topic without
@@ -47,7 +47,7 @@ _NO_REFUSAL: Final = frozenset(
     }
 )
 # The client looks for the coordinator of a group until the request times out: that
-# broker may be down, which other findings report.
+# broker may be down, which other checks report.
 _NO_COORDINATOR: Final = frozenset({KafkaError._TIMED_OUT})  # noqa: SLF001 - public name
 _NONE: Final[AbstractSet[int]] = frozenset()
 

@@ -6,18 +6,18 @@ known ids and witnesses. Spark's checkpoint is not copied: a query without one c
 at the applied offsets of the progress.
 
 The copies of one moment are stored together, after each batch and between batches. They
-equal the files that a crash at that moment would leave: records that were applied later
-are read again, and the guard of the target absorbs them.
+match the files that a crash at that moment would leave: records applied later are read
+again, and the target's guard rejects them.
 
 **One owner.** Each folder has an id. The folder that stored the newest copies is their
-owner, and its running driver stores copies at least every ``BEAT_EVERY_S``. Another
-folder takes over only after it has seen no new copies for ``SILENT_FOR_S`` by its own
-clock, or at once if the owner has released them. Taking over fences the owner, whose
-next copies are refused; its driver then stops writing. An owner that has stored no copy
-for ``WRITES_FOR_S`` begins no call to the target either (``check``): when another
-folder takes over, at most the former owner's calls in flight remain. A folder that is
-not the owner, or is older than the copies (a machine that comes back, a restored
-backup), is replaced by them.
+owner, and its running driver stores copies about every ``BEAT_EVERY_S``. Another folder
+takes over only after it has seen no new copies for ``SILENT_FOR_S`` by its own clock,
+or immediately if the owner has released them. Taking over fences the owner, whose next
+copies are refused; its driver then stops writing. An owner that has stored no copy for
+``WRITES_FOR_S`` makes no further call to the target (``check``): when another folder
+takes over, at most the former owner's calls in flight remain. A folder that is not the
+owner, or is older than the copies (a machine that comes back, a restored backup), is
+replaced by them.
 
 Nothing here uses Kafka: a ``CopyStore`` stores the records, and fences writers.
 """
@@ -48,8 +48,8 @@ BEAT_EVERY_S: Final = 10.0
 # Three beats, so that a slow broker is not mistaken for a driver that has ended.
 SILENT_FOR_S: Final = 30.0
 
-# The owner begins no call to the target later than this after its newest copy: by then
-# no other folder can have seen enough silence.
+# The owner starts no call to the target once its newest copy is older than this: until
+# then no other folder can have seen enough silence.
 WRITES_FOR_S: Final = 20.0
 
 # A record holds at most this much of a file, half of Kafka's default limit.
@@ -59,7 +59,7 @@ PART_BYTES: Final = 500_000
 RESUMES_FILE: Final = "resumes.json"
 _PROGRESS_FILE: Final = "progress.json"
 _COPIES_FILE: Final = ".copies"
-# The prefix of the checkpoint's folder, and of the one that is being dropped.
+# The prefix of the checkpoint's folder, and of a checkpoint being deleted.
 _CHECKPOINT: Final = "checkpoint"
 # The lock belongs to the process.
 _NOT_COPIED: Final = frozenset({LOCK_FILE})
@@ -78,7 +78,7 @@ class CopyStore(Protocol):
         Return all records.
 
         Raises:
-            UnavailableError: They cannot be read now.
+            UnavailableError: The records cannot be read now.
         """
 
     def end(self) -> int:
@@ -86,7 +86,7 @@ class CopyStore(Protocol):
         Return a number that grows with each write.
 
         Raises:
-            UnavailableError: It cannot be read now.
+            UnavailableError: The number cannot be read now.
         """
 
     def fence(self) -> None:
@@ -94,7 +94,7 @@ class CopyStore(Protocol):
         Become the writer: writes of others are refused from now on.
 
         Raises:
-            UnavailableError: It is not known whether they are refused.
+            UnavailableError: Writes of others may not be refused.
         """
 
     def write(self, records: Mapping[str, bytes | None]) -> None:
@@ -103,7 +103,7 @@ class CopyStore(Protocol):
 
         Raises:
             SinkTakenOverError: Another writer has fenced this one.
-            UnavailableError: They are not known to be stored; ``fence`` again.
+            UnavailableError: The records may not be stored; call ``fence`` again.
         """
 
 
@@ -126,7 +126,8 @@ class _Mark(NamedTuple):
     """
     Tells a file from the one that replaces it.
 
-    The time of a file is too coarse for two replacements in a row; their inodes differ.
+    The time of a file is too coarse for two replacements in quick succession, but their
+    inodes differ.
     """
 
     inode: int
@@ -143,11 +144,11 @@ class _Seen(NamedTuple):
 
 class StateCopies:
     """
-    The copies of one sink's folder; called by any thread.
+    The copies of one sink's folder; safe to call from any thread.
 
     Attributes:
-        was_running: Whether the copies had an owner that may still have had calls in
-            flight when they were claimed.
+        was_running: Whether the previous owner may have had calls in flight at the
+            claim.
     """
 
     def __init__(self, folder: Path, store: CopyStore, clock: Clock) -> None:
@@ -171,7 +172,7 @@ class StateCopies:
         """
         Become the owner, unless this folder already is.
 
-        Call order: before anything reads the folder.
+        Call it before anything reads the folder.
 
         Returns:
             Whether the folder was replaced by the copies.
@@ -204,11 +205,11 @@ class StateCopies:
 
     def save(self) -> None:
         """
-        Store the files that have changed; without a change, a beat from time to time.
+        Store the changed files; if none changed, store a beat when one is due.
 
         Raises:
             SinkTakenOverError: Another folder has taken over.
-            UnavailableError: It is not known to be stored; ``claim`` again.
+            UnavailableError: The state may not be stored; call ``claim`` again.
         """
         with self._lock:
             if self._owner is None:
@@ -220,13 +221,15 @@ class StateCopies:
         Check that no other folder can have taken over yet.
 
         Raises:
-            SinkTakenOverError: Another folder has.
-            UnavailableError: Another folder may have; ``claim`` again.
+            SinkTakenOverError: Another folder has taken over.
+            UnavailableError: Another folder may have taken over; call ``claim`` again.
         """
         if self._owner is None:
             raise self._failure
         if self._until.passed():
-            message = "no state was stored for long: another driver may run the sink"
+            message = (
+                "no state was stored for too long: another driver may run the sink"
+            )
             raise SinkRunsElsewhereError(message)
 
     @contextmanager
@@ -251,7 +254,7 @@ class StateCopies:
 
         Raises:
             SinkTakenOverError: Another folder has taken over.
-            UnavailableError: It is not known to be stored.
+            UnavailableError: The beat may not be stored.
         """
         with self._lock:
             if self._owner is not None and self._beat.passed():
@@ -259,7 +262,7 @@ class StateCopies:
 
     def _beat_until(self, stop: threading.Event) -> None:
         while not stop.wait(BEAT_EVERY_S / 10):
-            # The next check or copy reports it.
+            # The next ``check`` or ``save`` reports the failure.
             with suppress(TowpathError, OSError):
                 self.beat()
 
@@ -268,7 +271,7 @@ class StateCopies:
         Store a last copy, after which another folder need not wait.
 
         Raises:
-            UnavailableError: It is not known to be stored.
+            UnavailableError: The copy may not be stored.
         """
         with self._lock:
             if self._owner is not None:
@@ -321,22 +324,22 @@ class StateCopies:
         try:
             self._store.write(
                 {
-                    **self._fewer(parts),
+                    **self._obsolete(parts),
                     **dict(_records_of(moment.changed)),
                     _FILES: orjson.dumps(parts),
                     _OWNER: orjson.dumps(owner._asdict()),
                 }
             )
         except TowpathError as error:
-            # Another claim tells whether they were stored.
+            # The next claim finds out whether the records were stored.
             self._owner, self._failure = None, error
             raise
         self._own.keep({"id": owner.id, "number": owner.number})
         self._owner, self._parts, self._stored = owner, parts, moment.marks
         self._beat, self._until = Deadline(self._clock, BEAT_EVERY_S), until
 
-    def _fewer(self, parts: Mapping[str, int]) -> dict[str, None]:
-        """Return the stored parts of files that have fewer of them now, or are gone."""
+    def _obsolete(self, parts: Mapping[str, int]) -> dict[str, None]:
+        """Return the stored parts that no file has any more."""
         return {
             f"{name}#{number}": None
             for name, count in self._parts.items()
@@ -345,7 +348,7 @@ class StateCopies:
 
 
 class NoCopies:
-    """The copies of a sink whose state has none."""
+    """The stand-in for ``StateCopies`` where the state is not copied."""
 
     was_running = False
 
@@ -357,7 +360,7 @@ class NoCopies:
         """Copy nothing."""
 
     def check(self) -> None:
-        """Let every call to the target begin."""
+        """Allow every call to the target."""
 
     def kept(self) -> AbstractContextManager[None]:
         """Store no beats."""
@@ -381,8 +384,8 @@ def _moment(folder: Path, before: Mapping[str, _Mark]) -> _Moment:
     """
     Read the files whose marks differ from those in ``before``.
 
-    Files are written in an order that a crash may interrupt anywhere. So all of them
-    must be of one moment: none may change while they are read.
+    A crash may fall between the writes of any two files, so their order matters. All
+    contents must be of one moment: no file may change while they are read.
     """
     while True:
         marks = _marks(folder)

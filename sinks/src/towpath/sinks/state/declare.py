@@ -160,7 +160,7 @@ def candidate_of(config: Path, text: str) -> Iterator[Path]:
     password. At the end it is deleted, unless it has replaced the configuration.
 
     Args:
-        config: The configuration file, no link.
+        config: The configuration file, not a link to it.
         text: The text of the candidate.
     """
     candidate = config.with_name(f".{config.name}.new")
@@ -235,7 +235,7 @@ def wait_running(
     Wait until a sink's query runs, that is, until a snapshot may be requested.
 
     Raises:
-        SinkNotRunningError: It does not run in time; the message has the sink's error.
+        SinkNotRunningError: The sink does not run in time; the message has its error.
         UnavailableError: The broker does not answer.
     """
     deadline = Deadline(clock, timeout_s)
@@ -276,10 +276,10 @@ def wait_applied(
     Wait until a sink has applied everything below the given offsets.
 
     The timeout applies to the time between two batches; it does not run while a batch
-    is being written. A broker that does not answer for a while is no failure.
+    is being written. A broker that does not answer for a while is not a failure.
 
     Raises:
-        SinkNotRunningError: It makes no progress; the message has the sink's error.
+        SinkNotRunningError: The sink makes no progress; the message has its error.
     """
     stall = StallTimeout(clock, stuck_after_s)
     while True:
@@ -297,7 +297,7 @@ def wait_applied(
 
 
 def _read(source: ProgressSource, name: str) -> tuple[HeardProgress | None, str | None]:
-    """Return a sink's published progress, and why it makes none, if known."""
+    """Return a sink's published progress, and why the sink makes none, if known."""
     try:
         heard = source.read(name)
     except UnavailableError as error:

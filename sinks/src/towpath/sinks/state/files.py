@@ -108,7 +108,7 @@ class TopicIds:
         return frozenset(n for n, one in found.items() if noted.get(n, one) != one)
 
     def note(self, found: Mapping[str, str], gone: Collection[str] = ()) -> None:
-        """Store the found ids beside the others, and delete those of deleted topics."""
+        """Add the found ids to the stored ones, and delete those of deleted topics."""
         known = {**self._file.read(), **found}
         self._file.keep({t: one for t, one in known.items() if t not in gone})
 

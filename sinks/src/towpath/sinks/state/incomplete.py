@@ -1,12 +1,12 @@
 """
 Routes of a sink that lack rows until a snapshot has been applied.
 
-A sink that lost rows, or could not read records that its topics no longer had, requests
-the whole route. Until the sweep of that snapshot is applied, the sink may have applied
-every record and still lack rows. Each such route and snapshot has an empty file,
-``<state>/sinks/<sink>/unfilled/<route>.<snapshot>``: created before the request,
-deleted once the sweep is durable. As the name holds everything, ending one snapshot
-cannot delete the file of another.
+A sink that lost rows, or missed records that its topics no longer have, requests a
+snapshot of the whole route. Until the snapshot's sweep is applied, the sink may have
+applied every record and still lack rows. Each such route and snapshot has an empty
+file, ``<state>/sinks/<sink>/unfilled/<route>.<snapshot>``: created before the request,
+deleted once the sweep is durable. The file's name identifies the snapshot, so the end
+of one snapshot never deletes the file of another.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from towpath.sinks.state.progress import replace_file, sink_folder
 
 
 def begin(state_folder: Path, sink: str, route: str, snapshot_id: str) -> None:
-    """Note a route before its rows are requested, and delete its earlier notes."""
+    """Create the file of a route's next snapshot; delete the route's older files."""
     earlier = noted(state_folder, sink, [route])
     note(state_folder, sink, route, snapshot_id)
     for one, before in earlier:
@@ -26,17 +26,17 @@ def begin(state_folder: Path, sink: str, route: str, snapshot_id: str) -> None:
 
 
 def note(state_folder: Path, sink: str, route: str, snapshot_id: str) -> None:
-    """Note a route and this snapshot; earlier notes of the route stay."""
+    """Create the file of a route and snapshot; other files of the route stay."""
     replace_file(_path(state_folder, sink, route, snapshot_id), b"")
 
 
 def end(state_folder: Path, sink: str, route: str, snapshot_id: str) -> None:
-    """Delete the note of a route and this snapshot, and no other."""
+    """Delete the file of a route and snapshot, and no other."""
     _path(state_folder, sink, route, snapshot_id).unlink(missing_ok=True)
 
 
 def forget(state_folder: Path, sink: str, route: str) -> None:
-    """Delete all notes of a route."""
+    """Delete all files of a route."""
     for one, snapshot_id in noted(state_folder, sink, [route]):
         end(state_folder, sink, one, snapshot_id)
 
@@ -44,7 +44,7 @@ def forget(state_folder: Path, sink: str, route: str) -> None:
 def noted(
     state_folder: Path, sink: str, routes: Iterable[str]
 ) -> tuple[tuple[str, str], ...]:
-    """Return the notes of some routes: route and snapshot."""
+    """Return the route and snapshot of each file of some routes."""
     chosen = frozenset(routes)
     return tuple(one for one in _all(state_folder, sink) if one[0] in chosen)
 

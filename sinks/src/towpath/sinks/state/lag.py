@@ -32,14 +32,14 @@ class Lag(NamedTuple):
 
 
 class RecordAges(Protocol):
-    """Looks up the age of records by their offsets."""
+    """Looks up the timestamps of records by their offsets."""
 
     def oldest_ms(self, places: Places) -> int | None:
         """
-        Return the lowest timestamp of the first record at or after each offset.
+        Return the lowest timestamp among the first records at or after the offsets.
 
         Returns:
-            Milliseconds since 1970; ``None`` if there is no record.
+            Milliseconds since 1970; ``None`` if there are no such records.
 
         Raises:
             UnavailableError: The broker does not answer.
@@ -54,9 +54,9 @@ def lag_of(
 
     Args:
         sink: The sink whose topics count.
-        applied: Its progress; a partition that is missing counts in full.
+        applied: The sink's progress; a partition that is missing counts in full.
         ends: The end offsets of all topics, or of the sink's.
-        oldest: Looks up the age of records.
+        oldest: Looks up the timestamps of records.
         now: The current time.
 
     Raises:

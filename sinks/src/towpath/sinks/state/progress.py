@@ -92,7 +92,7 @@ class Progress:
     Attributes:
         applied: Per topic and partition (as text) the next offset.
         rows: Changes and events written.
-        stale: Changes that the target already had, or had newer.
+        stale: Changes that the target already had, or that were older than its rows.
         dead_letters: Records written to the dead letters.
         skipped: Records left out: snapshot rows of a log, events without the state of
             their aggregate, and truncations that a route ignores.
@@ -152,7 +152,7 @@ def progress_path(state_folder: Path, sink: str) -> Path:
 
 def stored_progress(path: Path, sink: str) -> Progress:
     """
-    Return a sink's progress as its file has it; empty without a readable one.
+    Return a sink's progress as its file has it; empty if no file can be read.
 
     Unknown fields of another version are ignored; missing fields have their defaults.
     """
@@ -187,7 +187,7 @@ def write_progress(path: Path, progress: Progress) -> None:
     Replace the file in one step.
 
     Raises:
-        StateNotWrittenError: It cannot be written.
+        StateNotWrittenError: The file cannot be written.
     """
     replace_file(path, orjson.dumps(progress, option=orjson.OPT_INDENT_2))
 
@@ -201,11 +201,11 @@ def replace_file(
     Args:
         path: The file.
         content: The new content.
-        is_durable: Whether it must survive a crash of the machine.
-        mode: Its mode, which the process's umask narrows.
+        is_durable: Whether the content must survive a crash of the machine.
+        mode: The file's mode, which the process's umask narrows.
 
     Raises:
-        StateNotWrittenError: It cannot be written; the old content stays.
+        StateNotWrittenError: The file cannot be written; the old content stays.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with writing(path):

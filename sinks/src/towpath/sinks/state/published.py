@@ -14,7 +14,7 @@ dropped and added again.
 
 **Applied.** A driver publishes offsets only after their records are durable in the
 target. But a target, or a state folder, can be restored from a backup while no driver
-runs, and an earlier record then promises too much. So a reader counts offsets as
+runs, and an earlier record then claims too much. So a reader counts offsets as
 applied only if
 
 - the run has not ended, and was heard of in the last ``HEARD_WITHIN_S`` seconds, and
@@ -39,8 +39,8 @@ from towpath.sinks.state.progress import Offsets, Progress, progress_of
 
 VERSION: Final = 1
 
-# A driver publishes every two seconds; a broker that does not answer delays it by ten
-# seconds.
+# A driver publishes every two seconds; a broker that does not answer delays a record by
+# ten seconds.
 HEARD_WITHIN_S: Final = 30.0
 
 
@@ -51,8 +51,8 @@ class RefetchNumbers:
 
     Attributes:
         next: The number of the next refetch.
-        oldest: The number of the oldest one that is pending; ``None``: none is.
-        pending: The number of pending ones, including routes to be read as a whole.
+        oldest: The number of the oldest pending refetch; ``None`` if none is pending.
+        pending: The count of pending refetches, including routes to be read as a whole.
     """
 
     next: int = 0
@@ -78,7 +78,8 @@ class PublishedProgress:
         is_running: Whether the run continues; its last record says that it has ended.
         is_open: Whether the run has opened the target and compared its offsets.
         is_writing: Whether a batch is being written that has not failed.
-        is_filling: Whether the sink was added to a running system, and is not filled.
+        is_filling: Whether the sink was added to a running system, and is not filled
+            yet.
         unfilled: The routes that lost rows, which are being read again.
         refetches: The pending refetches.
         progress: The progress and the counters.
@@ -229,7 +230,7 @@ class HeardProgress(NamedTuple):
 
 
 def not_alive(heard: HeardProgress | None, sink: str) -> str | None:
-    """Return why no driver is known to run a sink; ``None``: one runs it."""
+    """Return why no driver is known to run a sink; ``None`` if a driver runs it."""
     if heard is None:
         return f"no driver has published any progress of the sink {sink}"
     record = heard.record
@@ -250,8 +251,8 @@ class ProgressSource(Protocol):
         Return the newest progress of a sink; ``None`` if there is none.
 
         Raises:
-            UnavailableError: It cannot be read now.
-            UnreadableProgressError: A driver of another version publishes it.
+            UnavailableError: The progress cannot be read now.
+            UnreadableProgressError: A driver of another version publishes the progress.
         """
 
 

@@ -19,7 +19,7 @@ _FILE: Final = "owed.json"
 
 NO_SNAPSHOT: Final[frozenset[str]] = frozenset()
 
-# A route, and a key of it.
+# A route's name, and the key of one of its rows.
 Row: TypeAlias = tuple[str, tuple[Value, ...]]
 
 
@@ -28,9 +28,9 @@ class PendingRefetch(NamedTuple):
     The state of a row whose refetch is pending.
 
     Attributes:
-        record_key: The row's key as its records have it.
+        record_key: The topic and key of the row's records.
         requested_at: The position of the change for which the row was requested.
-        highest: The position of the newest partial change since.
+        highest: The position of the newest partial change since the request.
         since: The position of the first change that the row lacks.
         requested_s: The time of the request.
     """
@@ -48,10 +48,8 @@ class StoredRefetches(NamedTuple):
 
     Attributes:
         postponed: Routes to be requested as a whole, for rows that are not in ``rows``.
-        whole: Routes requested for their pending rows, and the snapshots of these
-            requests.
-        requested: Routes that are being requested as a whole; the request is not known
-            to be durable.
+        whole: The routes requested as a whole, each with the ids of its snapshots.
+        requested: The routes whose request as a whole may not be durable yet.
     """
 
     rows: Mapping[Row, PendingRefetch] = MappingProxyType({})
@@ -72,18 +70,18 @@ class StoredRefetches(NamedTuple):
 
     def without_remains(self, reading: Mapping[str, frozenset[str]]) -> Self:
         """
-        Return the state without the whole routes that are done.
+        Return the state without routes whose request as a whole is complete.
 
-        A whole route is done when it has neither a pending row nor a running snapshot.
+        It is complete once the route has neither a pending row nor a running snapshot.
 
         Args:
             reading: The running snapshots of each route.
         """
-        refetches = {route for route, _ in self.rows}
+        pending = {route for route, _ in self.rows}
         whole = {
             route: snapshots
             for route, snapshots in self.whole.items()
-            if route in refetches or snapshots & reading.get(route, NO_SNAPSHOT)
+            if route in pending or snapshots & reading.get(route, NO_SNAPSHOT)
         }
         return self._replace(whole=whole)
 
@@ -117,7 +115,7 @@ def decode_refetches(
     Args:
         content: The file's content; empty if there is none.
         routes: The sink's routes.
-        now_s: The time at which all requests count as made.
+        now_s: The time to record for all requests; the file has none.
     """
     if not content:
         return StoredRefetches()
@@ -143,7 +141,7 @@ def refetch_ids(state_folder: Path, sink: str) -> frozenset[bytes]:
     """
     Return the ids of a sink's pending refetches and postponed routes, from its file.
 
-    A row whose refetch starts again has a new id.
+    A new refetch of a row has a new id; a repeated request keeps its id.
     """
     try:
         content = refetches_path(state_folder, sink).read_bytes()

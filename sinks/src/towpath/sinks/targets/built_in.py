@@ -210,8 +210,8 @@ CACHE = Kind(
     health=_cache_health,
     rights=_rights_in_cache,
     spread=_cache_on_executor,
-    # They are encoded in about 30 ms. The server waits for the first ones, so more of
-    # them would delay it.
+    # So many records are encoded in about 30 ms. The server waits for the first call,
+    # so a larger call would delay the server.
     pipelined_records=5_000,
 )
 SEARCH = Kind(

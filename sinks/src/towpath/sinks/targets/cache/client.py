@@ -44,8 +44,8 @@ _MOVING: Final = (
     redis.exceptions.MasterDownError,
 )
 
-# Codes without an error class: another script runs, the file cannot be written, there
-# are too few replicas.
+# Error codes without a class of redis-py: another script runs, the file cannot be
+# written, there are too few replicas.
 _PAUSES: Final = ("BUSY ", "MISCONF", "NOREPLICAS")
 
 
@@ -68,7 +68,7 @@ def connect(url: str) -> Any:  # noqa: ANN401 - redis-py types its answers as sy
         )
     except ValueError:
         message = "the url of the cache is not redis://host:port, nor rediss or unix"
-        # Not from the error, which may quote a password.
+        # Without its cause, which may quote a password.
         raise ConfigurationError([message]) from None
 
 
@@ -235,7 +235,7 @@ class Servers:
         """
         Return whether every server writes its file before it answers.
 
-        A server that does not show its configuration counts as one that does not.
+        A server that does not show its configuration counts as answering first.
         """
         try:
             settings = [c.config_get("appendonly", "appendfsync") for c in self.all]

@@ -60,7 +60,8 @@ class KnownState:
         id: The witnesses' id.
         counts: The count of each witness, by its key; a missing one is zero.
         evicted: The evictions of each server, by its run id.
-        lost: The reason of a loss, until all requests are sent and new witnesses exist.
+        lost: The reason for a loss, until all requests are sent and new witnesses
+            exist.
         unasked: The routes without a request yet.
     """
 
@@ -92,7 +93,7 @@ class CacheLosses:
         except FileNotFoundError:
             return False
         except (orjson.JSONDecodeError, KeyError, TypeError):
-            # Torn, or of another release.
+            # A torn file, or a file of another release.
             _log.warning("cache state cannot be read: losses until now are not noticed")
             return False
         self._known = known
@@ -143,7 +144,7 @@ class CacheLosses:
 def loss_in(
     known: KnownState, answers: Collection[int], states: Sequence[ServerState]
 ) -> str | None:
-    """Return the reason of a loss, if there was one."""
+    """Return the reason for a loss, if there was one."""
     if any(state.evicted > known.evicted.get(state.run_id, 0) for state in states):
         return "the cache evicted keys because its memory was full"
     if min(answers) < 0:

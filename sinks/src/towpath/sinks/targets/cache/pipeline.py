@@ -143,7 +143,7 @@ class RedisPipeline(Generic[Context]):
 
 def packed(function: str, keys: Sequence[str], arguments: Sequence[bytes]) -> bytes:
     """Return a call of a function in the server's protocol."""
-    # A foreign key, as a scan returns it, may be no text.
+    # A key of another program, as a scan returns it, need not be valid text.
     encoded = [key.encode(errors="surrogateescape") for key in keys]
     words = b"".join([part for key in encoded for part in _word(key)])
     return packed_words(function, len(keys), words, arguments)
@@ -163,5 +163,5 @@ def packed_words(
 
 
 def _word(text: bytes) -> tuple[bytes, bytes, bytes]:
-    """Return a word in parts: it may be long, and is copied once."""
+    """Return a word in parts, so that a long word is copied only once."""
     return b"$%d\r\n" % len(text), text, b"\r\n"

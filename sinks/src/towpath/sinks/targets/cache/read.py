@@ -25,7 +25,7 @@ _CURSOR_BITS: Final = 32
 
 
 class CacheReader:
-    """A reader of one Redis, or of a cluster, while it may be written."""
+    """Reads one Redis server, or a cluster, even while it is being written to."""
 
     def __init__(self, url: str, prefix: str) -> None:
         self._servers = Servers(url)
@@ -35,7 +35,7 @@ class CacheReader:
         """
         Yield the rows of all keys of a route; fields are text, null is absent.
 
-        A value of another type, which a foreign program wrote under the name of a row,
+        A value of another type, which another program wrote under the name of a row,
         counts as a row without fields or a position.
         """
         with translated():
@@ -70,8 +70,8 @@ class CacheReader:
         """
         Read about ``count`` random rows, in the form of ``rows``.
 
-        A scan from a random cursor finds neighbours in the server's hash table, which
-        are not neighbours in the route.
+        A scan from a random cursor finds neighbors in the server's hash table, which
+        are not neighbors in the route.
         """
         with translated():
             self._servers.discover()

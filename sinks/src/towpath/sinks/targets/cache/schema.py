@@ -69,7 +69,7 @@ def scan_pattern(prefix: str, route: str) -> str:
 
 def slot_of(place: str) -> int:
     """Return the slot of a key on a cluster."""
-    # A foreign key, as a scan returns it, may be no text.
+    # A key of another program, as a scan returns it, need not be valid text.
     return key_slot(place.encode(errors="surrogateescape"))
 
 
@@ -95,8 +95,8 @@ ROWS_PER_CALL: Final = 100
 # The size of a call of wide rows, far below the server's limit of 512 MB per argument.
 BYTES_PER_CALL: Final = 4 * 1024 * 1024
 
-# On a cluster this many rows are grouped by slot at once. More rows would take memory,
-# and add few rows to each slot.
+# On a cluster, rows are grouped by slot this many at a time. More rows would take
+# memory, and add few rows to each slot.
 _ROWS_PER_GROUPING: Final = 20_000
 
 

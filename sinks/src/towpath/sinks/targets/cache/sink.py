@@ -67,7 +67,7 @@ class CacheSink:
         servers: Servers | None = None,
     ) -> None:
         """
-        Describe the cache; nothing is opened yet.
+        Store the parameters; nothing is opened yet.
 
         Args:
             url: Address of the server, or of any server of a cluster.
@@ -86,12 +86,12 @@ class CacheSink:
         self._tally = Tally()
         self._sink = watch.sink if watch else ""
         self._losses = CacheLosses(watch) if watch else None
-        self._is_in_file_at_once = False
+        self._appends_each_write = False
 
     def open(self) -> None:
         with self._connected():
             self._load()
-            self._is_in_file_at_once = self._servers.append_each_write()
+            self._appends_each_write = self._servers.append_each_write()
             states = self._servers.states()
             key = self._floors_key
             remembered: dict[str, str] = self._servers.client_of(key).hgetall(key)
@@ -129,7 +129,7 @@ class CacheSink:
         try:
             self._check_durable()
         except BaseException:
-            # Also if no snapshot of lost rows can be requested.
+            # This includes the case that no snapshot of lost rows can be requested.
             self._drop()
             raise
         for route, floor in self._swept:
@@ -142,8 +142,8 @@ class CacheSink:
         Delete rows, tombstones too, at any position.
 
         Raises:
-            UnavailableError: The cache cannot be reached, or is busy; it is safe to
-                repeat.
+            UnavailableError: The cache cannot be reached, or is busy; the call is safe
+                to repeat.
             CacheRefusedError: The cache refuses the credentials or a call.
         """
         prefix = route_key_prefix(self._prefix, route)
@@ -161,7 +161,11 @@ class CacheSink:
         self._servers.close()
 
     def _check_durable(self) -> None:
-        """Check that all writes still exist, and are in the file if there is one."""
+        """
+        Check that all writes still exist.
+
+        With ``appendfsync always``, wait until they are in the file, too.
+        """
         with self._connected():
             self._await_responses()
             states = self._servers.states()
@@ -258,7 +262,7 @@ class CacheSink:
         return witness_keys(self._prefix, self._sink, is_cluster=is_cluster)
 
     def _wait_for_file(self) -> None:
-        if not self._is_in_file_at_once:
+        if not self._appends_each_write:
             return
         for pipeline in self._pipelines.values():
             pipeline.send(_wait_call(), None)

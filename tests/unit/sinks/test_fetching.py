@@ -10,20 +10,22 @@ from towpath.sinks.kafka import fetch
 from towpath.sinks.kafka.fetch import KafkaBatches, _FetchTimeout, table_of
 
 TOPIC = "towpath.shop.orders"
+STAMPED_BY_BROKER = "towpath.shop.lines"
 
 
 class Message:
     """A record as the client gives it."""
 
-    def __init__(self, offset, headers, value=b"{}", at_ms=0):
+    def __init__(self, offset, headers, value=b"{}", at_ms=0, topic=TOPIC):
         self._at_ms = at_ms
+        self._topic = topic
         self._offset = offset
         self._headers = headers
         self._value = value
 
     def topic(self):
         """Return the topic."""
-        return TOPIC
+        return self._topic
 
     def partition(self):
         """Return the partition."""
@@ -48,8 +50,8 @@ class Message:
         """Return that there is none."""
 
     def timestamp(self):
-        """Return the time of creation."""
-        return 1, self._at_ms
+        """Return the time, which one topic's records get from the broker."""
+        return (2 if self._topic == STAMPED_BY_BROKER else 1), self._at_ms
 
     def headers(self):
         """
@@ -111,6 +113,25 @@ def test_the_oldest_record_of_a_batch_is_known_over_all_slices(monkeypatch):
     assert [fetch.FETCH_SLICE_RECORDS, 2] == slices
     assert (None, 3_000, 9_000) == (before, of_batch, batches.take_oldest_ms())
     assert batches.take_oldest_ms() is None
+
+
+def test_the_oldest_record_is_found_among_topics_with_other_kinds_of_timestamps(
+    monkeypatch,
+):
+    """
+    One topic's records have the time of their creation, the other's that of the broker.
+    """
+    messages = [
+        Message(0, [], at_ms=5_000),
+        Message(0, [], at_ms=3_000, topic=STAMPED_BY_BROKER),
+    ]
+    monkeypatch.setattr(
+        fetch.client, "consumer", lambda *_: ClientOfBatches(list(messages))
+    )
+    batches = KafkaBatches(Kafka(bootstrap_servers="unused"), "cache")
+    list(batches.slices({(TOPIC, 0): (0, 1), (STAMPED_BY_BROKER, 0): (0, 1)}))
+
+    assert 3_000 == batches.take_oldest_ms()
 
 
 @pytest.mark.parametrize("most", [2**31 - 1, 3])

@@ -247,7 +247,8 @@ class KafkaBatches:
     def _table(self, messages: Sequence[Message]) -> pa.Table:
         """Return messages as a table, and note the oldest timestamp."""
         step = 1 + len(messages) // _TIMESTAMPS_OF_SLICE
-        _, oldest_ms = min(map(_timestamp, messages[::step]))
+        # Not by the kind: a batch may have records of several topics.
+        oldest_ms = min(ms for _, ms in map(_timestamp, messages[::step]))
         if self._oldest_ms is None or oldest_ms < self._oldest_ms:
             self._oldest_ms = oldest_ms
         return table_of(messages)

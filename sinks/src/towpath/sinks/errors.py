@@ -290,7 +290,7 @@ class SearchRefusedError(HaltError):
 
 
 class RouteMistakesError(HaltError):
-    """Routes name columns or keys that their tables do not have."""
+    """Routes do not fit their tables; the message lists every mistake."""
 
     remedy = "Correct the sink's routes in towpath.toml: towpath sink check."
 
@@ -304,9 +304,12 @@ class SinkUnfitError(HaltError):
 
 
 class KeylessTableError(HaltError):
-    """A route reads a table that has no primary key."""
+    """A route reads a table without a key."""
 
-    remedy = "Give the table a primary key, or remove its route from the sink."
+    remedy = (
+        "Give the table a primary key, name its key in relay.rows.key_columns, or "
+        "remove its route from the sink."
+    )
 
 
 class ForeignIndexError(HaltError):

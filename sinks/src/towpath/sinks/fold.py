@@ -11,8 +11,9 @@ refused, and the delete remains.
 Changes of different partitions are not merged: rows refetched for this sink arrive in
 another topic, and a topic with added partitions has moved keys. Changes in between may
 be in an earlier batch or in a later one; only the target knows. A partial change
-above a whole row from another partition is kept apart and applied after it. One above
-another partial change from another partition is refused, and its row is refetched.
+above a whole row from another partition is kept apart and applied after it. A partial
+change above a partial change from another partition is refused, and its row is
+refetched.
 
 Changes below the floor of their route are dropped before merging: no change above a
 floor depends on one below.

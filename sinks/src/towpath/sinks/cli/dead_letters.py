@@ -146,7 +146,7 @@ def replay(*, request: _LetterOptions) -> int:
 @app.command
 def discard(*, request: _LetterOptions) -> int:
     """
-    Discard dead letters; the present rows of their keys are read from the source.
+    Discard dead letters; the current rows of their keys are read from the source.
 
     Exit 1 if any of them could not be discarded. Exit 3 if the sink has not answered in
     time: the request stays open.

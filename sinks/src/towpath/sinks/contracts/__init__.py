@@ -234,27 +234,29 @@ _OF_EVERY_KIND: Final[Mapping[ChangeKind, tuple[str, str]]] = MappingProxyType(
         ),
         ChangeKind.DROPPED: (
             "Rows that do not change keep the value of the dropped column.",
-            "Remove it: towpath sink refill {sink}",
+            "Remove these values: towpath sink refill {sink}",
         ),
         ChangeKind.RENAMED: (
             (
-                "The sink gets another column, filled as its rows are read again; the "
-                "former one stays with its values."
+                "The sink gets a new column, filled as its rows are read again; the "
+                "former column stays with its values."
             ),
-            "Remove it: towpath sink refill {sink}",
+            "Remove the former column: towpath sink refill {sink}",
         ),
         ChangeKind.LABELS_RENAMED: (
             "Rows that do not change keep the former label.",
-            "Read them again: towpath sink refill {sink}",
+            "Read these rows again: towpath sink refill {sink}",
         ),
     }
 )
 # A refill sets only the columns that the source has: a table's former ones stay.
 _OF_TABLES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        SinkKind.WAREHOUSE: "Remove it, in the warehouse: ALTER TABLE ... DROP COLUMN",
+        SinkKind.WAREHOUSE: (
+            "Remove the column in the warehouse: ALTER TABLE ... DROP COLUMN"
+        ),
         SinkKind.POSTGRES: (
-            "Remove it, in the target: ALTER TABLE ... DROP COLUMN ... CASCADE"
+            "Remove the column in the target: ALTER TABLE ... DROP COLUMN ... CASCADE"
         ),
     }
 )
@@ -278,8 +280,8 @@ def _search(view: _RouteView, old: Column, new: Column) -> _Judged:
     if before == after:
         return Level.FINE, f"The field of the index stays a {before['type']}.", ()
     sentence = (
-        f"The field of the index stays a {before['type']}, not a {after['type']}: "
-        "values that it does not accept become dead letters."
+        f"The field of the index stays a {before['type']} instead of becoming a "
+        f"{after['type']}: values that it does not accept become dead letters."
     )
     name = view.sink.name
     steps = (
@@ -339,8 +341,8 @@ def _postgres(view: _RouteView, old: Column, new: Column) -> _Judged | None:
     if kept == wanted:
         return Level.FINE, f"The column of the target stays a {kept}.", ()
     sentence = (
-        f"The column of the target stays a {kept}, not a {wanted}: rows with values "
-        "that it does not accept become dead letters."
+        f"The column of the target stays a {kept} instead of becoming a {wanted}: "
+        "rows with values that it does not accept become dead letters."
     )
     name = view.sink.name
     steps = (

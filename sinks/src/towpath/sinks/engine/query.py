@@ -4,8 +4,9 @@ One query: from the topics of a sink's routes to its batch handler.
 The engine plans the offsets of a batch; the driver, or a task for each partition, reads
 its rows from Kafka.
 
-The source lists the topics at each trigger, so new topics are read from the next one
-on. Lost records are never skipped: a topic that lost unread records stops the query.
+The source lists the topics at each trigger, so new topics are read from the next
+trigger on. Lost records are never skipped: a topic that lost unread records stops the
+query.
 
 The target is maintained between batches: the lock of the sink's writer keeps a batch
 and maintenance apart.
@@ -150,12 +151,12 @@ class QueryPlan:
 
     @property
     def starting_offsets_file(self) -> Path:
-        """The first offsets of a sink, stored when it was declared."""
+        """The file of a sink's first offsets, stored when the sink was declared."""
         return sink_folder(self.state_folder, self.sink.name) / STARTING_OFFSETS_FILE
 
     @property
     def resumes_file(self) -> Path:
-        """The offsets at which the query resumes after a recovery, until it commits."""
+        """The file of the offsets at which a query resumes, until it commits."""
         return sink_folder(self.state_folder, self.sink.name) / RESUMES_FILE
 
     @property

@@ -135,10 +135,10 @@ def tune_worker() -> None:
     Tune a process of an executor, once; at the end of its first task.
 
     Before each task the engine makes Python forget the directories of its archives,
-    including the large archive with the engine's classes. Reading them again takes
-    longer than the records of a small task, and they do not change while the process
-    runs. After each task the engine collects garbage: the objects that the first task
-    has loaded need not be scanned.
+    including the large archive with the engine's classes. Reading the directories again
+    takes longer than the records of a small task, and the archives do not change while
+    the process runs. After each task the engine collects garbage, which need not
+    include a scan of the objects that the first task has loaded.
     """
     zipimporter.invalidate_caches = _keep_directory  # type: ignore[method-assign, assignment]
     gc.collect()
@@ -275,7 +275,7 @@ def is_alive(session: SparkSession) -> bool:
     """
     Return whether the engine is still running.
 
-    It ends with its process, or when its cluster stops it.
+    The engine ends with its process, or when its cluster stops it.
     """
     context = session.sparkContext
     gateway = context._gateway  # noqa: SLF001 - there is no public way

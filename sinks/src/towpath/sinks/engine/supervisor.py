@@ -5,7 +5,7 @@ Keeps one sink's query running, independently of other sinks.
 
     WAITING --a topic exists--> OPENING --opened--> RUNNING
        ^                                               |
-       └------ back-off ------- any failure -----------┘
+       └------- backoff ------- any failure -----------┘
 
 A batch that fails because a system does not answer is retried in place, unnoticed by
 the query. Any other failure ends the query, which starts again from its checkpoint,
@@ -177,7 +177,7 @@ _log = structlog.get_logger("towpath.sinks")
 
 
 class _StoppedError(Exception):
-    """The driver is stopping, or the query ended; a start delivers the batch again."""
+    """The driver stops, or the query ended; a new start delivers the batch again."""
 
 
 class Supervisor:
@@ -299,7 +299,11 @@ class Supervisor:
         return _SinkRun(writing, requests, recovery, safe, idle)
 
     def _abandoned(self, *, has_tasks: bool) -> AbandonedTasks | None:
-        """Return the time until which an earlier run, here or elsewhere, may write."""
+        """
+        Return the time until which an earlier run, here or elsewhere, may write.
+
+        ``None`` if the sink has no tasks and no earlier driver may still run.
+        """
         was_running = self._copies.was_running
         if not (has_tasks or was_running):
             return None

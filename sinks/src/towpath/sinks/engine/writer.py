@@ -11,8 +11,8 @@ on a cluster the executors apply one slice for each partition of a large batch.
 
 On a cluster, the driver's sink connects before any executor writes and keeps its
 connections until its own flush: if the target restarts in between, and may lose rows
-that executors have written, these connections break. Its flush follows all their rows,
-and so does the witness that its flush writes.
+that executors have written, these connections break. The driver's flush follows all
+rows of the executors, and so does the witness that this flush writes.
 """
 
 from dataclasses import replace

@@ -169,3 +169,12 @@ def test_a_target_that_cannot_be_written_is_found(fields: dict[str, Any], findin
     An old server, a standby, fsync off, hardly a connection left.
     """
     assert [finding] == ids(target_findings(SINK, TARGET._replace(**fields)))
+
+
+def test_the_version_of_an_old_target_is_the_one_that_people_know():
+    """
+    Postgres reports 14.5 as 140005.
+    """
+    (found,) = target_findings(SINK, TARGET._replace(version=140005))
+
+    assert "the target's version is 14" == found.what

@@ -23,7 +23,9 @@ from towpath.settings import Sink
 # The first version with functions in the server, which guard positions.
 _OLDEST_CACHE: Final = (7, 0)
 _OLDEST_SEARCH: Final = (2, 0)
-_OLDEST_POSTGRES: Final = 150000
+# Postgres reports 150004 for version 15.4.
+_VERSION_STEP: Final = 10_000
+_OLDEST_POSTGRES: Final = 15 * _VERSION_STEP
 _FORMAT: Final = 2
 _STRICT: Final = "strict"
 _PERCENT: Final = 100.0
@@ -298,7 +300,7 @@ def target_findings(_sink: Sink, health: TargetHealth) -> Iterator[CheckFinding]
     if health.version < _OLDEST_POSTGRES:
         yield error_finding(
             "target-version",
-            f"the target's version is {health.version}",
+            f"the target's version is {health.version // _VERSION_STEP}",
             "the sink's statements need version 15",
             "it must be 15 or later: upgrade the server",
         )

@@ -84,7 +84,7 @@ def test_the_loss_of_a_cache_without_a_file_depends_on_its_snapshots():
     )
 
     assert none.startswith("a restart loses all rows")
-    assert some.startswith("a restart loses the rows since the last snapshot")
+    assert some.startswith("a restart loses the rows written after the last snapshot")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from towpath.sinks.ports import RelationSource
 
 
 class Finding(NamedTuple):
-    """A result of a check; not every one is a mistake."""
+    """A result of a check, which need not be a mistake."""
 
     text: str
     is_mistake: bool = True
@@ -30,12 +30,13 @@ def check_block(settings: Settings, sink: Sink, relations: RelationSource) -> No
 
     Args:
         settings: The configuration with the block.
-        sink: The block.
-        relations: The shapes of tables.
+        sink: The settings of the block.
+        relations: Finds the shapes of tables.
 
     Raises:
         ConfigurationError: The block breaks a rule of its kind.
-        SinkUnfitError: Tables or target do not fit; the message lists every mistake.
+        SinkUnfitError: The tables or the target do not fit, or the target does not
+            answer; the message lists every mistake.
         UnavailableError: The broker does not answer.
     """
     check_kinds([sink])
@@ -77,7 +78,7 @@ def check_topics(sink: Sink, settings: Settings) -> Iterator[Finding]:
 
 
 def check_target(sink: Sink, settings: Settings) -> Iterator[Finding]:
-    """Yield the target's refusals, or a finding that it does not answer."""
+    """Yield what the target refuses, or that the target does not answer."""
     kind = kind_of(sink)
     try:
         if kind.rights is not None:

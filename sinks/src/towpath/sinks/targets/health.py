@@ -2,9 +2,9 @@
 Health checks of the targets: risks of data loss, full disks, slow searches.
 
 ``towpath sink check`` answers whether a sink may write; these checks answer whether its
-target keeps the written rows. Each target's ``upkeep`` reads the facts; the findings
-are pure. A fact that the target does not show to the sink's user is None, and has no
-finding of its own.
+target keeps the written rows. Each target's ``upkeep`` reads the facts; this module
+derives the findings from them, without any I/O. A fact that the target does not show to
+the sink's user is None, and leads to no finding.
 """
 
 import re
@@ -20,7 +20,7 @@ from towpath.schemas.findings import (
 )
 from towpath.settings import Sink
 
-# The first version with functions in the server, which guard positions.
+# The first version whose server runs functions, which guard positions.
 _OLDEST_CACHE: Final = (7, 0)
 _OLDEST_SEARCH: Final = (2, 0)
 # Postgres reports 150004 for version 15.4.
@@ -37,7 +37,7 @@ _MANY_VERSIONS: Final = 1_000
 # The defaults of OpenSearch.
 LOW_WATERMARK: Final = "85%"
 FLOOD_STAGE: Final = "95%"
-# Either case, and "10g" for "10gb", as OpenSearch reads sizes.
+# A size in either case, and "10g" for "10gb", as OpenSearch accepts them.
 _SIZE: Final = re.compile(r"([0-9.]+)\s*(?:b|([kmgtp])b?)", re.IGNORECASE)
 _UNITS: Final = ("", "k", "m", "g", "t", "p")
 
@@ -142,7 +142,7 @@ def cache_findings(
             yield error_finding(
                 "cache-version",
                 f"{server.address} has version {server.version}",
-                "it has no functions, by which the sink guards positions",
+                "it lacks functions, with which the sink guards positions",
                 "it must be Redis 7 or Valkey 7.2 or later: upgrade the server",
             )
         if server.policy != "noeviction":
@@ -169,7 +169,7 @@ def _persistence_findings(sink: Sink, server: CacheHealth) -> Iterator[CheckFind
     if server.file_failed:
         yield error_finding(
             "cache-file-failed",
-            f"the last write of a file by {server.address} failed",
+            f"{server.address} failed to write its file the last time",
             "it refuses writes, or loses them when it restarts",
             "free its disk, then read INFO persistence",
         )
@@ -178,13 +178,13 @@ def _persistence_findings(sink: Sink, server: CacheHealth) -> Iterator[CheckFind
         if server.saves is None:
             effect = "a restart may lose all rows"
         elif server.saves:
-            effect = "a restart loses the rows since the last snapshot"
+            effect = "a restart loses the rows written after the last snapshot"
         yield warning_finding(
             "cache-no-file",
             f"{server.address} has appendonly no",
             f"{effect}; the sink then requests them from the source again",
-            "CONFIG SET appendonly yes; CONFIG REWRITE; or keep it, if towpath sink "
-            f"refill {sink.name} is fast enough",
+            "CONFIG SET appendonly yes; CONFIG REWRITE; or leave it off, if towpath "
+            f"sink refill {sink.name} is fast enough",
         )
 
 
@@ -211,7 +211,7 @@ def search_findings(sink: Sink, health: SearchHealth) -> Iterator[CheckFinding]:
                 "search-disk",
                 f"the disk of {name} is {used:.0f} % full, beyond its low watermark "
                 f"({health.low_watermark})",
-                "it gets no shards, and at the flood stage "
+                "the server gets no more shards, and at the flood stage "
                 f"({health.flood_stage}) its indexes become read-only",
                 "add disk, or delete indexes that nobody reads",
             )
@@ -234,9 +234,9 @@ def _index_findings(
         most = node_count - 1
         yield warning_finding(
             "search-replicas",
-            f"index {index.name} wants {index.replicas} replicas on {node_count} "
-            "servers",
-            "they cannot be placed: the status stays yellow",
+            f"index {index.name} has number_of_replicas {index.replicas}, but there "
+            f"are {node_count} servers",
+            "some replicas cannot be assigned: the status stays yellow",
             f"set replicas = {most} in [sink.search] of {sink.name}, and PUT /"
             f'{index.name}/_settings {{"number_of_replicas": {most}}}',
         )
@@ -274,7 +274,7 @@ def lake_findings(sink: Sink, tables: Sequence[LakeHealth]) -> Iterator[CheckFin
             yield info_finding(
                 "warehouse-identifiers",
                 f"table {table.name} has no identifier fields",
-                "engines that merge by them take every row for a new one",
+                "engines that merge by identifiers treat every row as new",
                 f"ALTER TABLE {table.name} SET IDENTIFIER FIELDS (the key's columns)",
             )
         if table.files > limit:
@@ -289,7 +289,7 @@ def lake_findings(sink: Sink, tables: Sequence[LakeHealth]) -> Iterator[CheckFin
             yield warning_finding(
                 "warehouse-versions",
                 f"table {table.name} keeps {table.versions} versions",
-                "their files are not deleted, and each commit writes the whole list",
+                "their files are kept, and each commit rewrites the list of versions",
                 "run the driver, which expires them; lower [sink.warehouse] history_s "
                 f"of {sink.name}",
             )
@@ -308,7 +308,7 @@ def target_findings(_sink: Sink, health: TargetHealth) -> Iterator[CheckFinding]
         yield error_finding(
             "target-standby",
             "the target is a standby",
-            "nothing can be written there",
+            "a standby accepts no writes",
             "point the sink's url at the primary, or run pg_ctl promote",
         )
     if not health.has_fsync:
@@ -323,7 +323,7 @@ def target_findings(_sink: Sink, health: TargetHealth) -> Iterator[CheckFinding]
             "target-connections",
             f"the target has {health.connections} of {health.max_connections} "
             "connections in use",
-            "the sink may not get one",
+            "the sink may not get a connection",
             "ALTER SYSTEM SET max_connections = "
             f"{2 * health.max_connections} and restart the server",
         )

@@ -2,7 +2,7 @@
 The reference sink: a dictionary whose contents every target must equal.
 
 A real sink lets a server compare and write in one step; this one compares, then writes.
-Like every sink that stores rows, it keeps tombstones: without one, a replayed older
+Like every sink that stores rows, it keeps tombstones: without them, a replayed older
 change would restore a deleted row.
 """
 
@@ -35,7 +35,7 @@ class MemorySink:
         """Do nothing: there is nothing to create."""
 
     def apply(self, batch: Batch) -> None:
-        # A call that fails counts nothing: its batch comes again.
+        # A call that fails must count nothing, because its batch is applied again.
         tally = Tally()
         for route, floor in self._floors.due(batch.floors):
             self._floors.learn(route, floor)

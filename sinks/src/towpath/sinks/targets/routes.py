@@ -2,8 +2,8 @@
 Held-back routes and ignored columns, for targets with columns; each is logged once.
 
 A route is *held back* while its table cannot be fitted to its source: its changes
-become dead letters with the reason. A column is *ignored* if an older record has it and
-the source has dropped it since.
+become dead letters with the reason. A column is *ignored* if an older record has it,
+but the source has dropped it.
 """
 
 from collections.abc import Iterable
@@ -46,7 +46,7 @@ class HeldBackRoutes:
 
 
 class IgnoredColumns:
-    """The columns of older records that one sink has ignored."""
+    """The columns of older records that one sink ignores."""
 
     def __init__(self, log: Any) -> None:  # noqa: ANN401 - structlog's
         """Start without a column; ``log`` is the logger of the target."""

@@ -1,10 +1,10 @@
 """
-Removing a sink's data, and checking rights and health of the cache.
+Remove a sink's data; check the rights of the cache's user, and the cache's health.
 
 The data are rows, tombstones, floors and witnesses. The server shows a user's rights to
-administrators only. So the check sends each command in a form that changes nothing: for
-a key that no row has, or with arguments that the command refuses. The server checks
-arguments after the user's rights.
+administrators only, so the check sends each command in a form that changes nothing: for
+a key that no row has, or with arguments that the command refuses. The server checks a
+user's rights before the arguments.
 """
 
 from collections.abc import Iterable, Iterator
@@ -48,7 +48,7 @@ _KEYED: Final = (
     ("UNLINK", "{key}"),
 )
 _CLUSTER: Final = ("CLUSTER", "SLOTS")
-# Only for servers that write each change into their file before they answer.
+# Needed only for servers that write each change to their file before they respond.
 _AWAITED: Final = ("WAITAOF", "no number", "0", "0")
 # The refusal of a key contains this word; other refusals concern a command.
 _KEY_REFUSAL: Final = "access"
@@ -56,11 +56,11 @@ _KEY_REFUSAL: Final = "access"
 
 def erase(sink: Sink, prefix: str) -> None:
     """
-    Delete a sink's data; safe to repeat. The sink must not run meanwhile.
+    Delete a sink's data; safe to repeat. The sink must not be running.
 
     Raises:
         UnavailableError: The cache does not answer, or is busy; try again.
-        CacheRefusedError: It refuses the credentials or a call.
+        CacheRefusedError: The cache refuses the credentials or a call.
     """
     servers = Servers(sink.url)
     try:
@@ -81,8 +81,8 @@ def _unlink(servers: Servers, places: Iterable[str]) -> None:
     remaining = iter(places)
     pipelines = {c: c.pipeline(transaction=False) for c in servers.all}
     while batch := list(islice(remaining, SCANNED_AT_ONCE)):
-        # One command per key, because a cluster forbids keys of different slots in
-        # one; all are sent together.
+        # One command per key, because a cluster forbids keys of different slots in one
+        # command; the commands are sent together.
         for place in batch:
             pipelines[servers.client_of(place)].unlink(place)
         for pipeline in pipelines.values():
@@ -95,7 +95,7 @@ def health(sink: Sink, clock: Clock) -> Iterator[CheckFinding]:
 
     Raises:
         UnavailableError: The cache does not answer.
-        CacheRefusedError: It refuses the credentials or INFO.
+        CacheRefusedError: The cache refuses the credentials or INFO.
     """
     servers = Servers(sink.url)
     try:
@@ -116,7 +116,7 @@ def health(sink: Sink, clock: Clock) -> Iterator[CheckFinding]:
 
 def _health(client: Any) -> CacheHealth:  # noqa: ANN401 - redis-py's
     values: dict[str, Any] = {}
-    # One section at a time: a server that is too old refuses several at once.
+    # One section per call: a server that is too old refuses several in one call.
     for section in ("server", "memory", "persistence"):
         values |= client.info(section)
     place = client.connection_pool.connection_kwargs
@@ -137,7 +137,7 @@ def _health(client: Any) -> CacheHealth:  # noqa: ANN401 - redis-py's
 
 
 def _permitted(call: Any, *words: str) -> Any:  # noqa: ANN401 - redis-py's
-    """Return the answer of a call; None if the server refuses it."""
+    """Return the response to a call; ``None`` if the server refuses the call."""
     try:
         return call(*words)
     except redis.ResponseError:  # Hosted servers do not know CONFIG.
@@ -149,12 +149,12 @@ def missing_rights(sink: Sink, prefix: str) -> Iterator[str]:
     List the rights that the user of a sink's address lacks.
 
     Args:
-        sink: The sink.
+        sink: Its address names the user, and its routes name the keys.
         prefix: The prefix of every key.
 
     Raises:
         UnavailableError: The cache does not answer.
-        CacheRefusedError: It refuses the credentials.
+        CacheRefusedError: The cache refuses the credentials.
     """
     servers = Servers(sink.url)
     try:
@@ -197,7 +197,7 @@ def _refused_calls(servers: Servers, prefix: str) -> Iterator[str]:
 
 
 def _refused_names(servers: Servers, sink: Sink, prefix: str) -> Iterator[str]:
-    """Yield one key of each kind that the user may not read and write."""
+    """Yield the keys, one of each kind, that the user cannot both read and write."""
     if not servers.all:
         return
     yield from (

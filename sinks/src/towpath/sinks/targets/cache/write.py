@@ -1,12 +1,12 @@
 """
-Whole rows as calls of the guard, encoded column by column. Pure.
+Encode whole rows column by column, as calls of the guard, without any I/O.
 
 The calls write what the calls of ``schema`` would write for the same records, folded:
 the newest row of each key, its fields as text, nulls left out. A record that needs
 special handling is left to those calls, so that the handling exists only once.
 
-Each text is equal to that of ``key_text`` and ``text_of`` for the single value. Values
-that Arrow does not read exactly are written one by one: a float may have been an
+Each text equals the one that ``key_text`` or ``text_of`` returns for the value. Values
+that Arrow does not read exactly are converted one by one: a float may have been an
 integer with more digits, or its text may differ; lists and objects are JSON.
 
 Hot path: a fixed number of passes over the columns of a slice.
@@ -30,14 +30,14 @@ from towpath.sinks.targets.cache.schema import (
     ROWS_PER_CALL,
 )
 
-# The patterns of key parts whose JSON text is also their key text: integers that keep
-# their digits, texts without escapes.
+# The patterns of key parts whose key text can be cut out of their JSON text: integers
+# that are short enough to be read exactly, strings without escapes, and booleans.
 _FORMS: Final[Mapping[type, str]] = {
     int: "(?P<{name}>0|[1-9][0-9]{{0,18}}|-[1-9][0-9]{{0,17}})",
     str: r'"(?P<{name}>[^"\\\x00-\x1f]*)"',
     bool: "(?P<{name}>true|false)",
 }
-# In this order: the code of a colon contains a percent sign.
+# The percent sign comes first, because the code of a colon contains one.
 _CODED: Final = [(sign, key_text((sign,))) for sign in "%:"]
 _EMPTY: Final = key_text(("",))
 
@@ -80,7 +80,7 @@ def is_read_whole(kind: pa.DataType) -> bool:
 
 
 def value_texts(column: pa.Array) -> pa.StringArray:
-    """Convert values as ``text_of`` does; ``is_read_whole`` holds for their type."""
+    """Convert values of a type that ``is_read_whole`` accepts, as ``text_of`` does."""
     return column.cast(pa.string())
 
 
@@ -123,7 +123,7 @@ _MISFIT: Final = (
     orjson.JSONDecodeError,
 )
 # Rows sampled to find the text columns. In any other column that Arrow reads as
-# instants, the values are converted one by one.
+# timestamps, the values are converted one by one.
 _SAMPLED_ROWS: Final = 32
 
 
@@ -151,7 +151,7 @@ class BulkCall(NamedTuple):
 
     Attributes:
         row_count: The number of its rows.
-        keys: Their keys, each as a word of the server's protocol.
+        keys: Their keys, each as a bulk string of the Redis protocol.
         columns: JSON: the names of the fields, then the texts of each field.
     """
 
@@ -227,7 +227,7 @@ def _encode(
 
 
 def _columns_of_text(values: pa.ChunkedArray) -> list[str]:
-    """Return the columns of text, from rows sampled all over the slice."""
+    """Return the columns that have text in rows sampled across the slice."""
     step = max(len(values) // _SAMPLED_ROWS, 1)
     found: dict[str, None] = {}
     for value in values.take(pa.array(range(0, len(values), step))).to_pylist():

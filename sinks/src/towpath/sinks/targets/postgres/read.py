@@ -1,7 +1,7 @@
 """
-Reading the target back, for the verifier: each value as the text that records have.
+Read the target's rows back for the verifier, each value as the text that records have.
 
-Keys are compared as these texts, too, both to read rows and to erase them.
+Keys are compared as such texts, too, both to read rows and to erase them.
 """
 
 import json
@@ -35,7 +35,7 @@ _NO_NUMBERS: Final = frozenset({"NaN", "Infinity", "-Infinity"})
 
 
 class PostgresReader:
-    """A reader of one sink's tables, which the sink can write meanwhile."""
+    """Reads the tables of one sink, which may write to them at the same time."""
 
     def __init__(self, sink: Sink) -> None:
         """Describe the target; nothing is opened yet."""
@@ -53,7 +53,7 @@ class PostgresReader:
 
     def at(self, route: str, keys: Iterable[str]) -> Iterator[StoredRow]:
         """
-        Read the rows of some keys, in the form of ``rows``.
+        Yield the rows of some keys, as ``rows`` does.
 
         Raises:
             UnavailableError: The target cannot be reached.
@@ -64,7 +64,7 @@ class PostgresReader:
 
     def sample(self, route: str, count: int) -> Iterator[StoredRow]:
         """
-        Read about ``count`` random rows, in the form of ``rows``.
+        Yield at most ``count`` random rows, as ``rows`` does.
 
         Raises:
             UnavailableError: The target cannot be reached.
@@ -96,12 +96,12 @@ class PostgresReader:
 
 
 def erasure(table: TargetTable, keys: Sequence[str]) -> sql.Composed:
-    """Return the statement that deletes the rows of given keys, at any position."""
+    """Return the statement that deletes the rows of given keys, of any position."""
     return sql.SQL("delete from {} as t{}").format(table.place, _of_keys(table, keys))
 
 
 def _described(connection: Connection, route: str) -> TargetTable | None:
-    """Describe a table as it is; ``None`` if no sink has created it."""
+    """Describe a table as it is in the target; ``None`` if no sink has created it."""
     name = schema.table_name(route)
     table = TargetTable(*name, (), ())
     if not columns_of(connection, table.schema, schema.REGISTRY):
@@ -155,14 +155,14 @@ def _stored(
 
 
 def _value(type_name: str, text: str | None) -> Value:
-    """Return a value as its text; a float as a number, since it has several texts."""
+    """Return a value's text, or a float as a number: a float has several texts."""
     if text is None or type_name not in _FLOATS or text in _NO_NUMBERS:
         return text
     return float(text)
 
 
 def _document(text: Value) -> dict[str, Any]:
-    """Return a document with every digit of its numbers; a tombstone has none."""
+    """Parse a document, keeping all digits; the document of a tombstone is empty."""
     if text is None:
         return {}
     return dict(json.loads(str(text), parse_float=Decimal))

@@ -1,9 +1,9 @@
 """
-Tables of the target: their names, columns and types, and their statements. Pure.
+Tables of the target: their names, columns and types, and the text of their statements.
 
 A table has the columns of its source and two of its own: ``_position``, which the guard
 compares, and ``_deleted``, because a deleted row stays as a tombstone. Its view
-``<table>_live`` leaves both and the tombstones out.
+``<table>_live`` leaves out both columns and the tombstones.
 
 No column is ever given another type, because views of the target's users may depend on
 it. So integers and floats get the widest type of their kind from the start, and a
@@ -171,7 +171,7 @@ def creation(table: TargetTable) -> list[sql.Composed]:
     )
     if table.is_log:
         return [made]
-    # It finds the tombstones that no replay needs, so that they can be deleted.
+    # The index finds the tombstones that no replay needs, so that ``purge`` is fast.
     index = sql.SQL("create index on {} ({}) where {}").format(
         table.place, sql.Identifier(POSITION), sql.Identifier(IS_DELETED)
     )
@@ -222,9 +222,9 @@ def upsert(table: TargetTable, batch: str, floor: str) -> sql.Composed:
     """
     Return the statement that writes the whole rows of a batch, through the guard.
 
-    The newest row of each key is written: keys that differ as text may be equal
-    (``1.0`` and ``1.00``). Rows are written in the order of their keys, so that the
-    upserts of several writers cannot deadlock.
+    Only the newest row of each key is written, because keys that differ as text may be
+    equal (``1.0`` and ``1.00``). Rows are written in the order of their keys, so that
+    the upserts of several writers cannot deadlock.
     """
     stored = table.stored
     sets = sql.SQL(", ").join(
@@ -255,8 +255,8 @@ def merge(table: TargetTable, batch: str, floor: str, kept: set[str]) -> sql.Com
     """
     Return the statement that writes the partial rows of a batch, through the guard.
 
-    One statement reads and writes a row: a row that another writer changes meanwhile
-    is read again.
+    One statement reads and writes a row, so the server reads a row again that another
+    writer has changed in the meantime.
     """
     sets = sql.SQL(", ").join(
         sql.SQL("{} = {}").format(
@@ -282,7 +282,7 @@ def merge(table: TargetTable, batch: str, floor: str, kept: set[str]) -> sql.Com
 
 
 def without_row(table: TargetTable, batch: str, floor: str) -> sql.Composed:
-    """Return the statement that lists partial rows without a row to merge with."""
+    """Return the statement that lists partial rows without a live row to merge with."""
     return sql.SQL(
         "select b.{row} from {batch} as b left join {table} as t on {same}"
         " where b.{kept} is not null and b.{position} >= {floor}"
@@ -316,7 +316,7 @@ def insert_new(table: TargetTable, batch: str) -> sql.Composed:
 
 
 def sweep(table: TargetTable, floor: str) -> sql.Composed:
-    """Return the statement that deletes the rows below a floor, tombstones too."""
+    """Return the statement that deletes all rows below a floor, even tombstones."""
     return sql.SQL("delete from {} where {} < {}").format(
         table.place, sql.Identifier(POSITION), sql.Literal(floor)
     )
@@ -414,7 +414,7 @@ def _value(column: TargetColumn) -> sql.Composed:
 
 
 def _kept_or(column: TargetColumn) -> sql.Composed:
-    """Return the expression of a batch's value, or the stored one if it is kept."""
+    """Return the expression of a batch's value, or of a stored value that is kept."""
     return sql.SQL("case when {} = any(b.{}) then t.{} else {} end").format(
         sql.Literal(column.name),
         sql.Identifier(KEPT),

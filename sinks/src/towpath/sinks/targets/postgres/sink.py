@@ -54,7 +54,7 @@ class PostgresSink:
         Describe the target; nothing is opened yet.
 
         Args:
-            sink: Its address and routes.
+            sink: The settings of the sink, with its address and routes.
             relations: The shapes of the routes' tables.
             known: The file of the known tables, in the sink's folder.
             repairs: Requests snapshots of lost tables; without it, they stay empty.
@@ -154,7 +154,7 @@ class PostgresSink:
 
     @contextmanager
     def _counted_once(self) -> Iterator[None]:
-        """Forget the tables and counts after a failure, but for a refused value."""
+        """Forget the tables and counts after any failure except a refused value."""
         try:
             yield
         except BatchRefusedError:
@@ -221,7 +221,7 @@ class PostgresSink:
         tally.refused_events |= {e.origin: reason for e in events.get(name, ())}
 
     def _sweep_held_back(self, connection: Connection, name: str, floor: str) -> None:
-        """Apply a floor to a table that does not fit its source, but is the sink's."""
+        """Apply a floor to a table of the sink that does not fit its source."""
         table = self._tables.registered(connection, name)
         if table is not None:
             _sweep(connection, name, table, floor)
@@ -266,14 +266,14 @@ class PostgresSink:
 
 
 def _unknown_columns(table: TargetTable, changes: Iterable[Change]) -> set[str]:
-    """Return the columns of older records that the source has dropped since."""
+    """Return the columns that only older records have: the source has dropped them."""
     known = {column.name for column in table.columns}
     rows = (c.row for c in changes if c.row is not None and c.key_columns)
     return {name for row in rows for name in row.keys() - known}
 
 
 def _sweep(connection: Connection, route: str, table: TargetTable, floor: str) -> None:
-    """Store a floor and delete the rows below it; a lower one changes nothing."""
+    """Store a floor and delete the rows below it, if no higher floor is stored."""
     if connection.execute(schema.raise_floor(table, floor)).rowcount:
         deleted = connection.execute(schema.sweep(table, floor)).rowcount
         _log.info(

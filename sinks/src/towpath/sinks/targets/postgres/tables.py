@@ -1,5 +1,5 @@
 """
-Creating tables and fitting them to their sources, and detecting replaced ones.
+Create tables, fit them to their sources, and detect tables that were replaced.
 
 Everything is done in one transaction per table, under a lock on its schema, because
 executors open the tables too. A table gains the columns that its source gains, and
@@ -55,7 +55,7 @@ def ensure(connection: Connection, table: TargetTable) -> OpenTable:
     Create a table, or fit it to its source.
 
     Raises:
-        ForeignRelationError: It exists, and no sink created it with this key.
+        ForeignRelationError: The table exists, but no sink created it with this key.
     """
     _lock_schema(connection, table)
     found = columns_of(connection, table.schema, table.name)
@@ -94,7 +94,7 @@ def _checked(table: TargetTable, stored: tuple[str, list[str], str] | None) -> s
     """Return the id of an existing table that the sink created."""
     name = f"{table.schema}.{table.name}"
     if stored is None:
-        message = f"{name} exists, and no sink has created it"
+        message = f"{name} exists, but no sink has created it"
         raise ForeignRelationError(message)
     id_, key, _ = stored
     if tuple(key) != table.key:
@@ -202,7 +202,7 @@ class TargetTables:
                 self.fitting(name)
 
     def with_tombstones(self) -> list[TargetTable]:
-        """Return the open tables that have tombstones, sorted by route name."""
+        """Return the open tables that store tombstones, sorted by route name."""
         opened = (self._open[name].table for name in sorted(self._open))
         return [table for table in opened if not table.is_log]
 

@@ -1,4 +1,4 @@
-"""Dropping a sink's tables, and checking rights and health of the target."""
+"""Drop a sink's tables; check the rights of the target's user, and its health."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -18,7 +18,7 @@ from towpath.sinks.targets.postgres.tables import columns_of
 
 def erase(sink: Sink, _prefix: str) -> None:
     """
-    Drop a sink's tables; safe to repeat. The sink must not run meanwhile.
+    Drop a sink's tables; safe to repeat. The sink must not be running.
 
     Another user's view that depends on a table prevents this; the error names the view.
 

@@ -1,5 +1,5 @@
 r"""
-Changes, events and plain records as rows of a batch, in the text form of COPY. Pure.
+Encode changes, events and plain records as rows of a batch, in COPY's text format.
 
 The target's Postgres parses every value: it reads the text that a record carries, so
 nothing is rounded or cut here. Only NULL (``\N``) and four characters are escaped.
@@ -28,11 +28,11 @@ from towpath.sinks.targets.postgres.schema import (
 
 _TEXT: Final = pa.large_string()
 _NULL: Final = "\\N"
-# In this order: the others are written with a backslash.
+# The backslash comes first, because the other escapes contain one.
 _ESCAPES: Final = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
 _ESCAPED: Final = r"[\\\t\n\r]"
 
-# Types of a record's JSON that are not texts, by the type in the target.
+# The types of values that are not strings in a record's JSON, by the target's type.
 _IN_JSON: Final[Mapping[str, pa.DataType]] = {
     "bigint": pa.int64(),
     "double precision": pa.float64(),
@@ -83,7 +83,7 @@ def encode_changes(table: TargetTable, changes: Sequence[Change]) -> EncodedBatc
 
 
 def encode_events(table: TargetTable, events: Sequence[EventRow]) -> pa.Table:
-    """Encode events."""
+    """Encode events as rows of an event log."""
     return pa.table(
         {
             column.name: _texts(getattr(event, column.name) for event in events)
@@ -96,7 +96,7 @@ def encode_columns(table: TargetTable, columns: Columns) -> PlainRows | None:
     """
     Encode the whole rows of plain records; ``None`` if they must be read as changes.
 
-    Rows with lists or objects must, because these are not texts in JSON.
+    Rows with lists or objects must be, because those are not strings in JSON.
     """
     wanted = pa.struct([(c.name, _in_json(c)) for c in table.columns])
     try:
@@ -114,7 +114,7 @@ def encode_columns(table: TargetTable, columns: Columns) -> PlainRows | None:
 
 
 def copy_text(rows: pa.Table) -> bytes:
-    """Return the rows, of which there is at least one, in the text form of COPY."""
+    """Return the rows, which must not be empty, in the text format of COPY."""
     columns = [_escaped(column.combine_chunks()) for column in rows.columns]
     lines = pc.binary_join_element_wise(
         *columns,
@@ -145,7 +145,7 @@ def _texts(values: Iterable[Value]) -> pa.Array:
 
 
 def _array_text(names: Iterable[str]) -> str:
-    """Write names as the text of a Postgres array."""
+    """Return the literal of a Postgres array of names."""
     quoted = (
         '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"' for name in names
     )

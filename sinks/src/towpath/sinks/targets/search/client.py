@@ -75,13 +75,13 @@ def connect(url: str, *, is_exact: bool = False, at_once: int = 1) -> OpenSearch
     Args:
         url: The address of OpenSearch.
         is_exact: Whether non-integer numbers are read as decimals, not as doubles.
-        at_once: The number of threads that use it.
+        at_once: The number of threads that use the client.
 
     Raises:
         ConfigurationError: The url is not that of a server.
     """
-    # The library logs each unsuccessful response; all of them are translated, or
-    # expected.
+    # The library logs each unsuccessful response, although the sink translates or
+    # expects all of them.
     logging.getLogger("opensearch").setLevel(logging.CRITICAL)
     try:
         return OpenSearch(
@@ -104,9 +104,9 @@ def send(client: OpenSearch, body: bytes) -> Mapping[str, Any] | None:
 
     Raises:
         TargetBusyError: OpenSearch asks for a pause.
-        TargetUnavailableError: It does not answer, or fails.
-        BatchRefusedError: It cannot parse the call, because of one of its documents.
-        SearchRefusedError: It refuses the call for good.
+        TargetUnavailableError: OpenSearch does not answer, or fails.
+        BatchRefusedError: OpenSearch cannot parse the call, because of a document.
+        SearchRefusedError: OpenSearch refuses the call for good.
     """
     with translated():
         try:
@@ -130,17 +130,17 @@ def translated() -> Iterator[None]:
 
     Raises:
         TargetBusyError: OpenSearch asks for a pause.
-        IndexBlockedError: It accepts no writes for now.
+        IndexBlockedError: An index accepts no writes for now.
         IndexGoneError: The index no longer exists.
         TargetUnavailableError: OpenSearch does not answer, or fails.
-        SearchRefusedError: It refuses the call for good.
+        SearchRefusedError: OpenSearch refuses the call for good.
     """
     try:
         yield
     except NoConnectionError as error:
         raise TargetUnavailableError(_unreached(error)) from error
     except SerializationError as error:
-        message = "the search index's answer cannot be read"
+        message = "the search index's response cannot be read"
         raise TargetUnavailableError(message) from error
     except TransportError as error:
         if error.error in BLOCKS:
@@ -162,7 +162,7 @@ def _unreached(error: NoConnectionError) -> str:
     if isinstance(error, SSLError):
         return (
             f"the search index cannot be reached over TLS: {error.error}; "
-            "the file in SSL_CERT_FILE must hold its certificate's authority"
+            "the file in SSL_CERT_FILE must have the certificate of its authority"
         )
     return "the search index does not answer"
 
@@ -178,7 +178,7 @@ _NAMES_PER_CALL: Final = 12
 
 
 def in_calls(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Cut names of aliases into those of one call."""
+    """Split the names of aliases into groups, one for each call."""
     for first in range(0, len(names), _NAMES_PER_CALL):
         yield names[first : first + _NAMES_PER_CALL]
 

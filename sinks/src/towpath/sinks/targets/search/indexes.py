@@ -79,7 +79,7 @@ class KnownIndexes:
     """The ids of the indexes that one sink has written."""
 
     def __init__(self, watch: IndexWatch | None) -> None:
-        """Set the file; without one, ids are only kept while the process runs."""
+        """Start without ids; without a watch, they are kept only in memory."""
         self._watch = watch
         self._ids = KnownIds(watch.file if watch else None)
 
@@ -197,10 +197,10 @@ class Indexes:
 
     def prepare(self, changes: Sequence[Change]) -> Sequence[Change]:
         """
-        Ensure that every route of the changes has its index, with their columns.
+        Ensure that each route of the changes has an index with fields for the columns.
 
         Returns:
-            The changes, without columns that their table has dropped since.
+            The changes, without the columns that their table has dropped.
 
         Raises:
             ShapeUnknownError: The relay has not announced the table, or a column, yet.
@@ -235,7 +235,7 @@ class Indexes:
 
     def _await_announcement(self, route: str, changes: Iterable[Change]) -> None:
         """
-        Raise once for columns that are not announced yet: the batch is retried.
+        Raise once for columns that are not announced yet, so that the batch is retried.
 
         After that, OpenSearch refuses columns that were never announced.
         """

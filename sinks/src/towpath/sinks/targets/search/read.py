@@ -1,4 +1,4 @@
-"""Reading back the documents of an index, tombstones included, to verify them."""
+"""Read back the documents of an index, tombstones included, for verification."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -14,18 +14,18 @@ from towpath.sinks.targets.search.client import connect, translated
 from towpath.sinks.targets.search.schema import DELETED_FIELD, POSITION_FIELD
 
 ROWS_PER_TRIP: Final = 2000
-_KEPT_FOR: Final = "2m"
+_SCROLL_KEPT_FOR: Final = "2m"
 
 
 class SearchReader:
-    """A reader of one OpenSearch, which a sink can write meanwhile."""
+    """Reads the documents of an OpenSearch cluster while a sink may write to it."""
 
     def __init__(self, url: str) -> None:
         self._client = connect(url, is_exact=True)
 
     def rows(self, route: str) -> Iterator[StoredRow]:
         """
-        Yield each current document behind a route's alias once.
+        Yield each document behind a route's alias once, tombstones included.
 
         A missing alias has no documents.
         """
@@ -35,7 +35,7 @@ class SearchReader:
             yield from self._scroll(index, {"query": {"match_all": {}}})
 
     def at(self, route: str, keys: Iterable[str]) -> Iterator[StoredRow]:
-        """Read the documents of some keys, in the form of ``rows``."""
+        """Yield the documents of some keys, as ``rows`` does."""
         with translated():
             indexes = self._indexes(route)
         remaining = iter(keys)
@@ -51,7 +51,7 @@ class SearchReader:
                 yield from map(_stored_row, found)
 
     def sample(self, route: str, count: int) -> Iterator[StoredRow]:
-        """Read about ``count`` random documents, in the form of ``rows``."""
+        """Yield about ``count`` random documents, as ``rows`` does."""
         with translated():
             indexes = self._indexes(route)
         for index in indexes:
@@ -70,7 +70,7 @@ class SearchReader:
     def _indexes(self, route: str) -> list[str]:
         try:
             # Reads use the indexes, because the alias hides tombstones. A call without
-            # an index in its path would need a right on all of them.
+            # an index in its path would need a right on all indexes.
             indexes = sorted(self._client.indices.get_alias(index=route, name=route))
         except NotFoundError:
             return []
@@ -82,15 +82,14 @@ class SearchReader:
             page = self._client.search(
                 index=index,
                 body={**query, "sort": ["_doc"]},
-                params={"scroll": _KEPT_FOR, "size": ROWS_PER_TRIP},
+                params={"scroll": _SCROLL_KEPT_FOR, "size": ROWS_PER_TRIP},
             )
         try:
             while hits := _whole(page)["hits"]["hits"]:
                 yield from map(_stored_row, hits)
                 with translated():
-                    page = self._client.scroll(
-                        body={"scroll_id": page["_scroll_id"], "scroll": _KEPT_FOR}
-                    )
+                    body = {"scroll_id": page["_scroll_id"], "scroll": _SCROLL_KEPT_FOR}
+                    page = self._client.scroll(body=body)
         finally:
             # A reader that stops early must not use up the server's open scrolls.
             with suppress(TowpathError), translated():

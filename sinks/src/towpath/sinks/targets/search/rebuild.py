@@ -1,16 +1,16 @@
 """
-Rebuilding an index beside the old one, without interrupting searches and writes.
+Rebuild an index beside the old one, without interrupting searches or writes.
 
 The new index is created behind a separate alias, which makes the sink write each
 document to both indexes from its next batch on. A snapshot that is requested after that
 delivers the other rows. Once the sink has applied all of it, one step moves the old
 index's alias to the new one: no search ever finds an empty or a partial index. The old
-index is deleted when no search is running in it any more, or after a minute: a search
+index is deleted once no search runs in it any more, or after a minute, because a search
 that loses its index fails.
 
-The state of a rebuild is in the new index itself: an interrupted rebuild is resumed
-with the same snapshot. Deletes are copied from the old index, because no snapshot
-contains them, and a replayed change can be older than the delete of its row.
+The new index itself stores the state of the rebuild, so an interrupted rebuild is
+resumed with the same snapshot. Deletes are copied from the old index, because no
+snapshot contains them, and a replayed change can be older than the delete of its row.
 """
 
 from typing import Any, Final, NamedTuple
@@ -58,7 +58,7 @@ class RebuildStart(NamedTuple):
 
 
 class RebuildSwap(NamedTuple):
-    """The replaced and the new index, and the number of documents found in each."""
+    """The replaced and the new index, and the number of live documents in each."""
 
     old: str
     new: str
@@ -67,7 +67,7 @@ class RebuildSwap(NamedTuple):
 
 
 class Rebuild:
-    """Rebuilds of one search sink's routes; the sink itself must be running."""
+    """Rebuilds the indexes of one search sink, which must be running."""
 
     def __init__(self, url: str, options: SearchOptions, source: FieldSource) -> None:
         self._client: OpenSearch = connect(url)

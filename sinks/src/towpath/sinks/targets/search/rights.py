@@ -1,5 +1,5 @@
 """
-The rights that a user of OpenSearch lacks, found without writing anything.
+Find the rights that a user of OpenSearch lacks, without writing anything.
 
 Each kind of call is made in a form that changes nothing: on a missing index, with
 settings that no index can have, or on a condition that no document meets. OpenSearch
@@ -31,8 +31,8 @@ _ID: Final = "_rights"
 _INDEX: Final = "{route}-rights"
 _MATCHES_NOTHING: Final[Mapping[str, Any]] = {"query": {"match_none": {}}}
 
-# The security plugin checks these actions without an index, and some again for each
-# shard, as actions whose names begin with theirs.
+# The security plugin checks these actions on the cluster, and some of them again on
+# each shard, under names that begin with the same text.
 _OF_CLUSTER: Final = (
     *("indices:data/write/bulk", "indices:data/read/mget"),
     *("indices:data/read/scroll", "cluster:monitor/main"),
@@ -146,7 +146,7 @@ def missing_rights(sink: Sink, _prefix: str) -> Iterator[str]:
 
     Raises:
         UnavailableError: OpenSearch does not answer.
-        SearchRefusedError: It refuses the credentials.
+        SearchRefusedError: OpenSearch refuses the credentials.
     """
     client = connect(sink.url)
     calls: dict[str, None] = {}
@@ -170,7 +170,7 @@ def missing_rights(sink: Sink, _prefix: str) -> Iterator[str]:
 
 
 def _places(actions: Iterable[str], indexes: str) -> str:
-    """Write where a role must allow actions: on the cluster, on indexes, or on both."""
+    """List which actions a role must allow on the cluster, and which on indexes."""
     of_cluster = [a for a in actions if a.rstrip("*") in _OF_CLUSTER]
     of_indexes = [a for a in actions if a not in of_cluster or a in _OF_SHARDS]
     parts = ((of_cluster, "the cluster"), (of_indexes, f"the indexes {indexes}"))

@@ -10,7 +10,7 @@ An aggregate's document has the fields that the route adds, and those of all its
 schemas, because every event carries the whole state. Lists of records are ``nested``:
 each line of an order is searched as a whole, not its products and quantities
 separately. A value without a single type (a map, a union of several types, a recursive
-record) is stored and not searched.
+record) is stored, but not searched.
 """
 
 import functools
@@ -117,7 +117,8 @@ def single_fields(fields: Properties) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     Yield each innermost field with its path, within its parent fields.
 
-    So a field that cannot be changed does not prevent changes to other fields.
+    Fields are added one by one, so that a field that cannot be changed does not prevent
+    changes to other fields.
     """
     for name, field in fields.items():
         inner = field.get("properties")
@@ -158,7 +159,7 @@ def is_made_by_sink(mappings: Mapping[str, Any]) -> bool:
 
 
 def interval(time_ms: int) -> str:
-    """Write an interval in the form of an index's settings."""
+    """Format an interval as the settings of an index require."""
     return f"{time_ms}ms"
 
 
@@ -170,7 +171,7 @@ def replication(options: SearchOptions) -> dict[str, Any]:
 
 
 def alias_body() -> dict[str, Any]:
-    """Return the alias: it hides deleted rows from searches, and takes the writes."""
+    """Return the alias, which hides deleted rows from searches, and accepts writes."""
     hidden = {"bool": {"must_not": {"term": {DELETED_FIELD: True}}}}
     return {"filter": hidden, "is_write_index": True}
 
@@ -323,7 +324,7 @@ class FieldSource(Protocol):
         Return the newest known fields, with the sink's own.
 
         Raises:
-            UnavailableError: They are not known yet.
+            UnavailableError: The fields are not known yet.
             HaltError: The route cannot have fields.
         """
 
@@ -332,7 +333,7 @@ class FieldSource(Protocol):
         Read newer announcements; call it when a document does not fit.
 
         Raises:
-            UnavailableError: They cannot be read now.
+            UnavailableError: The announcements cannot be read now.
         """
 
 
@@ -345,7 +346,7 @@ def event_schemas(
     They are read only if a route has documents of aggregates.
 
     Raises:
-        EventSchemaError: A folder has none, or a schema that cannot be used.
+        EventSchemaError: A folder has no schema, or one that cannot be used.
     """
     if all(route.kind is not RouteKind.AGGREGATE for route in routes):
         return {}
@@ -354,7 +355,7 @@ def event_schemas(
 
 
 class RouteFields:
-    """Fields of tables from the relay's announcements, of aggregates from schemas."""
+    """Takes fields of tables from announcements, those of aggregates from schemas."""
 
     def __init__(
         self, relations: RelationSource, schemas: Mapping[str, EventSchema]

@@ -4,7 +4,8 @@ A sink that writes rows into OpenSearch, guarded by their version.
 A whole row is one document, whose version the index compares. Two kinds of change need
 the stored document first: partial ones, which are merged with it, and those whose
 version other positions share (ordinals from 4,094 on), where the position itself
-decides. One sink is the only writer of its indexes, so nothing is written in between.
+decides. One sink is the only writer of its indexes, so no other write can come between
+this read and the sink's write.
 
 While a rebuild fills a second index of a route, each of its documents is written to
 both.
@@ -78,13 +79,14 @@ class SearchSink:
         Args:
             url: The address of OpenSearch.
             routes: The routes, one index each.
-            relations: The tables' shapes.
-            clock: The time.
+            relations: Finds the tables' shapes.
+            clock: The clock.
             options: How indexes are created and written.
-            watch: Detects a replaced index; without it, one is detected only while this
-                sink is open, and no rows are requested.
+            watch: Detects a replaced index and requests its rows; without a watch, it
+                is detected only while this sink is open, and no rows are requested.
             client: The connection; by default, one to ``url``.
-            schemas: The events' schemas; by default, those that this machine has.
+            schemas: The events' schemas; by default, those of installed packages and of
+                the sink's folders.
         """
         self._clock = clock
         self._client = client or connect(url, at_once=options.calls_in_flight)
@@ -122,8 +124,8 @@ class SearchSink:
         try:
             tally = self._apply(batch)
         except IndexGoneError:
-            # A rebuild may have ended in between; the second attempt finds the new
-            # index.
+            # A rebuild may have ended since the indexes were looked up; the second
+            # attempt finds the new index.
             tally = self._apply(batch)
         self._tally.add(tally)
 
@@ -166,7 +168,8 @@ class SearchSink:
             for r in self._routes
         }
         written = self._put(changes, action_prefixes)
-        # A delete needs none of the key's columns, which the index may refuse.
+        # Refused deletes are written again without the key's columns, which the index
+        # may have refused.
         deletes = [r.change for r in written.refused if r.change.row is None]
         if deletes:
             written.refused = [r for r in written.refused if r.change.row is not None]
@@ -226,7 +229,7 @@ class ExecutorSearchSink(SearchSink):
 
 
 def _position_of(stored: Mapping[str, Any]) -> str:
-    """Return a document's position; a foreign one may have none, below every other."""
+    """Return a document's position; without one, it counts as older than any other."""
     return stored.get(POSITION_FIELD) or ""
 
 

@@ -1,12 +1,12 @@
 """
-Deleting documents, and the refresh intervals of a sink's indexes.
+Delete documents and indexes, set refresh intervals, and check the health of OpenSearch.
 
 A tombstone is needed as long as an older change of its key can be delivered again. No
 change below the safe position can, so the tombstones below it are deleted: some with
-each batch, so that no batch waits long for it.
+each batch, so that no batch is delayed for long.
 
 ``erase`` deletes a sink's indexes. The name and the mappings of an index show that it
-belongs to a sink: an index with such a name that no sink created stays.
+belongs to a sink: an index with such a name stays if no sink created it.
 
 ::
 
@@ -70,10 +70,10 @@ class SearchUpkeep:
 
     def sweep(self, route: str, floor: str) -> None:
         """
-        Store a floor, then delete the documents below it, tombstones too.
+        Store a floor, then delete the documents below it, tombstones included.
 
         Raises:
-            TargetUnavailableError: Not all of them are deleted; try again.
+            TargetUnavailableError: Some documents could not be deleted; try again.
         """
         if route not in self._indexes.known_routes():
             self._indexes.ensure(route)
@@ -108,7 +108,7 @@ class SearchUpkeep:
             The number of deleted tombstones.
         """
         if safe is not None:
-            # Routes that are still due come first, so that none waits for ever.
+            # Routes that are still due come first, so that none waits forever.
             routes = dict.fromkeys([*self._due, *self._indexes.known_routes()])
             self._due = dict.fromkeys(routes, safe)
         if not self._due:
@@ -173,7 +173,7 @@ _LOWEST: Final = "0000000000000000.-"
 
 def erase(sink: Sink, _: str) -> None:
     """
-    Delete a sink's indexes; safe to repeat. The sink must not run meanwhile.
+    Delete a sink's indexes; safe to repeat. The sink must not be running.
 
     Raises:
         UnavailableError: OpenSearch does not answer; try again.
@@ -202,7 +202,7 @@ def erase_documents(
     Delete documents of any version; safe to repeat.
 
     An index remembers for a minute the version at which a document was deleted, and
-    refuses lower ones. This call makes it forget the version at once.
+    refuses lower ones. This call makes the index forget the version immediately.
 
     Raises:
         UnavailableError: OpenSearch does not answer; try again.
@@ -236,7 +236,7 @@ def _delete_by_id(client: OpenSearch, index: str, ids: Sequence[str]) -> None:
 
 
 def _forget(client: OpenSearch, index: str, ids: Sequence[str], clock: Clock) -> None:
-    """Write a tombstone below all positions until the old versions are forgotten."""
+    """Write tombstones below all positions; retry until old versions are forgotten."""
     own = {POSITION_FIELD: _LOWEST, DELETED_FIELD: True}
     deadline = Deadline(clock, _FORGOTTEN_WITHIN_S)
     left = list(ids)
@@ -313,7 +313,7 @@ def health(sink: Sink, clock: Clock) -> Iterator[CheckFinding]:
 
     Raises:
         UnavailableError: OpenSearch does not answer.
-        SearchRefusedError: It refuses the credentials.
+        SearchRefusedError: OpenSearch refuses the credentials.
     """
     client = connect(sink.url)
     try:
@@ -377,7 +377,7 @@ def _index_health(name: str, description: Mapping[str, Any]) -> IndexHealth:
 
 
 def _permitted(client: OpenSearch, path: str) -> Any:  # noqa: ANN401 - any JSON
-    """Return the answer of a call; an empty one if the user may not make it."""
+    """Return the response to a call; an empty one if the user may not make the call."""
     try:
         return client.transport.perform_request("GET", path)
     except AuthorizationException:

@@ -1,8 +1,8 @@
 """
-Bulk calls, several in flight, with the outcome of every item.
+Send bulk calls, several at the same time, and check the outcome of every item.
 
-Their order does not matter: the index guards every document by its version, and a batch
-has each key once.
+The order of the calls does not matter: the index guards every document by its version,
+and a batch has each key once.
 
 A document is the whole row with its position; a delete is a document of the key, the
 position and a deletion flag. The version is the position packed into 63 bits, and
@@ -12,11 +12,12 @@ A bulk response has status 200 whatever the outcomes of its items, so each item 
 checked:
 
 - 200, 201: written;
-- 409: the index has a newer version; that is success, and counted as stale;
-- 404: the alias no longer exists; 429 and 5xx: retried;
+- 409: the index has a newer version; this is no failure, and the item counts as stale;
+- 404: the alias no longer exists;
+- 429, 5xx: the item is sent again;
 - a block or a closed index, whatever the status: the sink waits;
 - 401, 403: the sink has no right to write;
-- others: the document is refused for good, with its reason.
+- others: the document is refused for good, with the index's reason.
 """
 
 import enum
@@ -104,7 +105,7 @@ def documents(change: Change, action_prefixes: Sequence[bytes]) -> Iterator[Docu
 
 
 def _version(position: str) -> int:
-    """Pack a position that was checked when it was read."""
+    """Return the version of a position, which was checked when it was read."""
     place = position[_PLACE:]
     ordinal = READ_ORDINAL if place == "-" else int(place)
     return version(Position(int(position[: _PLACE - 1], 16), ordinal))
@@ -190,8 +191,8 @@ def outcomes(answer: Mapping[str, Any], count: int) -> list[ItemOutcome]:
         count: The number of items of the call.
 
     Raises:
-        TargetUnavailableError: The response has fewer outcomes, or more: write all
-            again.
+        TargetUnavailableError: The response has too few or too many outcomes; write all
+            documents again.
     """
     items: Sequence[Mapping[str, Any]] = answer.get("items", [])
     if len(items) != count:
@@ -241,10 +242,10 @@ _TOO_LARGE: Final = "the document is larger than the search index accepts"
 @dataclass(slots=True)
 class WriteOutcome:
     """
-    The outcome of changes.
+    The summed outcomes of the changes in some calls.
 
-    ``refused_by_old`` counts documents refused by an index that is about to be
-    replaced.
+    ``refused_by_old`` counts documents that were refused by an index that is about to
+    be replaced.
     """
 
     applied: int = 0
@@ -261,7 +262,7 @@ class WriteOutcome:
 
 
 class BulkWriter:
-    """A writer of bulk calls."""
+    """Sends bulk calls from several threads, and retries items."""
 
     def __init__(self, client: OpenSearch, clock: Clock, at_once: int) -> None:
         self.client = client
@@ -320,7 +321,7 @@ class BulkWriter:
         except IndexBlockedError:
             raise
         except TargetBusyError:
-            # None of it was written, because memory or a queue was full.
+            # Nothing of the call was written, because memory or a queue was full.
             return call
         if answer is not None:
             answered = zip(call, outcomes(answer, len(call)), strict=True)

@@ -1,14 +1,14 @@
 """
-Appending rows to a table without the engine: files from Arrow, then one commit.
+Append rows to a table without Spark: write files from Arrow, then make one commit.
 
-The engine would convert each row twice. Either this process writes the rows, or the
+Spark would convert each row twice. Either this process writes the rows, or the
 executors do: a task writes files and returns their metadata, and commits nothing
 (``FileWriter``). The driver commits the files of the tasks whose results it has. Files
 of other attempts are in no commit: upkeep removes them.
 
 A commit builds on the newest known commit or fails. If it fails, no file is deleted,
-because a commit that was reported as failed may have succeeded; upkeep removes these,
-too.
+because a commit that was reported as failed may have succeeded; upkeep removes files
+that no commit refers to.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -125,17 +125,17 @@ class LakeAppender:
         """
         Write rows on top of a commit; return the new one, ``None`` on failure.
 
-        It fails if the table is at another commit. After any failure the engine may
-        merge the rows instead: it finds these rows if they were committed after all,
-        and they cannot be committed after its own commit.
+        The append fails if the table is at another commit. After any failure the engine
+        may merge the rows instead: it finds the rows if the append was committed after
+        all, and the append cannot be committed later than the merge.
 
         Args:
-            table: The table; readers see all rows at once.
+            table: The table; readers see all rows at the same time.
             rows: Its columns, and maybe others, which are left out.
             on: The table's newest known commit; ``None`` if it has none.
 
         Raises:
-            TargetUnavailableError: Another writer has committed meanwhile.
+            TargetUnavailableError: Another writer has committed in the meantime.
         """
         own = rows.select(table.schema.names)
 
@@ -155,14 +155,14 @@ class LakeAppender:
         Commit files that tasks write; return the same as ``append``.
 
         Args:
-            table: The table; readers see all rows at once.
+            table: The table; readers see all rows at the same time.
             write: Makes the tasks write their rows.
             on: As for ``append``.
             branch: The branch of the commit.
 
         Raises:
-            UnavailableError: Another writer has committed meanwhile, or an executor
-                does not answer.
+            UnavailableError: Another writer has committed in the meantime, or an
+                executor does not answer.
         """
 
         def stage(stored: Table, staged: Transaction) -> None:
@@ -192,7 +192,7 @@ class LakeAppender:
                 parent_id = None if on is None else on.snapshot_id
                 return _append(catalog, stored, stage, parent_id, branch)
         except CommitFailedException as error:
-            message = f"another writer has written to {name.sql} meanwhile"
+            message = f"another writer has committed to {name.sql} in the meantime"
             raise TargetUnavailableError(message) from error
         except UnavailableError:
             raise
@@ -235,7 +235,7 @@ def _append(
         return None
     staged = stored.transaction()
     stage(stored, staged)
-    # Read before the commit: a server's answer may have another writer's commit.
+    # Read before the commit: a server's response may have another writer's commit.
     made = staged.table_metadata.snapshot_by_name(branch)
     if made is None or made.summary is None:
         return None

@@ -52,9 +52,10 @@ class ForeignTableError(HaltError):
 
 class PartitionFieldError(HaltError):
     """
-    A table lacks a partition column, or has it with an unsuitable type.
+    The configured partitions of a table are not possible.
 
-    Or no route has the name of a table whose partitions are configured.
+    The table lacks a column or has it with an unsuitable type, or no route has the name
+    of the table.
     """
 
     remedy = "Correct the sink's warehouse.partition in towpath.toml."
@@ -62,9 +63,9 @@ class PartitionFieldError(HaltError):
 
 class ReservedColumnError(HaltError):
     """
-    A column of the source has a name that the warehouse reserves.
+    A column of the source has a name that the warehouse cannot use.
 
-    Or its name differs from that of another column only in case.
+    The warehouse reserves the name, or another column's name differs only in case.
     """
 
     remedy = "Rename the column in the source, or take its table out of the sink."

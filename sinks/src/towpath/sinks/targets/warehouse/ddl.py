@@ -1,5 +1,5 @@
 """
-The statements that create a table and fit it to its source. Pure.
+Build the statements that create a table and fit it to its source.
 
 Creating and fitting a table are safe to repeat. A table only gains columns and wider
 types: columns that the source drops stay.
@@ -69,7 +69,7 @@ def creation(table: LakeTable, options: WarehouseOptions, id_: str) -> list[str]
         id_: The id that distinguishes it from another table of the same name.
 
     Raises:
-        PartitionFieldError: It cannot be partitioned as configured.
+        PartitionFieldError: The table cannot be partitioned as configured.
     """
     properties = {
         **properties_of(table, options),
@@ -153,7 +153,7 @@ def evolution(table: LakeTable, existing: Mapping[str, str]) -> list[str]:
         name = quoted(column.name)
         other = spelled.get(column.name.lower(), column.name)
         if found is None and other != column.name:
-            # The engine takes both for one column.
+            # The engine treats both as the same column.
             message = (
                 f"{table.name.namespace}.{table.name.table}: column {column.name} "
                 f"differs only in case from the warehouse's column {other}"

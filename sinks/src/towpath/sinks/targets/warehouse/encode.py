@@ -1,13 +1,14 @@
 """
-Encoding a slice for the warehouse in a task; the executors write the rows later.
+Encode a slice for the warehouse in a task; the executors write the rows later.
 
-The driver sends the tables with the task, fitted to their sources. Rows that fit them
-are encoded. Every other change is refused, and the driver, which can read the target,
-applies it: a partial change, whose row may be missing there; a value or column that
-does not fit; a change of a route whose table is held back.
+The driver sends the tables with the task, fitted to their sources. A task encodes the
+rows that fit these tables, and refuses all other changes; the driver, which can read
+the target, applies those. They are partial changes, whose row may be missing in the
+target; changes with a value or column that does not fit; and changes of a route whose
+table is held back.
 
 Nothing is written here, so a task may run any number of times, and an abandoned task
-cannot write a row below a floor. The driver drops such rows before it merges.
+writes nothing. The driver drops rows below a floor before it merges.
 """
 
 from collections import defaultdict
@@ -28,10 +29,10 @@ from towpath.sinks.targets.warehouse import rows
 from towpath.sinks.targets.warehouse.rows import key_span, unknown_columns
 from towpath.sinks.targets.warehouse.schema import KEPT, POSITION, LakeTable
 
-# An event log's column of positions; a log has each event once, at any position.
+# The position column of an event log, in which copies of an event may differ.
 LOG_POSITION: Final = "position"
-_LEFT: Final = "only the driver can write it"
-# The columns of a form, before the route in the name of its statement.
+_DRIVER_ONLY: Final = "only the driver can write this row"
+# The first words of a statement's name; a space and the route follow.
 _CURRENT: Final = "current"
 _RETAINED: Final = "retained"
 
@@ -50,7 +51,7 @@ class TableForm(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The form as the name of a statement; a route's name may have spaces."""
+        """The name of the form's statement: its columns, a space, and the route."""
         return f"{_RETAINED if self.has_retained else _CURRENT} {self.route}"
 
     @classmethod
@@ -66,13 +67,13 @@ class TableForm(NamedTuple):
         return replace(table, columns=(*table.columns, *table.retained))
 
     def schema(self, table: LakeTable) -> pa.Schema:
-        """Return the columns of the rows as Arrow."""
+        """Return the Arrow schema of the rows."""
         schema = self.table(table).schema
         kept = pa.field(KEPT, pa.list_(pa.string()))
         return schema.append(kept) if self.has_retained else schema
 
     def kept(self, table: LakeTable) -> frozenset[str]:
-        """Return the columns that a row may leave as they are."""
+        """Return the columns whose stored value a row may keep."""
         if not self.has_retained:
             return frozenset()
         return frozenset(column.name for column in table.retained)
@@ -82,7 +83,7 @@ _Span: TypeAlias = tuple[Any, Any] | None
 
 
 def joined_span(spans: Sequence[_Span]) -> _Span:
-    """Return the span that holds all spans; ``None`` if one of them is unknown."""
+    """Return the span that covers all spans; ``None`` if one of them is unknown."""
     known = [span for span in spans if span is not None]
     if not known or len(known) < len(spans):
         return None
@@ -151,7 +152,7 @@ class WarehouseEncoder:
         for change in changes:
             form = _form(route, table, change)
             if table is None or form is None:
-                self._tally.refused.append(Refusal(change, _LEFT))
+                self._tally.refused.append(Refusal(change, _DRIVER_ONLY))
             else:
                 by_form[form].append(change)
         if table is None:
@@ -166,13 +167,14 @@ class WarehouseEncoder:
     def _encode_events(self, route: str, events: Sequence[EventRow]) -> None:
         table = self._tables.get(route)
         if table is None:
-            self._tally.refused_events |= {event.origin: _LEFT for event in events}
+            refused = dict.fromkeys((event.origin for event in events), _DRIVER_ONLY)
+            self._tally.refused_events |= refused
             return
         encoded = rows.encode_events(table, events)
         # The driver counts and logs times that the table cannot represent.
         is_timed = encoded.rows.column(rows.EVENT_TIME).is_valid()
         self._tally.refused_events |= {
-            event.origin: _LEFT
+            event.origin: _DRIVER_ONLY
             for event, timed in zip(events, is_timed.to_pylist(), strict=True)
             if not timed
         }

@@ -3,15 +3,15 @@ The rows of one table that tasks have encoded, and the two ways of writing them.
 
 A task knows only the keys of its own rows. The driver knows all keys of a table while a
 fill is under way, as hashes, and tasks return the hashes of their keys: eight bytes a
-row. So the driver splits the rows. Rows of new keys become files as they are; these
-rows are merged, which searches the table:
+row. So the driver splits the rows. Rows of new keys are written to files without a
+search. The following rows are merged, which searches the table:
 
 - rows of known keys, and of two keys with the same hash;
 - rows of keys that more than one task has, which are not folded yet;
 - rows with columns that the source has dropped.
 
-All rows are merged if the floor is above some of them, because only a merge omits rows
-below it, or if more than half of the keys would be merged anyway.
+All rows are merged if some are below the floor, because only a merge leaves these out,
+or if more than half of the keys would be merged anyway.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ class EncodedTable:
         table: The table.
         rows: The rows of all tables of the batch.
         forms: The summaries of the encoded rows, one for each task, by form.
-        is_log: Whether it is an event log.
+        is_log: Whether the table is an event log.
         floor: Rows below it are dropped.
         session: Runs the statements.
     """
@@ -89,7 +89,7 @@ class EncodedTable:
         self, to_merge: pa.Array, write: Callable[[pa.Table], WrittenFiles]
     ) -> Iterable[WrittenFiles]:
         """
-        Write the rows that are not merged as files, on the executors.
+        Write the rows that need no merge to files, on the executors.
 
         Args:
             to_merge: The hashes of the keys whose rows are merged.
@@ -98,17 +98,17 @@ class EncodedTable:
         form = TableForm(self._route)
         if form not in self.forms:
             return ()
-        of_files = partial(_written, self.table, to_merge, write)
-        return self.rows.collect(form.text, of_files)
+        write_rest = partial(_write_unmerged, self.table, to_merge, write)
+        return self.rows.collect(form.text, write_rest)
 
     def merges(self, to_merge: pa.Array | None) -> Iterator[str]:
         """
-        Register a view of each form's rows, and yield the statement that merges it.
+        Register a view of each form's rows, and yield the statement that merges them.
 
         Args:
             to_merge: The hashes of the keys whose rows are merged; ``None``: all.
         """
-        keep = _all if to_merge is None else partial(_kept, self.table, to_merge)
+        keep = _all if to_merge is None else partial(_merged, self.table, to_merge)
         for form, summaries in self.forms.items():
             of_form, view = form.table(self.table), f"towpath_{self.table.branch}"
             self.rows.register(form.text, view, form.schema(self.table), keep)
@@ -137,12 +137,12 @@ def _all(rows: pa.Table) -> pa.Table:
     return rows
 
 
-def _kept(table: LakeTable, to_merge: pa.Array, rows: pa.Table) -> pa.Table:
+def _merged(table: LakeTable, to_merge: pa.Array, rows: pa.Table) -> pa.Table:
     """Return the rows that are merged; called on executors."""
     return rows.filter(pc.is_in(key_hashes(table, rows), value_set=to_merge))
 
 
-def _written(
+def _write_unmerged(
     table: LakeTable,
     to_merge: pa.Array,
     write: Callable[[pa.Table], WrittenFiles],

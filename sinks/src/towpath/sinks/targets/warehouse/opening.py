@@ -1,5 +1,5 @@
 """
-Creating and fitting tables, reading their state, and detecting replaced ones.
+Create tables, fit them to their sources, read their state, and detect replaced ones.
 
 Each step is safe to repeat, and safe to interrupt at any statement.
 
@@ -119,12 +119,12 @@ def ensure(
         options: Its partitions and properties.
 
     Returns:
-        The table, with its additional columns and its types that are wider than wanted;
-        and the state that was found.
+        The table, with the columns that only it has, and with its types that are wider
+        than wanted; and the state that was found.
 
     Raises:
-        ForeignTableError: It exists with a different key, or its columns do not fit.
-        PartitionFieldError: It cannot be partitioned as configured.
+        ForeignTableError: The table has a different key, or its columns do not fit.
+        PartitionFieldError: The table cannot be partitioned as configured.
     """
     new_id = uuid.uuid4().hex
     for statement in creation(table, options, new_id):
@@ -209,8 +209,8 @@ def _partition(pairs: Sequence[tuple[str, str]]) -> tuple[PartitionField, ...]:
     """
     Read the partition fields that follow the columns of a description.
 
-    Bare columns alone are listed like columns; with a transform among them, all are
-    listed as ``Part 0``, ``Part 1``.
+    If all of the fields are bare columns, they are listed like columns; if one has a
+    transform, all are listed as ``Part 0``, ``Part 1``.
     """
     fields = []
     inside = False
@@ -265,8 +265,7 @@ class TableLosses:
         Describe the file; nothing is read yet.
 
         Args:
-            file: The file of the ids; without it, they are only kept while the process
-                runs.
+            file: The file of the ids; without it, the ids are kept only in memory.
             repairs: Requests snapshots.
         """
         self._known = KnownIds(file)
@@ -346,9 +345,9 @@ class TableRegistry:
         Return a route's table, and its state if it was opened just now.
 
         Raises:
-            ForeignTableError: It exists and cannot be fitted; see also ``UNFIT``.
-            ShapeUnknownError: Its source is not announced yet.
-            PartitionFieldError: It cannot be partitioned as configured.
+            ForeignTableError: The table exists, but does not fit; see also ``UNFIT``.
+            ShapeUnknownError: The table's source is not announced yet.
+            PartitionFieldError: The table cannot be partitioned as configured.
         """
         known = self._tables.get(name)
         if known is not None:

@@ -1,8 +1,8 @@
 """
-Reading back the rows of the warehouse, without the engine that merges them.
+Read back the rows of the warehouse, without the engine that merges them.
 
 Values have the form of records: integers, floats and booleans as such, everything else
-as text. An event log is read like a table; its ``position`` is the row's.
+as text. An event log is read like a table; its column ``position`` has the positions.
 """
 
 import base64
@@ -48,7 +48,7 @@ _LOG_POSITION: Final = "position"
 
 
 class WarehouseReader:
-    """A reader of one warehouse, which a sink can write meanwhile."""
+    """Reads the rows of one warehouse while a sink may write to it."""
 
     def __init__(self, sink: Sink) -> None:
         """
@@ -63,7 +63,7 @@ class WarehouseReader:
 
     def rows(self, route: str) -> Iterator[StoredRow]:
         """
-        Yield all current rows of a route's table once.
+        Yield all rows of a route's table, tombstones included.
 
         A missing table has no rows. A row that is stored twice is yielded twice.
         """
@@ -74,7 +74,7 @@ class WarehouseReader:
 
     def at(self, route: str, keys: Iterable[str]) -> Iterator[StoredRow]:
         """
-        Read the rows of some keys, in the form of ``rows``.
+        Yield the rows of some keys, as ``rows`` does.
 
         Raises:
             TargetUnavailableError: The catalog or the files cannot be read.
@@ -90,7 +90,7 @@ class WarehouseReader:
 
     def sample(self, route: str, count: int) -> Iterator[StoredRow]:
         """
-        Read about ``count`` random rows, in the form of ``rows``.
+        Yield about ``count`` random rows, as ``rows`` does.
 
         Raises:
             TargetUnavailableError: The catalog or the files cannot be read.
@@ -145,7 +145,7 @@ def _key(table: Table) -> tuple[str, ...]:
     stored = table.properties.get(KEY_PROPERTY)
     if stored is None:
         name = ".".join(table.name())
-        message = f"{name} exists, and no sink has created it"
+        message = f"{name} exists, but no sink has created it"
         raise ForeignTableError(message)
     return tuple(json.loads(stored))
 

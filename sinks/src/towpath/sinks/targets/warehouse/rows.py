@@ -1,5 +1,5 @@
 """
-Converts changes and events to Arrow, column by column, and Arrow to values. Pure.
+Convert changes and events to Arrow, column by column, and Arrow to values.
 
 Values have the form of records: integers, floats and booleans as such, everything else
 as text. A value that does not fit its column is refused with the column's name, never
@@ -76,7 +76,7 @@ class EncodedEvents(NamedTuple):
 
 
 def unknown_columns(table: LakeTable, changes: Iterable[Change]) -> set[str]:
-    """Return the columns of rows that the table's source does not have now."""
+    """Return the columns of rows that the table's source no longer has."""
     known = frozenset(column.name for column in table.columns)
     unknown: set[str] = set()
     for change in changes:
@@ -98,7 +98,8 @@ def encode_changes(
     Args:
         table: The table.
         changes: At most one per key.
-        retained: Columns that the source has dropped: a row without one keeps it.
+        retained: Columns that the source has dropped: a row without such a column keeps
+            the stored value.
         nulls_unfit: Whether unrepresentable values become null.
     """
     try:
@@ -120,7 +121,7 @@ def encode_keys(table: LakeTable, changes: Sequence[Change]) -> pa.Table:
 
 
 def encode_events(table: LakeTable, events: Sequence[EventRow]) -> EncodedEvents:
-    """Encode events; one with an unrepresentable time is written without it."""
+    """Encode events; an unrepresentable time becomes null."""
     times, untimed = _times(events)
     arrays = [
         times
@@ -178,8 +179,8 @@ def key_hashes(table: LakeTable, rows: pa.Table) -> pa.Array:
     """
     Return the hashes of the rows' keys; they are the same in all processes.
 
-    Values are hashed as the table stores them: two texts can be the same number there.
-    A key of one integer is its own hash.
+    Values are hashed as the table stores them, because different texts can be stored as
+    the same number. A key of one integer is its own hash.
     """
     first = rows.column(table.key[0])
     if len(table.key) == 1 and pa.types.is_integer(first.type):
@@ -198,7 +199,7 @@ def _hashed(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_binary(column.type):
         return column
     if pa.types.is_floating(column.type):
-        # There are two zeros.
+        # -0.0 and 0.0 are equal: the addition makes both 0.0.
         column = pc.add(column, pa.scalar(0.0, column.type))
     return column.cast(pa.string())
 

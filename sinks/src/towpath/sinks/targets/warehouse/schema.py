@@ -1,5 +1,5 @@
 """
-Tables of the warehouse: names, columns, types and partitions. Pure.
+Describe tables of the warehouse: their names, columns, types and partitions.
 
 A current-state table has the source's columns and two of its own: ``_position``, which
 the guard compares, and ``_is_deleted``, because a deleted row stays as a tombstone
@@ -137,7 +137,7 @@ class LakeTable:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns as Arrow."""
+        """The Arrow schema of the columns."""
         fields = [
             pa.field(c.name, c.type.arrow, nullable=not c.is_key) for c in self.columns
         ]
@@ -167,7 +167,7 @@ def lake_name(route: str) -> LakeName:
     Split a route's name.
 
     Raises:
-        WarehouseAddressError: It is not ``schema.table``.
+        WarehouseAddressError: The name is not ``schema.table``.
     """
     namespace, _, table = route.partition(".")
     if not namespace or not table:
@@ -247,7 +247,7 @@ def _check_names(shape: RelationShape) -> None:
     for name in (c.name.lower() for c in shape.columns):
         if name in _RESERVED or name in seen:
             why = (
-                "differs from another only by case, which the warehouse ignores"
+                "differs from another only in case, which the warehouse ignores"
                 if name in seen
                 else "is reserved in the warehouse"
             )

@@ -2,8 +2,8 @@
 A sink that writes rows and events into the warehouse: a commit per table and batch.
 
 Rows that come as columns are collected, and committed together by the next ``apply`` or
-``flush``; other changes are committed when ``apply`` returns. ``flush`` runs upkeep,
-too, because there is one writer.
+``flush``; other changes are committed when ``apply`` returns. ``flush`` also runs
+upkeep, so that upkeep and a write never run at the same time.
 
 On a cluster the rows of a large batch do not come to this process: tasks encode them
 (``encode``), and the executors append or merge them (``encoded_table``).
@@ -72,10 +72,10 @@ class WarehouseSink:
         Describe the warehouse; nothing is opened yet.
 
         Args:
-            sink: Its routes.
+            sink: The settings of the sink, with its routes.
             relations: The shapes of the routes' tables.
-            engines: The writers. The session belongs to the caller; it is configured
-                with the warehouse's catalog (``catalog_conf``).
+            engines: The engines that write. The session belongs to the caller, and is
+                configured with the warehouse's catalog (``catalog_conf``).
             repairs: Requests snapshots of lost tables; without it, they stay empty.
             clock: For upkeep by age; by default, the machine's clock.
             known: The file of the known tables, in the sink's folder.
@@ -123,7 +123,7 @@ class WarehouseSink:
 
     def _apply(self, batch: Batch) -> None:
         tally = Tally()
-        # First: a partial change may depend on one of these rows.
+        # Written first, because a partial change may depend on one of these rows.
         self._write_accepted()
         self._tables.drop_outdated({c.route for c in batch.changes})
         # Opened first, because a table may have a stored floor.
@@ -226,7 +226,7 @@ class WarehouseSink:
 
     @contextmanager
     def _counted_once(self) -> Iterator[None]:
-        """Drop rows and counts of a batch that fails: it is delivered again, whole."""
+        """Drop rows and counts after a failure: the whole batch is delivered again."""
         try:
             yield
         except BaseException:

@@ -1,8 +1,8 @@
 """
-The statements that write a batch, guarded by position. Pure.
+Build the statements that write a batch, guarded by position.
 
-They write to a branch that begins at a known commit. One step at the end moves readers
-to it; the step fails if another writer has committed to the table meanwhile.
+They write to a branch that begins at a known commit. At the end, the main branch is
+fast-forwarded to it, which fails if another writer has committed to the main branch.
 
 The batch is a view ``s`` with the table's columns; where it has partial rows, also with
 ``_kept``: the columns whose stored value stays. A batch has each key once, or the
@@ -86,7 +86,7 @@ def insert_new(
 
 class Newest(NamedTuple):
     """
-    The rows that a batch keeps of those that tasks have encoded.
+    The choice of the rows that a batch keeps of those that tasks have encoded.
 
     Attributes:
         position: The column of their positions.
@@ -125,7 +125,7 @@ def batch_view(table: LakeTable, view: str, encoded: str, newest: Newest) -> str
 
 
 def sweep(name: LakeName, floor: str) -> str:
-    """Return the statement that deletes the rows below a floor, tombstones too."""
+    """Return the statement that deletes all rows below a floor, even tombstones."""
     where = f"{quoted(POSITION)} < {literal(floor)}"
     return f"DELETE FROM {name.sql} WHERE {where}"  # noqa: S608 - quoted
 
@@ -181,7 +181,7 @@ def branch_off(name: LakeName, branch: str, snapshot_id: int) -> str:
 
 
 def fast_forward(name: LakeName, branch: str) -> str:
-    """Return the statement that moves readers to a branch, if main is at its start."""
+    """Return the statement that moves main to a branch, if main is at its start."""
     return (
         f"CALL {CATALOG}.system.fast_forward(table => {literal(name.in_catalog)},"
         f" branch => 'main', to => {literal(branch)})"

@@ -2,8 +2,8 @@
 The upkeep of tables: its schedule, its statements, and the deletion of tables.
 
 Every commit adds a file or two and a list of replaced rows, and a reader opens them
-all; every delete leaves a tombstone. There is one writer, so upkeep runs between its
-batches and never at the same time as one.
+all; every delete leaves a tombstone. The sink that writes the tables runs upkeep, so
+upkeep runs between batches and never during one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,8 +45,8 @@ class UpkeepTask:
     Attributes:
         name: The table.
         safe: Tombstones below it are deleted; ``None`` deletes none.
-        orphans_before: Older files that no version refers to are deleted; ``None``
-            deletes none.
+        orphans_before: Files from before this time that no version refers to are
+            deleted; ``None`` deletes none.
     """
 
     name: LakeName
@@ -127,7 +127,7 @@ class TableUpkeep:
         return self._growth(state) > 0 or can_purge
 
     def _orphans_before(self, state: _UpkeepState) -> datetime | None:
-        """Return the age limit of orphans if their deletion is due, else ``None``."""
+        """Return the time before which orphans are deleted; ``None`` if none is due."""
         age_s = self._options.orphans_after_s
         last_s = state.orphans_at_s
         if last_s is not None and self._clock.monotonic_s() - last_s < age_s:
@@ -172,7 +172,7 @@ def erase(sink: Sink, _prefix: str) -> None:
     """
     Delete the tables that a sink has created; safe to repeat.
 
-    The sink must not run meanwhile.
+    The sink must not be running.
 
     Raises:
         UnavailableError: The catalog or the files cannot be read: repeat the call.
@@ -226,7 +226,7 @@ def _files(table: Table) -> Iterator[str]:
     manifests: dict[str, ManifestFile] = {}
     for version in table.metadata.snapshots:
         lists[version.manifest_list] = None
-        # A missing list was deleted after all that it names.
+        # A missing list was deleted after all manifests that it names.
         with suppress(FileNotFoundError):
             manifests |= {one.manifest_path: one for one in version.manifests(table.io)}
     data: dict[str, None] = {}
@@ -240,7 +240,7 @@ def _files(table: Table) -> Iterator[str]:
 
 def _drop_view(catalog: Catalog, name: LakeName) -> None:
     if not isinstance(catalog, SqlCatalog):
-        # A catalog of the REST protocol need not know views.
+        # A REST catalog need not support views.
         with _unless_absent(), suppress(NotImplementedError):
             catalog.drop_view(tuple(name))
         return

@@ -1,5 +1,5 @@
 """
-Writing rows into one table: an append if all keys are new, else a guarded merge.
+Write rows into one table: by an append if all keys are new, else by a guarded merge.
 
 A table without rows has none that are newer than ours. From its first row on, all of
 its keys are known as long as only this process has written to it and they fit into
@@ -9,15 +9,16 @@ inspected. A failed statement may have committed, so after any failure the known
 is dropped.
 
 If some keys are not new, the rows are merged by one statement, or by several of bounded
-size with different keys. The statements write to a branch of this writer that begins at
-the known commit; the main branch moves there at the end, in one step, and only if no
-other writer has moved it.
+size with different keys. The statements write to this writer's branch, which begins at
+the known commit; the main branch is fast-forwarded to this branch at the end, in one
+step, and only if no other writer has moved it.
 
-Rows that tasks have encoded are split: those of new keys are appended by tasks, the
-others are merged, on the same branch if there are any (see ``EncodedTable``).
+Rows that tasks have encoded are split: tasks append the rows of new keys; other rows,
+if any, are merged on the same branch (see ``EncodedTable``).
 
 A partial change whose row is absent or deleted is refused, and its row is refetched.
-Reading before writing is safe, because there is one writer.
+The stored rows are read before the write, so no other writer may delete them in
+between.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -73,19 +74,19 @@ class KnownKeys:
     """
 
     def __init__(self, limit: int) -> None:
-        """Start with an empty table, and keep at most ``limit`` keys."""
+        """Start without keys, and keep at most ``limit`` of them."""
         self._limit = limit
         self._hashes: pa.ChunkedArray = pa.chunked_array([], pa.int64())
 
     def new_of(self, hashes: pa.Array) -> pa.Array:
         """Return the hashes that are not known."""
-        # The batch is the smaller side: it is put into a hash table.
+        # The batch, which is the smaller side, is put into a hash table.
         known = self._hashes
         found = known.filter(pc.is_in(known, value_set=hashes)).combine_chunks()
         return hashes.filter(pc.invert(pc.is_in(hashes, value_set=found)))
 
     def learn(self, new: pa.Array) -> bool:
-        """Add new keys; return whether all of them fit."""
+        """Add new keys if all of them fit; return whether they do."""
         if len(self._hashes) + len(new) > self._limit:
             return False
         chunks = [*self._hashes.chunks, new]
@@ -118,7 +119,7 @@ class Appender(Protocol):
 
 class Engines(NamedTuple):
     """
-    The two writers of a warehouse.
+    The two engines that write to a warehouse.
 
     Attributes:
         session: Merges rows that may not be new; creates and maintains the tables.
@@ -162,7 +163,7 @@ class TaskRows(Protocol):
     def write_files(
         self, to_merge: pa.Array, write: Callable[[pa.Table], WrittenFiles]
     ) -> Iterable[WrittenFiles]:
-        """Write the rows that are not merged as files, on the executors."""
+        """Write the rows that need no merge to files, on the executors."""
 
     def merges(self, to_merge: pa.Array | None) -> Iterable[str]:
         """Yield the statements that merge the rows of these keys; ``None``: of all."""
@@ -186,7 +187,7 @@ class _KnownTable(NamedTuple):
 
 
 class TableWriter:
-    """A writer of the tables of one warehouse."""
+    """Writes to the tables of one warehouse."""
 
     def __init__(
         self,
@@ -313,7 +314,7 @@ class TableWriter:
         return commit, written
 
     def open_table(self, name: LakeName, *, is_new: bool) -> None:
-        """Start to track a table that has just been opened."""
+        """Forget the state of an opened table; a new table is known to have no keys."""
         self.forget(name)
         if is_new:
             self._states[name] = _KnownTable(None, self._no_keys())
@@ -332,7 +333,7 @@ class TableWriter:
 
     def _take(self, name: LakeName) -> _KnownTable:
         """Take out the state of a table that is about to be written."""
-        # Dropped until the write has ended: a failure leaves a table to inspect again.
+        # Dropped until the write has ended: after a failure the table is inspected.
         return self._states.pop(name, None) or self._inspect(name)
 
     def _inspect(self, name: LakeName) -> _KnownTable:
@@ -383,14 +384,14 @@ def without_absent(
     session: SqlSession, table: LakeTable, encoded: EncodedChanges
 ) -> EncodedChanges:
     """Refuse partial changes whose row is absent or deleted in the table."""
-    partial = [n for n, change in enumerate(encoded.changes) if change.unchanged]
-    if not partial:
+    partials = [n for n, change in enumerate(encoded.changes) if change.unchanged]
+    if not partials:
         return encoded
-    keys = encode_keys(table, [encoded.changes[n] for n in partial])
+    keys = encode_keys(table, [encoded.changes[n] for n in partials])
     session.register(_KEYS, keys)
     found = session.sql(stored_positions(table, _KEYS)).to_pylist()
-    stored = {partial[row[ROW_NUMBER]]: row for row in found}
-    absent = {n for n in partial if _is_absent(stored.get(n), encoded.changes[n])}
+    stored = {partials[row[ROW_NUMBER]]: row for row in found}
+    absent = {n for n in partials if _is_absent(stored.get(n), encoded.changes[n])}
     if not absent:
         return encoded
     places = range(len(encoded.changes))
@@ -419,7 +420,7 @@ def _is_absent(stored: dict[str, Any] | None, change: Change) -> bool:
 
 
 def run_upkeep(session: SqlSession, upkeep: TableUpkeep, writer: TableWriter) -> None:
-    """Run the upkeep of the table that needs it most; its failure fails no batch."""
+    """Run the upkeep of the neediest table; log a failure, but do not raise it."""
     task = upkeep.due()
     if task is None:
         return
@@ -428,7 +429,7 @@ def run_upkeep(session: SqlSession, upkeep: TableUpkeep, writer: TableWriter) ->
             session.sql(statement)
         _finish(session, task, upkeep, writer)
     except TowpathError as error:
-        # The rows are safe without it.
+        # The rows are safe without upkeep.
         _log.warning(
             "warehouse upkeep failed: it is due again when the table has grown",
             table=task.name.table,

@@ -506,7 +506,7 @@ def test_an_lsn_beyond_the_end_of_the_log_is_refused(place):
     [
         (None, "the slot towpath does not exist"),
         (SlotStatus(LSN - 8, False, LSN), "no relay follows the slot"),
-        (SlotStatus(LSN - 8, True, LSN), "the relay has confirmed 0/3E0 of 0/3E8"),
+        (SlotStatus(LSN - 8, True, LSN), "has confirmed 0/3E0, not yet 0/3E8"),
     ],
 )
 def test_a_relay_that_does_not_confirm_is_reported(place, status, expected):

@@ -37,7 +37,7 @@ class GuardCases:
         assert before == target.contents(target.orders)
 
     def test_an_equal_position_is_applied_again(self, target: SinkTarget) -> None:
-        """Ties are written, not refused: a batch that half failed is repeated."""
+        """Ties are written, because a batch that failed halfway is repeated."""
         sink = target.connect()
         change = order(target, at(1), {"status": "placed"})
         apply(sink, change)

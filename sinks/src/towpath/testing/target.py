@@ -62,7 +62,7 @@ class StaticRelations:
         return self._shapes[topic]
 
     def refresh(self) -> None:
-        """Adopt the shapes that were announced since."""
+        """Adopt the shapes that were announced after the last refresh."""
         self._shapes.update(self._announced)
 
 

@@ -40,9 +40,9 @@ class KafkaHistory:
     """
     Reads the start of the relay's current history from its state topic in Kafka.
 
-    Earlier commits may be unpublished, since the slot may have been recreated after
-    them. Only the newest record of one key counts; each record is read once. Calls must
-    not overlap.
+    Earlier commits may be unpublished, because the slot may have been recreated after
+    them. Only the newest record of the key ``lineage`` counts; each record is read
+    once. Calls must not overlap.
     """
 
     def __init__(self, kafka: Kafka, prefix: str) -> None:
@@ -104,7 +104,7 @@ class KafkaHistory:
 
 class Waiter:
     """
-    Waits for any sinks, any number of times; used by one thread at a time.
+    Waits for any of the sinks, any number of times; used by one thread at a time.
 
     The first wait connects, and so does the next one after a failure.
     """
@@ -132,10 +132,11 @@ class Waiter:
         self, lsn: str, sink: str, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> Applied:
         """
-        Return when the sink has applied every commit that ended at or before ``lsn``.
+        Wait until the sink has applied every commit that ended at or before ``lsn``.
 
         Raises:
-            NotAppliedError: It is not applied in time; the message has the reason.
+            NotAppliedError: The commits are not applied in time, or a topic was
+                recreated; the message has the reason.
             UsageError: The sink does not exist, or the LSN is invalid or outside of the
                 history.
             UnavailableError: The database or the broker does not answer.
@@ -179,7 +180,7 @@ def wait_for(
     environ: Mapping[str, str] | None = None,
 ) -> Applied:
     """
-    Return when a sink has applied every commit that ended at or before ``lsn``.
+    Wait until a sink has applied every commit that ended at or before ``lsn``.
 
     Args:
         config: The configuration file.
@@ -189,7 +190,8 @@ def wait_for(
         environ: Overrides of the file; the environment by default.
 
     Raises:
-        NotAppliedError: It is not applied in time; the message has the reason.
+        NotAppliedError: The commits are not applied in time, or a topic was recreated;
+            the message has the reason.
         UsageError: The sink does not exist, or the LSN is invalid or outside of the
             history.
         UnavailableError: The database or the broker does not answer.

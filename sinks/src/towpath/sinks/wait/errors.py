@@ -5,7 +5,7 @@ Errors of waiting for a sink to apply a commit.
 
     TowpathError
     ├── UnavailableError
-    │   └── NotAppliedError          the sink has not applied it in time
+    │   └── NotAppliedError          the sink has not applied the commit in time
     └── UsageError
         └── UnknownLsnError          the LSN is outside of the followed history
 """
@@ -25,4 +25,6 @@ class NotAppliedError(UnavailableError):
 class UnknownLsnError(UsageError):
     """An LSN lies outside of the history of the log that the relay follows."""
 
-    remedy = "Take the LSN from the response to the write, after it was committed."
+    remedy = (
+        "Take the LSN from the response to the write, after the write was committed."
+    )

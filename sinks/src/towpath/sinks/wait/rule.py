@@ -10,11 +10,11 @@ Decides whether a sink has applied a commit, in five steps.
                                               confirms it without having published it
     3  the ends of the sink's topics are      all records of the commit lie below them,
        read                                   also in new topics and partitions
-    4  a driver that runs now has applied     an offset above the end belongs to a topic
-       all below them, never more than        that was deleted; a late sink, or one that
-       exists, and lacks no rows              lost rows, is filled first
-    5  the refetches pending then have ended  until then, a partial change without a row
-                                              or with an old one is not applied
+    4  a running driver has applied all       an offset above the end belongs to a topic
+       records below them, none above, and    that was deleted; a sink that was added
+       lacks no rows                          later, or that lost rows, is filled first
+    5  the refetches pending then have ended  until then, a partial change whose row is
+                                              missing or stale is not applied
 
 The order matters: each step covers at least what the steps before it covered. Without
 a driver that runs the sink now, the answer is "not yet": the progress that an earlier
@@ -46,7 +46,7 @@ from towpath.sinks.wait.source import SlotStatus
 LOOK_EVERY_S: Final = 0.01
 
 # The relay stores its marks, and checks which commits are visible, ten times a second.
-# An LSN that is not confirmed by then may lie past the last flushed commit.
+# An LSN that is not confirmed after this time may lie past the last flushed commit.
 NUDGE_AFTER_S: Final = 0.4
 
 
@@ -73,12 +73,12 @@ class Applied(NamedTuple):
 
     Attributes:
         waited_s: The duration of the wait.
-        confirmed_s: The part of it until the relay had confirmed the LSN.
-        dead_letters: All dead letters that the sink ever wrote; the commit's may be
-            among them.
-        parked: Keys whose changes wait behind a dead letter.
-        asked: All rows that the sink ever refetched; those that were pending have
-            arrived.
+        confirmed_s: The part of ``waited_s`` before the relay had confirmed the LSN.
+        dead_letters: The number of dead letters that the sink has ever written; some
+            may be of the commit.
+        parked: The number of keys whose changes wait behind a dead letter.
+        asked: The number of rows that the sink has ever requested; those that were
+            pending have arrived.
     """
 
     sink: str
@@ -112,10 +112,11 @@ class Wait:
         self, lsn: int, slot: Slot, history: History, cluster: Cluster
     ) -> Applied:
         """
-        Return when the sink has applied every change of commits that ended by ``lsn``.
+        Wait until the sink has applied every commit that ended by ``lsn``.
 
         Raises:
-            NotAppliedError: It is not applied in time; the message has the reason.
+            NotAppliedError: The commits are not applied in time, or a topic was
+                recreated; the message has the reason.
             UnknownLsnError: The LSN is outside of the followed history.
             UnavailableError: The database or the broker does not answer.
         """
@@ -154,7 +155,7 @@ class Wait:
                 slot.nudge()
             follows = "" if status.is_active else "; no relay follows the slot"
             return (
-                f"the relay has confirmed {format_lsn(status.confirmed_lsn)} of "
+                f"the relay has confirmed {format_lsn(status.confirmed_lsn)}, not yet "
                 f"{format_lsn(lsn)}{follows}"
             )
 
@@ -165,7 +166,7 @@ class Wait:
         Return the ends of the sink's topics.
 
         Raises:
-            NotAppliedError: The sink has applied more than exists.
+            NotAppliedError: The sink has applied offsets past the end of a topic.
         """
         applied = {} if before is None else before.record.applied
         topics = Routes(self._sink).matching(cluster.names())
@@ -174,7 +175,7 @@ class Wait:
             for partition, end in partitions.items():
                 if applied.get(topic, {}).get(partition, 0) > end:
                     message = (
-                        f"the topic {topic} was recreated since the sink "
+                        f"the topic {topic} was recreated after the sink "
                         f"{self._sink.name} read it"
                     )
                     raise NotAppliedError(message)
@@ -266,7 +267,7 @@ def _outside(lsn: int, start_lsn: int | None) -> str | None:
     Return why the LSN is not in the current history yet.
 
     Raises:
-        UnknownLsnError: It lies before the history.
+        UnknownLsnError: The LSN lies before the history.
     """
     if start_lsn is None:
         return "the relay has not begun its current history"

@@ -17,7 +17,7 @@ _SLOT: Final[LiteralString] = """
     from pg_replication_slots
     where slot_name = %s and database = current_database()
 """
-# This commits, so that the log is flushed and streamed up to here.
+# The message is transactional, so its commit flushes the log up to here.
 _NUDGE: Final[LiteralString] = (
     "select pg_logical_emit_message(true, 'towpath.wait', '')"
 )

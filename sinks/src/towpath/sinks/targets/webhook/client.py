@@ -1,5 +1,5 @@
 """
-Posting signed requests, and the meaning of a receiver's response.
+Post signed requests, and interpret the receiver's responses.
 
 Nothing is retried here, and no redirect is followed: a signed request goes to the
 configured address only.
@@ -73,7 +73,7 @@ def verdict_of(
     Raises:
         TargetBusyError: The receiver asks for a pause.
         TargetUnavailableError: The receiver fails.
-        WebhookRefusedError: It accepts no webhooks at all.
+        WebhookRefusedError: The receiver accepts no webhooks at all.
     """
     reason = f"the receiver answers {status}"
     if words := " ".join(text.split())[:_REASON_CHARACTERS]:
@@ -106,7 +106,7 @@ def _retry_after_s(text: str, now: datetime) -> float | None:
     return min(max((aware - now).total_seconds(), 0.0), _LONGEST_PAUSE_S)
 
 
-# A response's text only explains its status, so no more than this is kept.
+# A response's text only explains the status, so no more of the text is kept.
 _ANSWER_BYTES: Final = 4096
 
 _HEADERS: Final = {"content-type": "application/json", "user-agent": "towpath"}
@@ -130,8 +130,8 @@ class WebhookClient:
 
         Raises:
             TargetBusyError: The receiver asks for a pause.
-            TargetUnavailableError: It does not answer, or fails.
-            WebhookRefusedError: It accepts no webhooks at all.
+            TargetUnavailableError: The receiver does not answer, or fails.
+            WebhookRefusedError: The receiver accepts no webhooks at all.
         """
         now = self._clock.now()
         signature = signed(
@@ -164,7 +164,7 @@ class WebhookClient:
         """
         Read the start of a response; close the connection of a long or slow one.
 
-        If reading fails, the text ends there: the status alone decides.
+        If reading fails, the text that was read is returned: the status alone decides.
         """
         deadline = Deadline(self._clock, self._timeout_s)
         read = b""

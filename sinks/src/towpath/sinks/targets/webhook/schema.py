@@ -1,9 +1,9 @@
 """
-Requests as the receiver gets them: a JSON document with one or more changes.
+Build the requests to a receiver: JSON documents with one or more changes each.
 
 ``{"type": "towpath.changes", "changes": [..]}``, each with its ``id``, ``op``
 (``upsert``, ``delete``, ``event``, ``sweep``), ``route`` and ``position``. A change has
-the same id in every batch. Pure.
+the same id in every batch.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _PLAIN_ID: Final = re.compile(r"[A-Za-z0-9_:@/+=-]{1,200}")
 
 WebhookChange: TypeAlias = Change | EventRow
 Aggregate: TypeAlias = tuple[str, str, str]
-# The unit of ordering: an aggregate, or a route and its key.
+# The unit of ordering: an aggregate, or a route and a key.
 OrderingKey: TypeAlias = tuple[str, ...]
 
 
@@ -45,8 +45,8 @@ def lanes(
     """
     Split a batch into lanes, which are sent concurrently; a lane is sent in order.
 
-    A batch has at most one change per key, so changes have no order; the events of an
-    aggregate do. Changes in ``alone`` get a request each, and come last.
+    A batch has at most one change per key, so only the events of an aggregate need an
+    order. Changes in ``alone`` get a request each, and come last.
     """
     others = [c for c in changes if id_of(c) not in alone]
     for chunk in _cut(others, per_request):
@@ -94,10 +94,10 @@ def sweep_of(route: str, floor: str) -> Request:
 
 def id_of(change: WebhookChange) -> str:
     """
-    Return the id of a change: its position and its key, as READ rows share positions.
+    Return the id of a change, from position and key, because READ rows share positions.
 
-    An event's id contains its event id, or a hash of it if no header can carry it.
-    No id contains a dot, which separates the parts of a signed text.
+    An event's id contains the event id, or its hash if no header can carry the event
+    id. No id contains a dot, which separates the parts of a signed text.
     """
     if isinstance(change, EventRow):
         is_plain = _PLAIN_ID.fullmatch(change.id) is not None

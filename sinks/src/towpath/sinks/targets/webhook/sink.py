@@ -5,9 +5,9 @@ The receiver guards by position. Its verdicts are kept until the next batch begi
 that a retried batch does not repeat accepted changes.
 
 A key on which the receiver fails waits while the rest of the batch is sent. The key is
-retried for a few seconds, and then refused *for now*: it is parked, which makes it
-durable and keeps its order, and it is replayed later. The whole sink waits only for a
-receiver that fails on every request.
+retried for a few seconds, and then refused *for now*: its changes are parked, which
+makes them durable and keeps their order, and are replayed later. The whole sink waits
+only for a receiver that fails on every request.
 """
 
 from collections.abc import Iterable, Sequence
@@ -52,7 +52,7 @@ _SUCCESSFUL: Final = frozenset({ReceiverOutcome.TAKEN, ReceiverOutcome.KNOWN})
 # accepts the probe.
 _MANY_FAILURES: Final = 50
 
-# Most failures are over by then. A batch waits no longer for its last keys.
+# Most failures end within this time. A batch waits no longer for failing keys.
 _WAIT_IN_BATCH_S: Final = 5.0
 
 _log = structlog.get_logger("towpath.sinks.webhook")
@@ -76,7 +76,7 @@ class WebhookSink:
         Args:
             url: The receiver's address.
             options: Secrets, sizes and bounds.
-            clock: The time.
+            clock: The clock.
             probe_file: The file that keeps the last accepted request across restarts.
         """
         self._clock = clock
@@ -183,8 +183,8 @@ class WebhookSink:
 
         Raises:
             TargetBusyError: The receiver asks for a pause on every request.
-            TargetUnavailableError: It fails on every request.
-            WebhookRefusedError: It accepts no webhooks at all.
+            TargetUnavailableError: The receiver fails on every request.
+            WebhookRefusedError: The receiver accepts no webhooks at all.
         """
         is_first = True
         while pending := [change for change in changes if not self._is_settled(change)]:
@@ -218,12 +218,12 @@ class WebhookSink:
         for _ in self._threads.map(attempt.send, requests):
             pass
         self._health_probe.record(attempt.taken)
-        # Before a failure is raised: the batch is retried with these verdicts.
+        # Done before a failure is raised: the batch is retried with these verdicts.
         self._block_refused(events)
         if attempt.failures and (
             attempt.is_halting or self._receiver_is_down(attempt, is_first)
         ):
-            # One change may be the cause of its whole request's failure.
+            # One change may have failed the whole request, so each is sent alone next.
             self._sent_alone.update(*(f.request.changes for f in attempt.failures))
             raise attempt.worst
         self._take_verdicts(ready, attempt)
@@ -238,7 +238,7 @@ class WebhookSink:
     def _take_verdicts(
         self, changes: Iterable[WebhookChange], attempt: SendAttempt
     ) -> None:
-        """Delay the keys of failures, and forget the other keys."""
+        """Delay the keys that failed, and forget those that have a verdict."""
         failed = self._failed(attempt)
         for change in changes:
             has_verdict = id_of(change) in self._verdicts
@@ -275,7 +275,7 @@ class WebhookSink:
         return is_all or not self._receiver_is_well()
 
     def _record_failure(self, change: WebhookChange, error: TowpathError) -> None:
-        """Delay the key of a change, or give the key up; the receiver is healthy."""
+        """Delay the key of a change, or give the key up if it has failed too long."""
         ordering_key = ordering_key_of(change)
         self._failing_keys.failed(ordering_key, error)
         if reason := self._failing_keys.reason_to_give_up(ordering_key):

@@ -1,8 +1,9 @@
 """
-Sending a batch's lanes concurrently, and the keys on which the receiver fails.
+Send the lanes of a batch, and track the keys on which the receiver fails.
 
-A key on which the receiver fails waits for the time in ``Retry-After``, or longer after
-each attempt. It is given up after a minimum number of attempts and a minimum time.
+A key on which the receiver fails waits for the time in ``Retry-After``, or for a time
+that grows with each attempt. It is given up after a minimum number of attempts and a
+minimum time.
 
 A receiver that is down fails on every request: then no key is the cause, and none is
 parked or given up, however long it takes. So before a key counts as failing, a *probe*
@@ -87,7 +88,7 @@ class SendAttempt:
 
     @property
     def worst(self) -> TowpathError:
-        """The error to raise."""
+        """The most severe error, which is the one to raise."""
         return max(self.failures, key=lambda failure: failure.severity).error
 
     @property
@@ -214,7 +215,7 @@ class HealthProbe:
     """The last request that a receiver accepted, which is sent again as a probe."""
 
     def __init__(self, file: Path | None) -> None:
-        """Set the file of the request; without a file, a restart forgets it."""
+        """Store the file's path; without a file, a restart loses the request."""
         self._file = file
         self._last_request: Request | None = None
         self._is_saved = True

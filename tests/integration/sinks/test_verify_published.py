@@ -96,7 +96,7 @@ def test_what_is_published_is_compared_and_nothing_else(rig, capsys):
     code, report = rig.verify(capsys)
     after = routes_of(report)
     vague = before.pop("vague")
-    masked = "not compared, masked columns: secret"
+    masked = "masked columns are not compared: secret"
 
     assert {name: [] for name in before} == {
         name: each[0] for name, each in before.items()

@@ -254,11 +254,11 @@ def test_an_open_transaction_is_not_waited_for_long(settings, driver, sink):
 @pytest.mark.parametrize(
     ("log", "offset", "expected"),
     [
-        (FakeLog(confirmed=1), 10, r"confirmed 0/1 of 0/64, 99 bytes to go"),
+        (FakeLog(confirmed=1), 10, r"confirmed 0/1, not yet 0/64: 99 bytes to go"),
         (FakeLog(tables=2), 10, "2 tables to read"),
         (FakeLog(tables=2, paused=1), 10, "2 tables to read, 1 of them paused"),
         (FakeLog(), 7, r"cache has 3 records to go \(Redis is full\)"),
-        (FakeLog(confirmed=None), 10, "the slot towpath does not exist"),
+        (FakeLog(confirmed=None), 10, "the slot towpath has no confirmed LSN"),
     ],
 )
 def test_the_missing_progress_is_reported(
@@ -270,7 +270,8 @@ def test_the_missing_progress_is_reported(
     applied(driver, offset, error="Redis is full")
     clock = StepClock()
 
-    with pytest.raises(NotAtRestError, match=f"not at rest: .*{expected}") as failure:
+    pattern = f"the sink has not caught up: .*{expected}"
+    with pytest.raises(NotAtRestError, match=pattern) as failure:
         catch_up(settings, driver, sink, log, clock).wait()
 
     assert (3, True) == (failure.value.exit_code, clock.monotonic_s() <= 60.5)

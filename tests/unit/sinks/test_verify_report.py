@@ -111,11 +111,11 @@ def test_columns_that_are_not_compared_are_reported():
     """
     No claim is made for them, nor for rows without a counterpart.
     """
-    notes = ("not compared, masked columns: secret",)
+    notes = ("masked columns are not compared: secret",)
     log = RouteReport("log", "shop.outbox", 2, 5, notes=notes, unmatched=1_003)
 
     assert printed(log)[-3:] == [
-        "log not compared, masked columns: secret",
+        "log masked columns are not compared: secret",
         "log 1,003 rows of the sink have no row in the source",
         "cache equals the source in all that was compared",
     ]

@@ -122,7 +122,7 @@ def chosen_sinks(
         message = "--erase needs --repair"
         raise UsageError(message)
     readable = (one.name for one in settings.sink if kind_of(one).read is not None)
-    # Before the first comparison, which may take hours.
+    # Checked before the first comparison, which may take hours.
     for name in sinks:
         if kind_of(_declared(settings, name)).read is None:
             message = f"the sink {name} cannot be read back: nothing to compare"
@@ -171,7 +171,7 @@ def verify_repeatedly(
         once: Verifies once.
         report_failure: Reports why a verification failed, and returns its verdict.
         every_s: The time from one start to the next.
-        clock: The time.
+        clock: The clock.
 
     Raises:
         UsageError: The configuration has mistakes.
@@ -246,7 +246,7 @@ class SinkVerifier:
         return self._report(found)
 
     def _publish(self, found: Verification) -> None:
-        """Publish a result; a failure does not change it, and is logged."""
+        """Publish a result; log a failure instead of raising it."""
         result = PublishedVerification(
             sink=found.sink,
             at=self._clock.now().isoformat(),

@@ -1,5 +1,5 @@
 """
-Canonical names of rows, and canonical texts of values and documents. Pure.
+Canonical names of rows, and canonical texts of values and documents.
 
 A row's name is the text of its key's parts (see ``key_text``), which a template may
 have formatted; both steps can be reversed. The name of a row that the sink did not
@@ -41,7 +41,7 @@ class KeyNames:
         return key_text(self._routing.key(self._columns, tuple(values))[1])
 
     def key(self, name: str) -> Key | None:
-        """Return the source key of a row name; ``None`` if it has none."""
+        """Return the source key of a row name; ``None`` if it has no source key."""
         parts = key_parts(name)
         try:
             values = self._routing.source_key(parts) if self._routing else parts

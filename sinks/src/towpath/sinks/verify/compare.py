@@ -1,5 +1,5 @@
 """
-The differences between source and sink, by key and column. Pure.
+Find the differences between source and sink, by key and column.
 
 The texts of a row are packed into one value, so that equal rows cost one comparison;
 only differing rows are unpacked.
@@ -105,7 +105,7 @@ class Difference(NamedTuple):
 
 
 class SinkDigests(Protocol):
-    """The sink's rows by key, each removed as it is compared."""
+    """The sink's rows by key; each row is removed when it is compared."""
 
     @property
     def twice(self) -> Sequence[str]:

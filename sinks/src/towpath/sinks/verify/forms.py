@@ -1,10 +1,10 @@
 """
-Comparable forms of rows: columns of a table, or documents. Pure.
+Comparable forms of rows: columns of a table, or documents.
 
-Both sides are converted to the text that a record carries (see ``canonical``). The
-source does this in SQL, and the sinks' readers return values in the form of records. A
-document is compared as one canonical text; only differing documents are compared value
-by value.
+Values of both sides become the text that a record carries (see ``canonical``). The
+source converts its values in SQL; this module converts the values that the sinks'
+readers return. A document is compared as one canonical text; only differing documents
+are compared value by value.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ from towpath.sinks.verify.types import (
 
 DOCUMENT: Final = "document"
 
-# Turn the source's texts into values of records; other types are text in both.
+# Parsers of the source's texts, by type; a record has values of other types as text.
 _PARSERS: Final[dict[str, Callable[[str], Value]]] = {
     **{name: SINGLES[name] for name in ("smallint", "integer", "bigint", "oid")},
     **{name: SINGLES[name] for name in ("real", "double precision")},
@@ -62,7 +62,7 @@ class Form(Protocol):
 
     def source_rows(self, rows: Rows) -> list[SourceRow]:
         """
-        Convert rows of the source, without those that the sink should not have.
+        Convert the source's rows, leaving out those that the sink should not have.
 
         Raises:
             UnfitViewError: A view returns an invalid document.
@@ -79,7 +79,7 @@ class Form(Protocol):
 
 
 class FieldsForm:
-    """The form of rows with columns: their keys, and the texts of the sink's fields."""
+    """The base of the forms that compare rows column by column."""
 
     notes: tuple[str, ...] = ()
 
@@ -93,7 +93,7 @@ class FieldsForm:
         Store the form.
 
         Args:
-            names: The names of rows.
+            names: Converts between source keys and row names.
             columns: The compared columns, each with the function that returns the text
                 of a value.
             known: All fields that a row can have; ``None``: any.
@@ -101,7 +101,7 @@ class FieldsForm:
         self._names = names
         self._known = known
         self.columns = tuple(name for name, _ in columns)
-        # Only columns that need more than ``text_of``: every row comes through here.
+        # Only columns that need more than ``canonical``; each row passes this list.
         self._forms = [
             (place, form)
             for place, (_, form) in enumerate(columns)
@@ -124,7 +124,7 @@ class FieldsForm:
             return SinkRow(row.key, is_deleted=True, packed=b"", position=row.position)
         texts = self._texts(row.fields)
         if self._known is not None and (surplus := row.fields.keys() - self._known):
-            # Appended to the columns: the source has no texts there.
+            # Names of surplus fields are appended, so the row differs from the source.
             texts += sorted(surplus)
         packed = pack(texts)
         return SinkRow(row.key, is_deleted=False, packed=packed, position=row.position)
@@ -143,8 +143,8 @@ class RowForm(FieldsForm):
     Rows, column by column, with the columns and constants of the route.
 
     With ``nulls_unfit``, unrepresentable values count as null on both sides. With
-    ``sees_surplus``, a field that no column of the route has is a difference; a
-    warehouse keeps columns that the source has dropped.
+    ``sees_surplus``, a field without a column of the route is a difference; a warehouse
+    is compared without it, because it keeps columns that the source has dropped.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class TransformedForm(FieldsForm):
         return found
 
     def _written(self, texts: Sequence[str | None]) -> Sequence[str | None] | None:
-        """Return the texts of a row; ``None`` if the sink must not have it."""
+        """Return the texts of a row; ``None`` if the sink must not have the row."""
         row = {name: _value(column, texts[place]) for place, name, column in self._read}
         try:
             found = self._transforms.apply(row)
@@ -379,8 +379,8 @@ def _outputs(
     transformed = routing.transformed(announced)
     if listed := ", ".join(sorted(transformed.deciding.intersection(hidden))):
         message = (
-            f"rows of {table.full_name} are filtered by columns that the verifier "
-            f"cannot read as the relay publishes them: {listed}"
+            f"rows of {table.full_name} are filtered by columns whose published values "
+            f"the verifier cannot reproduce: {listed}"
         )
         raise IncomparableError(message)
     return [
@@ -394,7 +394,7 @@ def _computed_of_hidden(names: Iterable[str]) -> tuple[str, ...]:
     listed = ", ".join(names)
     if not listed:
         return ()
-    return (f"not compared, computed from columns that are not compared: {listed}",)
+    return (f"columns computed from uncompared ones are not compared: {listed}",)
 
 
 def _constant_form(constant: Value) -> Canonical:

@@ -1,7 +1,7 @@
 """
-Waiting until a sink has applied all earlier commits, while the source is being written.
+Wait until a sink has applied all earlier commits, while writes to the source go on.
 
-Three distances must be zero: snapshots have no table left to read for the sink, the
+Three distances must become zero: snapshots have no table left to read for the sink, the
 slot has confirmed every earlier commit, and the sink has applied every record that its
 topics had when the slot confirmed. The end offsets are fixed, so later writes do not
 extend the wait. As long as there is progress, the wait has no time limit.
@@ -40,10 +40,12 @@ class PendingSnapshots(NamedTuple):
     The tables that snapshots still have to read for a sink.
 
     Attributes:
-        tables: The number of tables not read to their end. Paused snapshots for all
-            sinks do not count: they have no rows in flight until they are resumed.
+        tables: The number of tables not read to their end. A paused snapshot that is
+            meant for all sinks does not count: it has no rows in flight until it is
+            resumed.
         paused: The number of these tables that are paused.
-        moved: Changes whenever any snapshot makes progress, even within a table.
+        moved: A number that changes with the progress of any snapshot, even within a
+            table.
     """
 
     tables: int
@@ -53,12 +55,12 @@ class PendingSnapshots(NamedTuple):
 
 class Distance(NamedTuple):
     """
-    A remaining distance.
+    The part of a wait that is left.
 
     Attributes:
         to_go: The remaining amount.
         missing: The remaining amount in words.
-        moved: Changes with progress, even if the remaining amount does not.
+        moved: A number that changes with progress, even if ``to_go`` does not.
         is_working: Whether there is progress that no number shows yet.
     """
 
@@ -68,14 +70,14 @@ class Distance(NamedTuple):
     is_working: bool = False
 
 
-class Log(Protocol):
+class SourceProgress(Protocol):
     """The progress of the database's WAL, slots, snapshots and signals."""
 
     def mark(self) -> int:
         """Return an LSN that a slot confirms only after all commits made so far."""
 
     def confirmed(self, slot: str) -> int | None:
-        """Return a slot's confirmed LSN; ``None`` without a slot."""
+        """Return a slot's confirmed LSN; ``None`` if the slot has none."""
 
     def pending_snapshots(self, sink: str) -> PendingSnapshots:
         """Return the tables that snapshots still have to read for a sink."""
@@ -84,7 +86,7 @@ class Log(Protocol):
         """Count the signals that have ended, whether completed or not."""
 
     def refusals(self, signals: Sequence[str]) -> tuple[str, ...]:
-        """Return why signals were rejected, failed or are incomplete."""
+        """Return why signals were rejected, failed or stayed incomplete."""
 
     def next_transaction(self) -> int:
         """Return an id above those of all running transactions."""
@@ -97,8 +99,8 @@ class CatchUpWaiter:
     """
     Waits for one sink; each wait covers only commits made before it.
 
-    A driver need not run: the comparison reads the target itself, so offsets that
-    promise too much lead to reported differences, never to hidden ones.
+    No driver needs to run: the comparison reads the target itself, so offsets that are
+    too high can cause reported differences, but never hide any.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class CatchUpWaiter:
         sink: Sink,
         source: ProgressSource,
         *,
-        log: Log,
+        log: SourceProgress,
         cluster: Cluster,
         clock: Clock,
     ) -> None:
@@ -120,7 +122,7 @@ class CatchUpWaiter:
 
     def wait(self, poll: Callable[[], None] | None = None) -> None:
         """
-        Return when everything committed before the call has reached the sink.
+        Wait until everything committed before the call has reached the sink.
 
         This includes the rows of its running snapshots.
 
@@ -142,7 +144,7 @@ class CatchUpWaiter:
 
     def wait_until_seen(self) -> None:
         """
-        Return when running transactions have ended and are visible.
+        Wait until running transactions are visible, or until 10 s without progress.
 
         A commit can be in the WAL, and in a sink, before other sessions see it. A
         transaction that stays open has no commit in the WAL, so the wait is bounded.
@@ -160,10 +162,10 @@ class CatchUpWaiter:
 
     def wait_for_answers(self, signals: Sequence[str]) -> tuple[str, ...]:
         """
-        Return when signals have ended, whether completed or not.
+        Wait until signals have ended, whether completed or not.
 
         Returns:
-            The reasons of those that were rejected, failed or are incomplete.
+            The reasons of the signals that were rejected, failed or stayed incomplete.
 
         Raises:
             NotAtRestError: The relay does not answer.
@@ -192,7 +194,7 @@ class CatchUpWaiter:
             if left.moved != moved or left.is_working:
                 stall, moved = StallTimeout(self._clock, STUCK_AFTER_S), left.moved
             if stall.is_over(left.to_go):
-                message = f"not at rest: {left.missing}"
+                message = f"the sink has not caught up: {left.missing}"
                 raise NotAtRestError(message)
             self._clock.wait(_PAUSES.bound_s(look))
 
@@ -217,14 +219,15 @@ class CatchUpWaiter:
         confirmed = self._log.confirmed(slot)
         if confirmed is None:
             message = (
-                f"not at rest: the slot {slot} does not exist, so no relay is running"
+                f"the sink has not caught up: the slot {slot} has no confirmed LSN, so "
+                "no relay is using it"
             )
             raise NotAtRestError(message)
         left = mark - confirmed
         return Distance(
             left,
-            f"the relay has confirmed {format_lsn(confirmed)} of {format_lsn(mark)}, "
-            f"{left:,} bytes to go",
+            f"the relay has confirmed {format_lsn(confirmed)}, not yet "
+            f"{format_lsn(mark)}: {left:,} bytes to go",
         )
 
     def _sink_distance(self, ends: Mapping[str, Mapping[str, int]]) -> Distance:
@@ -233,7 +236,7 @@ class CatchUpWaiter:
         count = records_to_go(ends, progress.applied)
         why = not_alive(heard, self._sink.name) or progress.error
         missing = f"the sink {self._sink.name} has {count:,} records to go"
-        # A batch counts only once all of it is durable.
+        # A batch counts as applied only once it is durable as a whole.
         is_working = heard is not None and heard.is_alive and heard.record.is_writing
         words = f"{missing} ({why})" if why else missing
         return Distance(count, words, is_working=is_working)
@@ -322,7 +325,7 @@ class SourceLog:
         return parse_lsn("" if row is None else row[0])
 
     def confirmed(self, slot: str) -> int | None:
-        """Return a slot's confirmed LSN; ``None`` without a slot."""
+        """Return a slot's confirmed LSN; ``None`` if the slot has none."""
         with translated():
             row = self._connection.execute(_CONFIRMED, [slot]).fetchone()
         return None if row is None or row[0] is None else parse_lsn(row[0])
@@ -343,7 +346,7 @@ class SourceLog:
         return 0 if row is None else int(row[0])
 
     def refusals(self, signals: Sequence[str]) -> tuple[str, ...]:
-        """Return why signals were rejected, failed or are incomplete."""
+        """Return why signals were rejected, failed or stayed incomplete."""
         with translated():
             rows = self._connection.execute(_REFUSALS, [list(signals)]).fetchall()
         return tuple(str(reason) for (reason,) in rows)

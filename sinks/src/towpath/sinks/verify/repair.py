@@ -1,5 +1,5 @@
 """
-Repairing differences: refetching wrong rows, and erasing single keys.
+Repair differences by refetching wrong rows and erasing single keys.
 
 Wrong keys are requested for this sink only; the relay reads their rows, and publishes
 deletes for missing ones. Once the relay has answered and the sink has applied the

@@ -282,7 +282,7 @@ def sample_size(text: str) -> float | None:
     Parse ``1000`` or ``5%``; a result below one is a share, ``None`` means all.
 
     Raises:
-        UsageError: It is neither, zero, or more than 100 %.
+        UsageError: The text is neither, or it is zero or more than 100 %.
     """
     if not text:
         return None

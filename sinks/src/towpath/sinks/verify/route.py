@@ -1,4 +1,4 @@
-"""Verifying one route: reading both sides, settling suspects, and the report."""
+"""Verify one route: read both sides, settle the suspects, and report the result."""
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -62,7 +62,7 @@ def verify_route(
         comparison: Both sides.
         sample: The number of rows, or their share if below one; ``None`` for all.
         repairs: Refetches wrong rows; ``None`` leaves them.
-        report_progress: Called with progress.
+        report_progress: Called with the number of further rows of each step.
         eraser: Erases keys that a refetch cannot correct; ``None`` leaves them.
     """
     try:

@@ -30,7 +30,7 @@ from towpath.sinks.verify.source import Source
 from towpath.sinks.verify.table import (
     TEXT_IN_BYTES,
     UTC_TIMESTAMP,
-    Limit,
+    RowFilter,
     SourceColumn,
     SourceTable,
     as_written,
@@ -58,7 +58,7 @@ _PRUNED: Final = (
     "event may have been deleted, or may never have existed"
 )
 _ENVELOPED: Final = (
-    "not compared, payloads: relay.outbox.placements puts them into an envelope"
+    "payloads are not compared: relay.outbox.placements puts them into an envelope"
 )
 
 
@@ -70,7 +70,7 @@ def outbox_table(
 
     Raises:
         NoOutboxError: The outbox does not exist, or lacks a column.
-        IncomparableError: The type of its ids does not distinguish events.
+        IncomparableError: The type of the outbox's ids does not distinguish events.
         SourceUnavailableError: The database cannot be read.
     """
     outbox = settings.relay.outbox
@@ -90,7 +90,7 @@ def outbox_table(
     events = SourceTable(
         *(name.schema, name.table, columns, (outbox.columns.id,)),
         is_partitioned=table.is_partitioned,
-        only=Limit(routed_by, tuple(_values_of(route, sink, outbox, values))),
+        only=RowFilter(routed_by, tuple(_values_of(route, sink, outbox, values))),
         is_pruned=True,
         notes=(_PRUNED, *([_ENVELOPED] if _is_enveloped(outbox) else [])),
     )
@@ -148,10 +148,11 @@ class Tables:
         Describe the expected contents of a route.
 
         Raises:
-            UnroutedTableError: Its topic belongs to no listed table or declared view.
-            IncomparableError: Its rows cannot be distinguished.
-            NoOutboxError: The outbox of its events does not exist, or lacks a column.
-            UnfitViewError: Its view lacks a column.
+            UnroutedTableError: The route's topic belongs to no listed table or declared
+                view.
+            IncomparableError: The rows cannot be distinguished.
+            NoOutboxError: The outbox of the events does not exist, or lacks a column.
+            UnfitViewError: The view lacks a column.
             UnavailableError: The source or the broker does not answer.
         """
         match route.kind:
@@ -176,7 +177,7 @@ class Tables:
         try:
             shape = self.relations.shape(route.topic)
         except ShapeUnknownError:
-            # No record has been published: all of its rows are missing in the sink.
+            # No record has been published: the sink lacks all rows of the table.
             if not table.key:
                 raise
             return comparable(as_written(table, rows))
@@ -216,7 +217,7 @@ class Tables:
             *(table.schema, table.name, _document(types), ("aggregate_id",)),
             is_partitioned=True,
             is_view=True,
-            only=_limit_to_state(route),
+            only=_filter_of_state(route),
             key_type=types["aggregate_id"],
         )
 
@@ -252,17 +253,17 @@ def _names(text: str) -> set[str]:
 
 
 def _document(types: Mapping[str, str]) -> tuple[SourceColumn, ...]:
-    """Return the columns of a view with which a document is compared."""
+    """Return the columns of a view that documents are compared with."""
     payload = TEXT_IN_BYTES if types.get("payload") == "bytea" else "json"
     return SourceColumn("aggregate_id", "text"), SourceColumn("payload", payload)
 
 
-def _limit_to_state(route: Route) -> Limit:
+def _filter_of_state(route: Route) -> RowFilter:
     """
-    Limit a view to the state types; without them, to all but the delete types.
+    Filter a view by the state types; without state types, by all but the delete types.
 
     The second form includes null.
     """
     if route.state_types:
-        return Limit("type", route.state_types)
-    return Limit("type", route.delete_types, is_of_others=True)
+        return RowFilter("type", route.state_types)
+    return RowFilter("type", route.delete_types, is_negated=True)

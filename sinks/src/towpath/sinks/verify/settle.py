@@ -1,16 +1,16 @@
 """
-Settling suspects: reading both sides again until each is equal or wrong.
+Settle suspects by reading both sides again until each suspect is equal or wrong.
 
 Each round reads the source, waits until the sink has applied all earlier commits, and
 reads the sink. The ``before`` row of a suspect is the sink's row of the previous round.
 The first round marks no key wrong, because a row of the sink may not have been visible
 in the source yet: each later round first waits for running transactions.
 
-A row that changes in every round proves nothing. While few are left, the source is read
-often during the wait for the sink: if it ever had the content that the sink has now,
-the sink follows it.
+A row that changes in every round proves nothing. While few suspects are left, the
+source is read often during the wait for the sink: if the source ever had the content
+that the sink has now, the sink follows the source, and the suspect is equal.
 
-The sink is read by key if its reader can do that, otherwise as a whole.
+The sink is read by key if its reader can read by key, otherwise as a whole.
 """
 
 from collections import defaultdict
@@ -33,7 +33,7 @@ class KeyReader(Protocol):
 
     def at(self, route: str, keys: Iterable[str]) -> Iterator[StoredRow]:
         """
-        Read the rows of any number of keys, in the form of ``rows``.
+        Yield the rows of any number of keys, as ``rows`` does.
 
         Raises:
             UnavailableError: The target cannot be reached.
@@ -42,11 +42,11 @@ class KeyReader(Protocol):
 
 @runtime_checkable
 class SampleReader(Protocol):
-    """A reader that can read a few random keys without reading all rows."""
+    """A reader that can return a few random rows."""
 
     def sample(self, route: str, count: int) -> Iterator[StoredRow]:
         """
-        Read about ``count`` random rows and tombstones, in the form of ``rows``.
+        Yield about ``count`` random rows and tombstones, as ``rows`` does.
 
         Raises:
             UnavailableError: The target cannot be reached.
@@ -78,13 +78,13 @@ class CatchUp(Protocol):
     """The waits that make a read valid."""
 
     def wait(self, poll: Callable[[], None] | None = None) -> None:
-        """Return when the sink has all earlier commits; call ``poll`` meanwhile."""
+        """Wait until the sink has all earlier commits; call ``poll`` repeatedly."""
 
     def wait_until_seen(self) -> None:
-        """Return when running transactions have ended and are visible."""
+        """Wait for a limited time until running transactions are visible."""
 
     def wait_for_answers(self, signals: Sequence[str]) -> tuple[str, ...]:
-        """Return the reasons of refusals, once the relay has handled all signals."""
+        """Wait until the relay has handled all signals; return why it refused any."""
 
     def highest(self) -> str:
         """Return the highest position that the sink applied; empty if unknown."""

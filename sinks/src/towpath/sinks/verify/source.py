@@ -1,7 +1,7 @@
 """
-Reading tables of the source chunk by chunk, every value as text from SQL.
+Read tables of the source chunk by chunk, every value as text from SQL.
 
-The texts have the form of records, but share no code with the relay: the database
+The texts have the form of records, but no code of the relay makes them: the database
 formats times, booleans and bytes itself. Each chunk is a separate statement, because a
 database snapshot that is held for longer prevents cleanup on the server.
 
@@ -41,7 +41,7 @@ _COLUMNS: Final[LiteralString] = """
     order by attnum
 """
 # Unqualified operator names do not find the operators of an extension's type; they find
-# those of a type that it can be cast to.
+# those of another type to which the extension's type can be cast.
 _TYPE: Final[LiteralString] = """
     select oid::regtype::text, typname::text, typdelim::text, typbasetype::bigint,
            (select e.oid::bigint from pg_type e where e.typarray = t.oid),
@@ -186,7 +186,7 @@ class Source:
         Describe a table; its key is the primary key, if it has one.
 
         Raises:
-            SourceUnavailableError: It does not exist or cannot be read.
+            SourceUnavailableError: The table does not exist or cannot be read.
         """
         # In one transaction, so that columns and key are consistent.
         with translated(), self._connection.transaction():

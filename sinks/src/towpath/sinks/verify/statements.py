@@ -15,7 +15,7 @@ from towpath.sinks.postgres import TEXT_FORMS, TIMES
 from towpath.sinks.verify.table import (
     TEXT_IN_BYTES,
     UTC_TIMESTAMP,
-    Limit,
+    RowFilter,
     SourceColumn,
     SourceTable,
 )
@@ -98,11 +98,11 @@ def _select(
     tail: sql.Composable,
 ) -> Statement:
     if table.only is not None:
-        where = [_limited(table.only), *where]
+        where = [_filtered(table.only), *where]
     conditions = sql.SQL(" and ").join([condition for condition, _ in where])
     text = sql.SQL("select {} from {} {} as read {} {}{}").format(
         sql.SQL(", ").join(_text(column) for column in table.columns),
-        # Rows of tables that merely inherit are rows of those tables.
+        # ``only`` leaves out the rows of tables that merely inherit from this one.
         sql.SQL("" if table.is_partitioned else "only"),
         _name(table.schema, table.name),
         sql.SQL("where" if where else ""),
@@ -112,9 +112,9 @@ def _select(
     return Statement(text, [value for _, values in where for value in values])
 
 
-def _limited(only: Limit) -> tuple[sql.Composable, list[object]]:
+def _filtered(only: RowFilter) -> tuple[sql.Composable, list[object]]:
     is_one = sql.SQL("{} = any(%s)").format(_name("read", only.column))
-    if only.is_of_others:
+    if only.is_negated:
         is_one = sql.SQL("({}) is not true").format(is_one)
     return is_one, [list(only.values)]
 

@@ -84,7 +84,7 @@ class Suspects(Scratch):
     Keys that may differ, until they are marked wrong or dropped.
 
     Call order: ``with``; ``add``; then rounds of ``record_source_rows``,
-    ``record_sink_rows`` and a judgement. Each round but the first begins with
+    ``record_sink_rows`` and a judgment. Each round but the first begins with
     ``start_round``.
     """
 

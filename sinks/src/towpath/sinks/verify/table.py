@@ -1,5 +1,5 @@
 """
-The source side of a route: a table, a part of one, or a view. Pure.
+Describe the source side of a route: a table, a part of a table, or a view.
 
 Column names and key come from the announcement, everything else from the table. A
 masked column is read only if it is in the key, and never compared; a truncating rule
@@ -19,13 +19,13 @@ from towpath.sinks.verify.types import HSTORE, HSTORE_MAP, SourceType
 
 # The forms of outbox columns in an event, whatever their type in the table.
 TEXT_IN_BYTES = "the text that a bytea holds"
-UTC_TIMESTAMP = "the instant that a timestamp is in UTC"
+UTC_TIMESTAMP = "the instant of a timestamp, read as UTC"
 
 
 @dataclass(frozen=True, slots=True)
 class SourceColumn:
     """
-    A column.
+    A column of the source, as it is compared.
 
     Attributes:
         name: Its name in the source.
@@ -36,8 +36,8 @@ class SourceColumn:
         is_blank_null: Whether a blank text stands for null.
         has_plain_order: Whether plain operators order it, so that it can be read in
             chunks.
-        is_kept_as_text: Whether a warehouse keeps it as text, which represents all
-            values.
+        is_kept_as_text: Whether a warehouse keeps it as text, which can represent every
+            value.
     """
 
     name: str
@@ -56,19 +56,20 @@ class SourceColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class RowFilter:
     """
     A condition on the rows of a table.
 
     Attributes:
         column: A text column.
         values: The values of the rows that belong to the route.
-        is_of_others: Whether rows with any other value, or null, belong to it instead.
+        is_negated: Whether the rows with any other value, or null, belong to the route
+            instead.
     """
 
     column: str
     values: tuple[str, ...]
-    is_of_others: bool = False
+    is_negated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +78,14 @@ class SourceTable:
     A table, or a part of one.
 
     Attributes:
-        columns: The columns to read, with those of the key.
+        columns: The columns to read, including those of the key.
         key: The columns of the published key, in key order.
         is_partitioned: Whether its rows are those of its partitions.
         is_view: Whether it has no index, so that one statement reads all rows.
         only: The condition on its rows, if there is one.
         key_type: The type of a view's key in the source; ``columns`` has it as text.
-        is_pruned: Whether it deletes rows that the sink keeps, so that rows that only
-            the sink has prove nothing.
+        is_pruned: Whether rows are deleted from it that the sink keeps, so that rows
+            found only in the sink prove nothing.
         unread: Columns of records that are not compared.
         notes: Sentences on what is not compared, and why.
     """
@@ -95,7 +96,7 @@ class SourceTable:
     key: tuple[str, ...]
     is_partitioned: bool = False
     is_view: bool = False
-    only: Limit | None = None
+    only: RowFilter | None = None
     key_type: str = ""
     is_pruned: bool = False
     unread: tuple[str, ...] = ()
@@ -131,7 +132,7 @@ _MOST_DIGITS: Final = 38
 
 
 def is_kept_as_text(column: Column) -> bool:
-    """Return whether a column is a numeric that no decimal of a warehouse fits."""
+    """Return whether a column is a numeric that fits no decimal of a warehouse."""
     if column.type != "numeric":
         return False
     if column.precision_and_scale is None:
@@ -150,7 +151,7 @@ def published(table: SourceTable, shape: RelationShape, rows: Rows) -> SourceTab
         rows: The configuration of row changes.
 
     Raises:
-        IncomparableError: The published columns do not distinguish its rows.
+        IncomparableError: The table has no published key by which rows can be compared.
     """
     own = {column.name: column for column in table.columns}
     announced = [column.name for column in shape.columns]
@@ -175,7 +176,7 @@ def published(table: SourceTable, shape: RelationShape, rows: Rows) -> SourceTab
     notes = (
         _note("masked columns", (name for name in announced if name in masked)),
         _note(
-            "columns that are dropped, generated, or renamed in records",
+            "dropped, generated or renamed columns",
             (name for name in announced if name not in own),
         ),
     )
@@ -237,7 +238,7 @@ def _matches(patterns: Iterable[str], name: str) -> bool:
 
 def _note(kind: str, names: Iterator[str]) -> str:
     listed = ", ".join(names)
-    return f"not compared, {kind}: {listed}" if listed else ""
+    return f"{kind} are not compared: {listed}" if listed else ""
 
 
 def comparable(table: SourceTable) -> SourceTable:
@@ -245,13 +246,13 @@ def comparable(table: SourceTable) -> SourceTable:
     Return the table, if keys can be read back from their texts.
 
     Raises:
-        IncomparableError: A key column's type has ambiguous texts, or an order that an
-            extension defines.
+        IncomparableError: A key column's type has no unique text form, or an order that
+            an extension defines.
     """
     for column in (table.columns[place] for place in table.key_places):
         if flaw := _flaw(column):
             message = (
-                f"{column.name} of the key of {table.full_name} is of the type "
+                f"key column {column.name} of {table.full_name} has the type "
                 f"{column.type}, {flaw}"
             )
             raise IncomparableError(message)

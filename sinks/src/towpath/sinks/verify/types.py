@@ -1,9 +1,9 @@
 r"""
-Nested values in the form of records: arrays, composites and hstore. Pure.
+Parse nested values into the form of records: arrays, composites and hstore.
 
 Postgres writes a nested value as one text that contains the texts of the inner values;
-this module parses it. The forms follow the documentation of records, and share no code
-with the relay::
+this module parses that text. The forms follow the documentation of records, without any
+code of the relay::
 
     {1,NULL,"a\"b",{..}}    a list; bounds before the braces are ignored
     (1,"a b",)              an object of its type's fields; an empty field is null

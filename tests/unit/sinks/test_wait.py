@@ -459,7 +459,7 @@ def test_an_lsn_of_an_earlier_history_is_refused(place):
     with pytest.raises(UnknownLsnError) as raised:
         place.wait()
 
-    assert "earlier commits arrive by a snapshot" in str(raised.value)
+    assert "earlier commits arrive through a snapshot" in str(raised.value)
 
 
 def test_a_pending_lineage_is_waited_for(place):

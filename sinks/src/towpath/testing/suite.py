@@ -160,7 +160,7 @@ class DeliveryCases:
     def test_a_call_that_fails_in_its_middle_is_not_counted(
         self, target: SinkTarget
     ) -> None:
-        """The batch is delivered again; an atomic target shows nothing until then."""
+        """The batch is delivered again; an atomic target shows no part of it before."""
         sink = target.connect()
         apply(sink, order(target, at(1), {"status": "placed"}))
         before = target.contents(target.orders)

@@ -234,8 +234,8 @@ def _index_findings(
         most = node_count - 1
         yield warning_finding(
             "search-replicas",
-            f"index {index.name} has number_of_replicas {index.replicas}, but there "
-            f"are {node_count} servers",
+            f"index {index.name} has number_of_replicas {index.replicas}, which needs "
+            f"{index.replicas + 1} servers; the cluster has {node_count}",
             "some replicas cannot be assigned: the status stays yellow",
             f"set replicas = {most} in [sink.search] of {sink.name}, and PUT /"
             f'{index.name}/_settings {{"number_of_replicas": {most}}}',

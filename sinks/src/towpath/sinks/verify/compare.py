@@ -58,7 +58,7 @@ class Suspect(NamedTuple):
         before: The sink's row before the source was read. In the first round its
             existence is enough: that round marks no key wrong.
         after: The sink's row once the sink has passed the source.
-        copies: The number of rows that the sink then has for the key.
+        copies: The number of rows that the read of ``after`` found for the key.
     """
 
     key: str
@@ -168,7 +168,7 @@ def state_of(suspect: Suspect, *, is_pruned: bool = False) -> SuspectState:
         return SuspectState.EQUAL
     if suspect.before == suspect.after:
         return SuspectState.WRONG
-    # It was equal before it changed; the next verification compares its new content.
+    # The row was equal before it changed; the next verification compares it again.
     if suspect.copies <= 1 and is_same(suspect.source, suspect.before):
         return SuspectState.EQUAL
     return SuspectState.MOVING

@@ -50,7 +50,7 @@ ABOVE: Final = (
 )
 TWICE: Final = (
     "the sink has the row more than once, and a refetched row replaces every copy "
-    "without removing one: erase and refetch its key with towpath verify SINK --repair "
+    "without removing any: erase and refetch its key with towpath verify SINK --repair "
     "--erase"
 )
 STILL_WRONG: Final = (

@@ -131,7 +131,7 @@ class SourceType:
     A type of the source, with domains resolved.
 
     Attributes:
-        name: Its name in Postgres; that of ``hstore`` without a schema.
+        name: Its name in Postgres; ``hstore`` is named without its schema.
         element: The type of its elements, if it is an array.
         delimiter: The separator of its elements.
         fields: The names and types of a composite's fields, in order.

@@ -205,5 +205,5 @@ def _parsed(lsn: str) -> int:
     try:
         return parse_lsn(lsn)
     except ValueError as error:
-        message = f"{lsn!r} is not an LSN; it looks like 0/16B3748"
+        message = f"{lsn!r} is not an LSN; an LSN looks like 0/16B3748"
         raise UsageError(message) from error

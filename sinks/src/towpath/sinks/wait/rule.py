@@ -13,8 +13,8 @@ Decides whether a sink has applied a commit, in five steps.
     4  a running driver has applied all       an offset above the end belongs to a topic
        records below them, none above, and    that was deleted; a sink that was added
        lacks no rows                          later, or that lost rows, is filled first
-    5  the refetches pending then have ended  until then, a partial change whose row is
-                                              missing or stale is not applied
+    5  the refetches that were pending at     until they end, a partial change whose row
+       step 4 have ended                      is missing or stale is not applied
 
 The order matters: each step covers at least what the steps before it covered. Without
 a driver that runs the sink now, the answer is "not yet": the progress that an earlier
@@ -274,7 +274,7 @@ def _outside(lsn: int, start_lsn: int | None) -> str | None:
     if lsn < start_lsn:
         message = (
             f"{format_lsn(lsn)} lies before {format_lsn(start_lsn)}, where the relay "
-            "began: earlier commits arrive by a snapshot"
+            "began: earlier commits arrive through a snapshot"
         )
         raise UnknownLsnError(message)
     return None

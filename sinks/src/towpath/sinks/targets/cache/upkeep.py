@@ -121,8 +121,8 @@ def _health(client: Any) -> CacheHealth:  # noqa: ANN401 - redis-py's
         values |= client.info(section)
     place = client.connection_pool.connection_kwargs
     statuses = ("rdb_last_bgsave_status", "aof_last_write_status")
-    saves = _permitted(client.config_get, "save")
-    now = _permitted(client.time)
+    saves = _if_permitted(client.config_get, "save")
+    now = _if_permitted(client.time)
     return CacheHealth(
         address=f"{place.get('host', 'the cache')}:{place.get('port', '')}",
         version=str(values.get("redis_version", "")),
@@ -136,7 +136,7 @@ def _health(client: Any) -> CacheHealth:  # noqa: ANN401 - redis-py's
     )
 
 
-def _permitted(call: Any, *words: str) -> Any:  # noqa: ANN401 - redis-py's
+def _if_permitted(call: Any, *words: str) -> Any:  # noqa: ANN401 - redis-py's
     """Return the response to a call; ``None`` if the server refuses the call."""
     try:
         return call(*words)

@@ -93,7 +93,7 @@ class TargetSession:
             TargetBusyError: The target asks for a pause.
             TargetUnavailableError: The target cannot be reached.
             StatementDeniedError: The target refuses a statement.
-            ConfigurationError: The url is not that of a database.
+            ConfigurationError: The url is not the address of a database.
         """
         try:
             with translated():

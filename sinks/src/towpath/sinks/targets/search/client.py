@@ -78,7 +78,7 @@ def connect(url: str, *, is_exact: bool = False, at_once: int = 1) -> OpenSearch
         at_once: The number of threads that use the client.
 
     Raises:
-        ConfigurationError: The url is not that of a server.
+        ConfigurationError: The url is not the address of a server.
     """
     # The library logs each unsuccessful response, although the sink translates or
     # expects all of them.
@@ -93,7 +93,7 @@ def connect(url: str, *, is_exact: bool = False, at_once: int = 1) -> OpenSearch
             pool_maxsize=at_once + 1,
         )
     except ValueError:
-        message = "the url of the search index is not http://host:port, nor https"
+        message = "the url of the search index is not http(s)://host:port"
         # Not from the error, which may quote a password.
         raise ConfigurationError([message]) from None
 

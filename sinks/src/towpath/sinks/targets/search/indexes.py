@@ -8,13 +8,14 @@ The indexes of a sink's routes: looked up, created, widened, and recreated.
 
 Every write goes through an alias: no write can recreate a dropped index with
 guessed fields. The aliases are looked up before each batch, so each batch that begins
-after a rebuild has created its index is written there too, and the changes of earlier
-batches are older than the rebuild's snapshot.
+after a rebuild has created its index is written to that index, too; the changes of
+earlier batches are older than the rebuild's snapshot.
 
 An index has an id, which the server chose when the index was created. A file beside the
-sink's checkpoint has the ids of the written indexes. An index with a different id
-was recreated, was restored from a copy, or got the alias of another one: its rows may
-be missing. The index of a rebuild is an exception: it lists the ids that it replaces.
+sink's checkpoint has the ids of the written indexes. An index with a different id was
+recreated, was restored from a copy, or got the alias of another index: rows may be
+missing in it. The index of a rebuild is an exception: it lists the ids that it
+replaces.
 
 First the rows are requested, then the route is removed from the file, and then the
 index is created: a process that ends in between requests the rows again. An index that
@@ -158,7 +159,7 @@ class Indexes:
         """
         Look up the indexes.
 
-        A missing index is recreated; its rows, and those of a replaced one, are
+        A missing index is recreated. The rows of a missing or replaced index are
         requested.
 
         Raises:

@@ -2,9 +2,9 @@
 Rebuild an index beside the old one, without interrupting searches or writes.
 
 The new index is created behind a separate alias, which makes the sink write each
-document to both indexes from its next batch on. A snapshot that is requested after that
-delivers the other rows. Once the sink has applied all of it, one step moves the old
-index's alias to the new one: no search ever finds an empty or a partial index. The old
+document to both indexes from its next batch on. A snapshot that is requested next
+delivers the other rows. Once the sink has applied the whole snapshot, one step moves
+the old index's alias to the new one: no search finds an empty or partial index. The old
 index is deleted once no search runs in it any more, or after a minute, because a search
 that loses its index fails.
 

@@ -306,7 +306,7 @@ class DocumentShape(NamedTuple):
     The fields of a route's documents.
 
     Attributes:
-        name: Their source, in words.
+        name: The source of the fields, in words.
         fields: The fields.
         since: The position from which the fields are valid; empty if unknown.
     """

@@ -329,8 +329,8 @@ def health(sink: Sink, clock: Clock) -> Iterator[CheckFinding]:
 
 def _health(client: OpenSearch, sink: Sink) -> SearchHealth:
     version = client.info()["version"]["number"]
-    cluster = _permitted(client, "/_cluster/health")
-    nodes = _permitted(client, "/_nodes/stats/fs").get("nodes", {}).values()
+    cluster = _if_permitted(client, "/_cluster/health")
+    nodes = _if_permitted(client, "/_nodes/stats/fs").get("nodes", {}).values()
     bounds = _watermarks(client)
     params = {"ignore_unavailable": "true", "expand_wildcards": "none"}
     indexes: dict[str, Any] = {}
@@ -355,7 +355,7 @@ def _health(client: OpenSearch, sink: Sink) -> SearchHealth:
 
 def _watermarks(client: OpenSearch) -> dict[str, str]:
     """Return the bounds of the disks by name; none if they are hidden from the user."""
-    answer = _permitted(client, "/_cluster/settings?include_defaults&flat_settings")
+    answer = _if_permitted(client, "/_cluster/settings?include_defaults&flat_settings")
     return {
         name.removeprefix(_WATERMARK): value
         for level in ("defaults", "persistent", "transient")
@@ -376,7 +376,7 @@ def _index_health(name: str, description: Mapping[str, Any]) -> IndexHealth:
     )
 
 
-def _permitted(client: OpenSearch, path: str) -> Any:  # noqa: ANN401 - any JSON
+def _if_permitted(client: OpenSearch, path: str) -> Any:  # noqa: ANN401 - any JSON
     """Return the response to a call; an empty one if the user may not make the call."""
     try:
         return client.transport.perform_request("GET", path)

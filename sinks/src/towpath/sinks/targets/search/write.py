@@ -57,8 +57,8 @@ from towpath.sinks.targets.search.schema import DELETED_FIELD, POSITION_FIELD
 
 LONGEST_ID_BYTES: Final = 512
 
-# The place of the ordinal in a position's text. Ordinals that share a version sort from
-# the first of them on; that of a READ row sorts below every digit.
+# The place of the ordinal in a position's text. All ordinals from ``_FIRST_SHARED`` on
+# share a version; the ordinal of a READ row sorts below every digit.
 _PLACE: Final = 17
 _FIRST_SHARED: Final = f"{SHARED_ORDINAL - 1:010d}"
 
@@ -67,8 +67,9 @@ class Document(NamedTuple):
     """
     One item of a bulk call.
 
-    ``counts`` is whether its outcome counts as that of the change: if a route has two
-    indexes, only the new one counts, because it is about to replace the old one.
+    ``counts`` is whether the item's outcome counts as the outcome of the change: if a
+    route has two indexes, only the new one counts, which is about to replace the old
+    one.
     """
 
     change: Change

@@ -40,7 +40,7 @@ class WarehouseAddressError(UsageError):
 
     remedy = (
         "Write url as postgresql://user@host:port/database, or http://host:port for a "
-        "REST catalog; names as schema.table."
+        "REST catalog; name routes schema.table."
     )
 
 

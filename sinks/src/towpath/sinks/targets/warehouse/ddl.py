@@ -28,7 +28,7 @@ ID_PROPERTY: Final = "towpath.id"
 # files. One such list per partition and commit (not per changed file) keeps a commit
 # near a second when keys are spread; compaction removes the lists. There is one writer,
 # so snapshot isolation is enough. Old versions stay to allow time travel: at one commit
-# every ten seconds, an hour of them keeps the metadata, which each commit writes in
+# every ten seconds, an hour of versions keeps the metadata, which each commit writes in
 # full, below half a megabyte.
 PROPERTIES: Final[Mapping[str, str]] = {
     "format-version": "2",

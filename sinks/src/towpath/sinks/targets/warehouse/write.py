@@ -138,7 +138,7 @@ class TableRows:
     Attributes:
         table: The table.
         rows: The rows, each key once.
-        guarded: Returns the statement that merges a slice of them.
+        guarded: Returns the statement that merges a slice of the rows.
     """
 
     table: LakeTable

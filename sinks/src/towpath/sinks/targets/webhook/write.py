@@ -5,10 +5,10 @@ A key on which the receiver fails waits for the time in ``Retry-After``, or for 
 that grows with each attempt. It is given up after a minimum number of attempts and a
 minimum time.
 
-A receiver that is down fails on every request: then no key is the cause, and none is
-parked or given up, however long it takes. So before a key counts as failing, a *probe*
-must show that the receiver is healthy: it accepts another change, or its last accepted
-request again, which the guard of every receiver makes harmless.
+A receiver that is down fails on every request. In that case no key is the cause, so no
+key is parked or given up, however long the receiver is down. So before a key counts as
+failing, a *probe* must show that the receiver is healthy: it accepts another change, or
+its last accepted request again, which the guard of every receiver makes harmless.
 
 The last accepted request is kept in a file: a process whose first batch has only the
 failing change has no other request to probe with.

@@ -194,7 +194,7 @@ def test_an_id_is_used_once(console):
     assert [200, 422] == [answer.status_code for answer in answers]
     assert ("snapshot start", True) == (
         last["event"],
-        "refused: signal once exists already" in last["outcome"],
+        "refused: signal once already exists" in last["outcome"],
     )
     assert TOKEN not in str(console.audited())
 
@@ -386,4 +386,4 @@ def test_a_signal_waits_while_no_relay_runs(console):
     wait_for(console, "later", "completed")
 
     assert (503, True) == (answer.status_code, "Retry-After" in answer.headers)
-    assert all("it waits in towpath.signal" in text for text in (answer.text, last))
+    assert all("waits in towpath.signal" in text for text in (answer.text, last))

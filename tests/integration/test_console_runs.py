@@ -221,7 +221,7 @@ def test_a_sink_is_added_refilled_and_dropped(console):
         ("", {"block": "a = 1"}, 422, "must declare one [[sink]]"),
         ("/refill", {"sink": "nowhere"}, 422, "nowhere"),
         ("/refill", {"sink": "cache", "route": "none"}, 422, "none"),
-        ("/rebuild", {"sink": "cache"}, 422, "only a search index is rebuilt"),
+        ("/rebuild", {"sink": "cache"}, 422, "only a search index can be rebuilt"),
         ("/drop", {"sink": "cache"}, 422, "confirm"),
         ("/drop", {"sink": "nowhere", "confirm": True}, 422, "nowhere"),
     ],

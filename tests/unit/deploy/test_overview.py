@@ -13,6 +13,7 @@ from towpath.schemas.clock import SystemClock
 from towpath.settings import Settings
 from towpath.sinks.state.progress import State
 
+REFUSED = "its changed block is refused; the sink continues as before: no column x."
 PART = {
     "name": "kafka",
     "state": PartState.READY,
@@ -115,7 +116,7 @@ def test_each_finding_of_the_status_has_its_sentence():
         ["cache: 20 s behind, more than twice its budget of 10 s"],
         ["cache: 3 keys are parked"],
         ["cache: it lost rows of lines, orders, which are being read again"],
-        ["cache: its changed block is refused; it continues as before: no column x."],
+        [f"cache: {REFUSED}"],
         ["cache: its driver serving is not running: it has ended"],
     ] == found
 

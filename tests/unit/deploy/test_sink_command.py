@@ -102,7 +102,7 @@ def test_parked_keys_are_reported_with_a_command_that_lists_them(monkeypatch):
     words = found.partition(": towpath ")[2].split()
     command, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
 
-    assert (False, "3 keys of search are parked") == (is_good, found.partition(",")[0])
+    assert (False, "3 keys of search are parked") == (is_good, found.partition(";")[0])
     assert ("list_letters", {"sink": "search"}) == (command.__name__, bound.arguments)
 
 

@@ -90,10 +90,8 @@ def test_a_changed_block_that_a_running_driver_refuses_is_reported(listed):
     code, line = listed(alive_s_ago=1, refused="no column x.")
     _, last = listed(alive_s_ago=99, refused="no column x.")
 
-    assert (1, "cache: its changed block is refused; it continues as before: ") == (
-        code,
-        line.removesuffix("no column x."),
-    )
+    refused = "cache: its changed block is refused; the sink continues as before: "
+    assert (1, refused) == (code, line.removesuffix("no column x."))
     assert last == NOT_RUNNING
 
 

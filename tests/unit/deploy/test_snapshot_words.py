@@ -118,7 +118,7 @@ def test_only_a_line_feed_ends_a_key_of_a_file(tmp_path: Path, sign):
         ([""], "8\n", "a key is empty"),
         ([], "\n", "has no keys"),
         ([], b"\xff", "is not UTF-8 text"),
-        ([str(n) for n in range(10_001)], None, "one signal takes 10,000"),
+        ([str(n) for n in range(10_001)], None, "one signal takes at most 10,000"),
     ],
 )
 def test_unreadable_keys_are_reported(tmp_path: Path, words, text, reason):

@@ -47,7 +47,7 @@ def overview(
     Args:
         parts: The parts of the local stack; empty without a local stack.
         settings: The configuration; None if there is none yet.
-        clock: The time.
+        clock: Gives the time for ages and lags.
 
     Returns:
         ``parts``, ``relay``, ``snapshots``, ``sinks``, and ``wrong``: a sentence for
@@ -202,7 +202,7 @@ def _sink(
 def _heard(
     published: ProgressSource, sink: Sink
 ) -> tuple[HeardProgress | None, str | None]:
-    """Return the last progress of a sink's driver, or why it cannot be read."""
+    """Return the last progress of a sink's driver, or why it could not be read."""
     try:
         return published.read(sink.name), None
     except TowpathError as failure:
@@ -294,7 +294,7 @@ def _sink_problems(sink: Document) -> Iterator[str]:
         yield f"{name}: it lost rows of {routes}, which are being read again"
 
 
-# Per topic and partition (as text), the offset of the next record.
+# The offset of the next record, by topic and partition (as text).
 Ends = Mapping[str, Mapping[str, int]]
 
 
@@ -323,7 +323,7 @@ def progress_of(published: ProgressSource, sink: Sink) -> Progress:
     Read the newest progress of a sink, whether or not its driver still runs.
 
     Raises:
-        TowpathError: It cannot be read.
+        TowpathError: The progress cannot be read.
     """
     heard = published.read(sink.name)
     return Progress(sink.name) if heard is None else heard.record.progress
@@ -331,11 +331,11 @@ def progress_of(published: ProgressSource, sink: Sink) -> Progress:
 
 def refused_text(why: str) -> str:
     """Return the sentence about a sink that refuses its changed block."""
-    return f"its changed block is refused; it continues as before: {why}"
+    return f"its changed block is refused; the sink continues as before: {why}"
 
 
 def table_records(settings: Settings, ends: Ends) -> int:
-    """Count the records on the tables' topics that all sinks share."""
+    """Count all records ever written to the tables' topics that all sinks share."""
     source = settings.database
     named = {
         table_topic(source.prefix, TableName.parse(table))
@@ -354,14 +354,14 @@ def table_records(settings: Settings, ends: Ends) -> int:
 
 
 def event_records(settings: Settings, ends: Ends) -> int:
-    """Count the records on the outbox topics that all sinks share."""
+    """Count all records ever written to the outbox topics that all sinks share."""
     head, _, tail = settings.relay.outbox.topic.partition("{aggregate_type}")
     names = (n for n in ends if n.startswith(head) and n.endswith(tail))
     return _records(ends, (n for n in names if not is_backfill(n)))
 
 
 def dead_letter_records(settings: Settings, ends: Ends) -> int:
-    """Count the dead letters of the relay and the sinks."""
+    """Count all records ever written to the dead-letter topics of relay and sinks."""
     head = dead_letter_topic(settings.database.prefix, "")
     return _records(ends, (name for name in ends if name.startswith(head)))
 

@@ -6,10 +6,10 @@ to read every table and view that the sink's routes need.
 
 The signal is recorded in ``<state>/sinks/<sink>/filling.json`` until the sink has
 applied its snapshot. An interrupted command can be run again: it finds the id, sends
-the signal if it was not sent, and waits again. No row is read twice. A route that is
-refilled is noted as ``incomplete`` until the fill is applied. The fill then removes the
-route's earlier notes, because its rows complete the route. A note that is made during
-the fill stays, because the rows that it reports may be missing in spite of the fill.
+the signal if it was not sent, and waits again. No second snapshot is requested. A route
+that is refilled is noted as ``incomplete`` until the fill is applied. The fill then
+removes the route's earlier notes, because its rows complete the route. A note that is
+made during the fill stays, because the rows that it reports may still be missing.
 """
 
 import json
@@ -44,7 +44,7 @@ from towpath.sinks.state.progress import replace_file, sink_folder
 
 FILLING_FILE: Final = "filling.json"
 
-# A running relay answers within a second; one that is starting takes a few.
+# A running relay answers within a second; a starting relay takes a few seconds.
 _ANSWERED_WITHIN_S: Final = 30.0
 _ID_CHARACTERS: Final = 12
 _POLL_EVERY_S: Final = 1.0
@@ -163,7 +163,7 @@ def carry_out_fill(
 def end_fill(
     settings: Settings, sink: Sink, filling: SinkFill, *, is_applied: bool
 ) -> None:
-    """Delete the record of a fill that was applied, or that never will be."""
+    """Delete the record and the notes of a fill that was applied, or never will be."""
     routes = _filled_routes(settings, sink, filling.collections)
     own = [(route, filling.signal_id) for route in routes]
     for route, snapshot_id in (*own, *(filling.noted if is_applied else ())):
@@ -194,7 +194,7 @@ def collections_of(
     settings: Settings, sink: Sink, route: str | None = None
 ) -> list[str]:
     """
-    Return the collections behind a sink's routes, or behind one of them, each once.
+    Return the distinct collections behind a sink's routes, or behind one route.
 
     An event log has none: it cannot be read again.
 
@@ -245,7 +245,7 @@ def check_fillable(settings: Settings, sink: str, collections: Sequence[str]) ->
     Check that the relay can read every collection that is to fill a sink.
 
     Raises:
-        SinkUnfitError: The relay would refuse to read some; all of them are listed.
+        SinkUnfitError: The relay would refuse to read collections; the error lists all.
         RelaySilentError: No relay follows the slot.
         SourceUnavailableError: The source does not answer.
         SourceRefusedError: The source refuses the login.

@@ -1,5 +1,5 @@
 """
-Adds, refills, rebuilds and drops sinks, as ``towpath sink`` and the console do.
+Adds, refills, rebuilds and drops sinks, for ``towpath sink`` and the console.
 
 Each change reports its steps. A change that fills a sink returns whether it succeeded
 in full. An interrupted change resumes when it is called again with the same arguments.
@@ -63,7 +63,7 @@ def add_sink(
     signal_id: str | None = None,
 ) -> bool:
     """
-    Add a sink while everything runs, and fill it from the existing rows.
+    Add a sink while the platform runs, and fill it from the existing rows.
 
     Args:
         path: The configuration file.
@@ -181,8 +181,8 @@ def drop_question(planned: dropping.DropPlan) -> str:
     sink = planned.sink
     erase = eraser_of(sink) if sink is not None and planned.has_data else None
     routes = ", ".join(route.name for route in sink.route) if sink is not None else ""
-    what = f"and all that it wrote ({routes})" if erase else "not its data"
-    return f"drop the sink {planned.name}, {what}?"
+    what = f", and all that it wrote ({routes})" if erase else " but keep its data"
+    return f"drop the sink {planned.name}{what}?"
 
 
 def _wait_running(settings: Settings, sink: Sink) -> None:
@@ -192,7 +192,8 @@ def _wait_running(settings: Settings, sink: Sink) -> None:
 
 
 def _check(settings: Settings, sink: Sink) -> None:
-    # No server is needed to refuse a route that nothing can fill: the file is wrong.
+    # This check comes first, because it needs no server: it refuses a route that
+    # nothing can fill.
     collections = filling.collections_of(settings, sink)
     with closing(TableShapes(settings)) as shapes:
         check_block(settings, sink, shapes)
@@ -230,7 +231,7 @@ def _fill(
     if answer.status != "completed":
         if answer.status != INCOMPLETE:
             filling.end_fill(settings, sink, begun, is_applied=False)
-        report.warn(f"the snapshot was {answer}; run this again")
+        report.warn(f"the snapshot did not complete ({answer}); run this again")
         return False
     ends = declare.sink_ends(settings, sink.name, Topics(settings.kafka))
     with closing(ProgressReader(settings, clock)) as published:
@@ -240,13 +241,13 @@ def _fill(
 
 
 def _has_no_parked(settings: Settings, sink: Sink, report: LifecycleReport) -> bool:
-    """Warn of parked keys, which the sink may lack; return whether there are none."""
+    """Warn about parked keys, whose rows may be missing; return whether none exist."""
     with closing(ProgressReader(settings, SystemClock())) as published:
         progress = progress_of(published, sink)
     if progress.parked:
         report.warn(
-            f"{progress.parked:,} keys of {sink.name} are parked, each with its "
-            f"reason: towpath dead-letters list --sink {sink.name}"
+            f"{progress.parked:,} keys of {sink.name} are parked; list the reasons: "
+            f"towpath dead-letters list --sink {sink.name}"
         )
     return not progress.parked
 
@@ -311,7 +312,7 @@ def searched_routes(
 
 def _searched_routes(sink: Sink, route: str | None) -> list[Route]:
     if sink.kind != SinkKind.SEARCH:
-        message = f"{sink.name} is a {sink.kind}: only a search index is rebuilt"
+        message = f"{sink.name} is a {sink.kind}: only a search index can be rebuilt"
         raise NothingToRebuildError(message)
     chosen = [r for r in sink.route if route in {None, r.name}]
     if not chosen:
@@ -358,8 +359,8 @@ def _rebuild_route(context: _RebuildContext, route: Route) -> bool:
         _keep_letters(context, route, letters)
         report.say(
             f"records became dead letters meanwhile: {begun.new} may lack them and "
-            "replaces nothing yet. Look at them, then run this command again: it "
-            "resumes."
+            "replaces nothing yet. Look at the dead letters, then run this command "
+            "again: it resumes the rebuild."
         )
         return False
     done = context.rebuild.swap(route)
@@ -381,8 +382,8 @@ def _begin_rebuild(
     notices dead letters that were written before its interruption.
     """
     letters = _dead_letters(context)
-    # If the sink's progress was lost, the stored number is above the present one: the
-    # two differ as well, and nothing is replaced.
+    # If the sink's progress was lost, the stored number is higher than the current one.
+    # The two numbers then differ as well, so nothing is replaced.
     before = _letters_file(context).read().get(route.name, letters)
     _keep_letters(context, route, before)
     begun = context.rebuild.begin(route, f"rebuild-{uuid.uuid4().hex[:12]}")
@@ -413,7 +414,9 @@ def _fill_route(context: _RebuildContext, route: Route, snapshot: str) -> bool:
         answer = filling.carry_out_fill(source, context.sink, fill, context.clock, show)
     if answer.status == "completed":
         return True
-    context.report.warn(f"{route.name} stays as it is: the snapshot was {answer}")
+    context.report.warn(
+        f"{route.name} stays as it is: the snapshot did not complete ({answer})"
+    )
     return False
 
 

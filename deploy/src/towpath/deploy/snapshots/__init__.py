@@ -1,1 +1,1 @@
-"""Snapshots from outside: their signals, their progress, and how both are shown."""
+"""Requests snapshots from the relay, reads its answers, and shows the progress."""

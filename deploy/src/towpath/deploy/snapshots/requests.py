@@ -1,5 +1,5 @@
 """
-Requests about snapshots, as ``towpath snapshot`` and the console make them.
+Requests for and about snapshots, from ``towpath snapshot`` and the console.
 
 A key is written as its text, or as a JSON list when it has several columns: ``7``,
 ``[7, "a"]``. A filter is written as ``schema.table=filter``.
@@ -19,9 +19,9 @@ from towpath.settings import Settings, Source
 
 # The most keys that one signal may list.
 MAX_KEYS: Final = 10_000
-# A running relay answers within a second; one that is starting takes a few.
+# A running relay answers within a second; a starting relay takes a few seconds.
 ANSWERED_WITHIN_S: Final = 10.0
-# The fields of the relay's answer, each with the tables that it changed.
+# The fields of the relay's answer: each lists tables that the signal changed.
 _RESULTS: Final = ("paused", "resumed", "stopped")
 _COLLECTION: Final = re.compile(r'(?:"(?:[^"]|"")*"|[^"=])*')
 
@@ -36,7 +36,7 @@ class SnapshotRequest:
     Attributes:
         collections: Tables, aggregates or expressions; empty for all.
         target: The one sink that gets the rows; ``None`` for all sinks.
-        where: Filters.
+        where: Filters, each as ``schema.table=filter``.
         keys: The keys to read; empty for all rows.
         type: Incremental or blocking.
         surrogate_key: The unique columns to read by, instead of the primary key.
@@ -120,9 +120,9 @@ def signal_running(
 
     Args:
         source: The database, and the slot of its relay.
-        change: Whether to pause, resume or stop them.
+        change: Whether to pause, resume or stop the snapshots.
         names: A snapshot's id, or tables, or an id and then tables; empty for all.
-        clock: The time.
+        clock: Measures the wait for the answer.
 
     Raises:
         UsageError: There is no such snapshot.
@@ -176,7 +176,9 @@ def parsed_keys(texts: Iterable[str]) -> list[list[Any]] | None:
     """
     found = [_key(text) for text in texts]
     if len(found) > MAX_KEYS:
-        message = f"{len(found):,} keys: one signal takes {MAX_KEYS:,}; send several"
+        message = (
+            f"{len(found):,} keys: one signal takes at most {MAX_KEYS:,}; send several"
+        )
         raise UsageError(message)
     return found or None
 

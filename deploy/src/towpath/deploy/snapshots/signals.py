@@ -1,9 +1,10 @@
 """
-Snapshot signals and their answers, in the source's own tables.
+Snapshot signals and their answers, in tables of the source's ``towpath`` schema.
 
-A signal is one row of the signal table, which names its relay. The relay writes its
-answer into the same row, and the progress of each table into ``towpath.snapshot``. The
-relay alone runs a snapshot: it continues when a command stops watching.
+A signal is one row of the signal table; the row names the relay that it is for. The
+relay writes its answer into the same row, and the progress of each table into
+``towpath.snapshot``. Only the relay runs a snapshot, so the snapshot continues when a
+command stops watching.
 """
 
 import json
@@ -34,7 +35,7 @@ select status, detail from towpath.signal s
 where id = %s and coalesce(to_jsonb(s) ->> 'relay', %s) = %s
 """
 
-# As JSON, because an older or newer relay can have other columns.
+# As JSON, because the table of an older or newer relay can have other columns.
 _PROGRESS: Final = """\
 select to_jsonb(s) - 'pending_keys',
     extract(epoch from coalesce(
@@ -125,7 +126,7 @@ def statement(
     given = {name: value for name, value in fields.items() if value is not None}
     values = (signal_id, "execute-snapshot", json.dumps(given))
     texts = ", ".join("'" + value.replace("'", "''") + "'" for value in values)
-    return f"insert into towpath.signal (id, type, data) values ({texts});"  # noqa: S608 - to be read
+    return f"insert into towpath.signal (id, type, data) values ({texts});"  # noqa: S608 - for people
 
 
 def send(
@@ -151,7 +152,7 @@ def send(
         try:
             connection.execute(_INSERT, [chosen, kind, data])
         except psycopg.errors.UniqueViolation as error:
-            message = f"signal {chosen} exists already"
+            message = f"signal {chosen} already exists"
             raise SignalRefusedError(message) from error
         except psycopg.errors.StringDataRightTruncation as error:
             message = f"the id {chosen} is too long: 64 characters are allowed"
@@ -218,7 +219,7 @@ def _connect(dsn: str) -> Iterator[psycopg.Connection[Any]]:
         message = "the source has no signal table or no snapshot table yet"
         raise SignalRefusedError(message) from error
     except psycopg.Error as error:
-        # A missing right, or a server that only reads.
+        # For instance a missing privilege, or a read-only server.
         raise failure(error, "the tables of signals and snapshots") from error
 
 
@@ -281,8 +282,8 @@ def wait_answer(
             return answer
         if deadline.passed():
             message = (
-                f"no relay has answered signal {signal_id} in {within_s:g} s; it waits "
-                "in towpath.signal until one does"
+                f"no relay has answered signal {signal_id} in {within_s:g} s; the "
+                "signal waits in towpath.signal until a relay answers"
             )
             raise RelaySilentError(message)
         clock.wait(POLL_EVERY_S)
@@ -318,5 +319,5 @@ def watch(
 
 
 def _is_running(tables: Sequence[TableProgress]) -> bool:
-    """Return whether any table is unfinished; a resumed snapshot's answer is stale."""
+    """Return whether any table is unfinished: a resumed snapshot keeps its answer."""
     return any(table.state not in _ENDED for table in tables)

@@ -1,5 +1,5 @@
 """
-Traces one row or aggregate: the source's row, its records in Kafka, the sinks.
+Traces one row or aggregate from the source through Kafka to the sinks.
 
 A topic is searched for the records of one key, from its first record, or from a given
 time, to its current end. A sink that cannot be read is reported as such, and does not
@@ -52,7 +52,7 @@ _OPERATIONS: Final[Mapping[str, str]] = {
     "r": "read",
 }
 _TIMEOUT_S: Final = 10.0
-# The beginnings of the first and of the last year that a date can have.
+# The starts of the first and of the last year that a ``datetime`` can have.
 _FIRST_MS: Final = -62_135_596_800_000
 _LAST_MS: Final = 253_370_764_800_000
 _READING: Final = {"isolation.level": "read_committed", "fetch.wait.max.ms": 10}
@@ -195,7 +195,7 @@ def _is_in_source(settings: Settings, table: TableName, key: str) -> bool | None
 def _search(
     settings: Settings, topic: str, key: str, since: datetime | None
 ) -> tuple[Scan, list[TracedRecord]]:
-    """Return how many records of a topic were searched, and those of the key."""
+    """Return the number of a topic's searched records, and the records of the key."""
     cluster = Topics(settings.kafka)
     ends = by_number(cluster.end_offsets([topic]).get(topic, {}))
     begins = by_number(cluster.first_offsets([topic]).get(topic, {}))
@@ -230,14 +230,14 @@ def offsets_at(
     Raises:
         KafkaException: A partition's leader does not answer.
     """
-    # Negative numbers stand for the first and the last record.
+    # Kafka takes negative times for the beginning and the end of a partition.
     at_ms = max(0, int(since.timestamp() * 1000))
     wanted = [TopicPartition(topic, partition, at_ms) for partition in ends]
     found = consumer.offsets_for_times(wanted, timeout=_TIMEOUT_S)
     for one in found:
         if one.error is not None:
             raise KafkaException(one.error)
-    # A partition without such a record is searched from its end: not at all.
+    # A partition without such a record has nothing to search: it begins at its end.
     return {
         one.partition: one.offset if one.offset >= 0 else ends[one.partition]
         for one in found
@@ -329,7 +329,7 @@ def _route(
 def _dead_letters(
     settings: Settings, sink: Sink, topic: str, key: str, written: int
 ) -> Sequence[dict[str, object]]:
-    """Summarise the key's open dead letters; read no topic if none was ever written."""
+    """Summarize the key's open dead letters; read no topic if none was ever written."""
     if not written:
         return ()
     book = OpenDeadLetters().read(DeadLetterTopic(settings, sink.name).entries())

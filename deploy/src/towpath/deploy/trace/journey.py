@@ -4,7 +4,7 @@ The journey of one row or aggregate: the facts of each hop, and each route's sta
 A journey has the records of one key, oldest first, and for each route of each sink that
 reads them: how far the sink has applied the partitions, which position it stores, and
 the dead letters of the key. These facts determine the state of each route. Values of
-rows and payloads of events are not part of a journey. Pure.
+rows and payloads of events are not part of a journey. This module does no I/O.
 """
 
 import enum
@@ -22,14 +22,16 @@ class RouteState(enum.StrEnum):
     """
     The state of one key in one route of a sink.
 
-    ``current``: the newest record is applied, and the sink stores its position.
-    ``applied``: it is applied, and the sink keeps no position of its own for the key.
-    ``deleted``: it is applied, and the row is a tombstone or gone; or no record was
-    found, and neither the source nor the sink has the row.
-    ``behind``: the sink has not reached it yet.
+    ``current``: the newest record is applied; the sink stores its position or a newer
+    one.
+    ``applied``: the newest record is applied; the sink stores no position for the key.
+    ``deleted``: the newest record is applied, and the row is a tombstone or gone; or no
+    record was found, and neither the source nor the sink has the row.
+    ``behind``: the sink has not applied all records of the key yet.
     ``parked``: a dead letter holds the key back.
-    ``incomplete``: only records that are dead letters are not applied.
-    ``differs``: it is applied, but the sink stores an older position, or none.
+    ``incomplete``: all records are applied, except those that became dead letters.
+    ``differs``: the newest record is applied, but the sink stores an older position, or
+    none.
     ``unknown``: the sink cannot be read.
     """
 
@@ -78,7 +80,7 @@ class TracedRoute:
         sink: The sink.
         route: The route's name in the sink.
         keeps_position: Whether the sink stores the position of each key.
-        applied: The next offset by topic and partition, as text, of the whole sink.
+        applied: The sink's next offset by topic and partition (as text).
         stored_position: The position that the sink stores; None if it has no row.
         is_deleted: Whether that row is a tombstone.
         dead_letters: A summary for each parked record key, and one for each dead letter
@@ -115,7 +117,7 @@ class Journey:
         is_in_source: Whether the row is in its table now; None for an aggregate.
         scans: The topics that were searched.
         records: The records of the key, oldest first.
-        routes: The key in each route that reads them.
+        routes: The key in each route that reads its records.
     """
 
     subject: str
@@ -168,7 +170,7 @@ def state_of(route: TracedRoute, journey: Journey) -> RouteState:
 def _stored_state(route: TracedRoute, journey: Journey) -> RouteState:
     """Return the state of a key whose position the sink stores."""
     records = records_for(route, journey)
-    # Without a record, a row that the source lacks is missing in the sink rightly.
+    # If no record was found, a row that the source lacks is rightly not in the sink.
     is_delete = journey.is_in_source is False
     if records:
         is_delete = records[-1].kind in {"delete", "tombstone"}

@@ -168,4 +168,4 @@ def test_a_command_without_rights_names_the_page(role_dsn, database, capsys):
     named = ["--dsn", role_dsn("counter"), "--consumer", "x", "--schema", "private"]
 
     assert 2 == run(["inbox", "parked", *named])
-    assert "docs/rights.md has the grants" in capsys.readouterr().err
+    assert "docs/rights.md lists the grants" in capsys.readouterr().err

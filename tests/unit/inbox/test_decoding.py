@@ -98,7 +98,7 @@ def test_only_a_schema_that_is_absent_is_the_fault_of_the_event(
     """
     with (
         closing(AvroDecoder({"url": answering(status)})) as decode,
-        pytest.raises(error, match=f"the schema registry answers: .*{status}"),
+        pytest.raises(error, match=f"the schema registry responded: .*{status}"),
     ):
         decode(event(value=FRAMED))
 

@@ -28,7 +28,7 @@ _FRAME: Final = b"\0"
 _SETTINGS: Final[Mapping[str, Any]] = {"timeout": 5, "max.retries": 0}
 # Raised, besides ``ValueError``, for bytes that are not framed or not Avro.
 _UNREADABLE: Final = (SerializationError, EOFError, LookupError, ArithmeticError)
-# Answers that are about the request or the server, not about the schema.
+# Responses that are about the request or the server, not about the schema.
 _TRANSIENT: Final = (
     HTTPStatus.UNAUTHORIZED,
     HTTPStatus.FORBIDDEN,
@@ -39,7 +39,7 @@ _TRANSIENT: Final = (
 
 class AvroDecoder:
     """
-    Decodes payloads in Avro; all others are read as JSON.
+    Decodes Avro payloads; reads all others as JSON.
 
     A payload is in Avro if the header ``content-type`` says so, or if it begins with
     the zero byte of Confluent's framing.
@@ -51,7 +51,7 @@ class AvroDecoder:
 
         Args:
             registry: Settings of confluent-kafka's ``SchemaRegistryClient``: at least
-                ``url``. Schemas are kept, so each is requested once.
+                ``url``. Schemas are cached, so each is requested once.
         """
         self._client = SchemaRegistryClient({**_SETTINGS, **registry})
         self._deserialize = AvroDeserializer(self._client)
@@ -73,14 +73,14 @@ class AvroDecoder:
         try:
             return self._deserialize(value)
         except (httpx2.TransportError, OAuthTokenError) as error:
-            # Not the error's text, which may hold the address with its password.
+            # The error's text is left out: it may contain the address with a password.
             reason = f"the schema registry cannot be reached: {type(error).__name__}"
             raise UnavailableError(reason) from error
         except _UNREADABLE as error:
-            reason = f"the payload is not Avro of its schema: {error!r}"
+            reason = f"the payload is not Avro data of its schema: {error!r}"
             raise ValueError(reason) from error
         except SchemaRegistryError as error:
-            reason = f"the schema registry answers: {error}"
+            reason = f"the schema registry responded: {error}"
             if _is_transient(error.http_status_code):
                 raise UnavailableError(reason) from error
             raise ValueError(reason) from error
@@ -91,5 +91,5 @@ class AvroDecoder:
 
 
 def _is_transient(status: int) -> bool:
-    """Return whether a retry may get a different answer."""
+    """Return whether a retry may get a different response."""
     return status in _TRANSIENT or status >= HTTPStatus.INTERNAL_SERVER_ERROR

@@ -1,4 +1,4 @@
-"""``towpath inbox``: create it, look at consumers, prune ids, replay parked events."""
+"""``towpath inbox``: create an inbox, show consumers, prune ids, replay events."""
 
 import contextlib
 import dataclasses
@@ -37,9 +37,13 @@ app = App(name="inbox", help="Create an inbox; look after its consumers.")
 
 DsnOption = Annotated[
     str,
-    Parameter(name="--dsn", env_var="TOWPATH_INBOX_DSN", help="The database."),
+    Parameter(
+        name="--dsn", env_var="TOWPATH_INBOX_DSN", help="The DSN of the database."
+    ),
 ]
-ConsumerOption = Annotated[str, Parameter(name="--consumer", help="The consumer.")]
+ConsumerOption = Annotated[
+    str, Parameter(name="--consumer", help="The consumer's name.")
+]
 KafkaOption = Annotated[
     str,
     Parameter(
@@ -54,7 +58,9 @@ KafkaFileOption = Annotated[
         help="Settings of Kafka's client, such as a login: one name=value per line.",
     ),
 ]
-SchemaOption = Annotated[str, Parameter(name="--schema", help="The tables' schema.")]
+SchemaOption = Annotated[
+    str, Parameter(name="--schema", help="The schema of the inbox's tables.")
+]
 
 
 @app.command
@@ -90,7 +96,7 @@ def status(
     json: JsonOption = False,
 ) -> int:
     """
-    Show offsets, lag and parked events of each consumer; exit 1 if any is parked.
+    Show offsets, lag and parked events of each consumer; exit 1 if events are parked.
 
     Args:
         dsn: The database.
@@ -191,10 +197,10 @@ def replay(
     schema: SchemaOption = SCHEMA,
 ) -> int:
     """
-    Request a replay of a parked event with its followers, or of all parked events.
+    Request a replay of all parked events of one event's key, or of all keys.
 
-    A running consumer carries it out within seconds, in order; an event that fails
-    again stays parked with its new reason, and so do its followers.
+    A running consumer replays them within seconds, in order. An event that fails again
+    stays parked with its new reason, and its followers stay parked behind it.
 
     Args:
         event: The event's id; by default, all parked events.
@@ -250,7 +256,7 @@ def _connect(
     try:
         psycopg.conninfo.conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
-        # Not the error's text, which may repeat a password.
+        # The error's text is left out: it may repeat a password.
         message = (
             "--dsn must be postgresql://user@host:port/database, or pairs such as "
             "host=... dbname=..."
@@ -267,7 +273,7 @@ def _connect(
         message = f"there is no inbox in the schema {schema}; create it: {command}"
         raise UsageError(message) from error
     except psycopg.errors.InsufficientPrivilege as error:
-        message = f"{str(error).splitlines()[0]}: docs/rights.md has the grants"
+        message = f"{str(error).splitlines()[0]}: docs/rights.md lists the grants"
         raise UsageError(message) from error
 
 
@@ -282,7 +288,7 @@ def _offsets(group: str, settings: dict[str, str]) -> Iterator[OffsetReader]:
         if cause.code() == KafkaError._INVALID_ARG:  # noqa: SLF001 - the client's name
             raise UsageError(cause.str()) from error
         if cause.code() in REFUSED:
-            message = f"Kafka refuses: {cause.str()}: docs/rights.md has the grants"
+            message = f"Kafka refuses: {cause.str()}: docs/rights.md lists the grants"
             raise UsageError(message) from error
         message = f"Kafka cannot be reached: {cause.str()}"
         raise UnavailableError(message) from error

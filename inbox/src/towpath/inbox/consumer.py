@@ -48,7 +48,7 @@ from towpath.inbox.inbox import BEHIND, Inbox
 from towpath.inbox.status import REFUSED, Place, reading_offsets
 from towpath.schemas.clock import Backoff, Clock, SystemClock
 
-# The longest wait of a poll: how late the loop can notice a stop or a due retry.
+# The longest wait of a poll: how late an idle loop can notice a stop or a due retry.
 POLL_S: Final = 0.2
 ATTEMPTS: Final = 5
 # How often the consumer looks for requested replays.
@@ -68,7 +68,8 @@ class _Retry:
 
     Attributes:
         attempts: The number of attempts in which the handler failed.
-        pauses: The number of all attempts, including those that a part's failure ended.
+        pauses: The number of all attempts, including those in which the database or a
+            service failed.
         due_s: When the next attempt is due; infinite once the partition is resumed.
         offset: The offset of the record.
     """
@@ -166,7 +167,7 @@ class _Loop:
         If the database fails, the event is tried again without limit.
 
         Raises:
-            KafkaException: The client cannot go on, as after a refused login.
+            KafkaException: The client cannot continue, as after a refused login.
         """
         client = Client(self._kafka)
         try:
@@ -193,7 +194,7 @@ class _Loop:
     def _turn(self, client: Client) -> None:
         """Handle one record, or wait for one; resume retries and replays."""
         self._resume_due(client)
-        is_replaying = self._replay_requested()
+        is_replaying = self._replay_if_due()
         now_s = self._options.clock.monotonic_s()
         if self._options.observer is not None and now_s >= self._observe_due_s:
             self._observe(client)
@@ -219,11 +220,12 @@ class _Loop:
                 self._report_outcome(event, self._effects.apply(event))
         except HandlerError as error:
             attempts += 1
-            if attempts < self._options.attempts or not self._parks(event, str(error)):
+            is_last = attempts >= self._options.attempts
+            if not (is_last and self._try_park(event, str(error))):
                 self._retry_later(client, event, attempts, str(error))
                 return
         except Exception as error:  # noqa: BLE001 - the driver's own
-            # A part failed, not the event: the event is retried without limit.
+            # The database or a service failed, not the event: retry without limit.
             self._retry_later(client, event, attempts, reason_of(error))
             return
         self._retries.pop((event.topic, event.partition), None)
@@ -233,7 +235,7 @@ class _Loop:
             # The partition was lost while the handler ran; its new owner finds the id.
             _log.info("event offset not stored", event_id=event.id, reason=str(error))
 
-    def _parks(self, event: Event, reason: str) -> bool:
+    def _try_park(self, event: Event, reason: str) -> bool:
         """Park an event unless it was handled; return whether the database answered."""
         try:
             is_parked = self._effects.park(event, reason)
@@ -250,13 +252,13 @@ class _Loop:
             self._options.report(lambda to: to.parked(event, reason))
         return True
 
-    def _replay_requested(self) -> bool:
+    def _replay_if_due(self) -> bool:
         """
-        Replay a requested event, if a look-up is due; return whether there was one.
+        Replay a requested event, if a lookup is due; return whether there was one.
 
-        The consumer polls between two events of a replay: it would lose its partitions
-        in a long replay without polls. After a failure of the database, the next
-        look-up is due later.
+        The consumer polls between two events of a replay: without polls, it would lose
+        its partitions during a long replay. After a failure of the database, it looks
+        for requests again after the usual interval.
         """
         now_s = self._options.clock.monotonic_s()
         if now_s < self._replay_due_s:
@@ -411,7 +413,7 @@ class Consumer(_Loop):
             types: The types of the events to apply; others are passed over, and their
                 ids are not stored. None: all types.
             observer: Receives what the consumer does, such as ``InboxMetrics.of``.
-            clock: The time of retries.
+            clock: Gives the time for retries and replays.
         """
         options = _Options(
             *(attempts, takes_reads, types, clock or SystemClock()),

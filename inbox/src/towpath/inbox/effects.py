@@ -31,7 +31,7 @@ class HandlerError(Exception):
 
 def check_headers(event: Event) -> None:
     """
-    Check that an event has its headers.
+    Check that the headers of an event could be read.
 
     Raises:
         HandlerError: The client could not read them; the event is parked, and stays
@@ -45,9 +45,9 @@ class Observer:
     """
     Receives what a consumer does; each method does nothing until it is overridden.
 
-    A consumer calls it between two polls, after the transaction that it reports; only
-    ``handled`` is called where the handler ran, inside the transaction. It must not
-    block. An error that it raises is logged, and changes nothing.
+    A consumer calls the methods between two polls, after the transaction that they
+    report. Only ``handled`` is called inside the transaction, where the handler ran. No
+    method may block. An error that a method raises is logged and has no other effect.
     """
 
     def handled(self, event: Event, duration_s: float) -> None:

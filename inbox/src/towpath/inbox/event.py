@@ -112,7 +112,7 @@ def event_of(message: Message, decode: Decode | None = None) -> Event:
     topic, partition = str(message.topic()), int(message.partition() or 0)
     offset, key = int(message.offset() or 0), message.key()
     return Event(
-        # The time tells the record from one of an earlier topic with the same name.
+        # The time distinguishes it from a record of an earlier topic of the same name.
         id=given.get(headers.EVENT_ID)
         or f"{topic}/{partition}/{offset}@{message.timestamp()[1]}",
         type=given.get(headers.EVENT_TYPE, ""),

@@ -13,7 +13,8 @@ The rules, each of which holds across processes:
    waits for the first one's transaction at the unique index, and then changes nothing.
 2. A consumer takes the records of a partition in order and begins at the committed
    offset, which is never above an event not yet handled. So a process that lost the
-   partition and still works cannot overtake: the next owner meets the same ids first.
+   partition and still works cannot overtake the next owner, which meets the same ids
+   first.
 3. The id of a parked event is inserted in the transaction that parks it. Later events
    of its key are parked behind it, under a lock of the key, while any is parked.
 4. A replay deletes the parked event in the transaction of its effect, under the lock of
@@ -41,7 +42,7 @@ from towpath.schemas.table_name import quoted
 from towpath.schemas.transactions import TEXT, Statement, Steps, drive, drive_async
 
 BEHIND: Final = "an earlier event of its key is parked"
-# The characters of a reason that are stored; an error's text can be long.
+# The longest reason that is stored; an error's text can be longer.
 _REASON_CHARACTERS: Final = 2_000
 # The values of a row in the table of ids.
 _ID: Final = ":consumer, :id, :topic, :partition, :offset"
@@ -198,7 +199,8 @@ class Inbox:
 
     def admit(self, event: Event) -> Steps[Admission | None]:
         """Admit an event and insert its id; None if an event of its key is parked."""
-        # Nearly every event is new and behind no parked one: one statement is enough.
+        # Nearly every event is new, and no event of its key is parked: one statement is
+        # enough.
         found = yield self._of(
             event,
             f"{self._insert_id()} select {_ID}"
@@ -224,7 +226,7 @@ class Inbox:
         """
         Park an event unless it was handled; return whether it was parked.
 
-        A follower joins a replay of its key that is requested already.
+        A follower joins a replay of its key that is already requested.
         """
         yield self._lock(event)
         is_new = yield from self.take(event)
@@ -234,7 +236,7 @@ class Inbox:
 
     def park_behind(self, event: Event) -> Steps[bool | None]:
         """
-        Park an event unless it was handled; None if none of its key is parked.
+        Park an event unless it was handled; None if no event of its key is parked.
 
         A replay takes the same lock, so no follower is parked after the last parked
         event of its key has left.
@@ -456,7 +458,7 @@ def _mark(sql: str) -> tuple[str, tuple[str, ...]]:
 
 def _storable(text: str) -> str:
     """Return text that Postgres can store: no NUL, nothing that is not UTF-8."""
-    # U+DC80 to U+DCFF stand for bytes; others are halves of a pair that was cut.
+    # U+DC80 to U+DCFF stand for bytes; other surrogates are halves of a broken pair.
     kept = re.sub("[\ud800-\udc7f\udd00-\udfff]", lambda m: repr(m[0])[1:-1], text)
     encoded = kept.encode(errors="surrogateescape")
     return encoded.decode(errors="backslashreplace").replace("\0", "\\0")

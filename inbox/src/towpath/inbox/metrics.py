@@ -1,9 +1,9 @@
 """
 Metrics of consumers in Prometheus's format; ``docs/metrics.md`` describes each.
 
-They are registered beside the application's own metrics and served on its port: a
-consumer opens none. Labels are the inbox's name, and the topics and partitions that its
-consumers read.
+They are registered beside the application's own metrics and served on its port; a
+consumer opens no port of its own. Labels are the consumer's name and, on most metrics,
+the topic; the lag also has a partition.
 """
 
 from typing import Final
@@ -20,12 +20,12 @@ except ImportError as error:
     _MISSING = "metrics need prometheus-client: pip install 'towpath-inbox[metrics]'"
     raise UsageError(_MISSING) from error
 
-# From a single statement to a handler that calls other services.
+# The range covers a single statement up to a handler that calls other services.
 _BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5, 30, 120)
 
 
 class InboxMetrics:
-    """The metrics of all consumers of a process; one instance for a registry."""
+    """The metrics of all consumers of a process; create one instance per registry."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         """Register the metrics in the application's registry."""
@@ -74,7 +74,7 @@ class _Metrics(Observer):
         self._metrics.skipped.labels(self._consumer, event.topic).inc()
 
     def retried(self, event: Event, reason: str) -> None:
-        del reason  # A label must not have arbitrary text.
+        del reason  # As a label, arbitrary text would create series without limit.
         self._metrics.retries.labels(self._consumer, event.topic).inc()
 
     def parked(self, event: Event, reason: str) -> None:

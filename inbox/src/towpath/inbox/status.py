@@ -20,7 +20,7 @@ from towpath.schemas.failure import UsageError
 from towpath.schemas.table_name import quoted
 
 TIMEOUT_S: Final = 10.0
-# The codes of a login, or a request, that the brokers refuse: a retry does not help.
+# The codes of a login or a request that the brokers refuse: a retry does not help.
 REFUSED: Final = (
     KafkaError._AUTHENTICATION,  # noqa: SLF001 - the client's name
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -90,7 +90,7 @@ def client_settings(servers: str, file: Path | None = None) -> dict[str, str]:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        message = f"the file of Kafka's settings: {reason}: {file}"
+        message = f"cannot read the file of Kafka's settings: {reason}: {file}"
         raise UsageError(message) from error
     for number, line in enumerate(map(str.strip, lines), start=1):
         name, equals, value = line.partition("=")
@@ -114,7 +114,7 @@ def reading_offsets(settings: Mapping[str, Any]) -> Iterator[OffsetReader]:
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
     """
-    How far a consumer is in one partition.
+    A consumer's progress in one partition.
 
     Attributes:
         topic: The topic.
@@ -189,7 +189,7 @@ class InboxTables:
         return {name for (name,) in rows}
 
     def ids(self, consumer: str) -> Counter[Place]:
-        """Count the stored ids by partition; -1: copies in several partitions."""
+        """Count ids by partition; -1 stands for ids with copies in several of them."""
         rows = self._connection.execute(
             f"select topic, partition, count(*) from {self._applied}"
             " where consumer = %s group by topic, partition",
@@ -198,7 +198,7 @@ class InboxTables:
         return Counter({(topic, number): count for topic, number, count in rows})
 
     def parked(self, consumer: str) -> tuple[int, int, datetime | None]:
-        """Return the number of parked events and of their keys, and the oldest time."""
+        """Return how many events and keys are parked, and the oldest parking time."""
         events, keys, oldest = self._connection.execute(
             "select count(*), count(distinct (topic, key)) filter"
             f" (where key is not null), min(parked_at) from {self._parked}"

@@ -1,8 +1,8 @@
 """
-The tables of an inbox, as SQL that can be repeated.
+The tables of an inbox, as SQL that is safe to run again.
 
-A table of an earlier state of 0.2.0 is upgraded by the same statements, which
-``towpath inbox create`` runs and a migration contains.
+The same statements upgrade tables that a development version of 0.2.0 created.
+``towpath inbox create`` runs the statements; a migration can contain them.
 """
 
 from typing import Final
@@ -13,7 +13,7 @@ SCHEMA: Final = "towpath"
 
 
 def create_statements(schema: str = SCHEMA) -> tuple[str, ...]:
-    """Return the SQL that creates or upgrades the tables; it can be repeated."""
+    """Return the SQL that creates or upgrades the tables; it is safe to run again."""
     place = quoted(schema)
     return (
         f"create schema if not exists {place}",
@@ -52,7 +52,7 @@ on {place}.inbox_parked (consumer, topic, key)""",
 
 def _upgrade_of_parked(table: str) -> str:
     """
-    Return the statement that replaces the primary key of an earlier state of 0.2.0.
+    Return the statement that replaces a development version's primary key.
 
     That key was the place of the record, which a record of a recreated topic can share.
     """

@@ -116,7 +116,7 @@ def test_a_rate_without_a_reason_is_sustained():
 @pytest.mark.parametrize(
     ("cores", "backlogs", "bound"),
     [
-        (1.95, {}, "the processor: 1.95 of 2 cores used, most of them by serving 0.70"),
+        (1.95, {}, "the CPU: 1.95 of 2 cores used, most of them by serving 0.70"),
         (
             1.2,
             {"saga": BacklogTrend(((0.0, 0.0), (10.0, 90.0)), 20.0), "search": FLAT},

@@ -1,5 +1,5 @@
 """
-The relay's benchmark beside other systems, in one run on one machine.
+Benchmarks the relay against other systems, in one run on one machine.
 
 Every system drains the same backlog through its own copy of one replication slot, or
 follows a load of the same rate through a slot of its own. The expected records are
@@ -10,8 +10,8 @@ repeats of other systems are figures themselves.
 Three rules keep the figures honest:
 
 - The benchmark itself is almost idle while a system works: a backlog is written
-  before, the topic is read after, and in between it only samples end offsets, the slot
-  and processor times, a few times a second (until a kill, up to 200 times).
+  beforehand, the topic is read afterwards, and in between it only samples end offsets,
+  the slot and CPU times, a few times a second (until a kill, up to 200 times).
 - All times are from one clock. A commit has the time of its commit record, which is
   written before the log is flushed, so the flush counts. An append has the broker's
   time, by the topics' ``LogAppendTime``.

@@ -68,10 +68,10 @@ class Broker:
             wanted = NewTopic(topic, num_partitions=PARTITIONS, replication_factor=1)
             _await(self._admin.create_topics([wanted]))
 
-    def delete_topics(self, prefix: str) -> None:
-        """Delete every topic whose name contains the prefix."""
+    def delete_topics(self, run: str) -> None:
+        """Delete every topic whose name contains the run's name."""
         names = [
-            t for t in self._admin.list_topics(timeout=_TIMEOUT_S).topics if prefix in t
+            t for t in self._admin.list_topics(timeout=_TIMEOUT_S).topics if run in t
         ]
         if names:
             _await(self._admin.delete_topics(names, request_timeout=_TIMEOUT_S))
@@ -97,7 +97,7 @@ class Broker:
         Read a topic from its beginning to its current end, partition by partition.
 
         Raises:
-            BenchError: It could not be read in time.
+            BenchError: The topic could not be read in time.
         """
         return sorted(_arrival(record) for record in self.records(topic))
 
@@ -108,7 +108,7 @@ class Broker:
         Partitions take turns; the records of each are in the order of their offsets.
 
         Raises:
-            BenchError: It could not be read in time.
+            BenchError: The topic could not be read in time.
         """
         ends = self._certain_ends(topic)
         consumer = Consumer(

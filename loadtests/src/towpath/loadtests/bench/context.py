@@ -46,7 +46,7 @@ CASES: Final = (*DRAINS, *STEADIES)
 
 
 def chosen_cases(named: Sequence[str], *, with_debezium: bool) -> tuple[str, ...]:
-    """Return the named cases in the order of CASES, or all that the systems have."""
+    """Return the named cases in the order of CASES, or all that apply."""
     if named:
         return tuple(name for name in CASES if name in named)
     return tuple(name for name in CASES if with_debezium or name != SAME_HEADERS)
@@ -152,7 +152,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRun:
-    """One system in one round of one case; its slot, topics and log have its name."""
+    """One system in one round of one case; slot, topics and log are named after it."""
 
     system: str
     name: str
@@ -167,11 +167,11 @@ class BenchRun:
 
 
 def in_turn(systems: tuple[str, ...], round_number: int) -> tuple[str, ...]:
-    """Alternate the order of the systems, since each run affects the next one."""
+    """Alternate the order of the systems, because each run affects the next one."""
     return systems if round_number % 2 == 0 else systems[::-1]
 
 
-# Drawing takes processor time from the systems that are measured.
+# Drawing takes CPU time from the systems that are measured.
 _REFRESHES_PER_S: Final = 2
 
 
@@ -272,7 +272,7 @@ class RunRecords:
         return {n: tuple(found) for n, found in self._cases.get(name, {}).items()}
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields of every result: rows, rounds and machine."""
+        """Return the fields that every result has: rows, rounds and machine."""
         options = self._bench.options
         on = {**machine(), "relay": self._bench.environment.relay_code}
         return {"rows": options.rows, "rounds": options.rounds, "machine": on}

@@ -20,7 +20,7 @@ class Launcher(Protocol):
         """Stop a process, and wait until it has ended."""
 
     def kill(self, name: str) -> None:
-        """Kill a process at once, and wait until it has ended."""
+        """Kill a process without a warning, and wait until it has ended."""
 
     def log(self, name: str) -> Path:
         """Return the log file of a process."""
@@ -32,15 +32,15 @@ class BenchEnvironment:
     Addresses, programs and folders of a benchmark.
 
     Attributes:
-        dsn: The address of the server's database for administration.
-        dsn_of: Returns the address of another database of that server.
+        dsn: The DSN of the server's database for administration.
+        dsn_of: Returns the DSN of another database of that server.
         kafka: The broker's bootstrap address.
         broker_pid: The broker's process id.
         programs: The folder of Postgres's own programs.
         towpath: The first words of a ``towpath`` command.
         relay_code: The form in which the relay's hot modules run.
         connect: The command of standalone Kafka Connect, without its two files;
-            ``None`` without a comparison.
+            ``None`` if Debezium is not measured.
         connect_port: A free port for Connect's REST interface.
         log_folder: The folder of the broker's topics.
         folder: The folder of configuration files.

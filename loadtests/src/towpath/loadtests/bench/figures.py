@@ -1,13 +1,13 @@
 """
-The check of a topic's events, and the figures of runs. Pure.
+Checks a topic's events, and computes the figures of runs; does no I/O.
 
 A topic must have every event once, unchanged, in order per key. ``CommittedEvent`` is
 an event that the server has committed, ``ArrivedEvent`` a record of the topic. Order is
 checked on first arrivals: an event that a restart repeats counts as a duplicate.
 
 The figures of a run are a flat mapping of names with units to numbers: rates from
-append times, percentiles, ratios. Those of a case are the minimum, median and maximum
-over the rounds.
+append times, percentiles, ratios. The figures of a case are the minimum, median and
+maximum over the rounds.
 """
 
 import hashlib
@@ -82,7 +82,7 @@ def digest(payload: bytes | None) -> bytes:
 def check_events(
     facts: Mapping[bytes, CommittedEvent], arrivals: Iterable[ArrivedEvent]
 ) -> EventCheck:
-    """Compare committed and arrived events; each partition is in offset order."""
+    """Compare committed events with arrivals in the offset order of each partition."""
     seen: set[bytes] = set()
     last: dict[bytes, tuple[int, int]] = {}
     duplicates = unknown = changed = disordered = 0
@@ -180,7 +180,7 @@ def spread(rounds: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
 def ratio(
     ours: Mapping[str, Spread] | None, theirs: Mapping[str, Spread] | None, name: str
 ) -> float | None:
-    """Return the ratio of a figure's medians; None without one, or if theirs is 0."""
+    """Return the ratio of a figure's medians; None if one is missing or theirs is 0."""
     if not ours or not theirs or name not in ours or name not in theirs:
         return None
     other = theirs[name].median
@@ -188,5 +188,5 @@ def ratio(
 
 
 def _rate(count: int, elapsed_ms: float) -> float:
-    """Return events per second; a shorter time than a millisecond counts as one."""
+    """Return events per second; a time below a millisecond counts as one."""
     return count * _MS / max(1.0, elapsed_ms) if count >= _FEWEST else 0.0

@@ -1,12 +1,12 @@
 """
-The machine of a benchmark: its description, and the processor time of processes.
+The machine of a benchmark: its description, and the CPU time of processes.
 
 Figures of different machines are not comparable. Samples are rare, because they take
-processor time from the systems that are measured. A process that ran before is charged
-only for its use while watched; one that ended keeps the figures of its last sample.
-The memory of a new process is the largest resident set that it ever had, that of an old
-one the largest in a sample. A backend's memory includes the pages of the server's
-shared memory that it used.
+CPU time from the systems that are measured. A process that ran before is charged only
+for its use while watched; a process that ended keeps the figures of its last sample.
+The memory of a new process is the largest resident set that it ever had; the memory of
+an older process is the largest in a sample. A backend's memory includes the pages of
+the server's shared memory that it used.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ def summary() -> str:
 
 
 def python() -> str:
-    """Return the version of this Python, and whether its build used a profile."""
+    """Return the version of this Python, and whether it was built with PGO."""
     options = sysconfig.get_config_var("CONFIG_ARGS") or ""
     build = "with" if "--enable-optimizations" in options else "without"
     return f"{platform.python_version()} {build} PGO"
@@ -85,7 +85,7 @@ class ProcessWatch:
         self.add("observer", psutil.Process().pid, is_new=False)
 
     def add(self, name: str, pid: int | None, *, is_new: bool) -> None:
-        """Watch a process, if there is one; a new one from its start."""
+        """Watch a process, if there is one; charge a new process from its start."""
         if pid is None or name in self._usages:
             return
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -101,7 +101,7 @@ class ProcessWatch:
                 usage.peak_bytes = max(usage.peak_bytes, _held_bytes(usage))
 
     def restart(self) -> None:
-        """Count processor time from now on; keep peaks of memory."""
+        """Count CPU time from now on; keep peaks of memory."""
         for usage in self._usages.values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 usage.began_s = _cpu_s(usage.process)
@@ -116,7 +116,7 @@ class ProcessWatch:
 
 
 def per_event_us(cpu_s: float, events: int) -> float:
-    """Return processor time per event."""
+    """Return CPU time per event."""
     return cpu_s * _MICROSECONDS / events if events else 0.0
 
 

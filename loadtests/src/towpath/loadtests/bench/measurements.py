@@ -1,15 +1,15 @@
 """
 The measurements of one publisher: a drain, a kill, a steady load.
 
-- Drain: the rate at which a system publishes a committed backlog. The server's own
-  decoding and ``pg_recvlogical``, which only decode, are measured beside it.
+- Drain: the rate at which a system publishes a committed backlog. Decoding in the
+  server and ``pg_recvlogical`` serve as baselines: both only decode.
 - Kill: the cost of a ``kill -9`` in the middle of a drain. The system is killed once
-  the topic has a share of the backlog, or after 90 seconds, and is started again at
-  once. Lost and repeated events are counted in the topic; the time to the first *new*
-  event begins with the second start.
+  the topic has a share of the backlog, or after 90 seconds, and is restarted
+  immediately. Lost and repeated events are counted in the topic; the time to the first
+  *new* event begins with the second start.
 - Steady load: ``pgbench`` commits at a rate, at random times, however far the system
-  is behind. Latency is the time from the commit record to the broker's append, of every
-  event after the warm-up.
+  is behind. The latency of each event after the warm-up is the time from its commit
+  record to the broker's append.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,11 +39,12 @@ from towpath.loadtests.bench.source import PUBLICATION
 from towpath.loadtests.errors import BenchError
 from towpath.schemas.clock import Deadline
 
-# Short enough for a progress bar and to find a backend; a sample costs a millisecond.
+# Short enough for a smooth progress bar, and for finding a backend in time; a sample
+# costs a millisecond.
 POLL_INTERVAL_S: Final = 0.25
 
-# The deadline allows a tenth of the slowest measured rate, and the start of a JVM.
-_SLOWEST_PER_S: Final = 2_000
+# Deadlines assume a tenth of the slowest measured rate, plus the start of a JVM.
+_ASSUMED_PER_S: Final = 2_000
 _START_WITHIN_S: Final = 90.0
 _MS: Final = 1000.0
 # Longer than any pause that was ever measured within a drain.
@@ -67,7 +68,8 @@ def decode(bench: Bench, run: BenchRun, rows: int) -> Figures:
         report = bench.screen.begin(f"{run.name}: messages", 0)
         messages = run.source.decode(run.name, report)
         if messages < rows:
-            message = f"{run.name}: {messages:,} messages of {rows:,} rows were decoded"
+            counts = f"{messages:,} messages for {rows:,} rows"
+            message = f"{run.name}: decoded only {counts}"
             raise BenchError(message)
         watch.sample()
     else:
@@ -83,7 +85,7 @@ def drain(
     Measure a publisher, from its start to its last append.
 
     Raises:
-        BenchError: It ended, or did not finish in time.
+        BenchError: The publisher ended early, or did not finish in time.
     """
     watch = ProcessWatch()
     watch.add("broker", bench.environment.broker_pid, is_new=False)
@@ -111,7 +113,7 @@ def until_complete(
     Raises:
         BenchError: The system ended, or did not finish in time.
     """
-    within_s = _START_WITHIN_S + goal.events / _SLOWEST_PER_S
+    within_s = _START_WITHIN_S + goal.events / _ASSUMED_PER_S
     deadline = Deadline(bench.clock, within_s)
     while (there := sum(bench.broker.ends(run.topic).values())) < goal.events:
         publishers.check(bench, run, pid)
@@ -128,9 +130,9 @@ def until_complete(
 
 def until_idle(bench: Bench, run: BenchRun) -> None:
     """
-    Wait until no more records are appended; a count alone may include repeats.
+    Wait until no more records are appended; a full count may include duplicates.
 
-    The wait ends after two minutes although records are still appended.
+    The wait ends after two minutes even if records are still being appended.
     """
     deadline = Deadline(bench.clock, _IDLE_WITHIN_S)
     count, since_s = -1, bench.clock.monotonic_s()
@@ -150,7 +152,7 @@ def _receive(bench: Bench, run: BenchRun, watch: ProcessWatch, rows: int) -> Non
         *("--option", "proto_version=1"),
         *("--option", f"publication_names={PUBLICATION}"),
     )
-    deadline = Deadline(bench.clock, _START_WITHIN_S + rows / _SLOWEST_PER_S)
+    deadline = Deadline(bench.clock, _START_WITHIN_S + rows / _ASSUMED_PER_S)
     with ClientProgram(bench.environment, run.name, words) as client:
         watch.add("process", client.pid, is_new=True)
         while not client.is_done():
@@ -173,7 +175,7 @@ def kill(
     bench: Bench, run: BenchRun, facts: Mapping[bytes, CommittedEvent]
 ) -> tuple[Figures, EventCheck]:
     """
-    Kill a publisher in the middle of a backlog, and let it finish.
+    Kill a publisher in the middle of a backlog, restart it, and let it finish.
 
     Raises:
         BenchError: The publisher ended by itself, or did not finish in time.
@@ -208,7 +210,7 @@ def first_new_ms(
     """
     Return the append time of the first event that the topic did not have before.
 
-    None: it had them all, because the backlog was short.
+    Returns None if the topic already had every event, because the backlog was short.
     """
     old = {a.event_id for a in arrivals if a.offset < before.get(a.partition, 0)}
     times_ms = [float(a.appended_ms) for a in arrivals if a.event_id not in old]
@@ -227,7 +229,7 @@ def _until_share(bench: Bench, run: BenchRun, pid: int, count: int) -> None:
 # Each client waits until its commit is flushed; a group of commits shares a flush.
 _CLIENTS: Final = 16
 _SERVING_WITHIN_S: Final = 90.0
-# Samples are rarer here, since they add to the load.
+# Samples are rarer here, because they add to the load.
 _LOAD_POLL_INTERVAL_S: Final = 1.0
 _GRACE_S: Final = 30.0
 _MICROSECONDS: Final = 1_000_000
@@ -247,9 +249,10 @@ def follow_load(
 
     Args:
         bench: The benchmark.
-        run: The run; its slot begins now.
-        rate: Transactions a second.
-        truth: A second slot that begins now, for decoding the committed events.
+        run: The run; its slot was created just before this call.
+        rate: Transactions per second.
+        truth: The name of a second slot, also just created, from which the committed
+            events are decoded.
 
     Raises:
         BenchError: The system ended, or did not finish in time.
@@ -285,13 +288,14 @@ def follow_load(
 
 
 def _until_serving(bench: Bench, run: BenchRun, pid: int) -> None:
-    """Commit one event and wait until it is in Kafka, so that the system streams."""
+    """Commit one event and wait until it is in Kafka: the system is then streaming."""
     run.source.fill(1, 1, bench.screen.begin(f"{run.name}: starting", 0))
     deadline = Deadline(bench.clock, _SERVING_WITHIN_S)
     while not sum(bench.broker.ends(run.topic).values()):
         publishers.check(bench, run, pid)
         if deadline.passed():
-            raise failure(bench.environment, run.name, "it does not read its slot")
+            reason = "no event arrived in time: it may not be reading its slot"
+            raise failure(bench.environment, run.name, reason)
         bench.clock.wait(POLL_INTERVAL_S)
 
 

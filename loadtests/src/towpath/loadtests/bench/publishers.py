@@ -64,7 +64,7 @@ def start_connect(
     Start Connect with a connector and return its process id.
 
     Raises:
-        BenchError: Its archives were not fetched.
+        BenchError: Connect's archives were not fetched.
     """
     environment = bench.environment
     if environment.connect is None:
@@ -134,7 +134,7 @@ class ClientProgram:
         Return whether the program has ended successfully.
 
         Raises:
-            BenchError: It has failed; the message ends with its last lines.
+            BenchError: The program failed; the message ends with the end of its log.
         """
         code = self._process.poll() if self._process else None
         if code:
@@ -146,7 +146,7 @@ class ClientProgram:
         Wait until the program has ended successfully.
 
         Raises:
-            BenchError: It failed, or did not end in time.
+            BenchError: The program failed, or did not end in time.
         """
         try:
             if self._process is not None:
@@ -257,7 +257,7 @@ def check(bench: Bench, run: BenchRun, pid: int) -> None:
     Check that the system and the source that it reads are still running.
 
     Raises:
-        BenchError: The system has ended; the message ends with its last lines.
+        BenchError: The system has ended; the message ends with the end of its log.
         psycopg.Error: The source does not answer.
     """
     run.source.end_lsn()

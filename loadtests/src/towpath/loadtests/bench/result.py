@@ -1,5 +1,5 @@
 """
-The result of a benchmark: one JSON object, and tables for a person. Pure.
+The result of a benchmark: one JSON object, and tables for people. Does no I/O.
 
 ::
 
@@ -10,7 +10,8 @@ The result of a benchmark: one JSON object, and tables for a person. Pure.
                            "ratio_to_limit": ..., "ratio_to_debezium": ...}, ...}}
 
 A ratio is the relay's median divided by the other's: of events a second in a drain,
-where more is better, and of the 99th percentile under a steady load, where less is.
+where more is better, and of the 99th percentile under a steady load, where less is
+better.
 ``ratio_to_debezium`` compares with tuned Debezium. A ratio without a measurement is
 null, such as that of a latency to the limit. A benchmark with findings has no figures.
 """
@@ -50,7 +51,7 @@ class RelayCase:
 
     @property
     def ratio_of(self) -> str:
-        """The figure of the ratios."""
+        """The figure that the ratios compare."""
         return "events_per_s" if self.name in DRAINS else "p99_ms"
 
     def ratio_to(self, other: str) -> float | None:
@@ -178,7 +179,7 @@ _STEADY: Final = (
 _KILL: Final = (
     Column("killed_at_events", "killed at", "{:,.0f}"),
     Column("lost", "lost", "{:,.0f}"),
-    Column("duplicates", "twice", "{:,.0f}"),
+    Column("duplicates", "duplicates", "{:,.0f}"),
     Column("first_new_event_s", "first new event s", "{:.2f}"),
 )
 PROCESSES: Final = (

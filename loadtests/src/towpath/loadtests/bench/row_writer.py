@@ -119,7 +119,7 @@ class RowWriter:
         Write a batch in one transaction; return the number of rows that it changed.
 
         Raises:
-            psycopg.Error: It was not committed.
+            psycopg.Error: The batch was not committed.
         """
         parts = Shares.of(rows)
         new = list(itertools.islice(self._next, parts.new_payments))

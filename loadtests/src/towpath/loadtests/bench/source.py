@@ -94,8 +94,8 @@ CHUNK_MESSAGES: Final = 100_000
 _RELEASED_WITHIN_S: Final = 30.0
 _POLL_INTERVAL_S: Final = 0.05
 
-# A payload is 250 bytes of JSON with hexadecimal digits of hashes: all differ, and they
-# compress as badly as identifiers do. The rows rotate through 1000 aggregates.
+# A payload is 250 bytes of JSON with hexadecimal digits of hashes: all payloads differ,
+# and they compress as badly as identifiers do. The rows rotate through 1000 aggregates.
 _PREPARE: Final = """
 create schema bench;
 create function bench.payload(n bigint) returns json language sql as $$
@@ -171,7 +171,7 @@ class BenchSource:
         return str(self._one("select pg_current_wal_flush_lsn()::text"))
 
     def make_slot(self, slot: str) -> None:
-        """Create a slot that begins here."""
+        """Create a slot that begins at the current end of the log."""
         self._one(
             "select pg_create_logical_replication_slot(%s, 'pgoutput')::text", slot
         )
@@ -217,7 +217,7 @@ class BenchSource:
         """
         Make the server decode everything after a slot's LSN, and count the messages.
 
-        They are sent to the client, as any reader of a slot needs them, and discarded:
+        The messages are sent to the client, as to any reader of a slot, and discarded:
         counting them inside the server would save a third of the work.
         """
         total = 0
@@ -230,7 +230,7 @@ class BenchSource:
                 report(total)
 
     def facts(self, slot: str) -> dict[bytes, CommittedEvent]:
-        """Return the committed events by id; consumes the slot."""
+        """Return the committed events by id, and consume the slot."""
         rows = decoded_rows(self._messages(slot))
         return {
             row.values["id"] or b"": CommittedEvent(
@@ -282,7 +282,7 @@ def database(
 
 
 def _drop(environment: BenchEnvironment, name: str) -> None:
-    """Drop the database and its slots; ignore errors, as of a server that is gone."""
+    """Drop the database and its slots; ignore errors, as when the server is gone."""
     with (
         contextlib.suppress(psycopg.Error),
         psycopg.connect(environment.dsn, autocommit=True) as connection,

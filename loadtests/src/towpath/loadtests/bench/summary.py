@@ -1,8 +1,9 @@
 """
-The summary of several benchmarks: one line per comparison, as table and plot. Pure.
+The summary of several benchmarks: one line per comparison, as table and plot.
 
 The documents are those that ``towpath bench <name> --json`` prints, by name. A document
-of a benchmark that found a difference has no cases, and so no line.
+of a benchmark that found a difference has no cases, and therefore no lines. This module
+does no I/O.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -97,7 +98,7 @@ def markdown(found: Sequence[Line]) -> str:
 _ROW_HEIGHT: Final = 18
 _WIDTH: Final = 460
 _LONGEST_LABEL: Final = 520
-_COLOURS: Final = ("#b3360b", "#2f6f8f")
+_COLORS: Final = ("#b3360b", "#2f6f8f")
 
 
 def plot(found: Sequence[Line]) -> str:
@@ -125,7 +126,7 @@ def plot(found: Sequence[Line]) -> str:
         x2="from:Q",
         color=alt.Color(
             "better:N",
-            scale=alt.Scale(domain=[False, True], range=_COLOURS),
+            scale=alt.Scale(domain=[False, True], range=_COLORS),
             legend=None,
         ),
     )

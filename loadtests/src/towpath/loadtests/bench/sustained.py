@@ -1,14 +1,14 @@
 """
-The highest rate that the platform sustains: its verdict, its bounds, its result. Pure.
+The highest rate that the platform sustains: its verdict, its bounds, its result.
 
 A rate is sustained if it was reached, no request or read failed, no sample was lost, no
 part restarted, and no backlog rose over the measured time. Backlogs are counts: orders
 whose saga has not ended, bytes of the log that the relay has not confirmed, records
 that a sink has not applied. Each is sampled at an interval, and a straight line is
 fitted to the samples. Its slope is compared with the rate at which the same thing comes
-in: a part that falls behind by more than a twentieth of that cannot keep up. Sinks work
-batch by batch, so a backlog is a sawtooth; a slope that its scatter explains, twice
-the standard error, is not a rise. ::
+in: a part that falls behind by more than a twentieth of that rate cannot keep up. Sinks
+work batch by batch, so a backlog is a sawtooth; a slope that its scatter explains, up
+to twice the standard error, is not a rise. This module does no I/O. ::
 
     {"checkout": {"name": "checkout", "sustained_rate": 20.0, "rates": [
         {"rate_per_s": 20.0, "reached_per_s": ..., "rows_per_s": ...,
@@ -123,7 +123,7 @@ class BacklogTrend:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cores:
     """
-    The machine's processor time, in cores.
+    The machine's CPU time, in cores.
 
     Attributes:
         count: The cores of the machine.
@@ -141,7 +141,7 @@ class Cores:
         return max(0.0, self.used - sum(self.parts.values()))
 
     def largest(self) -> list[tuple[str, float]]:
-        """Return the parts that took the most, and their time."""
+        """Return the parts that used the most CPU time, and their time."""
         return sorted(self.parts.items(), key=lambda one: -one[1])[:_NAMED_PARTS]
 
 
@@ -160,7 +160,7 @@ class SustainedRate:
         readings: The lag that readers saw, by sink.
         saga: The time from a checkout to the end of its saga.
         backlogs: Every backlog by its name.
-        cores: The machine's processor time.
+        cores: The machine's CPU time.
     """
 
     rate_per_s: float
@@ -201,7 +201,7 @@ class SustainedRate:
         used = f"{cores.used:.2f} of {cores.count} cores used"
         if cores.used >= cores.count * _BUSY_SHARE:
             others = f"; others on the machine {cores.others:.2f}"
-            return f"the processor: {used}, most of them by {named}{others}"
+            return f"the CPU: {used}, most of them by {named}{others}"
         rising = [name for name, one in self.backlogs.items() if one.is_rising]
         if rising:
             return f"{' and '.join(rising)}, with {used}: {named}"
@@ -269,7 +269,7 @@ def next_rate(
     found: Sequence[SustainedRate], rates: Sequence[float], refine: int
 ) -> float | None:
     """
-    Return the next rate: one step up, or midway between the best and the lowest failed.
+    Return the next rate: one step up, or midway between a sustained and a failed rate.
 
     Args:
         found: The rates that have been measured, in their order.

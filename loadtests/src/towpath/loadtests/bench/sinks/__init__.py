@@ -10,7 +10,7 @@ case ``checkout`` with the demo's own parts; the results of all three cases are 
 - In ``catch_up``, a rate counts the table's rows from the start of the first batch, by
   the engine's time, to the moment when the last batch is durable, by the sink's time.
 - Baselines get prepared rows: the target's work is timed, and little of the client's,
-  so the comparison favours the baseline.
+  so the comparison favors the baseline.
 - ``towpath verify`` compares every sink that has a target with the source, every key
   and column. A single difference voids all figures.
 """

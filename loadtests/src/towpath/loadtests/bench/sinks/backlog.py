@@ -104,10 +104,10 @@ class Backlog:
 @contextmanager
 def backlog_in_kafka(bench: Bench, targets: Targets) -> Iterator[Backlog]:
     """
-    Fill a table, publish it by a snapshot, and keep both for the block.
+    Fill a table, publish it by a snapshot, and keep table and topic for the block.
 
     Raises:
-        BenchError: The relay ended, refused, or did not finish in time.
+        BenchError: The relay ended, refused the snapshot, or did not finish in time.
     """
     rows = bench.options.rows
     with original(bench.environment, NAME, bench.clock) as source:

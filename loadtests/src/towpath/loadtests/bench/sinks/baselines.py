@@ -3,11 +3,11 @@ Baselines beside the sinks: the same rows, written without a sink.
 
 - Index: the client's own bulk load of the same documents, without versions, into an
   index with the sink's own fields and settings. The bodies are prepared in a file;
-  several threads read and send them with the usual Python client. The server's answers
-  are filtered, so that the client has nothing to do between two calls.
-- Cache: plain pipelined writes of the same hashes, without a guard. It is a ceiling,
-  not a goal: commands are packed before the clock runs, and answers are counted, not
-  parsed. So it is the speed of the server, including its append-only file.
+  several threads read and send them with the usual Python client. The server's
+  responses are filtered, so that the client has almost nothing to parse between calls.
+- Cache: plain pipelined writes of the same hashes, without a guard. The rate is a
+  ceiling, not a goal: commands are packed before the clock runs, and responses are
+  counted, not parsed. So it is the speed of the server, including its append-only file.
 - Warehouse: one MERGE of the same rows from Parquet, in a separate session. The rows
   of the sink's table are written as Parquet, then merged into an empty table with the
   same columns and properties, by an engine with the same settings.
@@ -45,7 +45,7 @@ def measure_merge(bench: Bench, backlog: Backlog, targets: Targets) -> Figures:
     Run the MERGE, and return its rate.
 
     Raises:
-        BenchError: It failed, or its table has a different number of rows.
+        BenchError: The MERGE failed, or its table has a different number of rows.
     """
     report = bench.environment.folder / "merge.json"
     words = (*targets.merge, str(backlog.config), WAREHOUSE, str(report))
@@ -79,7 +79,7 @@ _BULK_INDEX: Final = "bulk"
 _DOCUMENTS_AT_ONCE: Final = 2_000
 _THREADS: Final = 3
 _BULK_ANSWER_WITHIN_S: Final = 120.0
-# A busy server gets a pause, as from any careful client.
+# The client pauses when the server is busy, as any careful client does.
 _BUSY: Final = 429
 _PAUSE_S: Final = 0.1
 _BUSY_WITHIN_S: Final = 600.0

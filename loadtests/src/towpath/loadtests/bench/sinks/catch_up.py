@@ -4,7 +4,7 @@ The case ``catch_up``: each sink alone, then its comparison, then its baseline.
 A sink is measured from the start of its process to the end of its topic. The driver,
 the engine below it, the target's server, the broker and a cluster's executors are
 watched. Progress is read from the sink's own files: ``progress.json`` has the applied
-offsets and the time when they were durable, and the engine's offset log has the time of
+offsets and the time when they became durable; the engine's offset log has the time of
 the first batch. The comparison is ``towpath verify``, in a separate process.
 """
 
@@ -135,8 +135,8 @@ class SinkCatchUp:
             backlog: The backlog.
             sink: The sink's name.
             pids: The target's process, by sink.
-            workers: The engine's workers, whose executors are watched; the figures are
-                then those of the second half of the backlog, also without a worker.
+            workers: The engine's workers, whose executors are watched. The figures are
+                then those of the second half of the backlog, even if the list is empty.
                 ``None``: the figures are those of the whole run.
         """
         self._bench = backlog.bench
@@ -158,7 +158,8 @@ class SinkCatchUp:
         Run the sink until it has applied the whole backlog; return its figures.
 
         Raises:
-            BenchError: It or a worker ended, it has dead letters, or it is stuck.
+            BenchError: The sink or a worker ended, or the sink has dead letters or is
+                stuck.
         """
         environment = self._bench.environment
         config = str(self._backlog.config)
@@ -185,10 +186,10 @@ class SinkCatchUp:
             if applied.records >= goal:
                 return applied
             if applied.dead_letters:
-                self._end(f"{applied.dead_letters:,} records became dead letters")
+                self._fail(f"{applied.dead_letters:,} records became dead letters")
             is_stuck = stall.is_over(goal - applied.records)
             if is_stuck or applied.retries > _MOST_RETRIES:
-                self._end(f"{applied.records:,} of {goal:,} records: {applied.error}")
+                self._fail(f"{applied.records:,} of {goal:,} records: {applied.error}")
             self._bench.clock.wait(POLL_INTERVAL_S)
 
     def _note_half(self, applied: SinkProgress, goal: int) -> None:
@@ -215,7 +216,7 @@ class SinkCatchUp:
         Return the child processes of a process.
 
         Raises:
-            BenchError: It ended, even if its parent has not reaped it.
+            BenchError: The process ended, even if its parent has not reaped it.
         """
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
@@ -224,7 +225,7 @@ class SinkCatchUp:
                 return children
         raise failure(self._bench.environment, self._name, if_ended)
 
-    def _end(self, what: str) -> NoReturn:
+    def _fail(self, what: str) -> NoReturn:
         raise failure(self._bench.environment, self._name, what)
 
     def _figures(self, applied: SinkProgress, started_ms: float) -> Figures:
@@ -257,7 +258,7 @@ class SinkCatchUp:
         """
         rows = applied.records - half.records
         if not rows:
-            self._end("half of the backlog is too short to measure: increase --rows")
+            self._fail("half of the backlog is too short to measure: increase --rows")
         executors_s = sum(
             value
             for name, value in found.items()
@@ -313,7 +314,7 @@ def compare_sink(backlog: Backlog, sink: str) -> tuple[str, ...]:
 
 def read_findings(document: Mapping[str, Any], rows: int) -> tuple[str, ...]:
     """
-    Return the findings of a report; a wrong number of compared rows is one, too.
+    Return the findings of a report; a wrong number of compared rows is one of them.
 
     Raises:
         BenchError: The report is inconclusive.

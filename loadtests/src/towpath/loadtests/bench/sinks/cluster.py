@@ -1,11 +1,12 @@
 """
 The case ``cluster``: the driver alone, and executors, apply the same backlog.
 
-Each sink is measured with the driver on one machine, with one worker and with two, one
-core each; the sink ``null`` writes nothing and shows the path without a target. Every
-run has its own sink with the same settings, so that each begins with an empty target.
-Rates and processor times are those of the second half of the backlog: during the first,
-Java compiles the engine's code, which takes as long as applying half a million rows.
+Each sink is measured with the driver alone, with one worker and with two workers (one
+core each); the sink ``null`` writes nothing and shows the cost of the path without a
+target. Every run has its own sink with the same settings, so that each begins with an
+empty target. Rates and CPU times are those of the second half of the backlog: during
+the first half, the JVM compiles the engine's code, which takes as long as applying half
+a million rows.
 """
 
 import json

@@ -1,5 +1,5 @@
 """
-The results of the cases of sinks, as JSON and as tables. Pure.
+The results of the cases of sinks, as JSON and as tables. Does no I/O.
 
 ::
 
@@ -120,7 +120,7 @@ class Rate:
         failures: Requests that failed or were not sent, and failed reads.
         restarts: Restarts of parts.
         readings: The lag that readers saw, by sink.
-        cpu: Processor time a second, by process.
+        cpu: CPU time per second, by process.
     """
 
     rate_per_s: float
@@ -246,7 +246,7 @@ class Cluster:
         return tuple(name.removesuffix(ending) for name in names)
 
     def cpu_ratio(self, sink: str) -> float | None:
-        """Return the ratio of one worker's processor time per row to the driver's."""
+        """Return the ratio of one worker's CPU time per row to the driver's."""
         return self._ratio(sink, "one_worker", "driver", "cpu_us_per_row")
 
     def speed_up(self, sink: str) -> float | None:

@@ -1,5 +1,5 @@
 """
-The check that a topic holds a table, and the figures of a run. Pure.
+Checks that a topic holds a table, and computes the figures of a run; does no I/O.
 
 The topic must have every key with its last value, and no row may be stale.
 
@@ -22,8 +22,8 @@ class Delivered(NamedTuple):
     """
     One record of the topic.
 
-    ``log_lsn`` is the log position in its header, 0 without one; ``is_read`` tells READ
-    rows from streamed changes.
+    ``log_lsn`` is the log position in its header, 0 without one; ``is_read``
+    distinguishes READ rows from streamed changes.
     """
 
     partition: int

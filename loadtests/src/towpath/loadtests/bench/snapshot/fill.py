@@ -71,7 +71,8 @@ class SnapshotMeasurement:
         Run the measurement; return its figures and the check.
 
         Raises:
-            BenchError: The system ended, refused, or did not finish in time.
+            BenchError: The system ended, refused the snapshot, or did not finish in
+                time.
         """
         self._source.begin_truth()
         moments = self._read_the_table()
@@ -82,7 +83,8 @@ class SnapshotMeasurement:
     def _read_the_table(self) -> Moments:
         with ExitStack() as stack:
             if self._run.is_initial:
-                # It streams nothing before it has read the table: no idle latency.
+                # The system streams nothing before it has read the table, so there is
+                # no idle latency.
                 stack.enter_context(run_load(self._bench, self._run))
                 idle_ms = requested_ms = self._now_ms()
                 self._start()
@@ -108,7 +110,7 @@ class SnapshotMeasurement:
         self._source.update_one()
         deadline = Deadline(self._bench.clock, _SERVING_WITHIN_S)
         while not self._record_count():
-            self._poll(deadline, "it does not read its slot")
+            self._poll(deadline, "no event arrived: it may not be reading its slot")
         reader = self._source.reader_pid(self._run.name)
         self._watch.add("walsender", reader, is_new=True)
 

@@ -1,5 +1,5 @@
 """
-The result of the snapshot benchmark, as JSON and as tables. Pure.
+The result of the snapshot benchmark, as JSON and as tables. Does no I/O.
 
 ::
 
@@ -15,8 +15,8 @@ The result of the snapshot benchmark, as JSON and as tables. Pure.
 A ratio is the relay's median rows per second divided by the other system's.
 ``debezium`` is the faster of its two tuned incremental snapshots, with and without
 watermarks in the source. The case's own ratios are the lower ones of the two loads, and
-its memory and processor time the higher ones, so that a goal covers both. The cost of a
-table of 50 million rows (``paper``) is extrapolated from the smaller one.
+its memory and CPU time the higher ones, so that a goal covers both loads. The cost of a
+table of 50 million rows (``paper``) is extrapolated from the smaller table.
 """
 
 from collections.abc import Callable, Mapping
@@ -56,7 +56,7 @@ _MICROSECONDS: Final = 1_000_000
 
 
 class LargeTableCost(NamedTuple):
-    """The time, processor time and disk space for the large table."""
+    """The elapsed time, CPU time and disk space for the large table."""
 
     rows: int
     hours: float
@@ -223,7 +223,7 @@ def draw(result: BenchResult[FillCase]) -> RenderableType:
     blocks: list[RenderableType] = []
     for case in result.cases:
         blocks += [Text(), _large_table_cost(case)]
-    what = "every key, the table's last value of each, every update, in every run"
+    what = "every key with the table's last value, and every update, in every run"
     return Group(*blocks, Text(), *verified(what, result.machine))
 
 

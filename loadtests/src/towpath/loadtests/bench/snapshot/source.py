@@ -1,5 +1,5 @@
 """
-The table of the snapshot benchmark: created once, copied for each run, read at its end.
+The table of the snapshot benchmark: created once, copied for each run, read afterwards.
 
 A row is 200 bytes of text in six columns; ids count from one. An update raises the
 row's version and changes the columns that depend on it. So no two contents of a row are
@@ -154,7 +154,7 @@ class ItemSource(BenchSource):
     """The database of one run, with the table and its committed updates."""
 
     def fill_items(self, rows: int, report: Callable[[int], None]) -> None:
-        """Create the table with all its rows, frozen and analyzed like an old one."""
+        """Create the table with all its rows, frozen and analyzed like an old table."""
         self._connection.execute(_PREPARE)
         self._connection.execute("set synchronous_commit = off")
         for first in range(1, rows + 1, _ROWS_AT_ONCE):
@@ -171,7 +171,7 @@ class ItemSource(BenchSource):
         )
 
     def ask(self, signals: str) -> None:
-        """Request a snapshot of the table by a row of a signal table."""
+        """Request a snapshot of the table by inserting a row into a signal table."""
         data = {"data-collections": [TABLE], "type": "incremental"}
         statement = sql.SQL("insert into {} (id, type, data) values (%s, %s, %s)")
         self._connection.execute(
@@ -193,7 +193,7 @@ class ItemSource(BenchSource):
         self.make_slot(f"{self.name}_truth")
 
     def updates(self) -> dict[tuple[int, int], int]:
-        """Return the commit time of each update by id and version; drops the slot."""
+        """Return the commit time of each update by id and version; drop the slot."""
         slot = f"{self.name}_truth"
         messages = self._messages(slot, _TRUTH)
         rows = decoded_rows(messages, INSERTED_OR_UPDATED)
@@ -245,7 +245,7 @@ class ItemSource(BenchSource):
 def original(
     environment: BenchEnvironment, name: str, clock: Clock
 ) -> Iterator[ItemSource]:
-    """Create the database that the runs copy; close its source before a copy."""
+    """Create the database that the runs copy; the caller closes it before a copy."""
     with database(environment, name), ItemSource(environment, name, clock) as source:
         yield source
 

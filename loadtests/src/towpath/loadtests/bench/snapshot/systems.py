@@ -68,7 +68,7 @@ def notifies_completion(bench: Bench, topic: str) -> bool:
     Return whether Debezium's notifications report a completed snapshot.
 
     Raises:
-        BenchError: They report an aborted snapshot.
+        BenchError: The notifications report an aborted snapshot.
     """
     if not any(bench.broker.ends(topic).values()):
         return False
@@ -168,13 +168,14 @@ def has_completed(bench: Bench, run: FillRun, source: ItemSource) -> bool:
     Return whether the run's system reports a completed snapshot.
 
     Raises:
-        BenchError: It reports a failed one.
+        BenchError: The system reports a failed snapshot.
     """
     if run.system != RELAY:
         return notifies_completion(bench, _notifications(run))
     answer = source.answer()
     if answer.status in _ENDED_BADLY:
-        message = f"{run.name}: the snapshot is {answer.status}: {answer.detail}"
+        ended = f"the snapshot did not complete ({answer.status})"
+        message = f"{run.name}: {ended}: {answer.detail}"
         raise BenchError(message)
     return answer.status == "completed"
 

@@ -91,7 +91,7 @@ def test_the_drawn_result_ends_with_the_verdict_on_the_relay():
     text = printed.get()
 
     assert "relay: 2 unseen" in text
-    assert "relay: every change once, in order" in text
+    assert "relay: every change once and in order" in text
 
 
 @pytest.mark.timeout(60)

@@ -1,7 +1,7 @@
 """
-The check of a topic against the table and against the committed changes. Pure.
+Checks a topic against the table and against the committed changes; does no I/O.
 
-Three questions, each answered key by key:
+The check answers three questions, each key by key:
 
 - Does a reader that applies every record in the order of the topic end with the rows of
   the table? A key can be *missing*, a *ghost* (deleted in the table, and never in the
@@ -12,7 +12,7 @@ Three questions, each answered key by key:
 - Did the changes of a key arrive in the order of their commits? One that first arrives
   after a later change of its key is *disordered*.
 
-A change that leaves a row is recognised by its number. A delete has no number: a
+A change that leaves a row is recognized by its number. A delete has no number: a
 key's first record of a delete is taken for its first delete, and so on.
 """
 

@@ -4,7 +4,7 @@ The naive dual write: each writer commits, and then produces the same changes it
 Nothing joins the two writes. A writer that dies in between has committed changes that
 nobody will ever produce, and two writers of one row can produce in a different order
 than they committed. Neither raises an error anywhere. The writer waits for the broker
-after each commit; one that does not wait loses more.
+after each commit; a writer that does not wait loses more.
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,8 @@
 """
-The load: a fixed list of transactions for several writers, made from a seed. Pure.
+The load: a fixed list of transactions for several writers, made from a seed.
 
 Every change of a row has its own number, which the row keeps in its column ``change``,
-so that each state of a row is recognised in a topic. A writer owns the keys that it
+so that each state of a row is recognized in a topic. A writer owns the keys that it
 inserts, updates and deletes; the hot keys belong to all, and a transaction updates at
 most one of them, so that transactions never deadlock. The last writer is slow: it holds
 each transaction open before it commits, so that others commit in between.
@@ -55,7 +55,7 @@ class PlannedTransaction:
 
     Attributes:
         at_s: When it begins, counted from the start of the load; a writer that is late
-            begins it at once.
+            begins it immediately.
         changes: Its statements.
         held_s: How long it stays open after its last statement.
         is_rolled_back: Whether it is rolled back instead of committed.
@@ -112,7 +112,7 @@ def plan_load(
     Args:
         transactions: All transactions, including those that are rolled back.
         writers: Fast writers; a slow one is added.
-        rate_per_s: Transactions a second of all writers together.
+        rate_per_s: Transactions per second of all writers together.
         seed: The seed.
     """
     slow = max(1, round(transactions * _SLOW_SHARE))

@@ -1,16 +1,16 @@
 """
 Query-based capture: a worker polls the rows whose ``updated_at`` is above a checkpoint.
 
-It needs nothing but the right to read, for which a replica is enough, and an index that
-every update has to maintain. The usual form, which is compared, keeps the highest
+The worker needs only read access, for which a replica is enough, and an index that
+every update has to maintain. ``UpdatedAtReader``, the usual form, keeps the highest
 ``updated_at`` that it has seen. It never sees a delete, sees only the last of several
 updates between two polls, and loses a row whose transaction began before, and
 committed after, the poll that moved the checkpoint past it: ``updated_at`` is the time
 at which the transaction began.
 
 ``OverlappingReader`` reads the last second before the checkpoint again at each poll. It
-finds commits that are late by less than that, publishes everything that changed in the
-overlap again at each poll, and still sees no delete.
+finds commits that are late by less than a second, publishes everything that changed in
+the overlap again at each poll, and still sees no delete.
 """
 
 from collections.abc import Sequence

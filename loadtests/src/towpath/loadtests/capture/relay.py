@@ -1,8 +1,8 @@
 """
 Log-based capture: Towpath's relay, as a process with its own configuration file.
 
-It runs with its defaults. The writers do nothing for it, and the database has the
-relay's slot, publications and tables in addition.
+The relay runs with its defaults. The writers do nothing for it, and the database has
+the relay's slot, publications and tables in addition.
 """
 
 from collections.abc import Callable
@@ -59,7 +59,7 @@ class RelayWay:
         Start the relay, and wait until it reads its slot.
 
         Raises:
-            BenchError: It ended, or does not read its slot in time.
+            BenchError: The relay ended, or does not read its slot in time.
         """
         bench = self._run.bench
         self._pid = publishers.start_relay(bench, self._bench_run, (TABLE,))
@@ -79,7 +79,7 @@ class RelayWay:
         Wait until the relay has confirmed the log up to here.
 
         Raises:
-            BenchError: It ended, or does not confirm in time.
+            BenchError: The relay ended, or does not confirm the log in time.
         """
         self._wait(lambda state: state.is_confirmed, "it does not confirm the log")
 

@@ -39,9 +39,9 @@ class WayCost:
 
     Attributes:
         transaction: The time from the start of a transaction until its writer
-            continues; without those that were held open or rolled back.
+            continues; transactions that were held open or rolled back do not count.
         log_bytes: Bytes of the write-ahead log.
-        cpu_us: Processor time of the server, all its processes, in microseconds.
+        cpu_us: CPU time of all the server's processes, in microseconds.
     """
 
     transaction: Latency
@@ -104,9 +104,9 @@ class CaptureResult:
     Attributes:
         seed: The seed of the load.
         transactions: The transactions of the load of each way.
-        rate_per_s: Transactions a second of all writers together.
+        rate_per_s: Transactions per second of all writers together.
         interval_s: The pause of a polling worker between two polls.
-        machine: The machine that it ran on.
+        machine: The machine on which the comparison ran.
         ways: The result of each way, by name.
         judged: The way that must miss nothing.
     """
@@ -156,7 +156,7 @@ _COUNTS: Final = {
 }
 _SCENES: Final = {
     "delete": "a row deleted later",
-    "late": "a commit after a later one",
+    "late": "a late commit",
     "race": "two writers of a row",
     "overtaking": "a row under an open writer",
     "crash": "a writer killed",
@@ -164,7 +164,7 @@ _SCENES: Final = {
 
 
 def draw(result: CaptureResult) -> RenderableType:
-    """Draw the table: a column for each way, and whether the judged way is equal."""
+    """Draw the table with a column for each way, and the verdict on the judged way."""
     document = result.as_json()
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(f"{result.transactions:,} transactions", no_wrap=True)
@@ -173,7 +173,7 @@ def draw(result: CaptureResult) -> RenderableType:
     for title, cells in table_rows(document):
         table.add_row(title, *cells)
     verdict = (
-        f"{result.judged}: every change once, in order; the last rows equal"
+        f"{result.judged}: every change once and in order; the final rows are equal"
         if result.verified
         else f"{result.judged}: {result.ways[result.judged].line()}"
     )
@@ -221,7 +221,7 @@ _GAP: Final = 30
 # The kinds of loss that the plot shows.
 _LOSSES: Final = ("missing", "ghosts", "stale", "unseen", "disordered", "duplicates")
 _SHADES: Final = (0, 10_000)
-_COLOURS: Final = ("#ffffff", "#b3360b")
+_COLORS: Final = ("#ffffff", "#b3360b")
 # Above this count, the number in a cell is white.
 _LAST_LIGHT: Final = 300
 
@@ -273,15 +273,15 @@ def _losses_panel(document: Document) -> Any:  # noqa: ANN401 - a chart of any k
     scale = alt.Scale(
         type="symlog",
         domain=list(_SHADES),
-        range=list(_COLOURS),
+        range=list(_COLORS),
         clamp=True,
         interpolate="rgb",
     )
     shade = alt.Color("count:Q", scale=scale, legend=None)
     is_dark = alt.datum.count > _LAST_LIGHT
-    colour = alt.condition(is_dark, alt.value("white"), alt.value("black"))
+    color = alt.condition(is_dark, alt.value("white"), alt.value("black"))
     numbers = base.mark_text(fontSize=11).encode(
-        text=alt.Text("count:Q", format=","), color=colour
+        text=alt.Text("count:Q", format=","), color=color
     )
     cells = base.mark_rect(stroke="#dddddd").encode(color=shade)
     return (cells + numbers).properties(

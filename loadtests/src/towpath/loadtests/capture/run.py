@@ -82,7 +82,7 @@ class CaptureOptions:
 
     Attributes:
         transactions: The transactions of the load of each way.
-        rate_per_s: Transactions a second of all writers together.
+        rate_per_s: Transactions per second of all writers together.
         interval_s: The pause of a polling worker between two polls.
         seed: The seed of the load.
         with_variants: Whether the variants of the ways run too.
@@ -129,7 +129,7 @@ def compare_captures(bench: Bench, options: CaptureOptions) -> CaptureResult:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """The writers' transaction times, and the server's log and processor time."""
+    """The writers' transaction times, and the server's log and CPU time."""
 
     times_ms: list[float]
     use: ServerUse
@@ -189,7 +189,7 @@ class _WayRun:
             return _Measured(times_ms, server_use(session).since(before), began_us)
 
     def _topic(self) -> list[TopicRecord]:
-        """Return the records of the topic; those of a partition in their order."""
+        """Return the records of the topic, by partition and offset."""
         messages = self._run.bench.broker.records(self._run.topic)
         found = (decoded(message) for message in messages)
         return sorted(one for one in found if one is not None)

@@ -1,10 +1,10 @@
 """
 The arranged interleavings: those that decide whether a way can be relied on.
 
-The load meets them by chance. Here they happen in the same way in every run: each step
-begins when the one before it has ended, and ``settle`` lets the way capture where the
-scene needs it. A, B and C are sessions; a session *publishes* with the part of the way
-that runs in the writer.
+Under the load they occur by chance. Here they happen in the same way in every run: each
+step begins when the one before it has ended, and ``settle`` lets the way capture where
+the scene needs it. A, B and C are sessions; a session *publishes* with the part of the
+way that runs in the writer.
 
 ==============  =====================================================================
 ``delete``      a row is inserted; later it is deleted

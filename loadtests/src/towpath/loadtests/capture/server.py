@@ -57,7 +57,7 @@ class CommitLog:
     """The slot that keeps the committed changes of one run."""
 
     def __init__(self, session: psycopg.Connection[Any], slot: str) -> None:
-        """Create the slot; it begins here."""
+        """Create the slot, which begins at the current end of the log."""
         self._session = session
         self._slot = slot
         # The times of commits are printed in the session's time zone.
@@ -68,10 +68,10 @@ class CommitLog:
 
     def read(self) -> list[CommittedChange]:
         """
-        Return the committed changes in the order of their commits; consumes the slot.
+        Return the committed changes in commit order, and consume the slot.
 
         Raises:
-            BenchError: They do not result in the rows of the table.
+            BenchError: The changes do not result in the rows of the table.
         """
         lines = (line for (line,) in self._session.execute(_READ, (self._slot,)))
         changes = list(committed_changes(lines))
@@ -83,23 +83,22 @@ class CommitLog:
 
 
 class ServerUse(NamedTuple):
-    """The log and the processor time that a server has used so far."""
+    """The log and the CPU time that a server has used so far."""
 
     log_bytes: int
     cpu_s: float
 
     def since(self, before: "ServerUse") -> "ServerUse":
-        """Return the use since an earlier one."""
+        """Return the use since an earlier measurement."""
         return ServerUse(self.log_bytes - before.log_bytes, self.cpu_s - before.cpu_s)
 
 
 def server_use(session: psycopg.Connection[Any]) -> ServerUse:
     """
-    Return the log and the processor time of the session's server.
+    Return the log and the CPU time of the session's server.
 
-    The processor time is that of all its processes, including ended ones.
-
-    The server must run on this machine.
+    The CPU time is that of all its processes, including ended ones. The server must run
+    on this machine.
     """
     row = session.execute(
         "select pg_current_wal_insert_lsn() - '0/0'::pg_lsn, pg_backend_pid()"

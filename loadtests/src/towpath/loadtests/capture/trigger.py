@@ -22,8 +22,8 @@ way ``trigger`` uses the last one, and its variants use the others:
     Notes the last number of the sequence, and then takes a transaction id of its own.
     Once every transaction below that id has ended, every number up to the noted one is
     committed, or will never be. So the log is read in the order of its numbers, without
-    gaps. The upper end of a snapshot would not do instead of the id: it is one past the
-    highest transaction that has *ended*, and open ones may lie above it.
+    gaps. The upper end of a snapshot cannot replace the id: it is one past the highest
+    transaction that has *ended*, and open transactions may lie above it.
 """
 
 from collections import deque
@@ -67,7 +67,7 @@ _BETWEEN: Final = f"{_COLUMNS} where number > %s and number <= %s order by numbe
 _OF_TRANSACTIONS: Final = (
     f"{_COLUMNS} where xid >= %s::text::xid8 and xid < %s::text::xid8 order by number"
 )
-# Before its first number, a sequence shows the one that it will give.
+# A sequence that has given no number yet shows the number that it will give first.
 _LAST_NUMBER: Final = (
     "select case when is_called then last_value else 0 end"
     " from public.item_log_number_seq"
@@ -77,7 +77,7 @@ _NEW_ID: Final = "select pg_current_xact_id()::text::bigint"
 
 
 class _LogReader:
-    """The common part of the three readers: the log, and how far behind they are."""
+    """The common part of the three readers: creates the log; is never behind."""
 
     def prepare(self, session: Session) -> None:
         """Create the log, the function and the trigger."""

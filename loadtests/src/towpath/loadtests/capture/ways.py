@@ -27,7 +27,7 @@ from towpath.schemas.clock import Deadline
 _FLUSHED_WITHIN_S: Final = 30.0
 _SETTLED_WITHIN_S: Final = 30.0
 _STOPPED_WITHIN_S: Final = 30.0
-# The first turn, one poll, may have begun before the commit that a caller awaits.
+# The first poll may have begun before the commit that a caller awaits.
 _SETTLING_TURNS: Final = 2
 
 
@@ -48,7 +48,7 @@ class CaptureRun:
 
     @property
     def dsn(self) -> str:
-        """The address of the run's database."""
+        """The DSN of the run's database."""
         return self.bench.environment.dsn_of(self.name)
 
     @property
@@ -72,7 +72,7 @@ class CaptureWay(Protocol):
         """Begin to capture; return once it has begun."""
 
     def __exit__(self, *_: object) -> None:
-        """Stop."""
+        """Stop capturing."""
 
     @property
     def publisher(self) -> PublisherFactory:
@@ -82,7 +82,7 @@ class CaptureWay(Protocol):
         """Wait until the way has had a chance to capture what is committed now."""
 
     def finish(self) -> None:
-        """Wait until everything that it can capture is captured; no writer runs."""
+        """Wait until the way has captured everything that it can; no writer runs."""
 
 
 class NoCapture:
@@ -107,7 +107,7 @@ class NoCapture:
 
 
 class RecordProducer:
-    """Produces records of the contract, and waits for their acknowledgement."""
+    """Produces records of the contract, and waits for their acknowledgment."""
 
     def __init__(self, kafka: str, topic: str) -> None:
         self._topic = topic
@@ -126,7 +126,7 @@ class RecordProducer:
         Produce records, and wait until the broker has all of them.
 
         Raises:
-            BenchError: The broker refuses one, or does not answer in time.
+            BenchError: The broker refuses a record, or does not answer in time.
         """
         for record in records:
             self._producer.produce(
@@ -207,7 +207,7 @@ class PollingWay:
 
     def finish(self) -> None:
         """
-        Wait until the reader has returned everything that it will.
+        Wait until the reader has returned everything that it ever will.
 
         Raises:
             BenchError: The worker failed, or stays behind.

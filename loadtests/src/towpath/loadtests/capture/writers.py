@@ -2,8 +2,8 @@
 The table, and the processes that write to it.
 
 Every way has the same writers. A way may add a ``ChangePublisher`` to each: the writer
-passes it every transaction after the commit, and waits for it. Only the publisher of a
-dual write does anything.
+passes every transaction to its publisher after the commit, and waits for the publisher.
+Only the publisher of a dual write does anything.
 
 Each writer is a process with one connection, as in production, so that one of them can
 be killed between its commit and its publisher.
@@ -125,8 +125,9 @@ def write_load(setup: WriterSetup, pipe: Connection) -> None:
     """
     Write the transactions of one writer; the program of its process.
 
-    It sends ``None`` when it is ready, and begins when it receives something. At the
-    end it sends the times of its transactions that were neither held nor rolled back.
+    The process sends ``None`` when it is ready, and begins when it receives something.
+    At the end it sends the times of the transactions that were neither held nor rolled
+    back.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -153,7 +154,7 @@ def _write(
     publisher: ChangePublisher,
     clock: Clock,
 ) -> float:
-    """Run one transaction; return its time, the publisher's included, in ms."""
+    """Run one transaction; return its time in ms, including the publisher's."""
     began_s = clock.monotonic_s()
     apply(session, one.changes)
     clock.wait(one.held_s)
@@ -186,7 +187,7 @@ def kill_after_commit(setup: WriterSetup) -> None:
     Let a writer's process commit its transaction, and kill it before it publishes.
 
     Raises:
-        BenchError: It failed before its commit.
+        BenchError: The process failed before its commit.
     """
     with WriterProcess(commit_and_stall, setup) as writer:
         writer.receive(_READY_WITHIN_S)
@@ -222,10 +223,10 @@ class WriterProcess:
 
     def send(self) -> None:
         """
-        Let the process go on.
+        Let the process continue.
 
         Raises:
-            BenchError: It ended.
+            BenchError: The process ended.
         """
         try:
             self._pipe.send(None)
@@ -237,7 +238,7 @@ class WriterProcess:
         Return the next object that the process sends.
 
         Raises:
-            BenchError: It failed, ended, or sent nothing in time.
+            BenchError: The process failed, ended, or sent nothing in time.
         """
         if not self._pipe.poll(within_s):
             message = f"a writer did nothing for {within_s:.0f} s"

@@ -126,15 +126,15 @@ def test_a_shop_in_order_has_no_findings():
         (lambda b: b.shipments.pop(4), "1 parcels differ from orders: order 4"),
         (
             lambda b: b.placings.update({2: 1}),
-            "1 orders differ from the events of their placing: order 2: 2 events",
+            "1 orders differ from their OrderPlaced events: order 2: 2 events",
         ),
         (
             lambda b: b.placings.update({7: 1}),
-            "1 orders differ from the events of their placing: order 7: 1 events",
+            "1 orders differ from their OrderPlaced events: order 7: 1 events",
         ),
         (
             lambda b: b.placings.pop(3),
-            "1 orders differ from the events of their placing: order 3: 0 events",
+            "1 orders differ from their OrderPlaced events: order 3: 0 events",
         ),
     ],
 )

@@ -18,7 +18,7 @@ class ShopUnavailableError(UnavailableError):
 class ShopDatabaseError(UnavailableError):
     """The shop's database cannot be read."""
 
-    remedy = "Correct --load-dsn, or give --load-dsn none: then nothing is checked."
+    remedy = "Correct --load-dsn, or give --load-dsn none to skip the checks."
 
 
 class CustomersError(UsageError):

@@ -1,8 +1,8 @@
 """
 Chaos for snapshots: random disturbances of a source while its tables are read.
 
-Sessions write at random, another one alters the tables, another one requests snapshots,
-and a killer ends the relay or its server processes. Some commits wait for a standby
+Several sessions write at random, one alters the tables, one requests snapshots, and a
+killer ends the relay or its server processes. Some commits wait for a standby
 that does not exist, so they are in the log before any query sees them. A reader
 consumes the topics continuously and checks each record. At the end of each round, its
 rows must equal those of the tables.

@@ -150,7 +150,7 @@ class LateCommit:
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
         self._thread.join()
-        # A cancellation that came too late for the commit may hit this instead.
+        # A cancellation that came too late for the commit may hit this statement.
         with contextlib.suppress(psycopg.errors.QueryCanceled):
             self._session.execute("select 1")
         self._session.execute(_NOT_WAITING)

@@ -45,7 +45,7 @@ _REWRITES: Final[tuple[LiteralString, ...]] = (
 )
 
 
-# In one transaction, the publication included: every change is in the stream.
+# All in one transaction with the publication, so that every change is in the stream.
 _SWAP: Final[tuple[LiteralString, ...]] = (
     "lock table {t} in access exclusive mode",
     "create table {new} (like {t} including all)",

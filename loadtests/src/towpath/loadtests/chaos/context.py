@@ -128,7 +128,7 @@ def open_screen(console: Console, clock: Clock) -> Iterator[LiveChaosScreen]:
 @dataclass(slots=True)
 class ChaosResult:
     """
-    The counts and findings of a run; without findings it was correct.
+    The counts and findings of a run; a run without findings was correct.
 
     Attributes:
         options: The options of the run.
@@ -137,7 +137,7 @@ class ChaosResult:
         elapsed_s: Seconds from the start until the last round was delivered.
         written: Transactions, by kind.
         altered: Alterations, by kind.
-        killed: Steps that killed, by victim; a relay may be killed twice in one.
+        killed: Steps that killed, by victim; a relay may be killed twice in one step.
         signals: Signals, by their final status.
         not_completed: Signals that did not complete, with their reasons.
         reads: READ rows delivered.

@@ -1,8 +1,8 @@
 """
 The fold of one table's topic, with a check of each record.
 
-Per key the newest position wins, and a change with omitted columns is merged into the
-row. Four kinds of record are wrong:
+For each key, the newest position wins, and a change with omitted columns is merged into
+the row. Four kinds of record are wrong:
 
 ==============  =====================================================================
 twice           a streamed record at or below an earlier one of its partition
@@ -117,7 +117,7 @@ class Fold:
     def take(
         self, partition: int, key: bytes | None, value: bytes | None, headers: Headers
     ) -> None:
-        """Apply one record; those of a partition in order of their offsets."""
+        """Apply one record; each partition's records come in the order of offsets."""
         named = dict(headers)
         place = named.get(POSITION)
         if place is None:

@@ -50,7 +50,7 @@ class SourceObserver:
     @contextmanager
     def late_commits(self) -> Iterator[None]:
         """
-        Make commits wait for a standby during the block, in sessions that enable that.
+        Make commits wait for a standby during the block, in sessions that enable this.
 
         Commits that still wait at the end become visible.
         """
@@ -69,7 +69,7 @@ class SourceObserver:
         return self._one(query, self._environment.prefix)
 
     def mark(self) -> str:
-        """Write a final message, and return the end of the log."""
+        """Write a last logical message, and return the end of the log."""
         self.session.execute("select pg_logical_emit_message(true, 'chaos', 'mark')")
         return str(self._one("select pg_current_wal_lsn()::text"))
 
@@ -78,7 +78,7 @@ class SourceObserver:
         return bool(self._one(_CONFIRMED, lsn, self._environment.prefix))
 
     def unfinished(self) -> list[str]:
-        """Describe tables that are queued, being read or paused, 20 at most."""
+        """Describe tables that are queued, being read or paused, at most 20."""
         return [
             f"{row[0]} {row[1]} is {row[2]} after {row[3]} rows: {row[4] or 'no error'}"
             for row in self.session.execute(_UNFINISHED)
@@ -127,7 +127,8 @@ class TopicReader:
                 "group.id": "towpath-chaos",
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",
-                # Reports the end, which no record shows after a transaction's marker.
+                # Reports the end, which the last record does not show: the marker of a
+                # transaction follows it.
                 "enable.partition.eof": True,
                 "isolation.level": "read_committed",
                 "fetch.wait.max.ms": 20,
@@ -177,7 +178,7 @@ class TopicReader:
         Pass on all records up to the current ends.
 
         Raises:
-            ChaosError: They could not be read in time.
+            ChaosError: The topics could not be read in time.
         """
         deadline = Deadline(self._clock, within_s)
         self._find_topics()
@@ -185,7 +186,7 @@ class TopicReader:
         while any(self._next[place] < end for place, end in ends.items()):
             self.poll(0.2)
             if deadline.passed():
-                message = f"the topics were not read after {within_s:.0f} s"
+                message = f"the topics were not read within {within_s:.0f} s"
                 raise ChaosError(message)
 
     def _find_topics(self) -> None:

@@ -63,7 +63,7 @@ name = "other"
 
 
 class ChaosRelay:
-    """The relay's process; safe to use from several threads."""
+    """The relay's process; thread-safe."""
 
     def __init__(self, environment: ChaosEnvironment, seed: int) -> None:
         """Draw the relay's settings from the seed; nothing is started yet."""
@@ -197,7 +197,7 @@ where datname = current_database() and application_name = %s order by pid
 
 
 class Killer(Actor):
-    """Kills a random victim every few seconds; a killed relay is restarted at once."""
+    """Kills a random victim every few seconds, and restarts a killed relay."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class Killer(Actor):
         draw = self.random.random()
         if victim == RELAY:
             self._relay.kill()
-            # Sometimes it is killed again, before it begins to stream.
+            # Sometimes the relay is killed again, before it begins to stream.
             if draw < 0.2:  # noqa: PLR2004 - a share
                 self._relay.kill()
         else:

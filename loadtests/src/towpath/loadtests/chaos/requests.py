@@ -62,7 +62,7 @@ def answers(session: Session) -> list[SignalAnswer]:
 
 
 class SnapshotRequester(Actor):
-    """Sends signals, with a few open at a time."""
+    """Sends signals while at most a few snapshots are open."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class SnapshotRequester(Actor):
         self._highest = options.rows * 3 // 2
 
     def step(self, session: Session) -> None:
-        """Send a signal, unless too many are open."""
+        """Send a signal, unless too many snapshots are open."""
         row = session.execute(_OPEN, (list(ENDED),)).fetchone()
         if row and row[0] >= _MOST_OPEN:
             return

@@ -182,7 +182,7 @@ class _ChaosRun:
         self._watch("delivery", lambda: self._source.is_confirmed(lsn), _END_WITHIN_S)
         if not self._source.is_confirmed(lsn):
             self._add_finding(
-                f"stuck: the relay does not confirm\n{self._relay.log_tail()}"
+                f"stuck: the relay does not confirm the log\n{self._relay.log_tail()}"
             )
         self._watch(
             "open snapshots",
@@ -205,7 +205,7 @@ class _ChaosRun:
                 shown = "; ".join(found[:_SHOWN])
                 if found:
                     self._add_finding(
-                        f"{each.name}: {len(found)} of {len(rows)}: {shown}"
+                        f"{each.name}: {len(found)} of {len(rows)} rows differ: {shown}"
                     )
                 if each.incomplete():
                     shown = ", ".join(map(repr, each.incomplete()[:_SHOWN]))

@@ -91,7 +91,7 @@ create table {t} ({columns}, v bigint not null default nextval('chaos.v'),
   primary key ({key})) {partitions}
 """
 _FINISH: Final = "alter table {t} alter large set storage external"
-# Not unique on a partitioned table: it would have to include the partition key.
+# Not unique on a partitioned table, where it would have to include the partition key.
 _INDEX: Final = "create {unique} index on {t} (nr)"
 FILL: Final = """
 insert into {t} ({key}, nr, note, n, tag, large)

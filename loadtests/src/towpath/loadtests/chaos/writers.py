@@ -2,7 +2,7 @@
 Sessions that write every kind of change, each to its own rows.
 
 Session ``i`` of ``n`` owns the row numbers that equal ``i`` modulo ``n``, so each key
-has one writer (except for the session that alters tables) and its counter rises. A
+has one writer (apart from the session that alters tables), and its counter rises. A
 TRUNCATE deletes the rows of all sessions, and its transaction may insert them again.
 """
 

@@ -1,10 +1,10 @@
 """
-The check at the end of a run: whether the shop agrees with itself in every store.
+The check at the end of a run: whether the shop's data is consistent in every store.
 
 It runs as a process beside locust's: ``python -m towpath.loadtests.load.check``. The
-first line of its input names the stores, and it answers that it is ready. After the
-next line it waits for the last orders to be settled, and then for each sink to show the
-orders of the database, and writes the findings of each store.
+first line of its input names the stores, and the process answers that it is ready.
+After the second line, it waits until the last orders are settled, and then until each
+sink shows the orders of the database. Then it writes the findings of each store.
 """
 
 import json
@@ -36,10 +36,10 @@ Read = Callable[[], Books]
 
 def first_order(dsn: str) -> int:
     """
-    Return the number of the first order of the run.
+    Return the number that the first order of the run will have.
 
     Raises:
-        ShopDatabaseError: The database cannot be read, or is no shop.
+        ShopDatabaseError: The database cannot be read, or is not a shop's.
     """
     return _number(dsn, _FIRST_ORDER)
 
@@ -93,7 +93,7 @@ def check_stores(
     Args:
         stores: The reader of each store, the database first.
         first: The first order of the run.
-        clock: The time.
+        clock: Measures the wait for each sink.
         within_s: How long each sink may take to show the orders of the database.
     """
     source: Books | None = None

@@ -41,7 +41,7 @@ _REMEMBERED_ORDERS: Final = 20_000
 
 # With this option the master passes the total number of users to its workers.
 STREAMS: Final = "load_streams"
-# With this one it passes the points of the shape: only the master has the file.
+# With this option it passes the points of the shape: only the master has the file.
 SHAPE: Final = "load_shape_points"
 
 # Customers of a process who look at their orders at the same time: six requests a
@@ -71,7 +71,7 @@ def options_of(environment: Environment) -> argparse.Namespace:
     """Return the options of a run."""
     options = environment.parsed_options
     if options is None:
-        message = "the options are parsed before a run begins"
+        message = "the environment has no parsed options"
         raise RuntimeError(message)
     return cast("argparse.Namespace", options)
 
@@ -79,7 +79,7 @@ def options_of(environment: Environment) -> argparse.Namespace:
 def runner_of(environment: Environment) -> Runner:
     """Return the runner of the users."""
     if environment.runner is None:
-        message = "the users are started by a runner"
+        message = "the environment has no runner"
         raise RuntimeError(message)
     return environment.runner
 
@@ -146,20 +146,20 @@ _BACKOFF: Final = Backoff(ceiling_s=3.0)
 _FIRST_LOOK_AFTER_S: Final = 0.5
 _LOOK_EVERY_S: Final = 8.0
 
-# A customer who finds this many orders not open places a new order and settles it.
+# After this many looks without an open order, a customer settles a new order.
 _LOOKS: Final = 5
 _OPEN: Final = "placed"
 
 
 class Sent(NamedTuple):
-    """A request that was sent: whether it was answered, and the order in the answer."""
+    """A request that was sent: whether its response is final, and the order in it."""
 
     is_answered: bool
     order: Mapping[str, Any] | None
 
 
 def _is_answered(response: ResponseContextManager) -> bool:
-    """Return whether the answer is final: the same request would get it again."""
+    """Return whether the response is final: a repeated request would get the same."""
     return 0 < response.status_code < HTTPStatus.INTERNAL_SERVER_ERROR
 
 
@@ -228,7 +228,7 @@ class Customer(FastHttpUser):
                     return Sent(_is_answered(response), order=None)
                 return Sent(is_answered=True, order=response.json())
 
-        order = self._sent(send)
+        order = self._send_until_final(send)
         if order is None:
             return None
         self.people.newest_order = max(self.people.newest_order, order["order_id"])
@@ -236,8 +236,8 @@ class Customer(FastHttpUser):
             add_entry(self.environment, saga.SAGA, saga.PAID_AT_CHECKOUT, None)
         return order
 
-    def _sent(self, send: Callable[[], Sent]) -> Mapping[str, Any] | None:
-        """Send a request; repeat it until its answer is final or no retry is left."""
+    def _send_until_final(self, send: Callable[[], Sent]) -> Mapping[str, Any] | None:
+        """Send a request; repeat it until its response is final or no retry is left."""
         retries = options_of(self.environment).load_retries
         for attempt in range(retries + 1):
             is_answered, order = send()
@@ -249,11 +249,11 @@ class Customer(FastHttpUser):
 
     def change(self, order_id: int, action: str, prefix: str = "") -> None:
         """Pay, cancel or return an order."""
-        order = self._changed(order_id, action, prefix)
+        order = self._send_change(order_id, action, prefix)
         if order is not None:
             self._watch_some(order)
 
-    def _changed(
+    def _send_change(
         self, order_id: int, action: str, prefix: str = ""
     ) -> Mapping[str, Any] | None:
         """Change an order; return it, or None if it was not changed."""
@@ -270,7 +270,7 @@ class Customer(FastHttpUser):
                     return Sent(is_answered=True, order=response.json())
                 return Sent(_is_answered(response), order=None)
 
-        return self._sent(send)
+        return self._send_until_final(send)
 
     def leave_open(self) -> None:
         """Place an order, and leave it open."""
@@ -288,7 +288,7 @@ class Customer(FastHttpUser):
             self.change(order["order_id"], PAY)
 
     def place_and_cancel(self) -> None:
-        """Place an order, sometimes pay for it at once, and cancel it."""
+        """Place an order, sometimes pay for it at the checkout, and cancel it."""
         is_paid = self.random.random() < MIX.paid_and_cancelled
         order = self.place(MIX.method(self.random) if is_paid else None)
         if order is not None:
@@ -296,7 +296,7 @@ class Customer(FastHttpUser):
 
     def is_open(self, order_id: int) -> bool:
         """Return whether an order is open; it need not exist."""
-        order = self._looked_at(order_id, RETURN + LOOK)
+        order = self._look_at(order_id, RETURN + LOOK)
         return order is not None and bool(order["status"] == _OPEN)
 
     def settle(self) -> None:
@@ -318,7 +318,7 @@ class Customer(FastHttpUser):
         numbers = (self.random.randint(1, newest) for _ in range(_LOOKS))
         return next(filter(self.is_open, numbers), None)
 
-    def _looked_at(self, order_id: int, name: str) -> Mapping[str, Any] | None:
+    def _look_at(self, order_id: int, name: str) -> Mapping[str, Any] | None:
         with self.request("GET", f"/orders/{order_id}", name) as response:
             if response.status_code == HTTPStatus.NOT_FOUND:
                 response.success()
@@ -343,7 +343,7 @@ class Customer(FastHttpUser):
             found = self._watch_until_settled(order, is_checkout=is_checkout)
             is_sent_back = self.random.random() < MIX.sent_back
             if found == saga.COMPLETED and is_sent_back:
-                returned = self._changed(order["order_id"], RETURN_GOODS)
+                returned = self._send_change(order["order_id"], RETURN_GOODS)
                 if returned is not None:
                     self._watch_until_settled(returned)
         finally:
@@ -359,7 +359,7 @@ class Customer(FastHttpUser):
         while not is_last:
             is_last = self._closing.wait(pause_s) or _clock.monotonic_s() >= until_s
             pause_s = min(2 * pause_s, _LOOK_EVERY_S)
-            seen = self._looked_at(order["order_id"], LOOK)
+            seen = self._look_at(order["order_id"], LOOK)
             settled = None if seen is None else saga.settled(seen, since)
             if settled is not None:
                 self._record(settled, is_checkout=is_checkout)

@@ -1,10 +1,10 @@
 """
 Invariants of the shop: whether money, stock, parcels and orders agree, in any store.
 
-Each store is read as its own readers read it, and without the others: the database by
-SQL, the cache by its keys, the search by its documents, the warehouse by its files.
-Each becomes ``Books``, to which the same rules apply. They hold once every order is
-settled and every sink has applied the stream:
+Each store is read as its own readers read it, independently of the others: the database
+by SQL, the cache by its keys, the search by its documents, the warehouse by its files.
+Each store becomes ``Books``, to which the same rules apply. The rules hold once every
+order is settled and every sink has applied the stream:
 
 - every order is completed, cancelled or returned; an order from before the run may
   still be placed;
@@ -120,7 +120,10 @@ def findings(books: Books, first_order: int) -> list[str]:
         ("products differ in reserved and placed units", _wrong_holds(books)),
         ("products differ in sold and ordered units", _wrong_sales(books)),
         ("parcels differ from orders", _wrong_parcels(books)),
-        ("orders differ from the events of their placing", _wrong(books, first_order)),
+        (
+            "orders differ from their OrderPlaced events",
+            _wrong_placings(books, first_order),
+        ),
     )
     found = []
     for sentence, wrong in rules:
@@ -190,7 +193,7 @@ def _wrong_parcels(books: Books) -> Iterator[str]:
         yield f"order {number}"
 
 
-def _wrong(books: Books, first_order: int) -> Iterator[str]:
+def _wrong_placings(books: Books, first_order: int) -> Iterator[str]:
     if books.placings is None:
         return
     taken = {number for number in books.orders if number >= first_order}
@@ -221,7 +224,7 @@ def read_source(dsn: str) -> Books:
     Read the database, in one snapshot.
 
     Raises:
-        psycopg.Error: It does not answer.
+        psycopg.Error: The database does not answer.
     """
     with psycopg.connect(dsn, row_factory=namedtuple_row) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
@@ -243,10 +246,10 @@ def read_cache(url: str, prefix: str) -> Books:
 
     Args:
         url: The server.
-        prefix: The prefix of its keys, such as ``towpath``.
+        prefix: The prefix of the cache's keys, such as ``towpath``.
 
     Raises:
-        redis.RedisError: It does not answer.
+        redis.RedisError: The server does not answer.
     """
     with redis.Redis.from_url(
         url, decode_responses=True, socket_timeout=_TIMEOUT_S
@@ -321,7 +324,7 @@ def read_search(url: str, index: str = "orders") -> Books:
         index: The index of orders; other indexes have the names of their tables.
 
     Raises:
-        opensearchpy.OpenSearchException: It does not answer.
+        opensearchpy.OpenSearchException: The server does not answer.
     """
     client = OpenSearch(url, timeout=_TIMEOUT_S)
     try:

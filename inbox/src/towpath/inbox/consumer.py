@@ -1,10 +1,10 @@
 """
 Consumers: read topics in order, apply each event once, and commit offsets afterwards.
 
-An event that fails is tried again after a growing pause, while other partitions go on.
-After the last attempt it is parked with its reason, and later events of its key behind
-it; all others go on. A replay is requested in the database (``Inbox.request_replay``)
-and carried out by a running consumer.
+An event that fails is retried with backoff, while other partitions continue. After the
+last attempt the event is parked with its reason, and later events of its key are parked
+behind it; all other events continue. A replay is requested in the database
+(``Inbox.request_replay``) and carried out by a running consumer.
 
 Offsets are stored in the client after the effect's commit, and the client commits them
 in the background and when partitions are revoked. Cooperative rebalances work because a

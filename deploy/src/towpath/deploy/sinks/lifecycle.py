@@ -267,7 +267,7 @@ def rebuild_sink(
     settings: Settings, name: str, report: LifecycleReport, *, route: str | None = None
 ) -> bool:
     """
-    Rebuild a search sink's indexes from the source, while searches go on.
+    Rebuild a search sink's indexes from the source, while searches continue.
 
     Args:
         settings: The configuration.

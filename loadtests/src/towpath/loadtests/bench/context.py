@@ -74,7 +74,7 @@ THROUGHPUT: Final[ConnectorSettings] = MappingProxyType(
     }
 )
 # Polling, by default every 500 ms, and lingering take 1 ms: less would make each event
-# a separate request, and the connector would fall behind at 2,000 events a second.
+# a separate request, and the connector would fall behind at 2,000 events per second.
 LATENCY: Final[ConnectorSettings] = MappingProxyType(
     {
         POLL: "1",
@@ -152,7 +152,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRun:
-    """One system in one round of one case; slot, topics and log are named after it."""
+    """One system in one round of one case; ``name`` names its slot, topics and log."""
 
     system: str
     name: str

@@ -9,7 +9,7 @@ The result of a benchmark: one JSON object, and tables for people. Does no I/O.
                            "ratio_of": "events_per_s",
                            "ratio_to_limit": ..., "ratio_to_debezium": ...}, ...}}
 
-A ratio is the relay's median divided by the other's: of events a second in a drain,
+A ratio is the relay's median divided by the other's: of events per second in a drain,
 where more is better, and of the 99th percentile under a steady load, where less is
 better.
 ``ratio_to_debezium`` compares with tuned Debezium. A ratio without a measurement is

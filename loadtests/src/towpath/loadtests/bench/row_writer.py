@@ -7,7 +7,7 @@ not delay later ones. Its tables are those that every sink has: customers and pr
 are updated, payments are added and updated. The sampler of the load places payments
 instead of orders, and reads them from each target.
 
-``python -m`` this module takes one argument, a JSON object::
+The module runs by ``python -m`` and takes one argument, a JSON object::
 
     {"dsn", "rate_per_s", "progress", "targets", "samples": {"interval_s", ...}}
 
@@ -38,7 +38,7 @@ from towpath.loadtests.load.sampler import (
 from towpath.loadtests.load.shapes import Schedule
 from towpath.schemas.clock import Clock, SystemClock
 
-# The rows of a batch; 5,000 rows a second are twenty batches a second.
+# The rows of a batch; 5,000 rows per second are twenty batches per second.
 BATCH_ROWS: Final = 250
 _WRITE_EVERY_S: Final = 1.0
 # A statement that takes longer, for instance in a lock queue, fails its batch.
@@ -194,7 +194,7 @@ class Counts:
 
 
 class RowLoad:
-    """Writes batches until it is stopped, and its progress once a second."""
+    """Writes batches until it is stopped, and reports its progress once a second."""
 
     def __init__(self, dsn: str, rate_per_s: float, progress: Path) -> None:
         self.stop = Event()

@@ -83,13 +83,13 @@ class BacklogTrend:
 
     @property
     def slope(self) -> float:
-        """The slope of the least-squares line, in units a second."""
+        """The slope of the least-squares line, in units per second."""
         times = [at_s for at_s, _ in self.samples]
         return linear_regression(times, [one for _, one in self.samples]).slope
 
     @property
     def error(self) -> float:
-        """The standard error of the slope, in units a second."""
+        """The standard error of the slope, in units per second."""
         times = [at_s for at_s, _ in self.samples]
         amounts = [one for _, one in self.samples]
         free = len(times) - _LINE
@@ -152,9 +152,9 @@ class SustainedRate:
 
     Attributes:
         rate_per_s: The requested rate, of checkouts or of row writes.
-        reached_per_s: The answered checkouts, or committed rows, a second.
-        rows_per_s: Records of row changes that the relay published a second.
-        events_per_s: Records of events that the relay published a second.
+        reached_per_s: The answered checkouts, or committed rows, per second.
+        rows_per_s: Records of row changes that the relay published per second.
+        events_per_s: Records of events that the relay published per second.
         failures: Requests that failed or were not sent, and failed reads.
         restarts: Restarts of parts.
         readings: The lag that readers saw, by sink.

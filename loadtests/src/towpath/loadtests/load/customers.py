@@ -139,7 +139,7 @@ LOOK: Final = "look"
 
 _ANSWER_TIMEOUT_S: Final = 30.0
 _REGISTER_AGAIN_AFTER_S: Final = 1.0
-# Between two attempts of one request.
+# The delays between two attempts of one request.
 _BACKOFF: Final = Backoff(ceiling_s=3.0)
 
 # The pauses between two looks at an order: the first, and the longest.

@@ -37,7 +37,7 @@ _CAPTURED: Final = "captured"
 _DISPATCHED: Final = "dispatched"
 
 _TIMEOUT_S: Final = 30.0
-# The number of keys or documents that are read from a store at once.
+# The number of keys or documents that are read from a store at a time.
 _AT_ONCE: Final = 2_000
 # A finding names at most this many of the rows that contradict its rule.
 _NAMED: Final = 3

@@ -71,8 +71,8 @@ Item = TypeVar("Item")
 def slices(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     """Cut items into lists of a size; the last may be shorter."""
     rest = iter(items)
-    while piece := list(islice(rest, size)):
-        yield piece
+    while part := list(islice(rest, size)):
+        yield part
 
 
 _BULK_INDEX: Final = "bulk"
@@ -141,9 +141,9 @@ def _prepare(path: Path, source: ItemSource) -> list[_BulkBody]:
     """Write all bodies into one file, and return their places."""
     found: list[_BulkBody] = []
     with path.open("wb") as file:
-        for piece in slices(source.texts(), _DOCUMENTS_AT_ONCE):
+        for part in slices(source.texts(), _DOCUMENTS_AT_ONCE):
             first_byte = file.tell()
-            size_bytes = file.write("".join(map(lines, piece)).encode())
+            size_bytes = file.write("".join(map(lines, part)).encode())
             found.append(_BulkBody(first_byte, size_bytes))
     return found
 
@@ -162,8 +162,8 @@ def _send(
     deadline = Deadline(clock, _BUSY_WITHIN_S)
     with path.open("rb") as file, ThreadPoolExecutor(_THREADS) as threads:
 
-        def send(piece: _BulkBody) -> bool:
-            body = os.pread(file.fileno(), piece.size_bytes, piece.first_byte)
+        def send(part: _BulkBody) -> bool:
+            body = os.pread(file.fileno(), part.size_bytes, part.first_byte)
             while True:
                 try:
                     answer = client.bulk(
@@ -202,13 +202,13 @@ def measure_plain_writes(bench: Bench, source: ItemSource, url: str) -> Figures:
     elapsed_s, done = 0.0, 0
     place = (address.hostname or "", address.port or 0)
     with socket.create_connection(place, _ANSWER_WITHIN_S) as connection:
-        for piece in slices(source.texts(), _ROWS_AT_ONCE):
-            packed = b"".join(map(command, piece))
+        for part in slices(source.texts(), _ROWS_AT_ONCE):
+            packed = b"".join(map(command, part))
             began_s = bench.clock.monotonic_s()
             connection.sendall(packed)
-            _answers(connection, len(piece))
+            _answers(connection, len(part))
             elapsed_s += bench.clock.monotonic_s() - began_s
-            done += len(piece)
+            done += len(part)
             report(done)
             if done >= rows:
                 break

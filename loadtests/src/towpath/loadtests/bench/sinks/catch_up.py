@@ -119,7 +119,7 @@ _MOST_RETRIES: Final = 5
 
 
 class SinkCatchUp:
-    """One sink that catches up. Call order: measure, once."""
+    """One sink that catches up; call ``measure`` once."""
 
     def __init__(
         self,

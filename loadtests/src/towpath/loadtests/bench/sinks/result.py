@@ -116,7 +116,7 @@ class Rate:
 
     Attributes:
         rate_per_s: The requested rate.
-        reached_per_s: Answered checkouts a second, of load and sampler.
+        reached_per_s: Answered checkouts per second, of load and sampler.
         failures: Requests that failed or were not sent, and failed reads.
         restarts: Restarts of parts.
         readings: The lag that readers saw, by sink.

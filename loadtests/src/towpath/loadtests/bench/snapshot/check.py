@@ -102,7 +102,11 @@ class TopicTimes:
 
 
 class TableChecker:
-    """Checks a topic's records, each partition in order. Call order: take*, close."""
+    """
+    Checks a topic's records.
+
+    Call ``take`` for each record, in the order of each partition, and then ``close``.
+    """
 
     def __init__(self, expected: Expected) -> None:
         self.times = TopicTimes()

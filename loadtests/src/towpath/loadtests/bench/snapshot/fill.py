@@ -56,7 +56,7 @@ _MS: Final = 1000.0
 
 
 class SnapshotMeasurement:
-    """One run of a system that writes to Kafka. Call order: measure, once."""
+    """One run of a system that writes to Kafka; call ``measure`` once."""
 
     def __init__(self, bench: Bench, run: FillRun, source: ItemSource) -> None:
         self._bench = bench

@@ -92,7 +92,7 @@ def test_a_master_and_two_workers_count_everything_once(begin: Begin, shop: Shop
         progress["load"]["finished"],
         progress["lag"]["finished"],
     )
-    assert "open loop, 20 arrivals a second, 4 users, master and 2 workers" in text
+    assert "open loop, 20 arrivals per second, 4 users, master and 2 workers" in text
     assert f"| POST checkout | {counts['checkout']:,} | 0 |" in text
     assert f"| cache | {counts['cache']:,} | 0 |" in text
     assert '"method": "LAG", "name": "cache"' in html
@@ -248,7 +248,7 @@ MISTAKES = [
         "argument --load-rate: 'fast' is not a valid number",
     ),
     (("--tags", "buy"), "", 2, "known tags: cancel, checkout, pay, return"),
-    (("OpenLoop",), "", 2, "OpenLoop needs a rate: give --load-rate"),
+    (("OpenLoop",), "", 2, "OpenLoop needs a rate: set --load-rate"),
     (("--load-customers-file", "empty"), "", 2, "empty contains no customer ids"),
     (("--load-customers-file", "strangers"), "", 2, "has no customer"),
 ]

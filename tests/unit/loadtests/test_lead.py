@@ -113,7 +113,7 @@ def test_a_mistake_ends_the_preparation():
     assert [
         "the check is closed",
         "no cache",
-        "--load-report: /dev/null/report is not a folder to write to",
-        "--load-progress: /nowhere/progress.json is not in a folder to write to",
+        "--load-report: /dev/null/report is not a writable folder",
+        "--load-progress: /nowhere/progress.json is not in a writable folder",
         "the run before goes on",
     ] == done.stdout.splitlines()

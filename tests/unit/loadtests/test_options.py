@@ -75,7 +75,7 @@ def test_every_option_has_its_variable():
         ("rate", "-1", "must be 0 or more"),
         ("rate", "nan", "must be 0 or more"),
         ("max-outstanding", "0", "must be more than 0"),
-        ("max-outstanding", "1.5", "is not a valid int"),
+        ("max-outstanding", "1.5", "is not a valid whole number"),
         ("return-share", "1.1", "between 0 and 1"),
         ("return-to", "mine", "not one of own, any"),
         ("cache-url", "http://c", "such as redis://"),

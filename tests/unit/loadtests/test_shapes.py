@@ -83,11 +83,11 @@ def test_every_included_shape_can_be_read():
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("points = [[0, 1]]", "up to a later second"),
+        ("points = [[0, 1]]", "the last second and"),
         ("points = [[1, 1], [2, 1]]", "points must be pairs"),
         ("points = [[0, 1], [9, 1], [8, 1]]", "points must be pairs"),
         ("points = [[0, -1], [9, 1]]", "points must be pairs"),
-        ("points = [[0, 0], [9, 0]]", "with a factor above 0"),
+        ("points = [[0, 0], [9, 0]]", "one factor must be above 0"),
         ("points = [[0, true], [9, 1]]", "points must be pairs"),
         ("points = [[0, 1, 2], [9, 1]]", "points must be pairs"),
         ("points = 5", "points must be pairs"),

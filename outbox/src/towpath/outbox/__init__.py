@@ -2,12 +2,12 @@
 Record domain events in the caller's own transaction.
 
 ``record(session, event)`` writes one event in the transaction that the session is in:
-the event exists if and only if that transaction commits. It is checked first, so that a
-bad event fails the request and never the relay. Nothing in this package uses Kafka,
-opens a connection or commits.
+the event exists if and only if that transaction commits. The event is checked first, so
+that a bad event fails the request and never the relay. Recording an event never uses
+Kafka, opens a connection or commits.
 
-Events are an application's own classes, bound to its own Avro schemas by ``Events``;
-``Outbox`` says how they are written, and ``configure`` sets the default outbox.
+Events are an application's own classes, bound to its own Avro schemas by ``Events``.
+``Outbox`` defines how events are written, and ``configure`` sets the default outbox.
 ``towpath.outbox.sqlalchemy`` records the events that aggregates collect, and
 ``towpath.outbox.testing`` shows a test what was recorded.
 """

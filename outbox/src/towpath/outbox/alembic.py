@@ -18,10 +18,10 @@ Import this module in a revision, and ``op`` has the operations::
     def downgrade():
         op.drop_outbox()
 
-Each can run again: a table of an earlier release gets the columns that it lacks. The
-same SQL is run by ``towpath relay init``, which also creates the publications, and the
-slot unless the relay's first start creates it.
-``alembic upgrade --sql`` prints all of it, including the check.
+The operations that create or check are safe to repeat: a table of an earlier release
+gets the columns that it lacks. ``towpath relay init`` runs the same SQL, and also
+creates the publications, and the slot unless the relay's first start creates the slot.
+``alembic upgrade --sql`` prints all statements, including the checks.
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,7 +38,7 @@ from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.schemas.source_tables import SourceTable
 
-# The privileges of an application on the outbox, by the way in which it writes.
+# An application's privileges on the outbox, by the ``way`` of its outbox.
 _OF_WRITERS: Final = MappingProxyType(
     {"keep": "insert", "delete": "insert, select, delete"}
 )
@@ -58,10 +58,10 @@ _OF_RELAYS: Final = "select, insert, update, delete"
 @dataclass(frozen=True)
 class SourceTableOperation(MigrateOperation):
     """
-    An operation on one of the tables; ``op`` has its class methods.
+    An operation on a source table; ``op`` offers its class methods.
 
     Attributes:
-        statements: Its SQL.
+        statements: The SQL of the operation.
     """
 
     statements: tuple[str, ...]
@@ -85,24 +85,24 @@ class SourceTableOperation(MigrateOperation):
 
         Args:
             operations: Alembic's operations.
-            table: The table, as ``[relay.outbox] table``.
+            table: The outbox's name, as in ``[relay.outbox] table``.
             columns: Names of columns other than the default ones, as in
                 ``[relay.outbox.columns]``; an empty name omits the column.
             is_partitioned: Create daily partitions; ``towpath outbox clean`` adds later
                 ones and drops old ones. An existing table is not converted.
             days_ahead: The number of daily partitions to create beyond today's.
             writers: Roles of applications, which get the privileges to write.
-            way: How they write: rows that are kept, or rows that they delete in the
-                same transaction.
+            way: How the applications write: rows that are kept, or rows that are
+                deleted in the same transaction.
             cleaners: Roles that run ``towpath outbox clean`` on an outbox without
                 partitions; only the owner drops partitions.
             clock: Gives today's date.
 
         Raises:
-            UsageError: The way is unknown, or writes no rows.
+            UsageError: ``way`` is neither ``keep`` nor ``delete``.
         """
         if way not in _OF_WRITERS:
-            message = f"no rows are written by {way!r}, only by {sorted(_OF_WRITERS)}"
+            message = f"way must be keep or delete, not {way!r}"
             raise UsageError(message)
         described = source_tables.outbox(
             table, columns or {}, is_partitioned=is_partitioned

@@ -38,14 +38,17 @@ if TYPE_CHECKING:
 FOLDER: Final = Path("schemas")
 
 FolderArgument = Annotated[
-    Path, Parameter(name="FOLDER", help="The schemas [schemas].", show_default=False)
+    Path,
+    Parameter(
+        name="FOLDER", help="The folder of the schemas [schemas].", show_default=False
+    ),
 ]
 LevelOption = Annotated[
     Level,
     Parameter(
         name="--compatibility",
-        help="The level, named as in the registry.",
-        # Levels are constants, and are written as such.
+        help="The compatibility level, named as in the registry.",
+        # The registry writes levels in upper case.
         name_transform=str.upper,
     ),
 ]
@@ -64,8 +67,8 @@ def freeze(
     Their digests are added to the folder's released.lock; commit that file.
 
     Args:
-        folder: The schemas.
-        compatibility: The level.
+        folder: The folder of the schemas.
+        compatibility: The compatibility level.
         json: Print one JSON document.
     """
     files = read_files(folder)
@@ -102,9 +105,9 @@ def check(
     Each finding is printed with its remedy; exit 1 if there is one.
 
     Args:
-        folder: The schemas.
+        folder: The folder of the schemas.
         registry: The URL of a schema registry.
-        compatibility: The level.
+        compatibility: The compatibility level.
         json: Print one JSON document.
     """
     files = read_files(folder)
@@ -148,11 +151,11 @@ def catalogue(
     With --events, schemas and aggregates are those of the applications' Events.
 
     Args:
-        folder: The schemas, without --events.
+        folder: The folder of the schemas; not used with --events.
         events: MODULE:NAME of an Events object, or of a function that returns one.
         title: The heading of the page.
         output: The file to write; standard output by default.
-        config: Configuration file, for the names of topics; only with events.
+        config: Configuration file, for the names of topics; only with --events.
     """
     places: dict[str, EventPlace] = {}
     schemas = EventSchemas() if events else EventSchemas.from_folder(folder)
@@ -243,7 +246,7 @@ def _held(registry: "SchemaRegistry", subject: str) -> list[HeldSchema]:
 def _shared(
     registry: "SchemaRegistry", references: "Iterable[Reference]"
 ) -> Iterator[dict[str, Any]]:
-    """Yield referenced types, each after those that it references itself."""
+    """Yield the referenced types, each one after the types that it references."""
     for reference in references:
         schema = registry.schema(*reference)
         yield from _shared(registry, schema.references)

@@ -1,5 +1,5 @@
 """
-The errors of the outbox library; nothing was written when one is raised.
+The errors of the outbox library; a call that raises one has written nothing.
 
 ::
 
@@ -7,12 +7,12 @@ The errors of the outbox library; nothing was written when one is raised.
     ├── UsageError
     │   ├── EventSchemaError      a schema cannot be used
     │   ├── UnboundEventError     an object is not an event
-    │   ├── SessionTypeError      a session of an unknown kind
+    │   ├── SessionTypeError      a session is of an unknown kind
     │   ├── NoTransactionError    the event would be committed without its state
     │   └── SavepointError        a savepoint would separate an event from its state
     └── DataError
         └── InvalidEventError     an event does not match its schema
-            └── EventTooLargeError    an event above the size limit
+            └── EventTooLargeError    an event is above the size limit
 """
 
 from typing import ClassVar
@@ -47,4 +47,6 @@ class SavepointError(UsageError):
 class EventTooLargeError(InvalidEventError):
     """The event's record is larger than the ``max_bytes`` of its outbox."""
 
-    remedy = "Make it smaller, or give the outbox a claim check that stores payloads."
+    remedy = (
+        "Make the event smaller, or give the outbox a claim check that stores payloads."
+    )

@@ -51,9 +51,9 @@ class OutboxEvent:
         occurred_at: The time of the event, timezone-aware; the header of the same name
             carries it in UTC. None: the time at which the event is recorded.
         headers: Further record headers, text to text.
-        traceparent: The W3C trace context that the event belongs to; None: that of
-            OpenTelemetry's current span, if there is one.
-        id: Identifies the event; consumers recognise a redelivery by it.
+        traceparent: The W3C trace context that the event belongs to; None: the context
+            of OpenTelemetry's current span, if there is one.
+        id: Identifies the event; consumers recognize a redelivery by this id.
     """
 
     aggregate_type: str
@@ -190,7 +190,7 @@ class Events:
 
     def check(self, event_type: str, payload: Mapping[str, Any]) -> EventSchema | None:
         """
-        Return the schema that a payload follows; None if the type needs none.
+        Return the schema that a payload matches; None if the type needs none.
 
         Raises:
             InvalidEventError: The type has no schema, or the payload does not match it.

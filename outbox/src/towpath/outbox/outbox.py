@@ -75,22 +75,27 @@ class Outbox:
         Args:
             events: The event types; None: those of installed packages.
             way: How events are written.
-            table: The outbox table, as the relay's ``[relay.outbox] table``.
+            table: The outbox table, as in the relay's ``[relay.outbox] table``.
             columns: Names of columns other than the default ones, as in
                 ``[relay.outbox.columns]``; an empty name omits the column.
-            message_prefix: As the relay's ``[relay.outbox] message_prefix``.
-            max_bytes: The largest record; by default, brokers take a million bytes.
+            message_prefix: The prefix of logical messages, as in the relay's
+                ``[relay.outbox] message_prefix``.
+            max_bytes: The largest record in bytes; brokers accept about a million by
+                default.
             claim_check: Stores the payload of a larger event elsewhere and returns its
                 place; None: a larger event is refused.
-            clock: The time of events that have none.
+            clock: Gives the time of events that have none.
 
         Raises:
             EventSchemaError: A schema of an installed package cannot be used.
-            UsageError: The way or a column is unknown, or the way ``delete`` has no
-                column for the id.
+            UsageError: ``way`` or a key of ``columns`` is unknown, or the way
+                ``delete`` has no column for the id.
         """
-        if way not in _WAYS or columns.keys() - _CASTS.keys():
-            message = f"the way {way!r} or a column of {sorted(columns)} is unknown"
+        if way not in _WAYS:
+            message = f"way must be keep, delete or message, not {way!r}"
+            raise UsageError(message)
+        if unknown := sorted(columns.keys() - _CASTS.keys()):
+            message = f"columns has unknown keys: {', '.join(unknown)}"
             raise UsageError(message)
         self.events = Events() if events is None else events
         self._rules = RowRules(
@@ -101,7 +106,7 @@ class Outbox:
         names = {part: columns.get(part, part) for part in _CASTS}
         self._columns = {part: name for part, name in names.items() if name}
         if way == "delete" and "id" not in self._columns:
-            message = "an outbox whose rows are deleted again needs a column for the id"
+            message = "the way 'delete' needs a column for the id"
             raise UsageError(message)
         self._prefix = message_prefix
 
@@ -178,8 +183,8 @@ class Outbox:
         """
         Return the statement that inserts rows.
 
-        Its text is the same for any number of rows but one, because drivers cache
-        statements by their text. One row is inserted faster without arrays.
+        The text is the same for any number of rows above one, because drivers cache
+        statements by their text. A single row is inserted faster without arrays.
         """
         names = ", ".join(map(quoted, self._columns.values()))
         values: dict[str, str | None]
@@ -215,7 +220,7 @@ class Outbox:
 
 
 _WAYS: Final = ("keep", "delete", "message")
-# Rows per statement: its parameters together must stay below 1 GB.
+# The limit of rows per statement, whose parameters must stay below 1 GB in total.
 _MOST_ROWS: Final = 500
 _default: list[Outbox] = []
 # An entry is dropped when its engine is no longer used.
@@ -230,7 +235,8 @@ def configure(outbox: Outbox, *, engine: Any = None) -> None:  # noqa: ANN401 - 
         outbox: The outbox.
         engine: A SQLAlchemy engine, synchronous or asynchronous: only its sessions and
             connections, and those of engines that its ``execution_options`` returned,
-            use the outbox. None: those of all other engines use it.
+            use the outbox. None: sessions and connections of all other engines, and
+            of other drivers, use the outbox.
     """
     if engine is None:
         _default[:] = [outbox]
@@ -240,7 +246,7 @@ def configure(outbox: Outbox, *, engine: Any = None) -> None:  # noqa: ANN401 - 
 
 def outbox_of(session: Any) -> Outbox:  # noqa: ANN401 - any driver
     """
-    Return the outbox of a session: that of its engine, or else the default one.
+    Return the outbox of a session: its engine's outbox, or else the default one.
 
     Without ``configure`` the default outbox has the installed schemas.
 
@@ -281,7 +287,7 @@ async def record_async(session: Any, event: object) -> OutboxEvent:  # noqa: ANN
 
 
 async def record_all_async(session: Any, events: Iterable[object]) -> list[OutboxEvent]:  # noqa: ANN401
-    """Write several events in the session's outbox; see ``Outbox.record_all_async``."""
+    """Write several events through the session's outbox; see ``record_all``."""
     return await outbox_of(session).record_all_async(session, events)
 
 

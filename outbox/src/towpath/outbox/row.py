@@ -81,8 +81,8 @@ class RowRules:
 
     Attributes:
         events: The event types.
-        clock: The time of events that have none.
-        max_bytes: The largest record: key, payload and headers.
+        clock: Gives the time of events that have none.
+        max_bytes: The largest record in bytes: key, payload and headers.
         claim_check: Stores the payload of a larger record; None: the event is refused.
     """
 
@@ -203,7 +203,7 @@ def _check_kinds(event: OutboxEvent) -> None:
 
 
 def _is_storable(text: str) -> bool:
-    """Return whether UTF-8 can encode a text, and Postgres store it: it has no NUL."""
+    """Return whether UTF-8 can encode the text and Postgres can store it (no NUL)."""
     return "\0" not in text and not _SURROGATE.search(text)
 
 
@@ -232,7 +232,7 @@ def _traceparent(event: OutboxEvent) -> str | None:
     if event.traceparent is not None:
         # It may come from a client, whose mistake must not fail the request.
         return event.traceparent if event.traceparent.isprintable() else None
-    # Not imported: without the application's own import there is no span either.
+    # Not imported here: unless the application has imported it, there is no span.
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None

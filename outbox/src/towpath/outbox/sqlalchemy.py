@@ -12,8 +12,8 @@ Two rules keep that true with savepoints and rollbacks:
    aggregates, as it discards their rows: load the aggregates again.
 2. A savepoint cannot begin while a tracked aggregate has unrecorded events. If they
    were recorded inside the savepoint, its rollback would separate them from state that
-   was written before. Call ``drain`` first: a flush records nothing if no row of the
-   session has changed.
+   was written before the savepoint. Call ``drain`` first: a flush records nothing if no
+   row of the session has changed.
 
 For asynchronous sessions, install the collector on the factory of their synchronous
 sessions::

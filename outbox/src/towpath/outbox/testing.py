@@ -1,7 +1,7 @@
 """
 Test what an application records, without a relay: a plugin for pytest.
 
-It comes with the package, and has two fixtures:
+The plugin comes with the package, and has two fixtures:
 
 - ``recorded_events`` lists the events that a test has recorded, in their order. Events
   of a transaction or savepoint of SQLAlchemy that was rolled back are removed again;
@@ -10,9 +10,9 @@ It comes with the package, and has two fixtures:
   transaction is open: the transaction may still be rolled back, or the record may be
   lost after its commit. Transactions of SQLAlchemy, psycopg, psycopg2, asyncpg and
   Django are seen, whether they record an event or not. The clients confluent-kafka,
-  kafka-python and aiokafka are watched. Producers written in C that the application
-  imports before the fixture runs are seen only if ``guard_producers`` was called
-  before, in ``conftest.py``.
+  kafka-python and aiokafka are watched. If the application imports a producer written
+  in C before the fixture runs, the producer is watched only if ``guard_producers`` was
+  called even earlier, in ``conftest.py``.
 """
 
 import functools
@@ -72,7 +72,7 @@ class _Watch:
 
     Attributes:
         events: The events that no rollback has removed.
-        violations: Dual writes.
+        violations: A message for each dual write.
     """
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class _Watch:
         return stop
 
     def _begin(self, connection: Any, *_: object) -> None:  # noqa: ANN401 - SQLAlchemy's
-        # SQLAlchemy reports a begin where the driver commits each statement, too.
+        # SQLAlchemy also reports a begin if the driver commits each statement itself.
         driver = connection.connection.dbapi_connection
         # From Python 3.12 on, -1 of sqlite3 means that it begins transactions itself.
         if getattr(driver, "autocommit", False) is not True:
@@ -156,7 +156,7 @@ class _Watch:
         self._remove(self._leave(connection))
 
     def _levels(self, connection: Any) -> list[list[OutboxEvent]]:  # noqa: ANN401
-        """Return the events of an open transaction, which may have begun before."""
+        """Return the events of an open transaction, which may predate the watch."""
         return self._open.setdefault(connection, [[]])
 
     def _leave(self, connection: Any) -> list[OutboxEvent]:  # noqa: ANN401
@@ -169,7 +169,7 @@ class _Watch:
         return events
 
     def _remove(self, events: Sequence[OutboxEvent]) -> None:
-        """Remove events; one that was recorded twice stays once."""
+        """Remove each event once; an event that was recorded twice may remain."""
         for event in reversed(events):
             for place in reversed(range(len(self.events))):
                 if self.events[place] is event:
@@ -263,8 +263,8 @@ def guard_producers() -> None:
     """
     Watch the producers of all installed Kafka clients; safe to repeat.
 
-    Call it in ``conftest.py`` before the application is imported: a class that was
-    imported before cannot always be replaced.
+    Call this function in ``conftest.py`` before the application is imported: a class
+    that is already imported cannot always be replaced.
     """
     for module_name, class_name, method in _PRODUCERS:
         try:

@@ -1,11 +1,11 @@
 """
 Lag in locust's statistics: the sampler's results become rows beside the requests.
 
-One process of a run has a sampler: locust's only one, or the master. The row ``LAG
+One process of a run has a sampler: locust's only process, or the master. The row ``LAG
 cache`` has one entry for each order that readers of the cache found, with the time
 since its commit; an order that they did not find in time is a failure of that row.
 
-The sampler is a process beside locust's, because its drivers are heavy.
+The sampler runs in a process of its own, because the drivers that it loads are heavy.
 """
 
 import json
@@ -39,8 +39,9 @@ class ProcessBeside:
     """
     A module that runs in a process beside locust's, and exchanges lines with it.
 
-    Its input begins with a JSON document; each line has one document or one word. The
-    first line that it writes says ``{"error": ...}`` if the module cannot do its work.
+    The first line of the module's input is a JSON document; each further line is one
+    word. Each line of its output is a JSON document. The first of these is
+    ``{"error": ...}`` if the module cannot do its work.
     """
 
     def __init__(self, module: str, config: Mapping[str, object]) -> None:
@@ -56,11 +57,11 @@ class ProcessBeside:
         self.send(json.dumps(config))
 
     def first_line(self) -> Mapping[str, Any]:
-        """Return the first document; without one, ``error`` says why."""
-        first = f'{{"error": "nothing answered within {_READY_WITHIN_S:.0f} s"}}'
+        """Return the first document, or one whose ``error`` says why none came."""
+        first = f'{{"error": "no response within {_READY_WITHIN_S:.0f} s"}}'
         with gevent.Timeout(_READY_WITHIN_S, exception=False):
             first = self._process.stdout.readline()
-        ended = "it ended unexpectedly; its output above has the reason"
+        ended = "the process ended unexpectedly; its output above has the reason"
         found: Mapping[str, Any] = json.loads(first or json.dumps({"error": ended}))
         return found
 
@@ -70,7 +71,7 @@ class ProcessBeside:
             yield json.loads(line)
 
     def send(self, line: str) -> None:
-        """Write a line; a process that has ended does not read it."""
+        """Write a line; do nothing if the process has ended."""
         try:
             self._process.stdin.write(f"{line}\n")
             self._process.stdin.flush()
@@ -83,7 +84,7 @@ class ProcessBeside:
         self._process.kill()
 
     def close(self) -> None:
-        """End the process at once."""
+        """End the process immediately."""
         self.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -140,12 +141,12 @@ class LagSampling:
         self.close()
 
     def abandon(self) -> None:
-        """Discard the last samples although ``finish`` still waits for them."""
+        """Discard the last samples, even while ``finish`` waits for them."""
         self._is_abandoned = True
         self._process.kill()
 
     def close(self) -> None:
-        """End the process at once."""
+        """End the process immediately."""
         if self._listener is not None:
             self._listener.kill()
         self._process.close()

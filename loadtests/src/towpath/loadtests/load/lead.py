@@ -4,8 +4,8 @@ The process that leads a run, its workers, and their listeners to locust's event
 Locust's only process, or its master, leads: it prepares the run, samples lag, counts
 and reports; a worker only runs users. At the end of a run, locust's master would not
 wait for requests that its workers still have in progress, and would lose their counts.
-So it first asks them to finish: each stops its users, sends its statistics, and then
-reports that it has finished.
+So the master first asks its workers to finish: each worker stops its users, sends its
+statistics, and then reports that it has finished.
 """
 
 import argparse
@@ -149,7 +149,7 @@ class Prepared(NamedTuple):
 
     Attributes:
         host: The shop's address.
-        customers: The customers that were given.
+        customers: The customers of ``--load-customers-file``.
         sampling: The sampler of lags, if there are sinks.
         shape: The rate over time, if it changes.
         check: The process that checks the stores after the run, if there is a database.
@@ -177,7 +177,7 @@ def prepare(
 
     Raises:
         LoadOptionError: Address, shape, rate or a folder is missing or wrong.
-        ShopUnavailableError: The shop cannot be used there.
+        ShopUnavailableError: The shop cannot be used at its address.
         CustomersError: The given customers cannot order.
         TargetUnavailableError: A sink's target cannot be sampled.
         ShopDatabaseError: The shop's database cannot be read.
@@ -226,7 +226,7 @@ def _shape(options: argparse.Namespace) -> Shape | None:
     if not options.load_shape:
         return None
     if not options.load_rate:
-        message = "a shape needs a rate: give --load-rate, arrivals a second"
+        message = "a shape needs a rate: set --load-rate to the arrivals per second"
         raise LoadOptionError(message)
     return read_shape(options.load_shape)
 
@@ -260,7 +260,8 @@ class RunLeader:
             self._workers = Workers(environment, runner)
         environment.events.test_start.add_listener(self._start)
         environment.events.test_stop.add_listener(self._stop)
-        # Locust decides on its exit code before it stops a run that SIGTERM ends.
+        # Locust sets its exit code before it stops a run that SIGTERM ends: stop the
+        # run earlier, so that its check still counts.
         environment.events.quitting.add_listener(lambda **_: runner.stop())
         if web_ui is not None and web_ui.app is not None:
             # A user who may not start a load may not change its options either.
@@ -297,7 +298,7 @@ class RunLeader:
             gevent.spawn(self._runner.quit)
 
     def _check_start(self) -> Response | None:
-        """Check the start form of locust's page; a response refuses the start."""
+        """Check the start form of locust's page; return a response to refuse it."""
         options = options_of(self._environment)
         try:
             for option in OPTIONS:
@@ -422,7 +423,7 @@ class LedRun:
                 log.info("load invariants hold: %s", store)
 
     def _report_unchecked(self) -> None:
-        """Log that nothing was checked: an error, unless the user wanted it."""
+        """Log that nothing was checked, as an error unless the user asked for that."""
         if self._options.load_dsn == NO_CHECK:
             log.info("load invariants not checked: --load-dsn is %s", NO_CHECK)
             return
@@ -485,7 +486,7 @@ def _sentence(error: TowpathError) -> str:
 
 
 def install(events: Events) -> None:
-    """Register all listeners; the locustfile calls it once."""
+    """Register all listeners; the locustfile calls this function once."""
     events.init_command_line_parser.add_listener(add_options)
     events.init.add_listener(_begin)
 

@@ -1,8 +1,8 @@
 """
-The load's own options, as a table for parser, checks and documentation. Pure.
+The load's own options: one table for the parser, the checks and the documentation.
 
-Each is an option of locust's command line, an environment variable and, where that
-makes sense, a field of locust's web page.
+Each option has a flag on locust's command line, an environment variable and, where that
+makes sense, a field on locust's web page.
 """
 
 import argparse
@@ -20,7 +20,7 @@ ANY: Final = "any"
 NO_REPORT: Final = "none"
 NO_CHECK: Final = "none"
 
-# Longer than most answers under load, and short enough for the end of a run.
+# Longer than most responses of a busy shop take, but short enough to end a run soon.
 STOP_TIMEOUT_S: Final = 10.0
 
 WEB: Final = ("http", "https")
@@ -106,7 +106,7 @@ def _properties(value: str) -> str | None:
     try:
         properties(value)
     except ValueError:
-        return "must be name=value pairs with commas between them"
+        return "must be name=value pairs separated by commas"
     return None
 
 
@@ -114,22 +114,22 @@ OPTIONS: Final = (
     Option(
         "rate",
         0.0,
-        "Arrivals a second of all processes together, whether the shop answers or not "
-        "(open loop). 0: each user waits for its answers (closed loop).",
+        "Open loop: total arrivals per second over all processes, however slow the "
+        "shop is. 0: each user waits for its responses (closed loop).",
         _not_negative,
     ),
     Option(
         "shape",
         "",
         "Open loop: the rate over time, as factors of --load-rate: ramp, spike, soak, "
-        "black_friday or a TOML file. The run ends with its last point. Empty: a "
-        "steady rate.",
+        "black_friday or a TOML file. The run ends at the last point of the shape. "
+        "Empty: a steady rate.",
     ),
     Option(
         "max-outstanding",
         500,
-        "Open loop: arrivals that may be under way at once in one process; those "
-        "beyond are counted as failed.",
+        "Open loop: the maximum number of concurrent arrivals per process; any more "
+        "are counted as failed.",
         _positive,
     ),
     Option(
@@ -155,21 +155,21 @@ OPTIONS: Final = (
     Option(
         "watch-share",
         0.1,
-        "Share of paid and cancelled orders whose customers look at them until they "
-        "are settled, and send some of the completed ones back.",
+        "Share of paid and cancelled orders that their customers poll until they are "
+        "settled; some of those that complete are then returned.",
         _share,
     ),
     Option(
         "watch-for",
         60.0,
-        "Seconds after which a customer no longer looks at an order.",
+        "Seconds after which a customer stops polling an order.",
         _positive,
     ),
     Option(
         "retries",
         0,
-        "How often a customer repeats a request that had no answer or a 5xx; a "
-        "checkout keeps its Idempotency-Key. Each attempt is counted.",
+        "How many times a customer retries a request that got no response or a 5xx; "
+        "a checkout keeps its Idempotency-Key. Each attempt is counted.",
         _not_negative,
     ),
     Option(
@@ -187,19 +187,19 @@ OPTIONS: Final = (
     Option(
         "lag-interval",
         0.25,
-        "Seconds between two orders that are timed on their way into the sinks.",
+        "Seconds between two sampled orders, whose lag in the sinks is measured.",
         _positive,
     ),
     Option(
         "lag-after",
         0.0,
-        "Seconds of load before the first timed order.",
+        "Seconds of load before the first sampled order.",
         _not_negative,
     ),
     Option(
         "lag-for",
         0.0,
-        "Seconds for which timed orders are placed; 0: until the load ends.",
+        "Seconds for which sampled orders are placed; 0: until the load ends.",
         _not_negative,
     ),
     Option(
@@ -211,7 +211,8 @@ OPTIONS: Final = (
     Option(
         "cache-url",
         "",
-        "The cache's Redis, redis://host:port/db; empty: not sampled.",
+        "URL of the cache's Redis, redis://host:port/db; empty: the cache is not "
+        "sampled.",
         _address(*_REDIS),
         is_secret=True,
     ),
@@ -224,16 +225,17 @@ OPTIONS: Final = (
     Option(
         "search-url",
         "",
-        "The search's OpenSearch, http://host:port; empty: not sampled.",
+        "URL of the search sink's OpenSearch, http://host:port; empty: the search "
+        "index is not sampled.",
         _address(*WEB),
         is_secret=True,
     ),
-    Option("search-index", "orders", "The search's index or alias of orders."),
+    Option("search-index", "orders", "The index or alias of orders in OpenSearch."),
     Option(
         "warehouse-url",
         "",
-        "The warehouse's Iceberg catalog: http://host:port of a REST catalog, or "
-        "postgresql://user@host:port/database; empty: not sampled.",
+        "URL of the warehouse's Iceberg catalog: http://host:port of a REST catalog, "
+        "or postgresql://user@host:port/database; empty: the warehouse is not sampled.",
         _address(*WEB, *POSTGRES),
         is_secret=True,
     ),
@@ -250,8 +252,8 @@ OPTIONS: Final = (
         "dsn",
         "",
         "The shop's database, postgresql://...: after the run, money, stock and "
-        "parcels are checked there and in the sinks above. none: the run is not "
-        "checked; empty: it is not checked either, and exits with 1.",
+        "parcels are checked there and in the sampled sinks. none: no check; empty: "
+        "no check, and the process exits with 1.",
         _database,
         is_secret=True,
     ),
@@ -279,7 +281,7 @@ OPTIONS: Final = (
 
 
 def add_options(parser: argparse.ArgumentParser, **_: object) -> None:
-    """Add the options to locust's parser; by default users finish their visits."""
+    """Add the options to locust's parser; users get ``STOP_TIMEOUT_S`` to finish."""
     group = parser.add_argument_group(GROUP)
     for option in OPTIONS:
         facts: dict[str, Any] = {
@@ -294,7 +296,8 @@ def add_options(parser: argparse.ArgumentParser, **_: object) -> None:
         else:
             facts["metavar"] = f"<{_KINDS[type(option.default)]}>"
         action = group.add_argument(option.flag, **facts)
-        # Groups have no parameters for these; locust's page reads the attributes.
+        # ``add_argument`` of a group has no parameters for these attributes, which
+        # locust's page reads.
         vars(action).update(
             include_in_web_ui=option.is_on_page,
             is_secret=option.is_secret,
@@ -304,7 +307,7 @@ def add_options(parser: argparse.ArgumentParser, **_: object) -> None:
     parser.set_defaults(stop_timeout=STOP_TIMEOUT_S)
 
 
-_KINDS: Final = {str: "text", float: "number", int: "int"}
+_KINDS: Final = {str: "text", float: "number", int: "whole number"}
 
 
 def _parsed(option: Option) -> Callable[[str], str | float | int]:
@@ -326,10 +329,10 @@ def _parsed(option: Option) -> Callable[[str], str | float | int]:
 
 def checked(option: Option, text: str) -> str | float | int:
     """
-    Parse an option from locust's page.
+    Parse the value of an option from locust's page.
 
     Raises:
-        LoadOptionError: The value is wrong.
+        LoadOptionError: The value is invalid.
     """
     try:
         value = _parsed(option)(text)

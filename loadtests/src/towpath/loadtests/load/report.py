@@ -1,9 +1,9 @@
 """
-The report of a run: a folder with ``report.md``, plots as SVG, and their figures.
+The report of a run: a folder with ``report.md``, plots as SVG, and a CSV of the series.
 
-Request tables come from locust's own statistics; lags are exact. The counts of a
-running load are also written as JSON for other processes. The plotting library is
-imported only when a report is written.
+The latencies of requests come from locust's own statistics, which round them; lags are
+exact. The counts of a running load are also written as JSON for other processes. The
+plotting library is imported only when a report is written.
 """
 
 import argparse
@@ -59,8 +59,9 @@ class LoadReport:
         returns: Completed orders returned.
         declined: Watched orders that were cancelled because the payment was declined.
         conflicts: Requests too late for the order's state (409); they are not failures.
-        failures: Requests with no answer or an error, except 409 and a look's 404.
-        not_started: Arrivals that found too many others under way.
+        failures: Requests that got no response or an error, other than a 409 or the
+            404 of a look.
+        not_started: Arrivals that did not start: too many others were under way.
         reasons: The failures by request and reason, with their count.
         checkout: The latency of checkouts.
         saga: The watched orders, their steps and compensations.
@@ -92,7 +93,7 @@ def totals_of(stats: RequestStats) -> dict[Row, Totals]:
 
 
 def load_report(stats: RequestStats, *, elapsed_s: float, finished: bool) -> LoadReport:
-    """Sum up the requests of all processes' users, without the sampler's."""
+    """Sum up the users' requests in all processes, without those of the sampler."""
     settled = {
         what: _done(stats, what) + _done(stats, customers.RETURN + what)
         for what in (customers.PAY, customers.CANCEL)
@@ -146,20 +147,20 @@ def _reasons(stats: RequestStats) -> dict[str, int]:
 
 def check_places(options: argparse.Namespace) -> None:
     """
-    Check that the files of progress and report can be written.
+    Check that the progress file and the report can be written.
 
     Raises:
-        LoadOptionError: There is no such folder, or it cannot be written to.
+        LoadOptionError: A folder is missing or is not writable.
     """
     progress, named = options.load_progress, options.load_report
     if progress and not _is_writable(Path(progress).parent):
-        message = f"--load-progress: {progress} is not in a folder to write to"
+        message = f"--load-progress: {progress} is not in a writable folder"
         raise LoadOptionError(message)
     if named in {"", NO_REPORT}:
         return
     folder = Path(named).absolute()
     if not _is_writable(next(p for p in (folder, *folder.parents) if p.exists())):
-        message = f"--load-report: {named} is not a folder to write to"
+        message = f"--load-report: {named} is not a writable folder"
         raise LoadOptionError(message)
 
 
@@ -189,7 +190,7 @@ _SECOND_MS: Final = 1000
 
 
 def plot_rate(steps: Iterable[Step]) -> str:
-    """Plot requests a second, a line for each kind."""
+    """Plot requests per second, one line for each kind."""
     points = [{"s": one.at_s, "value": one.per_s, "line": one.row[0]} for one in steps]
     return _plot(points, "requests/s", "request")
 
@@ -254,7 +255,7 @@ class EndedRun:
 
     Attributes:
         facts: Time, shop, load, machine and options of the run.
-        elapsed_s: From the start of the first user to the end of the last.
+        elapsed_s: Seconds from the start of the first user to the end of the last.
         stats: Locust's statistics.
         series: The statistics over time.
         began_at_s: The start, on the clock of the lag samples.
@@ -262,7 +263,7 @@ class EndedRun:
         lag: The sampler's last report; empty without sinks.
         is_open: Whether arrivals were scheduled at a rate (open loop).
         findings: Each store that was checked after the run, with a sentence for each
-            rule that it contradicts.
+            rule that it violates.
     """
 
     facts: Mapping[str, str]
@@ -294,7 +295,7 @@ def write_report(run: EndedRun, folder: Path) -> Path:
 
 
 def lag_points(run: EndedRun) -> Iterator[tuple[float, str, str, float]]:
-    """Yield lags over steps: seconds, sink, percentile, milliseconds."""
+    """Yield each step's lag: seconds, sink, percentile, milliseconds."""
     width_s = step_width_s(run.elapsed_s)
 
     def key(sample: LagSample) -> tuple[str, int]:
@@ -324,7 +325,7 @@ def _lines(run: EndedRun, plots: Mapping[str, str]) -> Iterator[str]:
     yield from (f"- {name}: {text}" for name, text in run.facts.items())
     yield from ("", "## Requests", "")
     yield from _requests(run)
-    yield from ("", "![requests a second](rate.svg)", "")
+    yield from ("", "![requests per second](rate.svg)", "")
     yield "![latency of checkouts](latency.svg)"
     yield from _arrivals(run)
     yield from _sagas(saga_report(totals_of(run.stats)))
@@ -421,7 +422,7 @@ def _failures(stats: RequestStats) -> Iterator[str]:
     if not stats.errors:
         yield "None."
         return
-    yield "| what | count |"
+    yield "| failure | count |"
     yield "|---|---|"
     for failure in stats.errors.values():
         reason = " ".join(str(failure.error).replace("|", "/").split())
@@ -457,7 +458,7 @@ def facts_of(
 def _load(environment: Environment) -> str:
     options, runner = options_of(environment), runner_of(environment)
     rate, users = options.load_rate, runner.target_user_count
-    kind = f"open loop, {rate:g} arrivals a second" if rate else "closed loop"
+    kind = f"open loop, {rate:g} arrivals per second" if rate else "closed loop"
     if options.load_shape:
         kind += f" in the shape {options.load_shape}"
     workers = ""

@@ -1,14 +1,14 @@
 """
-The saga of an order as its customer sees it, and the sums of a run. Pure.
+The saga of an order as its customer sees it, and the totals of a run.
 
 Some customers read their order until it is settled: the order is final, and stock and
-payment have followed it. Times are those that the services recorded, so they do not
-depend on how often a customer reads. They begin with the customer's last command: the
+payment have followed it. The services record the times, so these do not depend on how
+often a customer reads. Each time is measured from the customer's last command: the
 checkout with a payment method, the payment, the cancellation or the return.
 
 A watched order becomes entries of locust's statistics, as requests do, so that counts
-of several processes add up: ``SAGA completed`` and the like with the time until it was
-settled, and ``STEP stock_reserved`` and the like with the time until the step.
+of several processes add up: entries such as ``SAGA completed`` have the time until the
+order was settled, and entries such as ``STEP stock_reserved`` the time until the step.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ _SECOND_MS: Final = 1_000.0
 
 class SettledOrder(NamedTuple):
     """
-    An order that is settled.
+    The outcome and the times of a settled order.
 
     Attributes:
         outcome: The status; for a cancelled order also the reason.
@@ -63,12 +63,12 @@ class SettledOrder(NamedTuple):
 
 
 def command_time(order: Mapping[str, Any]) -> datetime:
-    """Return the time of the command whose answer this order is."""
+    """Return the time of the command that returned this order."""
     return datetime.fromisoformat(order["updated_at"])
 
 
 def settled(order: Mapping[str, Any], since: datetime) -> SettledOrder | None:
-    """Return how an order was settled since a command; None: it is not settled."""
+    """Return how an order was settled after a command; None if it is not settled."""
     saga = order["saga"]
     if not saga["is_settled"]:
         return None
@@ -102,9 +102,11 @@ class SagaReport:
         watched: Orders that customers read, whether or not they were settled in time.
         not_settled: Orders that were not settled when the customer stopped reading.
         not_watched: Orders that were not read because too many others were.
-        from_checkout: From a checkout with a payment method until the order is settled.
-        outcomes: The settled orders by status and reason, from the last command.
-        steps: The steps of the settled orders, from the last command.
+        from_checkout: The time from a checkout with a payment method until the order
+            was settled.
+        outcomes: The time from the last command until an order was settled, by status
+            and reason.
+        steps: The time from the last command to each step of the settled orders.
         compensations: The number of steps that undid an earlier one.
     """
 
@@ -148,7 +150,7 @@ def _count(entry: Totals | None) -> int:
 
 
 def latency_of(row: Totals | None) -> Latency:
-    """Summarise the times of a row, if there is one."""
+    """Summarize the times of a row, if there is one."""
     times_ms = row.times_ms if row else {}
     return Latency.of(
         float(time_ms) for time_ms, count in times_ms.items() for _ in range(count)

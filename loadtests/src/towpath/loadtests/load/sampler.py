@@ -2,10 +2,10 @@
 The sampler: measures the time from a commit to the first read in each target.
 
 It is a separate process, so that a scan of the warehouse delays no request of locust.
-It places orders through the API at an interval, and notes the time of each answer,
+It places orders through the API at an interval, and notes the time of each response,
 which follows the commit. One thread per target polls for the orders that it has not
-seen yet, through the target's own API. Redis shows a row at once. OpenSearch shows it
-after a refresh, so the search API is used, not the get API. A warehouse table is
+seen yet, through the target's own API. Redis shows a row immediately. OpenSearch shows
+a row after a refresh, so the search API is used, not the get API. A warehouse table is
 scanned with a filter, at long intervals because a scan is expensive.
 ``towpath.loadtests.load.lag`` starts the sampler and exchanges JSON lines with it::
 
@@ -16,7 +16,8 @@ scanned with a filter, at long intervals because a scan is expensive.
     out   {"placed": ms}, {"failed": [name, reason]}, {"seen": [target, ms]},
           {"lost": target}, {"report": {...}}; in the last, finished is true
 
-If its input ends without "stop", its parent has ended, and it ends at once too.
+If the input ends without "stop", the parent process has ended, and the sampler ends
+immediately, too.
 """
 
 import dataclasses
@@ -90,7 +91,7 @@ class CacheProbe:
     def find(self, order_ids: Sequence[int]) -> set[int]:
         pipeline = self._client.pipeline(transaction=False)
         for order_id in order_ids:
-            # Braces besides these two are a part of the key, such as a hash tag.
+            # Any other braces are part of the key, such as those of a hash tag.
             pipeline.hget(self._key.replace("{}", str(order_id)), self._column)
         answers = pipeline.execute()
         return {
@@ -114,7 +115,7 @@ class SearchProbe:
         try:
             self._client.search(index=self._index, body={"size": 0})
         except NotFoundError as error:
-            message = f"the search has no index {self._index!r}"
+            message = f"OpenSearch has no index {self._index!r}"
             raise TargetUnavailableError(message) from error
 
     def find(self, order_ids: Sequence[int]) -> set[int]:
@@ -224,7 +225,7 @@ class LineWriter:
         self._lock = Lock()
 
     def write(self, **facts: object) -> None:
-        """Write a line."""
+        """Write the facts as one JSON line."""
         with self._lock:
             sys.stdout.write(json.dumps(facts) + "\n")
             sys.stdout.flush()
@@ -359,7 +360,7 @@ class Sampler:
 
 def probes_of(targets: dict[str, dict[str, Any]]) -> dict[str, Probe]:
     """
-    Create a probe of each target, and check each of them once.
+    Create a probe for each target, and check it once.
 
     Raises:
         TargetUnavailableError: A target cannot be sampled.
@@ -381,7 +382,7 @@ def probes_of(targets: dict[str, dict[str, Any]]) -> dict[str, Probe]:
 
 
 def main() -> int:
-    """Run the sampler's process."""
+    """Run the sampler as the lines of its input say."""
     writer = LineWriter()
     config = json.loads(sys.stdin.readline())
     try:

@@ -1,10 +1,10 @@
 """
-Lag samples: the time from a checkout to the first read in each target. Pure.
+Lag samples: the time from a checkout to the first read in each target.
 
-Times are monotonic seconds. A sample begins with the answer of the checkout, which
-follows the commit, and ends when the target's own API returns the order. A sample that
-is not seen in time counts as *lost*. Percentiles are by nearest rank, so each is one of
-the samples.
+Times are monotonic seconds. A sample begins with the response to the checkout, which
+follows the commit, and ends when the target's own API returns the order. A sample whose
+order is not seen in time counts as *lost*. Percentiles are by nearest rank, so each is
+one of the samples.
 """
 
 import math
@@ -24,7 +24,7 @@ class Latency:
 
     @classmethod
     def of(cls, samples_ms: Iterable[float]) -> "Latency":
-        """Summarise samples in milliseconds."""
+        """Summarize samples in milliseconds."""
         ordered = sorted(samples_ms)
         if not ordered:
             return cls(0, None, None, None)
@@ -43,7 +43,7 @@ def at(ordered: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
-# Above the slowest target's worst case; slower samples are lost.
+# Above the slowest target's worst case; slower samples count as lost.
 LOST_AFTER_S: Final = 120.0
 
 # The warehouse commits every few seconds; twice that and a scan are well below this.
@@ -57,7 +57,7 @@ CHECKOUT: Final = "checkout (sample)"
 
 @dataclass(frozen=True, slots=True)
 class SinkReport:
-    """One target: its latencies, the samples still awaited and those lost."""
+    """The latencies of one target, and its numbers of awaited and of lost samples."""
 
     latency: Latency
     awaited: int
@@ -73,7 +73,7 @@ class LatencyReport:
         placed: Orders that the sampler placed.
         sinks: The samples of each target.
         errors: Checkouts and polls that failed, by reason.
-        finished: No more samples are awaited.
+        finished: Whether this is the last report: no more samples are awaited.
     """
 
     placed: int
@@ -106,7 +106,7 @@ class Samples:
         return took_ms
 
     def expire(self, now_s: float, after_s: float) -> int:
-        """Count samples older than ``after_s`` as lost; return their number."""
+        """Count the samples older than ``after_s`` as lost; return their number."""
         too_old = [
             order_id
             for order_id, committed_at_s in self._awaited.items()
@@ -118,5 +118,5 @@ class Samples:
         return len(too_old)
 
     def report(self) -> SinkReport:
-        """Summarise the samples."""
+        """Summarize the samples."""
         return SinkReport(Latency.of(self._seen_ms), len(self._awaited), self._lost)

@@ -1,9 +1,9 @@
 """
-A run over time: the growth of locust's statistics between samples. Pure.
+A run over time: the growth of locust's statistics between samples.
 
 Locust keeps totals, but a report needs rate and latencies over time. The totals are
-sampled once a second. Each sample is kept as the difference from the previous one,
-and these are summed over wider steps when the run has ended.
+sampled once a second. Each sample is kept as the difference from the previous one, and
+the differences are summed over wider steps when the run has ended.
 """
 
 import math
@@ -19,7 +19,7 @@ Row = tuple[str, str]
 
 
 class Totals(NamedTuple):
-    """The totals of a row of the statistics: requests, and times with counts."""
+    """A row's totals in the statistics: requests, failures, and counts by time."""
 
     requests: int
     failures: int
@@ -88,7 +88,7 @@ class Series:
 
 
 def step_width_s(duration_s: float) -> float:
-    """Choose the width of a plot's steps: whole seconds."""
+    """Choose the width of a plot's steps, in whole seconds."""
     return max(1.0, math.ceil(duration_s / _STEPS))
 
 

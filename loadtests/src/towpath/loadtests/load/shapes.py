@@ -1,15 +1,16 @@
 """
-Rates over time: the shapes of a load, and the due times of its arrivals. Pure.
+Rates over time: the shapes of a load, and the due times of its arrivals.
 
-A shape is a table of points, a second and a factor of ``--load-rate`` each, with
-straight lines between them::
+A shape is a table of points with straight lines between them. Each point is a second
+and a factor of ``--load-rate``::
 
     meaning = "Ten minutes at the rate, with one minute at fourteen times that."
     points = [[0, 1], [300, 1], [300, 14], [360, 14], [360, 1], [600, 1]]
 
-The next arrival of a stream is due when all streams together have had as many more
-arrivals as there are streams. So the due times follow from the shape alone, never from
-an answer, and a late arrival does not delay later ones. The run ends at the last point.
+The streams share the arrivals equally: with n streams, a stream's next arrival is due
+when the shape has produced n more arrivals. So the due times follow from the shape
+alone, never from a response, and a late arrival does not delay later ones. The run ends
+at the last point.
 """
 
 import math
@@ -38,8 +39,8 @@ class Shape:
     A rate over time.
 
     Attributes:
-        points: Seconds since the start in ascending order, the first of them 0, and the
-            factor of the rate from there on, on a straight line to the next point.
+        points: Pairs of the seconds since the start, ascending from 0, and the factor
+            of the rate at that time. Between two points the factor changes linearly.
     """
 
     points: tuple[Point, ...]
@@ -55,7 +56,7 @@ class Shape:
         return max(factor for _, factor in self.points)
 
     def factor(self, at_s: float) -> float:
-        """Return the factor at a time; the last one holds after the last point."""
+        """Return the factor at a time; after the last point, the last factor."""
         for (from_s, low), (to_s, high) in pairwise(self.points):
             if at_s < to_s:
                 share = (at_s - from_s) / (to_s - from_s)
@@ -146,14 +147,14 @@ def points_of(found: object, path: Path) -> tuple[Point, ...]:
     Check the points of a shape, and return them.
 
     Raises:
-        LoadOptionError: The points are not a shape.
+        LoadOptionError: The points do not describe a shape.
     """
     points = found if isinstance(found, list) else []
     if not all(map(_is_point, points)) or not _is_line(points):
         message = (
             f"--load-shape: {path}: points must be pairs of a second and a factor of 0 "
-            "or more, from second 0 on and in order, up to a later second and with a "
-            "factor above 0"
+            "or more, in ascending order from second 0; the last second and at least "
+            "one factor must be above 0"
         )
         raise LoadOptionError(message)
     return tuple((float(at_s), float(factor)) for at_s, factor in points)

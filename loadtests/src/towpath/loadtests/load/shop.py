@@ -43,17 +43,18 @@ PRODUCTS: Final = tuple(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
     """
-    The behaviour of customers, as shares between 0 and 1.
+    The behavior of customers, as shares between 0 and 1.
 
     Attributes:
         paid_at_checkout: Paid orders whose payment method came with the checkout.
         paid_and_cancelled: Cancelled orders that were paid before.
         paid_late: Orders of this load that are paid when a customer comes back to them;
             the others are cancelled.
-        paid_old: The same for any order of the shop. It is lower, because a demo comes
-            back to more of these than it places, and each paid one is a whole saga.
+        paid_old: The same share for any order of the shop. It is lower, because
+            customers of a demo come back to more of the shop's orders than they place,
+            and each paid order runs a whole saga.
         sent_back: Completed orders that are returned when a customer looks at them.
-        undeliverable: Orders that the carrier cannot deliver: they are refunded.
+        undeliverable: Orders that the carrier cannot deliver, and that are refunded.
         methods: Payment methods, which are tokens of the simulated provider.
     """
 
@@ -93,7 +94,7 @@ MIX: Final = Mix(
 def checkout(
     random: Random, customers: Sequence[str], method: str | None = None
 ) -> dict[str, object]:
-    """Describe an order; one with a payment method is paid at once."""
+    """Describe an order; an order with a payment method is paid immediately."""
     found = basket(random, customers)
     if method is not None:
         found["payment_method"] = method
@@ -143,7 +144,7 @@ def shop_address(host: str | None) -> str:
         LoadOptionError: The address is missing or is not an HTTP URL.
     """
     if not host:
-        message = "--host is missing: the address of the orders service"
+        message = "--host is missing: set it to the address of the orders service"
         raise LoadOptionError(message)
     address = split_address(host)
     if address is None or address.scheme not in WEB or not address.hostname:
@@ -204,7 +205,7 @@ def given_customers(options: argparse.Namespace) -> tuple[str, ...]:
     Read the file of customers, if there is one.
 
     Raises:
-        CustomersError: It cannot be read, is empty, or contains anything but ids.
+        CustomersError: The file cannot be read, is empty, or contains anything but ids.
     """
     path = options.load_customers_file
     if not path:
@@ -266,7 +267,7 @@ def _expect(answer: requests.Response, status: int) -> None:
     if answer.status_code != status or not is_json:
         asked = f"{answer.request.method} {answer.request.path_url}"
         message = (
-            f"{answer.url} gives no answer of an orders service: {asked} gave"
+            f"{answer.url} does not respond as an orders service: {asked} returned"
             f" {_described(answer)}"
         )
         raise ShopUnavailableError(message)

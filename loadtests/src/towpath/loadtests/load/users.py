@@ -1,9 +1,9 @@
 """
 Locust's users: customers who check out, pay, cancel and come back.
 
-``Shopper`` and ``ReturningCustomer`` wait for their answers (closed loop). ``OpenLoop``
-begins each visit at its due time, whether or not the last one was answered; a late
-arrival does not delay later ones. Their requests are in ``customers``.
+``Shopper`` and ``ReturningCustomer`` wait for their responses (closed loop).
+``OpenLoop`` begins each visit at its due time, whether or not the previous visit has
+ended; a late arrival does not delay later ones. Their requests are in ``customers``.
 """
 
 from collections.abc import Callable
@@ -36,8 +36,10 @@ NOT_STARTED: Final = "not started"
 # The other tasks are repeated this many times, so that returns get an accurate share.
 _GRAIN: Final = 10
 
-# The wait if the shape has no more arrivals; the run ends before it is over.
+# The wait if the shape has no more arrivals; the run ends before the wait is over.
 _LONGEST_WAIT_S: Final = 86_400.0
+
+_NEEDS_RATE: Final = "OpenLoop needs a rate: set --load-rate to the arrivals per second"
 
 _clock = SystemClock()
 
@@ -79,12 +81,12 @@ class Returning(Customer):
 
 
 class ClosedLoop(Customer):
-    """Waits for each answer, so a slow shop slows its users."""
+    """Waits for each response, so a slow shop slows its users."""
 
     abstract = True
 
     def on_start(self) -> None:
-        """Register as a customer, or use the given ones."""
+        """Register as a customer, or use the given customers."""
         known = self.people.given
         self.customers = known or (self.register(),)
 
@@ -104,10 +106,10 @@ class ReturningCustomer(Returning, ClosedLoop):
 
 class OpenLoop(Shopping, Returning):
     """
-    A stream of arrivals at a rate that does not depend on the shop's answers.
+    A stream of arrivals at a rate that does not depend on the shop's responses.
 
-    All streams share the configured rate equally. An arrival that finds too many under
-    way is not started and counts as failed.
+    All streams share the configured rate equally. An arrival is not started, and counts
+    as failed, if too many others are under way.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -145,7 +147,7 @@ class OpenLoop(Shopping, Returning):
         else:
             limit = options_of(self.environment).load_max_outstanding
             self._record_arrival(
-                NOT_STARTED, 0.0, RuntimeError(f"{limit} are under way")
+                NOT_STARTED, 0.0, RuntimeError(f"{limit} arrivals are under way")
             )
 
     def _carry_out(self, visit: Callable[[], object], due_at_s: float) -> None:
@@ -164,8 +166,7 @@ class OpenLoop(Shopping, Returning):
         streams = max(1, self.people.streams())
         rate: float = options_of(self.environment).load_rate
         if rate <= 0:
-            message = "OpenLoop needs a rate: give --load-rate, arrivals a second"
-            raise StopTest(message)
+            raise StopTest(_NEEDS_RATE)
         at_s = self._schedule.due_s - self.people.began_at_s
         next_s = self.people.shape.after(at_s, share * streams / rate)
         wait_s = self._schedule.next_in_s(_clock.monotonic_s(), next_s - at_s)
@@ -195,7 +196,7 @@ _TAGS: Final = "locust_tag_set"
 
 def choose_users(environment: Environment) -> None:
     """
-    Choose the users, unless the command line names them.
+    Choose the classes of users, unless the command line names them.
 
     Raises:
         LoadOptionError: No task has one of the tags, or an open loop has no rate.
@@ -223,8 +224,7 @@ def choose_users(environment: Environment) -> None:
 
 def _check_named(names: list[str], rate: float) -> None:
     if OpenLoop.__name__ in names and not rate:
-        message = "OpenLoop needs a rate: give --load-rate, arrivals a second"
-        raise LoadOptionError(message)
+        raise LoadOptionError(_NEEDS_RATE)
 
 
 def _has_tasks(user: type[User], tags: set[str], without: set[str]) -> bool:

@@ -588,7 +588,7 @@ def test_an_absent_row_with_a_configured_key_is_not_deleted():
     Its key is not known: a delete would be that of another row.
     """
     keys = {LINES.name: [LINES.columns[-1].name]}
-    with pytest.raises(MalformedMessageError, match="by its primary key alone"):
+    with pytest.raises(MalformedMessageError, match="primary key of an absent row"):
         route(key_columns=keys).absent((b"7", b"1"), PLACE)
 
 

@@ -205,7 +205,7 @@ class Relay:
         self._is_stopping = False
 
     def stop(self, _number: int, _frame: FrameType | None) -> None:
-        """Stop the process; a signal handler."""
+        """Handle SIGTERM and SIGINT: end the session and the process."""
         self._is_stopping = True
         self._wakeup.wake()
 
@@ -222,8 +222,8 @@ class Relay:
         health = HealthServer(relay.admin_port, pages, relay.admin_host)
         code, pid = compiled.running().value, os.getpid()
         _LOG.info("relay started", admin_port=health.port, pid=pid, code=code)
-        # Records in flight are many small objects without cycles: a garbage
-        # collection every few hundred would cost several percent of the time.
+        # Records in flight are many small objects without cycles: a garbage collection
+        # after every few hundred objects would cost several percent of the CPU time.
         gc.freeze()
         gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, 20, 100)
         sessions = SessionLoop(self._clock, self._wakeup, lambda: self._is_stopping)
@@ -240,7 +240,7 @@ class Relay:
         _LOG.info("relay stopped", confirmed_lsn=format_lsn(self._stats.confirmed_lsn))
 
     def _close_tracer(self) -> None:
-        """Export the last spans, and log how many there were."""
+        """Export the last spans, and log the counts of all spans."""
         tracer = self._process.tracer
         tracer.close()
         if tracer.is_on:
@@ -268,12 +268,12 @@ class Relay:
 
 
 def _warn_of_lost_spans(reason: str) -> None:
-    """Log why spans are not exported; the relay goes on."""
+    """Log why spans are not exported; the relay keeps running."""
     _LOG.warning("traces not exported", reason=reason)
 
 
 def _warn_of_lost_events(reason: str) -> None:
-    """Log why lineage events are not sent; the relay goes on."""
+    """Log why lineage events are not sent; the relay keeps running."""
     _LOG.warning("lineage not reported", reason=reason)
 
 

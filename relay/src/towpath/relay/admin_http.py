@@ -14,9 +14,10 @@ has passed through the source's log.
 ``GET /snapshots/<id>``     the tables of one snapshot
 ==========================  ==========================================================
 
-Their status is 503 while the source cannot be reached. Separate threads serve the port,
-so that no request blocks the loop. It has no login: it listens on this host only unless
-configured otherwise, and accepts nothing that a browser sends on behalf of a web page.
+These four respond with 503 while the source cannot be reached. Separate threads serve
+the port, so that no request blocks the loop. The port has no login: it listens on this
+host only unless configured otherwise, and refuses signals that a browser sends for a
+web page.
 """
 
 import json
@@ -47,9 +48,9 @@ from towpath.schemas.failure import (
     has_no_descriptor,
 )
 
-# Ten thousand keys of a hundred bytes.
+# Room for ten thousand keys of a hundred bytes.
 MAX_BODY_BYTES: Final = 1024 * 1024
-# Python converts no text of thousands of digits.
+# Python refuses to convert a text of thousands of digits to a number.
 _MAX_DIGITS: Final = 20
 
 _TEXT: Final = "text/plain; charset=utf-8"
@@ -183,7 +184,7 @@ _REQUEST_TIMEOUT_S: Final = 10.0
 
 
 class AdminPages:
-    """The admin port's pages, without the port."""
+    """The admin port's pages, independent of the server."""
 
     def __init__(
         self, stats: Stats, clock: Clock, signals: SignalPages | None = None
@@ -243,7 +244,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
         if signals is None:
             self._write(PageResponse(HTTPStatus.NOT_FOUND, _PAGES))
             return
-        # Of a repeated header, the last counts, here and for the refusal.
+        # Of a repeated header, the last value counts, both here and in ``refuse``.
         fields = {name.lower(): text for name, text in self.headers.items()}
         refused = signals.refuse(self.path, fields)
         if refused is not None:
@@ -274,7 +275,7 @@ class HealthServer:
 
         Raises:
             AdminPortError: The port is taken, or the address is not this host's.
-            TooManyFilesError: The process may open no more files.
+            TooManyFilesError: The process cannot open any more files.
         """
         handler = type("Handler", (_RequestHandler,), {"pages": pages})
         try:

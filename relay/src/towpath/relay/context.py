@@ -60,12 +60,12 @@ class ProcessContext(NamedTuple):
     The parts that outlive one session.
 
     Attributes:
-        settings: The settings in the configuration file.
+        settings: The settings of the configuration file.
         sinks: Returns the declared sinks.
         topics: Caches and creates topics.
         schema_ids: Caches and registers schemas.
         stats: Counters and gauges.
-        clock: The time.
+        clock: Gives the time.
         wakeup: Interrupts the loop's waits.
         captured: The captured tables.
         inbox: Stores external signals.

@@ -31,7 +31,7 @@ The relay's errors, and the loop's reaction to each.
         ├── TopicTruncatedError      a topic ends below its marks
         ├── PartitionCountChangedError  keys would change their partition
         ├── FirstSnapshotFailedError  a table of the first snapshot failed
-        ├── StateLostError           the state is unreadable or lacks a history
+        ├── StateLostError           the state is unreadable, or lacks the history
         ├── HistoryChangedError      the source's history has changed
         └── KeyChangedError          a captured table's key changed
 """
@@ -67,8 +67,8 @@ class BrokerUnavailableError(UnavailableError):
     """Kafka cannot be reached."""
 
     remedy = (
-        "Check that Kafka runs, that [kafka] bootstrap_servers points to it, and TLS "
-        "and login in [kafka.client]."
+        "Check that Kafka runs, that [kafka] bootstrap_servers points to it, and that "
+        "TLS and login in [kafka.client] are correct."
     )
 
 
@@ -82,8 +82,8 @@ class OutboxUnconfirmedError(UnavailableError):
     """A reader of the log did not confirm old events of the outbox in time."""
 
     remedy = (
-        "Start the relay, or the reader that the message names, and clean again; a "
-        "slot that nobody reads any more is dropped by pg_drop_replication_slot."
+        "Start the relay, or the reader that the message names, and clean again; drop "
+        "a slot that nobody reads any more with pg_drop_replication_slot."
     )
 
 
@@ -98,7 +98,7 @@ class UnroutableError(DataError):
 class MalformedMessageError(HaltError):
     """A message of the stream, or a value in it, is malformed or out of order."""
 
-    remedy = "Report the message; the server uses an unknown protocol."
+    remedy = "Correct what the message names; if no cause is named, report the message."
 
 
 class SourceRefusedError(HaltError):
@@ -156,15 +156,15 @@ class TopicRefusedError(BrokerRefusedError):
     """Kafka refuses a topic's name; an event for it becomes a dead letter."""
 
     remedy = (
-        "Name the table or the prefix so that its topic differs from every other in "
-        "more than dots and underscores."
+        "Name the table or the prefix so that the table's topic differs from every "
+        "other topic in more than dots and underscores."
     )
 
 
 class NameCollisionError(SchemaRefusedError):
     """Two names of the source become one in Kafka or in Avro."""
 
-    remedy = "Rename or exclude one of the two that the message names."
+    remedy = "Rename or exclude one of the two names in the message."
 
 
 class OutboxUpdatedError(HaltError):
@@ -177,7 +177,7 @@ class OutboxUpdatedError(HaltError):
 
 
 class ParkedOverflowError(HaltError):
-    """More aggregates are parked behind a dead letter than the relay can track."""
+    """More aggregates are parked behind dead letters than the settings allow."""
 
     remedy = (
         "Raise [relay] max_parked_keys, and fix the code that writes the rows in the "
@@ -198,8 +198,8 @@ class PartitionCountChangedError(HaltError):
     """A topic's partition count changed: keys would lose their order."""
 
     remedy = (
-        "Stop the relay and run towpath relay state repair, which lets it use the "
-        "added partitions from the next position on; keys then change partitions."
+        "Stop the relay and run towpath relay state repair, which lets the relay use "
+        "the added partitions from the next position on; keys then change partitions."
     )
 
 
@@ -217,7 +217,7 @@ class StateLostError(HaltError):
 
     remedy = (
         "Run towpath relay state repair, which finds the published positions in the "
-        "topics; the log names what was found."
+        "topics and prints the rebuilt state."
     )
 
 

@@ -25,10 +25,10 @@ IdOption = Annotated[str, Parameter(name="--id", help="The aggregate's id.")]
 @app.command(name="list")
 def list_parked(*, json: JsonOption = False, config: ConfigOption = None) -> int:
     """
-    List the parked aggregates, the longest parked one first; exit 1 if there are any.
+    List the parked aggregates, longest parked first; exit 1 if there are any.
 
     An aggregate is parked from its first dead letter on: its later events wait behind
-    it, until they are replayed or discarded.
+    that dead letter, until all of them are replayed or discarded.
 
     Args:
         json: Print one JSON document.
@@ -96,9 +96,9 @@ def replay(
     """
     Publish the events of a parked aggregate in order, and release it.
 
-    The relay must not run. In their partition, published events follow records of other
-    aggregates with higher positions. If the command dies between its two steps, a
-    second run publishes the same events again, with the same ids.
+    The relay must not run. Within a partition, the published events follow records of
+    other aggregates that have higher positions. If the command dies between publishing
+    and releasing, a second run publishes the same events again, with the same ids.
 
     Args:
         id: The aggregate's id.
@@ -119,8 +119,8 @@ def discard(
     """
     Give up the events of a parked aggregate, and release it; the relay must not run.
 
-    They stay in the dead-letter topic. Later events of the aggregate are published
-    without them.
+    The events stay in the dead-letter topic. Later events of the aggregate are
+    published without them.
 
     Args:
         id: The aggregate's id.

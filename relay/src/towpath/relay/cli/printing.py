@@ -1,7 +1,7 @@
 """
-The relay's answers for people: tables and a progress bar.
+The relay's human-readable output: tables and a progress bar.
 
-The commands import this module when they print: ``towpath relay run`` starts without
+Commands import this module only to print, so that ``towpath relay run`` does not load
 rich.
 """
 
@@ -78,7 +78,7 @@ def _print_gap(lineage: dict[str, Any], console: Console) -> None:
     if gap is None:
         return
     requested = "requested" if gap["started"] else "not requested yet"
-    # A later gap has taken over the tables of an earlier one.
+    # An earlier gap has no plan: its tables are in the plan of the newest gap.
     plan = f"; snapshots {requested}: {', '.join(gap['plan'])}" if gap["plan"] else ""
     console.print(
         f"gap before lineage {lineage['number']}, {gap['at']}: {gap['reason']}; "
@@ -115,11 +115,13 @@ The transaction that commits at {lsn} will not be published. Its messages are wr
 unchanged to the dead letters ({dead}), and later transactions are published.
 
 - It is never published later, and no command replays it. The dead letters contain its
-  rows; write them again in the source, corrected.
+  rows; correct them and write them to the source again.
 - Other events of the same aggregates are published without it.
-- Once the relay has confirmed it, Postgres drops its log: a slot never goes back.
-- The relay reads this request when it starts or reconnects: restart it if it runs.
-- Until then the request can be cancelled: towpath relay state skip --undo {lsn}
+- Once the relay has confirmed the transaction, Postgres may drop its WAL: a slot never
+  goes back.
+- The relay reads this request when it starts or reconnects: restart a running relay.
+- Before the relay reads it, the request can be cancelled:
+  towpath relay state skip --undo {lsn}
 """
 
 

@@ -98,7 +98,10 @@ def status(
 
 
 YesOption = Annotated[
-    bool, Parameter(name="--yes", negative="", help="Do not ask; for scripts.")
+    bool,
+    Parameter(
+        name="--yes", negative="", help="Do not ask for confirmation; for scripts."
+    ),
 ]
 
 _SHOWN_PARKED: Final = 20
@@ -115,8 +118,8 @@ def show(
     Show lineages and gaps, confirmed and published positions, marks, parked aggregates.
 
     The state lives in Kafka, in the compacted topic PREFIX.relay-state, because the
-    database may be the thing that was restored. The server's facts about the slot are
-    shown too.
+    database itself may have been restored from a backup. The server's facts about the
+    slot are shown, too.
 
     - lineage: one unbroken history of the source's log; a new one means a gap.
     - confirmed: the LSN up to which Postgres may drop the log.
@@ -170,15 +173,15 @@ def skip(
     """
     Write one transaction to the dead letters instead of publishing it.
 
-    For a transaction that halts the relay at every start, while later ones must be
-    published. It is named by the LSN of its commit (0/16B3748), or by the position of
-    any of its records. A confirmed transaction cannot be skipped: Postgres never
-    streams it again.
+    Skip a transaction that halts the relay at every start while later ones must be
+    published. Name it by the LSN of its commit (0/16B3748), or by the position of any
+    of its records. A confirmed transaction cannot be skipped: Postgres never streams it
+    again.
 
     Args:
         lsn: The commit's LSN, or a position.
         undo: Cancel a skip that was not carried out yet.
-        yes: Do not ask; for scripts.
+        yes: Do not ask for confirmation; for scripts.
         config: Configuration file.
     """
     from towpath.relay.cli import printing  # noqa: PLC0415 - keeps --help fast
@@ -209,7 +212,7 @@ def repair(
     """
     Rebuild the state from Kafka and the source.
 
-    For a state topic that was lost, and for topics that were deleted, truncated,
+    Run a repair if the state topic was lost, or if topics were deleted, truncated,
     created again or given more partitions. A deleted topic is created again with its
     former partition count, a signal requests snapshots of tables whose records are
     lost, and added partitions are used from the next position on. The repair reads the
@@ -218,7 +221,7 @@ def repair(
 
     Args:
         dry_run: Show the new state, and write nothing.
-        yes: Do not ask; for scripts.
+        yes: Do not ask for confirmation; for scripts.
         config: Configuration file.
     """
     from towpath.relay.cli import printing  # noqa: PLC0415 - keeps --help fast
@@ -253,7 +256,7 @@ def _settings(config: ConfigOption) -> "Settings":
     return read_settings(config)
 
 
-# A century: the time that it gives must be a date after the year 1.
+# A century: the date that many days ago must lie after the year 1.
 _MAX_KEEP_DAYS: Final = 36_500
 
 KeepOption = Annotated[
@@ -281,9 +284,9 @@ def clean(
 
     Args:
         keep_days: Keep events younger than this.
-        wait_s: The longest wait, in seconds, until the log is confirmed.
+        wait_s: The longest time, in seconds, to wait until the log is confirmed.
         days_ahead: Daily partitions to create beyond today's.
-        former: Remove events from before the present lineage too, which may never have
+        former: Also remove events from before the current lineage, which may never have
             been published: after a lost slot, close the gap first.
         json: Print one JSON document.
         config: Configuration file.

@@ -1,1 +1,1 @@
-"""The operator's commands: status, state and its repair; the code that runs."""
+"""The operator's commands, and the import of the compiled modules."""

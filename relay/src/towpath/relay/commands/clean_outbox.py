@@ -1,11 +1,11 @@
 """
 ``towpath outbox clean``: remove old, published events from a kept outbox.
 
-It keeps events that are younger than a given age, events that some reader of the log
-has not confirmed, and events from before the present lineage: its slot may begin after
-them, so they may never have been published. Rows are deleted in bounded steps, each
-followed by a pause of the same length. In a partitioned outbox whole partitions are
-dropped, and those of the next days are created.
+The command keeps events younger than a given age, events that a reader of the log has
+not confirmed, and events from before the current lineage: its slot may begin after
+those, so they may never have been published. Rows are deleted in bounded steps, each
+followed by a pause as long as the step took. In a partitioned outbox, whole partitions
+are dropped, and the partitions of the next days are created.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ from towpath.settings import Settings
 
 _LOG: Final = structlog.get_logger("towpath.relay")
 
-# Ids that are held at once: 5 MB.
+# The number of ids held in memory at which they are deleted; they take about 5 MB.
 _IDS_AT_ONCE: Final = 50_000
 _POLL_EVERY_S: Final = 0.5
 
@@ -52,7 +52,7 @@ class CleaningRules:
         wait_s: The longest wait for the readers of the log, and for transactions that
             may write to a partition.
         days_ahead: The number of daily partitions to create beyond today's.
-        keeps_former: Whether events from before the present lineage stay.
+        keeps_former: Whether events from before the current lineage stay.
     """
 
     keep: timedelta
@@ -72,7 +72,7 @@ class Cleaned:
         kept_former: The number of old rows, or partitions, from before the lineage.
         added: The days for which partitions were created.
         dropped: The partitions that were dropped.
-        waiting: The partitions that other sessions still use.
+        waiting: The partitions left to the next run, because another session uses one.
     """
 
     table: str
@@ -91,9 +91,10 @@ def clean_outbox(
 
     Args:
         settings: The configuration.
-        rules: Which events are removed.
-        report: Called with pages done, pages in all and rows deleted.
-        clock: Tells the time, and waits.
+        rules: Decide which events are removed.
+        report: Called with the end of the pages done, which may lie beyond the last
+            page, with the number of all pages, and with the number of deleted rows.
+        clock: Gives the time, and waits.
 
     Raises:
         UsageError: The age of events is unknown.
@@ -158,7 +159,7 @@ class _Cleaning:
         old = [each for each in partitions if self._is_old(each)]
         # Postgres detaches one partition of a table at a time: a pending one first.
         old.sort(key=lambda each: not each.is_pending)
-        detached = [each for each in old if self._is_detached(each)]
+        detached = [each for each in old if self._detach(each)]
         if detached:
             self._wait_for_readers()
         for each in detached:
@@ -169,7 +170,7 @@ class _Cleaning:
         return cleaned
 
     def _batches(self, pages: int) -> Iterator[list[OldRows]]:
-        """Yield the old rows of the whole table, a bounded number at once."""
+        """Yield the old rows of the whole table in batches of bounded size."""
         batch: list[OldRows] = []
         for first_page in range(0, pages, PAGES_AT_ONCE):
             batch.append(self._table.old_rows(first_page, self._before, self._since))
@@ -181,11 +182,12 @@ class _Cleaning:
     def _delete(self, rows: OldRows) -> int:
         began_s = self._clock.monotonic_s()
         count = self._table.delete(rows)
-        # Half of the time is left to other sessions.
+        # Pause as long as the step took, so that other sessions get half of the time.
         self._clock.wait(self._clock.monotonic_s() - began_s)
         return count
 
     def _is_old(self, partition: Partition) -> bool:
+        """Return whether to drop a partition; count an old one that must stay."""
         if partition.is_attached:
             start, end = partition.start, partition.end
             if start is None or end is None or end > self._before:
@@ -197,22 +199,23 @@ class _Cleaning:
             return False
         return True
 
-    def _is_detached(self, partition: Partition) -> bool:
+    def _detach(self, partition: Partition) -> bool:
+        """Detach a partition; return False if it, or an earlier one, is in use."""
         if not partition.is_attached:
             return True
-        is_first = not self._cleaned.waiting
-        if is_first and self._table.detach(partition, self._rules.wait_s):
+        is_possible = not self._cleaned.waiting
+        if is_possible and self._table.detach(partition, self._rules.wait_s):
             return True
         self._cleaned.waiting.append(partition.name.text)
         return False
 
     def _wait_for_readers(self) -> None:
         """
-        Wait until every reader has confirmed the present end of the log.
+        Wait until every reader has confirmed, and the relay published, the log so far.
 
         Raises:
             NotPreparedError: A reader will never confirm anything.
-            OutboxUnconfirmedError: A reader did not confirm it in time.
+            OutboxUnconfirmedError: A reader did not confirm the log in time.
         """
         end_lsn = self._table.log_end()
         deadline = Deadline(self._clock, self._rules.wait_s)
@@ -222,7 +225,7 @@ class _Cleaning:
                 message = f"{reason}, so nothing is known to be published"
                 raise NotPreparedError(message)
             late = [reader.name for reader in readers if reader.lacks(end_lsn)]
-            # A recreated slot confirms log that the relay never read.
+            # A recreated slot confirms a part of the log that the relay never read.
             if not late and _published_lsn(self._settings) < end_lsn:
                 late = [self._settings.database.slot]
             if not late:
@@ -241,10 +244,10 @@ _EVER: Final = datetime.min.replace(tzinfo=UTC)
 
 def _since(settings: Settings) -> datetime:
     """
-    Return the time since which the slot has served the present lineage.
+    Return the time since which the slot has served the current lineage.
 
     Raises:
-        NotPreparedError: It is unknown.
+        NotPreparedError: That time is unknown.
     """
     lineages = parse_lineages(parse_state(newest_values(settings)).lineage)
     if not lineages or lineages[-1].start_lsn is None:
@@ -252,21 +255,21 @@ def _since(settings: Settings) -> datetime:
         raise NotPreparedError(message)
     if not lineages[-1].started_at:
         message = (
-            "an earlier release stored the lineage without the time of its beginning: "
-            "earlier events look the same as published ones; add --former to "
-            "remove them too"
+            "an earlier release did not store when the lineage began, so unpublished "
+            "events cannot be distinguished from published ones: add --former to "
+            "remove both"
         )
         raise NotPreparedError(message)
     return datetime.fromisoformat(lineages[-1].started_at)
 
 
 def _published_lsn(settings: Settings) -> int:
-    """Return the checkpoint's LSN, in the present lineage; 0 without a checkpoint."""
+    """Return the checkpoint's LSN in the current lineage; 0 without a checkpoint."""
     state = parse_state(newest_values(settings))
     lineages = parse_lineages(state.lineage)
     if state.confirmed is None or not lineages:
         return 0
-    # A checkpoint of an earlier lineage lies below the offset: a negative result.
+    # A checkpoint of an earlier lineage lies below the offset: its result is negative.
     return state.confirmed.log_lsn - lineages[-1].offset
 
 

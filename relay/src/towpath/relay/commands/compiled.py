@@ -24,7 +24,7 @@ from typing import Final
 
 from towpath.schemas.failure import ConfigurationError
 
-# On the path of each row, from the frame to the client and back.
+# The modules on the path of each row, from the frame to the client and back.
 MODULES: Final = tuple(
     f"towpath.relay.{name}"
     for name in (
@@ -55,7 +55,7 @@ MODULES: Final = tuple(
 HOME: Final = Path(sys.prefix, "lib", "towpath-compiled")
 VARIABLE: Final = "TOWPATH_COMPILED"
 _CHOICES: Final = {"on": True, "off": False}
-# The compiled modules hold constants of all of these.
+# The compiled modules contain constants from all of these packages.
 _SOURCES: Final = ("towpath.relay", "towpath.schemas", "towpath.settings")
 
 
@@ -96,7 +96,7 @@ def folder(home: Path = HOME) -> Path:
 
 def available(environ: Mapping[str, str], home: Path = HOME) -> Code:
     """
-    Return the form in which ``towpath relay run`` runs with these variables.
+    Return the form in which ``towpath relay run`` runs in an environment.
 
     Raises:
         ConfigurationError: ``TOWPATH_COMPILED`` is neither on nor off.
@@ -106,7 +106,7 @@ def available(environ: Mapping[str, str], home: Path = HOME) -> Code:
 
 def import_modules(environ: Mapping[str, str], home: Path = HOME) -> None:
     """
-    Import the compiled hot modules, if there are any and none is imported yet.
+    Import the compiled modules, if they exist and no hot module is imported yet.
 
     Raises:
         ConfigurationError: ``TOWPATH_COMPILED`` is neither on nor off.

@@ -8,8 +8,8 @@ key, no value, and the position up to which events are released in a header. ``d
 only writes the release. The relay reads releases when it starts, so both commands hold
 the slot's claim: while they work, no other event can become a dead letter.
 
-Only dead letters that hold their record can be published. A row that cannot be an
-event, or the stub of a record that was too large, has none.
+Only dead letters that hold their record can be published: not those with a row or
+message that cannot be an event, or with the stub of a record that was too large.
 """
 
 from collections import defaultdict
@@ -51,9 +51,9 @@ class RelayDeadLetter(NamedTuple):
     An event that was not published.
 
     Attributes:
-        position: Its position's text.
-        reason: Why it is a dead letter.
-        form: The form of its value: a record, a row, a message or a stub.
+        position: The event's position, as text.
+        reason: Why the event is a dead letter.
+        form: The form of the value: a record, a row, a message or a stub.
         record: The event as it would have been published; None if only parts are left.
     """
 
@@ -93,17 +93,17 @@ def parked_events(messages: Iterable[Message], only: Aggregate | None = None) ->
     for message in messages:
         given: list[Header] = list(_pairs(message))
         spans.recall(message.key(), message.value(), given)
-        marks = {name: _bytes(value) for name, value in given}
-        aggregate_id = marks.get(headers.PARKED)
-        position = marks.get(headers.POSITION)
+        by_name = {name: _bytes(value) for name, value in given}
+        aggregate_id = by_name.get(headers.PARKED)
+        position = by_name.get(headers.POSITION)
         if aggregate_id is None or position is None:
             continue
-        kind = marks.get(headers.AGGREGATE_TYPE)
+        kind = by_name.get(headers.AGGREGATE_TYPE)
         aggregate = _parked_as(None if kind is None else kind.decode(), aggregate_id)
         if only not in {None, aggregate}:
             continue
-        # A replay after a crash may have written a dead letter twice.
-        found[aggregate][position] = _dead_letter(message, given, marks)
+        # A relay that restarts after a crash may write a dead letter twice.
+        found[aggregate][position] = _dead_letter(message, given, by_name)
     parked = {}
     for aggregate, letters in found.items():
         of_type = spans.spans[aggregate.id][aggregate.type]
@@ -119,17 +119,17 @@ def _parked_as(kind: str | None, id_: bytes) -> Aggregate:
 
 
 def _dead_letter(
-    message: Message, given: list[Header], marks: Mapping[str, bytes]
+    message: Message, given: list[Header], by_name: Mapping[str, bytes]
 ) -> RelayDeadLetter:
-    form, position = marks.get(headers.FORM, b""), marks[headers.POSITION]
-    reason = marks.get(headers.REASON, b"").decode(errors="replace")
+    form, position = by_name.get(headers.FORM, b""), by_name[headers.POSITION]
+    reason = by_name.get(headers.REASON, b"").decode(errors="replace")
     record = None
     if form == _RECORD:
         # The dead letter's own headers follow those of its record.
         own = max(at for at, (name, _) in enumerate(given) if name == headers.FORM)
         _, timestamp_ms = message.timestamp()
         record = Record(
-            marks[headers.SOURCE_TOPIC].decode(),
+            by_name[headers.SOURCE_TOPIC].decode(),
             message.key(),
             message.value(),
             given[:own],
@@ -141,9 +141,9 @@ def _dead_letter(
     return RelayDeadLetter(position, reason, form.decode(), record)
 
 
-def _partition(marks: Sequence[Header]) -> int:
-    """Return the partition that the row of an event named; by its key without one."""
-    named = _bytes(dict(marks).get(headers.SOURCE_PARTITION))
+def _partition(added: Sequence[Header]) -> int:
+    """Return the partition that an event's row named; ``ANY_PARTITION`` without one."""
+    named = _bytes(dict(added).get(headers.SOURCE_PARTITION))
     return int(named) if named else ANY_PARTITION
 
 
@@ -161,7 +161,7 @@ def chosen(parked: Parked, kind: str | None, id_: str) -> Aggregate:
     Return the parked aggregate of a type and an id.
 
     Raises:
-        StateRefusedError: It is not parked.
+        StateRefusedError: The aggregate is not parked.
     """
     aggregate = _parked_as(kind, id_.encode())
     if aggregate not in parked:
@@ -172,7 +172,7 @@ def chosen(parked: Parked, kind: str | None, id_: str) -> Aggregate:
 
 
 def listed(parked: Parked) -> list[dict[str, Any]]:
-    """Return a line for each parked aggregate, the longest parked one first."""
+    """Return a line for each parked aggregate, longest parked first."""
     lines = [
         {
             "aggregate_type": aggregate.type,
@@ -196,12 +196,13 @@ def release_aggregate(
     Args:
         settings: The configuration.
         kind: The aggregate's type; None if its dead letters have none.
-        id_: Its id.
+        id_: The aggregate's id.
         publishes: Whether to publish the events before the release.
         drops: Whether to drop dead letters that hold no record.
 
     Raises:
-        StateRefusedError: It is not parked, or a dead letter holds no record.
+        StateRefusedError: The aggregate is not parked, or a dead letter that is to be
+            published holds no record.
         SlotHeldError: The relay runs.
         BrokerUnavailableError: Kafka did not acknowledge an event; all stay parked.
     """
@@ -243,7 +244,7 @@ def publishable(letters: Sequence[RelayDeadLetter], *, drops: bool) -> list[Reco
 def placed_records(
     records: Iterable[Record], counts: Mapping[str, int]
 ) -> list[Record]:
-    """Return records to publish; the key places one whose topic lacks its partition."""
+    """Return the records; the key places each whose topic lacks its partition."""
     return [
         record
         if record.partition < counts.get(record.topic, 0)
@@ -257,10 +258,10 @@ def release_of(prefix: str, aggregate: Aggregate, position: bytes) -> Record:
     topic = names.dead_letter_topic(prefix, "relay")
     kind = aggregate.type
     # Null without a type: a release without this header is for every type of the id.
-    marks: list[Header] = [
+    added: list[Header] = [
         (headers.RELEASED, position),
         (headers.AGGREGATE_TYPE, None if kind is None else kind.encode()),
     ]
     return Record(
-        topic, aggregate.id, None, marks, position, 0, len(aggregate.id), ANY_PARTITION
+        topic, aggregate.id, None, added, position, 0, len(aggregate.id), ANY_PARTITION
     )

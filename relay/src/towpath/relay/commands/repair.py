@@ -168,7 +168,7 @@ def _source_history(settings: Settings, clock: Clock) -> SourceHistory:
 
 
 def _highest_gap(settings: Settings) -> int:
-    """Return the highest number of a lineage whose gap has a signal; 0: none has."""
+    """Return the highest number of a lineage whose gap has a signal, or 0."""
     with (
         connect(settings.database.dsn) as connection,
         translated_errors("reading the signals of gaps"),

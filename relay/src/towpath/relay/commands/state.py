@@ -2,9 +2,9 @@
 ``towpath relay state``: show the state, export it, skip a transaction.
 
 The commands work beside a running relay, which reads their records at its next session.
-Log below the confirmed LSN cannot be streamed again: a slot never goes back.
+The log below the confirmed LSN cannot be streamed again: a slot never goes back.
 
-LSNs are written in Postgres' format, positions in that of headers.
+LSNs are written in Postgres' format, and positions in the format of headers.
 """
 
 import base64
@@ -69,7 +69,7 @@ def _messages(settings: Settings) -> Iterator[Message]:
 
 
 def lineage_offset(settings: Settings) -> int:
-    """Return the offset of the present lineage; 0 if it is unknown or unreadable."""
+    """Return the offset of the current lineage; 0 if it is unknown or unreadable."""
     try:
         lineages = parse_lineages(parse_state(newest_values(settings)).lineage)
     except TowpathError:
@@ -79,7 +79,7 @@ def lineage_offset(settings: Settings) -> int:
 
 def remove_key(settings: Settings, key: str) -> None:
     """
-    Remove a key from the state topic; durable when this returns.
+    Remove a key from the state topic; the removal is durable when this returns.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
@@ -124,9 +124,9 @@ class StateContext(NamedTuple):
         topic: The state topic.
         ends: The end offset of each partition that has a mark.
         parked: The parked aggregates.
-        skips: The documents under ``skip:``.
+        skips: The documents of requested skips, by their keys in the state topic.
         differing: Settings of the file that differ from the stored ones.
-        slot: The slot's facts; None if there is no slot, or no answer.
+        slot: The slot's facts; None if there is no slot, or they cannot be read.
         source_error: Why the source cannot be read; None if it can.
     """
 
@@ -141,12 +141,12 @@ class StateContext(NamedTuple):
 
 def state_document(state: State, context: StateContext, first: int) -> dict[str, Any]:
     """
-    Return the state and the facts along with it, as one document.
+    Return the state and its context as one document.
 
     Args:
         state: The state topic's content.
-        context: The facts that are shown along with it.
-        first: How many parked aggregates are listed.
+        context: The facts that are shown along with the state.
+        first: The number of parked aggregates to list.
     """
     return {
         "topic": context.topic,

@@ -46,11 +46,11 @@ class RunState(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class ProcessState:
     """
-    The relay's process.
+    The stored state of the relay's process.
 
     Attributes:
         at: The time of the last change, as RFC 3339 in UTC.
-        reason: Why it halted; empty otherwise.
+        reason: Why the process halted; empty otherwise.
         remedy: The remedy of a halt.
     """
 
@@ -72,13 +72,13 @@ def write_process_state(
     folder: Path, slot: str, state: RunState, now: datetime, **why: str
 ) -> None:
     """
-    Replace the file; a failure is only logged: a full disk must not stop the relay.
+    Replace the state file; only log a failure: a full disk must not stop the relay.
 
     Args:
         folder: The state folder.
         slot: The relay's slot.
         state: The process's state.
-        now: The time.
+        now: The current time.
         why: ``reason`` and ``remedy`` of a halt.
     """
     document = ProcessState(
@@ -95,7 +95,7 @@ def write_process_state(
 
 
 def read_process_state(folder: Path, slot: str) -> ProcessState | None:
-    """Return the last state of the relay of a slot; None without one."""
+    """Return the last stored state of a slot's relay; None without a valid file."""
     try:
         document = json.loads(_path(folder, slot).read_bytes())
         return ProcessState(**document | {"state": RunState(document["state"])})

@@ -4,8 +4,8 @@ The aggregate route: turns a row of an aggregate view into a READ event of its t
 The row becomes an outbox row, so that streamed and read events have one format. A
 view has no columns for headers, trace or ``occurred_at``; placements of columns that it
 lacks are dropped. A requested id that a type's main view lacks gives a tombstone. The
-event's id is a UUID made from snapshot, view and aggregate id: the same whenever a
-chunk is read again.
+event's id is a UUID made from snapshot, view and aggregate id, so it stays the same
+when a chunk is read again.
 
 ``canonical_id`` writes an aggregate's id as Postgres does, in the form that its view
 declares: ``text`` unchanged; ``integer`` decimal, without plus sign or leading zeros;
@@ -58,7 +58,7 @@ class AggregateRoute:
 
         Args:
             relation: The collection: aggregate id, type, payload.
-            declared: Its view, and the topic of the aggregate's events.
+            declared: The collection's view, and the topic of the aggregate's events.
             outbox: ``[relay.outbox]``.
             dead: Makes dead letters.
             reserved: Topics that no event may use.
@@ -105,21 +105,19 @@ class AggregateRoute:
         return records
 
     def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:
-        """Return the tombstone of a requested aggregate; a further view has none."""
+        """Return the tombstone of a requested aggregate; only a main view has one."""
         if not self._has_tombstones:
             return ()
         (aggregate_id,) = key
         position = b"%016x.-" % place.log_lsn
-        marks: list[Header] = [
+        own: list[Header] = [
             (headers.EVENT_ID, self._ids(place.snapshot_id)(aggregate_id)),
             (headers.AGGREGATE_TYPE, self._type),
             (headers.POSITION, position),
         ]
         size = FIXED_BYTES + len(aggregate_id)
         now_ms = place.now_us // 1000
-        tombstone = Record(
-            self.topic, aggregate_id, None, marks, position, now_ms, size
-        )
+        tombstone = Record(self.topic, aggregate_id, None, own, position, now_ms, size)
         return (_read(tombstone, place),)
 
     def _ids(self, snapshot_id: str) -> Callable[[bytes], bytes]:
@@ -220,13 +218,13 @@ def _options(outbox: Outbox) -> Outbox:
 def _read(record: Record, place: ReadSlice) -> Record:
     """Return a record as a READ, with the topic of its slice."""
     snapshot_id = place.snapshot_id.encode()
-    marks: list[Header] = [*record.headers, (headers.SNAPSHOT, snapshot_id)]
+    all_headers: list[Header] = [*record.headers, (headers.SNAPSHOT, snapshot_id)]
     size = record.size + len(snapshot_id)
-    return record._replace(topic=place.topic, headers=marks, size=size)
+    return record._replace(topic=place.topic, headers=all_headers, size=size)
 
 
 _INTEGER: Final = re.compile(rb"([+-]?)0*([0-9]+)")
-# Postgres allows a dash after every four digits, and braces around the whole.
+# Postgres allows a dash after every four digits, and braces around the whole UUID.
 _UUID: Final = re.compile(rb"(?:[0-9a-fA-F]{4}-?){7}[0-9a-fA-F]{4}")
 
 # Returns the id as Postgres writes it; None if it is not of the form.

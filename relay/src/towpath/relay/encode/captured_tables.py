@@ -6,12 +6,12 @@ dashes and underscores, and does not distinguish names that differ only in dots 
 underscores. So two tables can share a topic: the rows of one would then overwrite and
 delete those of the other. A table's topic can also be one of the relay's own.
 
-Tables of the relations topic count too: a topic belongs to the table whose rows it has,
-even if that table is no longer captured.
+Tables of the relations topic count, too: a topic belongs to the table whose rows it
+has, even if that table is no longer captured.
 
 Tables can be added while the relay runs. Tables that the file names are captured from
-the start; tables that match its expressions, once the publication has them. The slot
-monitor replaces all names at once, from its own thread.
+the start; tables that match its expressions are captured once the publication has them.
+The slot monitor replaces all names in one step, from its own thread.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping

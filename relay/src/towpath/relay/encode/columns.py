@@ -4,7 +4,7 @@ The rules of published columns: their names, their forms, and the key.
 ====================  ================================================================
 include, exclude      columns of the value; the key keeps its columns
 mask                  ``length`` asterisks
-truncate              the first ``length`` characters; of character columns only
+truncate              the first ``length`` characters, for character columns only
 hash                  hex digest of salt and value, no longer than the column
 key_columns           the record's key, instead of the table's own
 source_types          the schema has Postgres's type, length and scale
@@ -13,7 +13,8 @@ sanitize_names        names valid in Avro; two that become equal are refused
 
 Rules are regular expressions that match the whole of ``schema.table.column``. NULL
 stays NULL. The record's key is not changed: masked keys could become equal. For the
-same reason a key column of an unknown type keeps its text where others are left out.
+same reason, a key column of an unknown type is written as text; other columns of an
+unknown type may be left out.
 The digest is Debezium's, over the salt and the text as Java serializes it, so that
 earlier hashes stay comparable.
 """
@@ -113,7 +114,7 @@ class ColumnRules:
                 continue
             form = forms.of(column.type_oid, column.typmod)
             if form is None and at in key:
-                # Without it, rows that differ in this column only would share a key.
+                # Without this column, rows that differ only in it would share a key.
                 form = TEXT
             if form is None:
                 self._on_lost(OMITTED)
@@ -232,7 +233,7 @@ def _digest(rule: ColumnRule, length: int | None) -> Callable[[bytes], str]:
 
 
 def _algorithm(name: str) -> str:
-    """Return Python's name for a valid algorithm."""
+    """Return Python's name of an algorithm."""
     plain = name.lower().replace("-", "").replace("_", "")
     known = {one.replace("_", ""): one for one in hashlib.algorithms_guaranteed}
     return known.get(plain, name)

@@ -6,7 +6,7 @@ header form    value
 =============  ==================================================================
 ``row``        a row that cannot be a record, as a JSON object of texts
 ``message``    a logical message that cannot be an event: ``{"prefix", "content"}``
-``record``     the record's own value; it keeps its key and headers too
+``record``     the record's own value, together with its own key and headers
 ``stub``       topic, position, size, reason and key, or the key's hash, of a record
                that is too large for its topic and for the dead letters
 ``skipped``    a message of a transaction that an operator skipped: ``{"raw", ...}``
@@ -17,7 +17,7 @@ and, if known, topic and table. Rows are JSON objects of the log's texts; bytes 
 ``{"base64": ...}``, unchanged TOASTed values ``{"unchanged": true}``.
 
 A dead letter of an event parks its aggregate, which the header ``parked`` names. A row
-change's dead letter parks nothing: a later full image of the row supersedes it.
+change's dead letter parks nothing: a later full image of the row supersedes the change.
 
 ``RefusedRoute`` makes a dead letter of each change of a table whose schema the registry
 refuses, with ``relay.rows.on_refused_schema = "park"``. All dead letters of a row have
@@ -51,7 +51,7 @@ from towpath.schemas.envelope import Operation
 
 
 def row_texts(relation: Relation, row: Row) -> dict[str, Any]:
-    """Return a row as an object of its columns."""
+    """Return a row as an object with the text of each column."""
     return {
         column.name: _bytea(value) if column.type_oid == BYTEA else _column_text(value)
         for column, value in zip(relation.columns, row, strict=True)
@@ -168,18 +168,18 @@ class DeadLetters:
         """
         position = change.transaction.place + b"%010d" % change.ordinal
         value = orjson.dumps(row_texts(relation, change.new or change.old or ()))
-        marks: list[Header] = [
+        added: list[Header] = [
             (headers.FORM, b"row"),
             (headers.SOURCE_TABLE, relation.name.encode()),
             (headers.OPERATION, change.operation.value.encode()),
         ]
         if change.new is not None and change.old is not None:
             old = orjson.dumps(row_texts(relation, change.old))
-            marks.append((headers.OLD_ROW, old))
-        marks += self._park(aggregate, position)
+            added.append((headers.OLD_ROW, old))
+        added += self._park(aggregate, position)
         timestamp_ms = change.transaction.committed_us // 1000
         key = aggregate[1] and parking_id(aggregate[1])
-        return self._dead_letter(key, value, marks, (position, timestamp_ms), reason)
+        return self._dead_letter(key, value, added, (position, timestamp_ms), reason)
 
     def of_message(
         self,
@@ -193,7 +193,7 @@ class DeadLetters:
 
         Args:
             message: The message.
-            place: Its position's text, and its time in milliseconds.
+            place: The text of its position, and its time in milliseconds.
             reason: Why it cannot be an event.
             aggregate: The known parts of its aggregate, which is parked.
 
@@ -201,10 +201,10 @@ class DeadLetters:
             ParkedOverflowError: More aggregates are parked than allowed.
         """
         content = {"prefix": message.prefix, "content": printable(message.content)}
-        marks: list[Header] = [(headers.FORM, b"message")]
-        marks += self._park(aggregate, place[0])
+        added: list[Header] = [(headers.FORM, b"message")]
+        added += self._park(aggregate, place[0])
         key = aggregate[1] and parking_id(aggregate[1])
-        return self._dead_letter(key, orjson.dumps(content), marks, place, reason)
+        return self._dead_letter(key, orjson.dumps(content), added, place, reason)
 
     def of_record(self, record: Record, reason: str) -> Record:
         """
@@ -221,12 +221,12 @@ class DeadLetters:
         """
         Return the dead letter of a record that is too large.
 
-        An event parks its aggregate.
+        If the record is an event, its aggregate is parked.
 
         Args:
             record: The record.
-            limit_bytes: The limit of its topic.
-            room_bytes: The limit of the dead letter topic.
+            limit_bytes: The size limit of the record's topic.
+            room_bytes: The size limit of the dead-letter topic.
 
         Raises:
             ParkedOverflowError: More aggregates are parked than allowed.
@@ -251,29 +251,29 @@ class DeadLetters:
             raw: The message's bytes.
             position: The message's position.
             timestamp_ms: The commit time.
-            relation: Its table, if known; names the columns.
+            relation: The message's table, if known; names the columns.
         """
         document: dict[str, Any] = {"raw": base64.b64encode(raw).decode()}
         document |= decoded_message(raw, relation)
-        marks: list[Header] = [(headers.FORM, b"skipped")]
+        added: list[Header] = [(headers.FORM, b"skipped")]
         if relation is not None:
-            marks.append((headers.SOURCE_TABLE, relation.name.encode()))
+            added.append((headers.SOURCE_TABLE, relation.name.encode()))
         value = orjson.dumps(document)
-        return self._dead_letter(None, value, marks, (position, timestamp_ms), SKIPPED)
+        return self._dead_letter(None, value, added, (position, timestamp_ms), SKIPPED)
 
     def _dead_letter(
         self,
         key: bytes | None,
         value: bytes,
-        marks: list[Header],
+        added: list[Header],
         place: tuple[bytes, int],
         reason: str,
     ) -> Record:
         self._on_dead_letter(reason)
         position, timestamp_ms = place
-        marks = [(headers.POSITION, position), *marks, *_reasons(reason, b"")]
-        size = FIXED_BYTES + len(key or b"") + len(value) + _bytes_of(marks)
-        return Record(self.topic, key, value, marks, position, timestamp_ms, size)
+        added = [(headers.POSITION, position), *added, *_reasons(reason, b"")]
+        size = FIXED_BYTES + len(key or b"") + len(value) + _bytes_of(added)
+        return Record(self.topic, key, value, added, position, timestamp_ms, size)
 
     def _moved(self, record: Record, reason: str) -> Record:
         more: list[Header] = [
@@ -308,27 +308,27 @@ class DeadLetters:
             key = parking_id(key) if parking else None
         elif key is not None:
             document["key"] = printable(key)
-        marks: list[Header] = [
+        added: list[Header] = [
             (headers.POSITION, record.position),
             (headers.FORM, b"stub"),
             *_reasons(TOO_LARGE, str(document["topic"]).encode()),
         ]
         if is_dead and table is not None and found.get(headers.FORM) != b"record":
-            marks.append((headers.SOURCE_TABLE, table))
+            added.append((headers.SOURCE_TABLE, table))
         if parking:
             kind = found.get(headers.AGGREGATE_TYPE)
-            # A row without a type parks its id.
+            # A row without a type parks its id for every type.
             if isinstance(kind, bytes):
-                marks.append((headers.AGGREGATE_TYPE, parking_id(kind)))
-            marks += parking
+                added.append((headers.AGGREGATE_TYPE, parking_id(kind)))
+            added += parking
         value = orjson.dumps(document)
-        size = FIXED_BYTES + len(value) + len(key or b"") + _bytes_of(marks)
+        size = FIXED_BYTES + len(value) + len(key or b"") + _bytes_of(added)
         return Record(
-            self.topic, key, value, marks, record.position, record.timestamp_ms, size
+            self.topic, key, value, added, record.position, record.timestamp_ms, size
         )
 
     def _parking_of(self, record: Record) -> list[Header]:
-        """Park the aggregate of an event; a READ and a row change have none."""
+        """Park an event's aggregate, and return its header; other records park none."""
         found = dict(record.headers)
         if headers.PARKED in found:
             return [(headers.PARKED, found[headers.PARKED])]
@@ -342,14 +342,14 @@ class DeadLetters:
     def _park(self, aggregate: Aggregate, position: bytes) -> list[Header]:
         """Park an aggregate, and return its headers."""
         aggregate_type, aggregate_id = aggregate
-        marks: list[Header] = []
+        added: list[Header] = []
         if aggregate_type is not None:
-            marks.append((headers.AGGREGATE_TYPE, aggregate_type))
+            added.append((headers.AGGREGATE_TYPE, aggregate_type))
         if aggregate_id is not None:
             name = None if aggregate_type is None else aggregate_type.decode()
             self._parked.park(name, aggregate_id, position)
-            marks.append((headers.PARKED, parking_id(aggregate_id)))
-        return marks
+            added.append((headers.PARKED, parking_id(aggregate_id)))
+        return added
 
 
 def is_event(record: Record) -> bool:
@@ -368,15 +368,15 @@ def _reasons(reason: str, topic: bytes) -> tuple[Header, ...]:
     )
 
 
-def _bytes_of(marks: Iterable[Header]) -> int:
-    return sum(len(name) + len(value or b"") for name, value in marks)
+def _bytes_of(added: Iterable[Header]) -> int:
+    return sum(len(name) + len(value or b"") for name, value in added)
 
 
 def _text(value: str | bytes | None) -> str | None:
     return value.decode() if isinstance(value, bytes) else value
 
 
-# The counted reason; the registry's is in the dead letter's Kafka Connect header.
+# The counted reason; the registry's own is in the dead letter's Kafka Connect header.
 REFUSED: Final = "the schema of the table is refused"
 
 
@@ -450,12 +450,12 @@ class RefusedRoute:
         change = self._change(operation, row, transaction, 0)
         record = self._dead_letter(change)
         position = b"%016x.-" % log_lsn
-        marks: list[Header] = [
+        added: list[Header] = [
             (name, position if name == headers.POSITION else value)
             for name, value in record.headers
         ]
-        marks.append((headers.SNAPSHOT, snapshot_id.encode()))
-        return record._replace(position=position, headers=marks)
+        added.append((headers.SNAPSHOT, snapshot_id.encode()))
+        return record._replace(position=position, headers=added)
 
     def _change(
         self,
@@ -488,7 +488,7 @@ class RefusedRoute:
 
     def _keyed(self, record: Record, row: Row) -> Record:
         """Give a dead letter its row's key, its topic and the detailed reason."""
-        marks: list[Header] = [
+        added: list[Header] = [
             (name, self._origin.get(name, value)) for name, value in record.headers
         ]
         values = ((name, row[at]) for at, name in self._key)
@@ -497,4 +497,4 @@ class RefusedRoute:
         }
         key = orjson.dumps(texts) if 0 < len(texts) == len(self._key) else None
         size = record.size + len(key or b"") + self._origin_bytes
-        return record._replace(key=key, headers=marks, size=size)
+        return record._replace(key=key, headers=added, size=size)

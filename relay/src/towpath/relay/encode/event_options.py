@@ -16,7 +16,7 @@ ce_source          the configured URI
 ce_subject         the aggregate's id, unless it is null or empty
 ce_time            the time of occurrence, if it is an RFC 3339 time
 ce_dataschema      the row's header ``schema``, if there is one
-content-type       the row's own, or by the value's type if there is a value
+content-type       the row's own, or the one of the value's type if there is a value
 =================  ====================================================
 """
 
@@ -66,9 +66,9 @@ class EventDraft:
         topic: Its topic; empty until the topic rule has run.
         key: The aggregate's id.
         value: The payload.
-        headers: In the order written.
-        position: The position's text.
-        timestamp_ms: The commit time, or the time of a column.
+        headers: The record's headers, in their order.
+        position: The text of the position.
+        timestamp_ms: The commit time, or the time from a column.
         size: An upper bound on its bytes.
         parts: The row's parts, in the order of ``EVENT_PARTS``.
         row: The whole row.
@@ -159,7 +159,7 @@ def has_envelope(relation: Relation, outbox: Outbox) -> bool:
 
 
 def _applied(relation: Relation, outbox: Outbox) -> list[Placement]:
-    """Return the placements, without standard ones and skipped columns."""
+    """Return the placements, without standard ones and those of missing columns."""
     known = column_places(relation)
     is_strict = outbox.on_missing_column is MissingColumn.ERROR
     return [
@@ -331,7 +331,7 @@ def _optional(
 
 
 def _subject(key: bytes) -> bytes:
-    """Return the key as text; other bytes as their hex digits."""
+    """Return the key if it is UTF-8, or else its hex digits."""
     try:
         key.decode()
     except UnicodeDecodeError:

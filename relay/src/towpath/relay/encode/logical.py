@@ -7,10 +7,10 @@ Logical messages as records of ``<prefix>.message``, and as events.
 keyed by ``{"prefix": ...}``, in the format of row changes. The content is written as
 ``[relay.rows] binaries`` says; as bytes it is base64 in JSON.
 
-The position of a transactional message is its ordinal in its transaction; ``source``
+The position of a transactional message has its ordinal in its transaction; ``source``
 has the transaction's id and commit. Any other message has its own LSN with the ordinal
-``-``, neither id nor commit, and the time at which the relay read it, because the log
-does not record its time.
+``-``, neither id nor commit, and the time at which the relay read the message, because
+the log does not record one.
 
 Towpath's own messages (watermarks, heartbeats, table events, those of the verifier and
 of ``towpath wait``, events without a table) never become such records. Excluded
@@ -26,12 +26,13 @@ The first five members are required. A string payload stands for its text; any o
 payload is copied byte for byte. Options such as ``route_by`` and placements name
 members. The message becomes a row of a virtual table, and the outbox's code writes its
 event. Outside a transaction there is no commit: the record's timestamp is
-``occurred_at``, or the time of reading if that is earlier or the only one.
+``occurred_at``, or the time at which the relay read the message if that is earlier or
+there is no ``occurred_at``.
 
-``RawJson`` returns members byte for byte: parsed and written again, numbers would lose
-digits, and spaces and the order of members would change. A strict parser reads the
-values; a member's text is a slice of the content. A search finds it if its name occurs
-once; otherwise all members are parsed.
+``RawJson`` returns members byte for byte: if they were parsed and written again,
+numbers would lose digits, and spaces and the order of members would change. A strict
+parser reads the values; a member's text is cut out of the content. A text search finds
+the member if its name occurs once; otherwise all members are parsed.
 """
 
 import base64
@@ -190,9 +191,9 @@ class MessageRecords:
         position, timestamp_ms = _place(message, None, now_us)
         value = self._write_value(self._envelope(message, now_us))
         key = self._write_key({"prefix": message.prefix})
-        marks: list[Header] = [(headers.POSITION, position)]
+        added: list[Header] = [(headers.POSITION, position)]
         size = len(value) + len(key) + FIXED_BYTES
-        return Record(self._topic, key, value, marks, position, timestamp_ms, size)
+        return Record(self._topic, key, value, added, position, timestamp_ms, size)
 
     def _is_included(self, prefix: str) -> bool:
         if self._include and not any(each.fullmatch(prefix) for each in self._include):
@@ -241,7 +242,7 @@ class MessageRecords:
 
 
 def _sequence(commit_lsn: int | None, lsn: int) -> str:
-    """Return both LSNs as row changes have them."""
+    """Return the sequence of both LSNs, in the format of row changes."""
     commit = "null" if commit_lsn is None else f'"{commit_lsn}"'
     return f'[{commit},"{lsn}"]'
 

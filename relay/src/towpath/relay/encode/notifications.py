@@ -4,8 +4,9 @@ Notifications of snapshots and captured tables, in Debezium's format.
 When a captured table was dropped, renamed or recreated, or its key changed, the slot
 monitor writes a logical message, which follows every change of that table in the log.
 The relay publishes a notification (``aggregate_type`` ``Table``) and, if the message
-demands it, records that empty the topic: Debezium's ``t`` in each partition, with the
-header ``sweep`` at its own position and the header ``dropped`` with the table's oid.
+demands them, records that empty the topic: Debezium's truncate (``t``) in each
+partition, with the header ``sweep`` at its own position and the header ``dropped`` with
+the table's oid.
 Before a snapshot that ends with a sweep, the record has no header ``sweep``: readers
 that ignore sweeps empty their table, and Towpath's sinks keep serving until the sweep.
 

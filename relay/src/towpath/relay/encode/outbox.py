@@ -2,17 +2,18 @@
 The outbox route: turns an inserted row into an event or a dead letter. Hot path.
 
 Only inserts are events. An update of an outbox row is counted, or halts the relay; a
-delete gives no record, even in the transaction of its insert. A row that cannot become
-an event parks its aggregate: later events of that aggregate become dead letters too.
+delete gives no record, even in the transaction of the row's insert. A row that cannot
+become an event parks its aggregate: later events of that aggregate become dead letters,
+too.
 
 ``EventWriter`` makes the event of a row, or of a logical message. The payload is the
 value, unchanged; the aggregate id is the key; the rest becomes headers. Values that
 repeat from row to row (topic, type, the row's own headers) are cached by their bytes.
 Options beyond the defaults are steps that change a draft of the event.
 
-``on_empty_payload``: by default an event without a payload has no value, and an empty
-text is a value. As ``tombstone``, a null, empty or blank payload gives no value and no
-envelope; key and headers are kept.
+``on_empty_payload``: by default, an event without a payload has no value, and an empty
+text is a value. With ``tombstone``, a null, empty or blank payload gives no value and
+no envelope; key and headers are kept.
 """
 
 import json
@@ -69,8 +70,8 @@ NO_INSTANT: Final = "the row's occurred_at is not a Postgres timestamp"
 BAD_TIMESTAMP: Final = "Kafka does not accept the row's timestamp"
 OWN_NAME: Final = "a header of a row has a name that the relay reserves"
 
-# The limit of cached types and header objects. A service has dozens of them; others do
-# not repeat, such as a header that is unique per row, and only cost memory.
+# The limit of cached types and header objects. A service has dozens that repeat; the
+# others, such as a header that is unique per row, only cost memory.
 _MAX_CACHED: Final = 1024
 
 # Skips a named tuple's own constructor, which costs more than the tuple.
@@ -82,7 +83,7 @@ _PAYLOAD_AT: Final = EVENT_PARTS.index("payload")
 _HEADERS_AT: Final = EVENT_PARTS.index("headers")
 _TRACE_AT: Final = EVENT_PARTS.index("traceparent")
 
-# A division by it is exact, unlike one of seconds as a float.
+# Dividing by this constant is exact, unlike dividing seconds as a float.
 MILLISECOND: Final = timedelta(milliseconds=1)
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -157,18 +158,18 @@ class EventWriter:
         topic, type_header, size = self._cached_types.get(
             aggregate_type
         ) or self._read_type(aggregate_type)
-        marks: list[Header] = [
+        record_headers: list[Header] = [
             (headers.EVENT_ID, event_id),
             (headers.EVENT_TYPE, event_type),
             type_header,
             (headers.POSITION, position),
         ]
         if event_type is None:
-            del marks[1]
+            del record_headers[1]
         size += len(payload or b"") + len(key or b"") + len(event_id or b"")
         if at is not None:
             try:
-                marks.append((headers.OCCURRED_AT, instant(at)))
+                record_headers.append((headers.OCCURRED_AT, instant(at)))
             except MalformedMessageError as error:
                 raise UnroutableError(NO_INSTANT) from error
         more: tuple[Header, ...] = ()
@@ -181,13 +182,22 @@ class EventWriter:
             trace = trace or own_trace
             size += more_bytes
         if trace is not None:
-            marks.append((headers.TRACEPARENT, trace))
+            record_headers.append((headers.TRACEPARENT, trace))
             size += len(trace)
-        marks += more
+        record_headers += more
         size += len(event_type or b"")
         return _make(
             Record,
-            (topic, key, payload, marks, position, timestamp_ms, size, ANY_PARTITION),
+            (
+                topic,
+                key,
+                payload,
+                record_headers,
+                position,
+                timestamp_ms,
+                size,
+                ANY_PARTITION,
+            ),
         )
 
     def aggregate(self, row: Row) -> tuple[bytes | None, bytes | None]:
@@ -283,7 +293,7 @@ class EventWriter:
 
 
 # The types of values that are read without loss. Other numbers would be rounded to
-# doubles: they stay as they are written.
+# doubles, so they stay as they are written.
 _EXACT: Final = frozenset({str, int, bool, type(None)})
 _AS_WRITTEN: Final = json.JSONDecoder(
     parse_int=orjson.Fragment, parse_float=orjson.Fragment
@@ -306,7 +316,7 @@ def _read_entries(text: bytes) -> dict[str, bytes]:
     if not isinstance(entries, dict):
         raise UnroutableError(HEADERS_NOT_AN_OBJECT)
     if any("\0" in name for name in entries):
-        # The client would cut the name there.
+        # The client would cut the name at the NUL.
         raise UnroutableError(NUL_IN_HEADER)
     try:
         if not are_exact(entries):

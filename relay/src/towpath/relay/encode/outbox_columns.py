@@ -1,9 +1,9 @@
 """
 The columns of an outbox table, the topic of an event, and its trace context.
 
-A picker returns the eight parts of an event from a row, in a fixed order; a ``bytea``
-key or payload as bytes. For text columns it is one ``itemgetter``, as it runs for every
-row. Hot path.
+A picker returns the eight parts of an event from a row, in a fixed order, with a
+``bytea`` key or payload as bytes. For text columns, the picker is one ``itemgetter``,
+because it runs for every row. Hot path.
 
 The topic is a value of the row, rewritten and inserted into a template.
 
@@ -11,9 +11,9 @@ The writer's W3C trace context is passed on, or continued by a span of the relay
 
     version-trace id-parent id-flags        00-<32 hex>-<16 hex>-<2 hex>
 
-The span's id is derived from the record's position, so a replay repeats it. An invalid
-trace context is passed on unchanged; so is ``tracestate``, one of the row's own
-headers.
+The span's id is derived from the record's position, so a row that is streamed again
+gets the same id. An invalid trace context is passed on unchanged; so is ``tracestate``,
+one of the row's own headers.
 """
 
 import binascii
@@ -128,8 +128,8 @@ def continue_trace(traceparent: bytes, position: bytes) -> bytes:
     """
     Return the trace context of the relay's span for a record.
 
-    It has the trace and the flags of the writer's context; ``position`` is that of the
-    record.
+    The span has the trace id and the flags of the writer's context; ``position`` is
+    the record's position. An invalid context is returned unchanged.
     """
     found = _TRACEPARENT.match(traceparent)
     if found is None:

@@ -3,13 +3,13 @@ Parked aggregates: an event that became a dead letter holds back the later ones.
 
 Each aggregate has spans of positions, as a flat list ``start, end, start, ...`` of
 position texts, the last one open while it is parked. An event is held if its position
-is above a start and not above its end. Only positions decide, so that a replay after a
-crash decides the same: the dead letters from before the crash are read when the relay
-starts, and later ones have positions above the replay.
+is above a start and not above its end. Only positions decide, so that the relay decides
+the same for events that are streamed again after a crash: it reads the dead letters
+from before the crash when it starts, and later ones have higher positions.
 
-An event without an aggregate type parks its id for every type, as its own is unknown;
-an event without an id parks nothing. This module also reads the headers of dead letters
-that record parking and releases.
+An event without an aggregate type parks its id for every type, as its own type is
+unknown; an event without an id parks nothing. This module also reads the headers of
+dead letters that record parking and releases.
 """
 
 import hashlib
@@ -93,7 +93,7 @@ class ParkedAggregates:
         self, aggregate_type: str | None, aggregate_id: bytes | None, position: bytes
     ) -> None:
         """
-        Hold the aggregate's events above ``position``, including repeated ones.
+        Hold the aggregate's events above ``position``, even if they are streamed again.
 
         Raises:
             ParkedOverflowError: More aggregates are parked than allowed.
@@ -104,7 +104,7 @@ class ParkedAggregates:
 
     def check(self) -> None:
         """
-        Check the limit.
+        Check the limit of parked aggregates.
 
         Raises:
             ParkedOverflowError: More aggregates are parked than allowed.
@@ -167,24 +167,27 @@ class ParkedAggregates:
         self, key: bytes | None, value: bytes | None, found: Iterable[Header]
     ) -> None:
         """
-        Apply one record that was read from the dead letter topic.
+        Apply one record that was read from the dead-letter topic.
 
         A release has a key, no value, the header ``released`` with a position, and the
         header ``aggregate_type``, null for events without a type. A release without
         that header is for every type of the id.
         """
-        # The last header of a name is that of the dead letter; the event's comes first.
-        marks = {name: _as_bytes(value) for name, value in found}
-        aggregate_type = marks.get(headers.AGGREGATE_TYPE)
+        # Of two headers with one name, the event's is first and the dead letter's last.
+        by_name = {name: _as_bytes(value) for name, value in found}
+        aggregate_type = by_name.get(headers.AGGREGATE_TYPE)
         type_name = None if aggregate_type is None else aggregate_type.decode()
-        position = marks.get(headers.RELEASED)
+        position = by_name.get(headers.RELEASED)
         if position is not None and value is None and key is not None:
-            if headers.AGGREGATE_TYPE in marks:
+            if headers.AGGREGATE_TYPE in by_name:
                 self.release(type_name, key, position)
             else:
                 self.release_all(key, position)
             return
-        aggregate_id, position = marks.get(headers.PARKED), marks.get(headers.POSITION)
+        aggregate_id, position = (
+            by_name.get(headers.PARKED),
+            by_name.get(headers.POSITION),
+        )
         if aggregate_id is not None and position is not None:
             self._park(type_name, aggregate_id, position)
 

@@ -17,10 +17,10 @@ from towpath.schemas import headers as names
 # fixed headers take up to 80 bytes.
 FIXED_BYTES: Final = 512
 
-# An upper bound of the bytes of a header besides its name and its value.
+# An upper bound on the bytes of a header besides its name and its value.
 HEADER_BYTES: Final = 10
 
-# The partition is chosen by the key, as by every other client of the topic.
+# The key chooses the partition, as in every other client of the topic.
 ANY_PARTITION: Final = -1
 
 # The only partition of topics whose records have one total order.
@@ -40,7 +40,7 @@ class Record(NamedTuple):
         topic: Its topic.
         key: The partitioning and compaction key; None if it has none.
         value: None for a tombstone.
-        headers: Names and values, in the order written.
+        headers: Names and values, in their order.
         position: The position's text, which the headers carry too; empty without one.
         timestamp_ms: When the change was committed, or the record made; 0: when it is
             sent.
@@ -71,13 +71,13 @@ def barrier_records(
     """
     Yield a barrier for each partition; a barrier is not a row.
 
-    Records behind it are partitioned by this partition count.
+    Records after the barrier are partitioned by this partition count.
     """
     key = BARRIER_KEY if is_compacted else None
     count = str(partition_count).encode()
-    marks: list[Header] = [(names.BARRIER, b"1"), (names.PARTITION_COUNT, count)]
+    added: list[Header] = [(names.BARRIER, b"1"), (names.PARTITION_COUNT, count)]
     for partition in range(partition_count):
-        yield Record(topic, key, None, marks, b"", 0, FIXED_BYTES, partition)
+        yield Record(topic, key, None, added, b"", 0, FIXED_BYTES, partition)
 
 
 class Acknowledgement(Protocol):
@@ -98,7 +98,7 @@ _POSITIVE: Final = 0x7FFFFFFF
 
 
 def murmur2(data: bytes) -> int:
-    """Return the 32-bit hash, unsigned."""
+    """Return the murmur2 hash as an unsigned 32-bit number."""
     length = len(data)
     h = _SEED ^ length
     whole = length & ~3

@@ -1,9 +1,10 @@
 """
 Table schemas, made from the stream's relation message and the catalog.
 
-The stream has columns and types, the catalog the key's order and the types' names.
-Every schema goes to the compacted topic ``<prefix>.relations`` with the position from
-which it holds, before its first row. A ``ColumnPlan`` lists its published columns.
+The stream provides columns and types; the catalog provides the key's order and the
+names of types. Each schema is published to the compacted topic ``<prefix>.relations``
+before its first row, with the position from which it is valid. A ``ColumnPlan`` lists
+the published columns of a table.
 """
 
 from collections.abc import Mapping
@@ -44,7 +45,7 @@ class ColumnPlan(NamedTuple):
     ruled: frozenset[int] = frozenset()
 
     def published(self, relation: Relation) -> Relation:
-        """Return a table with its published columns, as ``texts_of`` returns them."""
+        """Return the relation of the published columns, as ``texts_of`` writes them."""
         columns = (
             Column(relation.columns[at].name, _TEXT_OID)
             if at in self.ruled
@@ -72,9 +73,11 @@ class CatalogFacts:
     The catalog's facts about a table.
 
     Attributes:
-        key_names: The primary key's columns in key order, or those of another key;
-            empty without one. A dropped table has the key of the one with its name.
-        type_names: By type oid, as ``format_type`` writes it, without modifiers.
+        key_names: The primary key's columns in key order, or another key's; empty
+            without a key. For a dropped table: the key of the current table of that
+            name.
+        type_names: The types' names by oid, as ``format_type`` gives them without a
+            type modifier.
         required_names: The columns that are NOT NULL.
         other_keys: The columns of further unique indexes on columns that are NOT NULL.
         types: The types of the columns, and those that they contain.
@@ -94,9 +97,9 @@ def bind(shape: RelationShape, facts: CatalogFacts) -> Relation:
     """
     Return the relation made from a relation message and the catalog's facts.
 
-    The stream has the key's columns at the time of its rows: the replica identity's.
-    The catalog has their order, and the columns themselves under the identities
-    ``full`` and ``nothing``, or where the identity has none.
+    The stream has the key as of its rows: the columns of the replica identity. The
+    catalog has their order. It also provides the columns themselves if the identity is
+    ``full`` or ``nothing``, or has no columns.
     """
     columns = tuple(Column(c.name, c.type_oid, c.typmod) for c in shape.columns)
     return Relation(
@@ -152,17 +155,17 @@ def relation_record(
     )
     key = relation.name.encode()
     size = len(value) + len(key) + FIXED_BYTES
-    marks: list[Header] = [(headers.POSITION, position)]
+    added: list[Header] = [(headers.POSITION, position)]
     topic = topics.relations_topic(prefix)
     return Record(
-        topic, key, value, marks, position, timestamp_ms, size, FIRST_PARTITION
+        topic, key, value, added, position, timestamp_ms, size, FIRST_PARTITION
     )
 
 
 def _column_document(
     column: Column, name: str, facts: CatalogFacts, *, is_text: bool
 ) -> dict[str, object]:
-    """Describe a column; a masked or hashed one is a text."""
+    """Describe a column; a masked or hashed one has the type text."""
     oid = _TEXT_OID if is_text else column.type_oid
     document: dict[str, object] = {
         "name": name,

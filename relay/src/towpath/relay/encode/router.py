@@ -4,9 +4,9 @@ Chooses the route of a relation: outbox, table, or none for signal tables.
 If the registry refuses a table's schema, the relay halts, or the table's rows become
 dead letters, as ``on_refused_schema`` says.
 
-With transaction metadata, ``CountedChanges`` and ``CountedEvents`` count events whose
+With transaction metadata, ``CountedChanges`` and ``CountedEvents`` count records whose
 values have no field for their place in the transaction, because the END record's totals
-include them. Dead letters count too.
+include these records. Dead letters count, too.
 """
 
 from collections.abc import Callable, Container, Sequence

@@ -3,7 +3,8 @@ Parts of row records: positions, headers, sizes, and the records of snapshots.
 
 A streamed record's position is its transaction's place and the change's ordinal; the
 second and later records of a change also have a number. A chunk's row has the position
-of its low watermark. A size is an upper bound; each added header adds to it.
+of the chunk's low watermark. A record's size is an upper bound, which each added header
+raises.
 
 A snapshot that closes a gap cannot read rows that were deleted in the gap. After its
 last row it writes a *sweep* to each partition, which deletes all rows that are below
@@ -79,15 +80,16 @@ class ReadRoute(Protocol):
         Return the records of a key (in key order) that its chunk does not contain.
 
         Raises:
-            MalformedMessageError: The record's key needs other columns.
+            MalformedMessageError: The record's key needs columns besides the given key.
         """
 
 
 def undelivered_read(record: Record, place: ReadSlice, reason: str) -> Record:
     """
-    Return a notice to the one sink for which a row was read but not delivered.
+    Return a notice to the only sink for which a row was read but not delivered.
 
-    Its value is not a row, so the sink makes it a dead letter and parks its key.
+    The notice's value is not a row, so the sink makes the notice a dead letter and
+    parks its key.
     """
     value, text = orjson.dumps(reason), reason.encode()
     position, snapshot_id = b"%016x.-" % place.log_lsn, place.snapshot_id.encode()
@@ -108,7 +110,7 @@ def undelivered_read(record: Record, place: ReadSlice, reason: str) -> Record:
 
 
 def read_envelope_facts(operation: bytes, place: ReadSlice) -> EnvelopeFacts:
-    """Return the envelope facts of read rows."""
+    """Return the envelope facts of rows that a snapshot reads."""
     now_us = place.now_us
     return EnvelopeFacts(
         operation=operation,
@@ -140,7 +142,7 @@ def key_column_text(value: object) -> bytes:
     Return a key column's text.
 
     Raises:
-        MalformedMessageError: The stream does not contain it.
+        MalformedMessageError: The stream does not contain the column's value.
     """
     if isinstance(value, bytes):
         return value
@@ -149,7 +151,7 @@ def key_column_text(value: object) -> bytes:
 
 
 def with_header(record: Record, name: str, value: bytes | None) -> Record:
-    """Return a record with one more header, and its size."""
+    """Return a record with one more header, and with the size that includes it."""
     size = record.size + len(value or b"")
     return record._replace(headers=[*record.headers, (name, value)], size=size)
 

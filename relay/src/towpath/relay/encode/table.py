@@ -98,8 +98,8 @@ class RouteCallbacks:
     Attributes:
         on_skipped: Called with the reason for a change without its usual record.
         on_incomplete: Called with a relation, the texts of a key (in key order) whose
-            row lacks values in Kafka, and the change's position, also on a
-            replay: that key must be read again.
+            row lacks values in Kafka, and the change's position: that key must be
+            read again. Called again if the change is streamed again.
         enrich: Counts a table's envelope in its transaction and returns its place;
             None without enrichment.
         on_traced: Called with each event whose row has a trace context; None where
@@ -146,7 +146,7 @@ class TableRoute:
         Return the records of a change, in their order.
 
         Raises:
-            MalformedMessageError: The change has no key.
+            MalformedMessageError: The change lacks a column of its key.
         """
         operation = change.operation
         if operation is _CREATE:
@@ -195,7 +195,10 @@ class TableRoute:
         if "d" in self._skipped:
             return self._skip(SKIPPED_OPERATION)
         if not set(self._key_places) <= set(self.relation.key):
-            reason = f"a row of {self.relation.name} is known by its primary key alone"
+            reason = (
+                f"the configured key of {self.relation.name} has columns that the "
+                "primary key of an absent row does not provide"
+            )
             raise MalformedMessageError(reason)
         texts = dict(zip(self.relation.key, key, strict=True))
         row = tuple(texts.get(at) for at in range(len(self.relation.columns)))
@@ -232,7 +235,8 @@ class TableRoute:
 
     def _is_moved(self, old: Row, new: Row, *, is_full: bool) -> bool:
         """Return whether the record's key changed."""
-        # A short old row has only the identity's columns, and is sent if they changed.
+        # A short old row has only the identity's columns, and is sent only if one of
+        # them changed.
         places = self._key_places if is_full else self.relation.key
         return any(old[at] != new[at] for at in places)
 
@@ -246,7 +250,7 @@ class TableRoute:
             delete = with_header(delete, headers.NEW_KEY, key_header(new))
             records = [delete, *tombstone]
         else:
-            self._check_key(is_full=change.is_full)
+            self._count_incomplete_key(is_full=change.is_full)
         if "c" not in self._skipped:
             number = len(records)
             create = self._create_moved(change, new, now_us, number)
@@ -256,7 +260,7 @@ class TableRoute:
     def _create_moved(
         self, change: Change, new: Row, now_us: int, number: int
     ) -> Record:
-        """Return the record of a row under its new key; values may have to be read."""
+        """Return a row's record under its new key; report values that it lacks."""
         if UNCHANGED in new:
             position = Position(change.transaction.log_lsn, change.ordinal)
             self._callbacks.on_incomplete(self.relation, self.key_bytes(new), position)
@@ -289,15 +293,15 @@ class TableRoute:
         transaction = change.transaction
         facts = self._facts(transaction, change.lsn, b"d", now_us)
         value = self._value_of(old, None, facts, is_full=change.is_full)
-        self._check_key(is_full=change.is_full)
+        self._count_incomplete_key(is_full=change.is_full)
         key = self._key_of(old)
         delete = self._record(key, value, position_of(change, 0), transaction)
         if key is None or not self._has_tombstones:
             return (delete,)
         return delete, self._record(key, None, position_of(change, 1), transaction)
 
-    def _check_key(self, *, is_full: bool) -> None:
-        """Count an old row that lacks columns of the configured key."""
+    def _count_incomplete_key(self, *, is_full: bool) -> None:
+        """Count an old row if it lacks columns of the configured key."""
         if not is_full and not set(self._key_places) <= set(self.relation.key):
             self._callbacks.on_skipped(INCOMPLETE_KEY)
 
@@ -359,8 +363,8 @@ class PreciseKeyRoute(TableRoute):
     """
     The route of a table whose key has decimals in a form without NaN and infinities.
 
-    Rows with NaN or an infinity in the key become dead letters: written as null, as in
-    other columns, they would share a key.
+    Rows with NaN or an infinity in the key become dead letters: if these values were
+    written as null, as in other columns, different rows would share a key.
     """
 
     def __init__(

@@ -7,16 +7,17 @@ decimal>``, because Postgres reuses xids.
 Each envelope of a row change counts as an event (a changed key gives two, ``d`` and
 ``c``), and so do a truncate per table, each outbox event and each published logical
 message. Tombstones and skipped operations do not count. Dead letters count: those of
-outbox events, as a replay publishes them, and those of row changes.
+outbox events, because a replay publishes them, and those of row changes.
 Numbers begin at 1 and depend only on the log and the configuration: records that Kafka
-already holds are counted too, so that a replay gives the same numbers.
+already holds are counted, too, so that a transaction that is streamed again has the
+same numbers.
 
 BEGIN and END go to ``<prefix>.transaction``, keyed by the id. A transaction without an
-event has neither, as the traffic of uncaptured tables would flood the topic; so BEGIN
-is published with the first event. Both are streamed records with their own positions:
-BEGIN has the ordinal 0, END the number of messages in the transaction followed by
-``.1``. Their ``ts_ms`` is the commit time. In plain JSON the key is the id's text; with
-schemas it is Debezium's struct of one field.
+event has neither, because the traffic of uncaptured tables would flood the topic.
+Therefore BEGIN is published with the first event. Both are streamed records with their
+own positions: BEGIN has the ordinal 0; END has the number of messages in the
+transaction as its ordinal, followed by ``.1``. Their ``ts_ms`` is the commit time. In
+plain JSON the key is the id's text; with schemas it is Debezium's struct of one field.
 """
 
 from typing import Final
@@ -135,9 +136,9 @@ class TransactionMetadata:
             }
         )
         key = self._id.encode() if self._is_plain else self._write_key({"id": self._id})
-        marks: list[tuple[str, str | bytes | None]] = [(headers.POSITION, position)]
+        added: list[tuple[str, str | bytes | None]] = [(headers.POSITION, position)]
         size = len(value) + len(key) + FIXED_BYTES
-        return Record(self._topic, key, value, marks, position, committed_ms, size)
+        return Record(self._topic, key, value, added, position, committed_ms, size)
 
 
 def transaction_id(transaction: Transaction) -> str:

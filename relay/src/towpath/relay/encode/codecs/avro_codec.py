@@ -2,11 +2,11 @@
 Avro in Confluent's framing: a zero byte, the schema's id in four bytes, the record.
 
 Avro has no missing fields. An unchanged TOASTed value is null, which the header
-``unchanged`` distinguishes from NULL; or the configured placeholder, where the column's
-type can express it: in strings and bytes, and as the only entry of their arrays and
-maps.
+``unchanged`` distinguishes from NULL. If a placeholder is configured, it replaces that
+null where the column's type can express it: in strings and bytes, and as the only entry
+of their arrays and maps.
 
-Each schema has one encoding function, made once. Hot path.
+The encoding function of a schema is created once. Hot path.
 
 ::
 
@@ -166,7 +166,7 @@ _NO_VALUE: Final = (TypeError, AttributeError, KeyError, struct.error)
 
 
 class SchemaIdPair(NamedTuple):
-    """The registry's ids of a table's schemas; None for a table without a key."""
+    """The registry's ids of a table's schemas; no ``key`` for a table without one."""
 
     key: int | None
     value: int
@@ -290,7 +290,7 @@ class AvroCodec:
 
 
 class _Source:
-    """Writes ``source``; the part that a transaction's rows share is made once."""
+    """Writes ``source``; the bytes that a transaction's rows share are made once."""
 
     def __init__(self, names: TableNames, *, is_debezium: bool) -> None:
         self._head = b"".join(

@@ -28,7 +28,7 @@ class EnvelopeFacts(NamedTuple):
         commit_lsn: The commit's LSN, or the chunk's low watermark.
         origin: The replication origin; None if there is none.
         origin_lsn: The LSN of the commit at the origin; None without an origin.
-        transaction: The place in its transaction; None without enrichment.
+        transaction: The change's place in its transaction; None without enrichment.
     """
 
     operation: bytes
@@ -66,8 +66,8 @@ class Codec(Protocol):
         """
         Return the key of a row for headers, in one format for all codecs.
 
-        It is a struct as Kafka Connect's header converter writes it: the plain JSON of
-        its fields. Debezium's JDBC sink fails on other formats.
+        The key is a struct as Kafka Connect's header converter writes it: the plain
+        JSON of its fields. Debezium's JDBC sink fails on other formats.
         """
 
     def value(
@@ -111,5 +111,5 @@ class TableNames(NamedTuple):
     topic: str
 
 
-# Registers a schema under a subject and returns its id. Blocks.
+# Registers a schema under a subject and returns its id; the call blocks.
 RegisterSchema = Callable[[str, str], int]

@@ -156,7 +156,7 @@ def items_of(schema: Schema) -> Schema:
     Return the schema of an array's elements, or of a map's values.
 
     Raises:
-        ValueError: The schema does not have one.
+        ValueError: The schema is neither an array nor a map.
     """
     if schema.items is None:
         reason = f"a schema of kind {schema.kind} has no schema of its items"
@@ -171,7 +171,7 @@ def sanitized(name: str) -> str:
 
 
 def sanitized_path(name: str) -> str:
-    """Return a dotted name, each part of it sanitized for Avro."""
+    """Return a dotted name with each part sanitized for Avro."""
     return ".".join(sanitized(part) for part in name.split("."))
 
 

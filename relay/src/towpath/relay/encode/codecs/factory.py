@@ -1,7 +1,7 @@
 """
 Makes the codecs of tables, and the writers of the relay's other records.
 
-The format is that of ``[relay.rows] format``: plain JSON, JSON with its schema, or Avro
+``[relay.rows] format`` chooses the format: plain JSON, JSON with its schema, or Avro
 with its schema's id. JSON with its schema is ``{"schema": ..., "payload": ...}``, as
 Kafka Connect's converter writes it; a tombstone has neither.
 
@@ -14,11 +14,11 @@ optional             a union with ``null`` first, and null as the field's defaul
 optional, default    a union with ``null`` last: a default in Avro has the first type
 int16                ``int``, with ``connect.type``
 semantic types       ``connect.name``, ``connect.version``, ``connect.parameters``
-Connect's Decimal    ``logicalType`` decimal, unless its scale is one Avro forbids
+Connect's Decimal    ``logicalType`` decimal, unless Avro forbids its scale
 struct               a record: defined at its first use, then referenced by its name
 ===================  ================================================================
 
-Every name is sanitized; two that become the same are an error that names both.
+Every name is sanitized; two names that become the same cause an error with both names.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -168,13 +168,13 @@ _LOGICAL: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 
-# The precision of Confluent's converter for a Decimal without one.
+# The precision that Confluent's converter assumes for a Decimal without one.
 _DEFAULT_PRECISION: Final = 64
 
 
 def avro_text(schema: Schema) -> str:
     """
-    Return a record's Avro schema as the registry takes it.
+    Return a record's Avro schema as text for the registry.
 
     Raises:
         NameCollisionError: Two names become the same.
@@ -213,7 +213,7 @@ class _Translation:
     def _record(self, schema: Schema, path: str) -> Avro:
         name = schema.name or path
         full = sanitized_path(name)
-        # Attributes of the column do not make it a different record.
+        # The attributes of a column do not make its struct a different record.
         bare = replace(schema, is_optional=False, default=None, parameters={})
         if full in self._defined:
             other, known = self._defined[full]
@@ -332,7 +332,7 @@ class CodecFactory:
         return AvroCodec(names, key, columns, ids, self._style)
 
     def _claim(self, name: str, names: TableNames) -> None:
-        """Check that a topic's or record's name belongs to this table only."""
+        """Claim a topic's or record's name for a table; refuse another table's name."""
         table = TableName(names.schema, names.table)
         owner = self._owners.setdefault(name, table)
         if owner != table:

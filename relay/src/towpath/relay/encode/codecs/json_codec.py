@@ -2,13 +2,14 @@
 Writes keys and envelopes as plain JSON. Hot path.
 
 The parts that do not depend on the row are made once per table schema. An unchanged
-TOASTed value is missing, or the configured placeholder where the column's type can
-express it: in texts and bytes, and as the only entry of their arrays and maps.
+TOASTed value is missing, or is the configured placeholder where the column's type can
+express one: in texts and bytes, and as the only entry of their arrays and maps.
 
-``source`` has Debezium's members, and ``commit_lsn``; ``origin`` only for changes that
-were replicated to this database. With Debezium's preset there are also ``ts_us``,
-``ts_ns`` and ``sequence``, the text ``["<LSN of the commit>","<LSN of the row>"]``:
-ordered by both numbers, rows are in the order of their commits.
+``source`` has Debezium's members and ``commit_lsn``, and has ``origin`` and
+``origin_lsn`` only for changes that were replicated to this database. With Debezium's
+preset there are also ``ts_us``, ``ts_ns`` and ``sequence``: the text
+``["<LSN of the commit>","<LSN of the row>"]``, whose numbers order rows by their
+commits.
 
 The rows of a chunk are written column by column: a form encodes all values of a column,
 and each row is one join of its fragments.
@@ -89,6 +90,7 @@ def _fragments(form: Form, values: Values, *, is_nullable: bool) -> Fragments:
     if len(present) == len(values):
         return _written(form, present)
     if not is_nullable:
+        # This call raises the error of a key column without a value.
         key_column_text(None)
     if not present:
         return Fragments([NULL] * len(values))
@@ -111,7 +113,7 @@ _MISSING: Final = b""
 _BEFORE_READ: Final = b'{"before":null,"after":'
 
 # Name, encoder, and the fragments for NULL and for an unchanged value. The name begins
-# with a comma, the fragments with the name.
+# with a comma; each fragment begins with the name.
 _Column = tuple[bytes, Callable[[bytes], bytes], bytes, bytes]
 
 
@@ -167,7 +169,7 @@ class JsonCodec:
         return b"{" + b"".join(parts)[1:] + b"}" if parts else None
 
     def key_header(self, row: Row) -> bytes | None:
-        """Return the key of a row for headers, the same as that of records."""
+        """Return the key of a row for headers, which equals the record's key."""
         return self.key(row)
 
     def value(
@@ -234,7 +236,7 @@ class JsonCodec:
         return b"{" + b"".join(parts)[1:] + b"}"
 
     def _key_object(self, row: Row) -> bytes:
-        """Return an old row that has its key's columns only."""
+        """Return the object of an old row that has values only in its key's columns."""
         if self._pick is not None:
             row = self._pick(row)
         columns = zip(self._columns, row, strict=False)
@@ -311,8 +313,8 @@ def filler(schema: Schema, placeholder: str) -> bytes | None:
     """
     Return the placeholder of a column; None if its type cannot express one.
 
-    A value that is written as a number or a boolean cannot, as it would look like data.
-    The header ``unchanged`` names every unchanged column, with or without a
+    Types whose values are numbers or booleans cannot: a placeholder would look like
+    data. The header ``unchanged`` names every unchanged column, with or without a
     placeholder.
     """
     marker = placeholder_bytes(placeholder)
@@ -342,7 +344,7 @@ def _column(field: Field, placeholder: str | None) -> _Column:
 
 
 def _picker(columns: Sequence[Field]) -> Callable[[Row], Row] | None:
-    """Return the picker of a row's published values; None if they are a prefix."""
+    """Return a function that picks a row's published values; None for a prefix."""
     places = [field.at for field in columns]
     if places == list(range(len(places))):
         return None

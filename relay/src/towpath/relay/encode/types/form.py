@@ -5,7 +5,7 @@ Schemas are Kafka Connect's: a kind, a semantic name with parameters, and the pa
 arrays, maps and structs. JSON with schemas and Avro are both written from them.
 
 ``TypeFacts`` hold what the catalog says about a column's type and the types nested in
-it. A dropped type has none; its values stay texts.
+it. A dropped type has no facts; its values stay texts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -111,7 +111,7 @@ class TypeFacts(NamedTuple):
 
     Attributes:
         name: Its bare name.
-        full_name: As ``format_type`` writes it, without modifiers.
+        full_name: Its name as ``format_type`` writes it, without modifiers.
         kind: ``typtype``: b(ase), c(omposite), d(omain), e(num), m(ultirange),
             p(seudo) or r(ange).
         category: ``typcategory``.

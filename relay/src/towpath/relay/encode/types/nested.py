@@ -1,22 +1,23 @@
 r"""
-Arrays: ``{1,NULL,"a\"b",{..}}`` to lists of the element's form. Hot path if flat.
+Arrays: ``{1,NULL,"a\"b",{..}}`` becomes a list of values. Hot path for flat arrays.
 
 NULL without quotes is null; ambiguous elements are quoted. Bounds before the braces
 (``[0:1]={..}``) are dropped. JSON without schemas keeps every dimension as a list of
 lists; a schema has one dimension only, as Postgres does not fix a column's dimensions:
 there all elements are in one list, row by row.
 
-Composite types: ``(1,"a b",)`` to an object of their fields, by name.
+Composite types: ``(1,"a b",)`` becomes an object of the fields, by name.
 
 Nothing between commas is NULL, two quotes are the empty text; in quotes a backslash or
 a quote escapes the next character. A row may be older or newer than the known type: a
 value with a different number of fields stays a text if there is no schema; with one,
 additional fields are dropped and reported to ``on_lost``, and missing ones are null.
 
-``hstore``: ``"a"=>"1", "b"=>NULL`` to a JSON text, or to a map, in hstore's order of
+``hstore``: ``"a"=>"1", "b"=>NULL`` becomes a JSON text, or a map, in hstore's order of
 keys. All keys and values but NULL are quoted; a backslash escapes the next character.
 
-Points and PostGIS's types as Debezium's structs; geometric texts as Java writes them.
+With Debezium's preset, points and PostGIS's types become Debezium's structs. As opaque
+bytes, other geometric types are texts as Java writes them.
 
 ==================================  ==================================================
 point                               ``x``, ``y``, ``wkb`` (little-endian), ``srid`` null
@@ -90,7 +91,7 @@ def parse_array(text: bytes, delimiter: bytes = b",") -> list[object]:
 
 
 def flatten(elements: list[object]) -> Iterator[bytes | None]:
-    """Walk the elements of every dimension, row by row."""
+    """Yield the elements of every dimension, row by row."""
     for element in elements:
         if isinstance(element, list):
             yield from flatten(element)

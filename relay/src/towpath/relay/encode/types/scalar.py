@@ -1,11 +1,12 @@
 """
-Types whose form is their text: characters, documents, networks, enums. Hot path.
+Scalar types: texts, booleans, numbers, decimals and bytes. Hot path.
 
-They differ in the semantic name only. A document (json, jsonb, xml) is a string with
-its text, so that a JSON ``null`` in a column is not a NULL.
+Characters, documents, network addresses and enums keep their text; their forms differ
+only in the semantic name. A document (json, jsonb, xml) is a string with its text, so
+that a JSON ``null`` in a column is not a NULL.
 
-Booleans are JSON booleans, integers and floats numbers as Postgres writes them. JSON
-has no numbers for ``NaN`` and the infinities: they are strings with their names.
+Booleans become JSON booleans; integers and floats are numbers as Postgres writes them.
+JSON has no numbers for ``NaN`` and the infinities: they are strings with their names.
 
 ``numeric`` and ``money``: text, Connect's Decimal, or a double.
 
@@ -18,9 +19,10 @@ precise     Decimal with the column's precision and scale; without them a struct
 double      a number; ``NaN`` and the infinities as floats write them
 ==========  ===========================================================================
 
-``bytea``, bit strings, and texts as opaque bytes: bytes are base64 where the format has
-no bytes. Bit strings are their digits by default; Debezium's are a boolean for
-``bit(1)``, and otherwise little-endian bytes with the length in the schema.
+``bytea`` and the opaque texts of unknown types are written as ``[relay.rows] binaries``
+says; as bytes they are base64 in JSON. Bit strings are their digits by default;
+Debezium's are a boolean for ``bit(1)``, and otherwise little-endian bytes with the
+length in the schema.
 """
 
 import base64
@@ -37,7 +39,7 @@ from towpath.settings.rows import Binaries, Decimals
 
 _QUOTE: Final = b'"'
 
-# Postgres's texts never contain it, and JSON always escapes it.
+# Postgres's texts never contain a NUL, and JSON always escapes it.
 _NUL: Final = b"\0"
 _ESCAPED_NUL: Final = b"\\u0000"
 _ESCAPE_BYTES: Final = len(_ESCAPED_NUL) - len(_NUL)
@@ -299,7 +301,7 @@ def _variable(text: bytes) -> _Variable:
     try:
         unscaled = int(digits)
     except ValueError:
-        # Python refuses more than 4,300 digits here, but not from a decimal.
+        # ``int`` refuses a text of more than 4,300 digits, but not such a decimal.
         unscaled = int(Decimal(digits.decode()))
     return {"scale": len(fraction), "value": twos_complement(unscaled)}
 

@@ -17,7 +17,7 @@ either unit; for dates Postgres's lowest and Java's highest day. A connect time 
 int32, as Connect's converters require, although Debezium documents int64. Zoned
 timestamps are texts in every mode: ISO 8601 in UTC with the column's precision,
 ``infinity`` and ``-infinity``, and years beyond four digits with their sign. Zoned
-times are those of the next table.
+times are written as in the next table.
 
 Times as texts: Postgres's ISO output as ISO 8601, in UTC. Hot path.
 
@@ -28,13 +28,12 @@ timetz       ``HH:MM:SS[.f..]Z``, converted to UTC
 date, time   as Postgres writes them
 ===========  ==========================================================================
 
-Infinities stay words; years before 1 keep Postgres's `` BC`` at the end, years
-above 9999 all their digits. The connection uses UTC and ISO dates.
+Infinities stay words. Years before 1 keep Postgres's `` BC`` at the end, and years
+above 9999 keep all their digits. The connection uses UTC and ISO dates.
 
-``interval``: ISO 8601 text with every field, or microseconds, from Postgres's style.
-
-A month is 365.25 / 12 days, as Debezium counts; the infinities of Postgres 17 are
-written as words, or as the lowest and highest 64-bit number.
+An ``interval`` in Postgres's style becomes an ISO 8601 text with every field, or
+microseconds. A month is 365.25 / 12 days, as Debezium counts; the infinities of
+Postgres 17 are written as words, or as the lowest and highest 64-bit number.
 """
 
 import re
@@ -107,7 +106,7 @@ def instant(text: bytes) -> bytes:
 
 def instants(texts: Sequence[bytes]) -> list[bytes] | None:
     """
-    Rewrite many timestamptz at once.
+    Rewrite many timestamptz in one pass.
 
     Returns:
         The same as ``instant`` of each; None if one of them does not have the plain
@@ -444,14 +443,14 @@ def _parts(text: bytes) -> _Parts:
         reason = f"not an interval in Postgres's style: {len(text)} bytes"
         raise MalformedMessageError(reason)
     years, months, days, sign, hours, minutes, seconds, fraction = match.groups()
-    way = -1 if sign == "-" else 1
+    factor = -1 if sign == "-" else 1
     micros = int((fraction or "").ljust(6, "0"))
     return (
         int(years or 0),
         int(months or 0),
         int(days or 0),
-        way * int(hours or 0),
-        way * int(minutes or 0),
-        way * int(seconds or 0),
-        way * micros,
+        factor * int(hours or 0),
+        factor * int(minutes or 0),
+        factor * int(seconds or 0),
+        factor * micros,
     )

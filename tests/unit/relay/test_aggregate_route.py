@@ -252,7 +252,7 @@ def test_a_type_without_a_valid_topic_is_a_configuration_error():
     """
     The error is raised at the start, not when the view is read.
     """
-    with pytest.raises(ConfigurationError, match="order: the aggregate type gives"):
+    with pytest.raises(ConfigurationError, match="order: the value that names"):
         RouteBench(route_regex="order", route_replacement="a b")
 
 

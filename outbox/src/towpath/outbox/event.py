@@ -92,8 +92,8 @@ class Events:
         Take the schemas; classes are bound later.
 
         Args:
-            schemas: The schemas, or the folder of their files; None: those of installed
-                packages that declare the entry point ``towpath.events``.
+            schemas: The schemas, or the folder of their files; None: the schemas of
+                installed packages that declare the entry point ``towpath.events``.
             unknown: Whether an event type without a schema is refused, or needs none.
 
         Raises:

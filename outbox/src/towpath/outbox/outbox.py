@@ -55,7 +55,7 @@ _CASTS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 class Outbox:
-    """An outbox: which events it takes, and how it writes them."""
+    """Defines which events an outbox accepts, and how it writes them."""
 
     def __init__(  # noqa: PLR0913 - options, by their names
         self,
@@ -73,7 +73,7 @@ class Outbox:
         Describe the outbox; no connection is opened.
 
         Args:
-            events: The event types; None: those of installed packages.
+            events: The event types; None: the event types of installed packages.
             way: How events are written.
             table: The outbox table, as in the relay's ``[relay.outbox] table``.
             columns: Names of columns other than the default ones, as in

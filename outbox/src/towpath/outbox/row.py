@@ -228,7 +228,7 @@ def _size(event: OutboxEvent, text: str | None, given: Mapping[str, str]) -> int
 
 
 def _traceparent(event: OutboxEvent) -> str | None:
-    """Return the event's trace context, or that of OpenTelemetry's current span."""
+    """Return the event's trace context, or OpenTelemetry's for the current span."""
     if event.traceparent is not None:
         # It may come from a client, whose mistake must not fail the request.
         return event.traceparent if event.traceparent.isprintable() else None

@@ -88,7 +88,7 @@ class SignalService(Protocol):
 
 
 class SignalPages:
-    """Answers requests about signals; safe to use from any thread."""
+    """Handles requests about signals; thread-safe."""
 
     def __init__(self, signals: SignalService) -> None:
         self._signals = signals

@@ -39,7 +39,7 @@ class DeclaredSinks:
         self._names = _names(settings)
 
     def __call__(self) -> frozenset[str]:
-        """Return the sinks' names; the last known ones if the file is invalid."""
+        """Return the sinks' names; the last known names if the file is invalid."""
         try:
             self._names = _names(load(self._config, self._environ))
         except ConfigurationError as error:

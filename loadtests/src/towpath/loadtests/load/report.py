@@ -54,8 +54,8 @@ class LoadReport:
 
     Attributes:
         checkouts: Orders placed.
-        payments: Orders paid, old ones included.
-        cancellations: Orders cancelled, old ones included.
+        payments: Orders paid, including old orders.
+        cancellations: Orders cancelled, including old orders.
         returns: Completed orders returned.
         declined: Watched orders that were cancelled because the payment was declined.
         conflicts: Requests too late for the order's state (409); they are not failures.

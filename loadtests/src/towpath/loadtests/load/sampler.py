@@ -14,7 +14,7 @@ scanned with a filter, at long intervals because a scan is expensive.
     out   {"ready": true}, or {"error", "remedy"} and the end
     in    "start"; later "stop": place no more orders, await the last samples
     out   {"placed": ms}, {"failed": [name, reason]}, {"seen": [target, ms]},
-          {"lost": target}, {"report": {...}}; in the last, finished is true
+          {"lost": target}, {"report": {...}}; finished is true in the last report
 
 If the input ends without "stop", the parent process has ended, and the sampler ends
 immediately, too.

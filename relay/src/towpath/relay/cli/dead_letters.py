@@ -152,6 +152,6 @@ def _release(
 def _settings(config: ConfigOption) -> "Settings":
     from towpath.settings.logs import configure_logs  # noqa: PLC0415 - fast --help
 
-    # Standard output is for the answer: log records of the client library go elsewhere.
+    # Only the result goes to standard output, and log records to standard error.
     configure_logs()
     return read_settings(config)

@@ -62,7 +62,7 @@ def run(*, config: ConfigOption = None) -> int:
     """
     from towpath.relay.commands import compiled  # noqa: PLC0415 - keeps --help fast
 
-    # Imports leave no garbage.
+    # Imports leave no garbage to collect.
     gc.disable()
     try:
         compiled.import_modules(os.environ)  # noqa: TID251 - where a process begins
@@ -92,7 +92,7 @@ def status(
     import towpath.relay.__main__ as relay  # noqa: PLC0415 - keeps --help fast
     from towpath.settings.logs import configure_logs  # noqa: PLC0415 - keeps --help fast
 
-    # Standard output is for the answer: log records of the client library go elsewhere.
+    # Only the result goes to standard output, and log records to standard error.
     configure_logs()
     return relay.status(config_file(config), json)
 
@@ -251,7 +251,7 @@ def _confirmed(word: str) -> bool:
 def _settings(config: ConfigOption) -> "Settings":
     from towpath.settings.logs import configure_logs  # noqa: PLC0415 - keeps --help fast
 
-    # Standard output is for the answer: log records of the client library go elsewhere.
+    # Only the result goes to standard output, and log records to standard error.
     configure_logs()
     return read_settings(config)
 

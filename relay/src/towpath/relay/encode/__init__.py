@@ -1,1 +1,1 @@
-"""From changes to records, without I/O. Hot path: ``outbox``, ``table``, codecs."""
+"""Turns changes into records, without I/O. Hot path: ``outbox``, ``table``, codecs."""

@@ -214,7 +214,7 @@ class CapturedTables(Collection[str]):
         self.announced = frozenset(announced)
 
     def replace(self, names: Iterable[str]) -> None:
-        """Replace the names; safe from any thread."""
+        """Replace the names; thread-safe."""
         self._names = tuple(dict.fromkeys(names))
 
     @property

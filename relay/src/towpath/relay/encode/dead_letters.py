@@ -110,7 +110,7 @@ TOO_LARGE: Final = "the record is larger than its topic allows"
 BEHIND: Final = "parked behind an earlier event of its aggregate"
 NO_KEY: Final = "the record has no key, and its topic is compacted"
 NO_SUCH_PARTITION: Final = "the topic does not have the partition that the row names"
-TOPIC_REFUSED: Final = "Kafka refuses the topic of the aggregate type"
+TOPIC_REFUSED: Final = "Kafka refuses the event's topic"
 SKIPPED: Final = "an operator skipped its transaction"
 
 # The aggregate of an event: its type and id, as far as they are known.
@@ -429,7 +429,7 @@ class RefusedRoute:
     def truncation(
         self, transaction: Transaction, ordinal: int, _partitions: int, now_us: int
     ) -> Sequence[Record]:
-        """Return the one dead letter of a truncate, whose row has no values."""
+        """Return the only dead letter of a truncate, whose row has no values."""
         change = self._change(Operation.TRUNCATE, None, transaction, ordinal)
         return self.records(change, now_us)
 

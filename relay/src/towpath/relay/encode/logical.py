@@ -12,8 +12,8 @@ has the transaction's id and commit. Any other message has its own LSN with the 
 ``-``, neither id nor commit, and the time at which the relay read the message, because
 the log does not record one.
 
-Towpath's own messages (watermarks, heartbeats, table events, those of the verifier and
-of ``towpath wait``, events without a table) never become such records. Excluded
+Towpath's own messages (watermarks, heartbeats, table events, messages of the verifier
+and of ``towpath wait``, events without a table) never become such records. Excluded
 messages are counted.
 
 ``LogicalEvents`` turns messages into events without a table, from the JSON of an outbox
@@ -363,7 +363,7 @@ class LogicalEvents:
         Args:
             outbox: ``[relay.outbox]``.
             dead: Makes dead letters.
-            parked: The parked aggregates, the same as those of ``dead``.
+            parked: The parked aggregates, which ``dead`` uses, too.
             reserved: Topics that no event may use.
             on_skipped: Called with the reason for a header that is dropped.
         """

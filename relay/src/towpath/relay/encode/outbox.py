@@ -407,7 +407,7 @@ class OutboxRoute:
             relation: The outbox table.
             outbox: ``[relay.outbox]``.
             dead: Makes dead letters.
-            parked: The parked aggregates, the same as those of ``dead``.
+            parked: The parked aggregates, which ``dead`` uses, too.
             reserved: Topics that no event may use.
             on_skipped: Called with the reason for a skipped update or dropped header.
 

@@ -28,9 +28,10 @@ from towpath.relay.wal.messages import Relation, Row, Value
 from towpath.schemas import topics
 from towpath.settings.outbox import Outbox, OutboxColumns, rewriting
 
-ILLEGAL_TOPIC: Final = "the aggregate type gives a topic name that Kafka does not allow"
+ILLEGAL_TOPIC: Final = "the value that names the topic gives a name that Kafka refuses"
 RESERVED_TOPIC: Final = (
-    "the aggregate type gives a topic of Kafka, of the relay, of a table or of a sink"
+    "the value that names the topic gives a topic of Kafka, of the relay, of a table "
+    "or of a sink"
 )
 
 _OF_KAFKA: Final = frozenset(
@@ -73,7 +74,7 @@ class TopicRule:
 
 
 def topics_of_relay(prefix: str) -> frozenset[str]:
-    """Return the relay's own topics and that of the drivers: no event may use them."""
+    """Return the relay's own topics and the drivers' topic: no event may use them."""
     return frozenset(
         {
             topics.state_topic(prefix),

@@ -190,7 +190,7 @@ PREFIX: Final = "towpath.sweep"
 
 
 def floor_text(floor: int) -> bytes:
-    """Return the lowest position with this log LSN: the one of snapshot rows."""
+    """Return the lowest position with this log LSN, which snapshot rows have."""
     return b"%016x.-" % floor
 
 

@@ -18,7 +18,7 @@ moved to a new key without some values: no record of the new key has them, so th
 must be read again.
 
 Skipped operations are counted and produce no record. The first record of a change has
-the change's position; further ones append ``.1`` and ``.2`` to it.
+the change's position; further records append ``.1`` and ``.2`` to that position.
 """
 
 from collections.abc import Callable, Sequence

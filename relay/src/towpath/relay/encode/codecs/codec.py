@@ -1,8 +1,8 @@
 """
 The interface of codecs, which write keys and values of one table schema.
 
-``JsonCodec``, ``JsonSchemaCodec`` and ``AvroCodec`` implement it. Rows are those of the
-stream: text, None for NULL, ``UNCHANGED`` for unchanged TOASTed values.
+``JsonCodec``, ``JsonSchemaCodec`` and ``AvroCodec`` implement it. Rows have the values
+of the stream: text, None for NULL, ``UNCHANGED`` for unchanged TOASTed values.
 """
 
 from collections.abc import Callable, Sequence

@@ -398,7 +398,7 @@ class LogicalEvents:
 
 
 def _columns(columns: OutboxColumns) -> OutboxColumns:
-    """Return the mapping; a part without a column gets its own name."""
+    """Return the columns of all parts; a part without a column gets its own name."""
     absent = {part: part for part in EVENT_PARTS if not getattr(columns, part)}
     return columns.model_copy(update=absent)
 

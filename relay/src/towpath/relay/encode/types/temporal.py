@@ -367,7 +367,7 @@ def zoned(text: bytes, digits: int) -> str:
 
 
 def _java_year(year: int, is_before_christ: bool) -> str:  # noqa: FBT001 - private
-    """Write a year as ISO 8601 counts it: 1 BC is 0000; five digits have a sign."""
+    """Write a year as ISO 8601 counts it: 1 BC is 0000; longer years have a sign."""
     if is_before_christ:
         return "0000" if year == 1 else f"-{year - 1:04d}"
     return f"{year:04d}" if year <= _YEAR_DIGITS else f"+{year}"

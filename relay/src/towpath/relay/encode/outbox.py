@@ -158,18 +158,18 @@ class EventWriter:
         topic, type_header, size = self._cached_types.get(
             aggregate_type
         ) or self._read_type(aggregate_type)
-        record_headers: list[Header] = [
+        added: list[Header] = [
             (headers.EVENT_ID, event_id),
             (headers.EVENT_TYPE, event_type),
             type_header,
             (headers.POSITION, position),
         ]
         if event_type is None:
-            del record_headers[1]
+            del added[1]
         size += len(payload or b"") + len(key or b"") + len(event_id or b"")
         if at is not None:
             try:
-                record_headers.append((headers.OCCURRED_AT, instant(at)))
+                added.append((headers.OCCURRED_AT, instant(at)))
             except MalformedMessageError as error:
                 raise UnroutableError(NO_INSTANT) from error
         more: tuple[Header, ...] = ()
@@ -182,22 +182,13 @@ class EventWriter:
             trace = trace or own_trace
             size += more_bytes
         if trace is not None:
-            record_headers.append((headers.TRACEPARENT, trace))
+            added.append((headers.TRACEPARENT, trace))
             size += len(trace)
-        record_headers += more
+        added += more
         size += len(event_type or b"")
         return _make(
             Record,
-            (
-                topic,
-                key,
-                payload,
-                record_headers,
-                position,
-                timestamp_ms,
-                size,
-                ANY_PARTITION,
-            ),
+            (topic, key, payload, added, position, timestamp_ms, size, ANY_PARTITION),
         )
 
     def aggregate(self, row: Row) -> tuple[bytes | None, bytes | None]:

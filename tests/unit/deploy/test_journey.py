@@ -323,7 +323,7 @@ def test_a_search_of_some_minutes_reports_only_what_it_searched(
     app.run(["trace", "order", "7", "--minutes", "5", "--config", str(path)])
     printed = capsys.readouterr().out
 
-    assert "none of them has this key" in printed
+    assert "none of these records has this key" in printed
     assert "left in Kafka" not in printed
 
 

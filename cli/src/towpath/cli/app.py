@@ -4,8 +4,8 @@ The root of the ``towpath`` command: it runs the commands of the installed packa
 A package names its commands as entry points of the group ``towpath.commands``:
 ``relay`` for a command or a group of commands, ``sink.run`` for one command of a group
 that several packages fill. A command is imported when it is run, so that ``--help``
-answers at once. A failure of the platform is printed on standard error as one sentence
-with its remedy; its class decides the exit code.
+answers immediately. A failure of the platform is printed on standard error, followed by
+its remedy; the class of the failure decides the exit code.
 """
 
 import os
@@ -22,7 +22,7 @@ from towpath.cli.options import INTERRUPTED
 # The exit code of a program that SIGPIPE ended, as a shell reports it.
 READER_GONE: Final = 141
 _LOG_FORMAT: Final = "--log-format"
-# Named in logs.py too, whose import would slow --help down.
+# Also defined in logs.py, whose import would slow down --help.
 FORMAT_VARIABLE: Final = "TOWPATH_LOG_FORMAT"
 GROUP: Final = "towpath.commands"
 
@@ -49,7 +49,7 @@ KNOWN: Final = (
     KnownCommand(
         "config",
         _DEPLOY,
-        "Check the configuration, show it in full, or convert a connector's.",
+        "Check or show the configuration, or convert one from a Debezium connector.",
     ),
     KnownCommand("relay", _RELAY, "Set up the source, run the relay, show its status."),
     KnownCommand("outbox", _RELAY, "Remove old, published events from the outbox."),
@@ -63,7 +63,7 @@ KNOWN: Final = (
     KnownCommand("sink.rebuild", _DEPLOY, "Rebuild a search sink's indexes."),
     KnownCommand("snapshot", _DEPLOY, "Fill sinks from existing rows."),
     KnownCommand(
-        "verify", _SINKS, "Compare a sink with the source, every key and column."
+        "verify", _SINKS, "Compare every key and column of a sink with the source."
     ),
     KnownCommand("wait", _SINKS, "Wait until a sink has applied a commit."),
     KnownCommand(
@@ -73,7 +73,9 @@ KNOWN: Final = (
     ),
     KnownCommand("schema.freeze", _OUTBOX, "Freeze event schemas as released."),
     KnownCommand(
-        "schema.check", _OUTBOX, "Check event schemas: frozen, numbered, compatible."
+        "schema.check",
+        _OUTBOX,
+        "Check that event schemas are frozen, numbered and compatible.",
     ),
     KnownCommand("schema.catalogue", _OUTBOX, "Write a page of all events."),
     KnownCommand(
@@ -82,18 +84,26 @@ KNOWN: Final = (
     KnownCommand(
         "inbox", _INBOX, "Create an inbox; list, replay or drop parked events."
     ),
-    KnownCommand("console", _DEPLOY, "Show the platform on a web page; act on it."),
-    KnownCommand("doctor", _DEPLOY, "Check source, broker, registry and sinks."),
+    KnownCommand(
+        "console", _DEPLOY, "Serve a web page that shows and controls the platform."
+    ),
+    KnownCommand(
+        "doctor", _DEPLOY, "Check source, broker, registry, sinks and machine."
+    ),
     KnownCommand("trace", _DEPLOY, "Trace one row or aggregate to every sink."),
     KnownCommand("replay", _DEPLOY, "Have one sink read a row or aggregate again."),
-    KnownCommand("demo", _DEPLOY, "Run the whole platform; prove that sinks agree."),
-    KnownCommand("bench", _DEPLOY, "Benchmark beside other systems, and verify."),
+    KnownCommand(
+        "demo", _DEPLOY, "Run the whole platform; prove that sinks equal the source."
+    ),
+    KnownCommand(
+        "bench", _DEPLOY, "Benchmark against other systems, and verify the results."
+    ),
     KnownCommand(
         "chaos", _DEPLOY, "Break things at random; prove that nothing is lost."
     ),
 )
 _GROUP_HELP: Final = {
-    "sink": "Run sinks, list and check them; add, refill or drop one.",
+    "sink": "Run, list and check sinks; add, refill, rebuild or drop one.",
     "schema": "Release and list event schemas; check migrations.",
 }
 
@@ -103,7 +113,7 @@ def build(points: Iterable[EntryPoint]) -> App:
     root = App(
         name="towpath",
         help=(
-            "Outbox, change stream, snapshots and sinks that agree.\n\n"
+            "Publish events and row changes from Postgres; keep sinks equal to it.\n\n"
             "--log-format human|json, before or after any command, sets the format of "
             "its log records [human on a terminal, else json]."
         ),
@@ -156,7 +166,7 @@ def _open_closed_streams() -> None:
     """
     Open each standard stream that was closed (``>&-``) as the null device.
 
-    Otherwise a connection would get its descriptor, and a library's output with it.
+    Otherwise a connection could reuse the descriptor, and a library print into it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -171,7 +181,7 @@ def run(words: list[str]) -> int:
         # A closed pipe fails here, not when the interpreter exits.
         sys.stdout.flush()
     except BrokenPipeError:
-        if not _reader_has_ended():
+        if not _reader_has_exited():
             raise
         _discard_output()
         return READER_GONE
@@ -191,7 +201,7 @@ def _without_log_format(words: list[str]) -> list[str]:
     return left
 
 
-def _reader_has_ended() -> bool:
+def _reader_has_exited() -> bool:
     """Return whether the broken pipe is standard output, not another one."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
@@ -199,7 +209,7 @@ def _reader_has_ended() -> bool:
 
 
 def _discard_output() -> None:
-    """Discard the rest of the output: its reader, such as head, has ended."""
+    """Discard the rest of the output: its reader, such as head, has exited."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -39,8 +39,9 @@ def config_file(named: Path | None, environ: Mapping[str, str] | None = None) ->
     """
     Return the configuration file.
 
-    It is the named one, else ``TOWPATH_CONFIG``, else ``towpath.toml`` here, else the
-    one that ``towpath up`` wrote into the state folder.
+    The first that applies: ``named``; ``TOWPATH_CONFIG``; ``towpath.toml`` in the
+    current folder, if it exists; the file that ``towpath up`` writes into the state
+    folder.
     """
     variables = _environ(environ)
     if named is not None:
@@ -80,10 +81,10 @@ def reading(file: Path) -> Iterator[None]:
 
 def check_output(option: str, file: Path | None) -> None:
     """
-    Check that a file can be created where an option names one, before a long run.
+    Check, before a long run, that the file that an option names can be created.
 
     Raises:
-        UsageError: Its folder does not exist, or a folder has its name.
+        UsageError: The file's folder does not exist, or the name is that of a folder.
     """
     from towpath.schemas.failure import UsageError  # noqa: PLC0415 - keeps --help fast
 

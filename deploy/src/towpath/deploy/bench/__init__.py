@@ -1,6 +1,6 @@
 """
 ``towpath bench`` and ``towpath chaos``: a stack for one run, and its clean-up.
 
-The load tests define the measurements and the faults; this package has the stack, and
-the Java archives that only a comparison needs.
+The load tests define the measurements and the faults; this package provides the stack,
+and the Java archives that only comparisons need.
 """

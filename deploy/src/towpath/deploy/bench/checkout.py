@@ -2,12 +2,13 @@
 The benchmark of the whole shop: the highest rate that it sustains, and what bounds it.
 
 The case ``checkout`` runs the demo's platform: four services, relay, two drivers and
-their three sinks, and the load's customers, who arrive at a fixed rate even if answers
-are late. Rates step up until one is not sustained; then rates in between are tried.
+their three sinks, and the load's customers, who arrive at a fixed rate even if
+responses are late. Rates step up until one is not sustained; then rates in between are
+tried.
 The case ``rows`` runs relay and sinks alone, fed by a process that writes rows by SQL.
 Every few seconds of the measured time, the backlogs are read: unsettled orders, bytes
-of the log, records of each sink. After each rate everything comes to rest; after the
-last, each sink is compared with the source, and after checkouts, money, stock and
+of the log, records of each sink. After each rate the platform settles. After the last
+rate each sink is compared with the source, and after checkouts, money, stock and
 parcels are checked in all stores. A difference voids all figures.
 """
 
@@ -88,7 +89,7 @@ class CheckoutBenchOptions:
         refine: Rates to measure between the best step and the next one.
         orders: Orders that exist before the relay starts.
         duration_s: The measured time of each rate.
-        warm_up_s: The time of each rate before that.
+        warm_up_s: The time for which each rate runs before it is measured.
     """
 
     case: str = CHECKOUT
@@ -127,7 +128,7 @@ from pg_replication_slots where slot_name = %s
 
 
 class Reached(NamedTuple):
-    """Totals at one moment: log, records, published changes, processor time, load."""
+    """Totals at one moment: log, records, published changes, CPU time, load."""
 
     at_s: float
     log_bytes: float
@@ -200,7 +201,7 @@ class Watch:
 
 
 def _machine_s() -> float:
-    """Return the processor time of all processes of the machine."""
+    """Return the CPU time of all processes on the machine."""
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
     # User time includes the time of guests, and nice time that of niced guests.
@@ -212,7 +213,7 @@ def run_checkout_benchmark(
     options: CheckoutBenchOptions, *, keep: bool, as_json: bool
 ) -> int:
     """
-    Run a case and print its result; return 0 if all was verified, else 1.
+    Run a case and print its result; return 0 if everything was verified, else 1.
 
     Raises:
         TowpathError: The case did not complete.
@@ -275,7 +276,7 @@ def _start(stage: OwnStage, options: CheckoutBenchOptions) -> None:
     platform.start_drivers(stage)
     platform.fill_shop(stage)
     if options.case == ROWS:
-        # A sink creates a table with its first row, and the sampler looks for it.
+        # A sink creates a table with its first row, and the sampler reads the table.
         with connected(stage.shop_dsn) as connection:
             connection.execute(_FIRST_PAYMENT)
     platform.start_relay(stage)

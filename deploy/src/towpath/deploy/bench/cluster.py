@@ -1,8 +1,8 @@
 """
 A standalone Spark cluster on this machine, and a sink without a target.
 
-The cluster has a master, and workers of one core each. Its programs are those of the
-installed PySpark, and run on the Java of the local stack.
+The cluster has a master, and workers of one core each. Its programs come with the
+installed PySpark, and run on the local stack's Java.
 
 The sink of the kind ``null`` decodes and folds, and writes nothing, which shows the
 cost of the path up to a target. It has no guard, no floors and no rows to compare: only
@@ -32,7 +32,7 @@ _DAEMON: Final = "org.apache.spark.deploy"
 _DAEMON_MEMORY: Final = "256m"
 _QUICK: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
 _REGISTERED: Final = "Successfully registered with master"
-# An executor of one core, with the engine's overhead.
+# Room for an executor of one core, with Spark's overhead.
 _WORKER_MEMORY: Final = "2g"
 
 KIND_NAME: Final = "null"
@@ -49,7 +49,7 @@ def master_url(port: int) -> str:
 
 
 def master_part(state: StateFolder, port: int) -> Part:
-    """Describe the master."""
+    """Describe the part that runs the cluster's master."""
     words = ("--host", LOOPBACK, "--port", str(port), "--webui-port", "0")
     return Part(
         name="spark-master",
@@ -65,12 +65,12 @@ def worker_part(
     state: StateFolder, name: str, master_port: int, python_path: Path
 ) -> Part:
     """
-    Describe a worker of one core; its executors keep their files in its folder.
+    Describe a worker of one core; executors keep their files in the worker's folder.
 
     Args:
         state: The state folder.
         name: The worker's name.
-        master_port: The port of its master.
+        master_port: The port of the cluster's master.
         python_path: A folder with further packages for the tasks.
     """
     folder = state.data(name)
@@ -114,7 +114,7 @@ def _programs() -> Path:
     Return the folder of Spark's programs.
 
     Raises:
-        PrerequisiteError: The Python package is not installed.
+        PrerequisiteError: PySpark is not installed.
     """
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
@@ -134,7 +134,7 @@ def install_null_sink(folder: Path) -> None:
 
 
 class NullSink:
-    """Counts changes and events."""
+    """Counts changes and events, and writes nothing."""
 
     def __init__(self) -> None:
         self._tally = Tally()

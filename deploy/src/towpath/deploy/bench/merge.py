@@ -1,9 +1,9 @@
 """
-Measure one MERGE of a warehouse table's rows from Parquet into an empty copy of it.
+Measure one MERGE of a warehouse table's rows from Parquet into an empty copy.
 
 ``python -m towpath.deploy.bench.merge CONFIG SINK REPORT`` starts an engine with the
-sink's own settings. The rows are written as Parquet first; only the statement's own
-time is reported: ``{"rows", "elapsed_s"}``.
+sink's own settings. The rows are written as Parquet first; only the MERGE is timed. The
+file REPORT gets ``{"rows", "elapsed_s"}``.
 """
 
 import json
@@ -78,7 +78,7 @@ def _merge(spark: SparkSql, table: str, parquet: Path) -> tuple[int, float]:
 
 
 def _properties(spark: SparkSql, table: str) -> str:
-    """Return the properties that decide how a table is written, in SQL."""
+    """Return, as SQL, the properties that decide how a table is written."""
     found = spark.sql(f"show tblproperties {table}").to_pylist()
     kept = (one for one in found if one["key"].startswith(_KEPT))
     return ", ".join(f"'{one['key']}' = '{one['value']}'" for one in kept)

@@ -1,8 +1,8 @@
 """
 The benchmark of the outbox library: commits a second with and without an event.
 
-After each run the log is decoded by a slot: every committed item must have exactly one
-event, and every event an item.
+After each run the log is decoded through a slot: every committed item must have exactly
+one event, and every event an item.
 """
 
 import json
@@ -102,10 +102,10 @@ def measure_outbox(bench: Bench, writers: int) -> BenchResult[OutboxCase]:
 
     Args:
         bench: The stack and the options.
-        writers: Writers side by side.
+        writers: How many writers run in parallel.
 
     Raises:
-        BenchError: A part ended, or did not answer.
+        BenchError: A part exited, or did not respond.
     """
     records = RunRecords(bench)
     with translated():
@@ -158,7 +158,7 @@ class _OutboxRun:
         return figures, len(items), _findings(expected, events)
 
     def _write(self, connection: psycopg.Connection[Any]) -> list[Written]:
-        """Let all writers begin at once; return their measurements."""
+        """Start all writers at the same time; return their measurements."""
         options = self._bench.options
         connection.execute("select pg_advisory_lock(%s)", [START_LOCK])
         each = [
@@ -171,7 +171,7 @@ class _OutboxRun:
             try:
                 self._wait_ready(connection)
             finally:
-                # After a failure too: the writers end only once they have begun.
+                # After a failure too: writers that wait for the lock do not exit.
                 connection.execute("select pg_advisory_unlock(%s)", [START_LOCK])
             return writers.results()
 

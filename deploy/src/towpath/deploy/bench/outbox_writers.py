@@ -34,7 +34,7 @@ TABLES: Final = (
     source_tables.schema_statement(),
     source_tables.outbox().create_statement(),
 )
-# The writers wait for this advisory lock, so that all begin at once.
+# The writers wait for this advisory lock, so that all begin at the same time.
 START_LOCK: Final = 7_042
 
 _NOTE: Final = "x" * 120
@@ -77,7 +77,7 @@ class Written(NamedTuple):
 
 @dataclass
 class ItemPlaced:
-    """The event."""
+    """The event that a writer records for each item."""
 
     item_id: str
     amount: int
@@ -92,7 +92,7 @@ def start(options: list[WriterOptions]) -> "Writers":
 
 
 class Writers:
-    """Running writers; they end with their context."""
+    """Running writers; leaving the ``with`` block waits for them."""
 
     def __init__(self, pool: ProcessPoolExecutor, options: list[WriterOptions]) -> None:
         self._pool = pool

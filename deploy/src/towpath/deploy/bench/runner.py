@@ -1,9 +1,9 @@
 """
-Benchmarks of relay and snapshots, all benchmarks in turn, and chaos.
+Runs of one benchmark or of all, of the capture comparison, and of the chaos test.
 
 A run removes the remains of killed runs, starts its stack, measures, and prints the
 result. For a comparison, Debezium runs beside the relay in Kafka Connect's standalone
-mode, from Java archives with their own lock.
+mode, from Java archives with a lock file of their own.
 """
 
 import json
@@ -108,7 +108,7 @@ def run_benchmark(
     options: BenchOptions, benchmark: Benchmark[CaseT], *, keep: bool, as_json: bool
 ) -> int:
     """
-    Run a benchmark and print its result; return 0 if all was verified, else 1.
+    Run a benchmark and print its result; return 0 if everything was verified, else 1.
 
     Raises:
         TowpathError: The benchmark did not complete.
@@ -333,7 +333,7 @@ def _run(name: str, options: AllOptions) -> tuple[int, Mapping[str, Any]]:
     if options.with_debezium and name in _WITH_DEBEZIUM:
         words.append("--with-debezium")
     command = [sys.executable, "-m", "towpath.cli", "bench", name, "--json", *words]
-    # In a separate session, so that it gets one Ctrl-C, from this process.
+    # In a separate session, so that it gets one SIGINT, from this process.
     with subprocess.Popen(  # noqa: S603 - our own command
         command, stdout=subprocess.PIPE, start_new_session=True
     ) as process:

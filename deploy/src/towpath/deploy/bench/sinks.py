@@ -4,8 +4,8 @@ The benchmark of sinks: each case on its own stack, with empty targets.
 A difference in any case voids the figures of all cases. The case ``checkout`` runs the
 demo's shop, its sinks and its sampler at stated rates: shop, relay, drivers and the
 sinks' settings are the demo's own. Each rate is kept up until its last sample has
-arrived, so that every sample is taken under load. After each rate all sinks catch up;
-after the last rate, each is compared with the source.
+arrived, so that the load runs while samples are taken. After each rate all sinks catch
+up; after the last rate, each is compared with the source.
 """
 
 import contextlib
@@ -73,10 +73,10 @@ class SinkBenchOptions:
     Attributes:
         cases: The cases to measure.
         sinks: The sinks that catch up.
-        rows: The backlog; the shop has as many old orders, 50,000 at most.
+        rows: Rows of the backlog; the shop has as many old orders, at most 50,000.
         rates: Checkouts per second; the rates run in this order.
         duration_s: The measured time of each rate.
-        warm_up_s: The time of each rate before that.
+        warm_up_s: The time for which each rate runs before it is measured.
     """
 
     cases: Sequence[str]
@@ -89,10 +89,10 @@ class SinkBenchOptions:
 
 def rates_of(text: str) -> tuple[float, ...]:
     """
-    Return the rates in a text, separated by commas.
+    Return the rates in a comma-separated text.
 
     Raises:
-        UsageError: One of them is not a positive number.
+        UsageError: A rate is not a positive number.
     """
     words = text.split(",")
     try:
@@ -134,7 +134,7 @@ def measure_checkout(
 
 def findings(found: Sequence[SinkResult]) -> Iterator[str]:
     """
-    Yield a sentence for each sink that differs.
+    Yield a sentence for each sink that differs from the source.
 
     Raises:
         StepError: A sink could not be compared.
@@ -152,14 +152,14 @@ def staged(
     stack: Stack, screen: DemoScreen, orders: int, duration_s: float, warm_up_s: float
 ) -> Iterator[OwnStage]:
     """
-    Yield the demo's stage; its processes end with the block.
+    Yield the demo's stage; its processes are stopped at the end of the block.
 
     Args:
         stack: The stack, not started yet.
         screen: Shows the steps.
         orders: Orders that exist before the relay starts.
         duration_s: The time for which the load's latency is sampled.
-        warm_up_s: The time of the load before that.
+        warm_up_s: The time for which the load runs before the first sample.
     """
     with Supervisor(stack.state) as supervisor:
         yield parts.own_stage(
@@ -232,7 +232,7 @@ def readings(sampler: Mapping[str, Any]) -> dict[str, Reading]:
 
 
 def used_s(state: StateFolder) -> dict[str, float]:
-    """Return the processor time of every part, its child processes included."""
+    """Return the CPU time of every part, including its child processes."""
     found: dict[str, float] = {}
     for name in state.parts():
         part = process.find(state.process_file(name))
@@ -265,7 +265,7 @@ _MERGE: Final = (sys.executable, "-m", "towpath.deploy.bench.merge")
 
 def run_sink_benchmark(options: SinkBenchOptions, *, keep: bool, as_json: bool) -> int:
     """
-    Run the cases and print their results; return 0 if all was verified, else 1.
+    Run the cases and print their results; return 0 if all were verified, else 1.
 
     Raises:
         TowpathError: A case did not complete.
@@ -308,7 +308,7 @@ def _case(
 def _measure_cluster(
     bench: Bench, stack: Stack, options: SinkBenchOptions
 ) -> tuple[SinkCase, Sequence[str]]:
-    """Measure with a sink of the kind ``null``, which only these processes know."""
+    """Measure the cluster; only its processes know the sink kind ``null``."""
     packages = stack.state.root / "packages"
     install_null_sink(packages)
     words = ("env", f"PYTHONPATH={packages}", *bench.environment.towpath)

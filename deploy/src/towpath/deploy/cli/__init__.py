@@ -1,1 +1,1 @@
-"""The stack's commands, and those of relay and sinks together."""
+"""The commands of the stack, and those that work on relay and sinks together."""

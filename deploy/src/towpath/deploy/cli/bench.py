@@ -1,4 +1,4 @@
-"""``towpath bench`` with its sub-commands; each has its own stack, and removes it."""
+"""``towpath bench`` with its sub-commands; each starts and removes its own stack."""
 
 from functools import partial
 from pathlib import Path
@@ -7,9 +7,11 @@ from typing import Annotated, Final, Literal
 from cyclopts import App, Group, Parameter
 from cyclopts.validators import LimitedChoice, Number
 
-bench_app = App(name="bench", help="Benchmark beside other systems, and verify.")
+bench_app = App(
+    name="bench", help="Benchmark against other systems, and verify the results."
+)
 
-# --kill measures no rate, so it has no use for a search of the best settings.
+# --kill measures no rate, so a search for the best settings would be pointless.
 _ONE_OF: Final = ("Parameters", Group(validator=LimitedChoice(), show=False))
 
 CaseName = Literal[
@@ -49,8 +51,8 @@ def bench_relay(  # noqa: PLR0913 - each is an option of the command
     Five cases: a committed backlog of 250-byte events, with 1 and with 100 rows a
     transaction, is drained into Kafka (drain_1, drain_100), and a steady load of 500,
     2,000 and 5,000 transactions a second is followed (steady_500 to steady_5000). With
-    Debezium there is a sixth, drain_1_headers, in which its events have the relay's
-    five headers instead of its own six. The benchmark starts its own stack in a
+    Debezium there is a sixth, drain_1_headers, in which Debezium's events have the
+    relay's five headers instead of their six. The benchmark starts its own stack in a
     temporary folder, and removes it at the end. Everything is fetched before the first
     measurement; each case is printed when it ends.
 
@@ -62,12 +64,12 @@ def bench_relay(  # noqa: PLR0913 - each is an option of the command
         rows: Rows of a backlog [300,000; with --kill 100,000].
         rounds: How often each system runs each case; the order alternates.
         duration: Seconds for which a steady load is measured.
-        warm_up: Seconds for which a steady load goes on before that.
+        warm_up: Seconds for which a steady load runs before it is measured.
         with_debezium: Measure Debezium too, stock and tuned; fetches its archives.
-        search: Measure Debezium too, after a search of its best settings on this
+        search: Measure Debezium too, after a search for its best settings on this
             machine: about 12 drains and 8 loads.
-        kill: Kill each system in the middle of a drain instead, and count what is lost
-            and repeated, and how long the first new event takes.
+        kill: Instead, kill each system in the middle of a drain; count the lost and the
+            repeated events, and time the first new one.
         json: Print one JSON document.
         keep: Leave logs and configuration files in place.
     """
@@ -116,27 +118,27 @@ def bench_snapshot(  # noqa: PLR0913 - each is an option of the command
     keep: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """
-    Measure how fast a snapshot reaches Kafka, and verify every row of it.
+    Measure how fast a snapshot reaches Kafka, and verify every row.
 
     A table of 200-byte rows is read into a real broker (acks=all, whole envelopes),
     once while 200 transactions a second update it and once on a quiet server; a bare
-    COPY of it is measured for comparison. Latency of the updates is measured before the
-    snapshot and while it runs. The benchmark starts its own stack in a temporary
-    folder, and removes it at the end.
+    COPY of the table is measured for comparison. Latency of the updates is measured
+    before the snapshot and while it runs. The benchmark starts its own stack in a
+    temporary folder, and removes it at the end.
 
     Exit 0 if every run's topic held every key, its last value, every update, and (for
-    the relay) no row older than a change before it; 1 if not: that case and later ones
-    have no figures; 3 if a part was unavailable.
+    the relay) no row older than a change that precedes it; 1 if not: that case and
+    later ones have no figures; 3 if a part was unavailable.
 
     Args:
-        case: There is one, million_rows.
+        case: The only case, million_rows, which runs by default.
         load: Only these loads; may be given several times.
         rows: Rows of the table.
         rounds: How often each system runs; the order alternates.
         duration: Seconds for which the updates alone are measured.
-        warm_up: Seconds for which they go on before that.
+        warm_up: Seconds for which the updates run before they are measured.
         with_debezium: Measure Debezium too: its incremental snapshot stock, tuned, and
-            tuned and read-only, and its initial one in chunks with four threads;
+            tuned and read-only, and its initial snapshot in chunks with four threads;
             fetches its archives.
         json: Print one JSON document.
         keep: Leave logs and configuration files in place.
@@ -202,10 +204,10 @@ def bench_sinks(  # noqa: PLR0913 - each is an option of the command
         cluster: Measure executors against the driver, instead of the cases.
         rows: Rows of the backlog.
         rate: Checkouts a second.
-        rates: Several rates instead, such as 20,40,60: one after the other; the
-            highest that met all budgets is reported.
+        rates: Measure several rates instead, such as 20,40,60, one after the other, and
+            report the highest that met all budgets.
         duration: Seconds for which each rate is measured.
-        warm_up: Seconds for which it goes on before that.
+        warm_up: Seconds for which each rate runs before it is measured.
         json: Print one JSON document.
         keep: Leave logs and configuration files in place.
     """
@@ -249,10 +251,10 @@ def bench_outbox(
     figures; 3 if a part was unavailable.
 
     Args:
-        writers: Writers side by side.
+        writers: How many writers run in parallel.
         rounds: How often each way runs; the order alternates.
-        duration: Seconds for which each is measured.
-        warm_up: Seconds for which it goes on before that.
+        duration: Seconds for which each way is measured.
+        warm_up: Seconds for which each way runs before it is measured.
         json: Print one JSON document.
         keep: Leave logs and configuration files in place.
     """
@@ -294,8 +296,8 @@ def bench_checkout(  # noqa: PLR0913 - each is an option of the command
     a read failed, a sample was lost, a part restarted, or a backlog rose over the
     measured time, be it unsettled orders, bytes of the log or records of a sink. Each
     rate is printed when it ends, with the lag that readers of each sink saw, the time
-    of a saga, and the processor time of each part. The benchmark starts its own stack
-    in a temporary folder, and removes it at the end.
+    of a saga, and the CPU time of each part. The benchmark starts its own stack in a
+    temporary folder, and removes it at the end.
 
     Exit 0 if every sink equalled the source afterwards, and, after checkouts, money,
     stock and parcels agreed in the source and in every sink; 1 if not: the result has
@@ -350,8 +352,8 @@ def bench_all(
 
     Args:
         quick: Small loads for a short time: under ten minutes on two cores.
-        with_debezium: Measure Debezium too, beside relay and snapshot.
-        plot: Write a plot as SVG to this file too.
+        with_debezium: Measure Debezium too, in the benchmarks of relay and snapshots.
+        plot: Also write a plot, as SVG, to this file.
         json: Print one JSON document with the documents of all benchmarks.
     """
     from towpath.deploy.bench.runner import (  # noqa: PLC0415 - keeps --help fast

@@ -25,7 +25,7 @@ from towpath.settings.sink import is_built_in
 
 app = App(
     name="config",
-    help="Check the configuration, show it in full, or convert a connector's.",
+    help="Check or show the configuration, or convert one from a Debezium connector.",
 )
 
 
@@ -34,7 +34,7 @@ def check(*, config: ConfigOption = None) -> int:
     """
     Check the configuration.
 
-    Every mistake is listed at once, with the nearest valid name. No server is
+    All mistakes are listed together, each with the nearest valid name. No server is
     contacted: towpath doctor does that. towpath config show prints the effective
     values. Exit 2 if there are mistakes.
 
@@ -106,9 +106,10 @@ def from_debezium(  # noqa: PLR0913 - the command's options
     report goes to standard output. Nothing is started and nothing is changed.
 
     Args:
-        connector: The JSON as Kafka Connect has it, with or without name and config.
-        out: Where to write the file; it must not exist yet. With passwords, only its
-            owner can read it.
+        connector: A file with the connector's JSON as Kafka Connect has it, with or
+            without name and config.
+        out: The file to write, which must not exist yet; if it includes passwords, only
+            its owner can read it.
         dsn: Look up in this database which tables a regular expression matches.
         kafka: Kafka's address, which the connector does not know: host:port.
         registry: The schema registry's address.
@@ -159,7 +160,7 @@ def _check_client(settings: Settings) -> None:
 
 
 def _check_other_packages(path: Path) -> None:
-    """Check sinks whose kind or transforms another package adds."""
+    """Check sinks whose kind or transforms come from another package."""
     sinks = load(path, os.environ).sink  # noqa: TID251 - a root
     foreign = [sink for sink in sinks if not is_built_in(sink.kind) or _calls(sink)]
     if foreign:

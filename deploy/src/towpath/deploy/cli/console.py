@@ -21,7 +21,7 @@ from towpath.settings.logs import configure_logs
 if TYPE_CHECKING:
     from flask import Flask
 
-# Pages wait for servers, not for Python; few people view them at once.
+# Pages wait for servers, not for Python; few people view them at the same time.
 _THREADS: Final = 8
 # A shorter token could be guessed.
 _LEAST_TOKEN_CHARACTERS: Final = 16
@@ -61,7 +61,7 @@ def console(
     demo: Path | None = None,
 ) -> int:
     """
-    Serve a web page that shows the platform and acts on it, until Ctrl-C.
+    Serve a web page that shows and controls the platform, until Ctrl-C.
 
     It shows source, relay, topics and sinks with live rates and lag; the slot's log as
     a plot; snapshots; dead letters; records of topics; the path of one row or
@@ -72,7 +72,7 @@ def console(
     Args:
         host: The address to listen on; any but loopback needs a token.
         port: The port to listen on.
-        token_file: A file with the token of the login [TOWPATH_CONSOLE_TOKEN].
+        token_file: A file with the login token [TOWPATH_CONSOLE_TOKEN].
         config: Configuration file.
         state: State folder.
         demo: State folder of a demo, whose parts a page may kill.
@@ -96,9 +96,9 @@ def make_app(files: ConsoleFiles, token: str, host: str) -> "Flask":
     Make the console's application.
 
     Args:
-        files: Its configuration and state folders.
-        token: The token of the login; if it is empty, nobody can log in.
-        host: The address at which it is served.
+        files: The console's configuration and state folders.
+        token: The login token; if it is empty, nobody can log in.
+        host: The address on which the console listens.
     """
     from towpath.deploy.console import ConfigurationFile, PlatformState  # noqa: PLC0415 - keeps --help fast
     from towpath.deploy.console.pages import create_app  # noqa: PLC0415
@@ -136,7 +136,8 @@ def checked_token(token: str, host: str) -> str:
     Return the token, without the white space around it.
 
     Raises:
-        ConsoleTokenError: It is too short, or missing although others can connect.
+        ConsoleTokenError: The token is too short, or missing although other machines
+            can connect.
     """
     token = token.strip()
     if token and len(token) < _LEAST_TOKEN_CHARACTERS:

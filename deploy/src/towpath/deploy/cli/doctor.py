@@ -4,8 +4,8 @@
 Every part is checked even if another is unavailable. The report has one section per
 severity, the worst first; docs/doctor.md explains each finding and the JSON document.
 
-Exit 0: nothing, or information only; 4: warnings, no error; 1: an error; 3: a part
-could not be checked.
+Exit 0: no findings, or only information; 4: warnings, but no errors; 1: errors; 3: a
+part could not be checked, whatever else was found.
 """
 
 import json as json_text
@@ -55,11 +55,11 @@ def doctor(
     """
     Check source, broker, registry, sinks and machine; name the cure of each finding.
 
-    Exit 1 if there is an error, 4 if there are warnings only. Exit 3 if a part could
-    not be checked. Nothing is changed without --fix.
+    Exit 3 if a part could not be checked, else 1 if there is an error, else 4 if there
+    is a warning. Nothing is changed without --fix.
 
     Args:
-        fix: Print and apply each cure that loses nothing; then check again.
+        fix: Print and apply each cure that loses no data; then check again.
         json: Print one JSON document.
         config: Configuration file.
     """
@@ -83,7 +83,8 @@ def exit_code(rows: Iterable[DoctorFinding]) -> int:
     """
     Return the exit code of a report.
 
-    3: a part could not be checked. 1: an error. 4: warnings only. 0: none of these.
+    The first that applies: 3 if a part could not be checked, 1 if there is an error, 4
+    if there is a warning; else 0.
     """
     levels = {row.level for row in rows}
     for level, code in ((UNAVAILABLE, 3), (Severity.ERROR, 1), (Severity.WARNING, 4)):
@@ -97,7 +98,7 @@ def make_fix(fix: Fix, settings: Settings) -> None:
     Apply the fix of a finding.
 
     Raises:
-        TowpathError: The server refuses it, or does not answer.
+        TowpathError: The server refuses the fix, or does not respond.
     """
     from towpath.relay.kafka.topics import alter_topic  # noqa: PLC0415 - keeps --help fast
     from towpath.relay.postgres.connect import connect, translated_errors  # noqa: PLC0415

@@ -1,8 +1,8 @@
 """
 ``towpath sink list | add | refill | rebuild | drop``.
 
-A sink is added while everything runs, filled again from the existing rows, given a new
-search index in place of the old one, and dropped.
+All but the first change a sink while everything runs: they add it, fill it again from
+the existing rows, replace its search indexes, or drop it.
 """
 
 import os
@@ -33,8 +33,8 @@ def list_sinks(*, config: ConfigOption = None) -> int:
 
     The column dead counts the dead letters that are neither replayed nor discarded;
     awaited, the rows that were requested from the source and have not arrived yet.
-    Problems are listed below: failures, refused blocks, a relay that does not run. Exit
-    1 if there are any.
+    Problems are listed below the table: failures, refused blocks, a relay that is not
+    running. Exit 1 if there are any.
 
     Args:
         config: Configuration file.
@@ -103,8 +103,9 @@ def refill(
     """
     Read all existing rows into a sink again; rows that the source lacks are deleted.
 
-    The sink serves meanwhile, and so do the others. Run an interrupted command again:
-    it resumes. Exit 1 if the snapshot fails, or if keys are parked behind dead letters.
+    The sink keeps serving meanwhile, as do the others. Run an interrupted command
+    again: it resumes. Exit 1 if the snapshot fails, or if keys are parked behind dead
+    letters.
 
     Args:
         name: The sink.
@@ -131,14 +132,14 @@ def drop(
     """
     Drop a sink: its block, its state, its topics; with --data also its data.
 
-    Its driver continues with the others. Run an interrupted command again. Its topics
-    hold its dead letters and the rows that snapshots read for it; each deleted topic is
-    listed.
+    Its driver continues with the other sinks. Run an interrupted command again: it
+    resumes. The sink's topics hold its dead letters and the rows that snapshots read
+    for it; each deleted topic is listed.
 
     Args:
         name: The sink.
         data: Delete its data too: keys, indexes, tables with their history.
-        yes: Drop it without a confirmation.
+        yes: Drop it without asking for confirmation.
         config: Configuration file.
     """
     path = config_file(config)
@@ -171,7 +172,7 @@ class _PrintedReport:
 
 def _confirm(question: str) -> bool:
     """
-    Return whether a person says yes; a closed input counts as no.
+    Return whether the user says yes; the end of the input counts as no.
 
     Raises:
         UsageError: There is no terminal to ask on.
@@ -201,13 +202,13 @@ def rebuild(
     config: ConfigOption = None,
 ) -> int:
     """
-    Rebuild a search sink's indexes from the source, while searches go on.
+    Rebuild a search sink's indexes from the source, while searches continue.
 
     The sink must be running. A new index is created from the current tables and
-    configuration, written beside the old one, filled by a snapshot, and put in its
-    place in one step. Run the command again after a crash: it resumes. Exit 1 if the
-    snapshot fails, or if records became dead letters meanwhile: then nothing is
-    replaced.
+    configuration, is written beside the old one, is filled by a snapshot, and then
+    replaces the old one in one step. Run the command again after a crash: it resumes.
+    Exit 1 if the snapshot fails, or if records became dead letters meanwhile: then
+    nothing is replaced.
 
     Args:
         sink: The sink.

@@ -2,7 +2,7 @@
 ``towpath snapshot start | list | show | pause | resume | stop``.
 
 A key is written as its text, or as a JSON list when it has several columns:
-``--key 7``, ``--key '[7, "a"]'``; a file of keys has one on each line.
+``--key 7``, ``--key '[7, "a"]'``. A file of keys has one key per line.
 """
 
 import json as json_text
@@ -60,7 +60,7 @@ class SnapshotOptions:
             blocking. May be given once for each table.
         key: Only the row with this key: its text, or a JSON list of its columns. May be
             given several times.
-        keys: A file of keys, one on a line; - is standard input.
+        keys: A file of keys, one per line; - is standard input.
         type: Blocking: all tables in one view of the database, while the stream waits.
         surrogate_key: Read in the order of this unique column instead of the key's.
         max_rows_per_second: Limit on the reading speed.
@@ -137,14 +137,14 @@ def start(
     """
     Request a snapshot of tables from the relay; print the signal's id.
 
-    Exit 1 if it is rejected, fails or is incomplete; 3 if no relay answers: the signal
-    waits for one.
+    Exit 1 if the snapshot is rejected, fails or is incomplete; 3 if no relay answers:
+    the signal then waits for one.
 
     Args:
         collections: Tables as schema.table, aggregates as outbox.TYPE, or expressions
             on such names; by default, all tables and views that are configured.
         options: Further fields of the signal.
-        wait: Show its progress until it has ended.
+        wait: Show the snapshot's progress until it has ended.
         answer_within: How many seconds to wait for the relay's answer; 0: not at all.
         json: Print one JSON document: id, status and detail.
         config: Configuration file.
@@ -175,7 +175,8 @@ def list_snapshots(
     List the snapshots, table by table; exit 1 if one has failed or is incomplete.
 
     Args:
-        all: Also those that the relay requests itself, to complete rows of the stream.
+        all: Also list those that the relay itself requests, to complete rows of the
+            stream.
         json: Print one JSON document.
         config: Configuration file.
     """
@@ -197,7 +198,7 @@ def show(
 
     Args:
         snapshot_id: The id that start printed.
-        follow: Show its progress until it has ended.
+        follow: Show the snapshot's progress until it has ended.
         json: Print one JSON document.
         config: Configuration file.
     """

@@ -61,12 +61,12 @@ def last_lines(path: Path, count: int) -> tuple[str, int]:
 
 def follow_file(path: Path, place: int, clock: Clock | None = None) -> Iterator[str]:
     """
-    Yield text as it is appended to a file, endlessly, even after a rotation.
+    Yield text as it is appended to a file, forever, even after a rotation.
 
     Args:
-        path: The file; it is missing during a rotation.
-        place: The offset where the text begins.
-        clock: The time.
+        path: The file, which may be missing during a rotation.
+        place: The offset at which the text begins.
+        clock: Waits between two reads; by default, the system's clock.
     """
     wait = (clock or SystemClock()).wait
     # A character may be written in two parts.
@@ -97,12 +97,13 @@ def up(
     Start the local stack, or repair what is down, and write its configuration.
 
     In named files only ports are changed: those that the file lists in a
-    line "# local stack: postgres=5432 kafka=9092 ..." become the stack's, wherever they
-    follow 127.0.0.1. Without files, a configuration for the demo's shop is written.
+    line "# local stack: postgres=5432 kafka=9092 ..." become the stack's ports,
+    wherever they follow 127.0.0.1. Without files, a configuration for the demo's shop
+    is written.
 
     Args:
         files: Your own files with addresses of the stack: towpath.toml, an env file.
-        database: A database to create in its Postgres, unless it exists.
+        database: A database to create in the stack's Postgres, unless it exists.
         state: State folder.
     """
     check_files(files)
@@ -167,7 +168,7 @@ def logs(
     Show the log of a part.
 
     Args:
-        part: Its name, as status shows it.
+        part: The part's name, as status shows it.
         follow: Show new lines too, until Ctrl-C.
         lines: How many of the last lines to show.
         state: State folder.
@@ -214,9 +215,9 @@ def status(
 
     It shows the parts of the local stack, if there is one; the relay with its slot and
     the log that it retains; running snapshots; and for each sink its lag in records and
-    seconds against its budget (in red and with a ! above twice that), the time of its
-    last batch by stage, its counters, and its applied position. Problems are listed
-    below, a sentence each.
+    seconds against its budget (in red and with a ! above twice the budget), the time of
+    its last batch by stage, its counters, and its applied position. Problems are listed
+    below the tables, one sentence each.
 
     Args:
         json: Print one JSON document.
@@ -257,7 +258,7 @@ def read_document(config: Path | None, state: Path | None, clock: Clock) -> Docu
     Args:
         config: Configuration file.
         state: State folder.
-        clock: The time.
+        clock: Gives the time of the reading.
     """
     from towpath.deploy.status import overview  # noqa: PLC0415 - keeps towpath up fast
 
@@ -355,7 +356,7 @@ def _applied_line(sink: Mapping[str, Any], offset: int) -> Text:
     Describe the progress of a sink, in the log's own LSNs.
 
     Args:
-        sink: Its document.
+        sink: The sink's document.
         offset: The offset that the current lineage adds to the log's LSNs.
     """
     applied, lag_s = "nothing yet", ""

@@ -1,7 +1,7 @@
 """
 ``towpath trace``: the path of one aggregate or row, from the source to each sink.
 
-``towpath replay`` has one sink read it again from the source.
+``towpath replay`` has one sink read the aggregate or row again from the source.
 """
 
 import json as json_text
@@ -103,8 +103,8 @@ def replay(  # noqa: PLR0913 - the options of a command
     """
     Have one sink read one aggregate or row again from the source.
 
-    It is a snapshot of this key for this sink, so the sink's guard applies: a newer
-    version in the sink stays. An aggregate needs a view of its documents in the
+    The relay runs a snapshot of this key for this sink, so the sink's guard applies: a
+    newer version in the sink stays. An aggregate needs a view of its documents in the
     source, as a snapshot of its topic does. Exit 1 if the relay refuses it, or does not
     deliver the row; 3 if no relay answers.
 
@@ -120,7 +120,7 @@ def replay(  # noqa: PLR0913 - the options of a command
     """
     subject = _subject(type_, id_, table, key)
     parts = key_parts(subject.key) if subject.is_row else (subject.key,)
-    # Always as a list: a text alone could look like one.
+    # Always a JSON list: a bare text could look like one.
     word = json_text.dumps(parts)
     collection = subject.name if subject.is_row else f"outbox.{subject.name}"
     options = snapshot.SnapshotOptions(target=to, key=(word,))
@@ -162,7 +162,8 @@ def _subject(
     Return the aggregate or row that the command names.
 
     Raises:
-        TraceSubjectError: It names neither one aggregate nor one row, or parts of both.
+        TraceSubjectError: The command names neither one aggregate nor one row, or parts
+            of both.
     """
     if type_ is not None and id_ is not None and table is None and key is None:
         return _Subject(is_row=False, name=type_, key=id_)
@@ -183,7 +184,7 @@ def _print(journey: Journey, console: Console) -> None:
     if journey.records:
         console.print(_records(journey))
     else:
-        console.print("none of them has this key")
+        console.print("none of these records has this key")
     console.print(_routes(journey))
 
 

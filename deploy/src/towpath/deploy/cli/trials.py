@@ -21,7 +21,9 @@ from towpath.cli.options import (
 )
 from towpath.schemas.failure import UsageError
 
-demo = App(name="demo", help="Run the whole platform; prove that sinks agree.")
+demo = App(
+    name="demo", help="Run the whole platform; prove that sinks equal the source."
+)
 
 
 @demo.default
@@ -41,19 +43,22 @@ def demo_platform(  # noqa: PLR0913 - each is an option of the command
     Run the whole platform under load, and prove that every sink equals the database.
 
     Exit 0 only if nothing differs and every invariant holds; 1 if not; 3 if a part was
-    unavailable. Only with --keep is anything left running. The demo has its own state
-    folder, demo/ below the usual one unless named, and empties it first.
+    unavailable. Without --keep, the demo stops everything that it has started. It has
+    its own state folder, by default demo/ in the usual one, and empties that folder
+    first, unless it joins a platform.
 
     Args:
         rate: Checkouts a second.
-        orders: How many orders exist before the slot is created.
-        duration: The minimum duration of the checkouts, in seconds.
-        keep: Leave everything running and print the addresses; Ctrl-C stops it.
-        json: Write the result as JSON to this file too.
+        orders: How many orders exist before the slot is created; not used with --join.
+        duration: For how many seconds, at least, checkouts are made.
+        keep: Leave everything running and print the addresses, until Ctrl-C; not used
+            with --join.
+        json: Also write the result, as JSON, to this file.
         before_verify: Shell command to run when everything is at rest, before the
             sinks are compared; TOWPATH_CONFIG names the configuration.
-        join: Start no platform, but join one that others run, as in containers: the
-            address of its orders service. That platform keeps the added sink.
+        join: The address of the orders service of a running platform, for example in
+            containers: the demo joins that platform, and starts none. The platform
+            keeps the added sink.
         config: With --join, the platform's configuration.
         state: State folder.
     """
@@ -98,9 +103,9 @@ def demo_compare(  # noqa: PLR0913 - each is an option of the command
     the log relay, each on a fresh table and topic, are compared with no capture at all.
     The topic of each is compared with the table and with the committed changes, key by
     key: lost, stale and deleted rows, changes that were never seen, order. The writers'
-    transactions, the server's log and processor time, and the time from a commit to
-    Kafka are measured. The comparison starts its own stack in a temporary folder, and
-    removes it at the end.
+    transactions, the server's log, its CPU time, and the time from a commit to Kafka
+    are measured. The comparison starts its own stack in a temporary folder, and removes
+    it at the end.
 
     Exit 0 if the relay missed nothing, whatever the others missed; 1 if it missed
     something; 3 if a part was unavailable.
@@ -110,9 +115,9 @@ def demo_compare(  # noqa: PLR0913 - each is an option of the command
         rate: Transactions a second.
         interval: Pause of the polling workers between two polls, in seconds.
         seed: Seed of the load, to repeat a run.
-        variants: Also run two common mistakes of the worker with triggers, and polling
-            with an overlap.
-        plot: Write a plot as SVG to this file too.
+        variants: Also run the trigger worker with each of two common mistakes, and
+            polling with an overlap.
+        plot: Also write a plot, as SVG, to this file.
         json: Print one JSON document.
         keep: Leave logs and configuration files in place.
     """
@@ -158,12 +163,13 @@ def chaos_snapshot(  # noqa: PLR0913 - each is an option of the command
     those of the tables. The test starts its own stack in a temporary folder, and
     removes it at the end.
 
-    Exit 0 if all was equal; 1 if anything was not; 3 if a part was unavailable.
+    Exit 0 if everything was equal; 1 if not; 3 if a part was unavailable.
 
     Args:
         minutes: For how many minutes new rounds are started.
-        seed: Seed of the random actors, to repeat a run [a new one].
-        kill: The processes to kill: relay, backend, both with a comma, or nobody.
+        seed: Seed of the random actors, to repeat a run [a random seed].
+        kill: The processes to kill: relay, backend, both separated by a comma, or
+            nobody.
         ddl: Whether tables are altered.
         round_seconds: How long a round lasts before it is verified.
         json: Print one JSON document.
@@ -175,7 +181,8 @@ def chaos_snapshot(  # noqa: PLR0913 - each is an option of the command
     victims = () if kill == "nobody" else tuple(kill.split(","))
     unknown = sorted(set(victims) - set(VICTIMS))
     if unknown:
-        message = f"--kill: unknown process {unknown[0]!r}; known: {', '.join(VICTIMS)}"
+        known = ", ".join([*VICTIMS, "nobody"])
+        message = f"--kill: unknown process {unknown[0]!r}; known: {known}"
         raise UsageError(message)
     options = ChaosOptions(
         minutes=minutes,

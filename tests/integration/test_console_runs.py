@@ -270,7 +270,7 @@ def test_sinks_are_changed_only_where_their_state_is(console):
         config.write_text(text, encoding="utf-8")
 
     assert (409, 409) == (answer.status_code, added.status_code)
-    assert f"{folder}/elsewhere has no state of cache" in answer.json()["detail"]
+    assert f"{folder}/elsewhere holds no state of cache" in answer.json()["detail"]
     assert ("To refill or drop it:" in page, 'id="drop-cache"' in page) == (True, False)
     assert 'id="drop-cache"' in console.browser().get("/sinks")
 

@@ -12,7 +12,7 @@ from towpath.deploy.console.long_actions import (
     AddSinkInput,
     VerificationInput,
     begin_verification,
-    missing_folder,
+    missing_folder_reason,
     shown_result,
 )
 from towpath.deploy.console.messages import (
@@ -246,13 +246,13 @@ def test_a_sink_is_changed_only_where_its_folder_is(tmp_path):
     """
     chosen = settings(tmp_path)
     empty = chosen.model_copy(update={"sink": ()})
-    before = missing_folder(chosen, "cache"), missing_folder(chosen)
+    before = missing_folder_reason(chosen, "cache"), missing_folder_reason(chosen)
     sink_folder(tmp_path, "cache").mkdir(parents=True)
 
-    assert all("has no state of" in sentence for sentence in before)
+    assert all("holds no state of" in sentence for sentence in before)
     assert ("", "", "") == (
-        *(missing_folder(chosen, "cache"), missing_folder(chosen)),
-        missing_folder(empty),
+        *(missing_folder_reason(chosen, "cache"), missing_folder_reason(chosen)),
+        missing_folder_reason(empty),
     )
 
 

@@ -5,7 +5,7 @@ This module holds that state: the newest document of ``towpath status``, and sam
 
 A sampler reads the platform every few seconds, so that the number of viewers does not
 change the load on its servers. Each reading adds one sample of numbers to a ring of the
-last half hour, from which rates and plots are made. Nothing is kept on disk.
+last half hour, from which rates and plots are made. No sample is kept on disk.
 """
 
 import threading
@@ -45,7 +45,7 @@ class Sample(NamedTuple):
 
 
 class Samples:
-    """A ring of samples; several threads may use it."""
+    """A thread-safe ring of samples."""
 
     def __init__(self) -> None:
         self._ring: deque[Sample] = deque()
@@ -78,7 +78,7 @@ class Samples:
 
     def rate(self, name: str) -> float | None:
         """
-        Return how fast a counter grew lately, per second.
+        Return how fast a counter has grown recently, per second.
 
         It is None without two recent samples, and after a counter has fallen, which
         means that it was reset.
@@ -99,7 +99,7 @@ class Reading(NamedTuple):
     One reading of the platform.
 
     Attributes:
-        at: Its time.
+        at: The time of the reading.
         document: The document of ``towpath status``.
         snapshots: All snapshots but the relay's own, table by table, newest first.
         histograms: The histograms of the sinks whose drivers answer.
@@ -144,7 +144,7 @@ class PlatformState:
         Args:
             file: The configuration file, which may change while the console runs.
             read: Reads the platform as ``towpath status`` does.
-            clock: The time.
+            clock: Gives the time of each reading.
         """
         self.file = file
         self._document = read
@@ -215,13 +215,13 @@ def numbers_of(document: Document) -> dict[str, float]:
 
 
 def _read_topics(settings: Settings) -> dict[str, float]:
-    """Return how many records the shared topics of tables and events have had."""
+    """Return how many records the shared topics of tables and events have received."""
     try:
         ends = read_ends(Topics(settings.kafka))
     except TowpathError:
         # Each sink's entry reports that the broker does not answer.
         return {}
-    # A template that is only a type does not identify the topics of events.
+    # If the topic is named by the aggregate type alone, its name has no mark of events.
     is_known = settings.relay.outbox.topic != "{aggregate_type}"
     events = event_records(settings, ends) if is_known else 0
     tables = table_records(settings, ends)

@@ -1,19 +1,19 @@
 """
-The routes of actions: forms of the pages, and the same actions in the API.
+Routes that run actions: the forms on the pages, and the same actions in the API.
 
-===================================  =================================================
-route                                does
-===================================  =================================================
-POST /api/snapshots                  starts a snapshot
-POST /api/snapshots/pause            pauses snapshots; likewise resume and stop
-POST /api/dead-letters/replay        has a sink apply dead letters again
-POST /api/dead-letters/discard       has a sink give up dead letters
-POST /api/relay/dead-letters/replay  publishes the events of parked aggregates
-POST /api/relay/dead-letters/discard gives up the events of parked aggregates
-===================================  =================================================
+====================================  ================================================
+route                                 action
+====================================  ================================================
+POST /api/snapshots                   starts a snapshot
+POST /api/snapshots/pause             pauses snapshots; likewise resume and stop
+POST /api/dead-letters/replay         has a sink apply dead letters again
+POST /api/dead-letters/discard        has a sink discard dead letters
+POST /api/relay/dead-letters/replay   publishes the events of parked aggregates
+POST /api/relay/dead-letters/discard  discards the events of parked aggregates
+====================================  ================================================
 
-The forms of the pages have their own routes, below their page. After a form, the
-browser is redirected to the page, which shows the outcome.
+The forms on a page have routes of their own, under the path of the page. After a form
+was sent, the browser is redirected to that page, which shows the outcome.
 """
 
 from http import HTTPStatus
@@ -46,7 +46,7 @@ from towpath.deploy.console.actions import (
 )
 from towpath.deploy.console.api import blueprint as api
 from towpath.deploy.console.api import current_state, operations
-from towpath.deploy.console.security import WORD
+from towpath.deploy.console.security import CSRF_FIELD
 from towpath.deploy.snapshots.requests import RunningChange
 from towpath.services.plumbing.http import json_answer, read_body, read_form
 from towpath.services.plumbing.openapi import Document, Operation
@@ -56,7 +56,7 @@ from towpath.sinks.dead_letters.entries import Verb
 # The parameter by which a page finds the outcome of its form in the audit log.
 DONE: Final = "done"
 
-# Within the blueprint of the pages, whose rules and problem pages it shares.
+# Registered within the pages' blueprint, whose rules and problem pages it shares.
 forms = Blueprint("actions", __name__)
 
 REFUSALS: Final = (
@@ -120,16 +120,18 @@ def _change(change: RunningChange) -> Response:
 def start_form() -> Response:
     """Start a snapshot."""
     action = start_snapshot(
-        _settings(), read_form(request, SnapshotInput, ignored=WORD)
+        _settings(), read_form(request, SnapshotInput, ignored=CSRF_FIELD)
     )
-    return lead_back("console.source", action)
+    return redirect_back("console.source", action)
 
 
 @forms.post("/source/snapshots/<any(pause, resume, stop):change>")
 def change_form(change: RunningChange) -> Response:
     """Pause, resume or stop snapshots."""
-    wanted = read_form(request, SnapshotNamesInput, ignored=WORD)
-    return lead_back("console.source", change_snapshots(_settings(), change, wanted))
+    wanted = read_form(request, SnapshotNamesInput, ignored=CSRF_FIELD)
+    return redirect_back(
+        "console.source", change_snapshots(_settings(), change, wanted)
+    )
 
 
 class KeyOutcome(Document):
@@ -175,7 +177,7 @@ class ReleasedDocument(Document):
     Operation(answer=OutcomesDocument, body=DeadLettersInput, problems=REFUSALS)
 )
 def replay() -> Response:
-    """Have a sink apply dead letters again, per key in order."""
+    """Have a sink apply dead letters again, in order per key."""
     wanted = read_body(request, DeadLettersInput)
     return answer(resolve_dead_letters(_settings(), Verb.REPLAY, wanted))
 
@@ -185,7 +187,7 @@ def replay() -> Response:
     Operation(answer=OutcomesDocument, body=DiscardInput, problems=REFUSALS)
 )
 def discard() -> Response:
-    """Have a sink give up dead letters, and read the rows of their keys again."""
+    """Have a sink discard dead letters, and refetch the rows of their keys."""
     wanted = read_body(request, DiscardInput)
     check_confirmed(is_confirmed=wanted.confirm)
     return answer(resolve_dead_letters(_settings(), Verb.DISCARD, wanted))
@@ -196,7 +198,7 @@ def discard() -> Response:
     Operation(answer=ReleasedDocument, body=ReleaseInput, problems=REFUSALS)
 )
 def publish() -> Response:
-    """Publish the events of parked aggregates; the relay must not run."""
+    """Publish the events of parked aggregates; the relay must be stopped."""
     wanted = read_body(request, ReleaseInput)
     return answer(_release(wanted))
 
@@ -204,7 +206,7 @@ def publish() -> Response:
 @api.post("/relay/dead-letters/discard")
 @operations.add(Operation(answer=ReleasedDocument, body=GiveUpInput, problems=REFUSALS))
 def give_up() -> Response:
-    """Give up the events of parked aggregates; the relay must not run."""
+    """Discard the events of parked aggregates; the relay must be stopped."""
     wanted = read_body(request, GiveUpInput)
     check_confirmed(is_confirmed=wanted.confirm)
     return answer(_give_up(wanted))
@@ -225,55 +227,55 @@ def _give_up(wanted: GiveUpInput) -> Action:
 @forms.post("/dead-letters/replay")
 def replay_form() -> Response:
     """Have a sink apply dead letters again."""
-    wanted = read_form(request, DeadLettersInput, ignored=WORD)
+    wanted = read_form(request, DeadLettersInput, ignored=CSRF_FIELD)
     action = resolve_dead_letters(_settings(), Verb.REPLAY, wanted)
-    return lead_back("console.dead_letters", action)
+    return redirect_back("console.dead_letters", action)
 
 
 @forms.post("/dead-letters/discard")
 def discard_form() -> str | Response:
-    """Have a sink give up dead letters, once that is confirmed."""
-    wanted = read_form(request, DiscardInput, ignored=WORD)
+    """Have a sink discard dead letters, once the user has confirmed."""
+    wanted = read_form(request, DiscardInput, ignored=CSRF_FIELD)
     if not wanted.confirm:
         what = "all keys" if wanted.all else ", ".join(wanted.keys)
         return ask_first(
             f"Discard the dead letters of {wanted.sink}: {what or 'no key'}?",
-            "The sink gives up these changes, and reads the current rows of their keys "
-            "from the source.",
+            "The sink discards these changes, and refetches the current rows of their "
+            "keys from the source.",
         )
     action = resolve_dead_letters(_settings(), Verb.DISCARD, wanted)
-    return lead_back("console.dead_letters", action)
+    return redirect_back("console.dead_letters", action)
 
 
 @forms.post("/dead-letters/relay/replay")
 def publish_form() -> Response:
     """Publish the events of parked aggregates."""
-    wanted = read_form(request, ReleaseInput, ignored=WORD)
-    return lead_back("console.dead_letters", _release(wanted))
+    wanted = read_form(request, ReleaseInput, ignored=CSRF_FIELD)
+    return redirect_back("console.dead_letters", _release(wanted))
 
 
 @forms.post("/dead-letters/relay/discard")
 def give_up_form() -> str | Response:
-    """Give up the events of parked aggregates, once that is confirmed."""
-    wanted = read_form(request, GiveUpInput, ignored=WORD)
+    """Discard the events of parked aggregates, once the user has confirmed."""
+    wanted = read_form(request, GiveUpInput, ignored=CSRF_FIELD)
     if not wanted.confirm:
         names = ", ".join(
             f"{kind or 'any type'} {id_}" for kind, id_ in wanted.aggregates
         )
         return ask_first(
-            f"Give up the events of {names}?",
+            f"Discard the events of {names}?",
             "They are never published; the relay's dead-letter topic keeps them.",
         )
-    return lead_back("console.dead_letters", _give_up(wanted))
+    return redirect_back("console.dead_letters", _give_up(wanted))
 
 
 def ask_first(question: str, consequence: str) -> str:
-    """Ask for a confirmation, with a form that sends the same fields again."""
+    """Ask for confirmation with a form that sends the same fields again."""
     fields = [
         (name, value)
         for name, values in request.form.lists()
         for value in values
-        if name != WORD
+        if name != CSRF_FIELD
     ]
     return render_template(
         "confirm.html", question=question, consequence=consequence, fields=fields
@@ -281,13 +283,13 @@ def ask_first(question: str, consequence: str) -> str:
 
 
 def answer(action: Action, status: HTTPStatus = HTTPStatus.OK) -> Response:
-    """Carry an action out, and answer with its document."""
+    """Carry an action out, and respond with its document."""
     recorded = carry_out(action)
     document = recorded.result.document | {"action": recorded.id}
     return json_answer(status, document)
 
 
-def lead_back(page: str, action: Action) -> Response:
+def redirect_back(page: str, action: Action) -> Response:
     """Carry an action out, and redirect to a page that shows its outcome."""
     recorded = carry_out(action)
     place = f"{url_for(page)}?{DONE}={recorded.id}"

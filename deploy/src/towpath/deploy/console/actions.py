@@ -1,8 +1,8 @@
 """
 The actions of the console: their inputs, and the functions that carry them out.
 
-Each action calls the function behind the command of the same name, so that it has the
-command's checks and answers. An action is recorded in the audit log before it begins,
+Each action calls the function behind the command of the same name, so that the checks
+and answers are the command's. An action is recorded in the audit log before it begins,
 and again with its outcome.
 """
 
@@ -55,9 +55,9 @@ class Action(NamedTuple):
     An action that was requested.
 
     Attributes:
-        event: Its name in the audit log.
-        fields: The things on which it acts, for the audit log.
-        act: Carries it out.
+        event: The action's name in the audit log.
+        fields: The objects and options of the action, for the audit log.
+        act: Carries the action out.
     """
 
     event: str
@@ -67,7 +67,7 @@ class Action(NamedTuple):
 
 def carry_out(action: Action) -> RecordedAction[Done]:
     """
-    Carry an action out for the current request, with its lines in the audit log.
+    Carry an action out for the current request, and record it in the audit log.
 
     Raises:
         AuditLogError: The log cannot be written.
@@ -164,7 +164,7 @@ class DeadLettersInput(Input):
 
 
 class DiscardInput(DeadLettersInput):
-    """Dead letters to be discarded, which must be confirmed."""
+    """Dead letters to discard; ``confirm`` must be true."""
 
     confirm: bool = False
 
@@ -191,12 +191,12 @@ class ReleaseInput(Input):
 
     aggregates: list[ParkedAggregateName] = Field(min_length=1, max_length=1000)
     drop: bool = Field(
-        default=False, description="Give up dead letters that hold no record."
+        default=False, description="Discard dead letters that hold no record."
     )
 
 
 class GiveUpInput(Input):
-    """Parked aggregates whose events are to be given up, which must be confirmed."""
+    """Parked aggregates whose events to discard; ``confirm`` must be true."""
 
     aggregates: list[ParkedAggregateName] = Field(min_length=1, max_length=1000)
     confirm: bool = False
@@ -245,19 +245,19 @@ def release_aggregates(
     drops: bool,
 ) -> Action:
     """
-    Return the action that releases parked aggregates of the relay, which must not run.
+    Return the action that releases parked aggregates; the relay must be stopped.
 
     Args:
         settings: The configuration.
-        names: Type and id of each; one that is named twice is released once.
-        publishes: Whether their events are published, or given up.
-        drops: Whether dead letters without a record are given up.
+        names: Type and id of each; an aggregate that is named twice is released once.
+        publishes: Whether the events are published; otherwise they are discarded.
+        drops: Whether dead letters without a record are discarded.
     """
 
     def act() -> Done:
         parked = relay.read_parked_events(settings)
         for name in names:
-            # A mistake in one of them is found before any is released.
+            # A mistake in any name is found before the first aggregate is released.
             letters = parked[relay.chosen(parked, *name)]
             if publishes:
                 relay.publishable(letters, drops=drops)
@@ -270,7 +270,7 @@ def release_aggregates(
             except TowpathError as error:
                 if not lines:
                     raise
-                # Earlier ones are released: the log and the answer say so.
+                # The audit log and the response list those that are released already.
                 failed = f"{kind or 'any type'} {id_} and later ones are not: {error}"
                 text = "; ".join([_few([*map(_released_text, lines)]), failed])
                 return Done(text, {"released": lines, "failed": failed})
@@ -287,7 +287,7 @@ def release_aggregates(
 def _released_text(line: Document) -> str:
     return (
         f"{line['type'] or 'any type'} {line['id']} is released: "
-        f"{line['published']} events published, {line['dropped']} given up"
+        f"{line['published']} events published, {line['dropped']} discarded"
     )
 
 

@@ -144,7 +144,7 @@ class SamplesQuery(Input):
 
 
 class MessagesQuery(Input):
-    """The part of a topic to look at; an empty field counts as missing."""
+    """The records of a topic to read; an empty field counts as missing."""
 
     topic: str = Field(min_length=1, max_length=249)
     key: str | None = None
@@ -160,7 +160,7 @@ class MessagesQuery(Input):
 
     def look(self) -> Look:
         """
-        Return the part of a topic that the query selects.
+        Return the query as a selection of a topic's records.
 
         Raises:
             InvalidInputError: The query has an offset, but no partition.
@@ -220,7 +220,7 @@ def samples() -> Response:
 
 
 class BarDocument(Document):
-    """One bucket: its bound, its number of values, and its % of the largest bucket."""
+    """One bucket: its bound, its count, and its count in percent of the largest."""
 
     text: str
     values: int
@@ -282,7 +282,7 @@ def topics() -> Response:
 @blueprint.get("/messages")
 @operations.add(Operation(query=MessagesQuery, answer=MessagesDocument))
 def records() -> Response:
-    """Look into a topic by key, offset or time."""
+    """Read records of a topic by key, offset or time."""
     look = read_query(request, MessagesQuery).look()
     found = messages.look_into(current_state().settings, look)
     return json_answer(HTTPStatus.OK, found._asdict())
@@ -339,7 +339,7 @@ def journey_of(
     Trace the aggregate or row that a query names.
 
     Raises:
-        InvalidInputError: It names neither one aggregate nor one row.
+        InvalidInputError: The query names neither one aggregate nor one row.
         TowpathError: A server does not answer, or there is no such topic.
     """
     if wanted.type and wanted.id and not (wanted.table or wanted.key):
@@ -351,7 +351,7 @@ def journey_of(
 
 
 def current_state() -> PlatformState:
-    """Return the state of the platform of the current application."""
+    """Return the platform's state, as the current application holds it."""
     state: Any = current_app.extensions[EXTENSION]
     found: PlatformState = state
     return found

@@ -1,8 +1,8 @@
 """
 Histograms of sinks, read from the metrics of their drivers and drawn as bars.
 
-Only drivers whose ports are in ``[sinks] metrics_ports`` are read: any other driver has
-a port that only its log names. The histograms count from the driver's start.
+Only drivers whose ports are in ``[sinks] metrics_ports`` are read: the port of any
+other driver is only in its log. The histograms count from the driver's start.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ _DRAWN: Final = (
 
 
 class HistogramBar(NamedTuple):
-    """One bucket: its bound, its number of values, and its % of the largest bucket."""
+    """One bucket: its bound, its count, and its count in percent of the largest."""
 
     text: str
     values: int
@@ -42,10 +42,10 @@ class SinkHistogram(NamedTuple):
 
     Attributes:
         sink: The sink.
-        title: The quantity that it counts.
+        title: The quantity that was measured.
         values: The number of values.
         most_s: The bound that 95 % of the values do not exceed; None if it is unknown.
-        bars: Its buckets, without empty ones at both ends.
+        bars: The buckets, without empty ones at both ends.
     """
 
     sink: str
@@ -82,7 +82,7 @@ def _page(host: str, port: int) -> str:
         response = connection.getresponse()
         page = response.read().decode("utf-8", "replace")
     except (OSError, HTTPException):
-        # The status of its sinks says that the driver does not run.
+        # The status of the driver's sinks says that the driver is not running.
         return ""
     finally:
         connection.close()

@@ -1,13 +1,13 @@
 """
-The Kill page of a demo: its parts, a kill of one of them, and its consequences.
+The Kill page of a demo: its parts, the kills, and the recovery after each kill.
 
-Only a demo passes the folder of its parts to its console: it owns their processes, and
-its supervisor restarts them. The console of any other platform kills nothing.
+Only a demo gives its console the state folder: the demo owns the processes, and its
+supervisor restarts them. The console of any other platform kills nothing.
 
 ============================  ========================================================
-route                         does
+route                         answer or action
 ============================  ========================================================
-GET /kill                     the parts, and the kills with their consequences
+GET /kill                     the parts, and each kill with the recovery after it
 GET /api/kills                the same as a document
 POST /kill, POST /api/kills   kills a part, as kill -9 does
 ============================  ========================================================
@@ -25,11 +25,11 @@ from flask import Blueprint, Response, abort, current_app, request
 from pydantic import Field
 
 from towpath.deploy.console import PlatformState
-from towpath.deploy.console.action_routes import REFUSALS, answer, lead_back
+from towpath.deploy.console.action_routes import REFUSALS, answer, redirect_back
 from towpath.deploy.console.actions import Action, Done
 from towpath.deploy.console.api import blueprint as api
 from towpath.deploy.console.api import operations
-from towpath.deploy.console.security import WORD
+from towpath.deploy.console.security import CSRF_FIELD
 from towpath.deploy.console.topology import topology_of
 from towpath.deploy.local.part import StateFolder
 from towpath.deploy.local.process import find
@@ -54,7 +54,7 @@ forms = Blueprint("kills", __name__)
 
 
 class PartProcess(NamedTuple):
-    """A part of the demo; ``pid`` is None while it does not run."""
+    """A part of the demo; ``pid`` is None while it is not running."""
 
     name: str
     pid: int | None
@@ -62,15 +62,15 @@ class PartProcess(NamedTuple):
 
 class Kill(NamedTuple):
     """
-    A kill and its consequences.
+    A kill and the recovery that followed it.
 
     Attributes:
         part: The killed part.
-        pid: Its process.
+        pid: The id of the process that was killed.
         killed_at: The time of the kill.
-        started_at: When its next process began; None before that.
-        normal_at: The time of the first reading of the platform after the restart in
-            which the state of no part is bad; None before that.
+        started_at: The start time of the part's next process; None until then.
+        normal_at: The time of the first reading after the restart that shows no bad
+            part; None until then.
     """
 
     part: str
@@ -97,7 +97,7 @@ class Kill(NamedTuple):
 
 
 class Kills:
-    """The parts of a demo, and the newest kills; several threads may use it."""
+    """The parts and the newest kills of a demo; thread-safe."""
 
     def __init__(self, folder: StateFolder, state: PlatformState, clock: Clock) -> None:
         """
@@ -106,7 +106,7 @@ class Kills:
         Args:
             folder: The demo's state folder, with a process file of each part.
             state: The newest reading of the platform.
-            clock: The time.
+            clock: Gives the time of a kill.
         """
         self._folder = folder
         self._state = state
@@ -115,7 +115,7 @@ class Kills:
         self._lock = threading.Lock()
 
     def parts(self) -> Sequence[PartProcess]:
-        """Return the parts that may be killed, by name."""
+        """Return the parts that may be killed."""
         names = (name for name in self._folder.parts() if name not in _SPARED)
         return [PartProcess(name, self._pid(name)) for name in names]
 
@@ -144,13 +144,13 @@ class Kills:
         return Done(f"killed {name}, process {process.pid}", {"kill": kill.document()})
 
     def observe(self) -> None:
-        """Complete the kills with the newest reading of the platform."""
+        """Record the recoveries that the newest reading of the platform shows."""
         reading = self._state.reading
         found = topology_of(reading.document, self._state.samples)
         is_normal = not any(part.state == "bad" for part in found.parts)
         with self._lock:
             self._newest = [
-                self._followed(kill, reading.at if is_normal else None)
+                self._with_recovery(kill, reading.at if is_normal else None)
                 for kill in self._newest
             ]
 
@@ -159,7 +159,7 @@ class Kills:
         with self._lock:
             return list(self._newest)
 
-    def _followed(self, kill: Kill, normal_at: datetime | None) -> Kill:
+    def _with_recovery(self, kill: Kill, normal_at: datetime | None) -> Kill:
         if kill.started_at is None:
             process = find(self._folder.process_file(kill.part))
             if process is not None and process.pid != kill.pid:
@@ -188,14 +188,14 @@ class KillInput(Input):
 
 
 class KillablePartDocument(Document):
-    """A part of the demo; ``pid`` is null while it does not run."""
+    """A part of the demo; ``pid`` is null while it is not running."""
 
     name: str
     pid: int | None
 
 
 class KillDocument(Document):
-    """A kill; the seconds until its part began again, and until all was normal."""
+    """A kill, with the seconds until its part restarted and until no part was bad."""
 
     part: str
     pid: int
@@ -219,7 +219,7 @@ class KilledDocument(Document):
 
 
 def current_kills() -> Kills:
-    """Return the kills of the current application; only a demo has them."""
+    """Return the kills of the current application; respond 404 outside a demo."""
     found: Kills | None = current_app.extensions[EXTENSION]
     if found is None:
         abort(HTTPStatus.NOT_FOUND)
@@ -229,7 +229,7 @@ def current_kills() -> Kills:
 @api.get("/kills")
 @operations.add(Operation(answer=KillsDocument, needs_database=False))
 def read_kills() -> Response:
-    """Return a demo's parts, and the consequences of each kill."""
+    """Return a demo's parts, and each kill with the recovery after it."""
     kills = current_kills()
     document = {
         "parts": [part._asdict() for part in kills.parts()],
@@ -248,8 +248,8 @@ def kill() -> Response:
 @forms.post("/kill")
 def kill_form() -> Response:
     """Kill a part of a demo, and return to the page."""
-    wanted = read_form(request, KillInput, ignored=WORD)
-    return lead_back("console.kill", _killing(current_kills(), wanted))
+    wanted = read_form(request, KillInput, ignored=CSRF_FIELD)
+    return redirect_back("console.kill", _killing(current_kills(), wanted))
 
 
 def _killing(kills: Kills, wanted: KillInput) -> Action:

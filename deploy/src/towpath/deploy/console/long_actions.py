@@ -1,13 +1,13 @@
 """
 Long actions of the console: verifications, and changes of sinks, each as a run.
 
-One verification (``towpath verify``) runs at a time. Its result has each sink's routes
-with their first differences by key and column. Values of columns that a route masks or
+One verification (``towpath verify``) runs at a time. Its result lists the first
+differences of each route, by key and column. Values of columns that a route masks or
 hashes are not shown.
 
 Changes of sinks (``towpath sink add | refill | rebuild | drop``) change the state
-folder of the sink's driver. The console needs write access to that folder, which the
-``state_folder`` of its configuration names. One change runs at a time.
+folder of the sink's driver. The console needs write access to that folder;
+``state_folder`` in the console's configuration is its path. One change runs at a time.
 """
 
 import json
@@ -51,15 +51,20 @@ class VerificationInput(Input):
     """The sinks to verify, with the options of ``towpath verify``."""
 
     sinks: list[str] = Field(
-        default=[], max_length=1000, description="Empty for all that can be read back."
+        default=[],
+        max_length=1000,
+        description="The sinks to verify; empty for all whose target can be read.",
     )
     routes: list[str] = Field(
         default=[], max_length=1000, description="Routes of one sink, or their tables."
     )
     sample: str = Field(default="", description="A number of rows, or 5%.")
-    repair: bool = Field(default=False, description="Read differing keys again.")
+    repair: bool = Field(
+        default=False, description="Refetch differing rows, and compare them again."
+    )
     erase: bool = Field(
-        default=False, description="With repair, erase keys that no row replaces."
+        default=False,
+        description="With repair, erase the sink's keys that a refetch cannot correct.",
     )
 
     def options(self) -> VerifyOptions:
@@ -75,20 +80,20 @@ class VerificationInput(Input):
 def begin_verification(
     settings: Settings, runs: Runs, wanted: VerificationInput
 ) -> Action:
-    """Return the action that begins a verification."""
+    """Return the action that starts a verification."""
     fields = wanted.model_dump(exclude_defaults=True)
 
     def act() -> Done:
         options = wanted.options()
         names = chosen_sinks(settings, wanted.sinks, options)
-        # A mistake in one of them is found before any is compared.
+        # A mistake in any sink's options is found before the first comparison.
         verifiers = {name: verifier_of(settings, name, options) for name in names}
 
         def work(run: Run) -> RunEnd:
             return _verify(settings, verifiers, run)
 
         run = runs.begin(VERIFICATION, "verify", {**actor(), **fields}, work)
-        text = f"the verification of {', '.join(names)} has begun"
+        text = f"the verification of {', '.join(names)} has started"
         return Done(text, {"run": run.document()})
 
     return Action("verify", fields, act)
@@ -171,7 +176,7 @@ class AddSinkInput(Input):
 
 
 class RefillInput(Input):
-    """A sink to fill again from the source, or one of its routes."""
+    """A sink, or one of its routes, to fill again from the source."""
 
     sink: str = Field(min_length=1)
     route: str | None = None
@@ -186,7 +191,7 @@ class RebuildInput(Input):
 
 
 class DropInput(Input):
-    """A sink to drop, with or without its data, which must be confirmed."""
+    """A sink to drop, with or without its data; ``confirm`` must be true."""
 
     sink: str = Field(min_length=1)
     data: bool = False
@@ -218,7 +223,7 @@ class RunReport:
             self._run.show(table.collection, rows, table.estimated_rows or 0)
 
 
-def missing_folder(settings: Settings, name: str | None = None) -> str:
+def missing_folder_reason(settings: Settings, name: str | None = None) -> str:
     """
     Return why the sinks cannot be changed here; empty if they can.
 
@@ -231,8 +236,8 @@ def missing_folder(settings: Settings, name: str | None = None) -> str:
     if not folders or any(folder.is_dir() for folder in folders):
         return ""
     return (
-        f"{settings.state_folder} has no state of {name or 'any sink'}: run the console"
-        " where the sink's driver runs, with the driver's state_folder"
+        f"{settings.state_folder} holds no state of {name or 'any sink'}: run the "
+        "console where the sink's driver runs, with the driver's state_folder"
     )
 
 
@@ -318,14 +323,14 @@ def _change(
     work: Callable[[RunReport], bool],
 ) -> Action:
     """
-    Return the action that begins a change.
+    Return the action that starts a change.
 
     Args:
-        event: Its name.
-        fields: The things on which it acts.
+        event: The action's name.
+        fields: The sink, and the options of the action.
         runs: The runs of the console.
         check: Finds mistakes before the change begins.
-        work: Makes the change, and returns whether it did all that was requested.
+        work: Makes the change, and returns whether everything requested was done.
     """
 
     def run_change(run: Run) -> RunEnd:
@@ -336,7 +341,7 @@ def _change(
     def act() -> Done:
         check()
         run = runs.begin(SINK_CHANGE, event, {**actor(), **fields}, run_change)
-        text = f"{event} of {fields['sink']} has begun"
+        text = f"{event} {fields['sink']}: started"
         return Done(text, {"run": run.document()})
 
     return Action(event, fields, act)
@@ -347,10 +352,10 @@ def _check_folder(settings: Settings, name: str | None) -> None:
     Check that the console has the state folder of the sink's driver.
 
     Raises:
-        UnknownSinkError: There is no such sink, nor anything left of one.
-        ConflictError: The folder has no state of the sink.
+        UnknownSinkError: The sink is not declared, and left no state behind.
+        ConflictError: The folder holds no state of the sink.
     """
-    missing = missing_folder(settings, name)
+    missing = missing_folder_reason(settings, name)
     if not missing:
         return
     if name is not None:

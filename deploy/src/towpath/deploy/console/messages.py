@@ -1,10 +1,10 @@
 """
 Records of topics and dead letters of sinks, as the console shows them.
 
-A look into a topic reads a bounded number of records. The topic has the clear text of
-columns that a route masks or hashes; the console hides them in the values of records,
-but not in keys and headers. A value that is not JSON, such as Avro, is shown by its
-size.
+A query of a topic reads a bounded number of records. The topic has the clear text of
+columns that a route masks or hashes; the console hides these columns in the values of
+records, but not in keys and headers. A value that is not JSON, such as Avro, is shown
+by its size alone.
 """
 
 import json
@@ -47,14 +47,14 @@ _READING: Final = {"isolation.level": "read_committed", "fetch.wait.max.ms": 10}
 
 class Look(NamedTuple):
     """
-    The part of a topic to look at.
+    A selection of a topic's records.
 
     Attributes:
         topic: The topic.
         key: Only records of this key, as text or as its values joined by colons.
         partition: Only this partition.
         offset: From this offset on; needs a partition.
-        since: Only records of this time and later.
+        since: Only records from this time on.
         limit: The maximum number of records.
     """
 
@@ -67,7 +67,7 @@ class Look(NamedTuple):
 
 
 class TopicView(NamedTuple):
-    """The records that were found, newest first, and how many were read for them."""
+    """The records that were found, newest first, and the number that was searched."""
 
     records: Sequence[Document]
     read: int
@@ -235,7 +235,7 @@ def dead_letters_of(
     settings: Settings, sink: str | None, key: str | None
 ) -> list[Document]:
     """
-    Return the open dead letters, a summary for each key, with their records.
+    Return a summary for each key with open dead letters, and their records.
 
     Raises:
         UsageError: There is no such sink.

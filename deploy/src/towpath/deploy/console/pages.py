@@ -12,12 +12,12 @@ GET /dead-letters       open dead letters by key, with reasons and payloads
 GET /messages           a topic by key, offset or time
 GET /trace              one aggregate or row, from its commit to every sink
 GET /doctor             the findings of the doctor with their cures
-GET /kill               in a demo: its parts, and the consequences of each kill
+GET /kill               in a demo: its parts, and the recovery after each kill
 GET /login, POST        the login with the console's token
 POST /logout            ends the session
 ======================  ==============================================================
 
-The forms that act are in ``action_routes``, ``run_routes`` and ``kills``.
+The forms that start actions are in ``action_routes``, ``run_routes`` and ``kills``.
 
 The live part of a page is fetched again every few seconds; without scripts, a page
 stays as it was rendered. Pages load nothing from other hosts.
@@ -60,7 +60,7 @@ from towpath.deploy.console.api import DeadLettersQuery, MessagesQuery, TraceQue
 from towpath.deploy.console.long_actions import (
     SINK_CHANGE,
     VERIFICATION,
-    missing_folder,
+    missing_folder_reason,
 )
 from towpath.deploy.console.security import (
     COOKIE,
@@ -95,7 +95,8 @@ from towpath.services.plumbing.service import app_without_database
 EXTENSION: Final = "towpath.console.pages"
 _STAGES: Final = ("decode", "apply", "flush", "batch")
 _MS: Final = 1000.0
-# The page after a form looks for its outcome in this many newest audit entries.
+# After a form, the page looks for the outcome in this many of the newest entries of the
+# audit log.
 _RECENT: Final = 100
 _KILLS_EVERY_S: Final = 0.5
 
@@ -290,12 +291,12 @@ def _missing_folders() -> dict[str, str]:
     """Return why each sink cannot be changed here; the empty name means a new sink."""
     settings = _context().state.settings
     names = [sink.name for sink in settings.sink]
-    found = {name: missing_folder(settings, name) for name in names}
-    return found | {"": missing_folder(settings)}
+    found = {name: missing_folder_reason(settings, name) for name in names}
+    return found | {"": missing_folder_reason(settings)}
 
 
 def stage_times(stages_ms: Mapping[str, int], batch_ms: int) -> Sequence[StageTime]:
-    """Return the stages of a batch in their order, with bars of at most 100."""
+    """Return the stages of a batch in order, each in percent of the longest."""
     known = dict(stages_ms)
     if batch_ms:
         known.setdefault("batch", batch_ms)
@@ -399,7 +400,7 @@ def doctor() -> str:
 
 @blueprint.get("/kill")
 def kill() -> str:
-    """Show the parts of a demo, and the consequences of each kill."""
+    """Show the parts of a demo, and the recovery after each kill."""
     found = kills.current_kills()
     return _page("kill.html", parts=found.parts(), kills=found.newest())
 
@@ -441,7 +442,7 @@ def logout() -> Response:
 
 
 def _live(template: str, **values: Any) -> str:  # noqa: ANN401 - values of a template
-    """Render a page over the newest reading."""
+    """Render a page with the newest reading."""
     state = _context().state
     reading = state.reading
     return _page(

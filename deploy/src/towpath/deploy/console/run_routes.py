@@ -1,16 +1,16 @@
 """
-The routes of long actions, and of their progress.
+Routes that start long-running actions, and routes that report their progress.
 
 ============================  ========================================================
-route                         does
+route                         answer or action
 ============================  ========================================================
 GET /api/verification         the newest verification, with its progress or result
-POST /api/verification        begins a verification
+POST /api/verification        starts a verification
 GET /api/sinks/change         the newest change of a sink, with its progress
-POST /api/sinks               begins to add a sink
-POST /api/sinks/refill        begins to read a sink's rows again
-POST /api/sinks/rebuild       begins to rebuild a search sink's indexes
-POST /api/sinks/drop          begins to drop a sink
+POST /api/sinks               starts adding a sink
+POST /api/sinks/refill        starts reading a sink's rows again
+POST /api/sinks/rebuild       starts rebuilding a search sink's indexes
+POST /api/sinks/drop          starts dropping a sink
 ============================  ========================================================
 
 The forms of pages have the same paths without ``/api``, except ``POST /verify``.
@@ -27,7 +27,7 @@ from towpath.deploy.console.action_routes import (
     REFUSALS,
     answer,
     ask_first,
-    lead_back,
+    redirect_back,
 )
 from towpath.deploy.console.actions import check_confirmed
 from towpath.deploy.console.api import blueprint as api
@@ -48,17 +48,17 @@ from towpath.deploy.console.long_actions import (
     refill_sink,
 )
 from towpath.deploy.console.runs import EXTENSION, Runs
-from towpath.deploy.console.security import WORD
+from towpath.deploy.console.security import CSRF_FIELD
 from towpath.deploy.sinks.lifecycle import drop_question
 from towpath.services.plumbing.http import json_answer, read_body, read_form
 from towpath.services.plumbing.openapi import Document, Operation
 
-# Within the blueprint of the pages, whose rules and problem pages it shares.
+# Registered within the pages' blueprint, whose rules and problem pages it shares.
 forms = Blueprint("runs", __name__)
 
 
 class StepDocument(Document):
-    """A step of a run, with its rate and the time that is left where known."""
+    """A step of a run, with its rate and, where known, the time left."""
 
     name: str
     rows: int
@@ -83,13 +83,13 @@ class RunDocument(Document):
 
 
 class NewestRunDocument(Document):
-    """The newest run of its kind; null if there was none yet."""
+    """The newest run of its kind; ``run`` is null if there has been none yet."""
 
     run: RunDocument | None
 
 
 class BegunDocument(Document):
-    """A run that has begun, and the action's id in the audit log."""
+    """A run that has started, and the action's id in the audit log."""
 
     run: RunDocument
     action: str
@@ -130,7 +130,7 @@ def newest_verification() -> Response:
 @api.post("/verification")
 @operations.add(_begins(VerificationInput, body_optional=True))
 def verify() -> Response:
-    """Begin a verification, as towpath verify does; one at a time."""
+    """Start a verification, as towpath verify does, unless one is running."""
     wanted = read_body(request, VerificationInput, optional=True)
     action = begin_verification(current_state().settings, current_runs(), wanted)
     return answer(action, HTTPStatus.ACCEPTED)
@@ -138,10 +138,10 @@ def verify() -> Response:
 
 @forms.post("/verify")
 def verify_form() -> Response:
-    """Begin a verification."""
-    wanted = read_form(request, VerificationInput, ignored=WORD)
+    """Start a verification."""
+    wanted = read_form(request, VerificationInput, ignored=CSRF_FIELD)
     action = begin_verification(current_state().settings, current_runs(), wanted)
-    return lead_back("console.verify", action)
+    return redirect_back("console.verify", action)
 
 
 @api.get("/sinks/change")
@@ -155,7 +155,7 @@ def newest_change() -> Response:
 @api.post("/sinks")
 @operations.add(_begins(AddSinkInput))
 def add() -> Response:
-    """Begin to add a sink, as towpath sink add does; one change at a time."""
+    """Start adding a sink, as towpath sink add does, unless a change is running."""
     wanted = read_body(request, AddSinkInput)
     return answer(add_sink(_file(), current_runs(), wanted), HTTPStatus.ACCEPTED)
 
@@ -163,7 +163,7 @@ def add() -> Response:
 @api.post("/sinks/refill")
 @operations.add(_begins(RefillInput))
 def refill() -> Response:
-    """Begin to read a sink's rows again, as towpath sink refill does."""
+    """Start reading a sink's rows again, as towpath sink refill does."""
     wanted = read_body(request, RefillInput)
     return answer(refill_sink(_file(), current_runs(), wanted), HTTPStatus.ACCEPTED)
 
@@ -171,7 +171,7 @@ def refill() -> Response:
 @api.post("/sinks/rebuild")
 @operations.add(_begins(RebuildInput))
 def rebuild() -> Response:
-    """Begin to rebuild a search sink's indexes, as towpath sink rebuild does."""
+    """Start rebuilding a search sink's indexes, as towpath sink rebuild does."""
     wanted = read_body(request, RebuildInput)
     return answer(rebuild_sink(_file(), current_runs(), wanted), HTTPStatus.ACCEPTED)
 
@@ -179,7 +179,7 @@ def rebuild() -> Response:
 @api.post("/sinks/drop")
 @operations.add(_begins(DropInput))
 def drop() -> Response:
-    """Begin to drop a sink, as towpath sink drop does."""
+    """Start dropping a sink, as towpath sink drop does."""
     wanted = read_body(request, DropInput)
     check_confirmed(is_confirmed=wanted.confirm)
     return answer(drop_sink(_file(), current_runs(), wanted), HTTPStatus.ACCEPTED)
@@ -187,34 +187,34 @@ def drop() -> Response:
 
 @forms.post("/sinks")
 def add_form() -> Response:
-    """Begin to add a sink."""
-    wanted = read_form(request, AddSinkInput, ignored=WORD)
-    return lead_back("console.sinks", add_sink(_file(), current_runs(), wanted))
+    """Start adding a sink."""
+    wanted = read_form(request, AddSinkInput, ignored=CSRF_FIELD)
+    return redirect_back("console.sinks", add_sink(_file(), current_runs(), wanted))
 
 
 @forms.post("/sinks/refill")
 def refill_form() -> Response:
-    """Begin to read a sink's rows again."""
-    wanted = read_form(request, RefillInput, ignored=WORD)
-    return lead_back("console.sinks", refill_sink(_file(), current_runs(), wanted))
+    """Start reading a sink's rows again."""
+    wanted = read_form(request, RefillInput, ignored=CSRF_FIELD)
+    return redirect_back("console.sinks", refill_sink(_file(), current_runs(), wanted))
 
 
 @forms.post("/sinks/rebuild")
 def rebuild_form() -> Response:
-    """Begin to rebuild a search sink's indexes."""
-    wanted = read_form(request, RebuildInput, ignored=WORD)
-    return lead_back("console.sinks", rebuild_sink(_file(), current_runs(), wanted))
+    """Start rebuilding a search sink's indexes."""
+    wanted = read_form(request, RebuildInput, ignored=CSRF_FIELD)
+    return redirect_back("console.sinks", rebuild_sink(_file(), current_runs(), wanted))
 
 
 @forms.post("/sinks/drop")
 def drop_form() -> str | Response:
-    """Begin to drop a sink, once that is confirmed."""
-    wanted = read_form(request, DropInput, ignored=WORD)
+    """Start dropping a sink, once the user has confirmed."""
+    wanted = read_form(request, DropInput, ignored=CSRF_FIELD)
     if not wanted.confirm:
         question = drop_question(planned_drop(_file(), wanted))
         return ask_first(
-            # Not capitalize, which changes the names of routes.
+            # str.capitalize() would also put the names of routes in lower case.
             question[0].upper() + question[1:],
             "Its state and its topics are deleted; its driver keeps running.",
         )
-    return lead_back("console.sinks", drop_sink(_file(), current_runs(), wanted))
+    return redirect_back("console.sinks", drop_sink(_file(), current_runs(), wanted))

@@ -31,12 +31,12 @@ class RunStep(NamedTuple):
     A step of a run.
 
     Attributes:
-        name: Its name.
-        rows: Its rows so far.
-        estimate: The expected rows; zero if they are unknown.
-        first_rows: Its rows at its first report.
-        first_s: The time of its first report.
-        updated_s: The time of its last rows.
+        name: The step's name.
+        rows: How many rows have been done so far.
+        estimate: The expected number of rows; zero if it is unknown.
+        first_rows: How many rows the first report had.
+        first_s: The time of the first report.
+        updated_s: The time of the newest report.
     """
 
     name: str
@@ -47,7 +47,7 @@ class RunStep(NamedTuple):
     updated_s: float
 
     def document(self) -> Document:
-        """Return the step with its share, its rate and the time that is left."""
+        """Return the step with its percentage, its rate and the time left."""
         taken_s = self.updated_s - self.first_s
         # Rows before the first report took an unknown time, so they do not count.
         rate = (self.rows - self.first_rows) / taken_s if taken_s > 0 else None
@@ -65,7 +65,7 @@ class RunStep(NamedTuple):
 
 
 class RunEnd(NamedTuple):
-    """The outcome of a run in words, and whether it did all that was requested."""
+    """The outcome of a run in words, and whether everything requested was done."""
 
     outcome: str
     is_good: bool = True
@@ -89,7 +89,7 @@ class Run:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether the run has not ended yet."""
         return self._state == "running"
 
     def advance(self, step: str, rows: int, estimate: int) -> None:
@@ -169,9 +169,9 @@ class Runs:
         Begin a run in a separate thread.
 
         Args:
-            kind: Its kind.
-            event: Its name in the audit log.
-            fields: The actor, and the things on which it acts.
+            kind: The kind of the run.
+            event: The action's name in the audit log.
+            fields: The actor, and the objects and options of the action.
             work: Does the work, reports to the run, and returns the outcome.
 
         Raises:
@@ -199,7 +199,7 @@ class Runs:
         except TowpathError as error:
             end = RunEnd(with_remedy(str(error), error.remedy), is_good=False)
         except Exception as error:
-            # The page must show that the run ended, whatever the error; the log has it.
+            # The page must show that the run ended; the log has the error.
             log.exception("console run failed", run=run.event)
             kind = type(error).__name__
             end = RunEnd(f"failed: {kind}; the console's log says why", is_good=False)

@@ -9,11 +9,12 @@ as ``Authorization: Bearer`` in the API, by a login in the browser.
 
 A browser's session is a cookie that other sites' requests do not carry
 (``SameSite=Strict``). Each of its requests that changes something must also come from
-the console's own pages, by its ``Origin`` and ``Sec-Fetch-Site``, and repeat the
-session's own word, which is its CSRF token.
+the console's own pages, by its ``Origin`` and ``Sec-Fetch-Site``, and repeat the CSRF
+token of the session (its "word").
 
-An action is in the audit log twice: before it begins, and with its outcome before the
-answer. So an action that a crash interrupted is in the log too, without an outcome.
+The audit log has two lines for an action: one from before it began, and one with the
+outcome, written before the response. If a crash interrupts an action, its first line is
+in the log.
 """
 
 import hmac
@@ -46,8 +47,8 @@ from towpath.schemas.failure import TowpathError, UnavailableError
 from towpath.services.plumbing.http import ProblemError, protect_page
 
 COOKIE: Final = "towpath_console"
-# The field of a form that repeats the session's own word.
-WORD: Final = "word"
+# The field of a form that repeats the session's CSRF token.
+CSRF_FIELD: Final = "word"
 _EXTENSION: Final = "towpath.console.access"
 SESSION_S: Final = 12 * 3600.0
 _MOST_SESSIONS: Final = 100
@@ -89,9 +90,9 @@ class LoginSession(NamedTuple):
     A browser's login.
 
     Attributes:
-        name: Its name in the audit log.
-        word: The word that its forms repeat.
-        ends_at_s: The time of its end.
+        name: The session's name in the audit log.
+        word: The CSRF token, which the session's forms repeat.
+        ends_at_s: The time at which the session ends.
     """
 
     name: str
@@ -117,7 +118,7 @@ class RecordedAction(NamedTuple, Generic[AnyResult]):
 
 
 class AuditLog:
-    """The log of logins and actions: JSON lines, each on the disk before the answer."""
+    """The log of logins and actions: JSON lines, each on disk before the response."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path = path
@@ -129,7 +130,7 @@ class AuditLog:
         Append one line, durably.
 
         Raises:
-            AuditLogError: It cannot be written.
+            AuditLogError: The log cannot be written.
         """
         # ASCII has no other line separators, and no character that a crash can split.
         at = self._clock.now().isoformat()
@@ -138,7 +139,7 @@ class AuditLog:
             with self._lock:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 with self.path.open("a+b") as file:
-                    file.write(_ended(file) + line.encode() + b"\n")
+                    file.write(_missing_line_break(file) + line.encode() + b"\n")
                     file.flush()
                     os.fsync(file.fileno())
         except OSError as error:
@@ -153,13 +154,13 @@ class AuditLog:
         outcome_of: Callable[[AnyResult], str],
     ) -> RecordedAction[AnyResult]:
         """
-        Carry an action out between its two lines of the log.
+        Carry an action out, and log it before and after.
 
         Args:
-            event: The action.
-            fields: The actor, and the things on which it acts.
-            act: Carries it out.
-            outcome_of: Returns its outcome in words.
+            event: The action's name.
+            fields: The actor, and the objects and options of the action.
+            act: Carries the action out.
+            outcome_of: Returns the outcome in words.
 
         Raises:
             AuditLogError: The log cannot be written. If the first line cannot be
@@ -181,7 +182,7 @@ class AuditLog:
         return RecordedAction(action, done)
 
     def newest(self, count: int) -> list[dict[str, Any]]:
-        """Return the newest entries, newest first, without a line that a crash cut."""
+        """Return the newest entries, newest first, without truncated lines."""
         try:
             lines = self.path.read_bytes().rstrip(b"\n").split(b"\n")
         except FileNotFoundError:
@@ -193,8 +194,8 @@ class AuditLog:
         return entries
 
 
-def _ended(file: IO[bytes]) -> bytes:
-    """Return a line break if a crash has cut the last line, else nothing."""
+def _missing_line_break(file: IO[bytes]) -> bytes:
+    """Return a line break if a crash has truncated the last line, else nothing."""
     if not file.seek(0, os.SEEK_END):
         return b""
     file.seek(-1, os.SEEK_END)
@@ -247,10 +248,10 @@ class Access:
 
     def check(self, asked: Request) -> None:
         """
-        Check a request, and remember its session for the page.
+        Check a request, and store its session for the page.
 
         Raises:
-            ProblemError: It needs a login, or is not allowed.
+            ProblemError: The request needs a login, or is not allowed.
         """
         if self.is_local and not is_loopback(_host_name(asked)):
             message = "The console answers only to localhost and loopback addresses."
@@ -281,7 +282,7 @@ class Access:
         if session is None:
             message = "Log in, or send the token as Authorization: Bearer."
             raise LoginNeededError(message)
-        word = asked.headers.get("X-Towpath-Word") or asked.form.get(WORD, "")
+        word = asked.headers.get("X-Towpath-Word") or asked.form.get(CSRF_FIELD, "")
         if not hmac.compare_digest(word.encode(), session.word.encode()):
             message = "The form does not belong to this session: load the page again."
             raise ForeignRequestError(message)

@@ -1,8 +1,8 @@
 """
 The topology as a picture: boxes of parts, and lines with rate and lag between them.
 
-It is computed from a status document and drawn twice: wide, from left to right, for a
-large screen, and tall, from top to bottom, for a phone. Pure.
+Pure functions compute it from a status document. It is drawn twice: wide, from left to
+right, for a large screen, and tall, from top to bottom, for a phone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,10 +25,10 @@ class PlatformPart(NamedTuple):
     A part of the platform.
 
     Attributes:
-        id: Its name in links and tests.
+        id: The part's name in links and tests.
         kind: ``source``, ``slot``, ``relay``, ``topics`` or the kind of a sink.
-        title: Its name.
-        text: One line about it.
+        title: The name that the picture shows.
+        text: One line about the part.
         state: ``good``, ``warning``, ``bad`` or ``unknown``.
         page: The page that shows more.
     """
@@ -98,7 +98,7 @@ def _fixed_parts(document: Document, relay: Document) -> Iterator[PlatformPart]:
         "source",
     )
     is_running = relay.get("active", False)
-    text = "running" if is_running else relay.get("halted") or "does not run"
+    text = "running" if is_running else relay.get("halted") or "not running"
     state = "good" if is_running else "bad"
     yield PlatformPart("relay", "relay", "relay", shortened(text), state, "source")
     is_known = any(sink["lag_records"] is not None for sink in document["sinks"])
@@ -165,7 +165,7 @@ def seconds_text(time_s: float) -> str:
     """Return a duration in its natural unit."""
     if time_s < 1:
         return f"{time_s * _KILO:.0f} ms"
-    if time_s < 120:  # noqa: PLR2004 - two minutes are read as seconds
+    if time_s < 120:  # noqa: PLR2004 - shorter times are in seconds
         return f"{time_s:.1f}".removesuffix(".0") + " s"
     return f"{time_s / 60:.0f} min"
 

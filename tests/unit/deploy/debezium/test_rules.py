@@ -178,7 +178,7 @@ def test_plain_names_and_choices_need_no_database() -> None:
     text = text_of(conversion, "table.include.list")
     assert conversion.document["source"][0]["tables"] == ["s.a", "s.b", "s.c", "s.d"]
 
-    assert "'(s', 'orders' matches no schema.table" in text
+    assert "no schema.table matches '(s', 'orders'" in text
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_expressions_stay_expressions(
         (
             {"snapshot.mode": "custom"},
             "snapshot.mode",
-            "not supported: 'custom': choose one of relay.snapshot.mode",
+            "not supported: 'custom': choose a value of relay.snapshot.mode",
         ),
         (
             {"snapshot.delay.ms": "1500"},
@@ -372,7 +372,7 @@ def test_an_ambiguous_outbox_table_is_a_finding() -> None:
     """
     conversion = converted({**ROUTED, "table.include.list": "s.a,s.b"})
 
-    assert "write it to relay.outbox.table" in text_of(conversion, "transforms")
+    assert "write its name to relay.outbox.table" in text_of(conversion, "transforms")
 
 
 @pytest.mark.parametrize(

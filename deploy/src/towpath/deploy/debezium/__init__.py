@@ -1,6 +1,6 @@
 """
 Convert a Debezium Postgres connector's configuration to ``towpath.toml``.
 
-Pure: a connector's properties in, a document and one finding per property out. Every
-property has a finding.
+A pure function takes the connector's properties, and returns a document and a finding
+for each property.
 """

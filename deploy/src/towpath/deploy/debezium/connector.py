@@ -1,7 +1,7 @@
 """
 A connector's configuration as one flat mapping of strings.
 
-It is read bare (``{...}``) or in the form of the REST interface (``{"name": ...,
+The JSON is read bare (``{...}``) or in the form of the REST interface (``{"name": ...,
 "config": {...}}``); numbers and booleans become text as in Kafka Connect.
 """
 
@@ -28,7 +28,7 @@ class Connector:
         properties: Name to value, as written.
         catalog: The source's tables with their columns; None if it was not read.
         includes_secrets: Whether passwords may be written to the file.
-        brokers: Kafka's addresses, if they are on the command line.
+        brokers: Kafka's addresses, if the command line has them.
         registry: The schema registry's address, likewise.
     """
 

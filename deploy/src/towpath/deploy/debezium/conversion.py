@@ -1,8 +1,9 @@
 """
-The conversion: each property by its rule, and the file checked after each.
+The conversion of a connector: its properties one by one, each by a rule.
 
-A property whose keys the configuration refuses adds none, and is reported as not
-supported with that reason, so the resulting file can always be loaded.
+The document is checked after each property. If the configuration refuses a property's
+keys, they are left out, and the property is reported as not supported, with the reason.
+So the resulting file can always be loaded.
 """
 
 import copy

@@ -118,7 +118,7 @@ _ROW_FORMS: Final = (
                 "connect": "connect",
                 "isostring": "iso",
             },
-            "relay.rows.times decides",
+            "choose a value of relay.rows.times",
         ),
     ),
     Property(
@@ -176,7 +176,7 @@ _ROW_FORMS: Final = (
     Property("header.converter", needless("headers are text")),
     Property(
         "schema.refresh.mode",
-        needless("each change has the columns that the table had then"),
+        needless("each change has the columns that the table had at that time"),
     ),
     Property(
         "event.processing.failure.handling.mode",
@@ -260,7 +260,7 @@ _SNAPSHOTS: Final = (
     ),
     Property(
         "incremental.snapshot.allow.schema.changes",
-        always("each chunk has the columns that the table has then"),
+        always("each chunk has the columns that the table has at that time"),
     ),
     Property(
         "incremental.snapshot.watermarking.strategy",

@@ -60,18 +60,18 @@ def transforms(given: PropertyValue, connector: Connector) -> Outcome:
     others = [name for name in split(given.value) if name != connector.router]
     not_run = f"not run here: {', '.join(others)} (see their types)" if others else ""
     if connector.router is None:
-        return not_supported(not_run) if others else not_needed("there are none")
+        return not_supported(not_run) if others else not_needed("it lists none")
     table = outbox_table(connector)
     if table is None:
         return not_supported(
-            "which table the event router reads is unknown: "
-            "write it to relay.outbox.table, and leave it out of source.tables"
+            "the event router's table cannot be identified: "
+            "write its name to relay.outbox.table, and leave it out of source.tables"
         )
     return taken({_TABLE: table}, not_run)
 
 
 def transform_type(given: PropertyValue, connector: Connector) -> Outcome:
-    """Return the replacement of a transform."""
+    """Accept the event router, which the relay replaces; refuse other transforms."""
     if given.value == ROUTER_TYPE:
         if given.parts[0] == connector.router:
             return same("the relay routes the outbox itself")

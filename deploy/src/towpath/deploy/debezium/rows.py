@@ -42,7 +42,7 @@ def mask(given: PropertyValue, _connector: Connector) -> Outcome:
 
 
 def hashed(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Convert ``column.mask.hash.*.with.salt.*``; the file gets the salt."""
+    """Convert ``column.mask.hash.*.with.salt.*``; the file includes the salt."""
     algorithm, salt = given.parts
     return _rule(given, {"form": "hash", "algorithm": algorithm, "salt": salt})
 
@@ -70,8 +70,8 @@ def key_columns(given: PropertyValue, connector: Connector) -> Outcome:
     if unknown:
         entries = ", ".join(map(repr, unknown))
         return not_supported(
-            f"{entries} names no captured table with plain columns: give --dsn to "
-            "expand it, or write relay.rows.key_columns yourself",
+            f"no captured table with plain columns matches {entries}: give --dsn to "
+            "look tables up, or write relay.rows.key_columns yourself",
             keys,
         )
     return taken(keys)

@@ -51,10 +51,10 @@ class Finding(NamedTuple):
     One property with the status of its conversion.
 
     Attributes:
-        name: The property as written.
-        value: Its value, secrets masked.
-        verdict: Its status.
-        text: The whole sentence, the status included.
+        name: The property's name, as written.
+        value: The property's value, with secrets masked.
+        verdict: The status of the conversion.
+        text: The whole sentence, including the status.
         is_implied: Whether the value is Debezium's default.
     """
 
@@ -101,7 +101,7 @@ def sentence(outcome: Outcome) -> str:
 
 
 def assignments(keys: Keys) -> str:
-    """Return keys with their values, as a person types them; secrets masked."""
+    """Return keys with their values, on one line, with secrets masked."""
     return ", ".join(
         f"{'.'.join(path)} = {json.dumps(masked(value, path[-1]), ensure_ascii=False)}"
         for path, value in keys.items()
@@ -116,8 +116,8 @@ class PropertyValue(NamedTuple):
     A property as written.
 
     Attributes:
-        name: Its whole name.
-        value: Its value.
+        name: The property's full name.
+        value: The property's value.
         parts: The texts that the wildcards of the known name matched.
     """
 
@@ -135,11 +135,11 @@ class Property(NamedTuple):
     A known property.
 
     Attributes:
-        name: Its name; ``*`` stands for any text.
-        rule: The rule that converts it.
-        older: Its names in older versions.
+        name: The property's name; ``*`` stands for any text.
+        rule: The rule that converts the property.
+        older: The property's names in older versions of Debezium.
         implied: Debezium's default, where it differs from ours and must be written.
-        is_secret: Whether its value is masked.
+        is_secret: Whether the value is masked.
     """
 
     name: str
@@ -192,7 +192,7 @@ def key(path: str, read: Read = str, remark: str = "") -> Rule:
 
 
 def choice(path: str, ours: Mapping[str, object], instead: str = "") -> Rule:
-    """Return the rule that maps the value to one of ours."""
+    """Return the rule that maps Debezium's value to a value of a key."""
     where: KeyPath = tuple(path.split("."))
 
     def rule(given: PropertyValue, _connector: Connector) -> Outcome:

@@ -1,8 +1,8 @@
 """
-Rules about running: address, slot, heartbeats, topics, signals, Kafka's clients.
+Rules about running: address, slot, heartbeats, topics, and Kafka's clients.
 
-Host, user, database and TLS become one address in libpq's form. By default it has no
-password: libpq can read that from ``PGPASSWORD``.
+Host, user, database and TLS become one address in libpq's form. By default the address
+has no password: libpq can read the password from ``PGPASSWORD``.
 """
 
 import re
@@ -162,7 +162,7 @@ def client_option(given: PropertyValue, connector: Connector) -> Outcome:
             "ssl.certificate.location and ssl.key.location in kafka.client"
         )
     return not_supported(
-        "if librdkafka has it, write it to kafka.client under librdkafka's name"
+        "if librdkafka has this option, write its librdkafka name to kafka.client"
     )
 
 
@@ -173,7 +173,7 @@ def _login(given: PropertyValue, connector: Connector) -> Outcome:
     }
     if "username" not in found:
         return not_supported(
-            "write librdkafka's settings of your login method to kafka.client"
+            "write librdkafka's settings for your login method to kafka.client"
         )
     keys: dict[tuple[str, ...], object] = {
         (*CLIENT, "sasl.username"): found["username"]
@@ -200,7 +200,8 @@ def transaction_topic(given: PropertyValue, connector: Connector) -> Outcome:
     """Accept only the fixed topic of transaction metadata."""
     if given.value in {"", "transaction"}:
         return same()
-    return not_supported(f"it is always {connector.prefix}.transaction: read it there")
+    topic = f"{connector.prefix}.transaction"
+    return not_supported(f"transaction metadata is always in {topic}: read it there")
 
 
 def autocreate(given: PropertyValue, _connector: Connector) -> Outcome:

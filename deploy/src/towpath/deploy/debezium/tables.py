@@ -3,8 +3,8 @@ Rules that convert Debezium's properties of tables, snapshots and signals.
 
 An entry that is a plain name, or a plain choice (``public\.(orders|customers)``),
 becomes names. Any other expression is matched against the source's catalog, if that was
-read; else it is copied: our expressions match whole names too, but are case-sensitive.
-The event router's table becomes the outbox.
+read; else it is copied, with ``(?i)`` if it has a capital letter, because Debezium
+ignores case. The event router's table becomes the outbox.
 """
 
 import re
@@ -46,12 +46,12 @@ class Selection(NamedTuple):
     The tables that a connector captures.
 
     Attributes:
-        tables: By name, the outbox and the signal table among them.
-        open: Entries that only the catalog can resolve, or that match no table.
+        tables: The names, including the outbox and the signal table.
+        unresolved: Entries that only the catalog can resolve, or that match no table.
     """
 
     tables: tuple[str, ...]
-    open: tuple[str, ...]
+    unresolved: tuple[str, ...]
 
 
 def captured(connector: Connector) -> tuple[str, ...]:
@@ -111,10 +111,10 @@ def signal_table(connector: Connector) -> str:
 
 def outbox_table(connector: Connector) -> str | None:
     """
-    Return the event router's table, if the lists identify it.
+    Return the event router's table, or None if it cannot be identified.
 
-    It is the one whose topic the router's predicate matches, else the only captured
-    one, else the only one with outbox in its name.
+    It is the only table whose topic the router's predicate matches, else the only
+    captured table, else the only one with outbox in its name.
     """
     if connector.router is None:
         return None
@@ -133,14 +133,16 @@ def include_list(given: PropertyValue, connector: Connector) -> Outcome:
     chosen = selection(connector)
     entries = table_entries(connector)
     keys: dict[KeyPath, object] = {TABLES: entries} if entries else {}
-    useless = [each for each in chosen.open if not _is_usable(each)]
+    useless = [each for each in chosen.unresolved if not _is_usable(each)]
     if useless:
         named = ", ".join(map(repr, useless))
-        return not_supported(f"{named} matches no schema.table: {_EXPAND}", keys)
+        return not_supported(f"no schema.table matches {named}: {_EXPAND}", keys)
     if not given.value and connector.catalog is None:
         return taken(keys, "every table that the other lists allow, now or later")
-    if not chosen.tables and not chosen.open:
-        return not_supported("the database has no such table: check source.tables")
+    if not chosen.tables and not chosen.unresolved:
+        return not_supported(
+            "the lists select no table of the database: check source.tables"
+        )
     if not entries:
         return not_needed("only the outbox or the signal table is captured")
     return taken(keys, _special_tables(connector))
@@ -153,7 +155,7 @@ def table_entries(connector: Connector) -> list[str]:
     schemas = split(connector.get(*_SCHEMAS))
     if not connector.get(*_INCLUDE):
         return [_entry(rf"{_one_of(schemas)}\..*")] if schemas else [".*"]
-    usable = [each for each in selection(connector).open if _is_usable(each)]
+    usable = [each for each in selection(connector).unresolved if _is_usable(each)]
     return [*captured(connector), *(_entry(each, schemas) for each in usable)]
 
 
@@ -173,7 +175,7 @@ def excluded_entries(connector: Connector) -> list[str]:
 
 
 def _entry(expression: str, schemas: tuple[str, ...] = ()) -> str:
-    """Return an expression in our form, with its schemas and its case."""
+    """Return an entry that is limited to schemas, and ignores case if necessary."""
     if schemas:
         expression = rf"(?={_one_of(schemas)}\.)(?:{expression})"
     has_capital = _CAPITAL.search(_ESCAPED.sub("", expression)) is not None
@@ -290,7 +292,7 @@ def snapshot_mode(given: PropertyValue, connector: Connector) -> Outcome:
         return not_needed("Postgres needs no schema history to recover")
     if value not in _MODES:
         return not_supported(
-            f"{given.value!r}: choose one of relay.snapshot.mode: "
+            f"{given.value!r}: choose a value of relay.snapshot.mode: "
             "never, initial, initial_only, when_needed, always"
         )
     ours = _MODES[value]
@@ -300,7 +302,7 @@ def snapshot_mode(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def snapshot_overrides(given: PropertyValue, connector: Connector) -> Outcome:
-    """Convert the statements that replace tables in snapshots."""
+    """Convert the statements that snapshots run instead of reading whole tables."""
     listed = {_table(name): name for name in split(connector.get(_OVERRIDES))}
     if given.name != _OVERRIDES and _table(given.parts[-1]) not in listed:
         return not_supported(f"name the table in {_OVERRIDES}")
@@ -331,7 +333,7 @@ def signal_channels(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def signal_kafka_topic(_given: PropertyValue, connector: Connector) -> Outcome:
-    """Convert the topic of signals, if that channel is used."""
+    """Convert the signal topic, if Kafka is an enabled channel of signals."""
     if _KAFKA not in connector.get(_CHANNELS).lower():
         return not_needed(f"{_CHANNELS} does not name kafka")
     return taken(_topic(connector))
@@ -344,7 +346,7 @@ def signal_collection(_given: PropertyValue, connector: Connector) -> Outcome:
         return same()
     return taken(
         {(*_SNAPSHOT, "signal_table"): name},
-        "answers are in <prefix>.notifications; towpath.signal is answered in place",
+        "answers go to <prefix>.notifications; those to towpath.signal, into its rows",
     )
 
 

@@ -26,7 +26,7 @@ class Valkey:
         # Kept over kill and start: not a port of outgoing connections.
         self.port = ports.any_free()
         self.bus_port = ports.free_within(
-            *ports.SERVERS, self.port + 1 - ports.SERVERS[0]
+            *ports.SERVER_PORTS, self.port + 1 - ports.SERVER_PORTS[0]
         )
         self.url = f"redis://{LOOPBACK}:{self.port}/0"
         self.client = redis.Redis.from_url(self.url, decode_responses=True)

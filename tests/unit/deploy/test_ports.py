@@ -44,7 +44,7 @@ def test_no_two_parts_get_the_same_port(tmp_path: Path, monkeypatch) -> None:
     A port that was given to one, and on which nobody listens yet, is not free.
     """
     monkeypatch.setattr(ports, "is_free", lambda _: True)
-    monkeypatch.setattr(ports, "SERVERS", (20_001, 20_006))
+    monkeypatch.setattr(ports, "SERVER_PORTS", (20_001, 20_006))
     (tmp_path / "stack").mkdir()
     given = Stack(tmp_path)._settle_ports(NAMES)
 
@@ -53,7 +53,7 @@ def test_no_two_parts_get_the_same_port(tmp_path: Path, monkeypatch) -> None:
 
 
 def _pair(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    monkeypatch.setattr(ports, "SERVERS", (20_001, 20_002))
+    monkeypatch.setattr(ports, "SERVER_PORTS", (20_001, 20_002))
     return [*ports.one_each(("orders", "relay")).values()]
 
 

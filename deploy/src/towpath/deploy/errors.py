@@ -1,4 +1,4 @@
-"""Failures of the local stack, the demo, benchmarks, and of the member's commands."""
+"""Failures of the local stack, the demo, benchmarks, and this package's commands."""
 
 from towpath.schemas.failure import UnavailableError, UsageError
 
@@ -22,7 +22,7 @@ class NotReadyError(Exception):
 class SourceUnreachableError(UnavailableError):
     """The source database does not answer."""
 
-    remedy = "Start it (towpath up), or correct source.dsn in towpath.toml."
+    remedy = "Start the source (towpath up), or correct source.dsn in towpath.toml."
 
 
 class SignalRefusedError(UsageError):
@@ -46,13 +46,13 @@ class ConnectorError(UsageError):
 class SinkHeldError(UnavailableError):
     """A sink's driver has not released the sink in time."""
 
-    remedy = "Stop the driver that runs the sink, then drop it again."
+    remedy = "Stop the driver that runs the sink, then drop the sink again."
 
 
 class DemoRunsError(UsageError):
     """Another demo runs in the same state folder."""
 
-    remedy = "End it with Ctrl-C where it runs, or name another folder with --state."
+    remedy = "Stop that demo with Ctrl-C, or name another folder with --state."
 
 
 class NotADemoFolderError(UsageError):

@@ -2,6 +2,6 @@
 The demo: a shop's checkouts on their way into a warehouse, a search index and a cache.
 
 ``stage`` holds the plan and the state of a run, ``platform`` and ``shop`` its steps,
-``compare`` the proof, ``table`` and ``screen`` the display; ``run`` orders them. Every
-process that was started is stopped again, even after Ctrl-C at any moment.
+``compare`` the proof, ``table`` and ``screen`` the display; ``run`` puts the steps in
+order. A run stops every process that it has started, even after Ctrl-C.
 """

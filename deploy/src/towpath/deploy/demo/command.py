@@ -37,7 +37,7 @@ class CommandOutcome:
 
 @dataclass(frozen=True, slots=True)
 class CommandEnvironment:
-    """The folder and variables of commands, and their longest run time."""
+    """The folder and variables of commands, and the time limit of all together."""
 
     env: Mapping[str, str]
     folder: Path
@@ -81,7 +81,7 @@ class RunningCommand:
         self._errors.close()
 
     def outcome(self) -> CommandOutcome | None:
-        """Return its outcome, or None while it runs."""
+        """Return the command's outcome, or None while the command runs."""
         code = self._process.poll() if self._process else None
         if code is None:
             return None
@@ -103,7 +103,7 @@ def run_all(
     Run commands to completion, ``at_once`` at a time; return each outcome by name.
 
     Raises:
-        StepError: A command did not end in time.
+        StepError: Not every command has ended in time.
     """
     clock = clock or SystemClock()
     deadline = Deadline(clock, environment.within_s)
@@ -131,8 +131,8 @@ def run_checked(words: Words, environment: CommandEnvironment) -> str:
     Run a command that must succeed; return its output.
 
     Raises:
-        StepError: The command takes too long, or fails; then the message ends with
-            its last lines.
+        StepError: The command takes too long, or fails; a failure's message ends with
+            the last lines of the output.
     """
     name = " ".join(words)
     outcome = run_all({name: words}, environment, at_once=1)[name]

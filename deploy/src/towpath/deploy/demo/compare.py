@@ -43,7 +43,7 @@ _AT_ONCE: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Records on the topics at one moment."""
+    """The numbers of records on the topics at one moment."""
 
     row_changes: int
     events: int
@@ -101,7 +101,8 @@ def check_invariants(stage: Stage, first_order: int) -> list[StoreResult]:
     """
     Check that money, stock and parcels agree in the database, and in sinks.
 
-    Only sinks that have all the shop's tables, and whose kind can be read, are checked.
+    Only sinks that have the tables of products, payments and shipments, and whose kind
+    can be read, are checked.
 
     Args:
         stage: The stage; every order is settled, and every sink has caught up.
@@ -117,7 +118,7 @@ def book_readers(
     settings: Settings, shop_dsn: str
 ) -> dict[str, Callable[[], invariants.Books]]:
     """
-    Return how to read each store with all the shop's tables, by the store's name.
+    Return how to read each store that has the invariants' tables, by the store's name.
 
     Sinks of kinds that the invariants cannot read are left out.
     """
@@ -155,7 +156,7 @@ def _check(
     return StoreResult(name=name, orders=len(books.orders), findings=tuple(found))
 
 
-# The orders of the load by their last status; the reasons are those of the services.
+# The orders of the load by their last status; the services write the reasons.
 _SAGAS: Final = """
 select status::text, coalesce(cancel_reason, '') as reason, count(*) as orders
   from shop.orders

@@ -1,7 +1,7 @@
 """
 The thread that reads the state of the platform once a second and shows it.
 
-The processes are read every two seconds only.
+Processes are read only every two seconds.
 
 While a part is unavailable, because it was killed and is being restarted, its last
 values stay on the screen. The memory of each part is read in one walk over the
@@ -88,7 +88,7 @@ Value = TypeVar("Value")
 
 
 class Monitor:
-    """The monitor of a demo; it records the peak memory."""
+    """Reads and shows the state of a demo, and records the peak memory."""
 
     def __init__(self, stage: Stage) -> None:
         self.peak_memory_bytes = 0

@@ -1,8 +1,8 @@
 """
-The demo's processes beside the stack: services, relay, drivers, console, load.
+The demo's own processes: services, storefront, relay, drivers, console and load.
 
 All are described as parts. The supervisor watches all but the load, as it watches the
-stack's parts, and restarts those that die. The load runs once, until it is stopped.
+stack's parts, and restarts those that die. The load is never restarted.
 """
 
 import secrets
@@ -43,39 +43,39 @@ _LOCUSTFILE: Final = "locustfile.py"
 _SAMPLES_EVERY_S: Final = 0.25
 # On a busy machine, more customers would make all of them wait for seconds.
 _MAX_OUTSTANDING: Final = 100
-# How long an order waits for its customer: short enough to wait for at the end.
+# How long an order waits for its customer; at its end the demo waits as long.
 _PAYMENT_S: Final = 15
 # Longer than a saga takes on two busy cores.
 _SAGA_S: Final = 120
-# Longer than any answer takes under load, and short enough to wait for at the end.
+# Longer than any response takes under load; at its end the demo waits as long.
 _VISIT_WITHIN_S: Final = 15
-# The warehouse's readers wait for seconds anyway: other parts get the cores first.
+# The warehouse's readers tolerate seconds of delay: other parts get the CPU first.
 _LOW_PRIORITY: Final = ("nice", "-n", "10")
 
 
 def environment(folder: Path) -> dict[str, str]:
     """Return the environment of the demo's processes in its own state folder."""
-    return {**environment_of_viewer(), **spark_environment(folder)}
+    return {**inherited_environment(), **spark_environment(folder)}
 
 
-def environment_of_viewer() -> dict[str, str]:
+def inherited_environment() -> dict[str, str]:
     """
     Return this process's environment, without the platform's and locust's variables.
 
-    They could name another configuration or override this one.
+    Those variables could name another configuration, or override the demo's.
     """
     inherited = own_stack.environment().items()
     return {name: text for name, text in inherited if not name.startswith("LOCUST_")}
 
 
 def spark_environment(folder: Path) -> dict[str, str]:
-    """Return the variables with the Java and the archives of a Spark driver."""
+    """Return the variables that point a Spark driver to its Java and its archives."""
     return {
         "JAVA_HOME": str(java.spark_home(folder / "java")),
         "TOWPATH_JARS": str(store.folder()),
         "TOWPATH_SPARK_JARS": str(store.of("spark")),
-        # These drivers run for minutes: the second compiler would take more of the two
-        # cores than its code saves (half the processor time of a first fill).
+        # These drivers run for minutes: the C2 compiler would take more CPU time than
+        # its code saves, half of the CPU time of a first fill.
         "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1",
     }
 
@@ -146,7 +146,7 @@ def storefront(stage: OwnStage) -> Part:
 
 
 def _windows(name: str) -> tuple[str, ...]:
-    """Return how long orders wait: a quarter of an hour is too long for a demo."""
+    """Return the options that shorten the orders' time limits for a demo."""
     if name != ORDERS:
         return ()
     return (
@@ -176,7 +176,7 @@ def console(stage: OwnStage) -> Part:
 
 
 def console_token(stage: OwnStage) -> Path:
-    """Return the file with the token of the console's login."""
+    """Return the file with the console's login token."""
     return stage.state.root / "console.token"
 
 
@@ -196,7 +196,7 @@ def _with_health(
 
 
 def driver(stage: Stage, name: str) -> Part:
-    """Describe a Spark driver, which runs the sinks that the configuration gives it."""
+    """Describe a Spark driver, which runs the sinks that name it."""
     command = python_module(
         CLI, "sink", "run", "--driver", name, "--config", str(stage.config)
     )
@@ -233,7 +233,7 @@ def load(stage: Stage) -> Part:
 
 
 def locustfile() -> Path:
-    """Return locust's file: beside the member's code in a clone, else inside it."""
+    """Return locust's file: beside the package's source in a clone, else inside it."""
     package = Path(loadtests.__file__).parent
     in_clone = package.parents[2] / _LOCUSTFILE
     return in_clone if in_clone.exists() else package / _LOCUSTFILE
@@ -245,7 +245,7 @@ def progress_of(stage: Stage) -> Path:
 
 
 def shop_topics(settings: Settings) -> tuple[str, ...]:
-    """Return the topics that a sink must read for the whole business to be checked."""
+    """Return the topics that a sink must read for its invariants to be checked."""
     tables = ("inventory.products", "payments.payments", "shipping.shipments")
     return tuple(f"{settings.database.prefix}.{table}" for table in tables)
 

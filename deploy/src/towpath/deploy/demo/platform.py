@@ -43,7 +43,7 @@ chunk_rows = 2000
 
 
 def start_stack(stage: OwnStage) -> None:
-    """Start the five parts, all at once; watch them; write the configuration."""
+    """Start the stack's five parts and watch them; write the configuration."""
     with stage.doing("start Postgres, Kafka, registry, OpenSearch and Redis"):
         addresses = stage.stack.up()
         for part in stage.stack.parts():
@@ -106,7 +106,7 @@ def start_console(stage: OwnStage) -> None:
 
 
 def start_orders(stage: OwnStage) -> None:
-    """Start the orders service alone: its orders wait for the others."""
+    """Start the orders service alone: its orders wait for the other services."""
     with stage.doing("start orders"):
         part = parts.service(stage, parts.ORDERS, consumes=False)
         stage.supervisor.start(part)
@@ -266,7 +266,7 @@ def wait_for_snapshot(stage: Stage, signal_id: str) -> None:
     Wait until a snapshot is complete.
 
     Raises:
-        StepError: It failed, was rejected, or takes too long.
+        StepError: The snapshot failed, was rejected, or takes too long.
     """
     stage.until(
         lambda: _is_complete(stage, signal_id),

@@ -43,7 +43,7 @@ _STOP_WITHIN_S: Final = 10.0
 
 def run_demo(options: DemoOptions, folder: Path, console: Console) -> int:
     """
-    Run the demo; return 0 if every sink is equal and the business adds up, else 1.
+    Run the demo; return 0 if every sink is equal and every invariant holds, else 1.
 
     Raises:
         TowpathError: The demo did not complete.
@@ -112,7 +112,7 @@ def _run_joined(
             state=state,
             config=at.config,
             shop_url=at.shop_url,
-            environment=parts.environment_of_viewer(),
+            environment=parts.inherited_environment(),
             restarts=lambda *_: 0,
             screen=screen,
             clock=clock,

@@ -107,7 +107,7 @@ class DemoScreen(Protocol):
 
 
 class PlainScreen:
-    """Lines only."""
+    """Prints lines only."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -123,7 +123,7 @@ class PlainScreen:
 
 
 class LiveScreen:
-    """Lines, with one view below them."""
+    """Prints lines, and shows one view below them."""
 
     def __init__(self, console: Console, live: Live) -> None:
         self._console = console

@@ -1,10 +1,10 @@
 """
 The load of the shop, and a sink that is added during checkouts.
 
-The load, which samples the sinks too, is a separate process. After SIGTERM it
-finishes its last orders and its last samples. The new sink's block is added to the
-configuration, and its driver starts it. The sink follows the orders' events, most
-of which are no longer stored, so its snapshot reads the orders' documents from a
+The load runs in a separate process, and also samples the sinks. After SIGTERM it
+finishes the orders and the samples that it has begun. The new sink's block is added to
+the configuration; its driver then starts the sink. The sink follows the orders' events,
+most of which are no longer stored, so its snapshot reads the orders' documents from a
 view. The signal's SQL statement is shown as a person would write it.
 """
 
@@ -50,7 +50,7 @@ def open_shop(stage: Stage) -> None:
 
 
 def wait_for_samples(stage: Stage) -> None:
-    """Wait until the sampler has its last samples, under load."""
+    """Wait until the sampler has finished, while the load continues."""
     with stage.doing("wait for the last latency samples"):
         stage.until(
             lambda: _still_runs(stage) and sampler_report(stage).get("finished", False),
@@ -60,7 +60,7 @@ def wait_for_samples(stage: Stage) -> None:
 
 
 def close_shop(stage: Stage) -> None:
-    """Stop the load; wait for its last answers, then for its last samples."""
+    """Stop the load; wait for its last responses, then for its last samples."""
     with stage.doing("close the shop: wait for the last customers and samples"):
         _still_runs(stage)
         path = stage.state.process_file(parts.LOAD)

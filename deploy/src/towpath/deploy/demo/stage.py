@@ -24,10 +24,10 @@ from towpath.schemas.clock import Clock, Deadline
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import Settings, Source, load
 
-# The number of rows of the key range that are to change during the snapshot.
+# How many rows inside the key range are to change during the snapshot.
 WANTED_CHANGES: Final = 100
 
-# The snapshot lasts long enough for half as many changes again, because answers are
+# The snapshot lasts long enough for half as many changes again, because responses are
 # late under load and some orders change twice.
 _MARGIN: Final = 1.5
 
@@ -141,7 +141,7 @@ class Stage:
 
     @property
     def shop_dsn(self) -> str:
-        """The source database."""
+        """The address of the source database."""
         return self.source().dsn
 
     def settings(self) -> Settings:
@@ -181,7 +181,8 @@ class Stage:
         Wait until a condition holds; it does not hold while a part is unavailable.
 
         Raises:
-            StepError: It does not hold in time; ``what`` completes "waited for".
+            StepError: The condition did not hold in time; ``what`` completes "waited
+                for".
             UnavailableError: A part was unavailable until the end.
         """
         deadline = Deadline(self.clock, within_s)
@@ -197,7 +198,7 @@ class Stage:
         self, read: Callable[[], Value], within_s: float = _PART_BACK_WITHIN_S
     ) -> Value:
         """
-        Return an answer; try again while a part is unavailable, as after a kill.
+        Return what ``read`` returns; try again while a part is unavailable.
 
         Raises:
             UnavailableError: The part was unavailable for too long.
@@ -212,7 +213,7 @@ class Stage:
             self.clock.wait(_POLL_EVERY_S)
 
     def pause(self, duration_s: float) -> None:
-        """Wait, for the viewer and the load."""
+        """Wait, so that the viewer can watch and the load can run."""
         self.clock.wait(duration_s)
 
 

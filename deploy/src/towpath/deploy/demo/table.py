@@ -1,7 +1,7 @@
 """
-The final table, and the same data as JSON. Pure.
+The final table, and the same data as JSON: pure functions of the result.
 
-A latency lasts from the answer of a checkout, which follows the commit, to the first
+A latency lasts from the response to a checkout, which follows the commit, to the first
 read through the target's own API that returned the order.
 """
 
@@ -56,9 +56,9 @@ class SinkResult:
         samples: Orders with a latency.
         lost: Orders that did not arrive in time.
         compared: Keys compared.
-        differences: Keys that differ; ``None`` if it could not be verified.
+        differences: Keys that differ; ``None`` if the sink could not be verified.
         named: The first keys that differ, with their differences.
-        failure: Why it could not be verified.
+        failure: Why the sink could not be verified.
     """
 
     name: str
@@ -111,7 +111,7 @@ class StoreResult:
 
     @property
     def adds_up(self) -> bool:
-        """Whether it was read, and every invariant holds."""
+        """Whether the store was read, and every invariant holds."""
         return self.failure is None and not self.findings
 
 
@@ -229,7 +229,7 @@ def _saga_lines(sagas: SagaResult) -> Iterator[tuple[str, str, str]]:
 
 def _own_lines(result: Result) -> Iterator[tuple[str, str, str]]:
     if result.restarts is not None:
-        yield "parts started again", f"{result.restarts:,}", ""
+        yield "parts restarted", f"{result.restarts:,}", ""
     if result.peak_memory_bytes is not None:
         held_gib = result.peak_memory_bytes / _GIB
         yield "peak memory", f"{held_gib:.1f} GiB", "of all parts"

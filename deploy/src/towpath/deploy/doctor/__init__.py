@@ -32,8 +32,8 @@ from towpath.schemas.failure import (
 from towpath.schemas.findings import CheckFinding, Fix, Severity
 from towpath.settings import Settings
 
-# A check sends a server a few dozen requests. Each client gives up after ten seconds;
-# this limit is for one that does not.
+# A check sends a server a few dozen requests. Clients give up after ten seconds; this
+# limit is for a client that does not.
 CHECK_LIMIT_S: Final = 30.0
 UNAVAILABLE: Final = "unavailable"
 # The order of the report.
@@ -52,8 +52,8 @@ class DoctorFinding(NamedTuple):
         what: The object and its state, with figures.
         why: The consequence.
         cure: The exact command or change.
-        id: Its id.
-        fix: The cure as a value, if ``--fix`` can make it.
+        id: The finding's id, which is a heading of ``docs/doctor.md``.
+        fix: The fix that ``--fix`` can apply, if there is one.
         failure: The error that prevented the check, if the runbook explains it.
     """
 
@@ -68,7 +68,7 @@ class DoctorFinding(NamedTuple):
 
     @property
     def page(self) -> str:
-        """The heading that explains it."""
+        """The page and the heading that explain the finding."""
         if self.failure:
             return f"docs/runbook.md#{self.failure.lower()}"
         return f"docs/doctor.md#{self.id}"
@@ -117,7 +117,7 @@ def checks(settings: Settings, clock: Clock) -> list[Check]:
 def run_checks(
     wanted: Sequence[Check], limit_s: float = CHECK_LIMIT_S
 ) -> list[DoctorFinding]:
-    """Run checks side by side, each within a time limit; the worst findings first."""
+    """Run checks in parallel, within a time limit; return the worst findings first."""
     found: queue.SimpleQueue[tuple[int, list[DoctorFinding]]] = queue.SimpleQueue()
     for number, check in enumerate(wanted):
         # A daemon: a check that never ends does not keep the process alive.
@@ -156,7 +156,7 @@ def _broken(check: Check, failure: Exception) -> DoctorFinding:
     if has_no_descriptor(failure):
         return _refused(check, TooManyFilesError(f"checking {check.part}"))
     reason = f"the check ended with {type(failure).__name__}: {failure}"
-    cure = "report it, with the versions of Towpath and of the server"
+    cure = "report the error, with the versions of Towpath and of the server"
     return _unchecked("check-broken", check, reason, cure)
 
 
@@ -174,10 +174,10 @@ def _refused(check: Check, failure: TowpathError) -> DoctorFinding:
 
 def _too_slow(check: Check, limit_s: float) -> DoctorFinding:
     reason = f"the check did not end within {limit_s:g} s"
-    cure = "look at the server's load and at the network, then run towpath doctor again"
+    cure = "check the server's load and the network, then run towpath doctor again"
     return _unchecked("check-too-slow", check, reason, cure)
 
 
 def _unchecked(finding_id: str, check: Check, reason: str, cure: str) -> DoctorFinding:
-    why = "it could not be checked"
+    why = "this part could not be checked"
     return DoctorFinding(check.part, UNAVAILABLE, reason, why, cure, finding_id)

@@ -29,7 +29,7 @@ _LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1", "")
 
 
 class FolderFacts(NamedTuple):
-    """The state folder; if it is missing, with facts of the nearest existing parent."""
+    """Facts about the state folder, or about the nearest parent that exists."""
 
     path: Path
     is_writable: bool
@@ -134,14 +134,14 @@ def _installed(names: Iterable[str]) -> dict[str, str]:
 
 
 def findings_of(facts: MachineFacts, *, has_sinks: bool) -> Iterator[CheckFinding]:
-    """Yield the findings about a machine. Pure."""
+    """Yield the findings about a machine; a pure function of its facts."""
     oldest, beyond = _PYTHONS
     if not oldest <= facts.python < beyond:
         yield error_finding(
             "machine-python",
             f"this Python is {facts.python[0]}.{facts.python[1]}",
             "the client libraries were not tested with it",
-            "it must be 3.11, 3.12 or 3.13: install Towpath with one of them",
+            "install Towpath with Python 3.11, 3.12 or 3.13",
         )
     for name, version in facts.pinned.items():
         if facts.installed.get(name) != version:
@@ -186,7 +186,7 @@ def _folder_findings(folder: FolderFacts) -> Iterator[CheckFinding]:
 
 
 def settings_findings(settings: Settings) -> list[CheckFinding]:
-    """Return the findings about valid settings that may still do harm. Pure."""
+    """Return the findings about valid settings that may still do harm."""
     return [*_signal_findings(settings), *_connection_findings(settings)]
 
 

@@ -30,8 +30,8 @@ def source_findings(settings: Settings, clock: Clock) -> list[CheckFinding]:
     Check the source, its clock, and whether the relay could follow it.
 
     Raises:
-        SourceUnavailableError: It cannot be reached.
-        SourceRefusedError: It refuses the login or a statement.
+        SourceUnavailableError: The source cannot be reached.
+        SourceRefusedError: The source refuses the login or a statement.
     """
     from towpath.relay.postgres import preflight  # noqa: PLC0415 - keeps --help fast
     from towpath.relay.postgres.connect import connect, translated_errors  # noqa: PLC0415
@@ -82,8 +82,8 @@ def broker_findings(settings: Settings) -> list[CheckFinding]:
     Check the broker, the relay's rights there, and its topics.
 
     Raises:
-        BrokerUnavailableError: It cannot be reached.
-        BrokerRefusedError: It refuses the login or a request.
+        BrokerUnavailableError: The broker cannot be reached.
+        BrokerRefusedError: The broker refuses the login or a request.
         StateLostError: The stored state cannot be parsed.
     """
     from towpath.relay.kafka import preflight  # noqa: PLC0415 - keeps --help fast
@@ -105,7 +105,7 @@ def broker_findings(settings: Settings) -> list[CheckFinding]:
 
 
 def rights_of_relay(settings: Settings) -> "Rights":
-    """Return the Kafka rights that the relay's user needs, as docs/rights.md lists."""
+    """Return the Kafka rights that the relay's user needs, those of docs/rights.md."""
     from confluent_kafka.admin import (  # type: ignore[attr-defined]  # noqa: PLC0415
         AclOperation,
     )
@@ -156,8 +156,8 @@ def registry_findings(settings: Settings) -> list[CheckFinding]:
     Check the registry, and the subjects of the captured tables, if records need it.
 
     Raises:
-        RegistryUnavailableError: It cannot be reached.
-        RegistryRefusedError: It refuses the login, or is no registry.
+        RegistryUnavailableError: The registry cannot be reached.
+        RegistryRefusedError: The server refuses the login, or is not a registry.
     """
     if settings.relay.rows.format is not RecordFormat.AVRO:
         return []

@@ -2,8 +2,8 @@
 The ``towpath.toml`` that ``towpath up`` writes for the shop on the local stack.
 
 The file begins with a line that names the ports it was written for. An existing file
-belongs to the user: only ports that have changed since are replaced, on that line and
-wherever they follow the loopback address.
+belongs to the user: only ports that have changed since it was written are replaced, on
+that line and wherever they follow the loopback address.
 """
 
 import re
@@ -72,7 +72,7 @@ max_batch_records = 10000
 search.call_documents = 500
 trigger_ms = 1000
 """
-# A batch of a few records costs the engine a tenth of a second of processor time. Here
+# A batch of a few records costs the engine a tenth of a second of CPU time. Here
 # everything shares a machine, so batches start less often than by default.
 _CACHE_OPTIONS: Final = "trigger_ms = 500\n"
 
@@ -136,7 +136,7 @@ def check_files(paths: Iterable[Path]) -> None:
 
 
 def update_ports(addresses: Addresses, path: Path) -> None:
-    """Update the ports of an existing file; its mode and links to it stay."""
+    """Update the ports of an existing file; keep its mode, and links to it."""
     path = path.resolve()
     old = path.read_text(encoding="utf-8")
     text = with_ports(old, addresses)
@@ -192,7 +192,7 @@ def order_documents(index: str) -> str:
 
 
 def with_ports(text: str, addresses: Addresses) -> str:
-    """Return the text with every port that has changed replaced."""
+    """Return the text with the current ports in place of those that have changed."""
     marked = _MARK_LINE.search(text)
     if marked is None:
         return text
@@ -204,7 +204,7 @@ def with_ports(text: str, addresses: Addresses) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file in one step."""
+    """Write a file atomically."""
     scratch = path.with_name(f"{path.name}.new")
     scratch.write_text(text, encoding="utf-8")
     scratch.replace(path)

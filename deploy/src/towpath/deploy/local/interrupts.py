@@ -1,5 +1,5 @@
 """
-Signals that end a run: the first one interrupts it, and none disturbs the clean-up.
+Signals that end a run: the first interrupts it, and none disturbs the clean-up.
 
 Python can raise ``KeyboardInterrupt`` between any two steps of the main thread, even
 while a library has started a thread but not registered it; nobody would then wait for
@@ -14,7 +14,7 @@ from types import FrameType
 
 
 def _signals() -> list[signal.Signals]:
-    """Return the signals that end a run, without SIGHUP if ``nohup`` ignores it."""
+    """Return the signals that end a run, with SIGHUP unless the process ignores it."""
     ending = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         ending.append(signal.SIGHUP)
@@ -32,7 +32,7 @@ class InterruptHandler:
         self._is_disabled = True
 
     def __call__(self, _number: int, _frame: FrameType | None) -> None:
-        """Handle a signal."""
+        """Raise ``KeyboardInterrupt`` for the first signal; ignore later ones."""
         if not self._is_disabled:
             self._is_disabled = True
             raise KeyboardInterrupt

@@ -52,7 +52,7 @@ class Recovery:
             return False
         if process.find(self._file) != self._found:
             return False
-        # Bytes of log and mebibytes read grow while it recovers.
+        # The bytes of log and the mebibytes read grow while the part recovers.
         done = process.read_bytes(self._found) // _COUNTED_BYTES
         with contextlib.suppress(OSError):
             done += self._log.stat().st_size
@@ -60,7 +60,7 @@ class Recovery:
 
 
 _POLL_EVERY_S: Final = 0.05
-# A healthy part answers its probe at once; one that takes longer hangs.
+# A healthy part answers its probe immediately; one that takes this long hangs.
 _ALIVE_WITHIN_S: Final = 10.0
 # A hanging part rarely obeys a signal, and its unwritten data are lost either way.
 _HANGING_WITHIN_S: Final = 3.0
@@ -101,7 +101,8 @@ def bring_up(
         ending: Once set, a part that does not serve yet is stopped again.
 
     Raises:
-        PartError: It ended, did not answer within its time, or its start was cancelled.
+        PartError: The part ended, did not answer within its time, or its start was
+            cancelled.
     """
     path = state.process_file(part.name)
     is_ending = (ending or threading.Event()).is_set
@@ -142,7 +143,7 @@ def status(
         name=name,
         port=port,
         log=log,
-        state=PartState.RUNNING if probe is None else _answers(probe),
+        state=PartState.RUNNING if probe is None else _probed_state(probe),
         pid=found.pid,
         memory_bytes=process.memory_bytes(found),
         uptime_s=max(0.0, SystemClock().now().timestamp() - found.create_time()),
@@ -160,7 +161,7 @@ def failure_text(part: Part, state: StateFolder, reason: str) -> str:
     return f"{part.name} does not serve: {reason}; log: {log}{shown}"
 
 
-def _answers(probe: Callable[[], None]) -> PartState:
+def _probed_state(probe: Callable[[], None]) -> PartState:
     try:
         probe()
     except NotReadyError:
@@ -227,6 +228,6 @@ def part_table(parts: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def short_path(path: Path) -> str:
-    """Return a path relative to the current folder, if it lies below."""
+    """Return a path relative to the current folder, if it lies in that folder."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -50,8 +50,8 @@ def demo_folder(folder: Path) -> Iterator[Stack]:
 
     Raises:
         DemoRunsError: Another demo is running there.
-        NotADemoFolderError: It holds files that do not belong to a demo.
-        StateFolderError: It, or its mark, cannot be created or written.
+        NotADemoFolderError: The folder holds files that do not belong to a demo.
+        StateFolderError: The folder, or its mark, cannot be created or written.
     """
     mark = folder.resolve() / MARK
     if folder.is_dir() and not mark.exists() and any(folder.iterdir()):
@@ -99,7 +99,7 @@ def remove_all(stack: Stack) -> None:
 
 
 def stop_all(state: StateFolder) -> None:
-    """Stop every process that the folder's files name, all at once."""
+    """Stop every process that the folder's files name, all at the same time."""
     files = [state.process_file(name) for name in state.parts()]
     if not files:
         return

@@ -39,19 +39,20 @@ class Part:
     One process: how it is started, probed and stopped.
 
     Attributes:
-        name: Names its log and process file.
+        name: The part's name, and that of its log and its process file.
         command: Program and arguments.
-        folder: Its working folder; must exist after ``prepare``.
-        env: Its whole environment.
-        port: The port where it listens, for display.
-        prepare: Writes its files; runs before each start, safe to repeat.
+        folder: The working folder; must exist after ``prepare``.
+        env: The whole environment of the process.
+        port: The port on which the part listens, for display.
+        prepare: Writes the part's files; called before each start, safe to repeat.
         probe: Contacts the part itself; raises ``NotReadyError`` until it serves.
-        ready_within_s: The longest time until it serves.
-        recovers_within_s: The longest time until it serves if it keeps making progress:
-            its log grows, or it reads data. For parts that recover after a crash.
+        ready_within_s: The longest time until the part serves.
+        recovers_within_s: The longest time until the part serves if it keeps making
+            progress: its log grows, or it reads data. For parts that recover after a
+            crash.
         stop_signal: The signal of a clean stop.
-        stop_within_s: The longest time of a clean stop; then it is killed.
-        user: The user that runs it, if not the one that starts it.
+        stop_within_s: The longest time of a clean stop; then the process is killed.
+        user: The user that runs the process, if not the one that starts it.
     """
 
     name: str
@@ -104,7 +105,7 @@ class StateFolder(NamedTuple):
         Create the folders; safe to repeat.
 
         Raises:
-            StateFolderError: They cannot be created.
+            StateFolderError: A folder cannot be created.
         """
         for folder in (self.stack, self.root / "logs", self.root / "run"):
             try:

@@ -1,8 +1,8 @@
 """
-Free ports of the loopback address, and small probes of the servers behind them.
+Free ports on the loopback address, and probes of the servers that listen on them.
 
-A port is kept across restarts, so that addresses in a configuration file stay valid. It
-is replaced only if another process uses it while our part is down.
+A part keeps its port across restarts, so that addresses in a configuration file stay
+valid. It gets another only if another process uses the port while the part is down.
 """
 
 import ipaddress
@@ -21,9 +21,9 @@ from towpath.sinks.errors import PrerequisiteError
 
 LOOPBACK: Final = "127.0.0.1"
 
-# Linux gives outgoing connections ports from 32768 upwards; well-known servers use
-# ports below 20000.
-SERVERS: Final = (20_000, 31_999)
+# Linux gives outgoing connections ports from 32768 on by default; most well-known
+# servers use ports below 20000.
+SERVER_PORTS: Final = (20_000, 31_999)
 _FREED_WITHIN_S: Final = 3.0
 _POLL_EVERY_S: Final = 0.05
 
@@ -50,11 +50,11 @@ def is_free(port: int) -> bool:
     return True
 
 
-def gets_free(port: int, clock: Clock) -> bool:
+def becomes_free(port: int, clock: Clock) -> bool:
     """
     Return whether a server could listen on the port now or very soon.
 
-    The sockets of a killed server with many threads close a moment after its end.
+    The sockets of a killed server with many threads close shortly after it exits.
     """
     deadline = Deadline(clock, _FREED_WITHIN_S)
     while not is_free(port):
@@ -71,7 +71,8 @@ def any_free(taken: Collection[int] = ()) -> int:
     Args:
         taken: Ports that are reserved already, though nothing listens on them yet.
     """
-    return free_within(*SERVERS, secrets.randbelow(SERVERS[1] - SERVERS[0]), taken)
+    first, last = SERVER_PORTS
+    return free_within(first, last, secrets.randbelow(last - first), taken)
 
 
 def one_each(names: Iterable[str]) -> dict[str, int]:
@@ -108,7 +109,7 @@ def read_ports(path: Path) -> dict[str, int]:
 
 
 def write_ports(path: Path, ports: dict[str, int]) -> None:
-    """Store the ports, in one step."""
+    """Store the ports atomically."""
     scratch = path.with_suffix(".new")
     scratch.write_text(json.dumps(ports, indent=1, sort_keys=True), encoding="utf-8")
     scratch.replace(path)
@@ -123,7 +124,7 @@ def check_listens(port: int) -> None:
     Check that a server listens on the port.
 
     Raises:
-        NotReadyError: No server does.
+        NotReadyError: No server listens.
     """
     try:
         socket.create_connection((LOOPBACK, port), timeout=ANSWER_WITHIN_S).close()

@@ -5,8 +5,9 @@ A killed server leaves a stale ``postmaster.pid`` and backends that still run fo
 moment; both are removed before the next start.
 
 Postgres refuses to run as root. If an ordinary user starts it, everything is below the
-state folder. If root starts it, it runs as ``nobody``, which may have no right to enter
-the folders above the clone, so programs and data go below ``/var/lib/towpath``::
+state folder. If root starts it, the server runs as ``nobody``, which may have no right
+to enter the folders above the clone, so programs and data go below
+``/var/lib/towpath``::
 
     /var/lib/towpath/
       programs-<version>/     a copy of the programs, shared by all stacks
@@ -16,8 +17,8 @@ A data folder whose state folder was deleted is removed by the next start of any
 
 The tests also need the oldest release that the relay supports, Postgres 15.
 ``TOWPATH_PG_BIN`` can name the ``bin`` folder of an installed one; another release is
-ignored. Otherwise an archive with its own lock is fetched, checked and unpacked
-once: beside the archive, or, for root, where ``nobody`` may read it.
+ignored. Otherwise an archive with a lock file of its own is fetched, checked and
+unpacked once: beside the archive, or, for root, where ``nobody`` may read it.
 """
 
 import contextlib
@@ -55,7 +56,7 @@ def clear_remains(data: Path) -> None:
     Remove the remains of a killed server from a data folder that no server uses.
 
     Backends end when they notice that the server died; SIGQUIT ends a busy one. A
-    leftover lock file may name a pid that has been reused since.
+    leftover lock file may name a pid that another process has by now.
     """
     orphans = [p for p in psutil.process_iter() if _works_in(p, data)]
     for orphan in orphans:
@@ -105,8 +106,8 @@ def home_of(
     Args:
         state: The state folder.
         programs: The folder with ``bin`` of a server other than the packaged one.
-        folder: The folder of the data if it is not the usual one. Started by root, it
-            must be in a folder that ``nobody`` may enter.
+        folder: The folder of the data if it is not the usual one. If root starts the
+            server, it must be in a folder that ``nobody`` may enter.
     """
     if os.geteuid() != 0:
         programs = programs or _packages() / _PROGRAMS
@@ -173,7 +174,7 @@ def _copy() -> Path:
 
 
 def install_programs(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Fill a folder with programs that every user can run, in one step."""
+    """Create a folder of programs that every user can run, atomically."""
     scratch = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(scratch, ignore_errors=True)
     fill(scratch)
@@ -309,9 +310,9 @@ def create_database(dsn: str, name: str) -> None:
 
 def drop_database(dsn: str, name: str) -> None:
     """
-    Drop a database, its sessions and its replication slots.
+    Drop a database and its replication slots, and end its sessions.
 
-    An active slot prevents the drop, so its session is ended first.
+    An active slot prevents the drop, so the sessions are ended first.
     """
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(

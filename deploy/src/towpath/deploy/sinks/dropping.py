@@ -74,8 +74,8 @@ def own_topics(
     """
     List the topics that belong to one sink only.
 
-    Topics of tables that it once had routes of are among them; those of a sink of the
-    same name that reads another source are not.
+    They include the topics of tables to which the sink once had routes, but not the
+    topics of a sink with the same name that reads another source.
     """
     prefix = settings.database.prefix
     mine = {dead_letter_topic(prefix, name), sink_state_topic(prefix, name)}
@@ -199,8 +199,8 @@ class DropPlan:
     A sink to be dropped.
 
     Attributes:
-        sink: Its block; ``None`` if only its state is left.
-        has_data: Whether its data are deleted too.
+        sink: The sink's block; ``None`` if only the sink's state is left.
+        has_data: Whether the sink's data are deleted too.
     """
 
     name: str
@@ -254,7 +254,7 @@ def carry_out_drop(
 
     Args:
         config: The configuration file.
-        environ: Environment variables that override it.
+        environ: Environment variables that override the file.
         plan: The result of ``plan_drop``.
         services: The parts that the drop needs.
 
@@ -316,9 +316,7 @@ def _hold(settings: Settings, name: str, clock: Clock) -> FolderLock:
     deadline = Deadline(clock, RELEASED_WITHIN_S)
     while (held := lock_sink(settings.state_folder, name)) is None:
         if deadline.passed():
-            message = (
-                f"the driver of {name} did not release it in {RELEASED_WITHIN_S:g} s"
-            )
+            message = f"the driver did not release {name} in {RELEASED_WITHIN_S:g} s"
             raise SinkHeldError(message)
         clock.wait(_POLL_EVERY_S)
     return held

@@ -79,6 +79,22 @@ def test_an_interrupted_command_exits_130(monkeypatch: pytest.MonkeyPatch) -> No
     assert root.run([]) == root.INTERRUPTED
 
 
+@pytest.mark.parametrize(("code", "expected"), [(None, 0), (0, 0), (7, 7), ("x", 2)])
+def test_a_command_that_exits_itself_keeps_its_code(
+    code: int | str | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    ``sys.exit()`` without a code is a success.
+    """
+
+    def leave(_: list[str]) -> None:
+        sys.exit(code)
+
+    monkeypatch.setattr(root, "app", leave)
+
+    assert expected == root.run([])
+
+
 def test_paths_follow_option_then_variable_then_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,10 +2,12 @@
 
 import json
 from http import HTTPStatus
+from types import SimpleNamespace
 
 import pytest
 from flask import Flask, request
 
+from towpath.deploy.console import Samples
 from towpath.deploy.console.actions import (
     DeadLettersInput,
     ReleaseInput,
@@ -13,7 +15,7 @@ from towpath.deploy.console.actions import (
     check_confirmed,
     release_aggregates,
 )
-from towpath.deploy.console.pages import changes_of
+from towpath.deploy.console.pages import changes_of, create_app
 from towpath.deploy.console.security import (
     Access,
     AuditLog,
@@ -163,6 +165,28 @@ def test_an_action_that_loses_data_is_confirmed():
 
     with pytest.raises(InvalidInputError, match='"confirm": true'):
         check_confirmed(is_confirmed=False)
+
+
+def test_a_discard_without_keys_is_refused_before_the_question(audit):
+    """
+    There is nothing to confirm; with keys, the page asks.
+    """
+    access = Access(TOKEN, audit, SystemClock(), is_local=True)
+    state = SimpleNamespace(samples=Samples(), refresh=lambda: None)
+    client = create_app(state, access).test_client()
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    none, some = (
+        client.post(
+            "/dead-letters/discard",
+            data={"sink": "cache", "keys": keys},
+            headers=headers,
+        )
+        for keys in ([], ["7"])
+    )
+
+    assert HTTPStatus.UNPROCESSABLE_ENTITY == none.status_code
+    assert "name keys to discard, or set all" in none.text
+    assert "Discard the dead letters of cache: 7?" in some.text
 
 
 def test_the_token_needs_neither_word_nor_origin(audit):

@@ -223,6 +223,8 @@ def _run(words: list[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit as leaving:
+        if leaving.code is None:
+            return 0
         return leaving.code if isinstance(leaving.code, int) else 2
     except BrokenPipeError:
         raise

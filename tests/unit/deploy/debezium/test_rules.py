@@ -227,6 +227,11 @@ def test_expressions_stay_expressions(
             'taken as relay.snapshot.mode = "initial"',
         ),
         (
+            {"snapshot.mode": "always"},
+            "snapshot.mode",
+            'taken as relay.snapshot.mode = "always"; every start reads all rows',
+        ),
+        (
             {"snapshot.mode": "no_data"},
             "snapshot.mode",
             'same by default: relay.snapshot.mode = "never"',

@@ -39,6 +39,7 @@ from towpath.deploy.console.actions import (
     SnapshotNamesInput,
     carry_out,
     change_snapshots,
+    check_chosen,
     check_confirmed,
     release_aggregates,
     resolve_dead_letters,
@@ -237,9 +238,10 @@ def discard_form() -> str | Response:
     """Have a sink discard dead letters, once the user has confirmed."""
     wanted = read_form(request, DiscardInput, ignored=CSRF_FIELD)
     if not wanted.confirm:
+        check_chosen(wanted, Verb.DISCARD)
         what = "all keys" if wanted.all else ", ".join(wanted.keys)
         return ask_first(
-            f"Discard the dead letters of {wanted.sink}: {what or 'no key'}?",
+            f"Discard the dead letters of {wanted.sink}: {what}?",
             "The sink discards these changes, and refetches the current rows of their "
             "keys from the source.",
         )

@@ -214,15 +214,25 @@ def check_confirmed(*, is_confirmed: bool) -> None:
         raise InvalidInputError(message)
 
 
+def check_chosen(wanted: DeadLettersInput, verb: Verb) -> None:
+    """
+    Check that a request names either keys or all dead letters of the sink.
+
+    Raises:
+        InvalidInputError: The request names neither, or both.
+    """
+    if bool(wanted.keys) is wanted.all:
+        message = f"name keys to {verb}, or set all"
+        raise InvalidInputError(message)
+
+
 def resolve_dead_letters(
     settings: Settings, verb: Verb, wanted: DeadLettersInput
 ) -> Action:
     """Return the action that has a sink replay or discard dead letters."""
 
     def act() -> Done:
-        if bool(wanted.keys) is wanted.all:
-            message = f"name keys to {verb}, or set all"
-            raise InvalidInputError(message)
+        check_chosen(wanted, verb)
         topic = DeadLetterTopic(settings, sink_named(settings, wanted.sink).name)
         book = OpenDeadLetters().read(topic.entries())
         keys = None if wanted.all else wanted.keys

@@ -277,9 +277,9 @@ _MODES: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 _RECOVERY: Final = ("recovery", "schema_only_recovery")
-_READS: Final = (
-    'the first start reads all rows; write "never" if the connector\'s topics have them'
-)
+_HAS_ROWS: Final = 'write "never" if the connector\'s topics have them'
+_READS: Final = f"the first start reads all rows; {_HAS_ROWS}"
+_ALWAYS_READS: Final = f"every start reads all rows; {_HAS_ROWS}"
 _INSTEAD: Final = (
     "request snapshots with towpath snapshot start, or over HTTP on the admin port"
 )
@@ -298,7 +298,8 @@ def snapshot_mode(given: PropertyValue, connector: Connector) -> Outcome:
     ours = _MODES[value]
     if ours != "never" and not table_entries(connector):
         return not_needed("no table is captured, and events are only streamed")
-    return taken({(*_SNAPSHOT, "mode"): ours}, "" if ours == "never" else _READS)
+    remark = {"never": "", "always": _ALWAYS_READS}.get(ours, _READS)
+    return taken({(*_SNAPSHOT, "mode"): ours}, remark)
 
 
 def snapshot_overrides(given: PropertyValue, connector: Connector) -> Outcome:

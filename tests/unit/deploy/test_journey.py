@@ -213,7 +213,7 @@ bootstrap_servers = "127.0.0.1:1"
     [
         (("--table", "orders", "--key", "7"), "'orders' is not schema.table"),
         *(
-            (("order", "7", "--minutes", text), "--minutes is a time before now")
+            (("order", "7", "--minutes", text), "--minutes must be a time before now")
             for text in ("nan", "inf", "1e10", "-1")
         ),
     ],

@@ -84,7 +84,7 @@ def check_output(option: str, file: Path | None) -> None:
     Check, before a long run, that the file that an option names can be created.
 
     Raises:
-        UsageError: The file's folder does not exist, or the name is that of a folder.
+        UsageError: The file's folder does not exist, or the path names a folder.
     """
     from towpath.schemas.failure import UsageError  # noqa: PLC0415 - keeps --help fast
 

@@ -310,7 +310,8 @@ def bench_checkout(  # noqa: PLR0913 - each is an option of the command
         refine: How many rates to try between the highest sustained and the next step.
         orders: How many orders exist before the relay starts.
         duration: Seconds for which each rate is measured.
-        warm_up: Seconds of each rate before that; unpaid orders are cancelled after 15.
+        warm_up: Seconds for which each rate runs before it is measured; unpaid orders
+            are cancelled after 15.
         json: Print one JSON document.
         keep: Leave logs and configuration files in place.
     """

@@ -144,6 +144,6 @@ def checked_token(token: str, host: str) -> str:
         message = f"the token has {len(token)} characters"
         raise ConsoleTokenError(message)
     if not token and not is_loopback(host):
-        message = f"others can connect to {host}, and there is no token"
+        message = f"other machines can connect to {host}, and there is no token"
         raise ConsoleTokenError(message)
     return token

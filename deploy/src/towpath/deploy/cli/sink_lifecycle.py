@@ -33,8 +33,8 @@ def list_sinks(*, config: ConfigOption = None) -> int:
 
     The column dead counts the dead letters that are neither replayed nor discarded;
     awaited, the rows that were requested from the source and have not arrived yet.
-    Problems are listed below the table: failures, refused blocks, a relay that is not
-    running. Exit 1 if there are any.
+    Problems are listed below the table: failures, blocks that a driver refused, a relay
+    that is not running. Exit 1 if there are any.
 
     Args:
         config: Configuration file.
@@ -160,7 +160,7 @@ class _PrintedReport:
         print(line, flush=True)
 
     def warn(self, line: str) -> None:
-        """Print a sentence about a step that is left to do."""
+        """Print a sentence about a step that remains to be done."""
         print(line, file=sys.stderr)
 
     @contextmanager

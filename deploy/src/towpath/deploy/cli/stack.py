@@ -176,7 +176,7 @@ def logs(
     path = StateFolder(state_folder(state).resolve()).log(part)
     if not path.exists():
         known = ", ".join(sorted(p.stem for p in path.parent.glob("*.log"))) or "none"
-        message = f"no log of {part!r}; there are: {known}"
+        message = f"there is no log of {part!r}; known: {known}"
         raise UsageError(message)
     text, place = last_lines(path, lines)
     sys.stdout.write(text)

@@ -31,10 +31,12 @@ from towpath.sinks.key_text import key_parts
 
 _FINE: Final = {RouteState.CURRENT, RouteState.APPLIED, RouteState.DELETED}
 _MEANINGS: Final = {
-    RouteState.CURRENT: "it stores the newest version",
-    RouteState.APPLIED: "it has applied the newest record",
-    RouteState.DELETED: "it has applied the deletion, or lacks the row like the source",
-    RouteState.DIFFERS: "it stores an older version, or none: run towpath verify",
+    RouteState.CURRENT: "the sink stores the newest version",
+    RouteState.APPLIED: "the sink has applied the newest record",
+    RouteState.DELETED: (
+        "the sink has applied the deletion, or lacks the row like the source"
+    ),
+    RouteState.DIFFERS: "the sink stores an older version, or none: run towpath verify",
 }
 
 
@@ -143,7 +145,7 @@ def _minutes_ago(minutes: float) -> datetime:
     except (ValueError, OverflowError):
         # Not a number, or a time before the year 1.
         pass
-    message = f"--minutes is a time before now, not {minutes:g}"
+    message = f"--minutes must be a time before now, not {minutes:g}"
     raise UsageError(message)
 
 

@@ -209,7 +209,7 @@ class RunReport:
         self._run.say(line)
 
     def warn(self, line: str) -> None:
-        """Show a sentence about a step that is left to do."""
+        """Show a sentence about a step that remains to be done."""
         self._run.say(line)
 
     @contextmanager

@@ -51,7 +51,7 @@ class Look(NamedTuple):
 
     Attributes:
         topic: The topic.
-        key: Only records of this key, as text or as its values joined by colons.
+        key: Only records with this key, as text or as its values joined by colons.
         partition: Only this partition.
         offset: From this offset on; needs a partition.
         since: Only records from this time on.

@@ -13,7 +13,7 @@ POST /api/sinks/rebuild       starts rebuilding a search sink's indexes
 POST /api/sinks/drop          starts dropping a sink
 ============================  ========================================================
 
-The forms of pages have the same paths without ``/api``, except ``POST /verify``.
+The forms on the pages have the same paths without ``/api``, except ``POST /verify``.
 """
 
 from http import HTTPStatus
@@ -215,6 +215,6 @@ def drop_form() -> str | Response:
         return ask_first(
             # str.capitalize() would also put the names of routes in lower case.
             question[0].upper() + question[1:],
-            "Its state and its topics are deleted; its driver keeps running.",
+            "The sink's state and its topics are deleted; its driver keeps running.",
         )
     return redirect_back("console.sinks", drop_sink(_file(), current_runs(), wanted))

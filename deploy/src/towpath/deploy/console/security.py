@@ -254,7 +254,7 @@ class Access:
             ProblemError: The request needs a login, or is not allowed.
         """
         if self.is_local and not is_loopback(_host_name(asked)):
-            message = "The console answers only to localhost and loopback addresses."
+            message = "Address the console as localhost, or by a loopback address."
             raise ForeignRequestError(message)
         g.session = session = self.session_of(asked)
         scheme, _, given = asked.headers.get("Authorization", "").partition(" ")

@@ -99,7 +99,7 @@ class _Draft:
             return _finding(name, value, Outcome(PropertyStatus.UNKNOWN, _guess(name)))
         first = self._seen.setdefault(_identity(found), name)
         if first != name:
-            outcome = not_supported(f"{first} sets the same thing and takes precedence")
+            outcome = not_supported(f"{first} sets the same option, and is used")
         else:
             outcome = self._merged(self._outcome(found))
         return _finding(name, value, outcome, is_secret=found.known.is_secret)

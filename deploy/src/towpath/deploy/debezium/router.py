@@ -85,7 +85,8 @@ def transform_type(given: PropertyValue, connector: Connector) -> Outcome:
 
 def transform_option(given: PropertyValue, _connector: Connector) -> Outcome:
     """Report an option of another transform as not supported."""
-    return not_supported(f"it belongs to transform {given.parts[0]}, which is not run")
+    name = given.parts[0]
+    return not_supported(f"the option belongs to transform {name}, which is not run")
 
 
 def _topic_of(connector: Connector) -> Outcome:

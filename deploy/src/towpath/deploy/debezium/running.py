@@ -39,7 +39,7 @@ _OURS: Final = {
     "acks": "every record is acknowledged by all replicas (acks=all)",
     "enable.idempotence": "the producer is always idempotent",
     "compression.type": "records are compressed with lz4",
-    "linger.ms": "the relay itself gathers records, for two milliseconds",
+    "linger.ms": "the relay batches records itself, for two milliseconds",
     "batch.size": "the topics' own limits bound a batch",
     "max.request.size": "the topics' own limits bound a record",
     "buffer.memory": "relay.max_in_flight_bytes bounds the data in flight",
@@ -162,7 +162,7 @@ def client_option(given: PropertyValue, connector: Connector) -> Outcome:
             "ssl.certificate.location and ssl.key.location in kafka.client"
         )
     return not_supported(
-        "if librdkafka has this option, write its librdkafka name to kafka.client"
+        "write the option to kafka.client by librdkafka's name, if librdkafka has it"
     )
 
 
@@ -277,7 +277,7 @@ def password(given: PropertyValue, connector: Connector) -> Outcome:
         return not_needed("it is empty")
     if given.value.startswith("${"):
         return not_supported(
-            "Kafka Connect's configuration provider fills it in; "
+            "Kafka Connect's configuration provider fills in the password: "
             "set PGPASSWORD where the relay runs, or TOWPATH_SOURCE__DSN_FILE"
         )
     if connector.includes_secrets:

@@ -45,7 +45,7 @@ class CommandEnvironment:
 
 
 class RunningCommand:
-    """A process and the files it prints to; leaving the block kills it."""
+    """A process and its output files; leaving the block kills the process."""
 
     def __init__(self, words: Words, environment: CommandEnvironment) -> None:
         self._words = words

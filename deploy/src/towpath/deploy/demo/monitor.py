@@ -81,7 +81,8 @@ _REFRESH_EVERY_S: Final = 1.0
 # Reading the memory of all processes takes tens of milliseconds of a core.
 _PARTS_EVERY_S: Final = 2.0
 
-# A read that hangs because its part is stopping delays the end by at most this.
+# A read that hangs because its part is stopping delays the monitor's end by at most
+# this.
 _CLOSE_WITHIN_S: Final = 5.0
 
 Value = TypeVar("Value")

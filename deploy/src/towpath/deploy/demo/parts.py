@@ -43,11 +43,11 @@ _LOCUSTFILE: Final = "locustfile.py"
 _SAMPLES_EVERY_S: Final = 0.25
 # On a busy machine, more customers would make all of them wait for seconds.
 _MAX_OUTSTANDING: Final = 100
-# How long an order waits for its customer; at its end the demo waits as long.
+# How long an order waits for its customer; the demo waits this long at its end.
 _PAYMENT_S: Final = 15
 # Longer than a saga takes on two busy cores.
 _SAGA_S: Final = 120
-# Longer than any response takes under load; at its end the demo waits as long.
+# Longer than any response takes under load; the demo waits this long at its end.
 _VISIT_WITHIN_S: Final = 15
 # The warehouse's readers tolerate seconds of delay: other parts get the CPU first.
 _LOW_PRIORITY: Final = ("nice", "-n", "10")
@@ -74,8 +74,8 @@ def spark_environment(folder: Path) -> dict[str, str]:
         "JAVA_HOME": str(java.spark_home(folder / "java")),
         "TOWPATH_JARS": str(store.folder()),
         "TOWPATH_SPARK_JARS": str(store.of("spark")),
-        # These drivers run for minutes: the C2 compiler would take more CPU time than
-        # its code saves, half of the CPU time of a first fill.
+        # These drivers run for minutes: the C2 compiler would take half of the CPU time
+        # of a first fill, which is more than its code saves.
         "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1",
     }
 
@@ -210,7 +210,7 @@ def driver(stage: Stage, name: str) -> Part:
 
 
 def load(stage: Stage) -> Part:
-    """Describe the load: locust without its web page, with the file of its users."""
+    """Describe the load: locust without its web page, with the project's locustfile."""
     options, plan = stage.options, stage.plan
     arrivals = options.rate + plan.settle_rate
     command = python_module(

@@ -117,8 +117,8 @@ def _command_environment(stage: OwnStage, within_s: float) -> CommandEnvironment
     return CommandEnvironment(stage.environment, stage.state.root, within_s)
 
 
-# Orders inside the snapshot's key range whose row changed while it ran, by the clocks
-# of the service and the relay, which share a machine.
+# Orders inside the snapshot's key range whose row changed during the snapshot, by the
+# clocks of the service and the relay, which share a machine.
 _CHANGED: Final = """
 select count(*)
 from towpath.snapshot s
@@ -135,7 +135,7 @@ from pg_replication_slots where slot_name = %s
 
 
 def count_changed(dsn: str, snapshot_id: str, collection: str) -> int:
-    """Count the orders in a snapshot's key range that changed while it ran."""
+    """Count the orders in a snapshot's key range that changed during the snapshot."""
     return int(_value(dsn, _CHANGED, snapshot_id, collection))
 
 

@@ -2,8 +2,8 @@
 A local stack for one run of one command: its folder, its processes, its clean-up.
 
 Benchmarks and chaos runs get a temporary folder. The demo has its own state folder: a
-file marks the folder, and the process that holds its lock is the demo that runs there.
-No files are deleted from a folder without that mark.
+file marks the folder, and the process that holds the file's lock is the demo that runs
+there. No files are deleted from a folder without that mark.
 
 Every process of a run is stopped before its block ends, whether the run ends, fails or
 is interrupted. The first Ctrl-C ends the run, and later ones never disturb the

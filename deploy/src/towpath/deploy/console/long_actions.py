@@ -123,7 +123,7 @@ def _outcome(found: Verification) -> str:
         return f"{found.sink} has {count:,} difference{'s' if count > 1 else ''}"
     if found.verdict is Verdict.UNVERIFIED:
         return f"{found.sink} could not be verified"
-    return f"{found.sink} is equal"
+    return f"{found.sink} equals the source"
 
 
 def shown_result(settings: Settings, sink: Sink, found: Verification) -> Document:

@@ -3,7 +3,7 @@ Long actions of the console, which continue after the browser has disconnected.
 
 Each run has its own thread, which ends with the console at the latest. At most one run
 of each kind is active at a time; the newest of each kind is kept with its outcome. The
-audit log has a line when a run begins, and another when it has ended.
+audit log has the lines of the action that starts a run, and one when the run has ended.
 """
 
 import threading

@@ -4,10 +4,10 @@ Postgres with ``wal_level=logical``, created and started by its own programs.
 A killed server leaves a stale ``postmaster.pid`` and backends that still run for a
 moment; both are removed before the next start.
 
-Postgres refuses to run as root. If an ordinary user starts it, everything is below the
-state folder. If root starts it, the server runs as ``nobody``, which may have no right
-to enter the folders above the clone, so programs and data go below
-``/var/lib/towpath``::
+Postgres refuses to run as root. If an ordinary user starts it, the data is below the
+state folder, and the programs are those of the Python package. If root starts it, the
+server runs as ``nobody``, which may have no right to enter the folders above the clone,
+so programs and data go below ``/var/lib/towpath``::
 
     /var/lib/towpath/
       programs-<version>/     a copy of the programs, shared by all stacks

@@ -221,7 +221,7 @@ def _read_topics(settings: Settings) -> dict[str, float]:
     except TowpathError:
         # Each sink's entry reports that the broker does not answer.
         return {}
-    # If the topic is named by the aggregate type alone, its name has no mark of events.
+    # Topics that are named by the aggregate type alone cannot be recognized.
     is_known = settings.relay.outbox.topic != "{aggregate_type}"
     events = event_records(settings, ends) if is_known else 0
     tables = table_records(settings, ends)

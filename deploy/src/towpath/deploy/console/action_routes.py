@@ -13,7 +13,7 @@ POST /api/relay/dead-letters/discard  discards the events of parked aggregates
 ====================================  ================================================
 
 The forms on a page have routes of their own, under the path of the page. After a form
-was sent, the browser is redirected to that page, which shows the outcome.
+is sent, the browser is redirected to that page, which shows the outcome.
 """
 
 from http import HTTPStatus

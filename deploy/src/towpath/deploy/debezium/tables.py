@@ -175,7 +175,7 @@ def excluded_entries(connector: Connector) -> list[str]:
 
 
 def _entry(expression: str, schemas: tuple[str, ...] = ()) -> str:
-    """Return an entry that is limited to schemas, and ignores case if necessary."""
+    """Return an expression as an entry, limited to schemas; a capital adds ``(?i)``."""
     if schemas:
         expression = rf"(?={_one_of(schemas)}\.)(?:{expression})"
     has_capital = _CAPITAL.search(_ESCAPED.sub("", expression)) is not None

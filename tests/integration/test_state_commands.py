@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from support.rig import Rig
 from support.topics import read_to_end
 from support.waiting import CLOCK, until
 from towpath.cli import app as root
 from towpath.relay.kafka.reading import TopicReader
+from towpath.relay.kafka.recovery import scan_topics
 from towpath.relay.kafka.state import StateTopic
 from towpath.relay.kafka.topics import KafkaTopics
 from towpath.relay.recovery.marks import Mark
@@ -320,6 +321,27 @@ def test_a_lost_state_is_repaired_and_nothing_is_published_twice(site: Site):
     positions = [position for _, position in site.positions(topic)]
 
     assert (len(positions), len(set(positions))) == (900, 900)
+
+
+def test_many_replayed_dead_letters_do_not_hide_the_highest_position(site: Site):
+    """
+    A mark with a lower position would let the relay publish changes again (I1).
+    """
+    site.make_topics()
+    topic = f"{site.prefix}.shop.item"
+    admin = AdminClient({"bootstrap.servers": site.kafka})
+    admin.create_topics([NewTopic(topic, 1)])[topic].result(20)
+    producer = Producer({"bootstrap.servers": site.kafka})
+    newest, replayed = format_position(16, 0), format_position(8, 0)
+    producer.produce(topic, b"{}", headers={"position": newest})
+    for _ in range(1_100):
+        producer.produce(f"{site.prefix}.dead.relay", b"{}")
+        producer.produce(topic, b"{}", headers={"position": replayed})
+    assert producer.flush(20) == 0
+    with TopicReader(site.settings.kafka) as reader:
+        contents = scan_topics(reader, [topic], site.prefix)
+
+    assert {topic: {0: Mark(1_101, newest.encode())}} == contents.marks
 
 
 def test_marks_that_fit_no_more_are_repaired(site: Site):

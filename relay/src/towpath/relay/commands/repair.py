@@ -47,7 +47,8 @@ def prepare_repair(settings: Settings, clock: Clock | None = None) -> RepairPlan
         return _plan_marks(settings, state, time)
     found = _source_history(settings, time)
     with TopicReader(settings.kafka) as reader:
-        contents = scan_topics(reader, _own_topics(settings, reader))
+        own = _own_topics(settings, reader)
+        contents = scan_topics(reader, own, settings.database.prefix)
     return plan_repair(
         Evidence(
             marks=contents.marks,
@@ -70,7 +71,7 @@ def _plan_marks(settings: Settings, state: State, clock: Clock) -> RepairPlan:
         if not mismatches:
             reason = "the state exists and fits the topics: there is nothing to repair"
             raise StateRefusedError(reason)
-        contents = scan_topics(reader, mismatches)
+        contents = scan_topics(reader, mismatches, settings.database.prefix)
     topics = MismatchFacts(
         mismatches,
         had=state.marks,

@@ -9,7 +9,8 @@ fails.
 ``scan_topics`` finds marks for a repair that has none. Positions of streamed records
 only rise within a partition, but replayed dead letters have lower ones, so the highest
 position covers all records. The scan looks for it in a window at the end of a
-partition, and widens the window if it has no streamed record. A topic without Towpath's
+partition, larger than the number of dead letters, and widens the window if it has no
+streamed record. A topic without Towpath's
 headers is not the relay's. A row change also has the commit LSN of the source, which
 proves the offset of its lineage.
 
@@ -197,6 +198,7 @@ def streamed_position(message: Message) -> bytes | None:
 
 # Far more than the records of one change, far less than a topic.
 _WINDOW: Final = 1_000
+_PART: Final = "relay"
 _WIDER: Final = 20
 
 
@@ -218,9 +220,9 @@ class TopicContents(NamedTuple):
 class PartitionScan:
     """The scan of one partition, backwards from its end."""
 
-    def __init__(self, end: int) -> None:
+    def __init__(self, end: int, window: int = _WINDOW) -> None:
         self.end = end
-        self.start = max(0, end - _WINDOW)
+        self.start = max(0, end - window)
         self.position: bytes | None = None
         self.log_lsn = 0
         self.is_ours = False
@@ -248,18 +250,31 @@ class PartitionScan:
         self.proof = _commit_evidence(message, position) or self.proof
 
 
-def scan_topics(reader: TopicReader, topics: Iterable[str]) -> TopicContents:
+def scan_topics(
+    reader: TopicReader, names: Iterable[str], prefix: str
+) -> TopicContents:
     """
     Return the marks and lineage offsets that the topics' records prove.
+
+    Args:
+        reader: Reads committed records.
+        names: The topics to scan.
+        prefix: The topics' prefix.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
     """
-    wanted = frozenset(topics)
     counts = reader.partition_counts()
-    ats = [(topic, n) for topic in wanted for n in range(counts.get(topic, 0))]
-    ends = end_offsets(reader.kafka, ats) if ats else {}
-    places = {at: PartitionScan(max(0, end)) for at, end in ends.items()}
+
+    def ends_of(names: Iterable[str]) -> Mapping[TopicOffset, int]:
+        ats = [(topic, n) for topic in names for n in range(counts.get(topic, 0))]
+        return end_offsets(reader.kafka, ats) if ats else {}
+
+    # A partition may end with all the dead letters that there ever were, replayed.
+    letters = ends_of([topics.dead_letter_topic(prefix, _PART)])
+    window = _WINDOW + sum(max(0, end) for end in letters.values())
+    ends = ends_of(frozenset(names))
+    places = {at: PartitionScan(max(0, end), window) for at, end in ends.items()}
     open_places = {at: place for at, place in places.items() if place.end}
     while open_places:
         _read_windows(reader, open_places)
@@ -324,9 +339,6 @@ def _commit_evidence(message: Message, position: bytes) -> tuple[int, int] | Non
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     return log_lsn, log_lsn - commit_lsn
-
-
-_PART: Final = "relay"
 
 
 def read_parked(

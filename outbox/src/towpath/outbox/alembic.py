@@ -46,6 +46,8 @@ _OF_WRITERS: Final = MappingProxyType(
 _OF_CLEANERS: Final = "select, update, delete"
 _OF_OPERATORS: Final = "select, insert"
 _OF_RELAYS: Final = "select, insert, update, delete"
+# ``[relay.outbox.columns]`` cannot omit these either.
+_REQUIRED: Final = ("id", "aggregate_type", "aggregate_id", "payload")
 
 
 @Operations.register_operation("create_outbox")
@@ -99,14 +101,13 @@ class SourceTableOperation(MigrateOperation):
             clock: Gives today's date.
 
         Raises:
-            UsageError: ``way`` is neither ``keep`` nor ``delete``.
+            UsageError: ``way`` is neither ``keep`` nor ``delete``, a key of
+                ``columns`` is unknown, or a required column is omitted.
         """
         if way not in _OF_WRITERS:
             message = f"way must be keep or delete, not {way!r}"
             raise UsageError(message)
-        described = source_tables.outbox(
-            table, columns or {}, is_partitioned=is_partitioned
-        )
+        described = _described(table, columns or {}, is_partitioned=is_partitioned)
         created = _creation(described)
         if is_partitioned:
             today = (clock or SystemClock()).now().astimezone(UTC).date()
@@ -127,10 +128,14 @@ class SourceTableOperation(MigrateOperation):
         columns: Mapping[str, str] | None = None,
         is_partitioned: bool = False,
     ) -> None:
-        """Fail unless the outbox has the columns and types of this release."""
-        described = source_tables.outbox(
-            table, columns or {}, is_partitioned=is_partitioned
-        )
+        """
+        Fail unless the outbox has the columns and types of this release.
+
+        Raises:
+            UsageError: A key of ``columns`` is unknown, or a required column is
+                omitted.
+        """
+        described = _described(table, columns or {}, is_partitioned=is_partitioned)
         operations.invoke(cls((described.check_statement(),)))
 
     @classmethod
@@ -187,6 +192,28 @@ def run_operation(operations: Operations, operation: SourceTableOperation) -> No
     for statement in operation.statements:
         # A colon would mark a parameter in SQLAlchemy's text.
         operations.execute(statement.replace(":", r"\:"))
+
+
+def _described(
+    table: str, columns: Mapping[str, str], *, is_partitioned: bool
+) -> SourceTable:
+    """
+    Describe the outbox that a migration names.
+
+    Raises:
+        UsageError: A key of ``columns`` is unknown, or a required column is omitted.
+    """
+    known = [column.name for column in source_tables.outbox().columns]
+    if unknown := sorted(columns.keys() - set(known)):
+        message = (
+            f"columns has unknown keys: {', '.join(unknown)}; "
+            f"the known ones are {', '.join(known)}"
+        )
+        raise UsageError(message)
+    if omitted := [part for part in _REQUIRED if not columns.get(part, part)]:
+        message = f"columns omits {', '.join(omitted)}, which the relay requires"
+        raise UsageError(message)
+    return source_tables.outbox(table, columns, is_partitioned=is_partitioned)
 
 
 def _creation(described: SourceTable) -> list[str]:

@@ -25,11 +25,9 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-from support.waiting import SLOWER
+from support.waiting import BACKGROUND, stretched
 
-# The fifth worker, by xdist's name.
-BACKGROUND: Final = "gw4"
-# It has half the share of another process.
+# The worker in the background has half the share of another process.
 _NICENESS: Final = 3
 
 # Whole demos and benchmarks, chaos, loads with a rate, Spark in several processes.
@@ -82,7 +80,7 @@ def put_in_order(items: list[pytest.Item], timeout_s: float) -> None:
         timeout_s: The limit of a test that has none of its own.
     """
     for item in items:
-        patient_s = SLOWER * _timeout_s(item, timeout_s)
+        patient_s = stretched(_timeout_s(item, timeout_s))
         item.add_marker(pytest.mark.timeout(patient_s), append=False)
     items.sort(key=lambda item: (_turn(item), -_timeout_s(item, timeout_s)))
 

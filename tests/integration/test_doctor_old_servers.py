@@ -126,7 +126,7 @@ def test_a_source_and_a_target_that_are_too_old_are_found(
         source = Source(stack, addresses.dsn(unique), unique, tmp_path)
         source.execute(TABLES)
         found, target = examined(source), health_of_postgres(source.dsn)
-        with pytest.raises(NotPreparedError, match="must be 15 or later"):
+        with pytest.raises(NotPreparedError, match="upgrade the server to 15 or later"):
             init(source.config, dry_run=False)
 
     assert ({"error postgres-version"}, {"error target-version"}) == (found, target)

@@ -163,7 +163,11 @@ def recover(
 def _write_barriers(
     settings: Settings, reader: TopicReader, topic: StateTopic, state: State
 ) -> None:
-    """Make a dead process's records readable; mark this run as unclean until a stop."""
+    """
+    Make a dead process's records on replicated topics readable.
+
+    If the last process stopped cleanly, mark this run as unclean until it stops too.
+    """
     confirmed = state.confirmed
     counts = reader.replicated(state.marks)
     if confirmed is None or not confirmed.is_clean:

@@ -1,5 +1,5 @@
 """
-The catalogue of an application's events, as a page of Markdown; performs no I/O.
+The catalogue of an application's events, as a page of Markdown. Does no I/O.
 
 It has a section per event type: its aggregate and topic, its fields with those of
 nested records, and the changes in each version. The same schemas give the same page.

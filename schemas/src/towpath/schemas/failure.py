@@ -99,7 +99,10 @@ class DataError(TowpathError):
     """One record or row cannot be handled; the rest can."""
 
     disposition = Disposition.DEAD_LETTER
-    remedy = "Find the dead letter and its reason; correct the cause and replay it."
+    remedy = (
+        "Find the dead letter and its reason, correct the cause and replay the dead "
+        "letter."
+    )
     exit_code = 1
 
 

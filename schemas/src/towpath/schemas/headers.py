@@ -6,7 +6,7 @@ from typing import Final
 POSITION: Final = "position"
 UNCHANGED: Final = "unchanged"
 SNAPSHOT: Final = "snapshot"
-# On a sweep: the floor. Rows of the topic below this position no longer exist.
+# On a sweep: the floor. The source no longer has the topic's rows below it.
 SWEEP: Final = "sweep"
 # The number of partitions to which the sweep was written; the topic may have more now.
 SWEEP_PARTITIONS: Final = "sweep_partitions"
@@ -14,7 +14,7 @@ SWEEP_PARTITIONS: Final = "sweep_partitions"
 DROPPED: Final = "dropped"
 # The reason why a row read for one sink cannot be delivered; the record has no row.
 UNDELIVERED: Final = "undelivered"
-# Marks an empty record; a replica that has the record has all earlier records, too.
+# Marks an empty record: once all replicas have it, all records before it can be read.
 BARRIER: Final = "towpath-barrier"
 # On a barrier: the partition count by which later records of a topic are placed.
 PARTITION_COUNT: Final = "towpath-partition-count"
@@ -62,7 +62,7 @@ CONNECT_ERROR_MESSAGE: Final = "__connect.errors.exception.message"
 
 def is_command(headers: Container[str]) -> bool:
     """
-    Return whether a record that has a command's header, such as ``sweep``, is one.
+    Return whether a record with a command's header, such as ``sweep``, is a command.
 
     An event's writer may set a header of the same name, but every event has an id.
     """

@@ -13,7 +13,7 @@ from typing import Final, Self
 
 _QUOTED: Final = r'"(?:[^"]|"")+"'
 _TEXT: Final = re.compile(rf'({_QUOTED}|[^".][^.]*)\.({_QUOTED}|[^".][^.]*)', re.DOTALL)
-# In lists of names and expressions, plain names have none of these, $ or blanks.
+# In lists of names and expressions, plain names contain none of these, $ or blanks.
 _SPECIAL: Final = r'\\*+?\[\](){}|^"'
 _PLAIN: Final = re.compile(rf"[^{_SPECIAL}$\s]+")
 _BARE: Final = rf"[^{_SPECIAL}.]+"

@@ -217,8 +217,8 @@ SNAPSHOT_YIELDING: Final = _gauge(
 )
 SNAPSHOT_DURATION: Final = _gauge(
     "towpath_snapshot_duration_seconds",
-    "time since the start of the table that a snapshot has been reading longest;"
-    " absent while none is read",
+    "time since the start of the oldest running table of a snapshot; absent while"
+    " none runs",
 )
 
 SINK_STATE: Final = _gauge(

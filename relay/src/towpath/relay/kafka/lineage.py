@@ -143,7 +143,7 @@ class RelayDatasets:
     def _event_topics(
         self, topics: Iterable[str], tables: Iterable[TableName]
     ) -> list[str]:
-        """Return the existing topics that match the template of event topics."""
+        """Return the topics that match the events' template and are not reserved."""
         template = self._settings.relay.outbox.topic
         before, _, after = outbox_topic(template, "\0").partition("\0")
         of_tables = (table_topic(self._prefix, name) for name in tables)

@@ -353,9 +353,9 @@ def _replica_findings(topic: str, each: TopicSettings) -> Iterator[CheckFinding]
             "topic-under-replicated",
             f"topic {topic} has {each.lagging} partitions with an out-of-sync replica",
             "losing one more broker loses records or blocks writes",
-            "start the broker that this command lists as missing: kafka-topics.sh "
-            "--bootstrap-server HOST:PORT --describe --under-replicated-partitions "
-            f"--topic {topic}",
+            "start the brokers that this command lists under Replicas but not under "
+            "Isr: kafka-topics.sh --bootstrap-server HOST:PORT --describe "
+            f"--under-replicated-partitions --topic {topic}",
         )
     needed = each.number("min.insync.replicas")
     if needed == 1 and each.replica_count > _PAIR:

@@ -1,9 +1,9 @@
 """
 Reads the relay's topics at start, and for a repair of its state.
 
-``read_tails`` reads the headers of each partition from its mark to its end: a process
-that died may have published records after it stored its last marks. A partition that
-ends below its mark was truncated or recreated; its records are lost, so the start
+``read_tails`` reads the records' headers, from the mark of each partition to its end: a
+process that died may have published records after it stored its last marks. A partition
+that ends below its mark was truncated or recreated; its records are lost, so the start
 fails.
 
 ``scan_topics`` finds marks for a repair that has none. Positions of streamed records

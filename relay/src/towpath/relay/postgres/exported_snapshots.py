@@ -6,9 +6,9 @@ exports its snapshot; each reader imports it for each chunk. For an initial snap
 the creation of the slot exports it, and the creator keeps that session open.
 
 An exported snapshot does not outlive its session, and does not show tables that have
-been altered since: the server reads a table's current storage with the visibility of
-that earlier time, so that a rewritten table looks empty. Each reader compares the
-locked tables with the snapshot; if they differ, the rest is read without the snapshot.
+been altered since: the server reads a table's current storage with the snapshot's
+visibility, so that a rewritten table looks empty. Each reader compares the locked
+tables with the snapshot; if they differ, the rest is read without the snapshot.
 
 Only the replication protocol creates a slot with an exported snapshot. The snapshot
 shows exactly the transactions that committed before the slot's start; the slot streams
@@ -51,7 +51,7 @@ class ViewLostError(UnavailableError):
 
 
 class TableAlteredError(UnavailableError):
-    """A table was altered after a transaction's snapshot, but before its lock."""
+    """A table was altered after a transaction's snapshot but before its lock."""
 
     remedy = "No action is needed: the chunk is read again."
 

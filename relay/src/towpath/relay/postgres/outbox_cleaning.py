@@ -308,7 +308,7 @@ _PAGES: Final = "ctid >= %(first)s::tid and ctid < %(last)s::tid"
 
 
 def lost_readers(readers: Sequence[LogReader]) -> Iterator[str]:
-    """Yield a reason for each reader without a slot, or whose slot has lost log."""
+    """Yield a reason for each reader that has no slot, or whose slot has lost log."""
     for reader in readers:
         if not reader.has_slot:
             yield f"the registered relay {reader.name} has no slot"

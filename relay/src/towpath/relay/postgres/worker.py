@@ -174,7 +174,7 @@ class SnapshotCommands:
     def _describe_all(
         self, connection: Connection, effect: InspectTables
     ) -> tuple[dict[str, TableShape], dict[str, str]]:
-        """Describe many tables in one round trip; return none of them if one fails."""
+        """Describe several tables together; return none of them if one fails."""
         if len(effect.collections) == 1:
             return {}, {}
         try:

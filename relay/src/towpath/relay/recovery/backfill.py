@@ -32,9 +32,9 @@ chunk from the last acknowledged key, while the stream continues; a table with i
 SELECT is read by a blocking snapshot in a new exported snapshot, because its SELECT is
 not a filter.
 
-``delay_s`` postpones a first start until after the topics exist, but before a slot, a
-snapshot or a lineage is stored: a relay stopped in the meantime has not *run*. With
-``always`` it postpones only the request.
+``delay_s`` pauses a first start after the topics are created, but before a slot is
+created, or a snapshot or a lineage stored: a relay stopped in the meantime has not
+*run*. With ``always`` it postpones only the request.
 """
 
 import enum

@@ -356,8 +356,8 @@ class StoreSignal:
     """
     Answer a new signal and store its tables, in one transaction: ``SignalStored``.
 
-    An earlier answer is kept. A signal whose id has tables in ``towpath.snapshot`` is
-    rejected instead. ``changed`` are tables that the signal stops, pauses or queues
+    An earlier answer is kept. A signal without one is rejected if its id has tables in
+    ``towpath.snapshot``. ``changed`` are tables that the signal stops, pauses or queues
     again, in their new state. ``is_ours`` is false for a signal that belongs to no
     relay.
     """

@@ -21,12 +21,12 @@ the order take ``If-Match``.
 Every POST takes an ``Idempotency-Key`` and a ``traceparent``. A successful POST returns
 the header ``Towpath-Lsn``, unless the connection has been lost: once a sink has applied
 everything up to this LSN, the write can be read there (see ``plumbing.http``). Further
-statuses: 400, 413 and 415 for a body that cannot be read, 400 for such a header or
-query parameter, and 503, on every route, when the database is unavailable. The listings
-are paged, newest first (see ``plumbing.pagination``).
+statuses: 400, 413 and 415 for a body that cannot be read, 400 for a header or a query
+parameter that cannot be read, and 503, on every route, when the database is
+unavailable. The listings are paged, newest first (see ``plumbing.pagination``).
 
-The ``Operation`` of each route generates the OpenAPI document, ``/openapi.json``; the
-models ``...Document`` are the schemas of the responses.
+The OpenAPI document, ``/openapi.json``, is made from the ``Operation`` of each route;
+the models ``...Document`` are the schemas of the responses.
 """
 
 import uuid

@@ -1,5 +1,5 @@
 """
-Payments: one payment for each order, authorized, captured, and voided or refunded.
+Payments: one payment for each order, authorized, captured, voided or refunded.
 
 It follows the orders' events and answers with its own. The provider is an external
 system: each call is first recorded as an operation. A worker makes the call and repeats

@@ -16,9 +16,9 @@ version ``ff``. Fields that later versions append are cut off.
         └── consume Event   another service's transaction, by the event's trace context
 
 The events of a transaction carry the context of its span. Log records of a request or
-an event have its ``trace_id``, if it has one. Health checks have no span, nor has an
-event without a trace context. If tracing is off, there are no spans, and the client's
-context is passed on unchanged.
+an event have its ``trace_id``, if it has one, even if the trace is not sampled. Health
+checks have no span, nor has an event without a trace context. If tracing is off, there
+are no spans, and the client's context is passed on unchanged.
 """
 
 import re

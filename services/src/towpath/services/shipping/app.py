@@ -76,7 +76,7 @@ def ship(order: Mapping[str, Any], shipments: ShipmentRepository, at: datetime) 
 def cancel(
     order: Mapping[str, Any], shipments: ShipmentRepository, at: datetime
 ) -> None:
-    """Cancel an order's shipment; if the order has none, add a cancelled one."""
+    """Cancel a pending shipment; if the order has none yet, add a cancelled one."""
     shipment = shipments.lock(order["order_id"])
     if shipment is None:
         shipment = Shipment.prepare(order, at)

@@ -1,10 +1,10 @@
 """
 Whole rows as columns, without a Python value for each row.
 
-A record is plain if exactly one table route reads its topic, without a routing, and if
-it has a key, a value, a position and no other header, except that of a snapshot. Other
-records are read one by one, together with all records of their keys, so that each key
-is handled in one place. Dead letters, parked keys and floors are therefore unknown
+A record is plain if only one route reads its topic, a table route without a routing,
+and if it has a key, a value, a position and no other header, except that of a snapshot.
+Other records are read one by one, together with all records of their keys, so that each
+key is handled in one place. Dead letters, parked keys and floors are therefore unknown
 here. No I/O.
 
 Hot path: a fixed number of passes over the columns of a batch, none over its rows.

@@ -2,7 +2,7 @@
 The columns of a table after a route's transforms, and mistakes in the transforms.
 
 A route that does not fit its table is found before the sink starts: unknown columns,
-columns of the key that would change, and values that no cast can convert.
+columns of the key that would change, and values that no cast can convert. No I/O.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -308,7 +308,7 @@ class _ScratchOptions:
             return files, sql_files(migrations)
         start, _, end = self.alembic.partition(":")
         if migrations or not start or not end:
-            message = "--alembic takes a range START:END, and excludes SQL files"
+            message = "--alembic takes a range START:END, without migration files"
             raise UsageError(message)
         revisions = AlembicRange(
             *(start, end, self.alembic_config),

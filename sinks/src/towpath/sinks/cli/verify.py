@@ -40,9 +40,9 @@ def verify(  # noqa: PLR0913 - a command's options
         sinks: Their names in the configuration; by default, all that can be read.
         route: Compare only this route of one sink, named as in the sink or by its
             table.
-        sample: Compare random rows: a number for each route, or a percentage such as
-            5%. Rows are drawn from the source, and about as many from the sink. The
-            result holds for these rows only, and proves nothing if there are none.
+        sample: Compare random rows: a number for each route, or a percentage of the
+            source's rows, such as 5%; and about as many rows of the sink. The result
+            holds for these rows only, and proves nothing if there are none.
         repair: Have the relay read differing rows again, for this sink only, and
             compare them once more. Keys that still differ are reported with the
             reason, with exit code 1.

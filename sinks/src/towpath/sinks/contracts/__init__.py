@@ -1,5 +1,5 @@
 """
-Table contracts: what a migration does to row topics and to each sink, without I/O.
+Table contracts: what a migration does to row topics and to each sink. No I/O.
 
 A sink's route sees the table as the relay announces it, through its own exclusions and
 renames. The sink's kind judges types, by the functions that the sink itself uses: the

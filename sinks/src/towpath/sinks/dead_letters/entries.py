@@ -1,5 +1,5 @@
 """
-The entries of a sink's dead-letter topic, as values and as headers, without I/O.
+The entries of a sink's dead-letter topic, as values and as headers. No I/O.
 
 ===========  =====================================================================
 dead letter  a record as it was read, with its reason and origin in further headers
@@ -91,7 +91,7 @@ class Verb(enum.StrEnum):
 
 class Subject(NamedTuple):
     """
-    The subject of a request or a resolution: a parked key, or one other dead letter.
+    The subject of a request or a resolution: a key, or a dead letter that parks none.
 
     Attributes:
         topic: The parked key's topic, or that of the dead letter's record.

@@ -13,7 +13,7 @@ a column without that row being requested.
 
 A column without a value in any old row, such as one added without a default, costs one
 query of the table and delivers nothing. A target with typed columns cannot take values
-of another type: a log record names the command to run instead.
+of another type: no rows are requested, and a log record names the command to run.
 """
 
 from collections.abc import Mapping

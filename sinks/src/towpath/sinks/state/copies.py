@@ -59,7 +59,7 @@ PART_BYTES: Final = 500_000
 RESUMES_FILE: Final = "resumes.json"
 _PROGRESS_FILE: Final = "progress.json"
 _COPIES_FILE: Final = ".copies"
-# The prefix of the checkpoint's folder, and of a checkpoint being deleted.
+# The prefix of the folders of the checkpoint and of a dropped checkpoint.
 _CHECKPOINT: Final = "checkpoint"
 # The lock belongs to the process.
 _NOT_COPIED: Final = frozenset({LOCK_FILE})

@@ -30,7 +30,7 @@ class PendingRefetch(NamedTuple):
     Attributes:
         record_key: The topic and key of the row's records.
         requested_at: The position of the change for which the row was requested.
-        highest: The position of the newest partial change since the request.
+        highest: The position of the newest change that the row lacks.
         since: The position of the first change that the row lacks.
         requested_s: The time of the request.
     """
@@ -48,7 +48,8 @@ class StoredRefetches(NamedTuple):
 
     Attributes:
         postponed: Routes to be requested as a whole, for rows that are not in ``rows``.
-        whole: The routes requested as a whole, each with the ids of its snapshots.
+        whole: Routes requested as a whole for their pending rows, each with the ids of
+            its snapshots.
         requested: The routes whose request as a whole may not be durable yet.
     """
 

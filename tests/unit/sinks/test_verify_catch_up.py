@@ -258,7 +258,7 @@ def test_an_open_transaction_is_not_waited_for_long(settings, driver, sink):
         (FakeLog(tables=2), 10, "2 tables to read"),
         (FakeLog(tables=2, paused=1), 10, "2 tables to read, 1 of them paused"),
         (FakeLog(), 7, r"cache has 3 records to go \(Redis is full\)"),
-        (FakeLog(confirmed=None), 10, "the slot towpath has no confirmed LSN"),
+        (FakeLog(confirmed=None), 10, "slot towpath does not exist or is not ready"),
     ],
 )
 def test_the_missing_progress_is_reported(

@@ -20,7 +20,7 @@ except ImportError as error:
     _MISSING = "metrics need prometheus-client: pip install 'towpath-inbox[metrics]'"
     raise UsageError(_MISSING) from error
 
-# The range covers a single statement up to a handler that calls other services.
+# They range from a single statement to a handler that calls other services.
 _BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5, 30, 120)
 
 

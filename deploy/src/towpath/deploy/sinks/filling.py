@@ -245,7 +245,7 @@ def check_fillable(settings: Settings, sink: str, collections: Sequence[str]) ->
     Check that the relay can read every collection that is to fill a sink.
 
     Raises:
-        SinkUnfitError: The relay would refuse to read collections; the error lists all.
+        SinkUnfitError: The relay would refuse some collections; the error lists them.
         RelaySilentError: No relay follows the slot.
         SourceUnavailableError: The source does not answer.
         SourceRefusedError: The source refuses the login.

@@ -319,5 +319,5 @@ def watch(
 
 
 def _is_running(tables: Sequence[TableProgress]) -> bool:
-    """Return whether any table is unfinished: a resumed snapshot keeps its answer."""
+    """Return whether any table is unfinished; a resume does not reset the answer."""
     return any(table.state not in _ENDED for table in tables)

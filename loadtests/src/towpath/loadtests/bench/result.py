@@ -11,9 +11,9 @@ The result of a benchmark: one JSON object, and tables for people. Does no I/O.
 
 A ratio is the relay's median divided by the other's: of events per second in a drain,
 where more is better, and of the 99th percentile under a steady load, where less is
-better.
-``ratio_to_debezium`` compares with tuned Debezium. A ratio without a measurement is
-null, such as that of a latency to the limit. A benchmark with findings has no figures.
+better. ``ratio_to_debezium`` compares with tuned Debezium. A ratio without a
+measurement is null, such as that of a latency to the limit. A benchmark with findings
+has no figures.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

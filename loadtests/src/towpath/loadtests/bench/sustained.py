@@ -269,7 +269,10 @@ def next_rate(
     found: Sequence[SustainedRate], rates: Sequence[float], refine: int
 ) -> float | None:
     """
-    Return the next rate: one step up, or midway between a sustained and a failed rate.
+    Return the next rate to measure.
+
+    It is one step up, or, once a rate has failed, midway between the highest sustained
+    and the lowest failed rate.
 
     Args:
         found: The rates that have been measured, in their order.

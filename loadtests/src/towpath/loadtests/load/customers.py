@@ -146,7 +146,7 @@ _BACKOFF: Final = Backoff(ceiling_s=3.0)
 _FIRST_LOOK_AFTER_S: Final = 0.5
 _LOOK_EVERY_S: Final = 8.0
 
-# After this many looks without an open order, a customer settles a new order.
+# After this many looks without an open order, a customer places and settles one.
 _LOOKS: Final = 5
 _OPEN: Final = "placed"
 

@@ -210,7 +210,7 @@ CACHE = Kind(
     health=_cache_health,
     rights=_rights_in_cache,
     spread=_cache_on_executor,
-    # So many records are encoded in about 30 ms. The server waits for the first call,
+    # This many records are encoded in about 30 ms. The server waits for the first call,
     # so a larger call would delay the server.
     pipelined_records=5_000,
 )

@@ -143,8 +143,8 @@ class RowForm(FieldsForm):
     Rows, column by column, with the columns and constants of the route.
 
     With ``nulls_unfit``, unrepresentable values count as null on both sides. With
-    ``sees_surplus``, a field without a column of the route is a difference; a warehouse
-    is compared without it, because it keeps columns that the source has dropped.
+    ``sees_surplus``, a field without a column of the route is a difference. This is off
+    for warehouses and Postgres, which keep columns that the source has dropped.
     """
 
     def __init__(

@@ -77,7 +77,7 @@ class SourceProgress(Protocol):
         """Return an LSN that a slot confirms only after all commits made so far."""
 
     def confirmed(self, slot: str) -> int | None:
-        """Return a slot's confirmed LSN; ``None`` if the slot has none."""
+        """Return a slot's confirmed LSN; ``None`` if it has none or does not exist."""
 
     def pending_snapshots(self, sink: str) -> PendingSnapshots:
         """Return the tables that snapshots still have to read for a sink."""
@@ -144,10 +144,11 @@ class CatchUpWaiter:
 
     def wait_until_seen(self) -> None:
         """
-        Wait until running transactions are visible, or until 10 s without progress.
+        Wait until running transactions have ended and are visible, if they end soon.
 
         A commit can be in the WAL, and in a sink, before other sessions see it. A
-        transaction that stays open has no commit in the WAL, so the wait is bounded.
+        transaction that stays open has no commit in the WAL, so the wait ends after
+        10 s without progress.
 
         Raises:
             UnavailableError: The database does not answer.
@@ -219,8 +220,8 @@ class CatchUpWaiter:
         confirmed = self._log.confirmed(slot)
         if confirmed is None:
             message = (
-                f"the sink has not caught up: the slot {slot} has no confirmed LSN, so "
-                "no relay is using it"
+                f"the sink has not caught up: the slot {slot} does not exist or is not "
+                "ready, so no relay reads it"
             )
             raise NotAtRestError(message)
         left = mark - confirmed
@@ -325,7 +326,7 @@ class SourceLog:
         return parse_lsn("" if row is None else row[0])
 
     def confirmed(self, slot: str) -> int | None:
-        """Return a slot's confirmed LSN; ``None`` if the slot has none."""
+        """Return a slot's confirmed LSN; ``None`` if it has none or does not exist."""
         with translated():
             row = self._connection.execute(_CONFIRMED, [slot]).fetchone()
         return None if row is None or row[0] is None else parse_lsn(row[0])

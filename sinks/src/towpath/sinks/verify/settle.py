@@ -81,7 +81,7 @@ class CatchUp(Protocol):
         """Wait until the sink has all earlier commits; call ``poll`` repeatedly."""
 
     def wait_until_seen(self) -> None:
-        """Wait for a limited time until running transactions are visible."""
+        """Wait until running transactions have ended visibly, if they end soon."""
 
     def wait_for_answers(self, signals: Sequence[str]) -> tuple[str, ...]:
         """Wait until the relay has handled all signals; return why it refused any."""

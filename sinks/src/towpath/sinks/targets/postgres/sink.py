@@ -273,7 +273,7 @@ def _unknown_columns(table: TargetTable, changes: Iterable[Change]) -> set[str]:
 
 
 def _sweep(connection: Connection, route: str, table: TargetTable, floor: str) -> None:
-    """Store a floor and delete the rows below it, if no higher floor is stored."""
+    """Store a floor above the stored one, and delete the rows below it."""
     if connection.execute(schema.raise_floor(table, floor)).rowcount:
         deleted = connection.execute(schema.sweep(table, floor)).rowcount
         _log.info(

@@ -162,7 +162,7 @@ def _unreached(error: NoConnectionError) -> str:
     if isinstance(error, SSLError):
         return (
             f"the search index cannot be reached over TLS: {error.error}; "
-            "the file in SSL_CERT_FILE must have the certificate of its authority"
+            "the file in SSL_CERT_FILE must contain the certificate of its authority"
         )
     return "the search index does not answer"
 

@@ -40,7 +40,7 @@ class WarehouseAddressError(UsageError):
 
     remedy = (
         "Write url as postgresql://user@host:port/database, or http://host:port for a "
-        "REST catalog; name routes schema.table."
+        "REST catalog; name routes as schema.table."
     )
 
 
@@ -52,10 +52,10 @@ class ForeignTableError(HaltError):
 
 class PartitionFieldError(HaltError):
     """
-    The configured partitions of a table are not possible.
+    A table cannot be partitioned as configured.
 
-    The table lacks a column or has it with an unsuitable type, or no route has the name
-    of the table.
+    The table lacks a partition column or has it with an unsuitable type, or no route
+    has the name of the table.
     """
 
     remedy = "Correct the sink's warehouse.partition in towpath.toml."

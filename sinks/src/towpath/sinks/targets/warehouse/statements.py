@@ -86,7 +86,7 @@ def insert_new(
 
 class Newest(NamedTuple):
     """
-    The choice of the rows that a batch keeps of those that tasks have encoded.
+    Selects the rows that a batch keeps of those that tasks have encoded.
 
     Attributes:
         position: The column of their positions.

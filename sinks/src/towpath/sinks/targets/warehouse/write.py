@@ -17,8 +17,7 @@ Rows that tasks have encoded are split: tasks append the rows of new keys; other
 if any, are merged on the same branch (see ``EncodedTable``).
 
 A partial change whose row is absent or deleted is refused, and its row is refetched.
-The stored rows are read before the write, so no other writer may delete them in
-between.
+Reading the stored rows before the write is safe, because there is one writer.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -420,7 +419,7 @@ def _is_absent(stored: dict[str, Any] | None, change: Change) -> bool:
 
 
 def run_upkeep(session: SqlSession, upkeep: TableUpkeep, writer: TableWriter) -> None:
-    """Run the upkeep of the neediest table; log a failure, but do not raise it."""
+    """Run the most urgent upkeep; log a failure, but do not raise it."""
     task = upkeep.due()
     if task is None:
         return

@@ -334,7 +334,7 @@ def test_parked_aggregates_are_released_while_the_relay_is_stopped(console):
     )
     refused = {
         running: (409, "is held by"),
-        recordless: (422, "give it up with --drop"),
+        recordless: (422, "discard it with --drop"),
         unknown: (422, "parcel three is not parked"),
         unconfirmed: (422, "confirm"),
         again: (422, "parcel one is not parked"),

@@ -4,11 +4,10 @@ The benchmark of the whole shop: the highest rate that it sustains, and what bou
 The case ``checkout`` runs the demo's platform: four services, relay, two drivers and
 their three sinks, and the load's customers, who arrive at a fixed rate even if
 responses are late. Rates step up until one is not sustained; then rates in between are
-tried.
-The case ``rows`` runs relay and sinks alone, fed by a process that writes rows by SQL.
-Every few seconds of the measured time, the backlogs are read: unsettled orders, bytes
-of the log, records of each sink. After each rate the platform settles. After the last
-rate each sink is compared with the source, and after checkouts, money, stock and
+tried. The case ``rows`` runs relay and sinks alone, fed by a process that writes rows
+by SQL. Every few seconds of the measured time, the backlogs are read: unsettled orders,
+bytes of the log, records of each sink. After each rate the platform settles. After the
+last rate each sink is compared with the source, and after checkouts, money, stock and
 parcels are checked in all stores. A difference voids all figures.
 """
 

@@ -4,8 +4,8 @@ The benchmark of sinks: each case on its own stack, with empty targets.
 A difference in any case voids the figures of all cases. The case ``checkout`` runs the
 demo's shop, its sinks and its sampler at stated rates: shop, relay, drivers and the
 sinks' settings are the demo's own. Each rate is kept up until its last sample has
-arrived, so that the load runs while samples are taken. After each rate all sinks catch
-up; after the last rate, each is compared with the source.
+arrived, so that every sample is taken under load. After each rate all sinks catch up;
+after the last rate, each is compared with the source.
 """
 
 import contextlib

@@ -181,7 +181,7 @@ def chaos_snapshot(  # noqa: PLR0913 - each is an option of the command
     victims = () if kill == "nobody" else tuple(kill.split(","))
     unknown = sorted(set(victims) - set(VICTIMS))
     if unknown:
-        known = ", ".join([*VICTIMS, "nobody"])
+        known = f"{', '.join(VICTIMS)}, or nobody alone"
         message = f"--kill: unknown process {unknown[0]!r}; known: {known}"
         raise UsageError(message)
     options = ChaosOptions(

@@ -115,7 +115,7 @@ class Kills:
         self._lock = threading.Lock()
 
     def parts(self) -> Sequence[PartProcess]:
-        """Return the parts that may be killed."""
+        """Return the parts that may be killed, sorted by name."""
         names = (name for name in self._folder.parts() if name not in _SPARED)
         return [PartProcess(name, self._pid(name)) for name in names]
 

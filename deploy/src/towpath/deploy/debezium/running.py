@@ -162,7 +162,7 @@ def client_option(given: PropertyValue, connector: Connector) -> Outcome:
             "ssl.certificate.location and ssl.key.location in kafka.client"
         )
     return not_supported(
-        "write the option to kafka.client by librdkafka's name, if librdkafka has it"
+        "write the option to kafka.client under librdkafka's name, if librdkafka has it"
     )
 
 

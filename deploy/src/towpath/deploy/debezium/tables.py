@@ -347,7 +347,8 @@ def signal_collection(_given: PropertyValue, connector: Connector) -> Outcome:
         return same()
     return taken(
         {(*_SNAPSHOT, "signal_table"): name},
-        "answers go to <prefix>.notifications; those to towpath.signal, into its rows",
+        "answers go to <prefix>.notifications; "
+        "signals in towpath.signal are also answered in their rows",
     )
 
 

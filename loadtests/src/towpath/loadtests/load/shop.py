@@ -267,7 +267,7 @@ def _expect(answer: requests.Response, status: int) -> None:
     if answer.status_code != status or not is_json:
         asked = f"{answer.request.method} {answer.request.path_url}"
         message = (
-            f"{answer.url} does not respond as an orders service: {asked} returned"
+            f"{answer.url} does not respond like an orders service: {asked} returned"
             f" {_described(answer)}"
         )
         raise ShopUnavailableError(message)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 app = App(
     name="dead-letters",
-    help="List parked aggregates; publish or give up their events.",
+    help="List parked aggregates; publish or discard their events.",
 )
 
 TypeOption = Annotated[
@@ -103,7 +103,7 @@ def replay(
     Args:
         id: The aggregate's id.
         type: The aggregate's type.
-        drop: Give up dead letters that hold no record, and publish the others.
+        drop: Discard dead letters that hold no record, and publish the others.
         config: Configuration file.
     """
     return _release(config, (type, id), publishes=True, drops=drop)
@@ -117,7 +117,7 @@ def discard(
     config: ConfigOption = None,
 ) -> int:
     """
-    Give up the events of a parked aggregate, and release it; the relay must not run.
+    Discard the events of a parked aggregate, and release it; the relay must not run.
 
     The events stay in the dead-letter topic. Later events of the aggregate are
     published without them.
@@ -144,7 +144,7 @@ def _release(
     )
     print(
         f"{aggregate[0] or 'aggregate'} {aggregate[1]} is released: "
-        f"{published} events published, {dropped} given up; start the relay"
+        f"{published} events published, {dropped} discarded; start the relay"
     )
     return 0
 

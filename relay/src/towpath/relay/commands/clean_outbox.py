@@ -35,7 +35,7 @@ from towpath.settings import Settings
 
 _LOG: Final = structlog.get_logger("towpath.relay")
 
-# Rows are deleted in batches of at least this many, whose ids take about 5 MB.
+# A batch of rows is complete once it has this many ids, which take about 5 MB.
 _IDS_AT_ONCE: Final = 50_000
 _POLL_EVERY_S: Final = 0.5
 

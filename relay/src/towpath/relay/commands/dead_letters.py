@@ -234,8 +234,8 @@ def publishable(letters: Sequence[RelayDeadLetter], *, drops: bool) -> list[Reco
         if letter.record is None and not drops:
             reason = (
                 f"the dead letter at {letter.position.decode()} holds a {letter.form}"
-                f" and no record, so it cannot be published: {letter.reason}; give it"
-                " up with --drop"
+                f" and no record, so it cannot be published: {letter.reason}; "
+                "discard it with --drop"
             )
             raise StateRefusedError(reason)
     return [letter.record for letter in letters if letter.record is not None]

@@ -233,7 +233,7 @@ def _digest(rule: ColumnRule, length: int | None) -> Callable[[bytes], str]:
 
 
 def _algorithm(name: str) -> str:
-    """Return Python's name of an algorithm."""
+    """Return Python's name for an algorithm."""
     plain = name.lower().replace("-", "").replace("_", "")
     known = {one.replace("_", ""): one for one in hashlib.algorithms_guaranteed}
     return known.get(plain, name)

@@ -16,8 +16,8 @@ additional fields are dropped and reported to ``on_lost``, and missing ones are 
 ``hstore``: ``"a"=>"1", "b"=>NULL`` becomes a JSON text, or a map, in hstore's order of
 keys. All keys and values but NULL are quoted; a backslash escapes the next character.
 
-With Debezium's preset, points and PostGIS's types become Debezium's structs. As opaque
-bytes, other geometric types are texts as Java writes them.
+With Debezium's preset, points and PostGIS's types become Debezium's structs. The other
+geometric types count as unknown types.
 
 ==================================  ==================================================
 point                               ``x``, ``y``, ``wkb`` (little-endian), ``srid`` null

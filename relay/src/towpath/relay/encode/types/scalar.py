@@ -19,10 +19,10 @@ precise     Decimal with the column's precision and scale; without them a struct
 double      a number; ``NaN`` and the infinities as floats write them
 ==========  ===========================================================================
 
-``bytea`` and the opaque texts of unknown types are written as ``[relay.rows] binaries``
-says; as bytes they are base64 in JSON. Bit strings are their digits by default;
-Debezium's are a boolean for ``bit(1)``, and otherwise little-endian bytes with the
-length in the schema.
+``bytea``, and unknown types as opaque bytes, are written as ``[relay.rows] binaries``
+says: bytes are base64 in JSON. Bit strings are their digits by default; Debezium's are
+a boolean for ``bit(1)``, and otherwise little-endian bytes with the length in the
+schema.
 """
 
 import base64

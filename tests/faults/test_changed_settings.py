@@ -1,7 +1,7 @@
 """
 Killed, and started with another configuration: nothing is lost, nothing comes twice.
 
-What Kafka has must be recognised by the settings that made it; those of the file hold
+What Kafka has must be recognized by the settings that made it; those of the file hold
 from a transaction boundary on, once all of that is passed.
 """
 

@@ -88,7 +88,7 @@ def test_an_order_without_a_method_waits_for_its_payment(saga):
 )
 def test_an_order_that_is_not_paid_releases_its_stock(saga, method, reason):
     """
-    A provider that never answers may have made the authorisation: it is reversed.
+    A provider that never answers may have made the authorization: it is reversed.
     """
     order = saga.settled(saga.check_out(method), "cancelled")
     number = order["order_id"]

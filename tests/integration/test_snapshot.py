@@ -508,7 +508,7 @@ def test_rows_of_commits_that_nobody_sees_yet_are_dropped(
     assert "new" == fold.rows['{"id": 1995}']["note"]
 
 
-def test_composite_keys_are_recognised_in_key_order(
+def test_composite_keys_are_recognized_in_key_order(
     source: Source, late: Callable[[str], None]
 ):
     """

@@ -138,7 +138,7 @@ class Catalog:
         if place not in self._places:
             kind = "View" if "views" in place else "Table"
             raise RefusedError(404, f"NoSuch{kind}Exception")
-        # A client recognises a version that it has by its file.
+        # A client recognizes a version that it has by its file.
         return self._files[place]
 
     def _written(self, place):

@@ -147,7 +147,7 @@ def test_each_request_is_signed_with_each_secret(receiver):
 
 def test_a_change_has_the_same_id_in_every_request(receiver):
     """
-    A receiver that stores ids recognises a change after a restart of the sink.
+    A receiver that stores ids recognizes a change after a restart of the sink.
     """
     for number in range(2):
         sink = sink_of(receiver.url)

@@ -326,7 +326,7 @@ def test_options_read_message_members_by_name():
 
 def test_a_replayed_message_gives_the_same_records():
     """
-    The position is the same too, so that published records are recognised (A83).
+    The position is the same too, so that published records are recognized (A83).
     """
     first, again = (
         RouteBench().route_message(EVENT, inside=inside) for inside in (False, False)

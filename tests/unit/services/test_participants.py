@@ -157,18 +157,18 @@ def test_an_event_of_a_payment_has_the_providers_reason():
     """
     A refusal says why, and the later state keeps it.
     """
-    refused, authorised = payment(), payment()
+    refused, authorized = payment(), payment()
     refused.take(ProviderAnswer(PaymentStatus.DECLINED, "the card was declined"), LATER)
-    authorised.take(ProviderAnswer(PaymentStatus.AUTHORIZED), LATER)
+    authorized.take(ProviderAnswer(PaymentStatus.AUTHORIZED), LATER)
 
     assert [(PaymentDeclined, "the card was declined"), (PaymentAuthorized, None)] == [
-        (type(event), event.reason) for event in (*refused.events, *authorised.events)
+        (type(event), event.reason) for event in (*refused.events, *authorized.events)
     ]
 
 
 def test_calls_of_an_operation_have_one_key_and_growing_pauses():
     """
-    The provider recognises a repetition; the pauses end at half a minute.
+    The provider recognizes a repetition; the pauses end at half a minute.
     """
     keys = {
         PaymentOperation(

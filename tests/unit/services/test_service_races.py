@@ -111,7 +111,7 @@ def no_transaction() -> Iterator[None]:
     yield
 
 
-def test_a_late_timeout_reverses_no_payment_that_another_worker_authorised():
+def test_a_late_timeout_reverses_no_payment_that_another_worker_authorized():
     """
     A worker whose lease has ended gives up; the order is confirmed by then.
     """

@@ -218,7 +218,7 @@ def test_a_recreated_topic_is_read_from_its_start(place, topics, outcome, begins
     )
 
 
-def test_a_recreated_topic_that_has_grown_is_recognised_by_its_id(place):
+def test_a_recreated_topic_that_has_grown_is_recognized_by_its_id(place):
     """
     Its offsets show nothing; it is read from its start, once.
     """
@@ -234,7 +234,7 @@ def test_a_recreated_topic_that_has_grown_is_recognised_by_its_id(place):
     ) == ((before, found), place.routes, place.begins, place.recover())
 
 
-def test_a_recreated_topic_is_recognised_without_a_checkpoint(place):
+def test_a_recreated_topic_is_recognized_without_a_checkpoint(place):
     """
     The rest is read again; its first records are unknown.
     """

@@ -362,7 +362,7 @@ def test_columns_behind_a_flush_are_flushed_too(bench, monkeypatch):
 
 def test_a_parked_key_is_in_no_column(bench, monkeypatch):
     """
-    Its records are recognised, so the batch is written on the record path.
+    Its records are recognized, so the batch is written on the record path.
     """
     monkeypatch.setattr(slices, "LEAST_RECORDS", 2)
     bench.write(row(1, "z"), new(2), new(3), new(4))

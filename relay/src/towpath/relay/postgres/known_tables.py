@@ -3,7 +3,7 @@ The table of each captured name, as stored in ``towpath.captured``.
 
 A dropped or renamed table leaves no trace in the log. The relay stores the oid of each
 captured name and compares it with the catalog at each turn. The rows survive a restart,
-so a table that was recreated while the relay was down is recognised.
+so a table that was recreated while the relay was down is recognized.
 
 ==============  ======================================================================
 ``DROPPED``     the name no longer has a table

@@ -135,7 +135,7 @@ def test_an_event_that_cannot_be_decoded_is_parked_until_a_replay(
 
     assert ({"count": 2}, BEHIND) == (behind.event.payload, behind.reason)
     assert "the schema registry responded: " in unknown.reason
-    assert "the payload is not Avro data of its schema: " in unframed.reason
+    assert "the payload is not framed, or does not match its " in unframed.reason
     assert ([1, 2], [3]) == (place.counts("a"), place.counts("b"))
 
 

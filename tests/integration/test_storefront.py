@@ -105,7 +105,7 @@ def post(store, visitor, path, **fields):
 
 
 def hidden_key(page):
-    """Return the key of a check-out's form."""
+    """Return the key of a checkout's form."""
     return re.search(r'name="key" value="([0-9a-f]{32})"', page)[1]
 
 
@@ -152,7 +152,7 @@ def test_a_first_check_out_that_is_sent_twice_registers_one_customer(store):
 
 def test_my_orders_show_the_last_write(store, visitor):
     """
-    The page waits for the LSN of the check-out, and reports how long.
+    The page waits for the LSN of the checkout, and reports how long.
     """
     post(store, visitor, "/basket", product_id=PRODUCT)
     placed = post(

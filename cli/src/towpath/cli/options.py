@@ -81,7 +81,7 @@ def reading(file: Path) -> Iterator[None]:
 
 def check_output(option: str, file: Path | None) -> None:
     """
-    Check, before a long run, that the file that an option names can be created.
+    Check, before a long run, that an option names a file in an existing folder.
 
     Raises:
         UsageError: The file's folder does not exist, or the path names a folder.
@@ -92,7 +92,7 @@ def check_output(option: str, file: Path | None) -> None:
         message = f"{option}: there is no folder {file.parent}"
         raise UsageError(message)
     if file is not None and file.is_dir():
-        message = f"{option}: there is a folder {file}; name a file"
+        message = f"{option}: {file} is a folder; name a file"
         raise UsageError(message)
 
 

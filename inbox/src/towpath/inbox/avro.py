@@ -47,7 +47,7 @@ class AvroDecoder:
 
     def __init__(self, registry: Mapping[str, Any]) -> None:
         """
-        Describe the registry; nothing is connected.
+        Store the registry's settings; no connection is opened.
 
         Args:
             registry: Settings of confluent-kafka's ``SchemaRegistryClient``: at least
@@ -77,7 +77,9 @@ class AvroDecoder:
             reason = f"the schema registry cannot be reached: {type(error).__name__}"
             raise UnavailableError(reason) from error
         except _UNREADABLE as error:
-            reason = f"the payload is not Avro data of its schema: {error!r}"
+            reason = (
+                f"the payload is not framed, or does not match its schema: {error!r}"
+            )
             raise ValueError(reason) from error
         except SchemaRegistryError as error:
             reason = f"the schema registry responded: {error}"

@@ -395,7 +395,7 @@ class Consumer(_Loop):
         clock: Clock | None = None,
     ) -> None:
         """
-        Describe the consumer; nothing is connected.
+        Create the consumer; no connection is opened.
 
         Args:
             inbox: The inbox; its name is the Kafka group.

@@ -30,7 +30,7 @@ class Event:
         topic: The topic of the record.
         partition: The partition of the record.
         offset: The offset of the record.
-        decode: Returns the payload of an event with a value; None: it is JSON.
+        decode: Returns the payload of an event with a value; None if it is JSON.
     """
 
     id: str

@@ -10,13 +10,15 @@ Two tables in the consumer's own database hold them::
 The rules, each of which holds across processes:
 
 1. The id of an event is inserted in the transaction of its effect. A second delivery
-   waits for the first one's transaction at the unique index, and then changes nothing.
+   waits for the first one's transaction at the unique index, and then has no effect if
+   that transaction was committed.
 2. A consumer takes the records of a partition in order and begins at the committed
    offset, which is never above an event not yet handled. So a process that lost the
    partition and still works cannot overtake the next owner, which meets the same ids
    first.
-3. The id of a parked event is inserted in the transaction that parks it. Later events
-   of its key are parked behind it, under a lock of the key, while any is parked.
+3. The id of a parked event is inserted in the transaction that parks it. As long as an
+   event of a key is parked, later events of that key are parked behind it, under a lock
+   on the key.
 4. A replay deletes the parked event in the transaction of its effect, under the lock of
    its key, oldest first.
 
@@ -70,7 +72,7 @@ class Admission(NamedTuple):
     The decision about an event, made in the transaction of its effect.
 
     Attributes:
-        event: The event to be handled now; None: it was handled before.
+        event: The event to be handled now; None if it was handled before.
     """
 
     event: Event | None
@@ -83,13 +85,13 @@ class Inbox:
         self, consumer: str, *, schema: str = SCHEMA, decode: Decode | None = None
     ) -> None:
         """
-        Describe the inbox; nothing is connected.
+        Create the inbox; no connection is opened.
 
         Args:
             consumer: The consumer's name, such as its Kafka group.
             schema: The schema of the tables.
-            decode: Returns the payload of an event, such as an ``AvroDecoder``; without
-                it payloads are JSON.
+            decode: A function, such as an ``AvroDecoder``, that returns an event's
+                payload; without it, payloads are JSON.
         """
         self.consumer = consumer
         self.decode = decode
@@ -123,12 +125,12 @@ class Inbox:
 
         Args:
             begin: Returns a context manager that yields a session with a transaction,
-                commits at its end, and rolls back after an error; such as
+                commits at its end, and rolls back after an error. An example is
                 ``sessionmaker.begin``.
 
         Returns:
-            The decorator of ``handle(event, session)``. The decorated function takes
-            the event alone, and returns whether it was applied now.
+            A decorator for ``handle(event, session)``. The decorated function takes the
+            event alone, and returns whether it was applied now.
         """
 
         def decorate(
@@ -154,7 +156,8 @@ class Inbox:
         """
         Request a replay of all parked events, or of one event's key; return how many.
 
-        A running consumer replays them in order; a failure ends the replay of its key.
+        A running consumer replays them in order; an event that fails ends the replay of
+        its key.
         """
         return drive(session, self.request(event_id))
 
@@ -172,8 +175,8 @@ class Inbox:
 
         Args:
             session: A session with a transaction.
-            below: Per topic and partition the offset below which no record can be read
-                again, such as the first offset that retention has left.
+            below: For each topic and partition, the offset below which no record can be
+                read again, such as the first offset that retention has kept.
         """
         return drive(session, self.delete_below(below))
 
@@ -187,7 +190,7 @@ class Inbox:
             " on conflict do nothing returning event_id",
         )
         if not found:
-            yield self._raise_place(event)
+            yield self._advance_place(event)
         return bool(found)
 
     def has_parked(self, event: Event) -> Steps[bool]:
@@ -364,7 +367,7 @@ class Inbox:
             reason=_storable(reason)[:_REASON_CHARACTERS],
         )
 
-    def _raise_place(self, event: Event) -> Statement:
+    def _advance_place(self, event: Event) -> Statement:
         """
         Return the statement that keeps an id for as long as its last copy can be read.
 
@@ -414,7 +417,7 @@ class Inbox:
         return ParkedEvent(event, reason, at, requested)
 
     def _of(self, event: Event, sql: str, **more: str | None) -> Statement:
-        """Fill a statement with the consumer, an event's identity, and more."""
+        """Fill a statement with the consumer, an event's identity, and other values."""
         return self._fill(
             sql,
             id=_storable(event.id),

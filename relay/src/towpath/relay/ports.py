@@ -74,7 +74,7 @@ class RecordProducer(Protocol):
 
     @property
     def needs_commit(self) -> bool:
-        """Whether records wait for ``commit`` to become visible."""
+        """Whether sent records become visible only with the next ``commit``."""
 
     def commit(self) -> None:
         """

@@ -133,7 +133,7 @@ def create_app(
     state: PlatformState, access: Access, demo: StateFolder | None = None
 ) -> Flask:
     """
-    Wire the console; nothing is connected before the first request or sample.
+    Wire the console; no connection is opened before the first request or sample.
 
     Args:
         state: Reads the platform.

@@ -275,7 +275,7 @@ class Access:
         if has_token:
             return
         if _is_foreign(asked):
-            message = "This form belongs to another site."
+            message = "This form was sent from a page of another site."
             raise ForeignRequestError(message)
         if asked.endpoint == "console.enter":
             return

@@ -1,11 +1,12 @@
 """
 Start the demo's platform, fill it from existing rows, and let it catch up.
 
-The old orders exist before publication and slot are created, so the stream does not
-contain them. The two Spark drivers start as soon as there is a configuration: they take
-the longest. The sinks are filled by a row in the signal table. The platform has caught
-up when the slot's confirmed position has passed the last commit, so that every record
-is in Kafka, and each sink has applied its topics up to their ends.
+The old orders exist before the publications and the slot are created, so the stream
+does not contain them. The two Spark drivers start as soon as there is a configuration:
+they take the longest. The sinks are filled by a snapshot, which a row in the signal
+table requests. The platform has caught up when two things hold: the slot's confirmed
+position has passed the last commit, so every record is in Kafka; and each sink has
+applied its topics to their ends.
 """
 
 from collections.abc import Callable
@@ -59,7 +60,7 @@ def start_drivers(stage: OwnStage) -> None:
 
 
 def fill_shop(stage: OwnStage) -> None:
-    """Create roles, tables, products, and orders with stock; no slot exists yet."""
+    """Create roles, tables, products with stock, and orders; no slot exists yet."""
     orders = stage.options.orders
     commands = {
         parts.ORDERS: ("seed", "--orders", str(orders)),
@@ -79,7 +80,7 @@ def fill_shop(stage: OwnStage) -> None:
 
 
 def start_relay(stage: OwnStage) -> None:
-    """Create publications and slot, then start the relay."""
+    """Create the publications and the slot, then start the relay."""
     with stage.doing("create publications and slot, start the relay"):
         command = python_module(
             parts.CLI, "relay", "init", "--config", str(stage.config)
@@ -90,7 +91,7 @@ def start_relay(stage: OwnStage) -> None:
 
 
 def start_services(stage: OwnStage) -> None:
-    """Start the storefront and all services, which follow each other's events."""
+    """Start the storefront and all services, which follow one another's events."""
     names = ", ".join((*parts.SERVICES, parts.STOREFRONT))
     with stage.doing(f"start {names}"):
         for name in parts.SERVICES:
@@ -100,7 +101,7 @@ def start_services(stage: OwnStage) -> None:
 
 
 def start_console(stage: OwnStage) -> None:
-    """Start the console, and wait until it serves."""
+    """Start the console, and wait until it is ready."""
     stage.supervisor.start(parts.console(stage))
     stage.supervisor.wait_ready((parts.CONSOLE,))
 
@@ -236,7 +237,9 @@ def _until_zero(stage: Stage, lag_of: Callable[[Sink], int]) -> None:
     sinks, stall = stage.settings().sink, StallTimeout(stage.clock, _STUCK_AFTER_S)
     while behind := {sink.name: lag for sink in sinks if (lag := lag_of(sink))}:
         if stall.is_over(sum(behind.values())):
-            lags = ", ".join(f"{name} {lag:,} behind" for name, lag in behind.items())
+            lags = ", ".join(
+                f"{name} is {lag:,} records behind" for name, lag in behind.items()
+            )
             message = (
                 f"the sinks have applied nothing for {_STUCK_AFTER_S:.0f} s: {lags}; "
                 f"logs: {stage.state.root}/logs"
@@ -266,7 +269,7 @@ def wait_for_snapshot(stage: Stage, signal_id: str) -> None:
     Wait until a snapshot is complete.
 
     Raises:
-        StepError: The snapshot failed, was rejected, or takes too long.
+        StepError: The snapshot failed, was rejected, or took too long.
     """
     stage.until(
         lambda: _is_complete(stage, signal_id),
@@ -278,6 +281,6 @@ def wait_for_snapshot(stage: Stage, signal_id: str) -> None:
 def _is_complete(stage: Stage, signal_id: str) -> bool:
     status, detail = signals.state(stage.source(), signal_id) or (None, None)
     if status in _FAILED:
-        message = f"the snapshot {signal_id} is {status}: {detail}"
+        message = f"the snapshot {signal_id} did not complete ({status}): {detail}"
         raise StepError(message)
     return status == "completed"

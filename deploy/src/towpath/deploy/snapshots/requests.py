@@ -21,7 +21,8 @@ from towpath.settings import Settings, Source
 MAX_KEYS: Final = 10_000
 # A running relay answers within a second; a starting relay takes a few seconds.
 ANSWERED_WITHIN_S: Final = 10.0
-# The fields of the relay's answer: each lists tables that the signal changed.
+# The fields of the relay's answer: each lists the tables whose snapshot the signal
+# changed.
 _RESULTS: Final = ("paused", "resumed", "stopped")
 _COLLECTION: Final = re.compile(r'(?:"(?:[^"]|"")*"|[^"=])*')
 
@@ -34,7 +35,7 @@ class SnapshotRequest:
     A request for a snapshot, as the user wrote it.
 
     Attributes:
-        collections: Tables, aggregates or expressions; empty for all.
+        collections: Tables, aggregates or regular expressions; empty for all.
         target: The one sink that gets the rows; ``None`` for all sinks.
         where: Filters, each as ``schema.table=filter``.
         keys: The keys to read; empty for all rows.
@@ -127,6 +128,8 @@ def signal_running(
     Raises:
         UsageError: There is no such snapshot.
         SourceUnreachableError: The source does not answer.
+        SourceRefusedError: The source refuses a statement.
+        SignalRefusedError: The signal table does not exist.
         RelaySilentError: No relay answers; the signal waits for one.
     """
     snapshot_id, collections = None, list(names)
@@ -178,6 +181,7 @@ def parsed_keys(texts: Iterable[str]) -> list[list[Any]] | None:
     if len(found) > MAX_KEYS:
         message = (
             f"{len(found):,} keys: one signal takes at most {MAX_KEYS:,}; send several"
+            " signals"
         )
         raise UsageError(message)
     return found or None

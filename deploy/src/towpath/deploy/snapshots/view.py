@@ -27,7 +27,8 @@ _NUMBERS: Final = frozenset({"rows", "dropped", "%", "rows/s", "left"})
 # Narrower columns cannot be read.
 _WIDTHS: Final = {"snapshot": 12, "table": 12}
 
-# A chunk takes less than a second: a relay quiet for this long waits or is down.
+# A chunk takes less than a second: a relay that is quiet for this long is waiting or
+# down.
 _QUIET_S: Final = 30.0
 
 

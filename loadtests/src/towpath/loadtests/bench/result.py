@@ -7,13 +7,15 @@ The result of a benchmark: one JSON object, and tables for people. Does no I/O.
      "cases": {"drain_1": {"systems": {"relay": {"events_per_s":
                               {"min": ..., "median": ..., "max": ...}, ...}, ...},
                            "ratio_of": "events_per_s",
-                           "ratio_to_limit": ..., "ratio_to_debezium": ...}, ...}}
+                           "ratio_to_limit": ..., "ratio_to_debezium": ...,
+                           "ratio_to_debezium_stock": ...}, ...}}
 
 A ratio is the relay's median divided by the other's: of events per second in a drain,
-where more is better, and of the 99th percentile under a steady load, where less is
-better. ``ratio_to_debezium`` compares with tuned Debezium. A ratio without a
-measurement is null, such as that of a latency to the limit. A benchmark with findings
-has no figures.
+where higher is better, and of the 99th-percentile latency under a steady load, where
+lower is better. ``ratio_to_debezium`` compares with tuned Debezium,
+``ratio_to_debezium_stock`` with Debezium's own settings. A ratio without a measurement
+is null, such as that of a latency to the limit. A benchmark with findings has no
+figures.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -109,7 +111,7 @@ class BenchResult(Generic[CaseT]):
         rounds: Runs of each case with each system.
         machine: The machine that it ran on.
         cases: The cases in their order.
-        findings: Differences, by run.
+        findings: The faults that the checks found, each with the name of its run.
     """
 
     rows: int
@@ -195,10 +197,13 @@ PROCESSES: Final = (
 
 
 def draw(result: BenchResult[RelayCase]) -> RenderableType:
-    """Draw the end of a benchmark whose cases were printed as they ended."""
+    """Draw the closing lines of a benchmark whose cases were printed before."""
     if not result.verified:
         return unverified(result.findings)
-    what = "every event once, unchanged, in order per key, in every run"
+    what = (
+        "every event once, unchanged, in order per key, in every run; after a kill, "
+        "losses and repeats of other systems are figures"
+    )
     return Group(Text(), *verified(what, result.machine))
 
 

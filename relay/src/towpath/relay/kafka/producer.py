@@ -155,7 +155,7 @@ class KafkaProducer:
 
     @property
     def needs_commit(self) -> bool:
-        """Whether records wait for ``commit`` to become visible."""
+        """Whether sent records become visible only with the next ``commit``."""
         return self._has_uncommitted
 
     def commit(self) -> None:

@@ -120,7 +120,7 @@ def parts_of(dsn: str) -> dict[str, Any]:
             return parts
     reason = (
         "[source] dsn cannot be read: write name=value pairs, with quotes around values"
-        " that contain spaces, or a URI, with special characters of the password as %XX"
+        " that contain spaces, or a URI, with special characters in the password as %XX"
     )
     raise SourceRefusedError(reason)
 

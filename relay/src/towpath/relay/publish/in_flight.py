@@ -54,7 +54,7 @@ class PartitionBatch:
     Attributes:
         deliveries: The delivery of each record.
         size_bytes: The bytes that the records add to those in flight.
-        position: The position of the last streamed record; empty: there is none.
+        position: The position of the last streamed record; empty if there is none.
     """
 
     __slots__ = ("_ledger", "_partition", "deliveries", "position", "size_bytes")

@@ -1,17 +1,18 @@
 """
-The record sender: one queue in front of the producer; it never waits for room.
+The record sender: one queue in front of the producer.
 
-Records leave in the order in which they were queued, so that the batches of the client
-fill. Records for which the producer has no room stay in the queue: the publisher waits
-for room, and checkpoints need not.
+The sender never waits for room. Queued records are given to the client together, so
+that they fill its batches; each partition's records leave in the order in which they
+were queued. Records for which the producer has no room stay in the queue: the publisher
+waits for room, and checkpoints need not.
 
 A key's partition is the one that Kafka's Java client chooses by default, given the
 partition count that the relay has stored. librdkafka itself would use added partitions
-as soon as it knew them, which would move keys before an operator allows it.
+as soon as it learned of them, which would move keys before an operator allows it.
 
-The first record that a session gives to a partition is sent alone. A broker that knows
-nothing of a producer accepts any first sequence number, so after refusing the first of
-two batches it would still append the second.
+The first record that a session sends to a partition is sent on its own. A broker that
+knows nothing of a producer accepts any first sequence number, so after refusing the
+first of two batches it would still append the second.
 """
 
 from collections.abc import Iterable, Mapping
@@ -40,8 +41,8 @@ from towpath.relay.publish.in_flight import (
     PartitionBatch,
 )
 
-# A record, the delivery that waits for it, and its position in the stream; empty: it is
-# outside the stream's order.
+# A record, the delivery that waits for it, and the record's position in the stream. The
+# position of a record outside the stream's order is empty.
 Queued = tuple[Record, Delivery, bytes]
 
 
@@ -52,7 +53,7 @@ class RecordSender:
     Attributes:
         queued: The queued records.
         dead: Makes dead letters.
-        commits: How often ``commit`` has been called, with or without transactions.
+        commits: The number of successful commits, with or without transactions.
     """
 
     def __init__(
@@ -82,10 +83,10 @@ class RecordSender:
         self._ledger = ledger
         self._counts = catalog.counts
         self._partitioner = partitioner
-        # Records with their partitions and callbacks that are to be produced next.
+        # The records to produce next, with their partitions and callbacks.
         self._outgoing: list[Outgoing] = []
-        # Partitions with an acknowledged record of this session, and by partition the
-        # records that wait for the first one to be acknowledged.
+        # Partitions with an acknowledged record of this session. For other partitions,
+        # the records that wait until the partition's first record is acknowledged.
         self._opened: set[Partition] = set()
         self._waiting: dict[Partition, list[Outgoing]] = {}
         self._facts: dict[str, TopicFacts] = {}
@@ -124,10 +125,11 @@ class RecordSender:
 
     def _batched(self) -> list[Outgoing]:
         """
-        Take the queued records, each with its partition and its callback. Hot path.
+        Take the queued records; return those that can be sent now. Hot path.
 
-        Only the last record of each partition has a callback: one for each record would
-        cost 8 % more instructions per event, the client's own included.
+        Each has its partition. Only the last record of each partition has a callback:
+        one for each record would cost 8 % more instructions per event, the client's own
+        included.
         """
         ledger, counts, partition_of = self._ledger, self._counts, self._partitioner
         batches: dict[Partition, PartitionBatch] = {}
@@ -154,7 +156,7 @@ class RecordSender:
         return outgoing
 
     def _without_waiting(self, outgoing: Iterable[Outgoing]) -> Iterable[Outgoing]:
-        """Yield the records except those that wait for the first one of a partition."""
+        """Yield the records to send now; keep those behind a partition's first one."""
         for record, partition, on_delivery in outgoing:
             at = record.topic, partition
             if at in self._opened:
@@ -205,7 +207,7 @@ class RecordSender:
 
     @property
     def needs_commit(self) -> bool:
-        """Whether records wait for ``commit`` to become visible."""
+        """Whether sent records become visible only with the next ``commit``."""
         return self._producer.needs_commit
 
     def commit(self) -> None:
@@ -236,6 +238,8 @@ class RecordSender:
     def drain(self, timeout_s: float) -> None:
         """
         Wait until all records of the producer are acknowledged, or the timeout expires.
+
+        The timeout applies twice if records waited for the first one of a partition.
 
         Raises:
             DeliveryFailedError: A record could not be delivered.

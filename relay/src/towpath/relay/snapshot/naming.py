@@ -160,7 +160,7 @@ def _joined(collection: str) -> str:
 
 
 def _exact_name(entry: str) -> str | None:
-    """Return the name that an entry spells; None: it is a regular expression."""
+    """Return the name that an entry spells; None if it is a regular expression."""
     if _PLAIN_NAME.match(entry):
         return entry
     return TableName.parse(entry).text if is_quoted_name(entry) else None
@@ -193,7 +193,7 @@ class SignalAddress(NamedTuple):
 
 def address_of(data: str | None, relay: str | None) -> str | None:
     """
-    Return the name of a signal's relay; None: it names none.
+    Return the name of a signal's relay; None if it names none.
 
     Args:
         data: The signal's JSON.

@@ -1,14 +1,14 @@
 """
 Records the keys of a change. Hot path while a snapshot reads their table.
 
-A row change concerns its row, an event its aggregate, even if the event is parked, is a
-dead letter or has no payload. A key must be read again unless the event reached its
-topic and carries the whole state.
+A row change concerns its row. An event concerns its aggregate, even if the event is
+parked, is a dead letter or has no payload. A key must be read again unless the event
+reached its topic and carries the whole state.
 
 An event outside a transaction says nothing about rows: the writer's changes may not be
 committed yet, or ever. The event is visible to every query, so only its own position
-decides whether it evicts a row: the rows of a window around the event would be
-published after it with an older position. It never carries the whole state.
+decides whether it evicts a row: rows read in a window around the event would be
+published after it, but with an older position. It never carries the whole state.
 """
 
 from collections.abc import Iterable
@@ -34,8 +34,8 @@ from towpath.relay.wal.transactions import (
 from towpath.schemas.envelope import Operation
 from towpath.settings.outbox import AggregateView, Outbox
 
-OTHER_FORM: Final = "an event's id is not of the form that its view declares"
-OTHER_SPELLING: Final = "an event's id is spelled differently than in its view"
+OTHER_FORM: Final = "an aggregate's id does not have the form that its view declares"
+OTHER_SPELLING: Final = "an aggregate's id is spelled differently than in its view"
 
 _CREATE: Final = Operation.CREATE
 _TYPE_AT: Final = EVENT_PARTS.index("aggregate_type")
@@ -123,7 +123,7 @@ class AggregateKeyRecorder:
             feeds: The feeds of the tables and views that are being read.
             stats: Counts dead letters, and ids that do not have the declared form.
         """
-        self._recorders = feeds.recorders
+        self._table_feeds = feeds.recorders
         self._aggregates = feeds.aggregates
         self._stats = stats
         self._views = dict(_views(outbox.view))
@@ -142,11 +142,11 @@ class AggregateKeyRecorder:
         self._pickers[relation.oid] = part_picker(relation, self._columns)
 
     def before_publish(self) -> None:
-        """Note the number of dead letters. Call order: before an event is published."""
+        """Note the number of dead letters. Call this before an event is published."""
         self._dead_letter_count = self._stats.dead_letters.total()
 
     def row(self, change: Change, sequence: int) -> None:
-        """Record a published change, if it is an event of the outbox."""
+        """Record the aggregate of a change, if the change is an event of the outbox."""
         pick = self._pickers.get(change.relation.oid)
         if pick is None or change.operation is not _CREATE or change.new is None:
             return
@@ -155,7 +155,7 @@ class AggregateKeyRecorder:
         self._record_event(event, change.transaction.xid, sequence)
 
     def message(self, message: LogicalMessageEvent, sequence: int) -> None:
-        """Record a published logical message, if it is an event."""
+        """Record the aggregate of a logical message, if the message is an event."""
         if message.prefix != self._prefix:
             return
         try:
@@ -178,7 +178,7 @@ class AggregateKeyRecorder:
 
         Its changes are in the tables but are not published, so the rows are read again.
         """
-        if not self._recorders and not self._aggregates:
+        if not self._table_feeds and not self._aggregates:
             return
         try:
             step = sequencer.peek(parse_message(frame[PAYLOAD_AT:]))
@@ -194,13 +194,13 @@ class AggregateKeyRecorder:
             self.row(step, sequence)
         elif isinstance(step, Truncation):
             for relation in step.relations:
-                if relation.oid in self._recorders:
-                    self._recorders[relation.oid].record_truncate(
+                if relation.oid in self._table_feeds:
+                    self._table_feeds[relation.oid].record_truncate(
                         step.transaction.xid, sequence
                     )
 
     def _record_unpublished(self, change: Change, sequence: int) -> None:
-        feed = self._recorders.get(change.relation.oid)
+        feed = self._table_feeds.get(change.relation.oid)
         if feed is None:
             return
         for row in (change.old, change.new):
@@ -218,11 +218,11 @@ class AggregateKeyRecorder:
         if key is None:
             self._stats.skip(OTHER_FORM)
             return
-        is_usual = key == aggregate_id
-        if not is_usual:
+        is_canonical = key == aggregate_id
+        if not is_canonical:
             self._stats.skip(OTHER_SPELLING)
         is_published = self._stats.dead_letters.total() == self._dead_letter_count
-        is_whole = is_published and is_usual and xid != NO_TRANSACTION
+        is_whole = is_published and is_canonical and xid != NO_TRANSACTION
         is_state = is_whole and view.is_state(event_type)
         feed.record((key,), xid, sequence, partial=not is_state)
 

@@ -75,7 +75,7 @@ def create_app(
     Wire the service to a database; no connection is opened before a request.
 
     Args:
-        dsn: The service's database, as a libpq URI or keywords.
+        dsn: The service's database, as a libpq URI or keyword/value string.
         threads: The number of requests served at the same time; each has a connection.
         idempotency_hours: How long an ``Idempotency-Key`` is kept.
         clock: The clock that dates changes.

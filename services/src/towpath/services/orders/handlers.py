@@ -1,5 +1,7 @@
 """
-One function per command, in one transaction: no HTTP, no SQL.
+One function per command, in one transaction: no requests or responses, no SQL.
+
+Refusals are the problems of ``plumbing.http``.
 
 A handler does not commit: its caller does, so that the command and its idempotency key
 are in the same transaction.
@@ -130,7 +132,7 @@ def cancel_order(
     expected: IfMatch = ANY_VERSION,
 ) -> Order:
     """
-    Cancel an order; cancelling again changes nothing.
+    Cancel an order, or begin to; cancelling again changes nothing.
 
     Raises:
         NotFoundError: There is no such order.
@@ -154,7 +156,7 @@ def return_order(
 
     Raises:
         NotFoundError: There is no such order.
-        ConflictError: It is not completed.
+        ConflictError: It is neither completed nor returned.
         PreconditionFailedError: Its version is not one of the expected ones.
     """
     with _changing(order_id, store, expected) as order:

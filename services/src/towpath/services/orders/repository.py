@@ -222,7 +222,7 @@ class CustomerRepository:
         Read a page of customers, newest first, and the cursor of the next one.
 
         Raises:
-            MalformedError: The cursor is not one of this listing.
+            MalformedError: The cursor does not belong to this listing.
         """
         rows, cursor = _NEWEST_CUSTOMERS.page(self._session, select(customers), wanted)
         return [_customer_state(row) for row in rows], cursor
@@ -351,7 +351,7 @@ class OrderRepository:
             status: Only orders with this status.
 
         Raises:
-            MalformedError: The cursor is not one of this listing.
+            MalformedError: The cursor does not belong to this listing.
         """
         query = select(orders)
         if customer_id is not None:

@@ -103,7 +103,7 @@ def create_app(dsn: str, *, threads: int = DEFAULT_THREADS) -> Flask:
     Wire the service to a database; no connection is opened before a request.
 
     Args:
-        dsn: The service's database, as a libpq URI or keywords.
+        dsn: The service's database, as a libpq URI or keyword/value string.
         threads: The number of concurrent requests; each has a connection.
     """
     engine = make_engine(dsn, pool_size=threads)

@@ -104,7 +104,7 @@ class SimulatedProvider:
     """Implements ``Provider`` with tables in the database of an engine."""
 
     def __init__(self, engine: Engine) -> None:
-        """Store the engine; nothing is connected."""
+        """Store the engine; no connection is opened."""
         self._engine = engine
 
     def perform(self, operation: PaymentOperation) -> Sequence[ProviderAnswer]:

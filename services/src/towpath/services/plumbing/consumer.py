@@ -100,7 +100,7 @@ class EventConsumer(Generic[Store]):
         metrics: ServiceMetrics,
         tracer: Tracer = NO_TRACER,
     ) -> Consumer:
-        """Make the consumer; nothing is connected yet."""
+        """Make the consumer; no connection is opened yet."""
         inbox = Inbox(self.name, schema=self.schema)
         group = f"{brokers.group_prefix}{self.name}"
 
@@ -226,7 +226,7 @@ def consuming_tasks(
 
     Args:
         parts: The declaration of the consumer process.
-        dsn: The service's database, as a libpq URI or keywords.
+        dsn: The service's database, as a libpq URI or keyword/value string.
         brokers: The brokers.
         stopping: Ends the consumers once set; they finish the events in progress.
         tracer: Records the spans of events.
@@ -268,7 +268,7 @@ def consume(
 
     Args:
         parts: The declaration of the consumer process.
-        dsn: The service's database, as a libpq URI or keywords.
+        dsn: The service's database, as a libpq URI or keyword/value string.
         brokers: The brokers.
         tracer: Records the spans of events.
         metrics: Counts deliveries and outbox rows.

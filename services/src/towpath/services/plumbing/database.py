@@ -1,9 +1,9 @@
 """
 The database of a service: engine, errors, role, migrations, unit of work, health.
 
-One function turns the driver's errors into failures of the platform: by SQLSTATE or,
-for an error without one, by its class, but never by its text. All other errors are
-raised unchanged.
+One function turns the driver's errors into failures of the platform: by SQLSTATE, by a
+lost connection or, for an error without a SQLSTATE, by its class, but never by its
+text. All other errors are raised unchanged.
 
 A service has its own role. The role may create schemas, and owns those that it creates;
 its only other right is to insert rows into the outbox.
@@ -61,7 +61,7 @@ POOL_WAIT_S: Final = 5.0
 # numbers start at 0.
 SEEDED_PRODUCTS: Final = 1_000
 # A common table expression with the lines of seeded orders; the orders are numbered
-# from 1. Every value is a hash of the seed, the order's number and the line's number,
+# from 1. Every value follows from the seed, the order's number and the line's number,
 # so no state is kept.
 SEEDED_LINES: Final = f"""
 seeded_lines as materialized (
@@ -91,7 +91,7 @@ class MissingTableError(UnavailableError):
 
 
 class MissingRightsError(UnavailableError):
-    """The service's role may not do something in the database."""
+    """The service's role lacks a right in the database."""
 
     remedy: ClassVar[str] = (
         "Run migrate once with --admin-dsn, or grant what docs/rights.md lists."
@@ -115,7 +115,7 @@ def make_engine(dsn: str, *, pool_size: int, is_tested: bool = True) -> Engine:
     Create an engine for a libpq connection string; no connection is opened.
 
     Args:
-        dsn: The database, as a URI or keywords of libpq.
+        dsn: The database, as a libpq URI or keyword/value string.
         pool_size: Connections kept; one for each thread that serves requests.
         is_tested: Whether each use tests its connection first. Without the test, the
             first use after a restart of the database fails, and the next one connects.
@@ -186,10 +186,11 @@ def failure_of(error: DBAPIError) -> UnavailableError | None:
         )
         return DatabaseBusyError(message, retry_after_s=1.0)
     if state.startswith(_MISSING):
-        return MissingTableError("A table of the database does not exist yet.")
+        message = "A table or schema that the service needs does not exist yet."
+        return MissingTableError(message)
     if state == _REFUSED:
         reason = str(error.orig).splitlines()[0]
-        return MissingRightsError(f"The service's role may not do this: {reason}.")
+        return MissingRightsError(f"The database refuses the role: {reason}.")
     lost = not state and isinstance(error.orig, psycopg2.OperationalError)
     if state.startswith(_UNAVAILABLE) or error.connection_invalidated or lost:
         return DatabaseUnavailableError("The database cannot be reached.")
@@ -222,7 +223,8 @@ def create_role(administration: Engine, dsn: str) -> None:
     A repeated call changes nothing except the role's password, if ``dsn`` has one.
 
     Args:
-        administration: The service's database, as a role that may create roles.
+        administration: The service's database, as the login of a role that may create
+            roles.
         dsn: The address that the service uses; its user is the new role.
 
     Raises:
@@ -258,8 +260,8 @@ def _parts_of(dsn: str) -> dict[str, str]:
         return parts
     message = (
         "the database's address cannot be read: write name=value pairs, with quotes"
-        " around values that contain spaces, or a URI, with special characters of the"
-        " password as %XX"
+        " around values that contain spaces, or a URI, with special characters in the"
+        " password written as %XX"
     )
     raise UsageError(message)
 
@@ -284,7 +286,7 @@ def _set_password(connection: Connection, role: str, password: str) -> None:
 
 def migrate(engine: Engine, *, package: str, schema: str) -> None:
     """
-    Apply the missing migrations.
+    Apply the pending migrations.
 
     Args:
         engine: The database.
@@ -303,20 +305,20 @@ def migrate(engine: Engine, *, package: str, schema: str) -> None:
         connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": key})
         exists = text("select to_regnamespace(:schema) is not null")
         if not connection.scalar(exists, {"schema": schema}):
-            connection.execute(text(f'create schema "{schema}"'))
+            connection.exec_driver_sql(f"create schema {quoted(schema)}")
         _upgrade(connection, package, schema)
 
 
 def _upgrade(connection: Connection, package: str, schema: str) -> None:
-    """Run Alembic in the connection and transaction of the caller."""
+    """Run Alembic on the caller's connection, in its transaction."""
     folder = str(resources.files(package))
     scripts = ScriptDirectory(folder, version_locations=[folder])
 
-    def missing(revision: Any, _context: MigrationContext) -> Any:  # noqa: ANN401
-        # Alembic's documentation names this method for such a function.
+    def pending(revision: Any, _context: MigrationContext) -> Any:  # noqa: ANN401
+        # Alembic's documentation calls this method in such a function.
         return scripts._upgrade_revs("head", revision)  # noqa: SLF001
 
-    with EnvironmentContext(Config(), scripts, fn=missing) as environment:
+    with EnvironmentContext(Config(), scripts, fn=pending) as environment:
         environment.configure(connection=connection, version_table_schema=schema)
         environment.run_migrations()
 
@@ -329,7 +331,8 @@ class UnitOfWork:
     A transaction that begins with the first statement and ends with the block.
 
     Args:
-        sessions: Creates the session; its collector records the events of aggregates.
+        sessions: Creates the session, whose ``Collector`` records the aggregates'
+            events.
         traceparent: The trace context of the request, stored with its events.
     """
 
@@ -373,7 +376,7 @@ class UnitOfWork:
 
 def table_check(engine: Engine, tables: Sequence[str]) -> Callable[[], None]:
     """
-    Return a check of readiness: the database answers and has all tables.
+    Return a readiness check: whether the database answers and has all tables.
 
     Args:
         engine: The database to check.

@@ -68,7 +68,7 @@ class Cursors(Generic[AnyKey]):
         Return the key of a cursor.
 
         Raises:
-            MalformedError: The cursor is not one of this listing.
+            MalformedError: The cursor does not belong to this listing.
         """
         try:
             text = cursor + "=" * (-len(cursor) % 4)
@@ -111,7 +111,7 @@ class Keyset(Generic[AnyKey]):
             wanted: The cursor and the limit of the request.
 
         Raises:
-            MalformedError: The cursor is not one of this listing.
+            MalformedError: The cursor does not belong to this listing.
         """
         if wanted.cursor is not None:
             place = tuple_(*self._cursors.decode(wanted.cursor))

@@ -1,8 +1,8 @@
 """
 A service as a process and as an application, from a declaration of its parts.
 
-The command line is ``serve`` (the default), ``migrate``, and the service's own
-commands. ``serve`` migrates the tables, registers the event schemas and then listens;
+The commands are ``serve`` (the default), ``migrate``, ``consume``, and the service's
+own. ``serve`` migrates the tables, registers the event schemas and then listens;
 it waits while the database or the registry is starting. A command that is given
 ``--admin-dsn`` first creates the role of ``--dsn``. Every option with a value has an
 environment variable with the service's prefix, such as::
@@ -21,6 +21,7 @@ A service that follows other services' events consumes them while it serves, if
 ``--kafka`` is given. With ``consume`` it consumes them in a separate process; several
 such processes share the partitions of the topics. ``--topic-prefix`` and
 ``--group-prefix`` apply to both.
+
 A service without a database of its own has only ``serve``, and none of the options for
 database, registry, idempotency and brokers.
 """
@@ -129,8 +130,8 @@ def app_without_database(name: str, check: Callable[[], None]) -> Flask:
     """
     Create an application with the parts that all services share.
 
-    These are problem documents, request ids, health checks, metrics, the limit of a
-    body, and the converter ``bigint`` for paths.
+    These are problem documents, request ids, health checks, metrics, the limit on the
+    size of a body, and the path converter ``bigint``.
 
     Args:
         name: The application's name.
@@ -172,7 +173,7 @@ def answer_by_order(
     with UnitOfWork(sessionmaker(current_app.extensions["engine"])) as unit:
         found = repository(unit.session).find(order_id)
     if found is None:
-        message = f"There is no {noun} of order {order_id}."
+        message = f"There is no {noun} for order {order_id}."
         raise NotFoundError(message)
     document: dict[str, Any] = dataclasses.asdict(found)
     del document["events"]
@@ -210,7 +211,9 @@ def _add_event_options(parser: argparse.ArgumentParser) -> None:
     help_ = "how long an Idempotency-Key is kept"
     add("--idempotency-hours", type=hours, default=IDEMPOTENCY_HOURS, help=help_)
     add("--kafka", help="the brokers; if given, serve also consumes events")
-    help_ = "a file with settings of Kafka's client, such as a login: name=value lines"
+    help_ = (
+        "a file of name=value lines with settings for the Kafka client, such as a login"
+    )
     add("--kafka-file", type=Path, help=help_)
     help_ = "the prefix of the event topics' names, as in the relay"
     add("--topic-prefix", default=TOPIC_PREFIX, help=help_)
@@ -304,14 +307,14 @@ class Service:
         add("command", nargs="?", choices=list(self._commands()), default="serve")
         if self.migrate is not None:
             add("--dsn", required=True, help="the service's database")
-            help_ = "the same database as an administrator, to create the role of --dsn"
+            help_ = "an administrator's login to --dsn's database, to create its role"
             add("--admin-dsn", help=help_)
             add("--registry", help="the schema registry's URL, if any")
         add("--host", default="127.0.0.1")
         add("--port", type=port, default=8080)
         help_ = "the number of concurrent requests"
         add("--threads", type=number_from(1), default=DEFAULT_THREADS, help=help_)
-        help_ = "how long a stopping serve accepts requests after it reports not ready"
+        help_ = "how long a stopping service takes requests after it reports not ready"
         add("--drain-seconds", type=seconds, default=DRAIN_S, help=help_)
         if self.migrate is not None:
             _add_event_options(parser)
@@ -323,8 +326,8 @@ class Service:
     def _serve(self, options: argparse.Namespace) -> None:
         self.check(options)
         if self.consuming is not None and options.kafka is not None:
-            # Read here to report a mistake: in the worker, which reads the brokers
-            # again, it would be a traceback.
+            # Read here to report a mistake: the worker, which reads the brokers again,
+            # would report it as a traceback.
             _brokers(options)
         if self.migrate is not None:
             self._migrate(self.migrate, options)
@@ -446,15 +449,16 @@ def wait_for_database(
     dsn: str, use: Callable[[Engine], None], clock: Clock | None = None
 ) -> None:
     """
-    Use the database; try again while it is unavailable, until the deadline.
+    Use the database; try again while it is unavailable or refuses the role.
 
     Args:
-        dsn: The database, as a libpq URI or keywords.
+        dsn: The database, as a libpq URI or keyword/value string.
         use: Called with an engine for one connection, perhaps several times.
         clock: Waits between attempts.
 
     Raises:
-        UnavailableError: The database was still unavailable at the deadline.
+        UnavailableError: The database was still unavailable, or still refused the role,
+            at the deadline.
     """
     clock = clock or SystemClock()
     deadline = Deadline(clock, START_TIMEOUT_S)

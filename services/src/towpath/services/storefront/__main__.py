@@ -87,7 +87,7 @@ def _sink_of(settings: Settings, kind: str) -> str:
 
 def create_app(shop: Shop, reads: ReadSide) -> Flask:
     """
-    Wire the storefront; nothing is connected before a request.
+    Wire the storefront; no connection is opened before a request.
 
     Args:
         shop: Calls the services.

@@ -5,12 +5,12 @@ The pages of the storefront, rendered on the server.
 page                      shows
 ========================  ===========================================================
 GET  /                    products with their stock, page by page
-GET  /basket              the basket, and the check-out
+GET  /basket              the basket and the checkout
 GET  /orders              the orders of this browser's customer, from the read side
 GET  /orders/{id}         an order's saga, live, and where the order can be read
 GET  /find                orders and products that match the first 8 words of a text
 GET  /orders/{id}/saga    the part of an order's page that changes
-GET  /orders/{id}/read    when a write has become visible in a target, as JSON
+GET  /orders/{id}/read    the order's status in a target, and a write's delay, as JSON
 POST ...                  changes the basket or an order, and redirects to a page
 ========================  ===========================================================
 
@@ -114,13 +114,13 @@ def basket_text(basket: Basket) -> str:
 
 def _quantity(text: str) -> int:
     """
-    Read a quantity, at most ``MAX_QUANTITY``.
+    Read a quantity; a larger one becomes ``MAX_QUANTITY``.
 
     Raises:
         ValueError: The text is not a whole number of at most five digits.
     """
     if not (text.isascii() and text.isdecimal() and len(text) <= len("99999")):
-        message = "must be a whole number"
+        message = "must be a whole number of at most five digits"
         raise ValueError(message)
     return min(int(text), MAX_QUANTITY)
 
@@ -130,7 +130,7 @@ def refuse_other_sites() -> None:
     """Refuse a form that a page of another site sends."""
     origin = request.headers.get("Sec-Fetch-Site", "same-origin")
     if request.method == "POST" and origin not in ("same-origin", "none"):
-        raise Forbidden(description="This form belongs to another site.")
+        raise Forbidden(description="This form was sent from a page of another site.")
 
 
 @blueprint.after_request
@@ -202,7 +202,7 @@ def change_basket() -> Response:
 
 @blueprint.get("/basket")
 def basket() -> str:
-    """Show the basket and the check-out."""
+    """Show the basket and the checkout."""
     lines = _basket_lines()
     return render_template(
         "basket.html",
@@ -274,7 +274,7 @@ def read(order_id: int) -> Response:
     """Wait until a target has a write; answer with the order's status and the delay."""
     kind, lsn = request.args.get("from", "cache"), request.args.get("lsn") or None
     if kind not in ("cache", "search"):
-        message = "An order is read from the cache or from search."
+        message = "The parameter from must be cache or search."
         raise InvalidInputError(message)
     reads = _context().reads
     reads.catch_up(lsn, kind)

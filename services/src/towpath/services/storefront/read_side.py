@@ -91,7 +91,7 @@ class SearchIndex:
     """The indexes of the search sink."""
 
     def __init__(self, url: str) -> None:
-        """Store the address; nothing is connected."""
+        """Store the address; no connection is opened."""
         # The library logs every call.
         logging.getLogger("opensearch").setLevel(logging.CRITICAL)
         self._client = OpenSearch(
@@ -257,7 +257,7 @@ class OrderCache:
 
     def __init__(self, url: str, prefix: str) -> None:
         """
-        Store the address; nothing is connected.
+        Store the address; no connection is opened.
 
         Args:
             url: The Redis server.

@@ -59,7 +59,7 @@ class Shop:
     """The orders and inventory services."""
 
     def __init__(self, orders_url: str, inventory_url: str) -> None:
-        """Store the base addresses; nothing is connected."""
+        """Store the base addresses; no connection is opened."""
         self._orders = _client(orders_url)
         self._inventory = _client(inventory_url)
 

@@ -55,7 +55,7 @@ class SinkWaits:
         timeout_s: float,
     ) -> None:
         """
-        Store the parameters; nothing is connected.
+        Store the parameters; no connection is opened.
 
         Args:
             make: Makes a waiter; each concurrent wait has its own.

@@ -1,10 +1,10 @@
 """
 ``python -m towpath.sinks.engine.classes``: record the archive of Spark's classes.
 
-Java loads and verifies about 20,000 classes before a driver has written a first batch,
-which is most of the work of its start. One engine is started and used as drivers use
-theirs; when it ends, Java writes its loaded classes into one file. Every engine with
-these jars then maps the file (``towpath.sinks.jars.java``). Nothing depends on the
+Java loads and verifies about 20,000 classes before a driver writes its first batch;
+that is most of the work of a driver's start. One engine is started and used as drivers
+use theirs; when it ends, Java writes its loaded classes into one file. Every engine
+with these jars then maps the file (``towpath.sinks.jars.java``). Nothing depends on the
 file: without it, engines start more slowly.
 """
 
@@ -77,7 +77,7 @@ def _write_base_archive(java_home: Path) -> None:
 
 def record(archive: Path, folder: Path) -> None:
     """
-    Start an engine, use it as drivers do, and let Java write its classes at its end.
+    Start an engine, use it as drivers do, and let Java write its classes as it exits.
 
     Args:
         archive: The file to write.

@@ -46,7 +46,7 @@ class KafkaRepairs:
     """Requests rows of one sink's routes from the relay."""
 
     def __init__(self, settings: Settings, sink: Sink) -> None:
-        """Store the parameters; nothing is connected yet."""
+        """Store the parameters; no connection is opened yet."""
         self._settings = settings
         self._sink = sink
         self._topic = settings.signal_topic

@@ -217,7 +217,7 @@ _NAMES: Final = {
 
 
 def draw(result: BenchResult[FillCase]) -> RenderableType:
-    """Draw the end of a benchmark whose loads were printed as they ended."""
+    """Draw the closing lines of a benchmark whose loads were printed before."""
     if not result.verified:
         return unverified(result.findings)
     blocks: list[RenderableType] = []

@@ -14,12 +14,12 @@ earlier batches are older than the rebuild's snapshot.
 An index has an id, which the server chose when the index was created. A file beside the
 sink's checkpoint has the ids of the written indexes. An index with a different id was
 recreated, was restored from a copy, or got the alias of another index: rows may be
-missing in it. The index of a rebuild is an exception: it lists the ids that it
-replaces.
+missing from it. The index of a rebuild is an exception: it lists the ids of the indexes
+that it replaces.
 
 First the rows are requested, then the route is removed from the file, and then the
-index is created: a process that ends in between requests the rows again. An index that
-is not in the file is accepted as it is.
+index is created: a process that ends before the removal requests the rows again. An
+index that is not in the file is accepted as it is.
 """
 
 from collections import defaultdict
@@ -65,7 +65,7 @@ _log = structlog.get_logger("towpath.sinks.search")
 @dataclass(frozen=True, slots=True)
 class IndexWatch:
     """
-    The dependencies for detecting a replaced index and requesting its rows.
+    The parts with which a sink detects a replaced index and requests its rows.
 
     Attributes:
         file: The file of the ids, in the sink's folder.
@@ -159,8 +159,8 @@ class Indexes:
         """
         Look up the indexes.
 
-        A missing index is recreated. The rows of a missing or replaced index are
-        requested.
+        The rows of a missing or replaced index are requested. The missing index of a
+        route that was prepared before is recreated.
 
         Raises:
             ForeignIndexError: An alias has several indexes.
@@ -268,6 +268,8 @@ class Indexes:
             KeylessTableError: The table has no primary key.
             DocumentFieldsError: An event has no schema, or two schemas disagree.
             ForeignIndexError: An index exists that no sink has created.
+            IndexGoneError: The route has no index, and this process creates none.
+            SearchRefusedError: OpenSearch refuses a field.
         """
         shape = self._source.shape_of(self._routes[route])
         with translated():
@@ -323,7 +325,7 @@ class Indexes:
         self._by_alias = {**self._by_alias, **indexes_of(self._client, (route,))}
 
     def _add_missing_fields(self, index: str, shape: DocumentShape) -> dict[str, Any]:
-        """Add missing fields to an index, and return its previous mapping."""
+        """Add missing fields, set the replicas, and return the previous mapping."""
         found: dict[str, Any]
         found = self._client.indices.get_mapping(index=index)[index]["mappings"]
         if not is_made_by_sink(found):
@@ -338,13 +340,13 @@ class Indexes:
         self, index: str, shape: DocumentShape, present: Mapping[str, Any]
     ) -> None:
         """Add fields; a field of another type stays unchanged."""
-        missing = [
+        differing = [
             (path, piece)
             for path, piece in single_fields(shape.fields)
             if field_at(present, path) != field_at(shape.fields, path)
         ]
         outdated = []
-        for path, piece in missing:
+        for path, piece in differing:
             try:
                 self._client.indices.put_mapping(
                     index=index, body={"properties": piece}

@@ -11,7 +11,12 @@ from support.copying import replace
 from towpath.deploy.cli.snapshot import key_lines
 from towpath.deploy.errors import RelaySilentError
 from towpath.deploy.snapshots import signals
-from towpath.deploy.snapshots.requests import conditions, parsed_keys
+from towpath.deploy.snapshots.requests import (
+    SnapshotRequest,
+    conditions,
+    parsed_keys,
+    request_snapshot,
+)
 from towpath.deploy.snapshots.signals import (
     SignalAnswer,
     TableProgress,
@@ -27,6 +32,7 @@ from towpath.deploy.snapshots.view import (
 )
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
+from towpath.settings import Kafka, Route, Settings, Sink, Source
 
 
 class TurnedClock(SystemClock):
@@ -80,6 +86,34 @@ def test_a_filter_without_a_table_is_a_mistake(word):
         conditions([word])
 
     assert 'write "schema.table=filter"' in str(mistake.value)
+
+
+@pytest.mark.parametrize(
+    ("sinks", "known"),
+    [
+        ((), "no sink is configured"),
+        (("cache", "search"), "the configured sinks are: cache, search"),
+    ],
+)
+def test_a_snapshot_for_an_unknown_sink_names_the_known_ones(sinks, known):
+    """
+    Without any sink, the sentence says so.
+    """
+    route = Route(topic="t", name="r")
+    settings = Settings(
+        version=1,
+        source=(Source(dsn="x"),),
+        kafka=Kafka(bootstrap_servers="localhost:1"),
+        sink=tuple(
+            Sink(name=name, kind="cache", url="redis://x", route=(route,))
+            for name in sinks
+        ),
+    )
+
+    with pytest.raises(UsageError) as mistake:
+        request_snapshot(settings, SnapshotRequest(target="nowhere"))
+
+    assert f"no sink is named 'nowhere'; {known}" == str(mistake.value)
 
 
 def test_keys_come_from_words_and_files(tmp_path: Path):

@@ -30,6 +30,16 @@ def test_a_payload_without_avro_is_json(content_type):
         assert ({"a": [1]}, None) == (found.payload, gone.payload)
 
 
+@pytest.mark.parametrize("content_type", ["application/json", "avro/binary"])
+def test_a_tombstone_has_no_payload_in_any_form(content_type):
+    """
+    Even if the decoder is called without the event's own check.
+    """
+    gone = event(value=None, headers={"content-type": content_type})
+    with closing(AvroDecoder({"url": "http://127.0.0.1:1"})) as decode:
+        assert None is decode(gone)
+
+
 @pytest.mark.parametrize(
     "found",
     [

@@ -6,7 +6,13 @@ import pytest
 from rich.console import Console
 
 from towpath.loadtests.bench.context import CASES, chosen_cases, in_turn
-from towpath.loadtests.bench.result import BenchResult, RelayCase, draw, draw_case
+from towpath.loadtests.bench.result import (
+    PROCESSES,
+    BenchResult,
+    RelayCase,
+    draw,
+    draw_case,
+)
 
 MACHINE = {"processor": "p", "cores": 2}
 
@@ -112,6 +118,25 @@ def test_the_table_shows_medians_and_ratios():
         for word in ("120 110..130", "relay / the limit, events_per_s: 0.40", "4.0")
         if word not in text
     ]
+
+
+def test_a_kill_has_no_ratios():
+    """
+    It has no figure that a ratio could compare.
+    """
+    figures = ({"killed_at_events": 10.0, "lost": 0.0},)
+    document = RelayCase(name="kill_1", rounds={"relay": figures}).as_json()
+
+    assert {None} == {value for name, value in document.items() if name != "systems"}
+
+
+def test_the_columns_of_processes_have_different_titles():
+    """
+    Each memory column names its process.
+    """
+    titles = [column.title for column in PROCESSES]
+
+    assert sorted(set(titles)) == sorted(titles)
 
 
 def test_the_cases_have_their_names():

@@ -60,13 +60,17 @@ class AvroDecoder:
         """
         Return the payload: records as mappings, logical types as Python's own.
 
+        A tombstone has no payload: None is returned.
+
         Raises:
             UnavailableError: The registry cannot be reached, fails, or refuses the
                 login.
             ValueError: The payload is not framed, or does not have the form of its
                 schema; or the registry has no such schema.
         """
-        value = event.value or b""
+        value = event.value
+        if value is None:
+            return None
         is_avro = "avro" in event.headers.get(headers.CONTENT_TYPE, "").lower()
         if not (is_avro or value.startswith(_FRAME)):
             return json_payload(event)

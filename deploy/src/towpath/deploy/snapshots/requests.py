@@ -209,6 +209,9 @@ def _key(line: str) -> list[Any]:
 
 def _check_target(settings: Settings, target: str | None) -> None:
     if target is not None and settings.sink_named(target) is None:
-        known = ", ".join(sink.name for sink in settings.sink)
-        message = f"no sink is named {target!r}; there are: {known}"
+        names = ", ".join(sink.name for sink in settings.sink)
+        known = (
+            f"the configured sinks are: {names}" if names else "no sink is configured"
+        )
+        message = f"no sink is named {target!r}; {known}"
         raise UsageError(message)

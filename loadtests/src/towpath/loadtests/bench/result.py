@@ -52,16 +52,23 @@ class RelayCase:
         return {name: spread(figures) for name, figures in self.rounds.items()}
 
     @property
-    def ratio_of(self) -> str:
-        """The figure that the ratios compare."""
+    def ratio_of(self) -> str | None:
+        """The figure that the ratios compare; None for a kill, which has no ratios."""
+        if self.is_kill:
+            return None
         return "events_per_s" if self.name in DRAINS else "p99_ms"
+
+    @property
+    def is_kill(self) -> bool:
+        """Whether the publishing process is killed in the middle of a run."""
+        return self.name.startswith("kill")
 
     def ratio_to(self, other: str) -> float | None:
         """Return the ratio of the relay's median to another's."""
-        if other == LIMIT and self.name not in DRAINS:
+        figure, systems = self.ratio_of, self.systems
+        if figure is None or (other == LIMIT and self.name not in DRAINS):
             return None
-        systems = self.systems
-        return ratio(systems.get(RELAY), systems.get(other), self.ratio_of)
+        return ratio(systems.get(RELAY), systems.get(other), figure)
 
     def as_json(self) -> dict[str, Any]:
         """Return the case as a JSON object."""
@@ -187,11 +194,11 @@ _KILL: Final = (
 PROCESSES: Final = (
     Column("cpu_us_per_event", "CPU us/event", "{:.1f}"),
     Column("process_cpu_s", "CPU s", "{:.1f}"),
-    Column("process_peak_rss_bytes", "RSS MiB", "{:,.0f}", 1 / MEBIBYTE),
+    Column("process_peak_rss_bytes", "peak RSS MiB", "{:,.0f}", 1 / MEBIBYTE),
     Column("walsender_cpu_s", "walsender CPU s", "{:.1f}"),
-    Column("walsender_peak_rss_bytes", "RSS MiB", "{:,.0f}", 1 / MEBIBYTE),
+    Column("walsender_peak_rss_bytes", "walsender RSS MiB", "{:,.0f}", 1 / MEBIBYTE),
     Column("broker_cpu_s", "broker CPU s", "{:.1f}"),
-    Column("broker_peak_rss_bytes", "RSS MiB", "{:,.0f}", 1 / MEBIBYTE),
+    Column("broker_peak_rss_bytes", "broker RSS MiB", "{:,.0f}", 1 / MEBIBYTE),
     Column("observer_cpu_s", "observer CPU s", "{:.2f}"),
 )
 
@@ -227,7 +234,7 @@ def verified(what: str, machine: Mapping[str, object]) -> list[RenderableType]:
 
 def _case(case: RelayCase) -> list[RenderableType]:
     systems = case.systems
-    if case.name.startswith("kill"):
+    if case.is_kill:
         return [figures_table(case.name, systems, _KILL)]
     columns = _DRAIN if case.name in DRAINS else _STEADY
     blocks: list[RenderableType] = [

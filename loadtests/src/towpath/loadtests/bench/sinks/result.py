@@ -293,9 +293,9 @@ _SPEED: Final = (
     Column("memory_bytes", "memory MiB", "{:,.0f}", 1 / MEBIBYTE),
     Column("cpu_us_per_row", "CPU us/row", "{:.1f}"),
     Column("driver_cpu_s", "Python CPU s", "{:.1f}"),
-    Column("driver_peak_rss_bytes", "RSS MiB", "{:,.0f}", 1 / MEBIBYTE),
+    Column("driver_peak_rss_bytes", "Python RSS MiB", "{:,.0f}", 1 / MEBIBYTE),
     Column("engine_cpu_s", "engine CPU s", "{:.1f}"),
-    Column("engine_peak_rss_bytes", "RSS MiB", "{:,.0f}", 1 / MEBIBYTE),
+    Column("engine_peak_rss_bytes", "engine RSS MiB", "{:,.0f}", 1 / MEBIBYTE),
     Column("target_cpu_s", "target CPU s", "{:.1f}"),
 )
 _BESIDE: Final = {

@@ -187,7 +187,7 @@ def test_an_idle_sink_halts_when_its_cache_may_evict_keys(place):
     sink = place.opened()
     place.server.client.config_set("maxmemory-policy", "allkeys-lru")
 
-    with pytest.raises(EvictingCacheError, match="noeviction"):
+    with pytest.raises(EvictingCacheError, match="maxmemory-policy"):
         sink.maintain()
 
 

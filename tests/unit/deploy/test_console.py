@@ -1,4 +1,4 @@
-"""The console's rates, topology, hidden columns, and rules of access."""
+"""The console's rates, topology, hidden columns, and access rules."""
 
 import json
 from datetime import UTC, datetime, timedelta

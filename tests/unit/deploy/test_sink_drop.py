@@ -234,7 +234,7 @@ def test_nothing_is_dropped_while_the_driver_has_the_sink(config, tmp_path):
     """
     held = lock_sink(tmp_path / "state", "cache")
     clock = Clock()
-    with pytest.raises(SinkHeldError, match=r"did not release \w+ in 60 s"):
+    with pytest.raises(SinkHeldError, match=r"did not release \w+ within 60 s"):
         drop(config, plan(config), lambda *_: pytest.fail("erased"), clock=clock)
     held.release()
 
@@ -285,7 +285,7 @@ def test_data_that_another_sink_writes_too_stays(config):
     twin = hook.replace('"webhook"', '"twin"', 1)
     config.write_text(config.read_text() + hook + twin)
 
-    with pytest.raises(UsageError, match="twin writes orders too"):
+    with pytest.raises(UsageError, match="twin also writes to orders"):
         plan(config, name="webhook")
     assert "webhook" == plan(config, name="webhook", has_data=False).sink.name
 
@@ -306,7 +306,7 @@ def test_a_table_that_another_warehouse_writes_too_stays(config, tmp_path):
         drop(config, plan(config, name="lake"), unreachable)
     config.write_text(HEAD + twin + TAIL)
 
-    with pytest.raises(UsageError, match=r"twin writes s\.orders too"):
+    with pytest.raises(UsageError, match=r"twin also writes to s\.orders"):
         plan(config, name="lake")
 
 
@@ -366,7 +366,7 @@ def test_topics_of_its_own_go_and_are_listed(config, tmp_path, has_data):
     assert list(OTHERS) == broker.names()
     assert [
         f"deleted: the block of cache in {config}",
-        "deleted: all of orders (cache)",
+        "deleted: all data of orders (cache)",
         *(f"deleted: topic {topic}" for topic in OWN),
         f"deleted: {tmp_path / 'state/sinks/cache'}",
     ] == outcome

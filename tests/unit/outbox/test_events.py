@@ -239,7 +239,7 @@ def test_record_uses_the_configured_outbox(monkeypatch):
     monkeypatch.setattr(outbox, "_default", [])
     statements = Statements()
     event = {"aggregate_type": "a", "aggregate_id": "1", "payload": {"n": 1}}
-    with pytest.raises(InvalidEventError, match=r"known: .*CustomerRegistered"):
+    with pytest.raises(InvalidEventError, match=r"with a schema: .*CustomerRegistered"):
         record(statements, event | {"type": "Noted"})
     configure(Outbox(Events(EventSchemas(), unknown="none"), way="delete"))
     record_all(statements, [event | {"type": "Noted"}] * 2)

@@ -135,12 +135,12 @@ class Events:
             key: The attribute with the aggregate's id, or a function that returns it.
             type: The event type; by default the name of the class.
             schema: An Avro record, as JSON text or a mapping; ``NO_SCHEMA``: any JSON;
-                None: the schema of the files.
+                None: the schema that ``Events`` has for the event type.
             payload: Returns the payload of an instance; by default, the fields of a
                 dataclass or of a pydantic model.
 
         Raises:
-            EventSchemaError: There is no schema, or it cannot be used.
+            EventSchemaError: There is no schema, or it is unusable or has another name.
             UnboundEventError: The class has no fields and no ``payload`` was given.
         """
 
@@ -183,7 +183,7 @@ class Events:
             try:
                 return OutboxEvent(**event)
             except TypeError as error:
-                message = f"a mapping is not an event: {error}"
+                message = f"the mapping is not an event: {error}"
                 raise UnboundEventError(message) from error
         message = f"the class {type(event).__qualname__} is not bound to an event type"
         raise UnboundEventError(message)
@@ -205,7 +205,10 @@ class Events:
         if schema is None:
             if not self._accepts_unknown and name not in self._schemas.newest:
                 known = ", ".join(self._schemas.newest) or "none"
-                message = f"the event type {name} has no schema; known: {known}"
+                message = (
+                    f"the event type {name} has no schema; event types with a schema: "
+                    f"{known}"
+                )
                 raise EventSchemaError(message)
         elif schema == NO_SCHEMA:
             self._without_schema.add(name)

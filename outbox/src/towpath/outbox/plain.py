@@ -2,8 +2,9 @@
 Lossless conversion of Python values to JSON values.
 
 Decimals become strings (a JSON number would lose digits), datetimes RFC 3339 in UTC
-with microseconds, dates ``YYYY-MM-DD``, UUIDs their text, enums their value. All other
-values stay as they are; the event's schema decides whether they are allowed.
+with microseconds, dates ``YYYY-MM-DD``, UUIDs their text, enums their value. Mappings
+become dicts, and tuples lists, of converted elements. All other values stay as they
+are; the event's schema decides whether they are allowed.
 """
 
 import enum
@@ -20,7 +21,7 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - any value in, any JSON value out
 
     Raises:
         ValueError: A datetime is not aware, so its instant is unknown.
-        OverflowError: A datetime is before year 1 or after 9999 in UTC.
+        OverflowError: A datetime is before the year 1 or after the year 9999 in UTC.
     """
     if value is None or isinstance(value, bool | int | float):
         return value
@@ -41,7 +42,7 @@ def rfc3339(at: datetime) -> str:
 
     Raises:
         ValueError: The datetime is not aware.
-        OverflowError: It is before year 1 or after 9999 in UTC.
+        OverflowError: It is before the year 1 or after the year 9999 in UTC.
     """
     if at.utcoffset() is None:
         message = f"a datetime without a time zone is not an instant: {at.isoformat()}"

@@ -155,7 +155,7 @@ class RowRules:
             reason = "has no time zone"
             raise InvalidEventError(event.type, "occurred_at", reason) from error
         except OverflowError as error:
-            reason = "is before year 1 or after 9999 in UTC"
+            reason = "is before the year 1 or after the year 9999 in UTC"
             raise InvalidEventError(event.type, "occurred_at", reason) from error
 
 

@@ -153,7 +153,7 @@ class EventSchemas:
         schema = self.newest.get(event_type)
         if schema is None:
             known = ", ".join(self.newest) or "none"
-            reason = f"has no schema; known: {known}"
+            reason = f"has no schema; event types with a schema: {known}"
             raise InvalidEventError(event_type, "", reason)
         mismatch = schema.check(payload)
         if mismatch is not None:

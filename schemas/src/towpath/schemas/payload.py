@@ -98,18 +98,18 @@ def _whole(bits: int, name: str) -> Check:
     return check
 
 
-def _floating(value: object) -> Mismatch | None:
+def _floating(value: object, name: str = "double") -> Mismatch | None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return Mismatch((), "is not a number")
     try:
         finite = math.isfinite(value)
     except OverflowError:
-        finite = False
+        return Mismatch((), f"is out of the range of a {name}")
     return None if finite else Mismatch((), "is not a finite number")
 
 
 def _float(value: object) -> Mismatch | None:
-    found = _floating(value)
+    found = _floating(value, "float")
     if found is None:
         try:
             _FLOAT.pack(value)

@@ -220,7 +220,7 @@ def samples() -> Response:
 
 
 class BarDocument(Document):
-    """One bucket: its bound, its count, and its count in percent of the largest."""
+    """One bucket: its bound, its count, and its percentage of the largest count."""
 
     text: str
     values: int

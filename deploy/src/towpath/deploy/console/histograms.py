@@ -29,7 +29,7 @@ _DRAWN: Final = (
 
 
 class HistogramBar(NamedTuple):
-    """One bucket: its bound, its count, and its count in percent of the largest."""
+    """One bucket: its bound, its count, and its percentage of the largest count."""
 
     text: str
     values: int

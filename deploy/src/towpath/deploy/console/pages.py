@@ -5,11 +5,11 @@ The pages of the console, rendered on the server.
 page                    shows
 ======================  ==============================================================
 GET /                   the topology, with rates and lags, and what is wrong
-GET /source             a plot of the log that the slot keeps, tables, snapshots
+GET /source             tables, snapshots, and a plot of the log that the slot keeps
 GET /sinks              each sink: lag, last batch by stage, counters, batch times
 GET /verify             the newest verification: progress, differences by key
 GET /dead-letters       open dead letters by key, with reasons and payloads
-GET /messages           a topic by key, offset or time
+GET /messages           records of a topic, by key, offset or time
 GET /trace              one aggregate or row, from its commit to every sink
 GET /doctor             the findings of the doctor with their cures
 GET /kill               in a demo: its parts, and the recovery after each kill
@@ -95,8 +95,8 @@ from towpath.services.plumbing.service import app_without_database
 EXTENSION: Final = "towpath.console.pages"
 _STAGES: Final = ("decode", "apply", "flush", "batch")
 _MS: Final = 1000.0
-# After a form, the page looks for the outcome in this many of the newest entries of the
-# audit log.
+# After a form is submitted, the page looks for the outcome in this many of the newest
+# entries of the audit log.
 _RECENT: Final = 100
 _KILLS_EVERY_S: Final = 0.5
 
@@ -116,13 +116,17 @@ class PageContext(NamedTuple):
 
 
 class DeadLettersPageQuery(DeadLettersQuery):
-    """The query of the page; a form redirects to it with the id of its action."""
+    """The query of the page; ``done`` is the id of the action of a submitted form."""
 
     done: str = ""
 
 
 class StageTime(NamedTuple):
-    """The time of one stage of a sink's last batch, and its share of the longest."""
+    """
+    The time of one stage of a sink's last batch.
+
+    ``share`` is its percentage of the longest stage.
+    """
 
     name: str
     text: str
@@ -137,7 +141,7 @@ def create_app(
 
     Args:
         state: Reads the platform.
-        access: The rules of access.
+        access: Decides who may see the console and who may act.
         demo: The state folder of a demo, whose parts may be killed.
     """
     killable = None if demo is None else kills.Kills(demo, state, SystemClock())
@@ -242,7 +246,7 @@ def topology() -> str:
 
 @blueprint.get("/source")
 def source() -> str:
-    """Show slot, log, tables and snapshots."""
+    """Show the slot, the log, the tables and the snapshots."""
     reading = _context().state.reading
     return _live(
         "source.html",
@@ -296,7 +300,7 @@ def _missing_folders() -> dict[str, str]:
 
 
 def stage_times(stages_ms: Mapping[str, int], batch_ms: int) -> Sequence[StageTime]:
-    """Return the stages of a batch in order, each in percent of the longest."""
+    """Return a batch's stages in order, each as a percentage of the longest."""
     known = dict(stages_ms)
     if batch_ms:
         known.setdefault("batch", batch_ms)

@@ -1,5 +1,5 @@
 """
-The rules of access to the console, its sessions, and the log of logins and actions.
+The console's access rules, its sessions, and the log of logins and actions.
 
 Without a token the console is read-only. On loopback, reading needs no login, and the
 request must name a loopback host, so that a page of another site cannot read the
@@ -203,7 +203,7 @@ def _missing_line_break(file: IO[bytes]) -> bytes:
 
 
 class Access:
-    """The rules of access to one console, and its sessions."""
+    """The access rules of one console, and its sessions."""
 
     def __init__(
         self, token: str, audit: AuditLog, clock: Clock, *, is_local: bool
@@ -314,7 +314,7 @@ def install_access(app: Flask, access: Access) -> None:
 
 
 def current_access() -> Access:
-    """Return the rules of access of the current application."""
+    """Return the access rules of the current application."""
     access: Access = current_app.extensions[_EXTENSION]
     return access
 

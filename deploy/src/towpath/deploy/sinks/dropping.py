@@ -96,7 +96,10 @@ def delete_own(
     Delete a sink's own topics and yield a line for each; safe to repeat.
 
     Raises:
-        UnavailableError: The broker or the relay does not answer.
+        UnavailableError: The broker, the source or the relay does not answer.
+        SignalRefusedError: The source refuses a signal.
+        SourceRefusedError: The source refuses a statement.
+        UsageError: A signal was deleted before the relay answered it.
     """
     topics = own_topics(settings, name, sink, broker.names())
     if any(BACKFILL in topic for topic in topics):
@@ -112,7 +115,7 @@ def _stop_snapshots(source: Source, sink: str, clock: Clock) -> Iterator[str]:
     try:
         found = signals.progress(source, own=True)
     except (SourceUnreachableError, SignalRefusedError) as error:
-        # Without the source, the relay reads no snapshot.
+        # Without the source or its signal table, the relay reads no snapshot.
         yield f"snapshots for {sink} could not be listed: {error}"
         return
     running = {one.snapshot_id for one in found if _reads_for(one, sink)}
@@ -149,7 +152,7 @@ def without_sink(text: str, name: str) -> str:
     document[_SINK] = [sink for sink in sinks if sink["name"] != name]
     if not document[_SINK]:
         del document[_SINK]
-    # Blank lines may be part of a text, which stays as it is.
+    # Blank lines may be part of a string value, which must not change.
     for candidate in (re.sub(r"\n{3,}", "\n\n", kept), kept):
         if _parses_as(candidate, document):
             return candidate
@@ -165,7 +168,11 @@ def _parses_as(text: str, document: object) -> bool:
 
 
 def _blocks(lines: list[str]) -> list[int | None]:
-    """Return the index of each line's sink; comments belong to the block below."""
+    """
+    Return the index of each line's sink; ``None`` if the line is in no sink's block.
+
+    A comment belongs to the block below it.
+    """
     found: list[int | None] = []
     block: int | None = None
     count = 0
@@ -200,7 +207,7 @@ class DropPlan:
 
     Attributes:
         sink: The sink's block; ``None`` if only the sink's state is left.
-        has_data: Whether the sink's data are deleted too.
+        has_data: Whether the drop also deletes the sink's data.
     """
 
     name: str
@@ -261,9 +268,13 @@ def carry_out_drop(
     Raises:
         ConfigurationError: The file would be invalid without the block; it is
             unchanged.
-        UsageError: The block must be removed by hand; nothing was changed.
+        UsageError: The block must be removed by hand, and nothing was changed; or a
+            signal was deleted before the relay answered it.
         SinkHeldError: The driver does not release the sink.
-        UnavailableError: The sink's target, or the broker, cannot be reached.
+        UnavailableError: The sink's target, the broker, the source or the relay does
+            not answer.
+        SignalRefusedError: The source refuses a signal.
+        SourceRefusedError: The source refuses a statement.
     """
     name, sink, report = plan.name, plan.sink, services.report
     settings = load(config, environ)
@@ -273,12 +284,12 @@ def carry_out_drop(
         report(f"deleted: the block of {name} in {config}")
     held = _hold(settings, name, services.clock)
     try:
-        # First, so that no reader takes deleted rows for applied ones.
+        # First, so that no reader assumes that deleted rows are still there.
         services.forget(name)
         if sink is not None and services.erase is not None:
             services.erase(sink, settings.database.prefix)
             for route in sink.route:
-                report(f"deleted: all of {route.name} ({sink.kind})")
+                report(f"deleted: all data of {route.name} ({sink.kind})")
         for line in delete_own(settings, name, sink, services.broker, services.clock):
             report(line)
         _clear(folder)
@@ -308,7 +319,7 @@ def _refuse_shared(settings: Settings, sink: Sink) -> None:
     for other in settings.sink:
         shared = sorted(names & {route.name for route in other.route})
         if other.name != sink.name and other.target == sink.target and shared:
-            message = f"{other.name} writes {shared[0]} too: drop without --data"
+            message = f"{other.name} also writes to {shared[0]}: drop without --data"
             raise UsageError(message)
 
 
@@ -316,7 +327,9 @@ def _hold(settings: Settings, name: str, clock: Clock) -> FolderLock:
     deadline = Deadline(clock, RELEASED_WITHIN_S)
     while (held := lock_sink(settings.state_folder, name)) is None:
         if deadline.passed():
-            message = f"the driver did not release {name} in {RELEASED_WITHIN_S:g} s"
+            message = (
+                f"the driver did not release {name} within {RELEASED_WITHIN_S:g} s"
+            )
             raise SinkHeldError(message)
         clock.wait(_POLL_EVERY_S)
     return held
@@ -341,7 +354,7 @@ def _write(path: Path, sink: Sink, *, has_data: bool) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Delete the state; the record of the drop is deleted last."""
+    """Delete the state; the record of the drop outlives all but the lock."""
     for one in folder.iterdir():
         if one.name in _DELETED_LAST:
             continue

@@ -25,7 +25,7 @@ SOURCE: Final = "database"
 _SECONDS_BETWEEN_LOOKS: Final = 1.0
 # The keys of all tables begin with the prefix of the orders' keys.
 _ORDERS_KEY: Final = ":orders:{}"
-# The other tables have the names that they have in the source.
+# In the warehouse, the other tables must be named as in the source.
 _ORDERS_TABLE: Final = "shop.orders"
 
 _FIRST_ORDER: Final = "select coalesce(max(id), 0) + 1 from shop.orders"
@@ -36,10 +36,10 @@ Read = Callable[[], Books]
 
 def first_order(dsn: str) -> int:
     """
-    Return the number that the first order of the run will have.
+    Return the lowest number that an order of the run can have.
 
     Raises:
-        ShopDatabaseError: The database cannot be read, or is not a shop's.
+        ShopDatabaseError: The database cannot be read, or lacks the shop's tables.
     """
     return _number(dsn, _FIRST_ORDER)
 
@@ -120,7 +120,8 @@ def _behind(source: Books, sink: Books) -> Iterator[str]:
     wrong = sorted(n for n, _ in source.orders.items() ^ sink.orders.items())
     if wrong:
         count = len(set(wrong))
-        yield f"{count:,} orders differ from the database: the first is {wrong[0]}"
+        differ = "1 order differs" if count == 1 else f"{count:,} orders differ"
+        yield f"{differ} from the database: the first is order {wrong[0]}"
 
 
 def wait_until_settled(dsn: str, clock: Clock, within_s: float) -> None:

@@ -2,8 +2,9 @@
 Monitors the relay's topics for deletions and changed partition counts.
 
 The relay places keys by the partition count that it has stored; an operator who adds
-partitions should learn immediately that they are not used. A thread checks all topics
-every few seconds, in one request; a finding ends the session with its remedy.
+partitions should learn promptly that they are not used. A thread checks all topics
+every few seconds, in one request; a finding ends the session, and its error names the
+remedy.
 """
 
 import threading
@@ -19,16 +20,17 @@ from towpath.settings import Kafka
 
 _LOG = structlog.get_logger("towpath.relay.kafka")
 
-# Short enough to warn an operator immediately, long enough for thousands of topics.
+# Short enough to warn an operator promptly, long enough for thousands of topics.
 INTERVAL_S: Final = 2.0
 # A new topic may be unknown to a broker for a moment.
 _MISSED_CHECKS: Final = 2
-# A frozen broker must not delay the relay's stop; the thread ends with its request.
+# A frozen broker must not delay the relay's stop; the thread ends when its request
+# does.
 _CLOSE_TIMEOUT_S: Final = 0.5
 
 
 class TopicMonitor:
-    """Compares the topics that the relay writes with those of the cluster."""
+    """Compares the topics that the relay writes to with those of the cluster."""
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class TopicMonitor:
             raise self._found
 
     def _compare(self, existing: Mapping[str, int]) -> HaltError | None:
-        """Return the error of a topic that was deleted or has new partitions."""
+        """Return the error of a topic that is gone or has another partition count."""
         for topic, count in tuple(self._counts.items()):
             if not self._is_marked(topic):
                 continue
@@ -106,7 +108,7 @@ class TopicMonitor:
                 except TowpathError as error:
                     # The loop itself notices that Kafka is unreachable.
                     _LOG.debug(
-                        "topic monitor failed: next check retries",
+                        "topic check failed: the next check tries again",
                         reason=str(error),
                     )
                     continue

@@ -7,7 +7,7 @@ is confirmed to Postgres, so the slot is never ahead of the state topic: a slot 
 ahead was moved by another program.
 
 A topic's first mark, with its end offsets, is acknowledged before its first streamed
-record is produced: after a crash every record behind that mark is the relay's own.
+record is produced: after a crash every record beyond that mark is the relay's own.
 """
 
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ class CheckpointWriter:
         self._invisible = invisible
         self._clock = clock
         self._moved: set[str] = set()
-        # By topic, the barriers behind the records of its former partition count.
+        # By topic, the barriers that follow the records of its former partition count.
         self._barriers: dict[str, Delivery] = {}
         self._writing: Delivery | None = None
         self._writing_lsn = self.stored_lsn
@@ -81,7 +81,7 @@ class CheckpointWriter:
         return self._offset + self.stored_lsn
 
     def turn(self, now_s: float, stats: Stats) -> None:
-        """Move the marks by new acknowledgements; write a checkpoint if one is due."""
+        """Advance the marks to new acknowledgements; if due, write a checkpoint."""
         if self._writing is not None and not self._settle():
             return
         if now_s - self._written_at_s < MARKS_INTERVAL_S:
@@ -127,7 +127,7 @@ class CheckpointWriter:
 
     def end_former_count(self, topic: str, barriers: Delivery) -> None:
         """
-        Forget a topic's former partition count when no replay needs it.
+        Have a topic's former partition count forgotten once no replay needs it.
 
         The topic's barriers, and a checkpoint beyond the last position of the former
         count, must be stored first.
@@ -188,7 +188,7 @@ class CheckpointWriter:
         self._sender.send(self._records.confirmed(confirmed, now_ms), writing)
 
     def _forget_former_counts(self) -> None:
-        """Store marks without the former partition counts that no replay needs."""
+        """Forget former counts that no replay needs; their topics are written next."""
         forgotten = {
             topic
             for topic, barriers in self._barriers.items()

@@ -46,10 +46,10 @@ class StoredTable(NamedTuple):
     for the first kind and a SELECT for the others. ``order_by`` names the columns of a
     surrogate key. ``ranges`` are the progress of several readers. ``floor`` is the log
     LSN of the first start mark: with ``sweeps``, rows below the floor are deleted at
-    the end. ``key_columns`` describe the table's keys when it was first planned: the
-    same progress by another key would mean other rows. ``undelivered`` counts the rows
-    that are dead letters; ``undelivered_keys`` are their keys, for a whole table only
-    the first of them. ``rows_per_second`` is a moving average.
+    the end. ``key_columns`` are those of the key by which the table was first planned:
+    by another key, the same progress would mean other rows. ``undelivered`` counts the
+    rows that are dead letters; ``undelivered_keys`` are their keys, for a whole table
+    only the first of them. ``rows_per_second`` is a moving average.
     """
 
     snapshot_id: str
@@ -82,7 +82,7 @@ class StoredTable(NamedTuple):
 
     @property
     def percent(self) -> float | None:
-        """The percentage of rows done, by the server's statistics; None: unknown."""
+        """The percentage of the server's row estimate that is done; None: unknown."""
         if self.state == "completed":
             return 100.0
         if not self.estimated_rows:
@@ -100,7 +100,7 @@ class StoredTable(NamedTuple):
 
     @property
     def is_of_one_view(self) -> bool:
-        """Whether it is read in an exported snapshot that its run shares."""
+        """Whether it is read in the one exported snapshot of the tables of its run."""
         return self.kind != INCREMENTAL
 
     def with_delivered(self, delivered: DeliveredRows) -> "StoredTable":

@@ -72,7 +72,7 @@ def create_app(
     clock: Clock | None = None,
 ) -> Flask:
     """
-    Wire the service to a database; no connection is opened before a request.
+    Wire the service to a database; this opens no connection.
 
     Args:
         dsn: The service's database, as a libpq URI or keyword/value string.

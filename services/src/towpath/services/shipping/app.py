@@ -116,7 +116,7 @@ CONSUMING: Final = Consuming(
 
 def create_app(dsn: str, *, threads: int = DEFAULT_THREADS) -> Flask:
     """
-    Wire the service to a database; no connection is opened before a request.
+    Wire the service to a database; this opens no connection.
 
     Args:
         dsn: The service's database, as a libpq URI or keyword/value string.

@@ -3,15 +3,15 @@ Floors that take effect once every partition of their topic has delivered them.
 
 A sweep ends a snapshot: in each partition it follows the rows that the snapshot read.
 Until the last partition has delivered the sweep, some of these rows may still arrive,
-so the floor waits. The sweep names the number of partitions that it was written to;
-partitions added later have none of these rows. The partitions that delivered a sweep
-are kept in a file, written before the batch counts as done; a repeated batch changes
-nothing.
+so the floor waits. The sweep states how many partitions it was written to; partitions
+added later have none of these rows. The partitions that have delivered a sweep are
+recorded in a file before the batch counts as done, so a repeated batch changes nothing.
 
 The safe position is the one below which no record can be delivered again: the lowest
-position at the start of all partitions of the sink's topics. Tombstones below it are no
-longer needed. A dead letter can be replayed at any age, so the safe position never
-passes one. The position is looked up from time to time, in parallel with the batches.
+position among the first records of the partitions of the sink's topics. Tombstones
+below it are no longer needed. A dead letter can be replayed at any age, so the safe
+position never passes one. The position is looked up from time to time, in parallel with
+the batches.
 """
 
 import threading
@@ -48,7 +48,7 @@ class Sweeps:
 
     def record(self, floors: Iterable[Floor]) -> tuple[Floor, ...]:
         """
-        Record a batch's floors durably; return those that take effect now.
+        Record a batch's sweeps durably; return the floors that take effect now.
 
         Raises:
             UnavailableError: The broker does not report the number of partitions.
@@ -72,7 +72,7 @@ class Sweeps:
         return (*(floor for floor in given if not floor.needs_all), *complete)
 
     def carried_out(self, floors: Iterable[Floor]) -> None:
-        """Mark the routes of applied sweeps as complete; the batch is durable."""
+        """Mark the routes of applied sweeps as complete, once the batch is durable."""
         complete = [floor for floor in floors if floor.needs_all]
         for floor in complete:
             route, snapshot_id = floor.route, floor.snapshot_id
@@ -98,7 +98,7 @@ class Sweeps:
     def _is_complete(self, floor: Floor) -> bool:
         topic = floor.origin.topic
         delivered = self._delivered[floor.route][_name(floor)][topic]
-        # An older relay's sweep does not name the number of partitions.
+        # An older relay's sweep does not state the number of partitions.
         count = floor.partitions or self._count(topic)
         return set(range(count)) <= set(delivered)
 
@@ -107,9 +107,9 @@ class Sweeps:
 
     def _forget(self, complete: Iterable[Floor]) -> bool:
         """
-        Forget the floors that complete floors end; return whether there were any.
+        Forget the floors that these complete floors replace; return whether any were.
 
-        A floor ends the lower floors of its topic, and is itself kept: it can be
+        A floor replaces the lower floors of its topic, but is itself kept: it can be
         delivered again. A lower floor may still be waiting if it is of another topic,
         such as a snapshot's own, or only marks the end of a snapshot. Such a mark
         deletes nothing, so it is forgotten once it is complete.
@@ -146,7 +146,7 @@ LOOK_EVERY_S: Final = 300.0
 
 
 class EarliestPositions(Protocol):
-    """The positions at the start of topics."""
+    """The positions of the first records of topics."""
 
     def lowest_position(self, names: list[str]) -> str | None:
         """
@@ -191,7 +191,7 @@ class SafePosition:
 
     @property
     def is_found(self) -> bool:
-        """Whether a position was found since the last call of ``take``."""
+        """Whether ``take`` would return a position."""
         with self._lock:
             return self._found is not None
 

@@ -5,7 +5,7 @@ The entries of a sink's dead-letter topic, as values and as headers. No I/O.
 dead letter  a record as it was read, with its reason and origin in further headers
 resolution   how a key, or one dead letter without a parked key, was resolved
 request      a request to replay, discard or erase
-reply        why a request could not be carried out
+reply        why a request was not carried out, or not yet
 ===========  =====================================================================
 
 All but dead letters name their kind in a header and have a JSON object as their value.
@@ -91,7 +91,7 @@ class Verb(enum.StrEnum):
 
 class Subject(NamedTuple):
     """
-    The subject of a request or a resolution: a key, or a dead letter that parks none.
+    The subject of a request or a resolution: a key, or a dead letter that parks no key.
 
     Attributes:
         topic: The parked key's topic, or that of the dead letter's record.

@@ -274,7 +274,7 @@ class Supervisor:
             plan.state_folder, plan.sink.name, names, parts.clock
         )
         make = parts.on_executor(plan.sink) if parts.on_executor else None
-        # If the engine writes the target, the tasks write nothing themselves.
+        # If the engine writes to the target, the tasks write nothing themselves.
         has_tasks = make is not None and not isinstance(sink, EngineWritten)
         abandoned = self._abandoned(has_tasks=has_tasks)
         context = SinkContext(

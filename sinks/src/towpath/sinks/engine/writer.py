@@ -6,13 +6,13 @@ Writes the batches of one sink: first in slices, then the records that slices le
     driver       connects ............... flushes, and writes the records left
     slices                 apply_slice
 
-On one machine the driver applies the batch as one slice, while Kafka's client reads on;
-on a cluster the executors apply one slice for each partition of a large batch.
+On one machine the driver applies the batch as one slice, while Kafka's client continues
+to read; on a cluster the executors apply one slice for each partition of a large batch.
 
 On a cluster, the driver's sink connects before any executor writes and keeps its
-connections until its own flush: if the target restarts in between, and may lose rows
-that executors have written, these connections break. The driver's flush follows all
-rows of the executors, and so does the witness that this flush writes.
+connections until its own flush: if the target restarts in between and could thus have
+lost rows that executors have written, these connections break. The driver flushes after
+the executors have written all rows, so the witness of this flush covers them too.
 """
 
 from dataclasses import replace
@@ -81,7 +81,7 @@ class SinkWriter:
                     return self._finish(outcome, batch_id)
                 # The batch's partial changes were merged as if no rows were missing.
                 _log.info(
-                    "batch written again: the target was found to lack rows",
+                    "batch must be written again: the target lacks rows",
                     routes=sorted(found),
                 )
 
@@ -117,13 +117,14 @@ class SinkWriter:
             )
         except BatchRefusedError as error:
             _log.warning(
-                "batch refused by the target: the driver finds the row", why=str(error)
+                "batch refused by the target: the driver looks for the refused row",
+                why=str(error),
             )
             return self._apply(rows, batch_id, None, incomplete_routes)
         except ExecutorsFailedError:
             rows.check()
             raise
-        # If the engine writes the target, the driver's sink has the counts.
+        # If the engine writes to the target, the driver's sink has the counts.
         checkpoint = self._sink.flush()
         return outcome._replace(
             rows=outcome.rows + checkpoint.applied,

@@ -1,9 +1,9 @@
 """
-Held-back routes and ignored columns, for targets with columns; each is logged once.
+Held-back routes and ignored columns, for targets with columns.
 
 A route is *held back* while its table cannot be fitted to its source: its changes
 become dead letters with the reason. A column is *ignored* if an older record has it,
-but the source has dropped it.
+but the source has dropped it; each is logged once.
 """
 
 from collections.abc import Iterable
@@ -16,12 +16,12 @@ class HeldBackRoutes:
     """The routes of one sink that are held back, with the reasons."""
 
     def __init__(self, log: Any) -> None:  # noqa: ANN401 - structlog's
-        """Start without a route; ``log`` is the logger of the target."""
+        """Start with no route held back; ``log`` is the logger of the target."""
         self._log = log
         self._reasons: dict[str, str] = {}
 
     def hold(self, route: str, error: TowpathError) -> None:
-        """Hold a route back, and log it once."""
+        """Hold a route back; log it unless it is already held back for this reason."""
         reason = with_remedy(str(error), error.remedy)
         if self._reasons.get(route) != reason:
             self._log.error(
@@ -49,7 +49,7 @@ class IgnoredColumns:
     """The columns of older records that one sink ignores."""
 
     def __init__(self, log: Any) -> None:  # noqa: ANN401 - structlog's
-        """Start without a column; ``log`` is the logger of the target."""
+        """Start with no column ignored; ``log`` is the logger of the target."""
         self._log = log
         self._known: set[tuple[str, str]] = set()
 

@@ -1,11 +1,11 @@
 """
-Checks that a topic holds a table, and computes the figures of a run; does no I/O.
+Checks that a topic holds a table's rows, and computes a run's figures; does no I/O.
 
 The topic must have every key with its last value, and no row may be stale.
 
-The fold takes the last record of each key in its partition, as any reader does. A READ
-row is *stale* if it is older than an earlier change of the same key: by the row's
-version, and by positions where records carry them.
+The check takes the last record of each key, as any reader does. A READ row is *stale*
+if it is older than an earlier change of the same key: by the row's version, and by
+positions where records carry them.
 """
 
 from array import array
@@ -56,10 +56,11 @@ class TableCheck(NamedTuple):
 
     ``lost`` keys and ``missing`` updates are not in the topic; ``changed`` keys end
     with a value other than the table's. ``stale`` READ rows are older than an earlier
-    change, and ``outdated`` keys end with such a row. ``overtaken`` updates come after
-    a newer READ row, and ``repeated`` ones come twice. ``disordered`` are updates that
-    come after a newer one, and all records of a key in a second partition. ``unknown``
-    are records of a key that the table lacks, and updates that were never committed.
+    change, and ``outdated`` keys end with such a row and a value other than the
+    table's. ``overtaken`` updates come after a newer READ row, and ``repeated`` ones
+    come twice. ``disordered`` are updates that come after a newer one, and all records
+    of a key in a second partition. ``unknown`` are records of a key that the table
+    lacks, and updates that were never committed.
     """
 
     rows: int
@@ -75,7 +76,7 @@ class TableCheck(NamedTuple):
 
     @property
     def without_stale(self) -> "TableCheck":
-        """The check without stale rows, which for other systems are only figures."""
+        """The check without counts of stale rows, which other systems may have."""
         return self._replace(stale=0, outdated=0, overtaken=0)
 
     def findings(self) -> tuple[str, ...]:
@@ -222,9 +223,9 @@ class Moments(NamedTuple):
     The times of a run's steps, in milliseconds.
 
     Attributes:
-        idle_ms: The start of the measured updates without a snapshot.
-        requested_ms: The request of the snapshot.
-        completed_ms: The system's report of completion.
+        idle_ms: When the measured updates without a snapshot started.
+        requested_ms: When the snapshot was requested.
+        completed_ms: When the system reported completion.
     """
 
     idle_ms: float
@@ -234,10 +235,10 @@ class Moments(NamedTuple):
 
 def rate_figures(verdict: TableCheck, times: TopicTimes, moments: Moments) -> Figures:
     """
-    Return the speed of a snapshot that read at least one row.
+    Return the speed and stale counts of a snapshot that read at least one row.
 
-    ``rows_per_s`` counts the table's rows from the first append to the last. A JVM
-    warms up, so there is a rate of the second half too.
+    ``rows_per_s`` counts the table's rows from the first append to the last. A JVM has
+    to warm up, so the rate of the second half is reported too.
     """
     ordered = sorted(times.read_at_ms)
     reads = len(ordered)
@@ -261,7 +262,7 @@ def live_figures(times: TopicTimes, moments: Moments) -> Figures:
     Return the latency of updates from commit to append, before and during a snapshot.
 
     A span without an update has no figure: a quiet server has none at all, and a small
-    table is read before it could be updated.
+    table is read before it can be updated.
     """
     last_ms = max(times.read_at_ms)
     found: Figures = {}

@@ -6,9 +6,9 @@ a built-in type                       by its oid, which never changes
 a type of an extension                by its name, in any schema
 a domain                              the form of its base type, through all levels
 an array                              a list of its element's form
-a composite                           an object of its fields' forms; by
-                                      ``unknown_types`` if that is ``bytes``
-an enum                               its label; the schema has all of them
+a composite                           an object of its fields' forms; as an unknown
+                                      type if ``unknown_types`` is ``bytes``
+an enum                               its label; the schema has all labels
 a range                               its text
 any other type                        by ``unknown_types``
 a dropped type                        its text
@@ -95,7 +95,8 @@ _FIXED: Final = MappingProxyType(
 # "char", name, text, char(n) and varchar.
 _CHARACTERS: Final = frozenset({18, 19, 25, 1042, 1043})
 
-# Debezium's driver parses the numbers in texts of these types and formats them again.
+# Debezium's driver parses the numbers in the text of a value of these types and formats
+# them again.
 _GEOMETRIC: Final = frozenset({601, 602, 603, 604, 628, 718})
 
 _UTC_TIME: Final = Form(
@@ -198,7 +199,7 @@ class FormChooser:
             return self.of(facts.base_oid, inner)
         if facts.element_oid:
             return self._array(facts, typmod)
-        return self._user(type_oid, typmod, facts)
+        return self._user_defined(type_oid, typmod, facts)
 
     def is_characters(self, type_oid: int) -> bool:
         """Return whether a column has a character type."""
@@ -218,7 +219,9 @@ class FormChooser:
         make = _BY_MODE.get(type_oid)
         return None if make is None else make(typmod, self._modes)
 
-    def _user(self, type_oid: int, typmod: int, facts: TypeFacts) -> Form | None:
+    def _user_defined(
+        self, type_oid: int, typmod: int, facts: TypeFacts
+    ) -> Form | None:
         if facts.kind == "e":
             return enum(facts.labels)
         if facts.kind == "r":

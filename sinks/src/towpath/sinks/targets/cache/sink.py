@@ -1,8 +1,8 @@
 """
 A sink that writes rows into Redis through the guard.
 
-A field is a column as text; null is an absent field. A delete leaves a tombstone with
-its position, which outlives every possible replay. Live rows never expire, so that no
+A field is a column as text; null is an absent field. A delete leaves a tombstone, with
+its position, that outlives every possible replay. Live rows never expire, so that no
 position is lost: a cache that evicts rows would equal its source only by chance.
 
 With ``appendfsync everysec``, Redis can lose writes that it acknowledged. Waiting for
@@ -115,7 +115,8 @@ class CacheSink:
 
     def apply_columns(self, columns: Columns) -> pa.Array | None:
         with self._connected():
-            # On a cluster all keys of a call share a slot: rows are encoded one by one.
+            # On a cluster all keys of a call must share a slot, so rows are encoded one
+            # by one.
             if self._servers.is_cluster:
                 return None
             encoded = write.encode(columns, self._floors.of(columns.route))
@@ -129,7 +130,7 @@ class CacheSink:
         try:
             self._check_durable()
         except BaseException:
-            # This includes the case that no snapshot of lost rows can be requested.
+            # This includes the case in which no snapshot of lost rows can be requested.
             self._drop()
             raise
         for route, floor in self._swept:
@@ -139,7 +140,7 @@ class CacheSink:
 
     def erase(self, route: str, keys: Sequence[str]) -> None:
         """
-        Delete rows, tombstones too, at any position.
+        Delete rows and tombstones, whatever their positions.
 
         Raises:
             UnavailableError: The cache cannot be reached, or is busy; the call is safe
@@ -195,7 +196,7 @@ class CacheSink:
     def _send(
         self, pipeline: RedisPipeline[Any], call_bytes: bytes, changes: Sequence[Change]
     ) -> None:
-        """Send a call of the guard; count the responses that have arrived."""
+        """Send a call to the guard; count the responses that have arrived."""
         pipeline.send(call_bytes, changes)
         for context, response in pipeline.responses(BYTES_IN_FLIGHT):
             _count(self._tally, context, response)
@@ -335,8 +336,8 @@ def _refuse_evicting(states: Sequence[ServerState]) -> None:
     for state in states:
         if state.may_evict:
             message = (
-                f"the cache's maxmemory-policy is {state.policy}: it may evict rows "
-                "and tombstones; set it to noeviction"
+                "the cache may evict rows and tombstones: its maxmemory-policy is "
+                f"{state.policy}"
             )
             raise EvictingCacheError(message)
 

@@ -343,6 +343,17 @@ def test_a_form_of_another_site_or_without_the_word_is_refused(client):
     assert ([403, 403, 302], True) == (found, "Log in" in client.get("/").text)
 
 
+def test_the_page_of_a_refused_logout_leads_to_a_page(client):
+    """
+    A session may have ended before its browser logs out; no page is at that path.
+    """
+    refused = client.post("/logout")
+    place = refused.text.partition("Back to the page")[0].rpartition('href="')[2]
+    back = client.get(place.partition('"')[0])
+
+    assert (403, 200) == (refused.status_code, back.status_code)
+
+
 def test_a_console_without_a_token_changes_nothing(tmp_path, clock):
     """
     An empty token is no token, and nobody logs in with it.

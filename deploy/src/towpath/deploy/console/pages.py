@@ -223,8 +223,13 @@ def _on_http(error: HTTPException) -> tuple[str, int]:
 
 def _problem(status: HTTPStatus, text: str, cure: str) -> tuple[str, int]:
     is_form = request.method == "POST"
-    # The first segment of a form's path is the path of its page.
-    place = f"/{request.path.split('/')[1]}" if is_form else request.full_path
+    place = request.full_path
+    if request.endpoint == "console.logout":
+        # Every page has this form, and none has its path.
+        place = url_for("console.topology")
+    elif is_form:
+        # The first segment of any other form's path is the path of its page.
+        place = f"/{request.path.split('/')[1]}"
     page = _page(
         "problem.html",
         title=status.phrase,

@@ -10,7 +10,7 @@ from towpath.cli import app
 from towpath.deploy.errors import SinkHeldError, SourceUnreachableError
 from towpath.deploy.sinks import dropping
 from towpath.deploy.sinks.dropping import without_sink
-from towpath.deploy.snapshots.signals import TableProgress
+from towpath.deploy.snapshots.signals import SignalAnswer, TableProgress
 from towpath.schemas.failure import ConfigurationError, UnavailableError, UsageError
 from towpath.settings import load
 from towpath.sinks.errors import SinkExistsError, UnknownSinkError
@@ -348,7 +348,12 @@ def signals(monkeypatch):
     monkeypatch.setattr(
         module, "send", lambda _, kind, fields: sent.append((kind, fields)) or "s1"
     )
-    monkeypatch.setattr(dropping, "wait_answer", lambda *_: sent.append("answered"))
+
+    def answer(*_):
+        sent.append("answered")
+        return SignalAnswer("completed", {})
+
+    monkeypatch.setattr(dropping, "wait_answer", answer)
     return open_, sent
 
 
@@ -400,6 +405,23 @@ def test_snapshots_for_a_sink_are_stopped_before_its_topics_go(config, signals):
     stops = [("stop-snapshot", {"snapshot-id": f"f{number}"}) for number in range(3)]
 
     assert [part for stop in stops for part in (stop, "answered")] + [list(OWN)] == sent
+
+
+def test_a_snapshot_that_the_relay_does_not_stop_is_not_reported_as_stopped(
+    config, signals, monkeypatch
+):
+    """
+    It may have ended between the list and the signal; the relay says why.
+    """
+    place = ("f1", "shop.orders", "cache", "running")
+    signals[0].append(TableProgress(*place, 0, 0, *[None] * 4))
+    refused = SignalAnswer("rejected", {"reason": "no open table"})
+    monkeypatch.setattr(dropping, "wait_answer", lambda *_: refused)
+    outcome = drop(config, plan(config), broker=Broker(*OWN))
+
+    assert ["not stopped: snapshot f1: no open table"] == [
+        line for line in outcome if "stopped" in line
+    ]
 
 
 def test_an_unavailable_source_does_not_prevent_a_drop(config, monkeypatch):

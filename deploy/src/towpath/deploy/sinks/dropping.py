@@ -121,8 +121,11 @@ def _stop_snapshots(source: Source, sink: str, clock: Clock) -> Iterator[str]:
     running = {one.snapshot_id for one in found if _reads_for(one, sink)}
     for snapshot_id in sorted(running):
         signal_id = signals.send(source, "stop-snapshot", {"snapshot-id": snapshot_id})
-        wait_answer(source, signal_id, clock, _ANSWERED_WITHIN_S)
-        yield f"stopped: snapshot {snapshot_id}"
+        answer = wait_answer(source, signal_id, clock, _ANSWERED_WITHIN_S)
+        if answer.is_good:
+            yield f"stopped: snapshot {snapshot_id}"
+        else:
+            yield f"not stopped: snapshot {snapshot_id}: {answer.reason}"
 
 
 def _reads_for(one: signals.TableProgress, sink: str) -> bool:

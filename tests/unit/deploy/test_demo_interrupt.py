@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from towpath.deploy.local import lifecycle
-from towpath.deploy.local.interrupts import interrupted_once
+from towpath.deploy.local.interrupts import interrupted_once, interrupts_deferred
 from towpath.deploy.local.stack import Stack
 
 
@@ -83,6 +83,28 @@ def test_afterwards_signals_mean_what_they_meant():
         pass
 
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("block", [interrupted_once, interrupts_deferred])
+def test_a_handler_that_is_not_pythons_hides_no_error(block, monkeypatch):
+    """
+    A library in C may have installed one, which Python reports as None.
+    """
+    install = signal.signal
+    before = {number: signal.getsignal(number) for number in signal.Signals}
+
+    def foreign(number, handler):
+        install(number, handler)
+
+    message = "the error of the run"
+
+    monkeypatch.setattr(signal, "signal", foreign)
+    try:
+        with pytest.raises(LookupError, match=message), block():
+            raise LookupError(message)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            install(number, before[number])
 
 
 def test_an_interrupted_start_of_the_stack_waits_for_all_of_its_threads(

@@ -9,8 +9,9 @@ that thread. A block that starts threads therefore defers signals to its end.
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FrameType
+from typing import Any, TypeAlias
 
 
 def _signals() -> list[signal.Signals]:
@@ -19,6 +20,16 @@ def _signals() -> list[signal.Signals]:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         ending.append(signal.SIGHUP)
     return ending
+
+
+_Handlers: TypeAlias = Mapping[signal.Signals, Any]
+
+
+def _restore(before: _Handlers) -> None:
+    """Restore handlers; one that is not Python's (None) cannot be installed again."""
+    for number, handler in before.items():
+        if handler is not None:
+            signal.signal(number, handler)
 
 
 class InterruptHandler:
@@ -46,8 +57,7 @@ def interrupted_once() -> Iterator[InterruptHandler]:
     try:
         yield interrupts
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        _restore(before)
 
 
 @contextlib.contextmanager
@@ -65,7 +75,6 @@ def interrupts_deferred() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        _restore(before)
         for late in arrived:
             signal.raise_signal(late)

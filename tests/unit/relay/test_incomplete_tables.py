@@ -165,3 +165,40 @@ def test_a_snapshot_has_the_worst_state_of_its_tables(
     ]
 
     assert status == SnapshotRun(tables).status()
+
+
+@pytest.mark.parametrize("asked_until", [None, "x"])
+def test_rows_whose_keys_are_unknown_are_read_again_with_the_table(asked_until):
+    """
+    A resume has no key to read, and a start without a key reads the whole table.
+    """
+    table = replace(TABLE, asked_keys=3, asked_until=asked_until, undelivered=2)
+    _, reason = scan_outcome(table)
+
+    assert (
+        "2 rows are dead letters (their keys are unknown); once they can be delivered, "
+        "towpath snapshot start s.a reads the whole table again"
+    ) == reason
+
+
+def test_a_resume_reads_only_the_listed_rows_whose_keys_are_known():
+    """
+    The others stay undelivered.
+    """
+    known = ((b"1",), (b"2",))
+    table = replace(TABLE, asked_keys=3, undelivered=3, undelivered_keys=known)
+    _, reason = scan_outcome(table)
+
+    assert "resume s1 reads those with known keys again" in (reason or "")
+
+
+def test_one_dead_letter_is_described_in_the_singular():
+    """
+    One row is the commonest case.
+    """
+    error = ended(1).error
+
+    assert (
+        '1 row is a dead letter (first keys: [["0"]]); once it can be delivered, '
+        "towpath snapshot resume s1 reads only this row again"
+    ) == error

@@ -171,23 +171,43 @@ def scan_outcome(table: StoredTable) -> tuple[str, str | None]:
 
 def _incomplete_reason(table: StoredTable) -> str:
     """Describe the dead letters of a table, and the command that reads them again."""
-    keys = table.undelivered_keys
     shown = [
-        [part.decode(errors="replace") for part in key] for key in keys[:_SHOWN_KEYS]
+        [part.decode(errors="replace") for part in key]
+        for key in table.undelivered_keys[:_SHOWN_KEYS]
     ]
+    again, scope = _reading_again(table, shown)
+    known = "their keys are unknown"
+    if shown:
+        keys = json.dumps(shown, ensure_ascii=False)
+        known = f"first keys: {keys}"
+    count = table.undelivered
+    rows = "1 row is a dead letter" if count == 1 else f"{count} rows are dead letters"
+    delivered = "it" if count == 1 else "they"
+    return (
+        f"{rows} ({known}); once {delivered} can be delivered, {again} reads {scope} "
+        "again"
+    )
+
+
+def _reading_again(table: StoredTable, shown: list[list[str]]) -> tuple[str, str]:
+    """Return the command that reads dead letters again, and the rows that it reads."""
+    is_listed = table.asked_keys is not None or table.asked_until is not None
+    if is_listed and not shown:
+        # An earlier release did not keep the keys, so a resume has none to read.
+        return _start(table), "the whole table"
+    only = "only this row" if table.undelivered == 1 else "only these"
     if table.asked_until is not None:
         texts = [json.dumps(key, ensure_ascii=False) for key in shown]
         listed = " ".join(f"--key {shlex.quote(text)}" for text in texts)
-        entry = shlex.quote(TableName.parse(table.collection).entry)
-        again = f"towpath snapshot start {entry} {listed}"
         has_all = table.undelivered == len(shown)
-        scope = "only these" if has_all else "the first of them"
-    else:
-        again = f"towpath snapshot resume {shlex.quote(table.snapshot_id)}"
-        is_cut = table.asked_keys is None and table.undelivered > len(keys)
-        scope = "the table" if is_cut else "only these"
-    first = json.dumps(shown, ensure_ascii=False)
-    return (
-        f"{table.undelivered} rows are dead letters (first keys: {first}); "
-        f"once they can be delivered, {again} reads {scope} again"
-    )
+        return f"{_start(table)} {listed}", only if has_all else "the first of them"
+    again = f"towpath snapshot resume {shlex.quote(table.snapshot_id)}"
+    has_all = table.undelivered == len(table.undelivered_keys)
+    if not has_all and not is_listed:
+        return again, "the table"
+    return again, only if has_all else "those with known keys"
+
+
+def _start(table: StoredTable) -> str:
+    entry = shlex.quote(TableName.parse(table.collection).entry)
+    return f"towpath snapshot start {entry}"

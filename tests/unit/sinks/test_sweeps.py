@@ -15,9 +15,14 @@ TOPIC = "towpath.shop.orders"
 
 
 class Cluster:
-    """Topics of three partitions; ``is_away`` is a broker that does not answer."""
+    """
+    Topics of three partitions.
 
-    is_away = False
+    ``is_away`` is a broker that does not answer, ``is_late`` one that has not yet heard
+    of the topics.
+    """
+
+    is_away = is_late = False
 
     def names(self):
         return [TOPIC]
@@ -26,6 +31,8 @@ class Cluster:
         if self.is_away:
             message = "no broker"
             raise BrokerUnavailableError(message)
+        if self.is_late:
+            return {}
         return {name: dict.fromkeys("012", 7) for name in names}
 
 
@@ -95,6 +102,20 @@ def test_sweeps_of_several_snapshots_are_kept_apart(open_sweeps):
     assert ((), (one[2],)) == (sweeps.record(one[:2]), sweeps.record(one[2:]))
     assert () == sweeps.record([sweep_floor(2), *other[:2]])
     assert (other[2],) == open_sweeps().record(other[2:])
+
+
+def test_a_topic_without_known_partitions_completes_no_sweep(open_sweeps, cluster):
+    """
+    A broker may leave the topic out for a moment; the batch is tried again.
+    """
+    sweeps = open_sweeps()
+    cluster.is_late = True
+    with pytest.raises(BrokerUnavailableError, match=f"no partition .*{TOPIC}"):
+        sweeps.record([sweep_floor(0)])
+    cluster.is_late = False
+
+    assert () == sweeps.record([sweep_floor(0), sweep_floor(1)])
+    assert (sweep_floor(2),) == sweeps.record([sweep_floor(2)])
 
 
 def test_partitions_added_after_a_sweep_are_not_waited_for(open_sweeps):

@@ -24,6 +24,7 @@ import structlog
 
 from towpath.schemas.clock import Clock, Deadline
 from towpath.sinks.change import Floor
+from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.ports import Cluster
 from towpath.sinks.state import incomplete
 from towpath.sinks.state.progress import replace_file, sink_folder
@@ -103,7 +104,11 @@ class Sweeps:
         return set(range(count)) <= set(delivered)
 
     def _count(self, topic: str) -> int:
-        return len(self._cluster.end_offsets([topic]).get(topic, {}))
+        count = len(self._cluster.end_offsets([topic]).get(topic, {}))
+        if not count:
+            message = f"the broker reports no partition of the topic {topic}"
+            raise BrokerUnavailableError(message)
+        return count
 
     def _forget(self, complete: Iterable[Floor]) -> bool:
         """

@@ -71,6 +71,9 @@ def test_a_whole_topic_is_clean(records):
         ([*WHOLE, replace(READ_1, partition=0)], ("1 disordered",)),
         ([*WHOLE, replace(READ_1, key=4)], ("1 unknown",)),
         ([*WHOLE, update(3)], ("1 changed", "1 unknown")),
+        # The key ends with an update, not with the stale row before it.
+        ([*WHOLE, read(2, 1), update(1)], ("1 changed", "1 stale", "1 repeated")),
+        ([*WHOLE, read(2, 1), update(3)], ("1 changed", "1 stale", "1 unknown")),
     ],
 )
 def test_each_kind_of_difference_is_counted_alone(records, findings):
@@ -145,3 +148,12 @@ def test_a_row_is_the_same_in_every_form_of_its_columns():
         [content(copied) == content(form) for form in forms],
         [content(copied) == content(other) for other in others],
     )
+
+
+def test_a_topic_may_have_hundreds_of_partitions():
+    """
+    A partition's number needs more than a byte.
+    """
+    verdict, _ = check_table(EXPECTED, [one._replace(partition=300) for one in WHOLE])
+
+    assert TableCheck(3) == verdict

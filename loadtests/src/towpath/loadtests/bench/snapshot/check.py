@@ -113,7 +113,7 @@ class TableChecker:
         self.times = TopicTimes()
         self._expected = expected
         count = len(expected.digests)
-        self._home = array("b", (_NONE,)) * count
+        self._home = array("i", (_NONE,)) * count
         self._streamed_version = array("i", (_NONE,)) * count
         self._read_version = array("i", (_NONE,)) * count
         self._digest = array("q", (0,)) * count
@@ -179,6 +179,7 @@ class TableChecker:
 
     def _update(self, record: Delivered) -> None:
         key, version = record.key, record.version
+        self._stale_last[key] = False
         committed_us = self._expected.updates.get((key, version))
         if committed_us is None:
             self._unknown += 1
@@ -187,7 +188,6 @@ class TableChecker:
             self._repeated += 1
             return
         self._streamed.add((key, version))
-        self._stale_last[key] = False
         self._disordered += (
             version < self._streamed_version[key]
             or record.log_lsn < self._streamed_lsn[key]

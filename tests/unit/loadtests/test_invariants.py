@@ -1,6 +1,8 @@
 """The invariants of the shop: each one is broken by a change that concerns it alone."""
 
 import copy
+import io
+import json
 from collections import Counter
 from decimal import Decimal
 from types import SimpleNamespace
@@ -8,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 import redis
 
-from towpath.loadtests.load.check import check_stores, readers
+from towpath.loadtests.errors import LoadOptionError
+from towpath.loadtests.load.check import check_stores, main, readers
 from towpath.loadtests.load.invariants import (
     Books,
     Money,
@@ -185,12 +188,23 @@ def test_a_sink_is_not_held_against_a_database_that_cannot_be_read():
         ("warehouse", {"catalog": {}, "table": "a.b"}, "--load-warehouse-table"),
     ],
 )
-def test_a_target_with_other_tables_elsewhere_cannot_be_read(target, facts, option):
+def test_a_target_with_other_tables_elsewhere_is_refused(
+    target, facts, option, monkeypatch, capsys
+):
     """
     The check reads whole tables, by names beside that of the orders.
+
+    The option is refused before the run, not after it.
     """
-    with pytest.raises(ValueError, match=option):
-        readers("postgresql://x/y", {target: facts})[target]()
+    targets = {target: facts}
+    config = {"dsn": "postgresql://x/y", "within_s": 0, "targets": targets}
+    with pytest.raises(LoadOptionError, match=option):
+        readers("postgresql://x/y", targets)
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(config) + "\n"))
+    main()
+
+    answer = json.loads(capsys.readouterr().out)
+    assert (True, True) == (option in answer["error"], answer["is_option"])
 
 
 class Warehouse:

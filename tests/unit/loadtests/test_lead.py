@@ -101,6 +101,42 @@ def test_stores_are_not_checked_while_another_run_writes():
     assert ["killed", "closed", "None"] == done.stdout.splitlines()
 
 
+_REFUSED_CHECK = """
+from types import SimpleNamespace
+from towpath.loadtests.errors import LoadOptionError, ShopDatabaseError
+from towpath.loadtests.load import lead
+
+options = SimpleNamespace(load_dsn="postgresql://x/y", load_settle_for=1.0)
+for answer in ({"error": "no server"}, {"error": "a key", "is_option": True}):
+    check = SimpleNamespace(first_line=lambda: answer, close=lambda: print("closed"))
+    lead.ProcessBeside = lambda *_: check
+    try:
+        lead._store_check(options, {})
+    except (LoadOptionError, ShopDatabaseError) as error:
+        print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.timeout(30)
+def test_a_refused_check_tells_a_wrong_option_from_the_database():
+    """
+    The cure depends on it; the check's process ends.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", _REFUSED_CHECK],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert [
+        "closed",
+        "ShopDatabaseError no server",
+        "closed",
+        "LoadOptionError a key",
+    ] == done.stdout.splitlines()
+
+
 @pytest.mark.timeout(30)
 def test_a_mistake_ends_the_preparation():
     """

@@ -16,7 +16,7 @@ from typing import Any, Final
 import psycopg
 from pyiceberg.catalog import load_catalog
 
-from towpath.loadtests.errors import ShopDatabaseError
+from towpath.loadtests.errors import LoadOptionError, ShopDatabaseError
 from towpath.loadtests.load import invariants
 from towpath.loadtests.load.invariants import Books
 from towpath.schemas.clock import Clock, Deadline, SystemClock
@@ -56,30 +56,35 @@ def _number(dsn: str, query: str) -> int:
 
 
 def readers(dsn: str, targets: Mapping[str, Mapping[str, Any]]) -> dict[str, Read]:
-    """Return a reader of each store: of the database, and of the sampler's targets."""
+    """
+    Return a reader of each store: of the database, and of the sampler's targets.
+
+    Raises:
+        LoadOptionError: An option names other orders than those of the check.
+    """
     found: dict[str, Read] = {SOURCE: partial(invariants.read_source, dsn)}
     if cache := targets.get("cache"):
-        found["cache"] = partial(_read_cache, cache["url"], cache["key"])
+        key_prefix = _key_prefix(cache["key"])
+        found["cache"] = partial(invariants.read_cache, cache["url"], key_prefix)
     if search := targets.get("search"):
         url, index = search["url"], search["index"]
         found["search"] = partial(invariants.read_search, url, index)
     if warehouse := targets.get("warehouse"):
-        catalog, table = warehouse["catalog"], warehouse["table"]
-        found["warehouse"] = partial(_read_warehouse, catalog, table)
+        if warehouse["table"] != _ORDERS_TABLE:
+            message = f"--load-warehouse-table must be {_ORDERS_TABLE} for the check"
+            raise LoadOptionError(message)
+        found["warehouse"] = partial(_read_warehouse, warehouse["catalog"])
     return found
 
 
-def _read_cache(url: str, key: str) -> Books:
+def _key_prefix(key: str) -> str:
     if not key.endswith(_ORDERS_KEY):
         message = f"--load-cache-key must end with {_ORDERS_KEY} for the check"
-        raise ValueError(message)
-    return invariants.read_cache(url, key.removesuffix(_ORDERS_KEY))
+        raise LoadOptionError(message)
+    return key.removesuffix(_ORDERS_KEY)
 
 
-def _read_warehouse(facts: Mapping[str, str], table: str) -> Books:
-    if table != _ORDERS_TABLE:
-        message = f"--load-warehouse-table must be {_ORDERS_TABLE} for the check"
-        raise ValueError(message)
+def _read_warehouse(facts: Mapping[str, str]) -> Books:
     more = {name: fact for name, fact in facts.items() if name != "name"}
     return invariants.read_warehouse(load_catalog(facts["name"], **more))
 
@@ -141,8 +146,8 @@ def main() -> None:
     clock = SystemClock()
     config = json.loads(sys.stdin.readline())
     dsn, within_s = config["dsn"], config["within_s"]
-    stores = readers(dsn, config["targets"])
     try:
+        stores = readers(dsn, config["targets"])
         first = first_order(dsn)
         _write({"ready": True})
         if not sys.stdin.readline():
@@ -151,6 +156,8 @@ def main() -> None:
         _write(dict(check_stores(stores, first, clock, within_s)))
     except ShopDatabaseError as error:
         _write({"error": str(error)})
+    except LoadOptionError as error:
+        _write({"error": str(error), "is_option": True})
 
 
 def _write(document: Mapping[str, object]) -> None:

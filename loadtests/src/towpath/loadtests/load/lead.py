@@ -137,8 +137,7 @@ class Workers:
 
 _CHECK: Final = "towpath.loadtests.load.check"
 _DATABASE: Final = "database"
-# The line that starts the check.
-_NOW: Final = "now"
+_NOW: Final = "now"  # The line that starts the check.
 # The sampler needs the orders of only a few customers.
 _SAMPLED_CUSTOMERS: Final = 100
 
@@ -176,7 +175,7 @@ def prepare(
     Call the shop and each target once, so that a mistake is reported before the load.
 
     Raises:
-        LoadOptionError: Address, shape, rate or a folder is missing or wrong.
+        LoadOptionError: Address, shape, rate, folder, key or table is wrong or missing.
         ShopUnavailableError: The shop cannot be used at its address.
         CustomersError: The given customers cannot order.
         TargetUnavailableError: A sink's target cannot be sampled.
@@ -218,7 +217,8 @@ def _store_check(
     check = ProcessBeside(_CHECK, {**facts, "within_s": options.load_settle_for})
     if "error" in (first := check.first_line()):
         check.close()
-        raise ShopDatabaseError(first["error"])
+        kind = LoadOptionError if first.get("is_option") else ShopDatabaseError
+        raise kind(first["error"])
     return check
 
 

@@ -294,7 +294,7 @@ def test_a_slot_that_is_read_by_others_is_waited_for(database: str, unique: str)
 
         catalog = PostgresCatalog(connection)
         patience = ClaimWait(CLOCK, threading.Event(), 0.6, lambda: False)
-        with pytest.raises(SlotHeldError, match=r"held by process \d+ of the server"):
+        with pytest.raises(SlotHeldError, match=r"held by server process \d+ "):
             wait_for_slot(unique, attempt, lambda: catalog.holder(unique), patience)
         other.close()
         patient = replace(patience, timeout_s=20)

@@ -141,7 +141,7 @@ def test_the_command_prunes_what_the_topics_no_longer_contain(place, capsys):
         [place.name],
     ).fetchall()
 
-    assert "pruned 0 ids\npruned 2 ids\n" == capsys.readouterr().out
+    assert "ids pruned: 0\nids pruned: 2\n" == capsys.readouterr().out
     assert {
         (False, place.topic, 0),
         (True, "gone", 0),

@@ -135,7 +135,7 @@ def test_consumer_and_operator_need_no_more_than_the_documented_rights(
     assert (0, 0) == state(0)
     operator("discard", "none", code=2)
     topic(2)
-    assert "pruned 1 ids\n" == operator("prune", code=0)
+    assert "ids pruned: 1\n" == operator("prune", code=0)
     topic(4)
     assert 2 == consumer.prune()
 

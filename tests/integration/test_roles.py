@@ -52,7 +52,7 @@ def test_a_claim_of_another_role_is_described(rig: Rig):
         closing(SlotOwnership(dsn_of(rig), rig.prefix)) as second,
     ):
         first.acquire(CLOCK, threading.Event(), 5, lambda: False)
-        named = f"towpath-relay of role {user}.*pg_read_all_stats"
+        named = f"towpath-relay, role {user}.*pg_read_all_stats"
         with pytest.raises(SlotHeldError, match=named):
             second.acquire(CLOCK, threading.Event(), 0.6, lambda: False)
 

@@ -46,7 +46,11 @@ def test_a_database_that_does_not_answer_is_named(command, capsys):
 @pytest.mark.parametrize(
     ("code", "kind", "reason"),
     [
-        (KafkaError.GROUP_AUTHORIZATION_FAILED, UsageError, "^Kafka refuses: "),
+        (
+            KafkaError.GROUP_AUTHORIZATION_FAILED,
+            UsageError,
+            "^Kafka refused the request: ",
+        ),
         (KafkaError._TRANSPORT, UnavailableError, "^Kafka cannot be reached: "),
     ],
 )

@@ -100,7 +100,11 @@ def test_no_gap_is_announced_without_cause(found: SourceHistory):
     [
         (replace(FOUND, system_identifier="8"), "identifier is 8", False),
         (replace(FOUND, slot=None), "no longer exists", True),
-        (replace(FOUND, slot=replace(SLOT, wal_status="lost")), "has lost log", True),
+        (
+            replace(FOUND, slot=replace(SLOT, wal_status="lost")),
+            "has lost part of the log",
+            True,
+        ),
         (
             replace(FOUND, slot=replace(SLOT, invalidation_reason="idle_timeout")),
             "(idle_timeout)",

@@ -137,7 +137,8 @@ def mistakes(folder: Path, more: str, **environ: str) -> tuple[str, ...]:
             (
                 "relay.outbox.topic: 'a {aggregate_type}' is not a topic that Kafka "
                 "accepts: "
-                "letters, digits, dots, dashes and underscores, and "
+                "use 1 to 249 letters, digits, dots, dashes and underscores "
+                "(but not just . or ..), and "
                 "{aggregate_type} for "
                 "the aggregate type"
             ),
@@ -146,7 +147,8 @@ def mistakes(folder: Path, more: str, **environ: str) -> tuple[str, ...]:
             '[relay.outbox]\ntopic = "{aggregate}"',
             (
                 "relay.outbox.topic: '{aggregate}' is not a topic that Kafka accepts: "
-                "letters, digits, dots, dashes and underscores, and "
+                "use 1 to 249 letters, digits, dots, dashes and underscores "
+                "(but not just . or ..), and "
                 "{aggregate_type} for "
                 "the aggregate type"
             ),

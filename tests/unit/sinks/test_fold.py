@@ -2,7 +2,13 @@
 
 from support.copying import replace
 from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Floor, Origin, Refusal
-from towpath.sinks.fold import ABSENT_ROW, Folded, first_per_event, newest_per_key
+from towpath.sinks.fold import (
+    ABSENT_ROW,
+    OTHER_PARTITION,
+    Folded,
+    first_per_event,
+    newest_per_key,
+)
 
 ORIGIN = Origin("orders", 0, 0)
 
@@ -107,7 +113,7 @@ def test_changes_of_different_partitions_are_not_merged():
     whole = change(5, {"id": 1, "a": 5, "b": 5})
     lower = change(6, {"id": 1, "b": 6}, unchanged=["a"])
     newest = replace(change(9, {"id": 1, "b": 9}, unchanged=["a"]), origin=moved)
-    refusal = Refusal(newest, ABSENT_ROW, needs_refetch=True)
+    refusal = Refusal(newest, OTHER_PARTITION, needs_refetch=True)
 
     assert [
         Folded((whole,), (), 0, (newest,)),

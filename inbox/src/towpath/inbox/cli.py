@@ -150,7 +150,7 @@ def prune(
         with _offsets(consumer, settings) as offsets:
             below = offsets.firsts(topics.__contains__)
         count = Inbox(consumer, schema=schema).prune(connection, below)
-    print(f"pruned {count} ids")
+    print(f"ids pruned: {count}")
     return 0
 
 
@@ -213,7 +213,7 @@ def replay(
     if event is not None and not count:
         message = f"{consumer} has no parked event {event}"
         raise UsageError(message)
-    print(f"replay requested: {count} parked events")
+    print(f"parked events to be replayed: {count}")
     return 0
 
 
@@ -288,7 +288,10 @@ def _offsets(group: str, settings: dict[str, str]) -> Iterator[OffsetReader]:
         if cause.code() == KafkaError._INVALID_ARG:  # noqa: SLF001 - the client's name
             raise UsageError(cause.str()) from error
         if cause.code() in REFUSED:
-            message = f"Kafka refuses: {cause.str()}: docs/rights.md lists the grants"
+            message = (
+                f"Kafka refused the request: {cause.str()}; "
+                "docs/rights.md lists the grants"
+            )
             raise UsageError(message) from error
         message = f"Kafka cannot be reached: {cause.str()}"
         raise UnavailableError(message) from error

@@ -29,7 +29,7 @@ from towpath.relay.wal.frames import WAL_DATA, parse_keepalive, sent_us
 from towpath.schemas.clock import Clock, Deadline
 from towpath.schemas.position import format_lsn
 
-# A sixth of wal_sender_timeout's default of 60 s, so that several lost updates
+# A sixth of wal_sender_timeout's default of 60 s, so that several missed status updates
 # do not end the connection. Lower only costs traffic; higher risks reconnects.
 STATUS_INTERVAL_S: Final = 10.0
 
@@ -90,7 +90,7 @@ class StopDeadline:
 
 class LoopDuties:
     """
-    The duties beside the records: checkpoints, feedback to the server, and gauges.
+    The loop's other duties: checkpoints, feedback to the server, and gauges.
 
     They run in every turn of the loop, and between two waits of the publisher. None of
     them waits, except to commit a Kafka transaction.
@@ -156,7 +156,7 @@ class LoopDuties:
             raise BrokerUnavailableError(reason)
 
     def _send_feedback(self, now_s: float) -> None:
-        """Send feedback by its own timer, and sooner when there is progress."""
+        """Send feedback on its own timer, or sooner if there is progress."""
         waited_s = now_s - self._confirmed_at_s
         if waited_s < PROGRESS_INTERVAL_S:
             return
@@ -224,7 +224,8 @@ class Pipeline:
                 "relay stopped before Kafka had acknowledged everything",
                 in_flight_bytes=context.ledger.in_flight_bytes,
                 stored_lsn=format_lsn(self._checkpoints.stored_lsn),
-                remedy="Nothing is lost: the next start reads the rest from the log.",
+                remedy="Start the relay again: it reads the rest from the log, and "
+                "nothing is lost.",
             )
         finally:
             context.stats.is_streaming = False
@@ -308,7 +309,7 @@ class Pipeline:
         return TICK_INTERVAL_S if is_waiting else IDLE_INTERVAL_S
 
     def _on_keepalive(self, frame: bytes) -> None:
-        """Confirm a keepalive's LSN, if no transaction is open or invisible."""
+        """Acknowledge a keepalive's LSN, if nothing is open, in flight or invisible."""
         context = self._context
         keepalive = parse_keepalive(frame)
         context.stats.received_lsn = max(context.stats.received_lsn, keepalive.wal_end)
@@ -321,8 +322,8 @@ class Pipeline:
     def _finish(self, deadline: Deadline) -> None:
         """Complete the open transaction, store the last checkpoint, confirm it."""
         context = self._context
-        # The next start streams the rest of a long transaction again, and publishes
-        # only the records that Kafka does not hold yet.
+        # The next start streams the whole transaction again, but publishes only the
+        # records that Kafka does not hold yet.
         completing = Deadline(context.clock, deadline.remaining_s() / 2)
         while self._consumer.is_inside and not completing.passed():
             self._turn()

@@ -4,7 +4,7 @@ The relay's statistics as Prometheus metrics, which ``docs/metrics.md`` explains
 Every label is bounded by the configuration or the code: captured tables, constant
 reasons, the states of Postgres and snapshots. Figures about the slot, the snapshots,
 the last transaction and the age of the heartbeat are missing rather than zero while
-they are unknown, or if this server does not report them.
+they are unknown, or if the source's server does not report them.
 """
 
 import importlib.metadata

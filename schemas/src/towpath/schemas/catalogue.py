@@ -1,8 +1,9 @@
 """
-The catalogue of an application's events, as a page of Markdown. Does no I/O.
+The catalogue of an application's events, as a page of Markdown.
 
-It has a section per event type: its aggregate and topic, its fields with those of
+The page has a section per event type: its aggregate and topic, its fields with those of
 nested records, and the changes in each version. The same schemas give the same page.
+This module does no I/O.
 """
 
 import itertools
@@ -82,7 +83,8 @@ def _section(schemas: EventSchemas, name: str, place: EventPlace | None) -> str:
     if place is not None:
         topic = f", topic `{place.topic}`" if place.topic else ""
         where += f"; aggregate `{place.aggregate_type}`{topic}"
-    lines += [f"{where}.\n", "| Field | Type | Default | Means |", "|---|---|---|---|"]
+    heads = ["| Field | Type | Default | Meaning |", "|---|---|---|---|"]
+    lines += [f"{where}.\n", *heads]
     lines += [
         f"| `{row.path}` | {row.type} | {row.default} | {row.doc} |"
         for row in _fields(newest)

@@ -107,7 +107,7 @@ class Backoff:
 
     def bound_s(self, attempt: int) -> float:
         """Return the longest delay before attempt ``attempt`` (0 is the first)."""
-        # 64 doublings exceed any ceiling; more would overflow a float.
+        # 64 doublings exceed any ceiling; over a thousand would overflow a float.
         return min(self.ceiling_s, self.first_s * self.factor ** min(attempt, 64))
 
     def delay_s(self, attempt: int) -> float:

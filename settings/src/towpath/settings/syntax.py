@@ -2,10 +2,11 @@
 The syntax of values: placements, topic templates, regular expressions and paths.
 
 A placement is ``column:header|partition|envelope`` with an optional ``:alias``. A topic
-template is a legal topic name with ``{aggregate_type}``. Regular expressions are
-Python's and must match the whole text; signals accept a subset. A field of a document
-is named by its path: ``address.city``, ``lines[].quantity``. A placeholder is text, or
-bytes: ``hex:ff00``. Each parser raises ``ValueError`` with one sentence.
+template is a legal topic name that may contain ``{aggregate_type}``. Regular
+expressions are Python's and must match the whole text; signals accept a subset. A field
+of a document is named by its path: ``address.city``, ``lines[].quantity``. The
+placeholder of an unchanged value is text, or bytes in hex: ``hex:ff00``. Each parser
+raises ``ValueError`` with one line that names the mistake.
 """
 
 import enum
@@ -95,7 +96,7 @@ def linear_matcher(text: str) -> Callable[[str], bool]:
     """
     try:
         with warnings.catch_warnings():
-            # Python warns about text that it reads literally, unlike this matcher.
+            # Python warns about text that it, but not this matcher, reads literally.
             warnings.simplefilter("error", FutureWarning)
             re.compile(text)
         schema = core_schema.str_schema(
@@ -103,10 +104,13 @@ def linear_matcher(text: str) -> Callable[[str], bool]:
         )
         return SchemaValidator(schema).isinstance_python
     except SchemaError as error:
-        reason = str(error).strip().splitlines()[-1].removeprefix("error: ")
-        message = f"not a regular expression of linear time: {reason}"
+        reason = str(error).strip().splitlines()[-1].strip().removeprefix("error: ")
+        message = f"cannot be compiled for matching in linear time: {reason}"
         raise ValueError(message) from error
-    except (re.error, OverflowError, RecursionError, FutureWarning) as error:
+    except FutureWarning as error:
+        message = f"ambiguous regular expression: {error}"
+        raise ValueError(message) from error
+    except (re.error, OverflowError, RecursionError) as error:
         message = f"not a regular expression: {error}"
         raise ValueError(message) from error
 
@@ -128,7 +132,7 @@ def placeholder_bytes(text: str) -> bytes:
 
 
 def parsed_by(parse: Callable[[str], object], *, optional: bool) -> AfterValidator:
-    """Return a validator of text by ``parse``; optional text may be empty."""
+    """Return a validator that calls ``parse``; optional text may be empty."""
 
     def check(text: str) -> str:
         if text or not optional:
@@ -154,14 +158,15 @@ def _check_template(text: str) -> str:
     filled = text.replace(ROUTED_VALUE, "a")
     if not is_legal_topic(filled):
         message = (
-            f"{text!r} is not a topic that Kafka accepts: letters, digits, dots, "
-            f"dashes and underscores, and {ROUTED_VALUE} for the aggregate type"
+            f"{text!r} is not a topic that Kafka accepts: use 1 to 249 letters, "
+            "digits, dots, dashes and underscores (but not just . or ..), and "
+            f"{ROUTED_VALUE} for the aggregate type"
         )
         raise ValueError(message)
     return text
 
 
-# Settings that decide whether records are lost, repeated or moved to another partition.
+# Settings of the client that the relay itself decides.
 _OWN_OPTIONS: Final = frozenset(
     {
         "bootstrap.servers",

@@ -5,15 +5,15 @@ From the newest change downwards, each column takes the newest value present, un
 full image or a delete is met. Duplicates are harmless. Columns that every change of the
 key left out stay ``unchanged``: the target still has them.
 
-A partial change above a delete of the same batch has no row to be merged with: it is
-refused, and the delete remains.
+A partial change above a delete of the same batch and partition has no row to be merged
+with: it is refused, and the delete remains.
 
 Changes of different partitions are not merged: rows refetched for this sink arrive in
 another topic, and a topic with added partitions has moved keys. Changes in between may
 be in an earlier batch or in a later one; only the target knows. A partial change
-above a whole row from another partition is kept apart and applied after it. A partial
-change above a partial change from another partition is refused, and its row is
-refetched.
+above a whole row or a delete from another partition is kept apart and applied after it.
+A partial change above a partial change from another partition is refused, and its row
+is refetched.
 
 Changes below the floor of their route are dropped before merging: no change above a
 floor depends on one below.
@@ -28,6 +28,7 @@ from typing import NamedTuple, TypeVar
 from towpath.sinks.change import Change, EventRow, Floor, Refusal, Value
 
 ABSENT_ROW = "a partial change on a row that is absent or deleted"
+OTHER_PARTITION = "a partial change above a partial one from another partition"
 
 
 _Routed = TypeVar("_Routed", Change, EventRow)
@@ -141,7 +142,7 @@ def _merge_from(
         if missing and older.origin[:2] != newest.origin[:2]:
             merged = newest._replace(row=values, unchanged=frozenset(missing))
             if older.unchanged:
-                refused.append(Refusal(merged, ABSENT_ROW, needs_refetch=True))
+                refused.append(Refusal(merged, OTHER_PARTITION, needs_refetch=True))
                 return at
             kept.append(older)
             after.append(merged)

@@ -1,7 +1,7 @@
 """
 Cases of the guard: the newest position wins, for rows, parts of rows and floors.
 
-A stored position, a stored delete and a stored floor each refuse changes below them.
+Stored positions, deletes and floors all refuse changes below them.
 """
 
 from towpath.sinks.change import Value
@@ -157,7 +157,7 @@ class GuardCases:
 
 
 class PartialCases:
-    """A partial row is merged with the stored row, and never guessed."""
+    """A partial row is merged with the stored row; missing values are never guessed."""
 
     def test_a_partial_change_keeps_unchanged_columns(self, target: SinkTarget) -> None:
         """Unchanged columns keep their values; null and new values are written."""
@@ -234,7 +234,7 @@ class FloorCases:
     def test_a_floor_deletes_rows_below_it_and_no_others(
         self, target: SinkTarget
     ) -> None:
-        """Rows and tombstones below it go; those at or above it, or elsewhere, stay."""
+        """Rows and tombstones below the floor go; others, and other routes, stay."""
         sink = target.connect()
         apply(
             sink,
@@ -253,7 +253,7 @@ class FloorCases:
         assert {"3", "4"} == target.contents(target.orders).keys()
 
     def test_a_late_change_below_a_floor_is_refused(self, target: SinkTarget) -> None:
-        """New and deleted rows count as stale; changes above the floor are applied."""
+        """Late changes of new or swept keys are stale; later ones are applied."""
         sink = target.connect()
         apply(sink, order(target, at(1), {"status": "placed"}, key=1))
         sweep(sink, floor(target, at(5, 3)))

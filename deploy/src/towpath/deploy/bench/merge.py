@@ -23,7 +23,7 @@ from towpath.sinks.targets.warehouse.client import CATALOG
 
 _NAME: Final = "merge"
 _MERGED: Final = f"{CATALOG}.beside.merged"
-# Properties that decide how a table is written; the others identify it.
+# Properties that decide how a table is written; the copy needs no others.
 _KEPT: Final = ("write.", "format-version")
 _MERGE: Final = f"""
 merge into {_MERGED} t using parquet_rows s on t.id = s.id

@@ -1,8 +1,8 @@
 """
 Random snapshot signals: requests, stops and pauses.
 
-Snapshots are requested for tables by name and by pattern, for keys, for one sink, and
-at a slow rate.
+Snapshots are requested for tables by name and by pattern, for keys, with a condition,
+for one sink, in the order of another key, at a slow rate, blocking, and with a sweep.
 """
 
 import json
@@ -19,7 +19,7 @@ ENDED: Final = ("completed", "incomplete", "failed", "rejected", "stopped")
 
 _PAUSE_S: Final = 0.6
 _PAUSED_S: Final = 1.5
-_MOST_OPEN: Final = 4
+_MAX_OPEN: Final = 4
 _INSERT: Final = "insert into towpath.signal (id, type, data) values (%s, %s, %s)"
 _OPEN: Final = """
 select count(*) from towpath.signal
@@ -79,7 +79,7 @@ class SnapshotRequester(Actor):
     def step(self, session: Session) -> None:
         """Send a signal, unless too many snapshots are open."""
         row = session.execute(_OPEN, (list(ENDED),)).fetchone()
-        if row and row[0] >= _MOST_OPEN:
+        if row and row[0] >= _MAX_OPEN:
             return
         (kind,) = self.random.choices(tuple(_KINDS), [w for w, _ in _KINDS.values()])
         _KINDS[kind][1](self, session)
@@ -105,7 +105,7 @@ class SnapshotRequester(Actor):
         self._request(session, chosen, max_rows_per_second=rate)
 
     def keys(self, session: Session) -> None:
-        """Request some keys, not all of which have a row."""
+        """Request the rows of random keys, some of which may have no row."""
         table = self.random.choice(TABLES)
         count = self.random.choice((1, 5, 60))
         numbers = [self.random.randint(1, self._highest) for _ in range(count)]
@@ -138,7 +138,7 @@ class SnapshotRequester(Actor):
         self._request(session, [self.random.choice(TABLES).collection], sweep=True)
 
     def stop_some(self, session: Session) -> None:
-        """Stop the snapshots of one table, or all."""
+        """Stop the snapshots of one table, or of all tables."""
         chosen = self.random.choice([[], [self.random.choice(TABLES).collection]])
         send(session, self._id(), "stop-snapshot", data_collections=chosen)
 

@@ -326,15 +326,15 @@ class Sampler:
         sent_at_s = self.clock.monotonic_s()
         try:
             order_id = self._place_order()
-            committed_at_s = self.clock.monotonic_s()
+            responded_at_s = self.clock.monotonic_s()
         except Exception as error:  # noqa: BLE001 - any driver's: counted
             self.fail(CHECKOUT, type(error).__name__)
             return
         self._placed += 1
-        self.writer.write(placed=(committed_at_s - sent_at_s) * 1000)
+        self.writer.write(placed=(responded_at_s - sent_at_s) * 1000)
         for watch in self._watches:
             with watch.lock:
-                watch.samples.await_order(order_id, committed_at_s)
+                watch.samples.await_order(order_id, responded_at_s)
 
     def _wait_for_last(self) -> None:
         deadline = Deadline(self.clock, LAST_SAMPLES_TIMEOUT_S)

@@ -34,7 +34,7 @@ class Latency:
 
 def at(ordered: Sequence[float], share: float) -> float:
     """
-    Return the percentile of a share by nearest rank.
+    Return the percentile at a share, by nearest rank.
 
     Args:
         ordered: At least one sample, in ascending order.
@@ -90,9 +90,9 @@ class Samples:
     _seen_ms: list[float] = field(default_factory=list)
     _lost: int = 0
 
-    def await_order(self, order_id: int, committed_at_s: float) -> None:
+    def await_order(self, order_id: int, responded_at_s: float) -> None:
         """Begin the sample of an order."""
-        self._awaited[order_id] = committed_at_s
+        self._awaited[order_id] = responded_at_s
 
     def awaited(self) -> tuple[int, ...]:
         """Return the orders that the target has not shown yet, oldest first."""
@@ -109,8 +109,8 @@ class Samples:
         """Count the samples older than ``after_s`` as lost; return their number."""
         too_old = [
             order_id
-            for order_id, committed_at_s in self._awaited.items()
-            if now_s - committed_at_s > after_s
+            for order_id, responded_at_s in self._awaited.items()
+            if now_s - responded_at_s > after_s
         ]
         for order_id in too_old:
             del self._awaited[order_id]

@@ -93,7 +93,7 @@ def step_width_s(duration_s: float) -> float:
 
 
 def percentile(times_ms: Mapping[int, int], share: float) -> float | None:
-    """Return the percentile of a share by nearest rank; None without times."""
+    """Return the percentile at a share, by nearest rank; None without times."""
     wanted = math.ceil(share * sum(times_ms.values()))
     seen = 0
     for time_ms, count in sorted(times_ms.items()):

@@ -48,12 +48,12 @@ _POLICY: Final = "cleanup.policy"
 _COMPACT: Final = "compact"
 # The limit of a broker that reports none: Kafka's default.
 DEFAULT_LIMIT_BYTES: Final = 1_048_588
-# How many topics one request names: the response has a few hundred kilobytes.
+# Topics per request: the response is then a few hundred kilobytes.
 TOPICS_AT_ONCE: Final = 500
 # A new topic is known to every broker within tens of milliseconds.
-_SPREADING_S: Final = 0.02
+_FIRST_DELAY_S: Final = 0.02
 # Thousands of topics take seconds: more requests would only add to the load.
-_MAX_SPREADING_S: Final = 0.5
+_MAX_DELAY_S: Final = 0.5
 _Item = TypeVar("_Item")
 
 
@@ -63,7 +63,7 @@ class MetadataPropagation:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._stall = StallTimeout(clock, REQUEST_TIMEOUT_S)
-        self._backoff = Backoff(first_s=_SPREADING_S, ceiling_s=_MAX_SPREADING_S)
+        self._backoff = Backoff(first_s=_FIRST_DELAY_S, ceiling_s=_MAX_DELAY_S)
         self._attempt = 0
 
     def is_over(self, left: int) -> bool:
@@ -87,16 +87,16 @@ def facts_of(
         BrokerRefusedError: Kafka refuses the request.
     """
     facts: dict[str, TopicFacts] = {}
-    left, spreading = wanted, MetadataPropagation(clock)
+    left, propagation = wanted, MetadataPropagation(clock)
     while True:
         facts |= _described(admin, left)
         left = [name for name in wanted if name not in facts]
         if not left:
             return facts
-        if spreading.is_over(len(left)):
+        if propagation.is_over(len(left)):
             reason = f"reading topic settings: {left[0]} is not known yet"
             raise BrokerUnavailableError(reason)
-        spreading.wait()
+        propagation.wait()
 
 
 def _described(admin: AdminClient, wanted: list[str]) -> dict[str, TopicFacts]:
@@ -151,11 +151,11 @@ def _known_facts(future: "Future[_Item]") -> _Item | None:
 
 
 def in_requests(
-    each: Iterable[_Item], at_once: int = TOPICS_AT_ONCE
+    items: Iterable[_Item], at_once: int = TOPICS_AT_ONCE
 ) -> Iterator[list[_Item]]:
     """Divide items into lists, one for each request."""
-    items = iter(each)
-    while some := list(islice(items, at_once)):
+    left = iter(items)
+    while some := list(islice(left, at_once)):
         yield some
 
 
@@ -178,7 +178,7 @@ def compacted_topics(prefix: str) -> tuple[str, ...]:
 
 
 def streamed_topics(prefix: str, tables: Iterable[str]) -> tuple[str, ...]:
-    """Return the topics that exist from the start and are not compacted."""
+    """Return the topics that are needed from the start and are not compacted."""
     return (
         names.dead_letter_topic(prefix, "relay"),
         names.notifications_topic(prefix),
@@ -187,7 +187,7 @@ def streamed_topics(prefix: str, tables: Iterable[str]) -> tuple[str, ...]:
 
 
 def captured_in(topics: Iterable[str], settings: Settings) -> tuple[str, ...]:
-    """Return the named tables, and the captured ones among the topics' tables."""
+    """Return the tables named in the settings, then captured ones that have a topic."""
     prefix = settings.database.prefix
     tables = (names.table_of(prefix, topic) for topic in topics)
     return settings.capture.chosen(table for table in tables if table is not None)
@@ -223,7 +223,7 @@ class KafkaTopics:
         had: Mapping[str, int] = _NO_COUNTS,
     ) -> Mapping[str, TopicFacts]:
         """
-        Create the topics that exist from the start, and read facts about them.
+        Create the topics that are needed from the start, and read facts about them.
 
         Args:
             prefix: The topics' prefix.
@@ -291,6 +291,7 @@ class KafkaTopics:
 
         Raises:
             BrokerUnavailableError: Kafka cannot be reached.
+            BrokerRefusedError: Kafka refuses the request.
         """
         places = [(topic, at) for at in range(partition_count)]
         ends = self.known_ends(places)
@@ -302,24 +303,25 @@ class KafkaTopics:
 
         Raises:
             BrokerUnavailableError: Kafka cannot be reached.
+            BrokerRefusedError: Kafka refuses the request.
         """
         found: dict[TopicOffset, int] = {}
-        left, spreading = list(places), MetadataPropagation(self._clock)
+        left, propagation = list(places), MetadataPropagation(self._clock)
         while True:
             try:
                 ends = end_offsets(self._kafka, left)
             except BrokerUnavailableError:
-                if spreading.is_over(len(left)):
+                if propagation.is_over(len(left)):
                     raise
             else:
                 found |= {place: end for place, end in ends.items() if end >= 0}
                 left = [place for place in left if place not in found]
                 if not left:
                     return found
-                if spreading.is_over(len(left)):
-                    reason = f"partitions of {left[0][0]} have no leader yet"
+                if propagation.is_over(len(left)):
+                    reason = f"partitions of {left[0][0]} are not known to Kafka yet"
                     raise BrokerUnavailableError(reason)
-            spreading.wait()
+            propagation.wait()
 
     def _check_limit(self, topic: str, limit_bytes: int) -> None:
         if self._batch_bytes <= limit_bytes <= self._record_bytes:
@@ -327,7 +329,8 @@ class KafkaTopics:
         self._batch_bytes = min(self._batch_bytes, limit_bytes)
         self._record_bytes = max(self._record_bytes, limit_bytes)
         reason = (
-            f"topic {topic} accepts {limit_bytes} bytes: the producer must be recreated"
+            f"topic {topic} accepts records of at most {limit_bytes} bytes: the "
+            "producer must be recreated"
         )
         raise BrokerUnavailableError(reason)
 

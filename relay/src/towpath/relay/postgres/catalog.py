@@ -31,7 +31,7 @@ class PostgresCatalog:
         self, table_oid: int, name: TableName, type_oids: Sequence[int]
     ) -> CatalogFacts:
         """
-        Return a table's keys, its required columns, and its types with nested ones.
+        Return a table's keys, NOT NULL columns, and column types, nested ones included.
 
         For a dropped table, the keys are those of the table that has taken its name, so
         that the rest of its stream keeps the order of the key's columns.
@@ -100,12 +100,12 @@ def session_text(
     address: str | None,
     since: datetime | None,
 ) -> str:
-    """Return a session as readable text; another role's is partly hidden."""
-    session = f"process {pid} of the server, {application or 'unnamed'} of role {role}"
+    """Describe a session; details of another role's session may be hidden."""
+    session = f"server process {pid} ({application or 'unnamed'}, role {role})"
     if since is None:
-        return f"{session} (the rest is hidden from this role: grant pg_read_all_stats)"
+        return f"{session}; the rest is hidden from this role: grant pg_read_all_stats"
     place = address or "the server itself"
-    return f"{session} at {place}, since {since:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{session} from {place}, since {since:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _type(*row: Any) -> TypeFacts:  # noqa: ANN401 - a row of the driver

@@ -37,7 +37,7 @@ from towpath.settings import FirstStart, Settings
 
 _LOG = structlog.get_logger("towpath.relay")
 
-# How often the end of an open snapshot is checked, and the interval without one.
+# How often to check whether an open snapshot has ended; the interval without one.
 _WATCH_INTERVAL_S: Final = 0.5
 _IDLE_INTERVAL_S: Final = 3600.0
 
@@ -75,7 +75,7 @@ class InitialSnapshot:
 
     @property
     def lent(self) -> tuple[str, ...]:
-        """The ids of the snapshots whose exported snapshot is open."""
+        """The id of the snapshot that reads the open exported snapshot, if any."""
         return () if self._view is None else (self._first_id,)
 
     def check(self) -> None:
@@ -125,7 +125,7 @@ class InitialSnapshot:
         if step is StartAction.REQUEST:
             tables = backfill.request_first_snapshot(connection, self._settings, relay)
             _LOG.info(
-                "snapshot of the first start requested for an existing slot",
+                "snapshot at the first start requested for an existing slot",
                 tables=list(tables),
             )
         elif known.has_run and mode is FirstStart.INITIAL_ONLY:
@@ -162,7 +162,7 @@ class InitialSnapshot:
         if self._options.mode is FirstStart.INITIAL_ONLY and not progress.open_count:
             self._end(progress.failures)
 
-    # Inside --------------------------------------------------------------------
+    # Internals -----------------------------------------------------------------
 
     @property
     def _first_id(self) -> str:
@@ -194,11 +194,11 @@ class InitialSnapshot:
         if tables:
             self._view = view
         else:
-            # No table is read in the snapshot, which would keep VACUUM from removing
+            # No table needs the snapshot, and an open one keeps VACUUM from removing
             # dead rows.
             view.close()
         _LOG.info(
-            "slot created with an exported snapshot for the first snapshot",
+            "slot created with an exported snapshot",
             slot=source.slot,
             tables=list(tables),
         )
@@ -219,7 +219,7 @@ class InitialSnapshot:
             connection, self._settings, self._relay, self._run_id
         )
         if is_new:
-            _LOG.info("snapshot of all tables requested at start")
+            _LOG.info("snapshot of all tables requested")
         else:
             _LOG.info("snapshot of an earlier start continues")
         self._has_requested = True
@@ -227,7 +227,7 @@ class InitialSnapshot:
     def _end(self, failures: tuple[str, ...]) -> None:
         # The monitor continues until the last records are acknowledged.
         if not self._is_over:
-            _LOG.info("snapshot of the first start ended: the relay stops")
+            _LOG.info("snapshot at the first start ended: the relay stops")
         self._failures = failures
         self._is_over = True
         self._wakeup.wake()

@@ -4,7 +4,7 @@ Removal of published events from a kept outbox.
 An event may be removed once every reader of the log is past its commit. That is proved
 without the LSN of the commit, which no row has: first a batch of old rows is read,
 *then* the end of the log. The rows were visible, so they had been committed, and their
-commits lie below that end. When every reader has confirmed it, exactly these rows are
+commits lie below that end. When every reader has confirmed it, only these rows are
 deleted. A row that an open transaction has inserted is not in the batch.
 
 Rows are read and deleted by ranges of the table's pages: no index is needed, and no
@@ -80,7 +80,7 @@ class LogReader(NamedTuple):
         name: The slot's name.
         confirmed_lsn: The confirmed LSN; None without a slot, and during its creation.
         has_slot: Whether there is a slot.
-        is_lost: Whether the slot has lost log that it needs.
+        is_lost: Whether the slot has lost part of the log that it needs.
     """
 
     name: str
@@ -103,7 +103,7 @@ class OutboxTable:
         Prepare a connection for the cleaning of a table.
 
         Args:
-            connection: A connection in autocommit.
+            connection: A connection in autocommit mode.
             table: The table.
             id_name: The column with the event's id.
             time_name: The column with the event's time.
@@ -175,8 +175,8 @@ class OutboxTable:
             return self._connection.execute(statement.encode(), values).rowcount
 
     def _range(self, first_page: int) -> dict[str, object]:
-        last = first_page + PAGES_AT_ONCE
-        return {"first": f"({first_page},0)", "last": f"({last},0)"}
+        end = first_page + PAGES_AT_ONCE
+        return {"first": f"({first_page},0)", "end": f"({end},0)"}
 
     # Partitions ----------------------------------------------------------------
 
@@ -217,11 +217,11 @@ class OutboxTable:
             try:
                 self._comment(partition, f"'{_MARK}'")
             except psycopg.errors.LockNotAvailable:
-                # VACUUM has the partition.
+                # VACUUM, for instance, holds a lock on the partition.
                 return False
             is_detached = self._execute_within(statement, wait_s)
             # VACUUM may hold the lock again, or another run may have dropped the table:
-            # the mark then stays as it is.
+            # the next run does it then, or nothing is left to do.
             with suppress(
                 psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable
             ):
@@ -304,13 +304,13 @@ class OutboxTable:
 
 _LARGEST_TIMEOUT_MS: Final = 2**31 - 1
 _MARK: Final = "towpath outbox clean: to be dropped once it is published"
-_PAGES: Final = "ctid >= %(first)s::tid and ctid < %(last)s::tid"
+_PAGES: Final = "ctid >= %(first)s::tid and ctid < %(end)s::tid"
 
 
 def lost_readers(readers: Sequence[LogReader]) -> Iterator[str]:
-    """Yield a reason for each reader that has no slot, or whose slot has lost log."""
+    """Yield a reason for each reader that has no slot, or has lost part of the log."""
     for reader in readers:
         if not reader.has_slot:
             yield f"the registered relay {reader.name} has no slot"
         elif reader.is_lost:
-            yield f"slot {reader.name} has lost log that it needs"
+            yield f"slot {reader.name} has lost part of the log that it needs"

@@ -256,7 +256,7 @@ def _slot_findings(facts: SourceFacts, settings: Settings) -> Iterator[CheckFind
         cause = facts.slot.invalidation_reason or "max_slot_wal_keep_size"
         yield error_finding(
             "slot-lost",
-            f"slot {slot} has lost log that it needed ({cause})",
+            f"slot {slot} has lost part of the log that it needed ({cause})",
             "changes are missing, and a new lineage begins at the next start",
             "raise the bound that the reason names, then start the relay with "
             'relay.on_gap = "snapshot"',

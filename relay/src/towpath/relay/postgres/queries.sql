@@ -1276,7 +1276,7 @@ select (pg_catalog.pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint
 -- name: read_log_readers
 -- Every logical slot of this database, and registered relays without one: name,
 -- confirmed LSN as a number (null while the slot is created), whether there is a slot,
--- whether it has lost log.
+-- whether it has lost part of the log.
 select coalesce(s.slot_name, r.name),
     (s.confirmed_flush_lsn - '0/0'::pg_lsn)::bigint,
     s.slot_name is not null,

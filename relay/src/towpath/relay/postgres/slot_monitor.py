@@ -122,7 +122,7 @@ def slot_loss(reading: SlotReading | None, slot: str) -> str | None:
         return f"slot {slot} no longer exists"
     if reading.wal_status == _LOST or reading.invalidation_reason is not None:
         cause = reading.invalidation_reason or "max_slot_wal_keep_size"
-        return f"slot {slot} has lost log that it still needed ({cause})"
+        return f"slot {slot} has lost part of the log that it still needed ({cause})"
     return None
 
 

@@ -404,7 +404,8 @@ def _fork_lsn(known: _KnownHistory, found: SourceHistory) -> int | None:
 
 def _lost_reason(found: SourceHistory, slot: SlotHistory) -> str:
     cause = f" ({slot.invalidation_reason})" if slot.invalidation_reason else ""
-    return f"slot {found.slot_name} has lost log that it still needed{cause}"
+    name = found.slot_name
+    return f"slot {name} has lost part of the log that it still needed{cause}"
 
 
 def _new_lineage(

@@ -33,7 +33,7 @@ class LsnWaiter(Protocol):
 
     def wait_for(self, lsn: str, sink: str, timeout_s: float) -> object:
         """
-        Return when the sink has applied everything that was committed by the LSN.
+        Return when the sink has applied every commit that ended at or before the LSN.
 
         Raises:
             UnavailableError: The LSN is not applied in time.

@@ -7,10 +7,11 @@ target. In ``catch_up``, a baseline then writes the same rows without a sink: th
 client's own bulk load, one MERGE, plain pipelined writes. The deploy package runs the
 case ``checkout`` with the demo's own parts; the results of all three cases are here.
 
-- In ``catch_up``, a rate counts the table's rows from the start of the first batch, by
-  the engine's time, to the moment when the last batch is durable, by the sink's time.
+- In ``catch_up``, ``rows_per_s`` counts the table's rows from the start of the first
+  batch, by the engine's clock, to the moment when the last batch is durable, by the
+  sink's clock.
 - Baselines get prepared rows: the target's work is timed, and little of the client's,
   so the comparison favors the baseline.
-- ``towpath verify`` compares every sink that has a target with the source, every key
+- ``towpath verify`` compares each sink, except ``null``, with the source: every key
   and column. A single difference voids all figures.
 """

@@ -10,8 +10,9 @@ Makes the schemas of a table's keys and values from its columns, as Kafka Connec
 Names and fields are Debezium's; the additional fields ``commit_lsn``, ``origin`` and
 ``origin_lsn`` of ``source`` are optional. Outside the key every column may be null,
 even under NOT NULL: a delete has only its key, an update no unchanged TOASTed values,
-and some values have no form. So added and removed columns, and NOT NULL, do not break
-readers. Defaults of columns are omitted: Kafka Connect would use them for NULL.
+and some values cannot be represented. So adding or removing a column, or changing NOT
+NULL, breaks no reader. Defaults of columns are omitted: Kafka Connect would use them
+for NULL.
 """
 
 import re
@@ -107,7 +108,7 @@ def key_schema(names: TableNames, key: Sequence[Field]) -> Schema:
     return Schema(
         "struct",
         name=f"{_full(names)}.Key",
-        fields=tuple((field.name, _of(field)) for field in key),
+        fields=tuple((field.name, _schema_of(field)) for field in key),
     )
 
 
@@ -159,7 +160,7 @@ def items_of(schema: Schema) -> Schema:
         ValueError: The schema is neither an array nor a map.
     """
     if schema.items is None:
-        reason = f"a schema of kind {schema.kind} has no schema of its items"
+        reason = f"a schema of kind {schema.kind} has no item schema"
         raise ValueError(reason)
     return schema.items
 
@@ -187,8 +188,8 @@ def sanitized_all(names: Iterable[str], of: str) -> Mapping[str, str]:
         other = taken.setdefault(sanitized(name), name)
         if other != name:
             reason = (
-                f"{other!r} and {name!r} of {of} both become {sanitized(name)!r} in "
-                "the names that Avro allows"
+                f"{other!r} and {name!r} of {of} both become {sanitized(name)!r} "
+                "when made valid for Avro"
             )
             raise NameCollisionError(reason)
     return {name: safe for safe, name in taken.items()}
@@ -198,7 +199,7 @@ def _full(names: TableNames) -> str:
     return f"{names.prefix}.{names.schema}.{names.table}"
 
 
-def _of(field: Field) -> Schema:
+def _schema_of(field: Field) -> Schema:
     schema = _plain(field)
     return schema.optional() if field.is_nullable else schema
 

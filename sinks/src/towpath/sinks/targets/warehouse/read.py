@@ -85,7 +85,7 @@ class WarehouseReader:
                 table = self._table(route)
             if table is None:
                 return
-            found = _scan(table, _may_be(table, batch_keys))
+            found = _scan(table, _may_match(table, batch_keys))
             yield from (row for row in found if row.key in batch_keys)
 
     def sample(self, route: str, count: int) -> Iterator[StoredRow]:
@@ -150,8 +150,8 @@ def _key(table: Table) -> tuple[str, ...]:
     return tuple(json.loads(stored))
 
 
-def _may_be(table: Table, keys: Iterable[str]) -> BooleanExpression:
-    """Return a condition that all rows of some keys meet, and maybe other rows."""
+def _may_match(table: Table, keys: Iterable[str]) -> BooleanExpression:
+    """Return a condition that all rows of these keys meet; others may meet it too."""
     names = _key(table)
     types = [table.schema().find_type(name) for name in names]
     parts = [key for key in map(key_parts, keys) if len(key) == len(names)]

@@ -41,6 +41,7 @@ from towpath.relay.recovery.state import StateRecords
 from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
 from towpath.relay.stats import Stats
 from towpath.schemas import topics
+from towpath.schemas.clock import Deadline, SystemClock
 
 PARTITIONS = 3
 STATE = topics.state_topic("p")
@@ -322,7 +323,7 @@ class ProcessHistory:
                 deeds[doing]()
         for step in coming:
             process.take(*step)
-        process.publisher.drain(1.0)
+        process.publisher.drain(Deadline(SystemClock(), 1.0))
         return False
 
     def _stream(self) -> list[tuple[int, Record | int | None]]:

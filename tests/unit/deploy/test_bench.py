@@ -2,11 +2,12 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cyclopts import ValidationError
 
-from towpath.deploy.bench import runner
+from towpath.deploy.bench import merge, runner
 from towpath.deploy.cli.bench import bench_app
 from towpath.deploy.local.own_stack import clear_abandoned
 from towpath.sinks.jars import store
@@ -35,6 +36,22 @@ def test_the_archives_of_a_comparison_have_a_lock_of_their_own():
         "debezium" in others,
         any("debezium-connector-postgres:3.7.0.Final" in j.coordinate for j in jars),
     )
+
+
+def test_a_failed_merge_is_not_hidden_by_a_missing_folder(tmp_path, monkeypatch):
+    """
+    An engine that fails at once has written nothing that could be deleted.
+    """
+    session = SimpleNamespace(stop=lambda: None)
+    sink = SimpleNamespace(route=[])
+    settings = SimpleNamespace(state_folder=tmp_path)
+    monkeypatch.setattr(merge, "load", lambda *_: settings)
+    monkeypatch.setattr(merge, "sink_named", lambda *_: sink)
+    monkeypatch.setattr(merge, "_engine", lambda *_: None)
+    monkeypatch.setattr(merge, "start_session", lambda _: session)
+
+    with pytest.raises(IndexError):
+        merge.main(tmp_path, "warehouse", tmp_path / "report")
 
 
 def test_connect_gets_the_locked_archives_only():

@@ -3,6 +3,7 @@
 import sys
 from contextlib import nullcontext
 
+import psycopg
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
@@ -64,6 +65,31 @@ def test_brokers_that_refuse_a_request_are_not_called_unreachable(
 
     with pytest.raises(kind, match=reason), cli._offsets("c", {}):
         raise KafkaException(KafkaError(code))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            psycopg.errors.DeadlockDetected("deadlock detected\nmore"),
+            "deadlock detected",
+        ),
+        (psycopg.OperationalError(), "OperationalError"),
+    ],
+)
+def test_a_database_that_fails_later_is_not_called_unreachable(
+    error, reason, monkeypatch
+):
+    """
+    A deadlock, a timeout or a full disk says that the server was reached.
+    """
+    monkeypatch.setattr(psycopg, "connect", lambda _dsn: nullcontext())
+    expected = f"the database has not completed the command: {reason}"
+
+    with pytest.raises(UnavailableError) as raised, cli._connect("dbname=x"):
+        raise error
+
+    assert expected == str(raised.value)
 
 
 @pytest.mark.parametrize("dsn", ["nonsense", "host=h pw", "postgresql://u:pw@["])

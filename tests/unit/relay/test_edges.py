@@ -1,6 +1,7 @@
 """The edges' own translations: SQLSTATEs, Kafka error codes, queries."""
 
 import traceback
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import psycopg
@@ -10,9 +11,37 @@ from psycopg import pq
 
 from towpath.relay import errors
 from towpath.relay.kafka.client import relay_error
+from towpath.relay.postgres.catalog import session_text
 from towpath.relay.postgres.connect import connect, failure, failure_of, quoted
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.replication import stream_error
+
+
+@pytest.mark.parametrize(
+    ("session", "text"),
+    [
+        (
+            ("a", "r", "::1", datetime(2026, 1, 2, tzinfo=UTC)),
+            "(a, role r) from ::1, since 2026-01-02 00:00:00 UTC",
+        ),
+        (
+            ("worker", None, None, datetime(2026, 1, 2, tzinfo=UTC)),
+            "(worker) from the server itself, since 2026-01-02 00:00:00 UTC",
+        ),
+        (
+            (None, "r", None, None),
+            (
+                "(unnamed, role r); the rest is hidden from this role: grant "
+                "pg_read_all_stats"
+            ),
+        ),
+    ],
+)
+def test_a_session_is_described_by_what_is_known_of_it(session, text):
+    """
+    A process of the server itself has no role.
+    """
+    assert f"server process 7 {text}" == session_text(7, *session)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ The publisher sends refused records to the dead letters, as only it knows the to
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,6 +45,7 @@ class Kafka:
         self.counts: Mapping[str, int] = defaultdict(lambda: 3)
         self.room = 10**9
         self.is_answering = False
+        self.timeouts_s: list[float] = []
 
     def ensure(self, topic: str) -> TopicFacts:
         """Return a topic's facts."""
@@ -66,8 +68,9 @@ class Kafka:
     def poll(self, timeout_s: float) -> None:
         """Acknowledge nothing."""
 
-    def flush(self, _timeout_s: float) -> None:
+    def flush(self, timeout_s: float) -> None:
         """Acknowledge everything, if the test wants it."""
+        self.timeouts_s.append(timeout_s)
         if self.is_answering:
             acknowledge_all(self)
             self.outgoing.clear()
@@ -398,9 +401,12 @@ def test_a_drain_delivers_what_waits_for_a_first_record():
     kafka.is_answering = True
     for position in (b"1", b"2", b"3"):
         publisher.publish_change(replace(PLAIN, position=position), ledger.begin())
-    publisher.drain(1.0)
+    left_s = iter((10.0, 2.0))
+    publisher.drain(SimpleNamespace(remaining_s=lambda: next(left_s)))
 
     assert (3, 0) == (len(kafka.records), ledger.in_flight_bytes)
+    # The second wait has only what the first one has left of the time.
+    assert [10.0, 2.0] == kafka.timeouts_s
 
 
 def test_a_refused_first_record_is_followed_by_none():

@@ -263,18 +263,28 @@ def _connect(
         )
         raise UsageError(message) from None
     try:
-        with psycopg.connect(dsn) as connection:
+        connected = psycopg.connect(dsn)
+    except psycopg.OperationalError as error:
+        message = f"the database cannot be reached: {_first_line(error)}"
+        raise UnavailableError(message) from error
+    try:
+        with connected as connection:
             yield connection
     except psycopg.OperationalError as error:
-        message = f"the database cannot be reached: {str(error).splitlines()[0]}"
+        # For example a lost connection, a deadlock, a timeout, or a full disk.
+        message = f"the database has not completed the command: {_first_line(error)}"
         raise UnavailableError(message) from error
     except psycopg.errors.UndefinedTable as error:
         command = f'towpath inbox create --schema "{schema}"'
         message = f"there is no inbox in the schema {schema}; create it: {command}"
         raise UsageError(message) from error
     except psycopg.errors.InsufficientPrivilege as error:
-        message = f"{str(error).splitlines()[0]}: docs/rights.md lists the grants"
+        message = f"{_first_line(error)}; docs/rights.md lists the grants"
         raise UsageError(message) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 @contextlib.contextmanager

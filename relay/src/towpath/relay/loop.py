@@ -327,7 +327,7 @@ class Pipeline:
         completing = Deadline(context.clock, deadline.remaining_s() / 2)
         while self._consumer.is_inside and not completing.passed():
             self._turn()
-        context.publisher.drain(deadline.remaining_s())
+        context.publisher.drain(deadline)
         if context.spans is not None:
             context.spans.turn()
         if context.ledger.in_flight_bytes:

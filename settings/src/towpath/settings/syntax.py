@@ -25,8 +25,10 @@ ROUTED_VALUE: Final = "{aggregate_type}"
 _PARTS: Final = (2, 3)
 _HEX: Final = "hex:"
 _FIELD_PATH: Final = re.compile(r"(?:[^.\[\]]+(?:\[\])?\.)*[^.\[\]]+")
-# After an odd number of backslashes the parenthesis is a character.
-_JAVA_GROUP: Final = re.compile(r"(?<!\\)((?:\\\\)*)\(\?<(?=[A-Za-z])")
+# The beginning of a named group; or what may look like one: an escape, a set.
+_JAVA_GROUP: Final = re.compile(
+    r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\(\?<(?=[A-Za-z])", re.DOTALL
+)
 
 
 class PlacedIn(enum.StrEnum):
@@ -66,7 +68,7 @@ def parse_placement(text: str) -> Placement:
 
 def python_pattern(text: str) -> str:
     """Rewrite Java's named groups, ``(?<name>``, as Python's ``(?P<name>``."""
-    return _JAVA_GROUP.sub(r"\1(?P<", text)
+    return _JAVA_GROUP.sub(lambda found: found[1] or "(?P<", text)
 
 
 def compiled(text: str) -> re.Pattern[str]:

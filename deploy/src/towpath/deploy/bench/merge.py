@@ -42,7 +42,7 @@ def main(config: Path, name: str, report: Path) -> None:
         rows, elapsed_s = _merge(SparkSql(session), table, folder / "rows")
     finally:
         session.stop()
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)
     measured = {"rows": rows, "elapsed_s": elapsed_s}
     report.write_text(json.dumps(measured), encoding="utf-8")
 

@@ -185,7 +185,8 @@ def _is_in_source(settings: Settings, table: TableName, key: str) -> bool | None
         message = f"the source has no table {table.text}"
         raise UsageError(message) from error
     except psycopg.DataError as error:
-        message = f"{key!r} is not a key of {table.text}: {str(error).splitlines()[0]}"
+        reason = str(error).partition("\n")[0]
+        message = f"{key!r} is not a key of {table.text}: {reason}"
         raise UsageError(message) from error
     except psycopg.Error as error:
         raise SourceUnavailableError(str(error).strip()) from error

@@ -101,7 +101,8 @@ def session_text(
     since: datetime | None,
 ) -> str:
     """Describe a session; details of another role's session may be hidden."""
-    session = f"server process {pid} ({application or 'unnamed'}, role {role})"
+    owner = "" if role is None else f", role {role}"
+    session = f"server process {pid} ({application or 'unnamed'}{owner})"
     if since is None:
         return f"{session}; the rest is hidden from this role: grant pg_read_all_stats"
     place = address or "the server itself"

@@ -31,6 +31,7 @@ from towpath.relay.publish.in_flight import RECORD_BYTES, Delivery, DeliveryLedg
 from towpath.relay.publish.sender import RecordSender
 from towpath.relay.recovery.marks import Published
 from towpath.relay.stats import Stats
+from towpath.schemas.clock import Deadline
 
 # The longest wait for room before the loop's duties run again.
 WAIT_S: Final = 0.05
@@ -188,15 +189,15 @@ class Publisher:
         while not self._sender.send_queued():
             self._wait()
 
-    def drain(self, timeout_s: float) -> None:
+    def drain(self, deadline: Deadline) -> None:
         """
-        Wait until all records are acknowledged, or the timeout expires.
+        Wait until all records are acknowledged, or the deadline passes.
 
         Raises:
             DeliveryFailedError: A record could not be delivered.
         """
         self.flush()
-        self._sender.drain(timeout_s)
+        self._sender.drain(deadline)
 
     def _wait(self) -> None:
         self._sender.poll(WAIT_S)

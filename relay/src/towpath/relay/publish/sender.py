@@ -40,6 +40,7 @@ from towpath.relay.publish.in_flight import (
     DeliveryLedger,
     PartitionBatch,
 )
+from towpath.schemas.clock import Deadline
 
 # A record, the delivery that waits for it, and the record's position in the stream. The
 # position of a record outside the stream's order is empty.
@@ -235,18 +236,18 @@ class RecordSender:
         if self._ledger.failure is not None:
             raise DeliveryFailedError(self._ledger.failure)
 
-    def drain(self, timeout_s: float) -> None:
+    def drain(self, deadline: Deadline) -> None:
         """
-        Wait until all records of the producer are acknowledged, or the timeout expires.
+        Wait until all records of the producer are acknowledged, or the deadline passes.
 
         The timeout applies twice if records waited for the first one of a partition.
 
         Raises:
             DeliveryFailedError: A record could not be delivered.
         """
-        self._producer.flush(timeout_s)
+        self._producer.flush(deadline.remaining_s())
         has_more = bool(self._outgoing)
         self.poll(0)
         if has_more:
-            self._producer.flush(timeout_s)
+            self._producer.flush(deadline.remaining_s())
             self.poll(0)

@@ -189,7 +189,7 @@ def failure_of(error: DBAPIError) -> UnavailableError | None:
         message = "A table or schema that the service needs does not exist yet."
         return MissingTableError(message)
     if state == _REFUSED:
-        reason = str(error.orig).splitlines()[0]
+        reason = str(error.orig).partition("\n")[0]
         return MissingRightsError(f"The database refuses the role: {reason}.")
     lost = not state and isinstance(error.orig, psycopg2.OperationalError)
     if state.startswith(_UNAVAILABLE) or error.connection_invalidated or lost:

@@ -240,7 +240,7 @@ class RecordSender:
         """
         Wait until all records of the producer are acknowledged, or the deadline passes.
 
-        The timeout applies twice if records waited for the first one of a partition.
+        Records that waited for the first one of a partition are sent and awaited too.
 
         Raises:
             DeliveryFailedError: A record could not be delivered.

@@ -269,6 +269,8 @@ class SnapshotQueue:
             effects += run.answer("running", {})
             notice = notifications.started(run.snapshot_id, run.collections, run.kind)
             effects.append(notice)
+        if self._services.requests.has_failed(table):
+            table = table.from_the_first_row()
         limit = self._max_changed_keys(len(self._scans))
         changed_keys = ChangedKeys(max_changed_keys=limit)
         pace = ScanPace(
@@ -283,8 +285,6 @@ class SnapshotQueue:
             parts=1 if table.ranges else self._policy.readers,
             consistent_point=point,
         )
-        if self._services.requests.has_failed(table):
-            table = table.from_the_first_row()
         running = table._replace(state="running")
         run.update(running)
         scan = self._scans[table[:2]] = TableScan(running, options, self._services)

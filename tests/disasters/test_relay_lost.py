@@ -42,7 +42,7 @@ def await_takeover(disaster, before):
 
 def end_sessions(disaster, holder):
     """End the two sessions of a relay in the source, of which one is described."""
-    (pid,) = re.findall(r"process (\d+) of", holder)
+    (pid,) = re.findall(r"server process (\d+) ", holder)
     for statement in (END_CLAIM.format(pid), END_STREAM):
         say(statement)
         disaster.execute(statement)

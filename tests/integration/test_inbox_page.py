@@ -111,7 +111,7 @@ def test_the_command_looks_after_parked_events(page, capsys):
     assert "unreadable" in capsys.readouterr().out
     assert 2 == run(["inbox", "replay", "nonsense", *options])
     assert 0 == run(["inbox", "replay", "x", *options])
-    assert "1 parked" in capsys.readouterr().out
+    assert "parked events to be replayed: 1" in capsys.readouterr().out
     assert 0 == run(["inbox", "discard", "x", *options])
     assert 2 == run(["inbox", "discard", "x", *options])
     assert "has no parked event x" in capsys.readouterr().err

@@ -61,7 +61,7 @@ def test_a_row_that_is_a_dead_letter_leaves_its_snapshot_incomplete(rig, capsys)
     reads = rig.reads()
 
     assert 1 == code
-    assert all(part in said for part in ("1 rows", '["7"]', "snapshot resume s1"))
+    assert all(part in said for part in ("1 row is", '["7"]', "snapshot resume s1"))
     assert [999, 999, 1] == [answers[each]["rows"] for each in sorted(answers)]
     assert {1} == {each["undelivered"] for each in answers.values()}
     assert "incomplete" == notified["additional_data"]["status"]

@@ -11,8 +11,9 @@ begin first. One worker runs the busy tests and two run those of the lake, while
 run tests that mostly wait; then come the engines. In the end the quick tests fill the
 time while another worker runs its last long test.
 
-Four workers leave a tenth of two cores idle: all of them wait at times. A fifth runs
-unit tests meanwhile, at a lower priority. It starts no stack.
+Once the busy tests are done, four workers leave a tenth of two cores idle: all of them
+wait at times. A fifth runs unit tests from then on, at a lower priority. It starts no
+stack.
 """
 
 import enum
@@ -91,14 +92,32 @@ class Pieces(LoadScopeScheduling):  # type: ignore[misc]  # has no types
     def _split_scope(self, nodeid: str) -> str:
         return piece_of(nodeid)
 
+    def mark_test_complete(
+        self, node: WorkerController, item_index: int, duration: float = 0
+    ) -> None:
+        """Record a test; the worker in the background may begin or go on then."""
+        super().mark_test_complete(node, item_index, duration)
+        for other in self.nodes:
+            if other.gateway.id == BACKGROUND:
+                self._reschedule(other)
+
     def _assign_work_unit(self, node: WorkerController) -> None:
         if node.gateway.id == BACKGROUND:
+            if self._has_busy_tests():
+                return
             piece = next(filter(is_for_background, self.workqueue), None)
             if piece is None:
                 node.shutdown()
                 return
             self.workqueue.move_to_end(piece, last=False)
         super()._assign_work_unit(node)
+
+    def _has_busy_tests(self) -> bool:
+        """Return whether tests that keep every core busy wait or run."""
+        busy = Turn.BUSY.name
+        assigned = (pieces.get(busy, {}) for pieces in self.assigned_work.values())
+        is_running = any(not all(tests.values()) for tests in assigned)
+        return is_running or busy in self.workqueue
 
 
 def lower_priority_in_background() -> None:

@@ -110,7 +110,7 @@ class Node:
 
 def test_the_worker_in_the_background_runs_unit_tests_alone():
     """
-    The others begin with the long tests; without unit tests it ends.
+    It begins once the busy tests are done; without unit tests it ends.
     """
     places = (BENCH, DRIVER, "unit/architecture/test_house.py", "unit/relay/test_a.py")
     tests = [f"tests/{place}::test_{n}" for place in places for n in range(4)]
@@ -123,12 +123,16 @@ def test_the_worker_in_the_background_runs_unit_tests_alone():
         pieces.add_node(node)
         pieces.add_node_collection(node, tests)
     pieces.schedule()
-    before = background.shutting_down
+    before = background.ran.copy()
+    for index in range(4):
+        pieces.mark_test_complete(usual, index)
+    is_ended = background.shutting_down
     for index in background.ran.copy():
         pieces.mark_test_complete(background, index)
 
-    assert ([0, 1, 2, 3], [12, 13, 14, 15]) == (usual.ran, background.ran)
-    assert (False, True) == (before, background.shutting_down)
+    assert ([], [12, 13, 14, 15]) == (before, background.ran)
+    assert [0, 1, 2, 3, 4, 5, 6, 7] == usual.ran
+    assert (False, True) == (is_ended, background.shutting_down)
     assert not usual.shutting_down
 
 

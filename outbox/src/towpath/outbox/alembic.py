@@ -32,7 +32,7 @@ from typing import Final, Literal
 
 from alembic.operations import MigrateOperation, Operations
 
-from towpath.outbox.outbox import TABLE
+from towpath.outbox.outbox import TABLE, require_known_columns
 from towpath.schemas import source_tables
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import UsageError
@@ -203,13 +203,7 @@ def _described(
     Raises:
         UsageError: A key of ``columns`` is unknown, or a required column is omitted.
     """
-    known = [column.name for column in source_tables.outbox().columns]
-    if unknown := sorted(columns.keys() - set(known)):
-        message = (
-            f"columns has unknown keys: {', '.join(unknown)}; "
-            f"the known ones are {', '.join(known)}"
-        )
-        raise UsageError(message)
+    require_known_columns(columns)
     if omitted := [part for part in _REQUIRED if not columns.get(part, part)]:
         message = f"columns omits {', '.join(omitted)}, which the relay requires"
         raise UsageError(message)

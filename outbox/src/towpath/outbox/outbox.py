@@ -54,6 +54,21 @@ _CASTS: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
+def require_known_columns(columns: Mapping[str, str]) -> None:
+    """
+    Require that the keys are columns of an event.
+
+    Raises:
+        UsageError: A key is unknown; the message lists the known ones.
+    """
+    if unknown := sorted(columns.keys() - _CASTS.keys()):
+        message = (
+            f"columns has unknown keys: {', '.join(unknown)}; "
+            f"the known ones are {', '.join(_CASTS)}"
+        )
+        raise UsageError(message)
+
+
 class Outbox:
     """Defines which events an outbox accepts, and how it writes them."""
 
@@ -94,9 +109,7 @@ class Outbox:
         if way not in _WAYS:
             message = f"way must be keep, delete or message, not {way!r}"
             raise UsageError(message)
-        if unknown := sorted(columns.keys() - _CASTS.keys()):
-            message = f"columns has unknown keys: {', '.join(unknown)}"
-            raise UsageError(message)
+        require_known_columns(columns)
         self.events = Events() if events is None else events
         self._rules = RowRules(
             self.events, clock or SystemClock(), max_bytes, claim_check

@@ -450,12 +450,12 @@ class RefusedRoute:
         change = self._change(operation, row, transaction, 0)
         record = self._dead_letter(change)
         position = b"%016x.-" % log_lsn
-        added: list[Header] = [
+        replaced: list[Header] = [
             (name, position if name == headers.POSITION else value)
             for name, value in record.headers
         ]
-        added.append((headers.SNAPSHOT, snapshot_id.encode()))
-        return record._replace(position=position, headers=added)
+        replaced.append((headers.SNAPSHOT, snapshot_id.encode()))
+        return record._replace(position=position, headers=replaced)
 
     def _change(
         self,
@@ -488,7 +488,7 @@ class RefusedRoute:
 
     def _keyed(self, record: Record, row: Row) -> Record:
         """Give a dead letter its row's key, its topic and the detailed reason."""
-        added: list[Header] = [
+        replaced: list[Header] = [
             (name, self._origin.get(name, value)) for name, value in record.headers
         ]
         values = ((name, row[at]) for at, name in self._key)
@@ -497,4 +497,4 @@ class RefusedRoute:
         }
         key = orjson.dumps(texts) if 0 < len(texts) == len(self._key) else None
         size = record.size + len(key or b"") + self._origin_bytes
-        return record._replace(key=key, headers=added, size=size)
+        return record._replace(key=key, headers=replaced, size=size)

@@ -191,9 +191,9 @@ class MessageRecords:
         position, timestamp_ms = _place(message, None, now_us)
         value = self._write_value(self._envelope(message, now_us))
         key = self._write_key({"prefix": message.prefix})
-        added: list[Header] = [(headers.POSITION, position)]
+        own: list[Header] = [(headers.POSITION, position)]
         size = len(value) + len(key) + FIXED_BYTES
-        return Record(self._topic, key, value, added, position, timestamp_ms, size)
+        return Record(self._topic, key, value, own, position, timestamp_ms, size)
 
     def _is_included(self, prefix: str) -> bool:
         if self._include and not any(each.fullmatch(prefix) for each in self._include):

@@ -158,18 +158,18 @@ class EventWriter:
         topic, type_header, size = self._cached_types.get(
             aggregate_type
         ) or self._read_type(aggregate_type)
-        added: list[Header] = [
+        own: list[Header] = [
             (headers.EVENT_ID, event_id),
             (headers.EVENT_TYPE, event_type),
             type_header,
             (headers.POSITION, position),
         ]
         if event_type is None:
-            del added[1]
+            del own[1]
         size += len(payload or b"") + len(key or b"") + len(event_id or b"")
         if at is not None:
             try:
-                added.append((headers.OCCURRED_AT, instant(at)))
+                own.append((headers.OCCURRED_AT, instant(at)))
             except MalformedMessageError as error:
                 raise UnroutableError(NO_INSTANT) from error
         more: tuple[Header, ...] = ()
@@ -182,13 +182,13 @@ class EventWriter:
             trace = trace or own_trace
             size += more_bytes
         if trace is not None:
-            added.append((headers.TRACEPARENT, trace))
+            own.append((headers.TRACEPARENT, trace))
             size += len(trace)
-        added += more
+        own += more
         size += len(event_type or b"")
         return _make(
             Record,
-            (topic, key, payload, added, position, timestamp_ms, size, ANY_PARTITION),
+            (topic, key, payload, own, position, timestamp_ms, size, ANY_PARTITION),
         )
 
     def aggregate(self, row: Row) -> tuple[bytes | None, bytes | None]:

@@ -75,9 +75,9 @@ def barrier_records(
     """
     key = BARRIER_KEY if is_compacted else None
     count = str(partition_count).encode()
-    added: list[Header] = [(names.BARRIER, b"1"), (names.PARTITION_COUNT, count)]
+    own: list[Header] = [(names.BARRIER, b"1"), (names.PARTITION_COUNT, count)]
     for partition in range(partition_count):
-        yield Record(topic, key, None, added, b"", 0, FIXED_BYTES, partition)
+        yield Record(topic, key, None, own, b"", 0, FIXED_BYTES, partition)
 
 
 class Acknowledgement(Protocol):

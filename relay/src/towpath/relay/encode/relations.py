@@ -155,11 +155,9 @@ def relation_record(
     )
     key = relation.name.encode()
     size = len(value) + len(key) + FIXED_BYTES
-    added: list[Header] = [(headers.POSITION, position)]
+    own: list[Header] = [(headers.POSITION, position)]
     topic = topics.relations_topic(prefix)
-    return Record(
-        topic, key, value, added, position, timestamp_ms, size, FIRST_PARTITION
-    )
+    return Record(topic, key, value, own, position, timestamp_ms, size, FIRST_PARTITION)
 
 
 def _column_document(

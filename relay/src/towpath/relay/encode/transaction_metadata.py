@@ -136,9 +136,9 @@ class TransactionMetadata:
             }
         )
         key = self._id.encode() if self._is_plain else self._write_key({"id": self._id})
-        added: list[tuple[str, str | bytes | None]] = [(headers.POSITION, position)]
+        own: list[tuple[str, str | bytes | None]] = [(headers.POSITION, position)]
         size = len(value) + len(key) + FIXED_BYTES
-        return Record(self._topic, key, value, added, position, committed_ms, size)
+        return Record(self._topic, key, value, own, position, committed_ms, size)
 
 
 def transaction_id(transaction: Transaction) -> str:

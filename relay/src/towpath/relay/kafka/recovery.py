@@ -196,9 +196,10 @@ def streamed_position(message: Message) -> bytes | None:
     return position if isinstance(position, bytes) else None
 
 
+_PART: Final = "relay"
+
 # Far more than the records of one change, far less than a topic.
 _WINDOW: Final = 1_000
-_PART: Final = "relay"
 _WIDER: Final = 20
 
 
@@ -266,8 +267,8 @@ def scan_topics(
     """
     counts = reader.partition_counts()
 
-    def ends_of(names: Iterable[str]) -> Mapping[TopicOffset, int]:
-        ats = [(topic, n) for topic in names for n in range(counts.get(topic, 0))]
+    def ends_of(wanted: Iterable[str]) -> Mapping[TopicOffset, int]:
+        ats = [(topic, n) for topic in wanted for n in range(counts.get(topic, 0))]
         return end_offsets(reader.kafka, ats) if ats else {}
 
     # A partition may end with all the dead letters that there ever were, replayed.

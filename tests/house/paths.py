@@ -5,9 +5,13 @@ The relay's paths are run by its own wiring and loop: one turn lies between two 
 the socket. The sinks' path ends at a Redis that answers at once.
 """
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
-from functools import cache
-from typing import Final
+from functools import cache, wraps
+from typing import Final, TypeAlias
 
 from house.hops import Call, traced
 from support.cache_bench import CacheBench
@@ -20,6 +24,7 @@ from support.relay_bench import (
     relation,
     transaction,
 )
+from towpath.relay.commands import compiled
 
 # The row's own path in a turn begins here; the calls around it are the loop's.
 CONSUMER: Final = "relay/stream/consumer.py"
@@ -38,14 +43,47 @@ _ORDERS: Final = (
 _TABLE: Final = 4711
 _PAUSE_S: Final = 1.0
 
+_Path: TypeAlias = Callable[[], tuple[Call, ...]]
+
+
+def _as_python(walk: _Path) -> _Path:
+    """Walk once; where this process runs compiled modules, in one that does not."""
+    _WALKS.append(walk.__name__)
+
+    @cache
+    @wraps(walk)
+    def walked() -> tuple[Call, ...]:
+        if compiled.running() is compiled.Code.PYTHON:
+            return walk()
+        return _walked_as_python()[walk.__name__]
+
+    return walked
+
+
+_WALKS: Final[list[str]] = []
+_PRINT_WALKS: Final = (
+    "import json; from house import paths; "
+    "print(json.dumps({name: getattr(paths, name)() for name in paths._WALKS}))"
+)
+
 
 @cache
+def _walked_as_python() -> dict[str, tuple[Call, ...]]:
+    """Walk all paths in a new process: calls of compiled modules are not traced."""
+    path = {"PYTHONPATH": os.pathsep.join(sys.path), compiled.VARIABLE: "off"}
+    environ = os.environ | path  # noqa: TID251 - a root
+    found = subprocess.check_output([sys.executable, "-c", _PRINT_WALKS], env=environ)
+    walks: dict[str, list[list[object]]] = json.loads(found)
+    return {name: tuple(Call(*call) for call in walks[name]) for name in walks}
+
+
+@_as_python
 def outbox_row() -> tuple[Call, ...]:
     """Walk the turn that reads one outbox row and hands it to the producer."""
     return _to_producer(_at_the_outbox())
 
 
-@cache
+@_as_python
 def acknowledgement() -> tuple[Call, ...]:
     """Walk the turn that processes the acknowledgement of one outbox row."""
     bench = _at_the_outbox()
@@ -54,7 +92,7 @@ def acknowledgement() -> tuple[Call, ...]:
     return _walked(bench.turn)
 
 
-@cache
+@_as_python
 def table_row() -> tuple[Call, ...]:
     """Walk the turn that reads one row of a table and hands it to the producer."""
     shape = relation(_TABLE, b"shop", b"orders", _ORDERS)
@@ -62,7 +100,7 @@ def table_row() -> tuple[Call, ...]:
     return _to_producer(_warm(shape, first, second))
 
 
-@cache
+@_as_python
 def idle_turn() -> tuple[Call, ...]:
     """Walk an idle turn."""
     bench = Bench()
@@ -81,7 +119,7 @@ def snapshot_questions(calls: tuple[Call, ...]) -> list[Call]:
     ]
 
 
-@cache
+@_as_python
 def cache_record() -> tuple[Call, ...]:
     """Walk one record from a batch to Redis."""
     bench = CacheBench()

@@ -2,11 +2,16 @@
 
 from functools import partial
 
+import pytest
+
 from house import paths
 from house.hops import Call, Hops, hops_of, traced, within
 from house.references import circles, components, holdings
 from support.relay_bench import Bench, frames
 from towpath.schemas.position import Position, format_position, parse_position
+
+# With compiled modules, another process walks the paths.
+pytestmark = pytest.mark.timeout(60)
 
 
 def test_a_turn_that_acknowledges_does_more_than_an_idle_one():

@@ -190,8 +190,8 @@ POINTS: Final[dict[str, Callable[[Fault], None]]] = {
     "merging": lambda f: f.around(
         SparkSql, "sql", ExecutorKiller("merging").watching, "MERGE"
     ),
-    "merged": lambda f: f.around(SparkSql, "sql", f.struck_before, "fast_forward"),
-    "committed": lambda f: f.around(SparkSql, "sql", f.struck_after, "fast_forward"),
+    "merged": lambda f: f.around(SparkSql, "fast_forward", f.struck_before),
+    "committed": lambda f: f.around(SparkSql, "fast_forward", f.struck_after),
     "carried out": lambda f: f.before(DeadLetterTopic, "resolve"),
 }
 

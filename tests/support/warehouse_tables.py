@@ -86,7 +86,7 @@ class Stepping:
     """
     Both engines of a lake's writer; every call passes through ``step``.
 
-    A step is a statement or ``append``; a subclass may run it, fail or skip it.
+    A step is a statement, or a call by its name; a subclass may run, fail or skip it.
     """
 
     def __init__(self, lake):
@@ -105,6 +105,24 @@ class Stepping:
 
     def register(self, name, table):
         self._session.register(name, table)
+
+    def newest_commit(self, table, branch):
+        run = partial(self._session.newest_commit, table, branch)
+        return self.step("newest_commit", run)
+
+    def start_branch(self, *arguments):
+        return self.step(
+            "start_branch", partial(self._session.start_branch, *arguments)
+        )
+
+    def fast_forward(self, *arguments):
+        return self.step(
+            "fast_forward", partial(self._session.fast_forward, *arguments)
+        )
+
+    def expire_snapshots(self, table):
+        run = partial(self._session.expire_snapshots, table)
+        return self.step("expire_snapshots", run)
 
 
 class Faulty(Stepping):

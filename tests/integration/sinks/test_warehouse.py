@@ -149,7 +149,7 @@ class Unable(Faulty):
 @pytest.mark.parametrize(
     ("engines", "begins"),
     [
-        pytest.param(Faulty, "SELECT snapshot_id", marks=pytest.mark.soak),
+        pytest.param(Faulty, "newest_commit", marks=pytest.mark.soak),
         (Faulty, "append"),
         pytest.param(Unable, "INSERT INTO", marks=pytest.mark.soak),
         (Unable, "MERGE"),

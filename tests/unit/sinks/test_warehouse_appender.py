@@ -11,9 +11,9 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.errors import ExecutorsFailedError, TargetUnavailableError
+from towpath.sinks.ports import Commit
 from towpath.sinks.targets.warehouse import append
 from towpath.sinks.targets.warehouse.append import LakeAppender
-from towpath.sinks.targets.warehouse.opening import Commit
 from towpath.sinks.targets.warehouse.schema import current_state
 
 SHAPE = RelationShape(

@@ -9,6 +9,7 @@ import pytest
 from towpath.settings import PartitionField, WarehouseOptions
 from towpath.settings.sink import parse_partition
 from towpath.sinks.changes.relations import Column, RelationShape
+from towpath.sinks.ports import Commit
 from towpath.sinks.targets.warehouse.client import ForeignTableError
 from towpath.sinks.targets.warehouse.ddl import (
     FLOOR_PROPERTY,
@@ -16,7 +17,7 @@ from towpath.sinks.targets.warehouse.ddl import (
     KEY_PROPERTY,
     properties_of,
 )
-from towpath.sinks.targets.warehouse.opening import Commit, ensure
+from towpath.sinks.targets.warehouse.opening import ensure
 from towpath.sinks.targets.warehouse.schema import current_state
 
 OPTIONS = WarehouseOptions()

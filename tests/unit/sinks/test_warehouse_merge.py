@@ -10,7 +10,6 @@ from towpath.sinks.targets.warehouse.schema import (
 )
 from towpath.sinks.targets.warehouse.statements import (
     insert_new,
-    newest_commit,
     purge,
     stored_positions,
     upsert,
@@ -119,13 +118,4 @@ def test_stored_rows_are_queried_by_row_number():
         "SELECT s.`_row`, t.`_position`, t.`_is_deleted`\n"
         "FROM lake.`shop`.`lines` t JOIN `keys` s"
         " ON t.`order_id` = s.`order_id` AND t.`line_no` = s.`line_no`"
-    )
-
-
-def test_the_newest_commit_is_that_of_the_main_branch():
-    """Clocks do not decide which commit is the newest."""
-    assert newest_commit(LOG.name) == (
-        "SELECT snapshot_id, summary FROM lake.`shop`.`events`.snapshots WHERE"
-        " snapshot_id = (SELECT snapshot_id FROM lake.`shop`.`events`.refs"
-        " WHERE name = 'main')"
     )

@@ -3,7 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from towpath.sinks.targets.warehouse.opening import Commit, adds_no_key
+from towpath.sinks.ports import Commit
+from towpath.sinks.targets.warehouse.opening import adds_no_key
 from towpath.sinks.targets.warehouse.schema import LakeName
 
 APPENDED = {"added-data-files": "1", "total-data-files": "3"}

@@ -34,7 +34,7 @@ from towpath.sinks.changes.transforms import (
     load_function,
 )
 from towpath.sinks.errors import KindBrokenError, RouteMistakesError, ShapeUnknownError
-from towpath.sinks.ports import RelationSource, Repairs, Sink, SinkReader, SqlSession
+from towpath.sinks.ports import LakeSession, RelationSource, Repairs, Sink, SinkReader
 
 # Returns why a target does not accept a column name; empty if it does.
 UnfitName = Callable[[str], str]
@@ -218,7 +218,7 @@ class SinkParts:
     relations: RelationSource
     clock: Clock
     repairs: Repairs
-    sql: SqlSession
+    sql: LakeSession
 
 
 @dataclass(frozen=True, slots=True)

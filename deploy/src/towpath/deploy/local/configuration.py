@@ -178,7 +178,7 @@ def for_shop(addresses: Addresses) -> str:
             order_documents("orders"),
             *(
                 warehouse,
-                'folder = "warehouse"\ntrigger_ms = 10000\n',
+                'folder = "warehouse"\ntrigger_ms = 6000\n',
                 *_routes(_TABLES, in_schemas=True),
             ),
             *(events, 'kind = "event_log"\n'),

@@ -19,9 +19,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from zipimport import zipimporter
 
+import orjson
 import pyarrow as pa
 from py4j.protocol import (  # type: ignore[import-untyped]  # has no stubs
     Py4JError,
@@ -44,6 +45,7 @@ from towpath.sinks.errors import (
     StateNotWrittenError,
     TargetUnavailableError,
 )
+from towpath.sinks.ports import Commit
 from towpath.sinks.state import progress
 from towpath.sinks.state.files import lock_folder
 
@@ -110,6 +112,9 @@ _ROW_ERRORS: Final = (ArithmeticException, DateTimeException, NumberFormatExcept
 # Iceberg's error for a value that does not fit into its column.
 _MISFIT: Final = "AppendWriteException"
 
+
+# A branch of a dead process expires with old versions after a day.
+_BRANCH_AGE_MS: Final = 24 * 60 * 60 * 1000
 
 _OBJECTS_BETWEEN_COLLECTIONS: Final = 200_000
 
@@ -309,7 +314,7 @@ def _submitted() -> dict[str, str]:
 
 
 class SparkSql:
-    """SQL on a session; translates the engine's errors."""
+    """Implements ``LakeSession`` on a session; translates the engine's errors."""
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
@@ -324,20 +329,66 @@ class SparkSql:
         return cls(spark.newSession())
 
     def sql(self, text: str) -> pa.Table:
-        try:
+        with _translated():
             return self._session.sql(text).toArrow()
-        except AnalysisException as error:
-            message = f"the warehouse refused a statement: {first_line(error)}"
-            raise StatementRefusedError(message) from error
-        except (PySparkException, Py4JError) as error:
-            if _is_row_error(error):
-                message = f"the warehouse refused a row: {first_line(error)}"
-                raise BatchRefusedError(message) from error
-            message = f"the warehouse could not run a statement: {first_line(error)}"
-            raise TargetUnavailableError(message) from error
 
     def register(self, name: str, table: pa.Table) -> None:
         self._session.createDataFrame(table).createOrReplaceTempView(name)
+
+    def newest_commit(self, table: str, branch: str) -> Commit | None:
+        with _translated():
+            snapshot = self._load(table).snapshot(branch)
+            if snapshot is None:
+                return None
+            text: str = self._iceberg.SnapshotParser.toJson(snapshot)
+        stored = orjson.loads(text)
+        return Commit(stored["snapshot-id"], stored.get("summary", {}))
+
+    def start_branch(self, table: str, branch: str, snapshot_id: int) -> None:
+        with _translated():
+            loaded = self._load(table)
+            change = loaded.manageSnapshots()
+            if loaded.snapshot(branch) is None:
+                change.createBranch(branch, snapshot_id)
+            else:
+                change.replaceBranch(branch, snapshot_id)
+            change.setMaxRefAgeMs(branch, _BRANCH_AGE_MS)
+            change.commit()
+
+    def fast_forward(self, table: str, branch: str) -> None:
+        with _translated():
+            change = self._load(table).manageSnapshots()
+            change.fastForwardBranch("main", branch).commit()
+
+    def expire_snapshots(self, table: str) -> None:
+        with _translated():
+            self._load(table).expireSnapshots().commit()
+
+    @property
+    def _iceberg(self) -> Any:  # noqa: ANN401 - a package of Java's
+        jvm: Any = self._session._jvm  # noqa: SLF001 - there is no public way
+        return jvm.org.apache.iceberg
+
+    def _load(self, table: str) -> Any:  # noqa: ANN401 - an object of Java's
+        """Read the newest state of a table from the catalog."""
+        java = self._session._jsparkSession  # noqa: SLF001 - likewise
+        return self._iceberg.spark.Spark3Util.loadIcebergTable(java, table)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Turn the engine's errors into ours."""
+    try:
+        yield
+    except AnalysisException as error:
+        message = f"the warehouse refused a statement: {first_line(error)}"
+        raise StatementRefusedError(message) from error
+    except (PySparkException, Py4JError) as error:
+        if _is_row_error(error):
+            message = f"the warehouse refused a row: {first_line(error)}"
+            raise BatchRefusedError(message) from error
+        message = f"the warehouse could not run a statement: {first_line(error)}"
+        raise TargetUnavailableError(message) from error
 
 
 def _is_row_error(error: BaseException | None) -> bool:

@@ -35,8 +35,8 @@ from pyiceberg.table.update import (
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import Sink
 from towpath.sinks.errors import TargetUnavailableError
+from towpath.sinks.ports import Commit
 from towpath.sinks.targets.warehouse.client import open_catalog
-from towpath.sinks.targets.warehouse.opening import Commit
 from towpath.sinks.targets.warehouse.schema import LakeName, LakeTable
 
 _log: Final = structlog.get_logger("towpath.sinks.warehouse")

@@ -27,7 +27,7 @@ import structlog
 from towpath.settings import PartitionField, Route, RouteKind, Sink, WarehouseOptions
 from towpath.settings.sink import parse_partition
 from towpath.sinks.errors import KeylessTableError, StatementRefusedError
-from towpath.sinks.ports import RelationSource, Repairs, SqlSession
+from towpath.sinks.ports import Commit, RelationSource, Repairs, SqlSession
 from towpath.sinks.state.files import KnownIds
 from towpath.sinks.targets.routes import HeldBackRoutes
 from towpath.sinks.targets.warehouse.client import (
@@ -58,27 +58,10 @@ from towpath.sinks.targets.warehouse.schema import (
     repartition,
     type_of,
 )
-from towpath.sinks.targets.warehouse.statements import commits, newest_commit
+from towpath.sinks.targets.warehouse.statements import commits
 
 # Operations of the table format: files were merged, or rows were only deleted.
 _ADDS_NOTHING: Final = ("replace", "delete")
-
-
-class Commit(NamedTuple):
-    """One commit of a table, with the engine's summary."""
-
-    snapshot_id: int
-    summary: dict[str, str]
-
-    @property
-    def added_rows(self) -> int:
-        """The number of rows that it wrote, new ones and new versions of old ones."""
-        return int(self.summary.get("added-records", 0))
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the table has no rows at all, not even replaced ones."""
-        return self.summary.get("total-records") == "0"
 
 
 class TableState(NamedTuple):
@@ -164,14 +147,6 @@ def describe_table(session: SqlSession, name: LakeName) -> TableState:
         _partition(pairs[end:]),
         {row["key"]: row["value"] for row in stored},
     )
-
-
-def newest(session: SqlSession, name: LakeName, branch: str = "main") -> Commit | None:
-    """Return a branch's newest commit; a table never written to has none."""
-    rows = session.sql(newest_commit(name, branch)).to_pylist()
-    if not rows:
-        return None
-    return Commit(rows[0]["snapshot_id"], dict(rows[0]["summary"]))
 
 
 def adds_no_key(

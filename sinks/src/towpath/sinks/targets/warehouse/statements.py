@@ -12,7 +12,6 @@ engine refuses it.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from towpath.sinks.targets.warehouse.client import CATALOG
 from towpath.sinks.targets.warehouse.schema import (
     IS_DELETED,
     KEPT,
@@ -170,24 +169,6 @@ def first_commit(name: LakeName) -> str:
     return f"INSERT INTO {name.sql} SELECT * FROM {name.sql} WHERE false"  # noqa: S608 - quoted
 
 
-def branch_off(name: LakeName, branch: str, snapshot_id: int) -> str:
-    """
-    Return the statement that starts a branch at a commit, or moves it there.
-
-    A branch left by a dead process expires with old versions, once it is a day old.
-    """
-    begin = f"CREATE OR REPLACE BRANCH {quoted(branch)} AS OF VERSION {snapshot_id}"
-    return f"ALTER TABLE {name.sql} {begin} RETAIN 1 DAYS"
-
-
-def fast_forward(name: LakeName, branch: str) -> str:
-    """Return the statement that moves main to a branch, if main is at its start."""
-    return (
-        f"CALL {CATALOG}.system.fast_forward(table => {literal(name.in_catalog)},"
-        f" branch => 'main', to => {literal(branch)})"
-    )
-
-
 def drop_branch(name: LakeName, branch: str) -> str:
     """
     Return the statement that drops a branch.
@@ -195,15 +176,6 @@ def drop_branch(name: LakeName, branch: str) -> str:
     The files that only the branch refers to can then expire.
     """
     return f"ALTER TABLE {name.sql} DROP BRANCH IF EXISTS {quoted(branch)}"
-
-
-def newest_commit(name: LakeName, branch: str = "main") -> str:
-    """Return the query of a branch's newest commit, if it has one, and its summary."""
-    current = f"SELECT snapshot_id FROM {name.sql}.refs WHERE name = {literal(branch)}"  # noqa: S608 - quoted
-    return (
-        f"SELECT snapshot_id, summary FROM {name.sql}.snapshots"  # noqa: S608 - quoted
-        f" WHERE snapshot_id = ({current})"
-    )
 
 
 def commits(name: LakeName) -> str:

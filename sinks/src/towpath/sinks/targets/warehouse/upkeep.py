@@ -135,29 +135,32 @@ class TableUpkeep:
         return self._clock.now() - timedelta(seconds=age_s)
 
 
-def statements(task: UpkeepTask) -> list[str]:
+def rewrites(task: UpkeepTask) -> list[str]:
     """
-    Return the statements of one table's upkeep.
+    Return the statements that delete a table's tombstones and rewrite its files.
 
     Small files are merged, and larger ones rewritten once a tenth of their rows are
-    replaced; old versions expire by the table's properties.
+    replaced.
     """
     table = f"table => {literal(task.name.in_catalog)}"
     options = "'delete-ratio-threshold', '0.1', 'remove-dangling-deletes', 'true'"
-    statements_ = [] if task.safe is None else [purge(task.name, task.safe)]
-    statements_ += [
+    purges = [] if task.safe is None else [purge(task.name, task.safe)]
+    return [
+        *purges,
         f"CALL {CATALOG}.system.rewrite_data_files({table}, options => map({options}))",
         f"CALL {CATALOG}.system.rewrite_position_delete_files({table})",
-        f"CALL {CATALOG}.system.expire_snapshots({table})",
     ]
-    if task.orphans_before is not None:
-        before = f"timestamp '{task.orphans_before:%Y-%m-%d %H:%M:%S}'"
-        statements_.append(
-            # Files are listed by prefix: an object store supports nothing else.
-            f"CALL {CATALOG}.system.remove_orphan_files({table},"
-            f" older_than => {before}, prefix_listing => true)"
-        )
-    return statements_
+
+
+def orphan_removal(name: LakeName, before: datetime) -> str:
+    """Return the statement that deletes the files of no version, if old enough."""
+    # Files are listed by prefix: an object store supports nothing else.
+    return (
+        f"CALL {CATALOG}.system.remove_orphan_files("
+        f"table => {literal(name.in_catalog)},"
+        f" older_than => timestamp '{before:%Y-%m-%d %H:%M:%S}',"
+        " prefix_listing => true)"
+    )
 
 
 # pyiceberg drops views of REST catalogs only; Spark's JDBC catalog has this table.

@@ -35,9 +35,9 @@ from towpath.settings import WarehouseOptions
 from towpath.sinks.change import Change, Refusal
 from towpath.sinks.errors import TargetUnavailableError
 from towpath.sinks.fold import ABSENT_ROW
-from towpath.sinks.ports import SqlSession
+from towpath.sinks.ports import Commit, LakeSession, SqlSession
 from towpath.sinks.targets.warehouse.append import WriteFiles, WrittenFiles
-from towpath.sinks.targets.warehouse.opening import Commit, adds_no_key, newest
+from towpath.sinks.targets.warehouse.opening import adds_no_key
 from towpath.sinks.targets.warehouse.rows import (
     EncodedChanges,
     encode_keys,
@@ -52,13 +52,16 @@ from towpath.sinks.targets.warehouse.schema import (
     LakeTable,
 )
 from towpath.sinks.targets.warehouse.statements import (
-    branch_off,
     drop_branch,
-    fast_forward,
     first_commit,
     stored_positions,
 )
-from towpath.sinks.targets.warehouse.upkeep import TableUpkeep, UpkeepTask, statements
+from towpath.sinks.targets.warehouse.upkeep import (
+    TableUpkeep,
+    UpkeepTask,
+    orphan_removal,
+    rewrites,
+)
 
 # Chunks are merged beyond this number, because each is searched separately.
 _MAX_CHUNKS = 64
@@ -125,7 +128,7 @@ class Engines(NamedTuple):
         appender: Appends new rows.
     """
 
-    session: SqlSession
+    session: LakeSession
     appender: Appender
 
 
@@ -264,8 +267,8 @@ class TableWriter:
         """
         appended = None
         if to_merge is not None and len(to_merge):
-            self._session.sql(
-                branch_off(rows.table.name, self.branch, before.snapshot_id)
+            self._session.start_branch(
+                rows.table.name.sql, self.branch, before.snapshot_id
             )
             files = partial(rows.write_files, to_merge)
             appended = self._appender.append_files(
@@ -299,17 +302,17 @@ class TableWriter:
         """
         session = self._session
         if appended is None:
-            session.sql(branch_off(name, self.branch, before.snapshot_id))
+            session.start_branch(name.sql, self.branch, before.snapshot_id)
             commit, written = before, 0
         else:
             commit, written = appended, appended.added_rows
         for statement in merges:
             session.sql(statement)
-            after = newest(session, name, self.branch)
+            after = session.newest_commit(name.sql, self.branch)
             if after is not None and after.snapshot_id != commit.snapshot_id:
                 commit, written = after, written + after.added_rows
         if commit.snapshot_id != before.snapshot_id:
-            session.sql(fast_forward(name, self.branch))
+            session.fast_forward(name.sql, self.branch)
         return commit, written
 
     def open_table(self, name: LakeName, *, is_new: bool) -> None:
@@ -337,7 +340,7 @@ class TableWriter:
 
     def _inspect(self, name: LakeName) -> _KnownTable:
         """Return the state of an unknown table: without rows it has no keys."""
-        found = newest(self._session, name)
+        found = self._newest(name)
         is_empty = found is None or found.is_empty
         return _KnownTable(found, self._no_keys() if is_empty else None)
 
@@ -349,7 +352,7 @@ class TableWriter:
 
         The keys are unknown if another writer has written to the table.
         """
-        found = state.commit if state.keys is None else newest(self._session, name)
+        found = state.commit if state.keys is None else self._newest(name)
         keys = state.keys if state.is_at(found) else None
         if found is None:
             found = self._make_first_commit(name)
@@ -357,13 +360,17 @@ class TableWriter:
             keys = keys if found.is_empty else None
         return found, keys
 
+    def _newest(self, name: LakeName) -> Commit | None:
+        """Return a table's newest commit; a table never written to has none."""
+        return self._session.newest_commit(name.sql, MAIN_BRANCH)
+
     def _no_keys(self) -> KnownKeys:
         return KnownKeys(self._options.known_keys)
 
     def _make_first_commit(self, name: LakeName) -> Commit:
         """Make a table's first commit."""
         self._session.sql(first_commit(name))
-        made = newest(self._session, name)
+        made = self._newest(name)
         if made is None:
             message = f"{name.sql} has no commit, although one was made"
             raise TargetUnavailableError(message)
@@ -418,14 +425,17 @@ def _is_absent(stored: dict[str, Any] | None, change: Change) -> bool:
     return is_deleted and position <= change.position
 
 
-def run_upkeep(session: SqlSession, upkeep: TableUpkeep, writer: TableWriter) -> None:
+def run_upkeep(session: LakeSession, upkeep: TableUpkeep, writer: TableWriter) -> None:
     """Run the most urgent upkeep; log a failure, but do not raise it."""
     task = upkeep.due()
     if task is None:
         return
     try:
-        for statement in (drop_branch(task.name, writer.branch), *statements(task)):
+        for statement in (drop_branch(task.name, writer.branch), *rewrites(task)):
             session.sql(statement)
+        session.expire_snapshots(task.name.sql)
+        if task.orphans_before is not None:
+            session.sql(orphan_removal(task.name, task.orphans_before))
         _finish(session, task, upkeep, writer)
     except TowpathError as error:
         # The rows are safe without upkeep.
@@ -440,9 +450,9 @@ def run_upkeep(session: SqlSession, upkeep: TableUpkeep, writer: TableWriter) ->
 
 
 def _finish(
-    session: SqlSession, task: UpkeepTask, upkeep: TableUpkeep, writer: TableWriter
+    session: LakeSession, task: UpkeepTask, upkeep: TableUpkeep, writer: TableWriter
 ) -> None:
-    commit = newest(session, task.name)
+    commit = session.newest_commit(task.name.sql, MAIN_BRANCH)
     if commit is not None:
         writer.advance(task.name, commit)
     upkeep.done(task, {} if commit is None else commit.summary)

@@ -8,6 +8,7 @@ since its commit; an order that they did not find in time is a failure of that r
 The sampler runs in a process of its own, because the drivers that it loads are heavy.
 """
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -88,7 +89,9 @@ class ProcessBeside:
         self.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
-            pipe.close()
+            # Closing writes what the ended process did not take.
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
 
 
 class LostSampleError(Exception):

@@ -18,6 +18,7 @@ from towpath.loadtests.chaos.context import (
     ChaosOptions,
     ChaosResult,
     QuietScreen,
+    total,
 )
 from towpath.loadtests.chaos.run import run_chaos
 from towpath.loadtests.chaos.writers import Writer
@@ -130,6 +131,29 @@ def test_a_refused_step_of_the_killer_is_no_kill():
     result = ChaosResult(ChaosOptions(minutes=1, seed=0), {}, killed=counts)
 
     assert " 1 kills, " in result.line()
+
+
+class Growing(str):
+    """A kind of step during whose count another thread counts a new kind."""
+
+    __slots__ = ("counts",)
+
+    counts: Counter[str]
+
+    def startswith(self, *words: Any) -> bool:
+        """Count a kind that was not there."""
+        self.counts[f"{len(self.counts)}"] = 1
+        return super().startswith(*words)
+
+
+def test_steps_are_counted_while_an_actor_takes_its_first_of_a_kind():
+    """
+    The screen reads the counts of running threads.
+    """
+    kind = Growing("one")
+    kind.counts = Counter({kind: 2, "two": 1})
+
+    assert total(kind.counts) == 3
 
 
 class Refused(actors.Actor):

@@ -1,10 +1,14 @@
-"""The observers of chaos: what they cannot read is left out."""
+"""The observers of chaos: what they cannot read, and what they leave behind."""
 
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from towpath.loadtests.chaos import observers
 from towpath.loadtests.chaos.relay import ChaosRelay
+from towpath.loadtests.errors import ChaosError
 
 
 def test_a_line_of_the_log_that_a_kill_cut_off_is_left_out(tmp_path: Path):
@@ -19,3 +23,42 @@ def test_a_line_of_the_log_that_a_kill_cut_off_is_left_out(tmp_path: Path):
     )
 
     assert {"slow: r": 2} == ChaosRelay(environment, seed=1).warnings()
+
+
+class UnmovedServer:
+    """Keeps the names of standbys that it is given, and applies none."""
+
+    info = SimpleNamespace(dbname="chaos")
+
+    def __init__(self) -> None:
+        self.named: list[str] = []
+
+    def execute(self, statement: Any, _arguments: Any = ()) -> Any:
+        """Keep a name; answer that no standby is named."""
+        text = statement if isinstance(statement, bytes | str) else str(statement)
+        if "alter system" in str(text):
+            self.named.append("nobody" if "nobody" in str(text) else "none")
+        return SimpleNamespace(fetchone=lambda: ("",))
+
+
+def test_a_standby_whose_name_is_not_applied_in_time_is_removed_again(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """
+    Otherwise the server would apply it later, and its commits would wait without end.
+    """
+    server: Any = UnmovedServer()
+    monkeypatch.setattr(observers, "connect", lambda _dsn: server)
+    clock = SimpleNamespace(now_s=0.0)
+    clock.monotonic_s = lambda: clock.now_s
+    clock.wait = lambda _s: setattr(clock, "now_s", clock.now_s + 1.0)
+    environment: Any = SimpleNamespace(dsn="", clock=clock)
+    source = observers.SourceObserver(environment)
+
+    with (
+        pytest.raises(ChaosError, match="does not apply"),
+        source.late_commits(),
+    ):
+        pass
+
+    assert ["nobody", "none"] == server.named

@@ -57,8 +57,8 @@ class SourceObserver:
         name = sql.Identifier(self.session.info.dbname)
         statement = "alter database {} set synchronous_commit = local"
         self.session.execute(sql.SQL(statement).format(name))
-        self._name_standby(_NOBODY)
         try:
+            self._name_standby(_NOBODY)
             yield
         finally:
             self._name_standby("")

@@ -1,6 +1,8 @@
 """Files and rows of the benchmark of sinks: progress, reports, commands."""
 
+import contextlib
 import json
+import socket
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -137,6 +139,43 @@ def test_a_cache_that_is_gone_is_an_error_of_the_benchmark():
 
     with pytest.raises(BenchError, match="Connection refused"), translated():
         measure_plain_writes(bench, source, "redis://127.0.0.1:1/0")
+
+
+class TwoParts(contextlib.nullcontext[Any]):
+    """A connection on which the answer to one write arrives in two parts."""
+
+    def __init__(self) -> None:
+        super().__init__(self)
+        self.parts = [b":7\r", b"\n"]
+
+    def sendall(self, packed: bytes) -> None:
+        """Take the write."""
+
+    def recv(self, _size: int) -> bytes:
+        """Return the next part; after the last one, nothing comes."""
+        if not self.parts:
+            raise TimeoutError
+        return self.parts.pop(0)
+
+
+def test_an_answer_that_arrives_in_two_parts_counts_once(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """
+    Neither part has the whole end of its line.
+    """
+    monkeypatch.setattr(socket, "create_connection", lambda *_: TwoParts())
+    ticks = iter((1.0, 3.0))
+    bench: Any = SimpleNamespace(
+        options=SimpleNamespace(rows=1),
+        screen=SimpleNamespace(begin=lambda _what, _total: lambda _done: None),
+        clock=SimpleNamespace(monotonic_s=lambda: next(ticks)),
+    )
+    source: Any = SimpleNamespace(texts=lambda: iter([ROW]))
+
+    found = measure_plain_writes(bench, source, "redis://127.0.0.1:1/0")
+
+    assert {"rows_per_s": 0.5} == found
 
 
 def test_a_document_of_the_bulk_load_has_the_columns_and_no_version():

@@ -5,6 +5,7 @@ A measure without a value today, such as the minutes of a run that never was, is
 but no ceiling applies to it.
 """
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -46,7 +47,7 @@ class Measure(NamedTuple):
 
     def lowered(self, now: float) -> int:
         """Return the lowest ceiling that accepts a value and the goal."""
-        return max(int(now), self.goal or 0)
+        return max(math.ceil(now), self.goal or 0)
 
 
 def measures(text: str) -> list[Measure]:

@@ -173,7 +173,7 @@ def write_strategies(modules: Iterable[Module]) -> list[str]:
 def _passes_on(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Return whether a method returns only the result of another object's ``write``."""
     returned = [each.value for each in ast.walk(method) if isinstance(each, ast.Return)]
-    return all(
+    return bool(returned) and all(
         isinstance(value, ast.Call)
         and isinstance(value.func, ast.Attribute)
         and value.func.attr == "write"

@@ -4,7 +4,7 @@ Run one planted defect: a forked process, an overlay of the project, and pytest.
 The overlay is a tree of symbolic links in which one file is patched. Its source folder
 comes first on the path, in the process and in those that its tests start, so that not
 only Python modules but also Lua and SQL files can be patched. The parent has imported
-all libraries and nothing of the project: a fork starts in milliseconds.
+the slow libraries and nothing of the project: a fork starts in milliseconds.
 """
 
 import contextlib

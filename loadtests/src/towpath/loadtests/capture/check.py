@@ -56,7 +56,8 @@ class CaptureCheck:
             the record with the highest version instead of the last one.
         unseen: Changes that never arrived, including those of the next two counts.
         unseen_deletes: Deletes that never arrived.
-        unseen_late: Unseen changes of transactions that were held open.
+        unseen_late: Unseen changes of the transactions that the load and the scene
+            ``late`` held open.
         disordered: Changes that arrived after a later one of their key.
         duplicates: Records of changes that had arrived before.
         unknown: Records of changes that were never committed.
@@ -125,7 +126,7 @@ class CaptureHistory:
         Count everything that is wrong.
 
         Args:
-            late: The numbers of the changes of transactions that were held open.
+            late: The numbers of the changes that ``unseen_late`` counts if unseen.
         """
         kinds = Counter(self._wrong.values())
         unseen = self._unseen()

@@ -105,9 +105,11 @@ def failing(node_ids: Sequence[str], *, is_real: bool) -> set[str]:
     if not node_ids:
         return set()
     run = Run(None, sorted({_function(each) for each in node_ids}), is_real=is_real)
-    while not run.is_late and not wait([run.sentinel], timeout=1.0):
-        pass
-    outcome = run.end()
+    try:
+        while not run.is_late and not wait([run.sentinel], timeout=1.0):
+            pass
+    finally:
+        outcome = run.end()
     if outcome.code == 0:
         return set()
     failed = {_function(each) for each in outcome.failed}

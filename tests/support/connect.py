@@ -11,6 +11,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from support.rig import Rig
+from support.stopping import stop
 from towpath.deploy.bench.runner import connect_command
 from towpath.deploy.local import ports
 from towpath.sinks.jars import java, store
@@ -86,8 +87,7 @@ def connected(
         try:
             yield log
         finally:
-            process.terminate()
-            process.wait(30)
+            stop(process, 30.0)
 
 
 def _archives() -> list[Path]:

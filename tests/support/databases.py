@@ -19,7 +19,9 @@ def fresh_database(stack: LazyStack, name: str) -> Iterator[str]:
     """
     server = stack.dsn("postgres")
     postgres.create_database(server, name)
-    yield stack.dsn(name)
-    postgres.drop_database(server, name)
-    if stack.stack.addresses().kafka_port:
-        Broker(stack.kafka, CLOCK).delete_topics(name)
+    try:
+        yield stack.dsn(name)
+    finally:
+        postgres.drop_database(server, name)
+        if stack.stack.addresses().kafka_port:
+            Broker(stack.kafka, CLOCK).delete_topics(name)

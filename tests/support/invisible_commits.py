@@ -27,8 +27,8 @@ def late_commits(rig: Rig) -> Iterator[Callable[[str], None]]:
         threads.append(threading.Thread(target=run))
         threads[-1].start()
 
-    wait_for_standby(rig, "missing")
     try:
+        wait_for_standby(rig, "missing")
         yield commit
     finally:
         wait_for_standby(rig, "")

@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from support.waiting import stretched, until
 
@@ -60,8 +62,12 @@ class Locust:
     def kill(self) -> None:
         """Kill its processes."""
         if self.process.poll() is None:
+            family = psutil.Process(self.process.pid).children(recursive=True)
             self.process.kill()
             self.process.wait()
+            for one in family:
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
 
     @contextmanager
     def suspended(self) -> Iterator[None]:

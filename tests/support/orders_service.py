@@ -12,6 +12,7 @@ from pathlib import Path
 import requests
 from sqlalchemy import create_engine, text
 
+from support.stopping import stop
 from support.waiting import stretched
 from towpath.deploy.local import ports
 from towpath.schemas import source_tables
@@ -104,8 +105,7 @@ def serving(
         yield service
     finally:
         if process.poll() is None:
-            process.terminate()
-            process.wait(STOP_TIMEOUT_S)
+            stop(process, STOP_TIMEOUT_S)
 
 
 def orders_service(

@@ -117,4 +117,5 @@ def _split(text: str) -> tuple[str, Iterator[Block]]:
             opened = fence, number
         else:
             outside.append(line)
+    assert opened is None, f"the block at line {opened[1]} has no end"
     return "\n".join(outside), iter(found)

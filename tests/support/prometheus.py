@@ -11,6 +11,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
+from support.stopping import stop
 from towpath.deploy.local import ports
 from towpath.sinks.jars.store import CLONE
 
@@ -91,8 +92,7 @@ class Server:
 
     def close(self) -> None:
         """Stop the server."""
-        self._process.terminate()
-        self._process.wait(30)
+        stop(self._process, 30.0)
 
 
 @contextmanager

@@ -11,7 +11,9 @@ def documented(language: str, section: str = "") -> list[str]:
     text = _PAGE.read_text(encoding="utf-8")
     if section:
         text = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    found = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    assert found, f"there is no block of {language}: {section or _PAGE.name}"
+    return found
 
 
 def search_rights(who: str) -> dict[tuple[str, str], list[tuple[str, str]]]:

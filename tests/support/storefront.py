@@ -19,6 +19,7 @@ from support.orders_service import Service
 from support.published import SinkRun
 from support.rig import Rig
 from support.saga import Saga
+from support.stopping import stop
 from support.topics import sink_record
 from support.waiting import CLOCK
 from towpath.deploy.local import ports
@@ -201,8 +202,7 @@ def storefront(options: dict[str, Any], log: Path) -> Iterator[Service]:
         service.wait_until_live()
         yield service
     finally:
-        process.terminate()
-        process.wait(30)
+        stop(process, 30.0)
 
 
 class Store:

@@ -90,8 +90,8 @@ def valkey(
 ) -> Iterator[Valkey]:
     """Provide a server that by default appends to its file every second."""
     server = Valkey(folder, *(options or ("--appendonly", "yes")), program=program)
-    server.start()
     try:
+        server.start()
         yield server
     finally:
         server.client.close()

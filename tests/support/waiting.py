@@ -33,15 +33,24 @@ TIMEOUT_S: Final = stretched(60.0)
 
 def until(
     holds: Callable[[], bool],
-    what: str,
+    what: str | Callable[[], str],
     *,
     timeout_s: float = 60.0,
     pause_s: float = 0.05,
 ) -> None:
-    """Wait for a condition, checking it after each pause; the time is stretched."""
+    """
+    Wait for a condition, checking it after each pause.
+
+    Args:
+        holds: Returns whether the condition holds.
+        what: Names the condition, as a text or when the time is up.
+        timeout_s: The longest wait, which is stretched.
+        pause_s: The pause between two checks.
+    """
     timeout_s = stretched(timeout_s)
     deadline = Deadline(CLOCK, timeout_s)
     while not holds():
         if deadline.passed():
-            pytest.fail(f"waited {timeout_s:g} s in vain until {what}")
+            named = what if isinstance(what, str) else what()
+            pytest.fail(f"waited {timeout_s:g} s in vain until {named}")
         CLOCK.wait(pause_s)

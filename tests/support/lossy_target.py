@@ -30,12 +30,15 @@ class SetClock:
 
 
 class LossyTarget:
-    """A source, its relay, and a cache that lost its last writes.
+    """
+    A source, its relay, and a cache that lost its last writes.
 
     Rows can be requested by key, or only all of them at once.
 
-    Attributes:     rows: The source's, by key.     logs: The records of the stream's
-    topic and of the sink's own.     at: The read offset of each.
+    Attributes:
+        rows: The source's, by key.
+        logs: The records of the stream's topic and of the sink's own.
+        at: The read offset of each.
     """
 
     def __init__(self, draw, *, by_key, settings=SINK, in_slices=False, chance=None):

@@ -15,7 +15,7 @@ from typing import Final
 
 from support.pages import ROOT, Block
 
-# Reads statements from standard input and executes them, one transaction each.
+# Reads statements from standard input and executes them in one transaction.
 _SQL: Final = """\
 import os, sys, psycopg
 with psycopg.connect(os.environ["TOWPATH_SOURCE__DSN"], autocommit=True) as source:

@@ -195,7 +195,7 @@ class PodServer:
 
 
 def _selects(query: Mapping[str, list[str]]) -> Callable[[Pod], bool]:
-    """Return whether a pod has the labels and fields of a query."""
+    """Return a function that tests whether a pod has a query's labels and fields."""
     labels = list(_TERM.finditer(query.get("labelSelector", [""])[0]))
     fields = list(_TERM.finditer(query.get("fieldSelector", [""])[0]))
 

@@ -401,7 +401,7 @@ class Bench:
     @property
     def confirmed(self) -> int:
         """Return the last confirmed LSN; 0 if there is none."""
-        return max(self.stream.confirmed, default=0)
+        return self.stream.confirmed[-1] if self.stream.confirmed else 0
 
     def _is_ending(self, _stored_log_lsn: int) -> bool:
         if self.turns_left is None:

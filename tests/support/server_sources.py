@@ -67,7 +67,7 @@ def _fetched(scratch: Path) -> Path:
     # A mirror may lack the newest version that it lists: then the next older is tried.
     shown = _run(scratch, "apt-cache", *own, "showsrc", PACKAGE)
     versions = re.findall(r"(?m)^Version: (\S+)$", shown)
-    for version in sorted(versions, reverse=True):
+    for version in sorted(versions, key=_numbers, reverse=True):
         wanted = f"{PACKAGE}={version}"
         try:
             _apt(scratch, *own, "source", "--download-only", wanted)
@@ -76,6 +76,11 @@ def _fetched(scratch: Path) -> Path:
         return next(scratch.glob(f"{PACKAGE}_*.orig.tar.*"))
     message = f"apt has no source package {PACKAGE} that can be fetched"
     raise SourcesUnavailableError(message)
+
+
+def _numbers(version: str) -> list[int]:
+    """Return the numbers of a version: 15.14 is newer than 15.9."""
+    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def _source_lines() -> Sequence[str]:

@@ -30,7 +30,7 @@ class SnapshotRig(Rig):
     def wait_for_answer(self, signal_id: str, *statuses: str) -> dict[str, Any]:
         """Wait until a signal has ended, and return its detail."""
         ends = statuses or ("completed",)
-        final = {"completed", "failed", "rejected", *ends}
+        final = {"completed", "incomplete", "failed", "rejected", "stopped", *ends}
         self.wait_for(lambda: self.answer(signal_id)[0] in final)
         status, detail = self.answer(signal_id)
         assert status in ends, detail

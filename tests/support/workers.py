@@ -161,7 +161,7 @@ def _turn(item: pytest.Item) -> Turn:
 
 
 def is_quick(path: Path) -> bool:
-    """Return whether the tests of a file take less than a second and start no part."""
+    """Return whether a file has unit or property tests, which start no part."""
     return _is_below(path, "unit", "property")
 
 

@@ -8,8 +8,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from towpath.schemas.telemetry import Metric, published
 
-# The format adds these to the names of samples.
-_ENDINGS: Final = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",)}
 # The client adds a gauge with the time when a counter or a histogram began.
 _CREATED: Final = "_created"
 

@@ -1,4 +1,4 @@
-"""The counts of a load in its report; locust needs a process of its own."""
+"""The counts of a load and its progress; locust needs a process of its own."""
 
 import json
 import subprocess
@@ -36,3 +36,26 @@ def test_the_reasons_add_up_to_the_failures():
 
     assert (2, 1) == (failures, not_started)
     assert {"orders: no answer": 2} == reasons
+
+
+_PROGRESS = """
+from pathlib import Path
+from locust.stats import RequestStats
+from towpath.loadtests.load.report import load_report, write_progress
+
+load = load_report(RequestStats(), elapsed_s=1.0, finished=False)
+write_progress(load, {}, Path("/nowhere/progress.json"))
+print("goes on")
+"""
+
+
+def test_a_progress_file_that_cannot_be_written_ends_no_run():
+    """
+    The check and the report follow, also if the disk is full for a while.
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", _PROGRESS], check=False, capture_output=True, text=True
+    )
+
+    assert ran.stdout == "goes on\n"
+    assert "load progress not written: [Errno 2]" in ran.stderr

@@ -73,7 +73,6 @@ class ChaosRelay:
             "watermarks": draw.choice(_WATERMARKS),
             "readers": draw.randint(1, 4),
         }
-        self.kills = 0
         self.exits: list[str] = []
         self._environment = environment
         self._config = environment.folder / f"{environment.prefix}.toml"
@@ -116,7 +115,6 @@ class ChaosRelay:
         """Kill the relay with SIGKILL, and start it again."""
         with self._lock:
             self._environment.launcher.kill(_RELAY)
-            self.kills += 1
             self._start()
 
     def stop(self) -> None:

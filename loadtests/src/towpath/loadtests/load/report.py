@@ -10,6 +10,7 @@ import argparse
 import csv
 import dataclasses
 import json
+import logging
 import math
 import os
 from collections import Counter
@@ -45,6 +46,8 @@ from towpath.loadtests.load.shop import without_password
 
 _POST: Final = "POST"
 METHODS: Final = ("GET", _POST)
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,11 +172,18 @@ def _is_writable(folder: Path) -> bool:
 
 
 def write_progress(load: LoadReport, lag: Mapping[str, Any], path: Path) -> None:
-    """Replace the file in one step, so that a reader never sees half a report."""
+    """
+    Replace the file in one step, so that a reader never sees half a report.
+
+    A file that cannot be written keeps its former counts, with a log record.
+    """
     beside = path.with_name(f"{path.name}.new")
     document = {"load": dataclasses.asdict(load), "lag": lag}
-    beside.write_text(json.dumps(document), encoding="utf-8")
-    os.replace(beside, path)  # noqa: PTH105 - replaces atomically
+    try:
+        beside.write_text(json.dumps(document), encoding="utf-8")
+        os.replace(beside, path)  # noqa: PTH105 - replaces atomically
+    except OSError as error:
+        log.warning("load progress not written: %s", error)
 
 
 def _done(stats: RequestStats, name: str) -> int:

@@ -294,10 +294,14 @@ class CheckedStream(Stream):
         }
         below = [p for p in delivered if int(p[:16], 16) <= lsn]
         assert len(below) >= wanted, "confirmed before it was delivered"
-        silence_s = self._moving_clock.now_s - self._last_s
-        assert silence_s < _LONGEST_SILENCE_S, f"no feedback for {silence_s} s"
+        self.check_silence()
         self._last_s = self._moving_clock.now_s
         super().confirm(lsn)
+
+    def check_silence(self) -> None:
+        """Check that the last feedback is not too long ago."""
+        silence_s = self._moving_clock.now_s - self._last_s
+        assert silence_s < _LONGEST_SILENCE_S, f"no feedback for {silence_s} s"
 
 
 class History:
@@ -391,6 +395,7 @@ class History:
             is_clean = stats.unacknowledged_bytes == 0
         except CrashError:
             is_clean = False
+        stream.check_silence()
         assert not (is_clean and is_last and producer.pending)
         self.losses += bool(producer.invisible())
         producer.lose()

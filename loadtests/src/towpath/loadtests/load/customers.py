@@ -248,7 +248,7 @@ class Customer(FastHttpUser):
         return None
 
     def change(self, order_id: int, action: str, prefix: str = "") -> None:
-        """Pay, cancel or return an order."""
+        """Pay or cancel an order; its customer may look at it until it is settled."""
         order = self._send_change(order_id, action, prefix)
         if order is not None:
             self._watch_some(order)

@@ -90,6 +90,8 @@ def test_every_included_shape_can_be_read():
         ("points = [[0, 0], [9, 0]]", "one factor must be above 0"),
         ("points = [[0, true], [9, 1]]", "points must be pairs"),
         ("points = [[0, 1, 2], [9, 1]]", "points must be pairs"),
+        (f"points = [[0, 1], [9, {10**400}]]", "points must be pairs"),
+        ("points = [[0, 1], [inf, 1]]", "points must be pairs"),
         ("points = 5", "points must be pairs"),
         ("points =", "Invalid value"),
     ],

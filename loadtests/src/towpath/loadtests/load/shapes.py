@@ -14,6 +14,7 @@ at the last point.
 """
 
 import math
+import sys
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -171,7 +172,8 @@ def _is_point(found: object) -> bool:
 def _is_amount(found: object) -> bool:
     if isinstance(found, bool) or not isinstance(found, int | float):
         return False
-    return math.isfinite(found) and found >= 0
+    # A whole number may be too large for a float.
+    return 0 <= found <= sys.float_info.max
 
 
 def _is_line(points: Sequence[Any]) -> bool:

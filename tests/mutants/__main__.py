@@ -70,7 +70,14 @@ def main(words: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument("ids", nargs="*", help="names of defects; all by default")
-    parser.add_argument("--workers", type=int, default=2, help="forks side by side")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=2,
+        choices=range(1, 65),
+        metavar="COUNT",
+        help="forks side by side",
+    )
     parser.add_argument(
         "--real", action="store_true", help="also those that need the local stack"
     )

@@ -1,1 +1,1 @@
-"""Helpers of tests with real servers: a relay as a process, its topics, waiting."""
+"""Helpers of tests: servers and processes, fakes and models, readers and waits."""

@@ -12,7 +12,7 @@ class RandomWriters:
     Sessions that change a source until the end of a ``with`` block.
 
     Attributes:
-        writes: The number of changes that they have tried so far.
+        writes: The number of changes that they have made so far.
         pause_s: The pause of each session before a change.
     """
 

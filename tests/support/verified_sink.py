@@ -279,6 +279,3 @@ class WarehouseHand:
     def revive(self, key: object) -> None:
         """Restore a deleted row."""
         self._run(f"UPDATE {{}} SET _is_deleted = false, v = 1 WHERE id = {key}")  # noqa: S608 - the test's own
-
-
-Hand = CacheHand | SearchHand | WarehouseHand

@@ -94,9 +94,6 @@ class Actor:
         """Take one step."""
         raise NotImplementedError
 
-    def finish(self, session: Session) -> None:
-        """Clean up after the last step."""
-
     def _run(self) -> None:
         try:
             with connect(self.environment.dsn) as session:
@@ -106,7 +103,6 @@ class Actor:
                     self._try(session)
                     self.rest(self._pause_s)
                     number += 1
-                self.finish(session)
         except BaseException as error:  # noqa: BLE001 - raised by check
             self._failure = error
 

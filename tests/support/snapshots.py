@@ -28,9 +28,13 @@ class SnapshotRig(Rig):
         return (rows[0][0], rows[0][1]) if rows else ("gone", {})
 
     def wait_for_answer(self, signal_id: str, *statuses: str) -> dict[str, Any]:
-        """Wait until a signal has ended, and return its detail."""
+        """
+        Wait until a signal has one of the statuses, and return its detail.
+
+        Failed and rejected ones are not waited for; others may have been resumed.
+        """
         ends = statuses or ("completed",)
-        final = {"completed", "incomplete", "failed", "rejected", "stopped", *ends}
+        final = {"completed", "failed", "rejected", *ends}
         self.wait_for(lambda: self.answer(signal_id)[0] in final)
         status, detail = self.answer(signal_id)
         assert status in ends, detail

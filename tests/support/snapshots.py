@@ -31,7 +31,8 @@ class SnapshotRig(Rig):
         """
         Wait until a signal has one of the statuses, and return its detail.
 
-        Failed and rejected ones are not waited for; others may have been resumed.
+        The wait fails at once if the signal is failed or rejected. An incomplete or
+        stopped one may have just been resumed.
         """
         ends = statuses or ("completed",)
         final = {"completed", "failed", "rejected", *ends}

@@ -4,7 +4,13 @@ import pytest
 
 from support.relay_bench import Acknowledged
 from towpath.relay.errors import PartitionCountChangedError, TopicTruncatedError
-from towpath.relay.recovery.marks import FormerCount, Mark, Marks, marks_document
+from towpath.relay.recovery.marks import (
+    Confirmed,
+    FormerCount,
+    Mark,
+    Marks,
+    marks_document,
+)
 
 TOPIC = "p.shop.orders"
 AT = (TOPIC, 0)
@@ -77,3 +83,14 @@ def test_a_former_partition_count_is_kept_until_the_stream_has_passed_it():
         marks.forget_former(TOPIC, log_lsn) for log_lsn in (7, 8, 9)
     ]
     assert "former" not in marks.document(TOPIC)
+
+
+def test_a_checkpoint_that_is_moved_back_is_not_clean():
+    """
+    A run has begun by then: after its crash, barriers precede the end offsets.
+    """
+    stopped = Confirmed(80, 1080, 1090, 3, is_clean=True, at="then")
+
+    assert Confirmed(48, 1048, 1090, 3, is_clean=False, at="then") == (
+        stopped.moved_back(48)
+    )

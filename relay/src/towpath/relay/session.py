@@ -357,9 +357,7 @@ class Session:
 
         def confirm(lsn: int) -> None:
             if confirmed is not None:
-                log_lsn = confirmed.log_lsn - confirmed.lsn + lsn
-                back = confirmed._replace(lsn=lsn, log_lsn=log_lsn)
-                topic.write(CONFIRMED_KEY, back._asdict())
+                topic.write(CONFIRMED_KEY, confirmed.moved_back(lsn)._asdict())
 
         def publish(record: Record) -> None:
             publish_now(self._process.settings.kafka, record)

@@ -77,6 +77,11 @@ class Confirmed(NamedTuple):
     is_clean: bool
     at: str
 
+    def moved_back(self, lsn: int) -> "Confirmed":
+        """Return the checkpoint at a lower LSN; it is not clean, as a run has begun."""
+        log_lsn = self.log_lsn - self.lsn + lsn
+        return self._replace(lsn=lsn, log_lsn=log_lsn, is_clean=False)
+
 
 class Marks:
     """The current marks of every topic."""

@@ -238,6 +238,28 @@ def test_names_and_patterns_find_captured_tables_once():
     assert ["order", "shopXorders", "["] == list(expansion.refusals)
 
 
+class CountedTables(tuple[str, ...]):
+    """Captured tables that count how often all of them are visited."""
+
+    __slots__ = ()
+    visits = 0
+
+    def __iter__(self):
+        type(self).visits += 1
+        return super().__iter__()
+
+
+def test_the_tables_are_visited_once_for_many_names():
+    """
+    A gap's signal names every captured table, and the stream waits for its expansion.
+    """
+    known = CountedTables(f"shop.t{number}" for number in range(500))
+    names = [f"shop.t{number}" for number in range(500)]
+
+    assert tuple(names) == expand(names, known).collections
+    assert known.visits < 5
+
+
 def test_a_refused_entry_with_a_quote_is_no_name_of_a_table():
     """
     It is stored as a failed table, which a later signal is held against.

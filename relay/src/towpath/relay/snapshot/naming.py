@@ -76,9 +76,10 @@ def expand(
     found: dict[str, None] = {}
     refusals: dict[str, str] = {}
     expressions: list[str] = []
+    by_name = _by_name(known)
     for entry in entries:
         try:
-            names = matching_collections(entry, known)
+            names = _matching(entry, by_name)
         except AmbiguousNameError as ambiguous:
             refusals[entry] = str(ambiguous)
             continue
@@ -102,23 +103,46 @@ def matching_collections(entry: str, known: Iterable[str]) -> list[str]:
         AmbiguousNameError: Several collections have the name without their quotes.
         NoExpressionError: The entry is neither a name nor a regular expression.
     """
+    return _matching(entry, _by_name(known))
+
+
+class _ByName(NamedTuple):
+    """Collections, and those that each text names with or without quotes."""
+
+    collections: Sequence[str]
+    named: Mapping[str, Sequence[str]]
+
+
+def _by_name(known: Iterable[str]) -> _ByName:
     collections = list(known)
-    same = [name for name in collections if _is_name_of(entry, name)]
+    named: dict[str, list[str]] = {}
+    for name in collections:
+        for text in dict.fromkeys((name, _joined(name))):
+            named.setdefault(text, []).append(name)
+    return _ByName(collections, named)
+
+
+def _matching(entry: str, known: _ByName) -> list[str]:
+    same = list(known.named.get(entry, ()))
+    if is_quoted_name(entry):
+        text = TableName.parse(entry).text
+        literal = known.named.get(text, ())
+        same += [name for name in literal if name == text and name not in same]
     if len(same) > 1:
         message = f"it may mean {' or '.join(same)}: name one of them, with its quotes"
         raise AmbiguousNameError(message)
     exact = _exact_name(entry)
     if exact is not None:
         head = f"{exact}."
-        further = (n for n in collections if n.startswith(head) and n not in same)
-        return [*same, *(further if head.startswith(_AGGREGATES) else ())]
+        further = known.collections if head.startswith(_AGGREGATES) else ()
+        return [*same, *(n for n in further if n.startswith(head) and n not in same)]
     if same:
         return same
     try:
         is_match = linear_matcher(entry)
     except ValueError as error:
         raise NoExpressionError(str(error)) from error
-    return [name for name in collections if is_match(_joined(name))]
+    return [name for name in known.collections if is_match(_joined(name))]
 
 
 def matches(entry: str, collection: str) -> bool:

@@ -432,17 +432,18 @@ def with_filters(
 
     A filter that applies to no table is refused: the intended table would be read
     unfiltered.
+
+    Raises:
+        SignalRejectedError: A filter applies to no table, or its name is ambiguous.
     """
     if not collections:
         return request
+    wanted = frozenset(collections)
     conditions: dict[str, str] = {}
     for entry, condition in request.conditions.items():
         try:
-            names = [
-                one
-                for one in matching_collections(entry, captured)
-                if one in collections
-            ]
+            found = matching_collections(entry, captured)
+            names = [one for one in found if one in wanted]
         except AmbiguousNameError as ambiguous:
             reason = f"the additional condition for {entry!r}: {ambiguous}"
             raise SignalRejectedError(reason) from ambiguous

@@ -49,6 +49,31 @@ def test_a_partition_that_another_session_has_is_left_to_the_next_run():
     assert not any("detach" in statement for statement in connection.statements)
 
 
+class Dropped:
+    """A connection to a server where another run has dropped the partition."""
+
+    def execute(self, statement: bytes) -> None:
+        if b"outbox_20260102" in statement and not statement.startswith(b"drop"):
+            reason = 'relation "towpath.outbox_20260102" does not exist'
+            raise psycopg.errors.UndefinedTable(reason)
+
+
+@pytest.mark.parametrize("is_pending", [False, True])
+def test_a_partition_that_another_run_has_dropped_ends_no_run(is_pending):
+    """
+    It was listed before; nothing is left to detach, to read or to drop.
+    """
+    described = source_tables.outbox("towpath.outbox", {})
+    table = OutboxTable(Dropped(), described, "id", "inserted_at")
+    day = datetime(2026, 1, 2, tzinfo=UTC)
+    name = TableName("towpath", "outbox_20260102")
+    partition = Partition(name, day, day, is_attached=True, is_pending=is_pending)
+
+    assert table.detach(partition, 1.0) is False
+    assert table.first_insert(partition) is None
+    assert table.drop(partition) is True
+
+
 class ClosedInfo:
     """The facts of a connection that was closed."""
 

@@ -216,8 +216,9 @@ class OutboxTable:
             # Marked first: only a former partition with the mark is ever dropped.
             try:
                 self._comment(partition, f"'{_MARK}'")
-            except psycopg.errors.LockNotAvailable:
-                # VACUUM, for instance, holds a lock on the partition.
+            except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable):
+                # VACUUM, for instance, holds a lock on the partition; or another run
+                # has dropped it.
                 return False
             is_detached = self._execute_within(statement, wait_s)
             # VACUUM may hold the lock again, or another run may have dropped the table:
@@ -261,10 +262,17 @@ class OutboxTable:
         self._connection.execute(statement.encode())
 
     def first_insert(self, partition: Partition) -> datetime | None:
-        """Return the time of the first insert into a partition; None: it is empty."""
+        """
+        Return the time of the first insert into a partition.
+
+        None: it is empty, or another run has dropped it.
+        """
         statement = f"select min({quoted(INSERTED_AT)}) from {partition.name.sql}"
         with translated_errors(f"reading {partition.name}"):
-            row = self._connection.execute(statement.encode()).fetchone()
+            try:
+                row = self._connection.execute(statement.encode()).fetchone()
+            except psycopg.errors.UndefinedTable:
+                return None
         return row[0] if row else None
 
     def drop(self, partition: Partition) -> bool:

@@ -28,16 +28,24 @@ class ReplicationStream(Protocol):
 
         Raises:
             SourceUnavailableError: The connection is lost.
+            HaltError: The server cannot continue the stream.
         """
 
     def confirm(self, lsn: int) -> None:
-        """Confirm to the server that it may drop the log below ``lsn``."""
+        """
+        Confirm to the server that it may drop the log below ``lsn``.
+
+        Raises:
+            SourceUnavailableError: The connection is lost.
+            HaltError: The server cannot continue the stream.
+        """
 
     def close(self) -> None:
         """Close the stream. Never raises."""
 
 
-# Called once, by ``poll``, with an error or None, and the record's acknowledgement.
+# Called once, while the producer polls, flushes or commits, with an error or None, and
+# the record's acknowledgement.
 OnDelivery = Callable[[object, Acknowledgement], None]
 
 
@@ -150,13 +158,23 @@ class SnapshotReader(Protocol):
     """Performs the snapshot driver's effects on the database."""
 
     def read_stored(self) -> UnfinishedRead:
-        """Return the unfinished snapshots. Blocks; called once, at start."""
+        """
+        Return the unfinished snapshots. Blocks; called once, at start.
+
+        Raises:
+            TowpathError: The source cannot be read.
+        """
 
     def submit(self, effect: WorkerEffect) -> None:
         """Queue an effect; its result arrives as a fact, after a wake-up."""
 
     def facts(self) -> Sequence[WorkerFact]:
-        """Return the facts that have arrived since the last call."""
+        """
+        Return the facts that have arrived since the last call.
+
+        Raises:
+            TowpathError: An effect has failed for good.
+        """
 
 
 class InterruptibleWait(Protocol):

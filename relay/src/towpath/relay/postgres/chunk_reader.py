@@ -246,7 +246,9 @@ class ChunkReader:
         Raises:
             TableRefusedError: The table cannot be read, or another table has its name.
             TableAlteredError: A table of the SELECT was altered before it was locked.
-            ViewLostError: The exported snapshot no longer shows the table.
+            ViewLostError: The exported snapshot is lost, or no longer shows the table.
+            TowpathError: The snapshot could not be exported.
+            psycopg.Error: The server refuses, or the connection is lost.
         """
         # A lock needs a name; the shape that counts is read under the lock.
         arguments = (self._connection, request.collection, request.order_by)
@@ -301,9 +303,12 @@ class ChunkReader:
         Read one chunk between its watermarks.
 
         Raises:
-            TableRefusedError: The table differs from its plan.
+            TableRefusedError: The table differs from its plan, or a row has no key, or
+                that of another row.
             TableAlteredError: A table of the SELECT was altered before it was locked.
-            ViewLostError: The exported snapshot no longer shows the table.
+            ViewLostError: The exported snapshot is lost, or no longer shows the table.
+            TowpathError: The snapshot could not be exported.
+            psycopg.Error: The server refuses, or the connection is lost.
         """
         has_marks = request.view is None
         if request.low_token is not None and has_marks:

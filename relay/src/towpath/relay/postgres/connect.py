@@ -113,6 +113,9 @@ def parts_of(dsn: str) -> dict[str, Any]:
 
     The errors of libpq must not reach a log: they quote an unreadable DSN, password
     included, or a wrong port, which may be part of a password with an unescaped slash.
+
+    Raises:
+        SourceRefusedError: The DSN cannot be read.
     """
     with suppress(psycopg.Error):
         parts: dict[str, Any] = conninfo.conninfo_to_dict(dsn)

@@ -88,6 +88,7 @@ class ExportedSnapshots:
         Raises:
             ViewLostError: The snapshot is lost.
             TowpathError: The snapshot could not be exported.
+            psycopg.Error: The connection is lost, or the server shuts down.
         """
         name = self._name(view)
         try:

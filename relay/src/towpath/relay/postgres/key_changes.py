@@ -8,10 +8,10 @@ changed key is a gap of its table, which a snapshot with a sweep closes.
 
 The key of each captured table is stored in ``towpath.captured`` and compared with the
 catalog at each turn, and at the first one after a restart. ``on_gap`` decides: ``halt``
-refuses the start, ``plan`` logs the statement that closes the gap, and ``snapshot``
-requests the snapshot, in the transaction that stores the new key. Tables with
-configured ``key_columns`` are skipped, and so are those whose key was stored in another
-lineage: the plan of that gap sweeps all tables.
+ends the session and refuses each start, ``plan`` logs the statement that closes the
+gap, and ``snapshot`` requests the snapshot, in the transaction that stores the new key.
+Tables with configured ``key_columns`` are skipped, and so are those whose key was
+stored in another lineage: the plan of that gap sweeps all tables.
 """
 
 import json

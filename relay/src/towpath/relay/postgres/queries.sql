@@ -966,7 +966,7 @@ select coalesce(bool_or(r.ev_action::text ~ '{SQLVALUEFUNCTION :op [0-8] '), fal
 from pg_catalog.pg_rewrite r
 where r.ev_class = any (%(oids)s::oid[]) and r.ev_type = '1'
 
--- history and guard -----------------------------------------------------------------
+-- history and slot monitor ----------------------------------------------------------
 
 -- name: read_history
 -- Whether the server only replays, the end of its log as a number, and a relay's

@@ -250,7 +250,7 @@ class EmitRows:
         chunk_id: Reported in ``Delivered`` once Kafka has acknowledged the chunk's last
             slice and all slices before it.
         rows: May be empty in the last slice.
-        log_lsn: The chunk's low watermark.
+        log_lsn: The log LSN of the chunk's low watermark.
         snapshot_id: The signal's id, for the header ``snapshot``.
         target: The one sink that receives them, through ``<topic>.backfill.<target>``;
             None: they go to the table's topic.

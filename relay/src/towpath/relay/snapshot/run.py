@@ -10,7 +10,8 @@ from towpath.relay.snapshot.pace import ChunkSize, Throttle
 from towpath.relay.snapshot.protocol import AnswerSignal
 from towpath.relay.snapshot.stored import INCOMPLETE, StoredTable
 
-# A refused table fails immediately, without a notification.
+# In one of these states a table shows that its snapshot's start was announced. A failed
+# one does not: a table that is refused fails before the announcement.
 _BEGUN: Final = frozenset({"running", "paused", "completed", "incomplete", "stopped"})
 
 

@@ -14,8 +14,8 @@ nothing).
 
 ``stop-snapshot``, ``pause-snapshot`` and ``resume-snapshot`` take ``data-collections``
 and ``snapshot-id``; without these fields, they apply to all tables. Each signal may
-name its ``relay`` (``naming``). A signal that cannot be run is rejected with the
-reason; the stream continues.
+name its ``relay`` (``naming``). ``log`` takes a ``message``, which the relay logs. A
+signal that cannot be run is rejected with the reason; the stream continues.
 
 A plain signal table like Debezium's, a Kafka topic and the admin port take signals too.
 Each becomes a row of ``towpath.signal`` and is answered like any other. A signal that
@@ -371,7 +371,7 @@ def _reject(reason: str) -> NoReturn:
     raise SignalRejectedError(reason)
 
 
-# The widths of the signal table's columns, which are Debezium's.
+# The widths of the columns of ``towpath.signal``.
 MAX_ID_LENGTH: Final = 64
 MAX_TYPE_LENGTH: Final = 32
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from towpath.relay.recovery import lineage as rules
@@ -171,12 +171,14 @@ class Model:
         was_pending = bool(self.lineages) and self.lineages[-1].start_lsn is None
         harm = self.lost() - self.forgiven | self.vanished()
         must_tell = bool(self.lineages) and not was_pending and bool(harm)
-        decision = rules.choose_lineage(self._remembered(), self._found(), (), AT)
+        remembered = self._remembered()
+        decision = rules.choose_lineage(remembered, self._found(), (), AT)
         reason = decision.gap.reason if decision.gap else None
         assert reason is None or self.is_hurt, f"announced without a cause: {reason}"
         assert reason is not None or not must_tell, f"not announced: {harm}"
         self.is_hurt = False
-        if decision.is_changed and not decision.is_new:
+        is_moved = decision.is_changed and not decision.is_new
+        if is_moved and remembered.has_checkpoint:
             lsn, log_lsn, heartbeat = self.confirmed
             now = decision.confirmed_lsn
             self.confirmed = (now, log_lsn - lsn + now, heartbeat)
@@ -300,6 +302,14 @@ def run_steps(steps: list[tuple]) -> Model:
     return world
 
 
+# The new lineage has no checkpoint yet when its slot is on another timeline.
+@example(
+    [
+        *[("follow", 3, 0), ("follow", 3, 0), ("load_elsewhere",)],
+        *[("commit", 50), ("commit", 50), ("recreate_slot",)],
+        *[("follow", 3, 1), ("promote", 0, 0), ("follow", 0, 0)],
+    ]
+)
 @given(STEPS)
 def test_positions_never_go_back_and_every_gap_is_announced(steps: list[tuple]):
     """

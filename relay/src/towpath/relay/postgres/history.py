@@ -102,7 +102,7 @@ class LineageResolver:
                 raise gap_error(decision, found)
             self._announce(decision.lineage, decision.gap)
         if decision.is_changed:
-            if not decision.is_new and stored.confirmed_lsn is not None:
+            if not decision.is_new and stored.has_checkpoint:
                 # An LSN confirmed beyond a fork does not exist on the new timeline,
                 # where the log would seem to have gone backwards.
                 self._store.confirm(decision.confirmed_lsn)

@@ -109,6 +109,14 @@ class StoredHistory(NamedTuple):
     heartbeat: int = 0
     has_records: bool = False
 
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether the stored confirmed LSN belongs to the newest lineage."""
+        log_lsn = self.confirmed_log_lsn
+        if log_lsn is None or not self.lineages:
+            return False
+        return log_lsn >= self.lineages[-1].offset
+
 
 class Fork(NamedTuple):
     """The point at which the next timeline branched off."""
@@ -303,8 +311,7 @@ def _known_history(remembered: StoredHistory) -> _KnownHistory:
     """Return the stored facts of the newest lineage."""
     lineage = remembered.lineages[-1]
     published_lsn = remembered.published_log_lsn - lineage.offset
-    confirmed_log_lsn = remembered.confirmed_log_lsn
-    if confirmed_log_lsn is None or confirmed_log_lsn < lineage.offset:
+    if not remembered.has_checkpoint:
         return _KnownHistory(
             lineage,
             lineage.start_lsn,

@@ -7,6 +7,7 @@ import pytest
 
 from towpath.relay.commands import state
 from towpath.relay.errors import SourceRefusedError, StateRefusedError
+from towpath.relay.kafka.state import StateTopic
 from towpath.relay.recovery.lineage import Lineage, lineages_document
 from towpath.relay.recovery.marks import Confirmed
 from towpath.schemas.position import format_lsn
@@ -93,3 +94,27 @@ def test_a_source_that_refuses_the_login_is_a_reason(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(state, "connect", refuse)
 
     assert (None, reason) == state.slot_facts(SETTINGS)
+
+
+class ForeignRecord:
+    """A record of another program in the state topic."""
+
+    def key(self) -> bytes:
+        return b"\xff"
+
+    def value(self) -> bytes:
+        return b"{}"
+
+
+class Reader:
+    """Reads a state topic with one foreign record."""
+
+    def read_to_ends(self, *_topic) -> list[ForeignRecord]:
+        return [ForeignRecord()]
+
+
+def test_a_foreign_key_that_is_not_utf_8_does_not_end_a_start():
+    """
+    The commands that show the state ignore such a record, too.
+    """
+    assert StateTopic(SETTINGS.kafka, "shop").read(Reader()).is_empty

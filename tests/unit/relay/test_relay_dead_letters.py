@@ -203,9 +203,10 @@ def test_the_list_counts_letters_that_can_be_published():
 class RefusingProducer:
     """A producer whose broker refuses one event, by its number."""
 
-    def __init__(self, refused: int) -> None:
+    def __init__(self, refused: int, code: int = KafkaError.MSG_SIZE_TOO_LARGE) -> None:
         self.produced = 0
         self._refused = refused
+        self._code = code
         self._answers: list[Callable[[], None]] = []
 
     def __len__(self) -> int:
@@ -213,7 +214,7 @@ class RefusingProducer:
 
     def produce(self, *_record, on_delivery, **_more) -> None:
         is_refused = self.produced == self._refused
-        error = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE) if is_refused else None
+        error = KafkaError(self._code) if is_refused else None
         self._answers.append(partial(on_delivery, error, None))
         self.produced += 1
 
@@ -232,9 +233,29 @@ def test_no_step_of_a_replay_follows_a_refused_event(monkeypatch, refused, steps
     monkeypatch.setattr(state, "make_client", lambda *_: producer)
     event = Record("event.order", b"7", b"{}", [], at(1), 0, 9, ANY_PARTITION)
 
-    with pytest.raises(BrokerUnavailableError, match="did not acknowledge"):
+    with pytest.raises(BrokerRefusedError, match="did not acknowledge"):
         state.publish_now(Kafka(bootstrap_servers="x"), *[event] * 3 * RECORDS_AT_ONCE)
     assert steps * RECORDS_AT_ONCE == producer.produced
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (KafkaError.MSG_SIZE_TOO_LARGE, BrokerRefusedError),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, BrokerRefusedError),
+        (KafkaError.NOT_ENOUGH_REPLICAS, BrokerUnavailableError),
+        (KafkaError._MSG_TIMED_OUT, BrokerUnavailableError),
+    ],
+)
+def test_a_lasting_refusal_is_not_an_unreachable_broker(monkeypatch, code, error):
+    """
+    The remedy of a replay whose event is too large must not be to start Kafka.
+    """
+    monkeypatch.setattr(state, "make_client", lambda *_: RefusingProducer(0, code))
+    event = Record("event.order", b"7", b"{}", [], at(1), 0, 9, ANY_PARTITION)
+
+    with pytest.raises(error, match="did not acknowledge"):
+        state.publish_now(Kafka(bootstrap_servers="x"), event)
 
 
 class EndedProducer(RefusingProducer):

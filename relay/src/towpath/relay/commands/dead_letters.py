@@ -205,6 +205,7 @@ def release_aggregate(
             published holds no record.
         SlotHeldError: The relay runs.
         BrokerUnavailableError: Kafka did not acknowledge an event; all stay parked.
+        BrokerRefusedError: Kafka refuses an event; all stay parked.
     """
     source = settings.database
     with closing(SlotOwnership(source.dsn, source.slot)) as ownership:

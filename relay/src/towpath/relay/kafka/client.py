@@ -178,5 +178,11 @@ def is_transient(error: KafkaError) -> bool:
     return error.code() in _TRANSIENT or bool(error.retriable())
 
 
+def is_lasting(error: KafkaError) -> bool:
+    """Return whether no retry helps a record that was not acknowledged."""
+    is_late = error.code() == KafkaError._MSG_TIMED_OUT  # noqa: SLF001 - public
+    return not is_late and not is_transient(error)
+
+
 def _reason(detail: object) -> str:
     return detail.str() if isinstance(detail, KafkaError) else str(detail)

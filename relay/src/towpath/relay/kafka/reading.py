@@ -36,7 +36,7 @@ from towpath.relay.errors import BrokerUnavailableError
 from towpath.relay.kafka.client import (
     REQUEST_TIMEOUT_S,
     TopicOffset,
-    is_transient,
+    is_lasting,
     make_client,
     relay_error,
 )
@@ -204,18 +204,12 @@ def write_barriers(kafka: Kafka, counts: dict[str, int]) -> None:
                 on_delivery=on_delivery,
             )
     left = producer.flush(2 * REQUEST_TIMEOUT_S)
-    lasting = [
-        error for error in refused if not is_transient(error) and not _is_timeout(error)
-    ]
+    lasting = list(filter(is_lasting, refused))
     if lasting:
         raise relay_error(KafkaException(lasting[0]), "writing barriers")
     if left or refused:
         reason = "not every in-sync replica has all records of the relay's topics"
         raise BrokerUnavailableError(reason)
-
-
-def _is_timeout(error: KafkaError) -> bool:
-    return bool(error.code() == KafkaError._MSG_TIMED_OUT)  # noqa: SLF001 - public
 
 
 def _timeout_ms() -> int:

@@ -12,8 +12,13 @@ import orjson
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from towpath.relay.encode.record import FIRST_PARTITION, Record
-from towpath.relay.errors import BrokerUnavailableError
-from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, make_client, relay_error
+from towpath.relay.errors import BrokerRefusedError, BrokerUnavailableError
+from towpath.relay.kafka.client import (
+    REQUEST_TIMEOUT_S,
+    is_lasting,
+    make_client,
+    relay_error,
+)
 from towpath.relay.kafka.reading import TopicReader
 from towpath.relay.recovery.state import State, StateDocument, parse_state
 from towpath.schemas import topics
@@ -50,7 +55,8 @@ class StateTopic:
         """
         newest: dict[str, bytes] = {}
         for message in self.messages(reader):
-            key, value = (message.key() or b"").decode(), message.value()
+            key = (message.key() or b"").decode(errors="replace")
+            value = message.value()
             newest.pop(key, None)
             if value:
                 newest[key] = value
@@ -70,8 +76,8 @@ class StateTopic:
         Write one document; it is durable when this returns.
 
         Raises:
-            BrokerUnavailableError: Kafka does not answer in time, or refuses the
-                document.
+            BrokerUnavailableError: Kafka does not answer in time.
+            BrokerRefusedError: Kafka refuses the document.
         """
         self.write_all({key: document})
 
@@ -80,8 +86,8 @@ class StateTopic:
         Write documents; they are durable when this returns.
 
         Raises:
-            BrokerUnavailableError: Kafka does not answer in time, or refuses a
-                document.
+            BrokerUnavailableError: Kafka does not answer in time.
+            BrokerRefusedError: Kafka refuses a document.
         """
         write_now(self._kafka, *map(self._record, documents, documents.values()))
 
@@ -95,7 +101,8 @@ def write_now(kafka: Kafka, *records: Record) -> None:
     Write records of a compacted topic; they are durable when this returns.
 
     Raises:
-        BrokerUnavailableError: Kafka does not answer in time, or refuses a record.
+        BrokerUnavailableError: Kafka does not answer in time.
+        BrokerRefusedError: Kafka refuses a record.
     """
     # A duplicate does no harm, as it has the same key. So the producer is not
     # idempotent, and need not wait for a producer id.
@@ -112,8 +119,8 @@ def publish_now(kafka: Kafka, *records: Record) -> None:
     step begins.
 
     Raises:
-        BrokerUnavailableError: Kafka does not answer in time, or refuses a record.
-        BrokerRefusedError: Kafka refuses the producer.
+        BrokerUnavailableError: Kafka does not answer in time.
+        BrokerRefusedError: Kafka refuses a record, or the producer.
     """
     # The partitioner agrees with the relay's own, ``partition_of``.
     own = {"enable.idempotence": True, "partitioner": "murmur2_random"}
@@ -131,9 +138,10 @@ def _produce(producer: Producer, records: Sequence[Record]) -> None:
 
     if not _deliver(producer, records, on_delivery) or refused:
         topics = ", ".join(sorted({record.topic for record in records}))
-        why = f": {refused[0].str()}" if refused else ""
+        lasting = list(filter(is_lasting, refused))
+        why = f": {(lasting or refused)[0].str()}" if refused else ""
         reason = f"Kafka did not acknowledge a record to {topics}{why}"
-        raise BrokerUnavailableError(reason)
+        raise BrokerRefusedError(reason) if lasting else BrokerUnavailableError(reason)
 
 
 def _deliver(

@@ -10,7 +10,7 @@ from towpath.relay.errors import SourceRefusedError, StateRefusedError
 from towpath.relay.kafka.state import StateTopic
 from towpath.relay.recovery.lineage import Lineage, lineages_document
 from towpath.relay.recovery.marks import Confirmed
-from towpath.schemas.position import format_lsn
+from towpath.schemas.position import READ_ORDINAL, format_lsn, format_position
 from towpath.settings import Kafka, Settings, Source
 
 SETTINGS = Settings(
@@ -80,6 +80,24 @@ def test_a_commit_before_the_lineage_cannot_be_skipped(store):
 
     with pytest.raises(StateRefusedError, match="is confirmed already"):
         state.resolve_skip(SETTINGS, format_lsn(0x800))
+
+
+@pytest.mark.parametrize(
+    ("position", "reason"),
+    [
+        (format_position(0x9000, 0), "is a position of an earlier lineage"),
+        (format_position(0x19000, READ_ORDINAL), "belongs to no transaction"),
+    ],
+)
+def test_a_position_without_a_transaction_to_skip_is_refused(store, position, reason):
+    """
+    No transaction of the lineage has it, so a skip would wait without end.
+    """
+    store(CONFIRMED, FIRST, Lineage(2, "78", 1, 0x10000, "towpath", start_lsn=0x2000))
+
+    for command in (state.resolve_skip, state.cancel_skip):
+        with pytest.raises(StateRefusedError, match=reason):
+            command(SETTINGS, position)
 
 
 def test_a_source_that_refuses_the_login_is_a_reason(monkeypatch: pytest.MonkeyPatch):

@@ -31,7 +31,12 @@ from towpath.schemas import topics as names
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import TowpathError
 from towpath.schemas.findings import CheckFinding
-from towpath.schemas.position import format_lsn, parse_lsn, parse_position
+from towpath.schemas.position import (
+    READ_ORDINAL,
+    format_lsn,
+    parse_lsn,
+    parse_position,
+)
 from towpath.settings import Settings
 
 
@@ -356,15 +361,34 @@ def _confirmed_lsn(confirmed: Confirmed | None, lineage: Lineage) -> int:
 
 
 def _parse_target(text: str, offset: int) -> int:
+    """
+    Return the LSN that a text names, in the lineage with this offset.
+
+    Raises:
+        StateRefusedError: The text names no transaction of this lineage.
+    """
     try:
         return parse_lsn(text)
     except ValueError:
         pass
     try:
-        return parse_position(text).log_lsn - offset
+        position = parse_position(text)
     except ValueError as error:
         reason = f"{text!r} is neither an LSN like 0/16B3748 nor a position"
         raise StateRefusedError(reason) from error
+    if position.ordinal == READ_ORDINAL:
+        reason = (
+            f"{text} belongs to no transaction: a snapshot read the record's row, or "
+            "its message was written outside a transaction"
+        )
+        raise StateRefusedError(reason)
+    if position.log_lsn < offset:
+        reason = (
+            f"{text} is a position of an earlier lineage: Postgres never streams it "
+            "again"
+        )
+        raise StateRefusedError(reason)
+    return position.log_lsn - offset
 
 
 def request_skip(settings: Settings, lsn: int, clock: Clock | None = None) -> None:

@@ -220,6 +220,18 @@ def test_a_large_event_parks_its_aggregate(room_bytes: int, key: bytes):
     )
 
 
+@pytest.mark.parametrize("room_bytes", [100_000, 4000], ids=["whole", "stub"])
+def test_the_dead_letter_of_an_event_without_an_id_has_its_type_once(room_bytes: int):
+    """
+    Nothing is parked without an id, and a header that repeats would take up room.
+    """
+    made = dead_letters(ParkedAggregates(10)).of_large(
+        event(None, 5000), 1000, room_bytes
+    )
+
+    assert 1 >= [name for name, _ in made.headers].count("aggregate_type")
+
+
 def test_a_parked_event_too_large_for_the_dead_letters_leaves_a_stub():
     """
     The stub keeps the topic of origin, the first reason and the aggregate.

@@ -328,11 +328,11 @@ class DeadLetters:
         )
 
     def _parking_of(self, record: Record) -> list[Header]:
-        """Park an event's aggregate, and return its header; other records park none."""
+        """Park the aggregate of an event that has an id; return its header."""
         found = dict(record.headers)
         if headers.PARKED in found:
             return [(headers.PARKED, found[headers.PARKED])]
-        if not is_event(record):
+        if record.key is None or not is_event(record):
             return []
         aggregate_type = found[headers.AGGREGATE_TYPE]
         is_known = isinstance(aggregate_type, bytes)

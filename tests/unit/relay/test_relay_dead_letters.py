@@ -14,6 +14,7 @@ from towpath.relay.commands.dead_letters import (
     listed,
     parked_events,
     placed_records,
+    printable_id,
     publishable,
     release_of,
 )
@@ -310,3 +311,19 @@ def test_a_row_without_a_record_is_dropped_only_if_asked():
     with pytest.raises(StateRefusedError, match="holds a row and no record"):
         publishable(letters, drops=False)
     assert [b"{2}"] == [record.value for record in publishable(letters, drops=True)]
+
+
+def test_an_id_that_is_not_utf_8_can_be_named():
+    """
+    The key of a bytea column is any bytes, which a process's arguments can carry.
+    """
+    given = "\udcff"
+    own = row(1)._replace(own_key=b"\xff")
+    own.own_headers[:] = [
+        (name, b"\xff" if name == "parked" else value)
+        for name, value in own.own_headers
+    ]
+
+    found = chosen(parked_events([own]), "order", given)
+
+    assert (b"\xff", "\ufffd") == (found.id, printable_id(given))

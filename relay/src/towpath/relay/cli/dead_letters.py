@@ -67,7 +67,8 @@ def show(
     from towpath.relay.cli import printing  # noqa: PLC0415 - fast --help
     from towpath.relay.commands import dead_letters  # noqa: PLC0415 - fast --help
 
-    parked = dead_letters.read_parked_events(_settings(config))
+    only = dead_letters.named(type, id)
+    parked = dead_letters.read_parked_events(_settings(config), only)
     letters = parked[dead_letters.chosen(parked, type, id)]
     documents: list[dict[str, Any]] = [
         {
@@ -142,8 +143,9 @@ def _release(
     published, dropped = dead_letters.release_aggregate(
         _settings(config), *aggregate, publishes=publishes, drops=drops
     )
+    name = dead_letters.printable_id(aggregate[1])
     print(
-        f"{aggregate[0] or 'aggregate'} {aggregate[1]} is released: "
+        f"{aggregate[0] or 'aggregate'} {name} is released: "
         f"{published} events published, {dropped} discarded; start the relay"
     )
     return 0

@@ -156,6 +156,21 @@ def _bytes(value: str | bytes | None) -> bytes:
     return value.encode() if isinstance(value, str) else value or b""
 
 
+def named(kind: str | None, id_: str) -> Aggregate:
+    """
+    Return the aggregate that a command names.
+
+    The id of a ``bytea`` column may not be UTF-8: Python's ``surrogateescape`` stands
+    for its bytes, as in the arguments of a process.
+    """
+    return _parked_as(kind, id_.encode(errors="surrogateescape"))
+
+
+def printable_id(id_: str) -> str:
+    """Return an id as ``listed`` shows it, with replaced bytes if it is not UTF-8."""
+    return id_.encode(errors="surrogateescape").decode(errors="replace")
+
+
 def chosen(parked: Parked, kind: str | None, id_: str) -> Aggregate:
     """
     Return the parked aggregate of a type and an id.
@@ -163,9 +178,9 @@ def chosen(parked: Parked, kind: str | None, id_: str) -> Aggregate:
     Raises:
         StateRefusedError: The aggregate is not parked.
     """
-    aggregate = _parked_as(kind, id_.encode())
+    aggregate = named(kind, id_)
     if aggregate not in parked:
-        what = f"{kind or 'any type'} {id_}"
+        what = f"{kind or 'any type'} {printable_id(id_)}"
         reason = f"{what} is not parked: see towpath relay dead-letters list"
         raise StateRefusedError(reason)
     return aggregate
@@ -210,8 +225,7 @@ def release_aggregate(
     source = settings.database
     with closing(SlotOwnership(source.dsn, source.slot)) as ownership:
         ownership.acquire(SystemClock(), Wakeup(), 0.0, lambda: False)
-        only = _parked_as(kind, id_.encode())
-        parked = read_parked_events(settings, only)
+        parked = read_parked_events(settings, named(kind, id_))
         aggregate = chosen(parked, kind, id_)
         letters = parked[aggregate]
         records = publishable(letters, drops=drops) if publishes else []

@@ -7,14 +7,16 @@ from types import SimpleNamespace
 import psycopg
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
 from psycopg import pq
 
 from towpath.relay import errors
-from towpath.relay.kafka.client import relay_error
+from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, make_client, relay_error
 from towpath.relay.postgres.catalog import session_text
 from towpath.relay.postgres.connect import connect, failure, failure_of, quoted
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.replication import stream_error
+from towpath.settings import Kafka
 
 
 @pytest.mark.parametrize(
@@ -172,6 +174,19 @@ def test_fenced_brokers_are_awaited_and_missing_ones_are_not(
     refused = KafkaError(KafkaError.INVALID_REPLICATION_FACTOR, text)
 
     assert error is type(relay_error(KafkaException(refused), "creating topic t"))
+
+
+def test_a_look_for_a_topic_does_not_create_it():
+    """
+    A broker with auto.create.topics.enable would make it with its own defaults.
+    """
+    kafka = Kafka(bootstrap_servers="mock", client={"test.mock.num.brokers": "1"})
+    admin = make_client(AdminClient, kafka)
+
+    found = admin.list_topics("orders", timeout=REQUEST_TIMEOUT_S).topics["orders"]
+
+    assert not found.partitions
+    assert {} == admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
 
 
 def test_every_statement_is_found_by_its_name():

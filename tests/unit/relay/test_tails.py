@@ -66,6 +66,7 @@ class Message:
             24,
         ),
         (position(8), [Message(None)], position(8), 0),
+        (position(8), [Message(b"7,8"), Message(b"\xff")], position(8), 0),
     ],
 )
 def test_only_streamed_records_of_a_tail_move_the_last_position(
@@ -109,3 +110,14 @@ def test_the_contents_of_topics_reach_as_high_as_their_read_rows():
         contents.marks,
         contents.published_log_lsn,
     )
+
+
+@pytest.mark.parametrize("foreign", [b"7,8", b"\xff"])
+def test_a_topic_of_another_program_with_a_header_position_is_not_ours(foreign: bytes):
+    """
+    A repair scans every topic that the template of events could name.
+    """
+    scan = PartitionScan(1)
+    scan.take(Message(foreign))
+
+    assert {} == topic_contents({PLACE: scan}).marks

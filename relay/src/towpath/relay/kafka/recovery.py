@@ -10,9 +10,8 @@ fails.
 only rise within a partition, but replayed dead letters have lower ones, so the highest
 position covers all records. The scan looks for it in a window at the end of a
 partition, larger than the number of dead letters, and widens the window if it has no
-streamed record. A topic without Towpath's
-headers is not the relay's. A row change also has the commit LSN of the source, which
-proves the offset of its lineage.
+streamed record. A topic without a record that has a position is not the relay's. A row
+change also has the commit LSN of the source, which proves the offset of its lineage.
 
 ``read_parked`` reads all dead letters. ``read_announced`` reads the relations topic,
 which names the tables whose rows are in topics.
@@ -176,8 +175,8 @@ class TailScan:
     def take(self, message: Message) -> None:
         """Move the partition's mark to a streamed record; READ rows do not move it."""
         found_headers = dict(message.headers() or ())
-        position = found_headers.get(headers.POSITION)
-        if not isinstance(position, bytes):
+        position = _position_in(found_headers)
+        if position is None:
             return
         self.log_lsn = max(self.log_lsn, parse_position(position.decode()).log_lsn)
         at = topic_offset(message)
@@ -192,8 +191,19 @@ def streamed_position(message: Message) -> bytes | None:
     found_headers = dict(message.headers() or ())
     if headers.SNAPSHOT in found_headers:
         return None
+    return _position_in(found_headers)
+
+
+def _position_in(found_headers: Mapping[str, str | bytes | None]) -> bytes | None:
+    """Return a record's position; another program may use a header of that name."""
     position = found_headers.get(headers.POSITION)
-    return position if isinstance(position, bytes) else None
+    if not isinstance(position, bytes):
+        return None
+    try:
+        parse_position(position.decode())
+    except ValueError:
+        return None
+    return position
 
 
 _PART: Final = "relay"
@@ -240,8 +250,8 @@ class PartitionScan:
 
     def take(self, message: Message) -> None:
         """Read one record; a READ row raises the log LSN, but sets no position."""
-        found = dict(message.headers() or ()).get(headers.POSITION)
-        if isinstance(found, bytes):
+        found = _position_in(dict(message.headers() or ()))
+        if found is not None:
             self.is_ours = True
             self.log_lsn = max(self.log_lsn, parse_position(found.decode()).log_lsn)
         position = streamed_position(message)

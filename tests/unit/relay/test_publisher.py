@@ -255,6 +255,25 @@ def test_a_read_row_without_a_key_is_kept_from_a_compacted_topic():
     )
 
 
+def test_a_read_event_for_a_missing_partition_is_a_dead_letter():
+    """
+    The client refuses such a record, which would halt the relay at each start.
+    """
+    kafka, stats, parked = Kafka(), Stats(), ParkedAggregates(10)
+    dead = DeadLetters("towpath", stats.count_dead_letter, parked)
+    ledger = DeliveryLedger(0)
+    publisher = make_publisher(kafka, ledger, dead, stats)
+    rows = [Record("e", b"1", b"r", [], b"P", 9, 100, at) for at in (2, 3)]
+    refused = publisher.publish_reads(rows, ledger.begin_untracked())
+    publisher.flush()
+
+    assert ([1], ["e", "towpath.dead.relay"], {NO_SUCH_PARTITION: 1}) == (
+        refused,
+        [record.topic for record in kafka.records],
+        dict(stats.dead_letters),
+    )
+
+
 def test_a_refused_topic_is_requested_once():
     """
     Many events for a refused topic cost one request to Kafka.

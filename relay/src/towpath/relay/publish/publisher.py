@@ -28,7 +28,7 @@ from towpath.relay.errors import TopicRefusedError
 from towpath.relay.ports import TopicFacts
 from towpath.relay.publish.checkpoints import CheckpointWriter
 from towpath.relay.publish.in_flight import RECORD_BYTES, Delivery, DeliveryLedger
-from towpath.relay.publish.sender import RecordSender
+from towpath.relay.publish.sender import RecordSender, refusal_of
 from towpath.relay.recovery.marks import Published
 from towpath.relay.stats import Stats
 from towpath.schemas.clock import Deadline
@@ -124,7 +124,7 @@ class Publisher:
         facts = self._sender.facts(record.topic)
         if record.topic == self._dead.topic or record.size > facts.limit_bytes:
             return False
-        return record.key is not None or not facts.is_compacted
+        return refusal_of(record, facts) is None
 
     def publish_unordered(
         self, record: Record, delivery: Delivery | None = None

@@ -18,7 +18,11 @@ first of two batches it would still append the second.
 from collections.abc import Iterable, Mapping
 from functools import partial
 
-from towpath.relay.encode.dead_letters import NO_KEY, DeadLetters
+from towpath.relay.encode.dead_letters import (
+    NO_KEY,
+    NO_SUCH_PARTITION,
+    DeadLetters,
+)
 from towpath.relay.encode.record import (
     Acknowledgement,
     Partition,
@@ -45,6 +49,13 @@ from towpath.schemas.clock import Deadline
 # A record, the delivery that waits for it, and the record's position in the stream. The
 # position of a record outside the stream's order is empty.
 Queued = tuple[Record, Delivery, bytes]
+
+
+def refusal_of(record: Record, facts: TopicFacts) -> str | None:
+    """Return why a topic cannot have a record, apart from its size; None if it can."""
+    if record.key is None and facts.is_compacted:
+        return NO_KEY
+    return None if record.partition < facts.partition_count else NO_SUCH_PARTITION
 
 
 class RecordSender:
@@ -96,15 +107,16 @@ class RecordSender:
         """
         Queue a record outside the stream's order; send queued records if there is room.
 
-        A record that is too large for its topic, or lacks the key that its topic needs,
-        becomes a dead letter.
+        A record becomes a dead letter if it is too large for its topic, lacks the key
+        that its topic needs, or names a partition that its topic does not have.
 
         Raises:
             UnavailableError: The topic is new and Kafka cannot be reached.
         """
         facts = self.facts(record.topic)
-        if record.key is None and facts.is_compacted:
-            record = self.dead.of_record(record, NO_KEY)
+        reason = refusal_of(record, facts)
+        if reason is not None:
+            record = self.dead.of_record(record, reason)
             facts = self.facts(record.topic)
         if record.size > facts.limit_bytes:
             record, facts = self.large_dead_letter(record, facts)

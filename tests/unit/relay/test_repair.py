@@ -4,6 +4,7 @@ import orjson
 import pytest
 
 from support.copying import replace
+from towpath.relay.commands.repair import streamed_marks
 from towpath.relay.errors import StateRefusedError
 from towpath.relay.recovery.lineage import SlotHistory, SourceHistory, parse_lineages
 from towpath.relay.recovery.marks import FormerCount, Mark
@@ -211,3 +212,14 @@ def test_lost_topics_are_recreated_and_their_tables_requested():
     )
 
     assert any("topic b cannot be read" in note for note in planned.notes)
+
+
+def test_a_sinks_own_topics_get_no_marks():
+    """
+    The template of events may match them, and ``towpath sink drop`` deletes them.
+    """
+    kept = ["shop.dead.relay", "outbox.event.order", "shop.public.item"]
+    left_out = ["outbox.event.order.backfill.search", "shop.dead.search"]
+    marks = {topic: {0: Mark(1, None)} for topic in (*kept, *left_out)}
+
+    assert kept == list(streamed_marks("shop", marks))

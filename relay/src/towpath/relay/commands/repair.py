@@ -1,9 +1,10 @@
 """``towpath relay state repair``: rebuild the state from Kafka and the source."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 
 from towpath.relay.commands.state import newest_values, remove_key
+from towpath.relay.encode.outbox_columns import ReservedTopics
 from towpath.relay.errors import StateLostError, StateRefusedError
 from towpath.relay.kafka.reading import TopicReader
 from towpath.relay.kafka.recovery import marked_ends, scan_topics
@@ -16,6 +17,7 @@ from towpath.relay.postgres.replication import SlotStream, Wakeup
 from towpath.relay.postgres.slot import read_slot
 from towpath.relay.postgres.source_facts import read_captured
 from towpath.relay.recovery.lineage import SourceHistory, parse_lineages
+from towpath.relay.recovery.marks import TopicMarks
 from towpath.relay.recovery.rebuild import (
     Evidence,
     MismatchFacts,
@@ -51,7 +53,7 @@ def prepare_repair(settings: Settings, clock: Clock | None = None) -> RepairPlan
         contents = scan_topics(reader, own, settings.database.prefix)
     return plan_repair(
         Evidence(
-            marks=contents.marks,
+            marks=streamed_marks(settings.database.prefix, contents.marks),
             published_log_lsn=contents.published_log_lsn,
             offsets=contents.offsets,
             found=found,
@@ -61,6 +63,23 @@ def prepare_repair(settings: Settings, clock: Clock | None = None) -> RepairPlan
             at=time.now().isoformat(timespec="seconds"),
         )
     )
+
+
+def streamed_marks(
+    prefix: str, marks: Mapping[str, TopicMarks]
+) -> Mapping[str, TopicMarks]:
+    """
+    Return the marks of topics that the relay streams to.
+
+    The others belong to a sink and may be deleted with it, such as the topics of READ
+    rows for one sink; a deleted topic that has marks halts the relay.
+    """
+    own, foreign = _own_streamed(prefix), ReservedTopics(prefix)
+    return {
+        topic: of_topic
+        for topic, of_topic in marks.items()
+        if topic in own or topic not in foreign
+    }
 
 
 def _plan_marks(settings: Settings, state: State, clock: Clock) -> RepairPlan:
@@ -192,17 +211,22 @@ def _own_topics(settings: Settings, reader: TopicReader) -> set[str]:
         names.table_topic(prefix, TableName.parse(table))
         for table in captured_in(existing, settings)
     }
-    own |= {
-        names.dead_letter_topic(prefix, "relay"),
-        names.transaction_topic(prefix),
-        names.message_topic(prefix),
-    }
+    own |= _own_streamed(prefix)
     head, _, tail = outbox.topic.partition(ROUTED_VALUE)
     others = existing - _not_streamed(prefix)
     return own | {
         name
         for name in others
         if name.startswith(head) and name.endswith(tail) and not name.startswith("__")
+    }
+
+
+def _own_streamed(prefix: str) -> set[str]:
+    """Return the relay's own topics with streamed records."""
+    return {
+        names.dead_letter_topic(prefix, "relay"),
+        names.transaction_topic(prefix),
+        names.message_topic(prefix),
     }
 
 

@@ -192,6 +192,23 @@ def test_a_cluster_that_is_ready_has_no_finding():
 
 
 @pytest.mark.parametrize(
+    ("topic", "cure"),
+    [
+        ("relay-state", "and run towpath relay state repair"),
+        ("relations", "and start the relay again"),
+    ],
+)
+def test_only_the_lost_state_needs_a_repair(topic: str, cure: str):
+    """
+    The state does not contain the other topics, so a repair would refuse to run.
+    """
+    topics = {f"towpath.{topic}": replace(STATE, partition_count=3)}
+    (found,) = kafka_findings(replace(CLUSTER, topics=topics), SETTINGS)
+
+    assert str(found.cure).endswith(cure)
+
+
+@pytest.mark.parametrize(
     ("facts", "level", "what"),
     [
         (replace(CLUSTER, broker_count=1), Severity.ERROR, "replication_factor is 2"),

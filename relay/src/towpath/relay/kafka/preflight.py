@@ -107,7 +107,8 @@ def kafka_findings(facts: ClusterFacts, settings: Settings) -> list[CheckFinding
     found = [*_cluster_findings(facts, settings)]
     for topic in compacted_topics(prefix):
         if topic in facts.topics:
-            found += _compacted_findings(topic, facts.topics[topic])
+            is_state = topic == names.state_topic(prefix)
+            found += _compacted_findings(topic, facts.topics[topic], is_state=is_state)
     for topic in streamed_topics(prefix, tables):
         if topic in facts.topics:
             found += _streamed_findings(topic, facts.topics[topic], settings)
@@ -264,7 +265,9 @@ def _cluster_findings(
         )
 
 
-def _compacted_findings(topic: str, each: TopicSettings) -> Iterator[CheckFinding]:
+def _compacted_findings(
+    topic: str, each: TopicSettings, *, is_state: bool
+) -> Iterator[CheckFinding]:
     if each.settings.get("cleanup.policy", "compact") != "compact":
         yield error_finding(
             "topic-not-compacted",
@@ -273,11 +276,13 @@ def _compacted_findings(topic: str, each: TopicSettings) -> Iterator[CheckFindin
             TopicFix(topic, "cleanup.policy", "compact"),
         )
     if each.partition_count != 1:
+        # A repair finds nothing wrong with a state that does not contain the topic.
+        last = "run towpath relay state repair" if is_state else "start the relay again"
         yield error_finding(
             "topic-state-partitions",
             f"topic {topic} has {each.partition_count} partitions",
             "its records need a total order, which only a single partition keeps",
-            f"delete the topic {topic} and run towpath relay state repair",
+            f"stop the relay, delete the topic {topic} and {last}",
         )
 
 

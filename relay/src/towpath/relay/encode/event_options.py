@@ -97,7 +97,7 @@ class EventDraft:
         )
 
     def rewrite(self, name: str, change: Callable[[bytes], bytes]) -> None:
-        """Replace a header's value, if it exists, with one of the same length."""
+        """Replace the value of each header of this name with one that is not longer."""
         for at, (known, value) in enumerate(self.headers):
             if known == name and isinstance(value, bytes):
                 self.headers[at] = name, change(value)

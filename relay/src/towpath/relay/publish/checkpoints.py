@@ -81,7 +81,7 @@ class CheckpointWriter:
         return self._offset + self.stored_lsn
 
     def turn(self, now_s: float, stats: Stats) -> None:
-        """Advance the marks to new acknowledgements; if due, write a checkpoint."""
+        """Write a checkpoint with the newest marks, if one is due and none pending."""
         if self._writing is not None and not self._settle():
             return
         if now_s - self._written_at_s < MARKS_INTERVAL_S:
@@ -115,6 +115,7 @@ class CheckpointWriter:
         Raises:
             PartitionCountChangedError: The topic's partition count differs from
                 that of its marks.
+            UnavailableError: The topic is new and Kafka cannot be reached.
         """
         self._marks.check_count(topic, partition_count)
         if self._marks.knows(topic):

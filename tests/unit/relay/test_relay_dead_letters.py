@@ -8,9 +8,11 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from towpath.relay.cli.printing import print_parked
+from towpath.relay.commands import dead_letters
 from towpath.relay.commands.dead_letters import (
     Aggregate,
     chosen,
+    create_missing,
     listed,
     parked_events,
     placed_records,
@@ -27,7 +29,8 @@ from towpath.relay.errors import (
 )
 from towpath.relay.kafka import state
 from towpath.relay.kafka.state import RECORDS_AT_ONCE
-from towpath.settings import Kafka
+from towpath.settings import Kafka, Settings, Source
+from towpath.settings import Topics as TopicSettings
 
 ORDER = Aggregate("order", b"7")
 PARKED = ("parked", b"7")
@@ -199,6 +202,38 @@ def test_the_list_counts_letters_that_can_be_published():
     (line,) = listed(parked_events([row(1), event(2), event(3)]))
 
     assert (3, 2, "no object") == (line["letters"], line["publishable"], line["reason"])
+
+
+def test_a_replay_creates_the_topic_that_no_event_was_published_to(monkeypatch):
+    """
+    If the first event of a type is parked, the relay has not created its topic yet.
+    """
+    created: list[dict[str, int]] = []
+
+    class Topics:
+        def __init__(self, *_settings) -> None:
+            pass
+
+        def recreate(self, _prefix, counts) -> None:
+            created.append(counts)
+
+    monkeypatch.setattr(dead_letters, "KafkaTopics", Topics)
+    settings = Settings(
+        version=1,
+        source=(Source(dsn="x"),),
+        kafka=Kafka(bootstrap_servers="x"),
+        topics=TopicSettings(partitions=6),
+    )
+    new, known = (
+        Record(topic, b"7", b"{}", [], at(1), 0, 9, ANY_PARTITION)
+        for topic in ("event.order", "event.customer")
+    )
+
+    counts = create_missing(settings, [new, known, new], {"event.customer": 3})
+    create_missing(settings, [known], counts)
+
+    assert [{"event.order": 6}] == created
+    assert {"event.order": 6, "event.customer": 3} == counts
 
 
 class RefusingProducer:

@@ -28,6 +28,7 @@ from towpath.relay.encode.record import ANY_PARTITION, Header, Record
 from towpath.relay.errors import StateRefusedError
 from towpath.relay.kafka.reading import TopicReader
 from towpath.relay.kafka.state import publish_now
+from towpath.relay.kafka.topics import KafkaTopics
 from towpath.relay.postgres.replication import Wakeup
 from towpath.relay.postgres.slot import SlotOwnership
 from towpath.schemas import headers
@@ -230,7 +231,8 @@ def release_aggregate(
         letters = parked[aggregate]
         records = publishable(letters, drops=drops) if publishes else []
         with TopicReader(settings.kafka) as reader:
-            placed = placed_records(records, reader.partition_counts())
+            counts = create_missing(settings, records, reader.partition_counts())
+        placed = placed_records(records, counts)
         publish_now(settings.kafka, *placed)
         publish_now(
             settings.kafka, release_of(source.prefix, aggregate, letters[-1].position)
@@ -254,6 +256,29 @@ def publishable(letters: Sequence[RelayDeadLetter], *, drops: bool) -> list[Reco
             )
             raise StateRefusedError(reason)
     return [letter.record for letter in letters if letter.record is not None]
+
+
+def create_missing(
+    settings: Settings, records: Iterable[Record], counts: Mapping[str, int]
+) -> Mapping[str, int]:
+    """
+    Create the topics of records that do not exist; return all partition counts.
+
+    The relay creates a topic with its first published event: there may be none yet.
+
+    Raises:
+        BrokerUnavailableError: Kafka cannot be reached.
+        BrokerRefusedError: Kafka refuses a topic.
+    """
+    missing = {
+        record.topic: settings.topics.partitions
+        for record in records
+        if not counts.get(record.topic)
+    }
+    if missing:
+        topics = KafkaTopics(settings.kafka, settings.topics, SystemClock())
+        topics.recreate(settings.database.prefix, missing)
+    return {**counts, **missing}
 
 
 def placed_records(

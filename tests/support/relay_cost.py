@@ -98,7 +98,11 @@ class ClientProducer(Producer):
         self._client = KafkaProducer(
             Kafka(
                 bootstrap_servers="simulated:9092",
-                client={"test.mock.num.brokers": "1"},
+                client={
+                    "test.mock.num.brokers": "1",
+                    # No request creates a topic of the simulated broker.
+                    "allow.auto.create.topics": "true",
+                },
             ),
             max_in_flight_bytes=64 * 1024 * 1024,
             batch_bytes=1_000_000,

@@ -107,14 +107,11 @@ def configuration(kafka: Kafka, more: Mapping[str, Any] = _NOTHING) -> dict[str,
         "client.id": "towpath-relay",
         # The client reconnects to a restarted broker within two seconds.
         "reconnect.backoff.max.ms": 2000,
-    }
-    own = {
-        "logger": client_logger(),
         # The relay creates its topics with the settings of ``[topics]``. By default, a
         # producer or an admin client has the broker create any topic that it asks for.
         "allow.auto.create.topics": False,
     }
-    return client_settings(kafka, {**own, **more}, defaults)
+    return client_settings(kafka, {"logger": client_logger(), **more}, defaults)
 
 
 def make_client(

@@ -114,9 +114,10 @@ def publish_now(kafka: Kafka, *records: Record) -> None:
     Write records in their order, each once; they are durable when this returns.
 
     A record goes to its explicit partition, or to the one that the topic's current
-    partition count gives its key. Records are written in bounded steps. A step begins
-    once all records of earlier steps are durable; after a refused record, no further
-    step begins.
+    partition count gives its key. Its timestamp is the current time, so that retention
+    does not delete a replayed event at once. Records are written in bounded steps. A
+    step begins once all records of earlier steps are durable; after a refused record,
+    no further step begins.
 
     Raises:
         BrokerUnavailableError: Kafka does not answer in time.

@@ -24,10 +24,10 @@ def settings_of():
     level = logger.level
     logger.setLevel(logging.DEBUG)
 
-    def settings(**options):
+    def settings(kafka=KAFKA, **options):
         with structlog.testing.capture_logs() as logs:
             producer = KafkaProducer(
-                KAFKA,
+                kafka,
                 max_in_flight_bytes=1024 * 1024,
                 batch_bytes=1_000_000,
                 record_bytes=1_000_000,
@@ -67,6 +67,26 @@ def test_no_batch_follows_one_that_was_refused(settings_of):
     assert ("true", "false") == (
         settings_of()[name],
         settings_of(transactional_id="towpath-shop").get(name, "false"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("client", "expected"),
+    [
+        ({}, ("lz4", "0")),
+        ({"compression.type": "zstd"}, ("zstd", "0")),
+        ({"compression.codec": "gzip", "linger.ms": "7"}, ("gzip", "7")),
+    ],
+)
+def test_the_file_may_tune_the_producer(settings_of, client, expected):
+    """
+    A setting of the client that costs no guarantee is not ignored in silence.
+    """
+    found = settings_of(KAFKA.model_copy(update={"client": KAFKA.client | client}))
+
+    assert expected == (
+        found["compression.codec"],
+        found["queue.buffering.max.ms"],
     )
 
 

@@ -81,6 +81,22 @@ _LARGEST_QUEUE_KBYTES: Final = 2_147_483_647
 _LOST: Final = frozenset({KafkaError._FATAL, KafkaError._FENCED, KafkaError._STATE})  # noqa: SLF001
 
 
+# Settings that [kafka.client] may override: name, another name of it, and value.
+_TUNED: Final = (
+    ("compression.type", "compression.codec", "lz4"),
+    ("linger.ms", "queue.buffering.max.ms", LINGER_MS),
+)
+
+
+def _tuned(kafka: Kafka) -> dict[str, object]:
+    """Return the producer's own settings that ``[kafka.client]`` does not name."""
+    return {
+        name: value
+        for name, other, value in _TUNED
+        if kafka.client.keys().isdisjoint({name, other})
+    }
+
+
 class KafkaProducer:
     """Produces records to Kafka. The loop's thread calls its methods."""
 
@@ -114,12 +130,11 @@ class KafkaProducer:
             Producer,
             kafka,
             {
+                **_tuned(kafka),
                 **guarantee,
                 "acks": "all",
                 "enable.idempotence": True,
-                "compression.type": "lz4",
                 "message.timeout.ms": 0,
-                "linger.ms": LINGER_MS,
                 "batch.size": min(MAX_BATCH_BYTES, batch_bytes),
                 "message.max.bytes": min(
                     max(MAX_BATCH_BYTES, record_bytes), LARGEST_RECORD_BYTES

@@ -329,12 +329,13 @@ def test_the_printed_list_has_a_zero_for_no_publishable_letter(capsys):
     assert ["7", "1", "0", "p", "why"] == capsys.readouterr().out.split()[-5:]
 
 
-def test_an_aggregate_that_is_not_parked_is_refused():
+@pytest.mark.parametrize(("kind", "id_"), [("order", "8"), ("\udcff", "7")])
+def test_an_aggregate_that_is_not_parked_is_refused(kind: str, id_: str):
     """
     The message names the command that lists the parked ones.
     """
     with pytest.raises(StateRefusedError, match="dead-letters list"):
-        chosen(parked_events([row(1)]), "order", "8")
+        chosen(parked_events([row(1)]), kind, id_)
 
 
 def test_a_row_without_a_record_is_dropped_only_if_asked():

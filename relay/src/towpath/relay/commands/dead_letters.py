@@ -164,7 +164,9 @@ def named(kind: str | None, id_: str) -> Aggregate:
     The id of a ``bytea`` column may not be UTF-8: Python's ``surrogateescape`` stands
     for its bytes, as in the arguments of a process.
     """
-    return _parked_as(kind, id_.encode(errors="surrogateescape"))
+    # A type is always text, so one that is not names no aggregate.
+    text = None if kind is None else kind.encode(errors="replace").decode()
+    return _parked_as(text, id_.encode(errors="surrogateescape"))
 
 
 def printable_id(id_: str) -> str:

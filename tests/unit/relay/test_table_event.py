@@ -3,9 +3,11 @@
 import json
 from types import SimpleNamespace
 
+import orjson
 import pytest
 
 from support.copying import replace
+from support.relay_bench import START, Bench, Clock, Producer, transaction
 from towpath.relay.encode.notifications import (
     TableEvent,
     emptying_records,
@@ -129,3 +131,36 @@ def test_before_a_sweep_only_other_consumers_get_a_truncate():
         tuple(name for name, _ in each.headers) for each in made[RecordFormat.JSON]
     }
     assert [] == made[RecordFormat.AVRO]
+
+
+class SlowNotifications(Producer):
+    """Acknowledges notifications only once the test says so."""
+
+    is_slow = True
+
+    def poll(self, timeout_s: float) -> None:
+        kept = [each for each in self.pending if self._is_kept(each[0].topic)]
+        self.pending = type(self.pending)(x for x in self.pending if x not in kept)
+        super().poll(timeout_s)
+        self.pending.extend(kept)
+
+    def _is_kept(self, topic: str) -> bool:
+        return self.is_slow and topic == "towpath.notifications"
+
+
+def test_an_event_is_confirmed_once_kafka_has_its_notification():
+    """
+    A relay that is killed before streams the event again, and notifies then.
+    """
+    producer = SlowNotifications(Clock())
+    bench = Bench(producer=producer)
+    content = orjson.dumps({**EVENT._asdict(), "relay": "towpath", "empties": False})
+    head = b"M\x01" + bytes(8) + b"towpath.table\0"
+    message = head + len(content).to_bytes(4, "big") + content
+    bench.stream.reads.append(transaction(START + 8, message))
+    bench.turn(20)
+    before = bench.confirmed
+    producer.is_slow = False
+    bench.turn(20)
+
+    assert (START, START + 16) == (before, bench.confirmed)

@@ -83,7 +83,7 @@ class Publisher:
         self._published = published if published.horizon else None
         # Topics whose streamed records still belong to a former partition count.
         self._former = dict(published.former)
-        # For notifications and schemas, which no transaction waits for.
+        # For records that no transaction waits for, such as notifications of snapshots.
         self._untracked = ledger.begin_untracked()
 
     def publish_change(self, record: Record, delivery: Delivery) -> None:

@@ -454,7 +454,9 @@ class StreamConsumer:
         self._sequence += 1
         if self._aggregates:
             self._aggregate_keys.before_publish()
-        records = self._logical_messages.handle(step, self._sequence, self._now_us)
+        records = self._logical_messages.handle(
+            step, self._delivery, self._sequence, self._now_us
+        )
         if step.transaction is not None:
             self._deliver(records)
         elif records:

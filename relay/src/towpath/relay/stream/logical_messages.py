@@ -96,9 +96,21 @@ class LogicalMessageHandler:
         self._routes = routes
 
     def handle(
-        self, message: LogicalMessageEvent, sequence: int, now_us: int
+        self,
+        message: LogicalMessageEvent,
+        delivery: Delivery | None,
+        sequence: int,
+        now_us: int,
     ) -> Sequence[Record]:
-        """Handle a message; return its records in the stream's order."""
+        """
+        Handle a message; return its records in the stream's order.
+
+        Args:
+            message: The message.
+            delivery: The delivery of its transaction; None outside a transaction.
+            sequence: The message's place among watermarks.
+            now_us: When the relay read the message.
+        """
         prefix = message.prefix
         if prefix == WATERMARK_PREFIX:
             token = message.content.decode(errors="replace")
@@ -108,7 +120,7 @@ class LogicalMessageHandler:
             self._on_heartbeat(message, now_us)
             return ()
         if prefix == TABLE_EVENT_PREFIX:
-            return self._on_table_event(message, now_us)
+            return self._on_table_event(message, delivery, now_us)
         events_prefix, events, messages = self._routes
         if prefix == events_prefix:
             return events.records(message, now_us)
@@ -121,7 +133,7 @@ class LogicalMessageHandler:
         self._snapshots.handle(WatermarkSeen(token, log_lsn, sequence))
 
     def _on_table_event(
-        self, message: LogicalMessageEvent, now_us: int
+        self, message: LogicalMessageEvent, delivery: Delivery | None, now_us: int
     ) -> Sequence[Record]:
         """Publish a captured table's event; empty its topic if the event says so."""
         context, event = self._context, parse_table_event(message)
@@ -132,7 +144,7 @@ class LogicalMessageHandler:
             return ()
         router = context.router
         notice = table_notification(router.place.prefix, event, now_us // 1000)
-        context.publisher.publish_unordered(notice)
+        context.publisher.publish_unordered(notice, delivery)
         if not (event.empties or event.is_swept):
             return ()
         name = topics.table_topic(router.place.prefix, event.full_name)

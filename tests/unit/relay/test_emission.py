@@ -65,6 +65,7 @@ class EmissionBench:
     def __init__(self, *, is_compacted: bool = False, is_refused: bool = False) -> None:
         self.sent: list[Record] = []
         self.announced: list[str] = []
+        self.announced_with: list[Delivery] = []
         self.stats = Stats()
         self.ledger = DeliveryLedger(0)
         self._is_refused = is_refused
@@ -77,7 +78,7 @@ class EmissionBench:
                 table=self._table, place=SourceNames("t", "db"), relay=RELAY
             ),
             relations=SimpleNamespace(
-                announce=lambda shape, *_: self.announced.append(shape.name),
+                announce=self._announce,
                 facts_of=lambda _: None,
             ),
             stats=self.stats,
@@ -92,6 +93,12 @@ class EmissionBench:
             dead = DeadLetters("t", self.stats.count_dead_letter, ParkedAggregates(1))
             return RefusedRoute(relation, ColumnPlan((), ()), "t.s.a", dead, "no")
         return table_route(relation)
+
+    def _announce(
+        self, shape: Relation, _log_lsn: int, _at_ms: int, delivery: Delivery
+    ) -> None:
+        self.announced.append(shape.name)
+        self.announced_with.append(delivery)
 
     def _send(self, records: Sequence[Record], delivery: Delivery) -> Sequence[int]:
         self.sent += records
@@ -132,6 +139,21 @@ def test_read_rows_go_to_their_tables_topic_after_its_shape():
         bench.ledger.take_delivered(),
         bench.stats.snapshot_rows,
     )
+
+
+def test_a_chunk_is_delivered_only_with_its_tables_shape():
+    """
+    Otherwise a table that a killed relay had read to its end might have none.
+    """
+    bench = EmissionBench()
+    bench.emit(RELATION, rows=ROWS[:1], is_last=False)
+    (delivery,) = bench.announced_with
+    delivery.pending += 1
+    bench.emit(RELATION, rows=ROWS[1:])
+    early = bench.ledger.take_delivered()
+    delivery.pending -= 1
+
+    assert ((), (CHUNK,)) == (early, bench.ledger.take_delivered())
 
 
 def test_rows_of_another_shape_have_another_route():

@@ -170,10 +170,12 @@ def test_a_chunks_shape_is_published_unless_a_newer_one_is():
     """
     bench = ShapesBench()
     relation = bind(SHAPE, FACTS)
-    bench.shapes.announce(relation, 16, 5)
-    bench.shapes.announce(relation, 24, 5)
+    chunk = DeliveryLedger(0).begin_chunk(1)
+    bench.shapes.announce(relation, 16, 5, chunk)
+    bench.shapes.announce(relation, 24, 5, chunk)
 
     assert ["0000000000000010.-"] == bench.published()
+    assert chunk is bench.publisher.sent[0][1]
 
 
 def test_an_outdated_shape_of_a_chunk_is_not_published():
@@ -182,7 +184,7 @@ def test_an_outdated_shape_of_a_chunk_is_not_published():
     """
     bench = ShapesBench()
     bench.bind(WIDER, 32)
-    bench.shapes.announce(bind(SHAPE, FACTS), 16, 5)
+    bench.shapes.announce(bind(SHAPE, FACTS), 16, 5, DeliveryLedger(0).begin_chunk(1))
 
     assert 1 == len(bench.publisher.sent)
 

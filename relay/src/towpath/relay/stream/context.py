@@ -88,9 +88,21 @@ class RelationAnnouncer:
             self._publish(_Announced(relation, facts, since), timestamp_ms, delivery)
         return relation
 
-    def announce(self, relation: Relation, log_lsn: int, timestamp_ms: int) -> None:
+    def announce(
+        self,
+        relation: Relation,
+        log_lsn: int,
+        timestamp_ms: int,
+        delivery: Delivery,
+    ) -> None:
         """
         Publish the schema of a chunk's rows, unless it is published or outdated.
+
+        Args:
+            relation: The schema.
+            log_lsn: The chunk's low watermark.
+            timestamp_ms: The record's timestamp.
+            delivery: The delivery of the chunk's rows, which the schema joins.
 
         Raises:
             SourceUnavailableError: The catalog cannot be read.
@@ -102,7 +114,7 @@ class RelationAnnouncer:
         ):
             return
         facts = self.facts_of(relation)
-        self._publish(_Announced(relation, facts, since), timestamp_ms, None)
+        self._publish(_Announced(relation, facts, since), timestamp_ms, delivery)
 
     def facts_of(self, relation: Relation) -> CatalogFacts:
         """

@@ -119,10 +119,11 @@ class SnapshotPublisher:
     ) -> tuple[ReadRoute, ReadSlice, Delivery]:
         """Return the route, the place and the delivery of an effect's records."""
         now_us = self._context.now_us()
-        route = self._route_of(effect.relation, effect.log_lsn, now_us)
+        delivery = self._delivery_of(effect.chunk_id)
+        route = self._route_of(effect.relation, effect.log_lsn, now_us, delivery)
         topic = _topic_of(route.topic, effect.target)
         place = ReadSlice(effect.log_lsn, effect.snapshot_id, topic, now_us)
-        return route, place, self._delivery_of(effect.chunk_id)
+        return route, place, delivery
 
     def _sweep_value(self, route: ReadRoute, floor: int, place: ReadSlice) -> bytes:
         """Return a sweep's envelope; an aggregate's is of a table without columns."""
@@ -134,13 +135,20 @@ class SnapshotPublisher:
         empty = codec.value(None, None, read_envelope_facts(b"m", place), is_full=False)
         return with_message(empty, floor)
 
-    def _route_of(self, relation: Relation, log_lsn: int, now_us: int) -> ReadRoute:
-        """Return a collection's route; a table's schema is published first."""
+    def _route_of(
+        self, relation: Relation, log_lsn: int, now_us: int, delivery: Delivery
+    ) -> ReadRoute:
+        """
+        Return a collection's route; a table's schema is published first.
+
+        The chunk is not delivered before the schema: after a crash a table that is
+        read to its end might otherwise have none.
+        """
         aggregate = self._aggregate_route_of(relation)
         if aggregate is not None:
             return aggregate
         relations = self._context.relations
-        relations.announce(relation, log_lsn, now_us // 1000)
+        relations.announce(relation, log_lsn, now_us // 1000, delivery)
         route = self._routes.get(relation.oid)
         if route is None or route.relation != relation:
             facts = relations.facts_of(relation)

@@ -145,6 +145,28 @@ def test_another_target_is_filled_but_not_another_password(run, repairs, url, as
     assert asked == repairs.asked
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "asked"),
+    [
+        ("host=a dbname=d password=x", "host=a dbname=d password=y", []),
+        ("host=a dbname=d", "host=b dbname=d", ["orders"]),
+        ("postgresql:///d?host=a", "postgresql:///d?host=b", ["orders"]),
+        ("postgresql:///d?sslmode=require", "postgresql:///d?sslmode=disable", []),
+        ("postgresql://u@a/d", "host=a dbname=d user=u", []),
+    ],
+)
+def test_another_database_is_filled_however_it_is_named(
+    run, repairs, before, now, asked
+):
+    """
+    A connection string may have pairs or a query, and a password among them.
+    """
+    run(ORDERS, kind="postgres", url=before)
+    run(ORDERS, kind="postgres", url=now)
+
+    assert asked == repairs.asked
+
+
 def test_a_moved_receiver_gets_nothing_twice(run, repairs):
     """
     A receiver's contents cannot be read back.

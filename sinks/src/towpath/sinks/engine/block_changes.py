@@ -17,11 +17,12 @@ import orjson
 import structlog
 
 from towpath.schemas.clock import Clock
-from towpath.settings import RouteKind, Sink
+from towpath.settings import RouteKind, Sink, SinkKind
 from towpath.sinks.engine.query import QueryPlan
 from towpath.sinks.engine.recovery import append_recovery
 from towpath.sinks.kinds import kind_of
 from towpath.sinks.ports import Repairs
+from towpath.sinks.postgres import parameters_of
 from towpath.sinks.state import incomplete
 from towpath.sinks.state.progress import replace_file, sink_folder
 
@@ -70,9 +71,7 @@ class BlockChange(NamedTuple):
 
 def block_digest(sink: Sink) -> BlockDigest:
     """Return the digest of a sink's block, without its password."""
-    address = urlsplit(sink.url)
-    host = address.netloc.rpartition("@")[2]
-    where = (sink.kind, host, address.path, sink.folder, sink.warehouse.location)
+    where = (sink.kind, *_address(sink), sink.folder, sink.warehouse.location)
     digest = sha256("\n".join(map(str, where)).encode()).hexdigest()
     routes = {
         route.name: route.model_dump(
@@ -81,6 +80,17 @@ def block_digest(sink: Sink) -> BlockDigest:
         for route in sink.route
     }
     return BlockDigest(digest if kind_of(sink).read is not None else "", routes)
+
+
+def _address(sink: Sink) -> tuple[str, str]:
+    """Return the server and the place in it that a sink's url names."""
+    if sink.kind == SinkKind.POSTGRES:
+        # A connection string may also have pairs, or parameters in its query.
+        at = parameters_of(sink.url)
+        server = [str(at.get(name, "")) for name in ("host", "hostaddr", "port")]
+        return " ".join(server), str(at.get("dbname", at.get("user", "")))
+    address = urlsplit(sink.url)
+    return address.netloc.rpartition("@")[2], address.path
 
 
 def changes(before: BlockDigest, now: BlockDigest) -> Iterator[BlockChange]:

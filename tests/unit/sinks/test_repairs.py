@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import structlog
 from confluent_kafka import KafkaError, KafkaException
 
 from towpath.schemas.table_name import TableName
@@ -145,12 +146,17 @@ def test_rows_without_their_primary_key_are_not_requested_by_key(broker):
     The relay would read other rows by them; all rows can be requested.
     """
     made = KafkaRepairs(settings(), SINK)
-    said = made.request_keys("coded", [(1,)]), made.request_all("coded", "why")
+    with structlog.testing.capture_logs() as logs:
+        said = made.request_keys("coded", [(1,)]), made.request_all("coded", "why")
 
     assert ((False, True), [["shop.coded"]]) == (
         said,
         [data["data-collections"] for data in asked(broker)],
     )
+    assert [
+        "refetch not possible by key",
+        "refetch of a whole route requested",
+    ] == [log["event"] for log in logs]
 
 
 def test_an_aggregate_is_requested_through_its_view(broker):
@@ -247,6 +253,18 @@ def test_a_requested_route_is_incomplete_from_then_on(broker):
     incomplete.end(described.state_folder, "it", "orders", broker.records[-1][2]["id"])
 
     assert (("orders",), ()) == (noted, incomplete.routes(described.state_folder, "it"))
+
+
+def test_a_failed_request_of_columns_leaves_the_route_as_it_was(broker):
+    """
+    It is repeated with another id: nothing would end the first one's entry.
+    """
+    broker.is_silent = True
+    described = settings()
+    with pytest.raises(BrokerUnavailableError):
+        KafkaRepairs(described, SINK).request_columns("orders", ["a"], "why")
+
+    assert () == incomplete.routes(described.state_folder, "it")
 
 
 def test_a_table_is_requested_by_its_announced_name(broker):

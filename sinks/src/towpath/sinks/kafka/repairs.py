@@ -2,11 +2,11 @@
 Requests rows for one sink from the relay, through Kafka.
 
 A request is an ``execute-snapshot`` signal on the relay's signal topic, with the sink
-as its ``target``. It lists keys, or covers a whole collection. The relay delivers the
-row of each key, or a delete if there is none; a whole collection ends with a sweep.
-These rows have positions below all later changes, so a repeated request is harmless.
-Requests are not merged over time: of two requests for a key, the first may have been
-answered before the row was lost again.
+as its ``target``. It lists keys, names columns, or covers a whole collection. The relay
+delivers the row of each key, or a delete if there is none; the rows with a value in one
+of the columns; or all rows, and then a sweep. These rows have positions below all later
+changes, so a repeated request is harmless. Requests are not merged over time: of two
+requests for a key, the first may have been answered before the row was lost again.
 """
 
 import uuid
@@ -19,6 +19,7 @@ import orjson
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from towpath.schemas.failure import TowpathError
 from towpath.schemas.table_name import TableName
 from towpath.schemas.topics import table_of, table_topic
 from towpath.settings import AggregateView, Route, RouteKind, Settings, Sink
@@ -59,7 +60,8 @@ class KafkaRepairs:
         Request the rows of these keys, and deletes for the absent ones.
 
         Returns:
-            Whether the rows can be requested; those of an event log cannot.
+            Whether the rows can be requested; those of an event log cannot, nor those
+            of a table in ``relay.rows.key_columns``.
 
         Raises:
             BrokerUnavailableError: The request is not known to be durable.
@@ -111,7 +113,12 @@ class KafkaRepairs:
         # Earlier entries stay: this snapshot does not read their rows.
         state_folder, sink = self._settings.state_folder, self._sink.name
         incomplete.note(state_folder, sink, route, snapshot_id)
-        self._send([signal])
+        try:
+            self._send([signal])
+        except TowpathError:
+            # The request is repeated with another id.
+            incomplete.end(state_folder, sink, route, snapshot_id)
+            raise
         _log.warning(
             "refetch of altered columns requested", sink=sink, route=route, reason=why
         )
@@ -167,7 +174,12 @@ class KafkaRepairs:
             reason = "relay.snapshot.signal_topic is empty"
         elif is_by_key and self._has_key_columns(collection):
             # Signals list primary keys: this key would match other rows.
-            reason = "relay.rows.key_columns gives its records a different key"
+            _log.info(
+                "refetch not possible by key",
+                route=route,
+                reason="relay.rows.key_columns gives its records a different key",
+            )
+            return False
         if reason is not None:
             _log.warning(
                 "refetch not possible: fill the route with towpath sink refill",

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 import structlog
 
-from towpath.schemas.failure import UnavailableError
+from towpath.schemas.failure import ConfigurationError, UnavailableError
 from towpath.settings import load
 from towpath.sinks.engine import driver as module
 from towpath.sinks.engine.driver import (
@@ -388,6 +388,25 @@ def test_a_sink_whose_folder_cannot_be_created_is_retried(place):
     in_the_way.unlink()
 
     assert [("b", 1), ("a", 1)] == place.look()
+    assert 1 == [log["event"] for log in logs].count("sink not started: retrying")
+
+
+def test_a_sink_that_cannot_be_made_does_not_end_the_driver(place, monkeypatch):
+    """
+    The others run, and its folder is free for the next attempt.
+    """
+    place.look("a")
+
+    def refuse(*_):
+        raise ConfigurationError(["kafka.client: no such property"])
+
+    monkeypatch.setattr(module, "Supervisor", refuse)
+    with structlog.testing.capture_logs() as logs:
+        assert [("a", 1)] == place.look("a", "b")
+        assert [("a", 1)] == place.look()
+    monkeypatch.setattr(module, "Supervisor", Supervisor)
+
+    assert [("a", 1), ("b", 1)] == place.look()
     assert 1 == [log["event"] for log in logs].count("sink not started: retrying")
 
 

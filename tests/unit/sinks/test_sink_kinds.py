@@ -92,6 +92,14 @@ def test_a_package_without_its_kind_is_named_in_the_error(kind: str, expected: s
         kind_of(sink(kind))
 
 
+def test_a_kind_without_a_package_is_named_in_the_error():
+    """
+    An executor may lack a package that the driver has.
+    """
+    with pytest.raises(KindBrokenError, match="no installed package .* kind absent"):
+        kind_of(sink("heap").model_copy(update={"kind": "absent"}))
+
+
 def test_mistakes_in_a_kinds_options_are_reported_together():
     """
     A mistake that only the kind can check reads like any other.

@@ -322,11 +322,15 @@ def kind_of(sink: SinkSettings) -> Kind:
     Find the kind of a sink, and import it.
 
     Raises:
-        KindBrokenError: The package of the kind does not provide it.
+        KindBrokenError: No package provides the kind, or its package is broken.
     """
     point = _BUILT_IN.get(sink.kind)
     if point is None:
-        (point, *_) = entry_points(group=KINDS_GROUP, name=sink.kind)
+        provided = [*entry_points(group=KINDS_GROUP, name=sink.kind)]
+        if not provided:
+            message = f"no installed package provides the kind {sink.kind}"
+            raise KindBrokenError(message)
+        point = provided[0]
     try:
         found = point.load()
     except Exception as error:

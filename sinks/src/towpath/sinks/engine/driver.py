@@ -33,7 +33,7 @@ from towpath.sinks.engine.session import (
     is_waiting_for_executors,
 )
 from towpath.sinks.engine.supervisor import Supervisor, SupervisorParts
-from towpath.sinks.errors import EngineDiedError, StateNotWrittenError
+from towpath.sinks.errors import EngineDiedError
 from towpath.sinks.state.files import FolderLock, lock_sink
 from towpath.sinks.state.progress import State
 
@@ -245,9 +245,7 @@ class Driver:
         """Stop a sink, and release its folder once it has stopped."""
         running.stop.set()
         if running.supervisor.join(0):
-            if self._parts.monitor is not None:
-                self._parts.monitor.forget(name)
-            running.lock.release()
+            self._free(name, running.lock)
             del self._running[name]
             _log.info("sink stopped: its block was removed or changed", sink=name)
 
@@ -263,10 +261,10 @@ class Driver:
         again.start()
 
     def _try_to_start(self, sink: Sink, settings: Settings) -> None:
-        """Start a sink; if its folder cannot be written, the next check retries."""
+        """Start a sink; if it cannot be started, the next check retries."""
         try:
             self._start(sink, settings)
-        except StateNotWrittenError as error:
+        except TowpathError as error:
             if sink.name not in self._unstarted:
                 _log.error(
                     "sink not started: retrying",
@@ -286,14 +284,29 @@ class Driver:
             self._locked_elsewhere.add(sink.name)
             return
         self._locked_elsewhere.discard(sink.name)
+        try:
+            running = self._made(sink, settings, lock)
+        except TowpathError:
+            self._free(sink.name, lock)
+            raise
+        self._running[sink.name] = running
+        _log.info("sink starting", sink=sink.name, routes=len(sink.route))
+        running.supervisor.start()
+
+    def _made(self, sink: Sink, settings: Settings, lock: FolderLock) -> _RunningSink:
+        """Make the parts of a sink, which is not started yet."""
         report = self._report(sink, settings.state_folder)
         # The sink runs with the current block: an earlier refusal is void.
         report.refused(None)
         stop = threading.Event()
         supervisor = self._supervisor(sink, settings, report, stop)
-        self._running[sink.name] = _RunningSink(sink, report, supervisor, stop, lock)
-        _log.info("sink starting", sink=sink.name, routes=len(sink.route))
-        supervisor.start()
+        return _RunningSink(sink, report, supervisor, stop, lock)
+
+    def _free(self, name: str, lock: FolderLock) -> None:
+        """Stop watching a sink, and release its folder."""
+        if self._parts.monitor is not None:
+            self._parts.monitor.forget(name)
+        lock.release()
 
     def _supervisor(
         self, sink: Sink, settings: Settings, report: Report, stop: threading.Event

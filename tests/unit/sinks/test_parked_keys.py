@@ -27,7 +27,7 @@ from towpath.sinks.dead_letters.entries import (
     entry_of,
 )
 from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
-from towpath.sinks.dead_letters.requests import open_summaries
+from towpath.sinks.dead_letters.requests import named_subjects, open_summaries
 from towpath.sinks.errors import (
     BrokerUnavailableError,
     TargetUnavailableError,
@@ -536,6 +536,17 @@ def test_a_parked_key_is_found_by_its_text_and_by_its_values(shop: Shop, text: s
         line["route"],
         line["is_parked"],
     )
+
+
+@pytest.mark.parametrize("text", ["7:true", 't {"id":7,"is_eu":true}'])
+def test_a_key_is_named_as_records_write_its_values(text: str):
+    """
+    A boolean has the text that it has in records, not Python's.
+    """
+    subject = Subject("t", b'{"id":7,"is_eu":true}')
+    book = OpenDeadLetters(dead_letters={subject: {}})
+
+    assert [subject] == named_subjects(book, text)
 
 
 def test_a_commands_sender_gets_the_answer(shop: Shop):

@@ -25,6 +25,7 @@ from towpath.sinks.dead_letters.entries import (
     Verb,
 )
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
+from towpath.sinks.key_text import text_of
 
 _LOOK_EVERY_S: Final = 0.2
 
@@ -55,8 +56,9 @@ def named_subjects(open_letters: OpenDeadLetters, key: str | None) -> list[Subje
 
     Args:
         open_letters: The open dead letters.
-        key: The key as in the records, or only its values (``7``, ``7:de``), or
-            ``<topic>/<partition>/<offset>`` of one dead letter; ``None`` for all.
+        key: The key as in the records, also after its topic and a space; or only its
+            values (``7``, ``7:de``); or ``<topic>/<partition>/<offset>`` of one dead
+            letter; ``None`` for all.
     """
     if key is None:
         return list(open_letters.dead_letters)
@@ -114,7 +116,7 @@ def _names(subject: Subject) -> set[str]:
     except orjson.JSONDecodeError:
         return names
     if isinstance(values, dict):
-        names.add(":".join(str(value) for value in values.values()))
+        names.add(":".join(map(text_of, values.values())))
     return names
 
 

@@ -97,8 +97,11 @@ def run(
     Raises:
         ConfigurationError: The configuration has mistakes.
         UnknownSinkError: A named sink is not declared.
+        UsageError: Two sinks need different engines.
+        KindBrokenError: The package of a sink's kind does not provide it.
         EngineMissingError: Java or the connectors are missing.
         EngineDiedError: The engine's process ended unexpectedly.
+        MetricsPortError: The metrics port is in use, or its address is not this host's.
         StateNotWrittenError: The folder of temporary files cannot be created.
     """
     environ = os.environ  # noqa: TID251 - the root

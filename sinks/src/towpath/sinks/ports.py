@@ -95,6 +95,8 @@ class Sink(Protocol):
         Raises:
             BusyError: The target asks for a pause; a retry loses nothing.
             UnavailableError: The target cannot be reached; a retry loses nothing.
+            BatchRefusedError: The target refuses the call without naming a change.
+            HaltError: Continuing would lose changes.
         """
 
     def flush(self) -> Checkpoint:
@@ -103,6 +105,8 @@ class Sink(Protocol):
 
         Raises:
             UnavailableError: The changes may not be durable: apply the batch again.
+            BatchRefusedError: The target refuses a call without naming a change.
+            HaltError: Continuing would lose changes.
         """
 
     def close(self) -> None:
@@ -143,6 +147,7 @@ class Columnar(Protocol):
         Raises:
             BusyError: The target asks for a pause; a retry loses nothing.
             UnavailableError: The target cannot be reached; a retry loses nothing.
+            HaltError: Continuing would lose changes.
         """
 
 

@@ -1,8 +1,8 @@
 """
 The dead-letter topic of one sink: ``<prefix>.dead.<sink>``.
 
-It has one partition and no retention: parked keys are restored from it at each start,
-however old their dead letters are.
+It has one partition, and its records are kept forever: parked keys are restored from it
+at each start, however old their dead letters are.
 """
 
 from collections import defaultdict

@@ -2,9 +2,9 @@
 Lookups of first records: their lowest position, and the oldest unapplied one.
 
 The lowest position of the first records shows how far back a replay can still reach.
-For the oldest unapplied record, a consumer without a group reads one committed record
-per partition: past the last committed record a sink has no lag, even if transaction
-markers follow.
+For the oldest unapplied record, a consumer that joins no group reads one committed
+record per partition: past the last committed record a sink has no lag, even if
+transaction markers follow.
 """
 
 from collections.abc import Iterable

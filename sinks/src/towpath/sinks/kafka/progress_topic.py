@@ -136,7 +136,11 @@ class ProgressReader:
 
 
 class ProgressTopic:
-    """Implements ``ProgressStore``; called by any thread, except for ``read``."""
+    """
+    Implements ``ProgressStore``.
+
+    Any thread may call it, but calls of ``read`` must not overlap.
+    """
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         """Store the parameters; the first record connects."""

@@ -67,7 +67,7 @@ def store_starting_offsets(
     created, so that none appears while the query starts.
 
     Raises:
-        SinkExistsError: A sink of that name has run before.
+        SinkExistsError: A sink of that name has run before, or is not fully dropped.
         UnavailableError: The broker does not answer.
     """
     folder = sink_folder(settings.state_folder, sink.name)
@@ -236,6 +236,7 @@ def wait_running(
 
     Raises:
         SinkNotRunningError: The sink does not run in time; the message has its error.
+        UnreadableProgressError: A driver of another version runs the sink.
         UnavailableError: The broker does not answer.
     """
     deadline = Deadline(clock, timeout_s)
@@ -280,6 +281,7 @@ def wait_applied(
 
     Raises:
         SinkNotRunningError: The sink makes no progress; the message has its error.
+        UnreadableProgressError: A driver of another version runs the sink.
     """
     stall = StallTimeout(clock, stuck_after_s)
     while True:

@@ -2,11 +2,12 @@
 Routes of a sink that lack rows until a snapshot has been applied.
 
 A sink that lost rows, or missed records that its topics no longer have, requests a
-snapshot of the whole route. Until the snapshot's sweep is applied, the sink may have
-applied every record and still lack rows. Each such route and snapshot has an empty
+snapshot of the whole route; a sink whose table was altered requests the rows that have
+a value in an altered column. Until the end of the snapshot is applied, the sink may
+have applied every record and still lack rows. Each such route and snapshot has an empty
 file, ``<state>/sinks/<sink>/unfilled/<route>.<snapshot>``: created before the request,
-deleted once the sweep is durable. The file's name identifies the snapshot, so the end
-of one snapshot never deletes the file of another.
+deleted once everything up to the snapshot's end is durable. The file's name identifies
+the snapshot, so the end of one snapshot never deletes the file of another.
 """
 
 from collections.abc import Iterable

@@ -140,6 +140,7 @@ class Waiter:
             UsageError: The sink does not exist, or the LSN is invalid or outside of the
                 history.
             UnavailableError: The database or the broker does not answer.
+            UnreadableProgressError: A driver of another version runs the sink.
         """
         wanted = _parsed(lsn)
         settings = self._settings
@@ -192,9 +193,10 @@ def wait_for(
     Raises:
         NotAppliedError: The commits are not applied in time, or a topic was recreated;
             the message has the reason.
-        UsageError: The sink does not exist, or the LSN is invalid or outside of the
-            history.
+        UsageError: The configuration has mistakes, the sink does not exist, or the LSN
+            is invalid or outside of the history.
         UnavailableError: The database or the broker does not answer.
+        UnreadableProgressError: A driver of another version runs the sink.
     """
     variables = os.environ if environ is None else environ  # noqa: TID251 - the caller's
     with Waiter(load(config, variables)) as waiter:

@@ -119,6 +119,7 @@ class Wait:
                 recreated; the message has the reason.
             UnknownLsnError: The LSN is outside of the followed history.
             UnavailableError: The database or the broker does not answer.
+            UnreadableProgressError: A driver of another version runs the sink.
         """
         began_s = self._clock.monotonic_s()
         # Reads the existing records while the relay is still publishing the commit.

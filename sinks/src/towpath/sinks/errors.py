@@ -237,7 +237,7 @@ class EveryChangeRefusedError(HaltError):
 class StatementRefusedError(HaltError):
     """The engine refuses a statement of the warehouse, and a retry does not help."""
 
-    remedy = "Read the engine's answer: a table was altered outside the sink."
+    remedy = "Read the engine's answer: a table may have been altered outside the sink."
 
 
 class EngineMissingError(HaltError):

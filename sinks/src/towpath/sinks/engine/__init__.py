@@ -1,1 +1,1 @@
-"""The engine: Spark sessions and supervised queries; the only users of PySpark."""
+"""The engine: Spark sessions and queries; only it and ``__main__`` use PySpark."""

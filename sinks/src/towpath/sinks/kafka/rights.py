@@ -68,7 +68,11 @@ class Rights(NamedTuple):
 
 
 def rights_of(settings: Settings, sink: Sink) -> Rights:
-    """Return the rights that a sink needs on topics and groups."""
+    """
+    Return the rights that a sink needs on topics and groups.
+
+    Topics that only a route ending in ``*`` reads are left out: they may appear later.
+    """
     prefix = settings.database.prefix
     dead = topics.dead_letter_topic(prefix, sink.name)
     reads = {*Routes(sink).exact, dead, topics.relations_topic(prefix)}

@@ -1,7 +1,9 @@
 """State that a sink keeps by name in a file of its folder."""
 
+import pytest
 import structlog
 
+from towpath.sinks.state import incomplete
 from towpath.sinks.state.files import JsonFile
 
 
@@ -54,3 +56,35 @@ def test_an_unchanged_state_file_is_not_written_again(tmp_path):
     files.append(path.stat().st_ino)
 
     assert (True, False) == (files[0] == files[1], files[1] == files[2])
+
+
+@pytest.mark.parametrize(
+    "route",
+    [".a/b%2E.c", "схема." + "заказ" * 12, "受注" * 30],
+    ids=["dots", "cyrillic", "kanji"],
+)
+def test_any_name_of_a_route_fits_into_a_files_name(tmp_path, route):
+    """
+    Names of Postgres may be in any alphabet; a snapshot ends only its own file.
+    """
+    for snapshot_id in ("repair-1.2", "repair-2"):
+        incomplete.note(tmp_path, "s", route, snapshot_id)
+    incomplete.end(tmp_path, "s", route, "repair-1.2")
+
+    assert ((route,), ((route, "repair-2"),)) == (
+        incomplete.routes(tmp_path, "s"),
+        incomplete.noted(tmp_path, "s", [route]),
+    )
+
+
+def test_a_file_of_a_former_version_is_found_and_ended(tmp_path):
+    """
+    It has every letter percent-encoded.
+    """
+    folder = tmp_path / "sinks" / "s" / "unfilled"
+    folder.mkdir(parents=True)
+    (folder / "%D0%B7.repair-1").touch()
+    before = incomplete.routes(tmp_path, "s")
+    incomplete.end(tmp_path, "s", "з", "repair-1")
+
+    assert (("з",), ()) == (before, incomplete.routes(tmp_path, "s"))

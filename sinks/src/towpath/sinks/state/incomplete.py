@@ -12,7 +12,7 @@ the snapshot, so the end of one snapshot never deletes the file of another.
 
 from collections.abc import Iterable
 from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from towpath.sinks.state.progress import replace_file, sink_folder
 
@@ -33,7 +33,9 @@ def note(state_folder: Path, sink: str, route: str, snapshot_id: str) -> None:
 
 def end(state_folder: Path, sink: str, route: str, snapshot_id: str) -> None:
     """Delete the file of a route and snapshot, and no other."""
-    _path(state_folder, sink, route, snapshot_id).unlink(missing_ok=True)
+    for path, found in _all(state_folder, sink):
+        if found == (route, snapshot_id):
+            path.unlink(missing_ok=True)
 
 
 def forget(state_folder: Path, sink: str, route: str) -> None:
@@ -47,18 +49,22 @@ def noted(
 ) -> tuple[tuple[str, str], ...]:
     """Return the route and snapshot of each file of some routes."""
     chosen = frozenset(routes)
-    return tuple(one for one in _all(state_folder, sink) if one[0] in chosen)
+    return tuple(one for _, one in _all(state_folder, sink) if one[0] in chosen)
 
 
 def routes(state_folder: Path, sink: str) -> tuple[str, ...]:
     """Return the routes that lack rows."""
-    return tuple(sorted({route for route, _ in _all(state_folder, sink)}))
+    return tuple(sorted({route for _, (route, _) in _all(state_folder, sink)}))
 
 
-def _all(state_folder: Path, sink: str) -> list[tuple[str, str]]:
-    found = sorted(path.name for path in _folder(state_folder, sink).glob("[!.]*"))
-    parted = (name.partition(".") for name in found)
-    return [(unquote(route), unquote(snapshot_id)) for route, _, snapshot_id in parted]
+def _all(state_folder: Path, sink: str) -> list[tuple[Path, tuple[str, str]]]:
+    """Return each file with its route and snapshot."""
+    found = sorted(_folder(state_folder, sink).glob("[!.]*"))
+    parted = [(path, path.name.partition(".")) for path in found]
+    return [
+        (path, (unquote(route), unquote(snapshot_id)))
+        for path, (route, _, snapshot_id) in parted
+    ]
 
 
 def _folder(state_folder: Path, sink: str) -> Path:
@@ -71,5 +77,6 @@ def _path(state_folder: Path, sink: str, route: str, snapshot_id: str) -> Path:
 
 
 def _quoted(text: str) -> str:
-    # A route's name may contain dots, and begin with one.
-    return quote(text, safe="").replace(".", "%2E")
+    """Percent-encode only what a part of the name cannot contain."""
+    # A file's name has at most 255 bytes, and an encoded letter up to twelve.
+    return "".join(f"%{ord(c):02X}" if c in "%./" or c < " " else c for c in text)

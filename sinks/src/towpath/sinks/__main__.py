@@ -246,7 +246,8 @@ def _check_engine(sink: SinkSettings, spark: SparkSession) -> None:
         if spark.conf.get(name, None) != value:
             message = (
                 f"{sink.name}: the driver's engine has another value of {name}, or "
-                "none: restart the driver"
+                "none: restart the driver, unless [spark] settings or spark-submit set "
+                "it"
             )
             raise SinkUnfitError(message)
 

@@ -157,7 +157,9 @@ class RecordWriter:
         self._sink = sink
         self._rule = KeyRule(routes, isinstance(sink, KeepsEventOrder))
         self._context = context
-        self._delivery = Delivery(sink, context.clock, context.refusals)
+        self._delivery = Delivery(
+            sink, context.clock, context.refusals, routes.sink_name
+        )
         self._replay_id = 0
         # Grows with each floor that is applied, and with each erasure of keys: other
         # instances of the sink know of neither.
@@ -390,6 +392,7 @@ class RecordWriter:
         if resolved:
             _log.info(
                 "dead letters already resolved: their records were read again",
+                sink=self.routes.sink_name,
                 records=len(resolved),
                 first=resolved[0].record.origin,
             )

@@ -101,8 +101,13 @@ class Delivery:
     """Writes batches to one sink; every result returned is durable."""
 
     def __init__(
-        self, sink: Sink, clock: Clock, refusals: ConsecutiveRefusals | None = None
+        self,
+        sink: Sink,
+        clock: Clock,
+        refusals: ConsecutiveRefusals | None = None,
+        name: str = "",
     ) -> None:
+        self._name = name
         self._sink = sink
         self._clock = clock
         self._refusals = refusals or ConsecutiveRefusals()
@@ -144,6 +149,7 @@ class Delivery:
         except BatchRefusedError as error:
             _log.warning(
                 "batch refused by the target: bisecting it",
+                sink=self._name,
                 answer=str(error),
                 changes=len(batch.changes),
                 events=len(batch.events),

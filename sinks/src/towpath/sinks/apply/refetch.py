@@ -94,6 +94,11 @@ class PendingRefetches:
         kept = decode_refetches(self._read(), self._routes, clock.monotonic_s())
         self._stored = kept.without_remains(self._reading())
 
+    @property
+    def sink_name(self) -> str:
+        """The name of the sink."""
+        return self._sink
+
     def __len__(self) -> int:
         """Return the number of rows whose refetch is pending."""
         return len(self._stored.rows)

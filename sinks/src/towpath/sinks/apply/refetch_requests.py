@@ -110,6 +110,7 @@ def request_overdue(refetches: PendingRefetches, repairs: Repairs) -> None:
         elif not _request_route_of_pending(route, refetches, repairs):
             _log.error(
                 "refetch not possible: fill the route with towpath sink refill",
+                sink=refetches.sink_name,
                 route=route,
             )
 

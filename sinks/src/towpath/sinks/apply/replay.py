@@ -124,6 +124,7 @@ class DeadLetterRequests:
         self._repairs = repairs
         self._clock = clock
         self._retries = RetrySchedule(parked, clock)
+        self._log = _log.bind(sink=writer.routes.sink_name)
         self._open: dict[str, DeadLetterRequest] = {}
 
     @property
@@ -203,7 +204,9 @@ class DeadLetterRequests:
         except TowpathError as error:
             # The next batch reports the failure.
             why, keys = str(error), len(dead_letters)
-            _log.info("dead letters not replayed: retrying later", keys=keys, why=why)
+            self._log.info(
+                "dead letters not replayed: retrying later", keys=keys, why=why
+            )
             for key in dead_letters:
                 self._retries.failed(key)
             return
@@ -218,7 +221,7 @@ class DeadLetterRequests:
         for resolution in resolutions:
             self._parked.end(resolution)
         facts = {"keys": len(dead_letters), "taken": len(taken)}
-        _log.info("dead letters replayed automatically", **facts)
+        self._log.info("dead letters replayed automatically", **facts)
 
     def _is_taken(
         self,
@@ -267,7 +270,7 @@ class DeadLetterRequests:
             self._dead_letters.resolve([outcome])
             self._parked.end(outcome)
             book.read([outcome])
-        _log.info(
+        self._log.info(
             "dead letter request handled",
             verb=request.verb,
             topic=request.subject.topic,
@@ -310,7 +313,7 @@ class DeadLetterRequests:
         if request.is_read_again and not request_keys(request.route, keys):
             return Reply(request.id, CANNOT_READ, request.subject)
         self._writer.erase(request.route, request.keys)
-        _log.warning(
+        self._log.warning(
             "sink rows erased on request",
             request_id=request.id,
             route=request.route,

@@ -419,6 +419,7 @@ class _SliceRun:
         """Leave the records of a call that was refused without naming a change."""
         _log.warning(
             "batch refused as a slice: the driver writes its records",
+            sink=self._context.routes.sink_name,
             answer=str(error),
         )
         keys = {

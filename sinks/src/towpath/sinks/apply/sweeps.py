@@ -66,6 +66,7 @@ class Sweeps:
             if floor not in complete:
                 _log.info(
                     "sweep received: waiting for the other partitions",
+                    sink=self._sink,
                     route=floor.route,
                     floor=floor.position,
                     partition=floor.origin.partition,

@@ -212,6 +212,11 @@ class Routes:
                 self._by_topic[topic] = (*self._by_topic.get(topic, ()), reading)
         self._open_ended = [r for r in sink.route if r.topic.endswith(_ANY)]
 
+    @property
+    def sink_name(self) -> str:
+        """The name of the sink."""
+        return self._sink.name
+
     @cached_property
     def transforms(self) -> Mapping[str, RowTransforms]:
         """The transforms of the routes that have any, by the route's name."""

@@ -260,7 +260,10 @@ class Recovery:
         try:
             committed = committed_offsets(checkpoint)
         except CheckpointUnreadableError as error:
-            _log.warning("sink checkpoint cannot be read: recovering", why=str(error))
+            name, why = self._plan.sink.name, str(error)
+            _log.warning(
+                "sink checkpoint cannot be read: recovering", sink=name, why=why
+            )
             unreadable = True
             committed = newest_readable(checkpoint) or self._progress().applied
         if not committed and not unreadable:
@@ -383,14 +386,17 @@ class Recovery:
 
     def _request_routes(self, examined: ExaminedOffsets) -> bool:
         """Request the routes affected by each gap; return whether there were any."""
-        gaps = dict(self._by_route(examined.findings))
+        gaps, name = dict(self._by_route(examined.findings)), self._plan.sink.name
         for route, findings in gaps.items():
             why = f"{DESCRIPTIONS[findings[0].outcome]}: {findings[0].topic}"
             if self._repairs.request_all(route, why):
-                _log.warning("sink route requested as a whole", route=route, why=why)
+                _log.warning(
+                    "sink route requested as a whole", sink=name, route=route, why=why
+                )
             else:
                 _log.error(
                     "sink route may lack records: they cannot be requested",
+                    sink=name,
                     route=route,
                     why=why,
                 )

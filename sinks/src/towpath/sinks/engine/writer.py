@@ -82,6 +82,7 @@ class SinkWriter:
                 # The batch's partial changes were merged as if no rows were missing.
                 _log.info(
                     "batch must be written again: the target lacks rows",
+                    sink=self._writer.routes.sink_name,
                     routes=sorted(found),
                 )
 
@@ -118,6 +119,7 @@ class SinkWriter:
         except BatchRefusedError as error:
             _log.warning(
                 "batch refused by the target: the driver looks for the refused row",
+                sink=self._writer.routes.sink_name,
                 why=str(error),
             )
             return self._apply(rows, batch_id, None, incomplete_routes)

@@ -176,6 +176,7 @@ class KafkaRepairs:
             # Signals list primary keys: this key would match other rows.
             _log.info(
                 "refetch not possible by key",
+                sink=self._sink.name,
                 route=route,
                 reason="relay.rows.key_columns gives its records a different key",
             )
@@ -183,6 +184,7 @@ class KafkaRepairs:
         if reason is not None:
             _log.warning(
                 "refetch not possible: fill the route with towpath sink refill",
+                sink=self._sink.name,
                 route=route,
                 reason=reason,
             )

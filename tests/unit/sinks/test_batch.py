@@ -308,6 +308,33 @@ def test_small_refused_batches_do_not_drain_the_topic():
     assert ([25, 0, 0], 5, 51) == (refused, mended, len(letters.reasons()))
 
 
+def test_a_retried_batch_is_counted_once_among_the_refused():
+    """
+    A broker that is down for long does not make one bad row look like a bad target.
+    """
+    sink, letters = Particular(7), Letters(fail=True)
+    writer = RecordWriter(ROUTES, sink, context_of(letters))
+    batch = table(row(1, "c", order=7))
+    for _ in range(60):
+        with pytest.raises(BrokerUnavailableError):
+            writer.write_left(batch, 0)
+    letters.fail = False
+
+    assert 1 == writer.write_left(batch, 0).dead_letters
+
+
+def test_replays_do_not_count_among_the_refused():
+    """
+    They drain no topic: the next bad row becomes a dead letter like any other.
+    """
+    sink, letters = Particular(7, 8), Letters()
+    writer = RecordWriter(ROUTES, sink, context_of(letters))
+    for _ in range(60):
+        writer.replay(records_of(table(row(1, "c", order=7))))
+
+    assert 1 == writer.write_left(table(row(2, "c", order=8)), 0).dead_letters
+
+
 def test_a_missing_row_of_a_partial_change_is_refetched():
     """
     Once per key, also if a delete of the same batch removed it; it is no dead letter.

@@ -177,7 +177,7 @@ class RecordWriter:
         """
         # An empty batch is one slice, too, because a slice flushes the sink.
         begins = range(0, max(len(table), 1), RECORDS_AT_ONCE)
-        with self.lock:
+        with self.lock, self._context.refusals.attempt():
             slices = [
                 self._write_slice(
                     table.slice(begin, RECORDS_AT_ONCE),
@@ -196,7 +196,7 @@ class RecordWriter:
             UnavailableError: A system does not answer; write the batch again.
             HaltError: The sink refuses to continue.
         """
-        with self.lock:
+        with self.lock, self._context.refusals.attempt():
             return self._write(records, batch_id)
 
     def replay(self, records: Sequence[Record]) -> AppliedRecords:
@@ -207,7 +207,7 @@ class RecordWriter:
             UnavailableError: A system does not answer.
             HaltError: The sink refuses to continue.
         """
-        with self.lock:
+        with self.lock, self._context.refusals.uncounted():
             # No batch has a negative id: sinks may keep state by batch id.
             self._replay_id -= 1
             return self._apply(records, ParkedKeys(), self._replay_id)

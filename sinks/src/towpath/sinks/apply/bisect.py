@@ -6,11 +6,13 @@ batch is then halved until the change stands alone: this change is refused with 
 target's answer, and all others are written. A target that refuses many consecutive
 changes is broken: no dead letters are created. Refusals are counted across batches and
 restarts of the query; otherwise small batches could move a whole topic into the dead
-letters. One accepted call resets the count.
+letters. A batch that fails, and is written again, does not count, nor does a replay.
+One accepted call resets the count.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -62,8 +64,27 @@ class ConsecutiveRefusals:
     before: int = 0
     now: int = 0
 
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Count nothing of a batch that fails: it is written again."""
+        before = self.before
+        try:
+            yield
+        except BaseException:
+            self.before = min(before, self.before)
+            raise
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Count no refusals of a replay, which adds no dead letters."""
+        before = self.before
+        try:
+            yield
+        finally:
+            self.before = min(before, self.before)
+
     def begin(self) -> None:
-        """Begin an attempt at a batch."""
+        """Begin a call of the target."""
         self.now = 0
 
     def reset(self) -> None:

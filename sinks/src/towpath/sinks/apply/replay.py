@@ -41,7 +41,7 @@ from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
 from towpath.sinks.key_text import key_parts
 from towpath.sinks.ports import Repairs
 
-# Bounds the keys whose dead letters are in memory during a replay.
+# Bounds the keys that one turn retries automatically: their dead letters are in memory.
 MAX_AT_ONCE: Final = 500
 # Each attempt reads the topic; reading takes at most a tenth of the time.
 _PAUSE_FACTOR: Final = 10.0

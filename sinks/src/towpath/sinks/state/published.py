@@ -80,7 +80,7 @@ class PublishedProgress:
         is_writing: Whether a batch is being written that has not failed.
         is_filling: Whether the sink was added to a running system, and is not filled
             yet.
-        unfilled: The routes that lost rows, which are being read again.
+        unfilled: The routes that lack rows, which are being read again.
         refetches: The pending refetches.
         progress: The progress and the counters.
     """

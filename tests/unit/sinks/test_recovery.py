@@ -2,6 +2,7 @@
 
 import orjson
 import pytest
+import structlog
 
 from support.dead_letters import RecordedRepairs
 from towpath.schemas.clock import SystemClock
@@ -555,6 +556,21 @@ def test_added_partitions_of_a_running_querys_topic_are_found(place):
 
     with pytest.raises(PartitionsAddedError, match=FILL):
         recovery.check()
+
+
+def test_a_gap_that_cannot_be_filled_is_logged_with_its_command(place):
+    """
+    The query continues without the rows, so the operator must fill the route.
+    """
+    place.has(orders=[(7, 9)], lines=[(0, 9)])
+    place.stood({ORDERS: {"0": 3}, LINES: {"0": 3}})
+    place.repairs = RecordedRepairs(can=False)
+    with structlog.testing.capture_logs() as logs:
+        place.recover()
+
+    assert [("cache", "Fill it: towpath sink refill cache --route orders")] == [
+        (log["sink"], log["remedy"]) for log in logs if log["log_level"] == "error"
+    ]
 
 
 def test_a_running_query_lists_its_topics_once_per_check(place):

@@ -195,7 +195,7 @@ def test_lost_rows_are_waited_for(place):
     }
     applied = place.wait()
 
-    assert "lost rows of orders, which are being read again" in missing
+    assert "lacks rows of orders, which are being read again" in missing
     assert applied.waited_s == pytest.approx(1, abs=0.1)
 
 

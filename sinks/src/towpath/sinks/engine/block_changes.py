@@ -17,9 +17,9 @@ import orjson
 import structlog
 
 from towpath.schemas.clock import Clock
-from towpath.settings import RouteKind, Sink, SinkKind
+from towpath.settings import Sink, SinkKind
 from towpath.sinks.engine.query import QueryPlan
-from towpath.sinks.engine.recovery import append_recovery
+from towpath.sinks.engine.recovery import append_recovery, filling_remedy
 from towpath.sinks.kinds import kind_of
 from towpath.sinks.ports import Repairs
 from towpath.sinks.postgres import parameters_of
@@ -154,14 +154,8 @@ class BlockChanges:
                 "sink route not filled: it continues at the present offsets",
                 sink=name,
                 route=change.route,
-                remedy=self._remedy(change.route),
+                remedy=filling_remedy(self._sink, change.route),
             )
-
-    def _remedy(self, name: str) -> str:
-        (route,) = (r for r in self._sink.route if r.name == name)
-        if route.kind is RouteKind.EVENT_LOG:
-            return "No action is possible: earlier events cannot be read again."
-        return f"Fill it: towpath sink refill {self._sink.name} --route {name}"
 
     def _note(self, found: tuple[BlockChange, ...]) -> None:
         """Append the changes to the recoveries file."""

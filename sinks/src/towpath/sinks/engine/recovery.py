@@ -20,7 +20,7 @@ import structlog
 
 from towpath.schemas.clock import Clock, Deadline
 from towpath.schemas.topics import is_backfill
-from towpath.settings import Route, RouteKind
+from towpath.settings import Route, RouteKind, Sink
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.engine.checkpoint import (
     CheckpointUnreadableError,
@@ -399,6 +399,7 @@ class Recovery:
                     sink=name,
                     route=route,
                     why=why,
+                    remedy=filling_remedy(self._plan.sink, route),
                 )
         return bool(gaps)
 
@@ -426,6 +427,14 @@ class Recovery:
                 why=DESCRIPTIONS[finding.outcome],
                 topic=finding.topic or None,
             )
+
+
+def filling_remedy(sink: Sink, name: str) -> str:
+    """Return how an operator fills a route that the sink cannot fill itself."""
+    (route,) = (r for r in sink.route if r.name == name)
+    if route.kind is RouteKind.EVENT_LOG:
+        return "No action is possible: earlier events cannot be read again."
+    return f"Fill it: towpath sink refill {sink.name} --route {name}"
 
 
 def append_recovery(

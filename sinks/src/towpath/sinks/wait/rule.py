@@ -248,7 +248,7 @@ def _missing_refetches(record: PublishedProgress, below: int) -> str | None:
         )
     if record.unfilled:
         return (
-            f"the sink {record.sink} lost rows of {', '.join(record.unfilled)}, "
+            f"the sink {record.sink} lacks rows of {', '.join(record.unfilled)}, "
             "which are being read again: towpath snapshot list"
         )
     return None

@@ -321,7 +321,14 @@ class SqlSession(Protocol):
     """SQL on the engine that writes the warehouse."""
 
     def sql(self, text: str) -> pa.Table:
-        """Run one statement and return its rows."""
+        """
+        Run one statement and return its rows.
+
+        Raises:
+            StatementRefusedError: The engine refuses the statement.
+            BatchRefusedError: The engine refuses the value of a row.
+            TargetUnavailableError: The engine could not run the statement.
+        """
 
     def register(self, name: str, table: pa.Table) -> None:
         """Register a table under ``name`` for later statements of this session."""

@@ -538,6 +538,45 @@ def test_a_parked_key_is_found_by_its_text_and_by_its_values(shop: Shop, text: s
     )
 
 
+class Unsure(Letters):
+    """A topic whose next resolution is written although the write seems to fail."""
+
+    is_unsure = True
+
+    def resolve(self, endings):
+        """Write; then fail, once."""
+        super().resolve(endings)
+        if self.is_unsure:
+            self.is_unsure = False
+            message = "no answer in time"
+            raise BrokerUnavailableError(message)
+
+
+@pytest.mark.parametrize("reason", ["the note is too long", f"{LATER}busy"])
+def test_a_resolution_that_seemed_to_fail_releases_its_key(monkeypatch, reason: str):
+    """
+    The next turn finds it in the topic, whether a request or a retry has written it.
+    """
+    now_s = [0.0]
+    monkeypatch.setattr(StoppedClock, "monotonic_s", lambda _: now_s[0])
+    shop = Shop()
+    shop.letters = Unsure()
+    shop.sink.reason = reason
+    shop.begin()
+    shop.write(change(4, note="bad"))
+    shop.orders.process()
+    shop.sink.is_mended = True
+    if not reason.startswith(LATER):
+        shop.letters.request(DeadLetterRequest("one", Verb.REPLAY, KEY))
+    now_s[0] = 100.0
+    with pytest.raises(BrokerUnavailableError):
+        shop.orders.process()
+    shop.orders.process()
+    result = shop.write(change(5, note="c"))
+
+    assert (0, 0, "c") == (result.parked, result.dead_letters, shop.sink.notes["7"])
+
+
 @pytest.mark.parametrize("text", ["7:true", 't {"id":7,"is_eu":true}'])
 def test_a_key_is_named_as_records_write_its_values(text: str):
     """

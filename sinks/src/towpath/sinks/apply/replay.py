@@ -165,6 +165,9 @@ class DeadLetterRequests:
         wanted |= {Subject(*key) for key in due}
         book = OpenDeadLetters(frozenset(wanted)).read(self._dead_letters.entries())
         self._retries.took(self._clock.monotonic_s() - began_s)
+        # A write that seemed to fail may be in the topic.
+        for resolution in book.resolutions():
+            self._parked.end(resolution)
         # Requests that came in the meantime wait: their dead letters were not read.
         late = book.requests.keys() - self._open.keys()
         try:

@@ -229,6 +229,10 @@ class OpenDeadLetters:
         found = self.dead_letters.get(subject, {}).values()
         return sorted(found, key=lambda dead_letter: dead_letter.position)
 
+    def resolutions(self) -> list[Resolution]:
+        """Return the highest resolution of each wanted subject that has one."""
+        return [Resolution(subject, at, "") for subject, at in self._ended.items()]
+
     def _open(self, dead_letter: DeadLetter) -> None:
         subject = subject_of(dead_letter)
         if self.wanted is not None and subject not in self.wanted:

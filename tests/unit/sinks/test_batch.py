@@ -19,6 +19,7 @@ from towpath.sinks.errors import (
     BatchRefusedError,
     BrokerUnavailableError,
     EveryChangeRefusedError,
+    TargetUnavailableError,
 )
 from towpath.sinks.fold import ABSENT_ROW
 from towpath.sinks.targets.memory import MemorySink
@@ -228,10 +229,14 @@ class Particular(MemorySink):
         super().__init__()
         self.unreadable = set(unreadable)
         self.calls = 0
+        self.down_for = None
 
     def apply(self, batch):
-        """Refuse, without naming the order."""
+        """Refuse, without naming the order; fail while the target is down."""
         self.calls += 1
+        if self.down_for in {change.key[0] for change in batch.changes}:
+            message = "the target does not answer"
+            raise TargetUnavailableError(message)
         if self.unreadable & {change.key[0] for change in batch.changes}:
             message = "no such field"
             raise BatchRefusedError(message)
@@ -321,6 +326,26 @@ def test_a_retried_batch_is_counted_once_among_the_refused():
     letters.fail = False
 
     assert 1 == writer.write_left(batch, 0).dead_letters
+
+
+def test_dead_letters_of_a_failed_attempt_are_counted(monkeypatch):
+    """
+    They are in the topic already, so the next attempt does not store them again.
+    """
+    monkeypatch.setattr(batches, "RECORDS_AT_ONCE", 1)
+    sink, letters = Particular(7), Letters()
+    writer = RecordWriter(ROUTES, sink, context_of(letters))
+    batch = table(row(1, "c", order=7), row(2, "c", order=8))
+    sink.down_for = 8
+    with pytest.raises(TargetUnavailableError):
+        writer.write_left(batch, 0)
+    sink.down_for = None
+    counts = [
+        writer.write_left(one, number).dead_letters
+        for number, one in enumerate((batch, table(row(3, "c", order=9))))
+    ]
+
+    assert ([1, 0], [(1, "no such field")]) == (counts, letters.reasons())
 
 
 def test_replays_do_not_count_among_the_refused():

@@ -161,6 +161,9 @@ class RecordWriter:
             sink, context.clock, context.refusals, routes.sink_name
         )
         self._replay_id = 0
+        # Dead letters stored since the last written batch. An attempt that fails stores
+        # them, and the next one finds them in the topic.
+        self._stored = 0
         # Grows with each floor that is applied, and with each erasure of keys: other
         # instances of the sink know of neither.
         self.floors_epoch = 0
@@ -186,7 +189,7 @@ class RecordWriter:
                 )
                 for begin in begins
             ]
-        return total(slices)
+            return self._with_stored(total(slices))
 
     def write_records(self, records: Sequence[Record], batch_id: int) -> BatchResult:
         """
@@ -197,7 +200,7 @@ class RecordWriter:
             HaltError: The sink refuses to continue.
         """
         with self.lock, self._context.refusals.attempt():
-            return self._write(records, batch_id)
+            return self._with_stored(self._write(records, batch_id))
 
     def replay(self, records: Sequence[Record]) -> AppliedRecords:
         """
@@ -257,6 +260,11 @@ class RecordWriter:
         """Return whether a refetch of a record's key is pending."""
         return key in self._context.refetches.record_keys()
 
+    def _with_stored(self, result: BatchResult) -> BatchResult:
+        """Add the number of dead letters, also those of attempts that failed."""
+        count, self._stored = self._stored, 0
+        return replace(result, dead_letters=count)
+
     def _write_slice(
         self, table: pa.Table, batch_id: int, *, is_last: bool
     ) -> BatchResult:
@@ -272,14 +280,14 @@ class RecordWriter:
         parked = self._context.parked
         written = self._apply(records, parked, batch_id, is_last=is_last)
         made = dead_letters_of(records, written.reasons, self._rule)
-        count, stale = self._write_dead_letters(made, written)
+        stale = self._write_dead_letters(made, written)
         self._context.sweeps.carried_out(written.floors)
         delivered, changes = written.delivered, written.held.changes
         return BatchResult(
             records=len(records),
             rows=delivered.applied,
             stale=delivered.stale + written.below + stale,
-            dead_letters=count,
+            dead_letters=0,
             skipped=written.decoded.skipped,
             refetches_requested=written.refetches_requested,
             nulled=delivered.nulled,
@@ -356,30 +364,25 @@ class RecordWriter:
 
     def _write_dead_letters(
         self, made: Sequence[DeadLetter], written: AppliedRecords
-    ) -> tuple[int, int]:
-        """Store dead letters and release superseded keys; return ``_put``'s counts."""
+    ) -> int:
+        """Store dead letters and release superseded keys; return ``_put``'s count."""
         if not (made or written.floors or written.held.superseding):
-            return 0, 0
+            return 0
         released = ReleasedKeys(written.held, written.floors, made, self._rule)
         parked = self._context.parked
-        count, stale = self._put([x for x in made if released.has(x)])
+        stale = self._put([x for x in made if released.has(x)])
         endings = released.resolutions(parked)
         if endings:
             self._context.dead_letters.resolve(endings)
             for ending in endings:
                 parked.end(ending)
         # Stored after the resolutions: later dead letters park their keys again.
-        above = self._put([x for x in made if not released.has(x)])
-        return count + above[0], stale + above[1]
+        return stale + self._put([x for x in made if not released.has(x)])
 
-    def _put(self, made: Sequence[DeadLetter]) -> tuple[int, int]:
-        """
-        Store dead letters.
-
-        Return the number stored, and the number that were resolved earlier.
-        """
+    def _put(self, made: Sequence[DeadLetter]) -> int:
+        """Store dead letters; return the number of those that were resolved earlier."""
         if not made:
-            return 0, 0
+            return 0
         parked = self._context.parked
         fresh: list[DeadLetter] = []
         resolved: list[DeadLetter] = []
@@ -397,7 +400,7 @@ class RecordWriter:
                 first=resolved[0].record.origin,
             )
         parked.check(fresh)
-        count = self._context.dead_letters.put(fresh) if fresh else 0
+        self._stored += self._context.dead_letters.put(fresh) if fresh else 0
         for dead_letter in fresh:
             parked.park(dead_letter)
-        return count, len(resolved)
+        return len(resolved)

@@ -271,6 +271,30 @@ def test_a_table_that_is_not_captured_has_no_findings():
 
 
 @pytest.mark.parametrize(
+    ("options", "lacking"),
+    [
+        ({}, []),
+        ({"route_by": "c9"}, ["c9"]),
+        ({"placements": ["c9:header"]}, ["c9"]),
+        ({"placements": ["c9:header"], "on_missing_column": "skip"}, []),
+    ],
+)
+def test_a_column_that_an_option_of_the_outbox_names_is_read(options, lacking):
+    """
+    The relay halts without it, unless the option lets a missing column be skipped.
+    """
+    before, after = catalog(column("text", number=9)), catalog(column("text"))
+    other = settings()
+    outbox = other.relay.outbox.model_validate({"table": "shop.orders", **options})
+    relay = other.relay.model_copy(update={"outbox": outbox})
+    found = evaluate(before, after, other.model_copy(update={"relay": relay}))
+
+    assert lacking == [
+        one.sentence.split()[3] for one in found if one.change == "columns gone"
+    ]
+
+
+@pytest.mark.parametrize(
     ("dsn", "model", "url"),
     [
         (

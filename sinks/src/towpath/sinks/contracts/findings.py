@@ -15,8 +15,9 @@ from typing import Final
 
 from towpath.schemas.topics import table_topic
 from towpath.settings import OnDrop, Settings
+from towpath.settings.outbox import MissingColumn
 from towpath.settings.rows import RecordFormat, Rows
-from towpath.settings.syntax import compiled
+from towpath.settings.syntax import compiled, parse_placement
 from towpath.sinks.contracts.catalog import FULL, Catalog, Table, TableColumn
 from towpath.sinks.contracts.changes import ChangeKind, ColumnChange, TableChange
 
@@ -459,11 +460,11 @@ def outbox_findings(
 ) -> list[ContractFinding]:
     """Judge the outbox table, and the views of aggregates, which the relay reads."""
     outbox = settings.relay.outbox
-    columns = outbox.columns
-    needed = {value for value in columns.model_dump().values() if value}
+    needed = {*outbox.columns.model_dump().values(), outbox.route_by} - {""}
+    if outbox.on_missing_column is MissingColumn.ERROR:
+        needed |= {parse_placement(text).column for text in outbox.placements}
     wanted = {outbox.table: needed}
-    for view in outbox.view:
-        wanted[view.view] = {"aggregate_id", "type", "payload"}
+    wanted |= {one.view: {"aggregate_id", "type", "payload"} for one in outbox.view}
     found = []
     for name, needed_here in wanted.items():
         table = before.named(name)

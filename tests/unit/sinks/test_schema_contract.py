@@ -1,11 +1,15 @@
 """Table contracts without a database: types, the registry's part, addresses."""
 
 from dataclasses import replace
+from unittest.mock import MagicMock
 
+import psycopg
 import pytest
 
 from towpath.schemas.table_name import TableName
+from towpath.schemas.failure import UnavailableError
 from towpath.settings import OnDrop, Settings, Sink
+from towpath.sinks.cli import contract
 from towpath.sinks.cli.contract import (
     AlembicRange,
     MigrationFailedError,
@@ -321,6 +325,19 @@ def test_an_address_becomes_a_url_of_the_applications_driver(dsn, model, url):
     The scheme is that of the application's own address.
     """
     assert url == sqlalchemy_url(dsn, model)
+
+
+def test_a_scratch_database_that_cannot_be_read_is_one_error(monkeypatch):
+    """
+    The server may end the session between two statements.
+    """
+    ended = MagicMock()
+    ended.execute.side_effect = psycopg.OperationalError("terminating connection")
+    monkeypatch.setattr(contract.psycopg, "connect", MagicMock())
+    monkeypatch.setattr(contract, "connected", lambda *_: ended)
+
+    with pytest.raises(UnavailableError, match="be read: terminating connection"):
+        contract.compare("dbname=x", lambda _: None, lambda _: None)
 
 
 def test_an_application_that_fails_in_another_encoding_is_reported(tmp_path):

@@ -203,8 +203,8 @@ def compare(dsn: str, before: Step, migrate: Step) -> MigratedSchema:
 
     Raises:
         MigrationFailedError: The schema or the migration cannot be applied.
-        UnavailableError: The server cannot be reached, or refuses to create or drop the
-            database.
+        UnavailableError: The server cannot be reached, or refuses to create, read or
+            drop the database.
     """
     with _scratch(dsn) as scratch:
         before(scratch)
@@ -219,8 +219,12 @@ def compare(dsn: str, before: Step, migrate: Step) -> MigratedSchema:
 
 @contextmanager
 def _opened(dsn: str) -> Iterator[Connection]:
-    with closing(connected(dsn, "the scratch database")) as connection:
-        yield connection
+    try:
+        with closing(connected(dsn, "the scratch database")) as connection:
+            yield connection
+    except psycopg.Error as error:
+        message = f"the scratch database cannot be read: {_first_line(error)}"
+        raise UnavailableError(message) from error
 
 
 @contextmanager

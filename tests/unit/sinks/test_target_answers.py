@@ -1,5 +1,6 @@
 """Answers of targets: aliases of others, lost shards, other protocols."""
 
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
@@ -153,6 +154,55 @@ def test_the_health_of_a_cache_leaves_out_what_the_server_does_not_show(answer):
 
     assert ["cache-no-file"] == [each.id for each in found]
     assert found[0].why.startswith("a restart may lose all rows")
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("redis://cache:6380", "cache:6380"),
+        ("redis://cache", "cache:6379"),
+        ("unix:///run/cache.sock", "/run/cache.sock"),
+    ],
+)
+def test_a_finding_names_the_address_of_the_caches_server(url, address, monkeypatch):
+    """
+    A server behind a socket has neither host nor port.
+    """
+    client = cache_client.connect(url)
+    facts = {"redis_version": "6.2", "aof_enabled": 1}
+    monkeypatch.setattr(client, "info", lambda _: facts)
+    monkeypatch.setattr(client, "config_get", lambda _: {})
+    monkeypatch.setattr(client, "time", lambda: (0, 0))
+    servers = SimpleNamespace(discover=lambda: None, all=(client,), close=lambda: None)
+    monkeypatch.setattr(cache_upkeep, "Servers", lambda _: servers)
+    clock = SimpleNamespace(now=lambda: datetime.fromtimestamp(0, UTC))
+
+    [found] = cache_upkeep.health(SINK, clock)
+
+    assert f"{address} has version 6.2" == found.what
+
+
+def test_a_refused_command_is_reported_whatever_the_users_name():
+    """
+    The refusal has the name, which may be one of the words of other refusals.
+    """
+
+    def execute(*words):
+        if words[0] == "SCAN":
+            text = "User access has no permissions to run the 'scan' command"
+            raise redis.exceptions.NoPermissionError(text)
+
+    client = SimpleNamespace(
+        info=lambda _: {"cluster_enabled": 0},
+        config_get=lambda *_: {},
+        execute_command=execute,
+        close=lambda: None,
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cache_client, "connect", lambda _: client)
+        [found] = cache_upkeep.missing_rights(SINK, "towpath")
+
+    assert "the cache's user may not run SCAN: ACL SETUSER <user> +scan" == found
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ a key that no row has, or with arguments that the command refuses. The server ch
 user's rights before the arguments.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final
@@ -50,8 +50,8 @@ _KEYED: Final = (
 _CLUSTER: Final = ("CLUSTER", "SLOTS")
 # Needed only for servers that write each change to their file before they respond.
 _AWAITED: Final = ("WAITAOF", "no number", "0", "0")
-# The refusal of a key contains this word; other refusals concern a command.
-_KEY_REFUSAL: Final = "access"
+# The refusal of a key contains these words; that of a command names the user instead.
+_KEY_REFUSAL: Final = "permissions to access"
 
 
 def erase(sink: Sink, prefix: str) -> None:
@@ -107,8 +107,9 @@ def health(sink: Sink, clock: Clock) -> Iterator[CheckFinding]:
                 state = _health(client)
                 found.append(state)
                 if state.now is not None:
-                    name = f"{state.address}"
-                    yield from clock_findings(name, state.now, before, clock.now())
+                    yield from clock_findings(
+                        state.address, state.now, before, clock.now()
+                    )
     finally:
         servers.close()
     yield from cache_findings(sink, found)
@@ -119,12 +120,11 @@ def _health(client: Any) -> CacheHealth:  # noqa: ANN401 - redis-py's
     # One section per call: a server that is too old refuses several in one call.
     for section in ("server", "memory", "persistence"):
         values |= client.info(section)
-    place = client.connection_pool.connection_kwargs
     statuses = ("rdb_last_bgsave_status", "aof_last_write_status")
     saves = _if_permitted(client.config_get, "save")
     now = _if_permitted(client.time)
     return CacheHealth(
-        address=f"{place.get('host', 'the cache')}:{place.get('port', '')}",
+        address=_address(client.connection_pool.connection_kwargs),
         version=str(values.get("redis_version", "")),
         policy=str(values.get("maxmemory_policy", "noeviction")),
         used_bytes=int(values.get("used_memory", 0)),
@@ -134,6 +134,14 @@ def _health(client: Any) -> CacheHealth:  # noqa: ANN401 - redis-py's
         file_failed=any(values.get(name, "ok") != "ok" for name in statuses),
         now=None if now is None else datetime.fromtimestamp(now[0] + now[1] / 1e6, UTC),
     )
+
+
+def _address(connection: Mapping[str, Any]) -> str:
+    """Return the address of a server: host and port, or the path of its socket."""
+    if "path" in connection:
+        return str(connection["path"])
+    # The defaults are those of redis-py.
+    return f"{connection.get('host', 'localhost')}:{connection.get('port', 6379)}"
 
 
 def _if_permitted(call: Any, *words: str) -> Any:  # noqa: ANN401 - redis-py's

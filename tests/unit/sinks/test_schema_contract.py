@@ -6,8 +6,8 @@ from unittest.mock import MagicMock
 import psycopg
 import pytest
 
-from towpath.schemas.table_name import TableName
 from towpath.schemas.failure import UnavailableError
+from towpath.schemas.table_name import TableName
 from towpath.settings import OnDrop, Settings, Sink
 from towpath.sinks.cli import contract
 from towpath.sinks.cli.contract import (

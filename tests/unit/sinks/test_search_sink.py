@@ -22,8 +22,12 @@ from towpath.sinks.errors import (
 )
 from towpath.sinks.ports import Batch
 from towpath.sinks.targets.search.client import connect, translated
-from towpath.sinks.targets.search.indexes import IndexWatch
-from towpath.sinks.targets.search.schema import REPLACED_IDS_META, with_sink_fields
+from towpath.sinks.targets.search.indexes import Indexes, IndexWatch
+from towpath.sinks.targets.search.schema import (
+    REPLACED_IDS_META,
+    RouteFields,
+    with_sink_fields,
+)
 from towpath.sinks.targets.search.sink import SearchSink
 from towpath.sinks.targets.search.upkeep import BACKLOG_REFRESH_MS
 from towpath.sinks.targets.search.write import ATTEMPTS
@@ -333,6 +337,33 @@ def test_rows_that_cannot_be_requested_now_are_requested_later(folder):
     asked = _write_twice(folder, client, _drop, failure, failure)
 
     assert ([("orders", [])], ["orders-1"]) == (asked.routes, client.indices.made)
+
+
+def test_a_failed_lookup_forgets_no_moved_index(monkeypatch):
+    """
+    A rebuild of one route ends while the index of another one cannot be recreated.
+    """
+    client = Answers(behind={"orders": "orders-1", "lines": "lines-1"})
+    lines = Route(topic="towpath.shop.lines", name="lines")
+    source = RouteFields(Relations(), {})
+    indexes = Indexes(client, (ROUTE, lines), source, SearchOptions())
+    indexes.discover()
+    for route in ("orders", "lines"):
+        indexes.ensure(route)
+    client.indices.behind = {"lines": "lines-2"}
+    client.indices.follows["lines-2"] = ["lines-1#0"]
+    with monkeypatch.context() as broken:
+        broken.setattr(client.indices, "create", _unavailable)
+        with pytest.raises(TargetUnavailableError):
+            indexes.discover()
+    indexes.discover()
+    indexes.prepare([replace(batch(1).changes[0], route="lines")])
+
+    assert "lines-2" in [index for index, _ in client.indices.changed_settings]
+
+
+def _unavailable(**_):
+    raise TransportError(BROKEN, "unavailable")
 
 
 def test_an_index_without_a_stored_id_is_taken_as_it_is(folder):

@@ -160,7 +160,8 @@ class Indexes:
         Look up the indexes.
 
         The rows of a missing or replaced index are requested. The missing index of a
-        route that was prepared before is recreated.
+        route that was prepared before is recreated; if this fails, the next change of
+        the route tries again.
 
         Raises:
             ForeignIndexError: An alias has several indexes.
@@ -168,13 +169,21 @@ class Indexes:
         """
         names = [n for route in self._routes for n in self._both_aliases(route)]
         before, self._by_alias = self._by_alias, indexes_of(self._client, names)
-        for route in self._routes:
-            why = self._known.loss_reason(route, self._by_alias.get(route))
-            if why is not None:
-                self._known.request_rows(route, why)
-            if route in self._fields and (why or self._has_moved(route, before)):
-                # If this fails, the next batch tries again.
+        prepared = self.known_routes()
+        lost = {
+            route: why
+            for route in self._routes
+            if (why := self._known.loss_reason(route, self._by_alias.get(route)))
+        }
+        # Forgotten first: if a request fails, the next look-up finds no route moved.
+        for route in prepared:
+            if route not in lost and self._has_moved(route, before):
                 del self._fields[route]
+        for route, why in lost.items():
+            self._known.request_rows(route, why)
+            self._fields.pop(route, None)
+        for route in prepared:
+            if route not in self._fields:
                 self.ensure(route)
 
     def aliases(self, route: str) -> tuple[str, ...]:

@@ -169,6 +169,17 @@ def test_wrong_bytes_from_outside_end_in_an_error_that_names_the_archive(
     assert not landed.exists()
 
 
+def test_a_store_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
+    """
+    The folder is the user's choice, and its disk may be full.
+    """
+    (tmp_path / "file").touch()
+    environ = {"TOWPATH_JARS": str(tmp_path / "file" / "x"), "PATH": ""}
+
+    with pytest.raises(JarsError, match=r"cannot be fetched into .*file/x"):
+        fetch.ensure(print, environ, [_jar(b"")])
+
+
 def test_what_was_fetched_before_an_interruption_is_not_fetched_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

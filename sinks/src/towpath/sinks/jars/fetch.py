@@ -242,12 +242,24 @@ def ensure(report: ReportLine, environ: Mapping[str, str], jars: Sequence[Jar]) 
         jars: The wanted archives, as the lock lists them.
 
     Raises:
-        JarsError: An archive could not be fetched, or does not match the lock.
+        JarsError: An archive could not be fetched or stored, or does not match the
+            lock.
         PrerequisiteError: There is no Java to fetch them with.
     """
     place = store.folder(environ)
     if not store.missing(jars, place):
         return 0
+    try:
+        return _ensure(report, environ, jars, place)
+    except OSError as error:
+        message = f"the archives cannot be fetched into {place}: {error}"
+        raise JarsError(message) from error
+
+
+def _ensure(
+    report: ReportLine, environ: Mapping[str, str], jars: Sequence[Jar], place: Path
+) -> int:
+    """Fetch the missing archives while no other process changes the store."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with _locked(place.parent / "lock", report):
         wanted = store.missing(jars, place)

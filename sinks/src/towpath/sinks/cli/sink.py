@@ -103,9 +103,9 @@ def fetch_jars() -> int:
     Fetch the engine's Java archives, each checked against its sha256.
 
     They are fetched with Maven where it is installed, else with the Ivy of Spark, and
-    kept in the user's cache; TOWPATH_JARS names another folder. Complete archives are
-    not fetched again. Then the engine is started once, and Java records its classes, so
-    that drivers start faster.
+    kept in the user's cache, or in .towpath of a clone; TOWPATH_JARS names another
+    folder. Complete archives are not fetched again. Then the engine is started once,
+    and Java records its classes, so that drivers start faster.
     """
     environ = os.environ  # noqa: TID251 - a root
     wanted = [jar for jar in store.read_lock() if jar.use == "spark"]

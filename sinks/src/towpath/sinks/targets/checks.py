@@ -35,6 +35,8 @@ def check_block(settings: Settings, sink: Sink, relations: RelationSource) -> No
 
     Raises:
         ConfigurationError: The block breaks a rule of its kind.
+        KindBrokenError: The package of the kind does not provide it.
+        TransformBrokenError: A transform in Python cannot be imported.
         SinkUnfitError: The tables or the target do not fit, or the target does not
             answer; the message lists every mistake.
         UnavailableError: The broker does not answer.

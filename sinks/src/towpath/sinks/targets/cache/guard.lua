@@ -1,28 +1,29 @@
 #!lua name=towpath
--- Compare and write, in one step, for a batch of rows of any routes.
+-- Compare and write, in one step, the rows of a batch, of any routes.
 --
 -- towpath_apply KEYS: one hash per row. ARGV[1]: seconds that a tombstone lives.
 -- ARGV[2]: JSON, one entry per row: [position, mode, [field, text, ...], [null, ...]]
 -- with mode "f" (full image), "p" (partial: other fields stay) or "x" (delete).
--- Answer: how many were applied, how many stale, then the indexes (from 1) of partial
--- rows that found no row to be partial of.
+-- Returns the numbers of applied and of stale rows, then the indexes (from 1) of the
+-- partial rows that have no row to be merged with.
 --
 -- towpath_apply_columns KEYS: one hash per row, no two the same. ARGV[1]: JSON, the
 -- names of the fields, then of each field the texts of all rows, null where a row has
 -- none: [[name, ...], [text, ...], ...]. The last field is the position. Writes whole
--- rows, and answers how many were applied, how many stale.
+-- rows, and returns the numbers of applied and of stale rows.
 --
--- towpath_sweep KEYS: some rows. ARGV[1]: a position. Takes the rows below it away,
--- tombstones too, and answers how many. What has no position is no row: it stays.
+-- towpath_sweep KEYS: some rows. ARGV[1]: a position. Deletes the rows below it,
+-- tombstones too, and returns their number. A value without a position is not a row,
+-- and stays.
 --
 -- towpath_witness KEYS[1]: a witness. ARGV[1]: its id, ARGV[2]: the count that it must
--- have reached. Counts on and answers the new count; or 0 if its count is too low, or
--- -1 if it is not there.
+-- have reached. Increments the count and returns it; returns 0 if the count is too low,
+-- and -1 if the witness is missing or has another id.
 --
 -- A position is 16 hex digits, a dot, and an ordinal or "-" (below every ordinal).
 -- Lua compares strings by the server's locale and holds no integer above 2^53: so the
--- parts are compared as numbers of at most 34 bits each. What is no position is below
--- every position: someone else wrote it.
+-- parts are compared as numbers of at most 34 bits each. Any other text is below every
+-- position: another program wrote it.
 
 local function part(text, first, last)
   return tonumber(string.sub(text, first, last), 16) or -1
@@ -54,9 +55,9 @@ local function remove(key, fields)
   end
 end
 
--- Overwriting is much cheaper than deleting first; what the new image no longer has
--- (nulls, dropped columns, the mark of a tombstone) shows in the count of fields. With
--- a tombstone goes the time that it had to live.
+-- Overwriting is much cheaper than deleting first. Fields that the new image lacks
+-- (nulls, dropped columns, the mark of a tombstone) show in the number of fields. The
+-- deletion of a tombstone also ends its expiry.
 local function replace(key, fields, count)
   set(key, fields, count)
   if redis.call('HLEN', key) ~= count / 2 then
@@ -68,7 +69,7 @@ end
 local function position_of(key)
   local stored = redis.pcall('HGET', key, '_position')
   if type(stored) ~= 'table' then return stored end
-  -- An error: no hash, but a foreign value under the name of a row, which replaces it.
+  -- An error: another program's value under the name of a row is not a hash.
   redis.call('DEL', key)
   return false
 end
@@ -107,7 +108,7 @@ local function apply_columns(keys, arguments)
   local columns = cjson.decode(arguments[1])
   local names = table.remove(columns, 1)
   local positions = columns[#columns]
-  -- One look for all: what is new is most of what comes in bulk.
+  -- One call for all keys, because most rows that come in bulk are new.
   local are_new = redis.call('EXISTS', unpack(keys)) == 0
   local fields = {}
   for index, key in ipairs(keys) do

@@ -209,6 +209,31 @@ def test_what_was_fetched_before_an_interruption_is_not_fetched_again(
     assert store.missing([here, there], tmp_path / "x") == []
 
 
+def test_archives_of_one_folder_are_fetched_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The folder of a missing one is deleted, and the other one with it.
+    """
+    plain, native = _jar(b"one"), _jar(b"two", "org.a:b:1:jar:linux")
+    repository = fetch.repository(tmp_path / "x.fetch")
+    (repository / plain.repository_path).parent.mkdir(parents=True)
+    (repository / plain.repository_path).write_bytes(b"one")
+
+    def bring(jars: list[Jar], *_: object) -> str:
+        for jar in jars:
+            place = repository / jar.repository_path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(b"one" if jar == plain else b"two")
+        return ""
+
+    monkeypatch.setattr(fetch, "_by_ivy", bring)
+    environ = {"TOWPATH_JARS": str(tmp_path / "x"), "PATH": ""}
+
+    assert fetch.ensure(lambda _: None, environ, [plain, native]) == 2
+    assert store.missing([plain, native], tmp_path / "x") == []
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [(None, "cannot be read: No such file"), ("-----BEGIN", "has no certificate")],

@@ -297,15 +297,18 @@ def _fetch(
 
 
 def _unchecked(jars: Sequence[Jar], work: Path) -> list[Jar]:
-    """Return archives that are missing or differ from the lock; delete the latter."""
-    left = []
-    for jar in jars:
-        path = repository(work) / jar.repository_path
-        if not store.check(jar, path):
-            # Maven and Ivy trust existing files, their failure markers included.
-            shutil.rmtree(path.parent, ignore_errors=True)
-            left.append(jar)
-    return left
+    """
+    Return archives that are missing or differ from the lock; delete their folders.
+
+    Archives that share a folder, because they differ in their classifier only, are
+    returned together.
+    """
+    paths = {jar: repository(work) / jar.repository_path for jar in jars}
+    bad = {path.parent for jar, path in paths.items() if not store.check(jar, path)}
+    for folder in bad:
+        # Maven and Ivy trust existing files, their failure markers included.
+        shutil.rmtree(folder, ignore_errors=True)
+    return [jar for jar, path in paths.items() if path.parent in bad]
 
 
 def _maven_program(environ: Mapping[str, str]) -> str | None:

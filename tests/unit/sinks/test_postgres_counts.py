@@ -1,5 +1,6 @@
-"""The counts of the Postgres sink when a batch is delivered again."""
+"""The Postgres sink without a server: its counts, and tables that cannot be read."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,8 @@ from towpath.settings import Route, Sink
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
 from towpath.sinks.errors import ShapeUnknownError
 from towpath.sinks.ports import Batch
+from towpath.sinks.targets.postgres import read
+from towpath.sinks.targets.postgres.client import ForeignRelationError
 from towpath.sinks.targets.postgres.sink import PostgresSink
 
 SINK = Sink(
@@ -49,3 +52,29 @@ def test_a_failure_before_the_transaction_drops_the_counts_of_its_batch(deliver)
         deliver(sink)
 
     assert 0 == sink.flush().applied
+
+
+@pytest.mark.parametrize(
+    ("columns", "lacking"),
+    [
+        (("number", "_position", "_deleted"), "id"),
+        (("id", "_position"), "_deleted"),
+        (("id", "_deleted"), "position"),
+    ],
+)
+def test_a_table_without_a_column_of_the_sinks_cannot_be_read(
+    columns, lacking, monkeypatch
+):
+    """
+    Its owner has renamed or dropped the column; the other routes are still verified.
+    """
+    registered = SimpleNamespace(fetchone=lambda: ("1 2", ["id"], None))
+    connection = SimpleNamespace(execute=lambda _: registered)
+    session = SimpleNamespace(transaction=lambda: nullcontext(connection))
+    monkeypatch.setattr(read, "TargetSession", lambda _: session)
+    found = dict.fromkeys(columns, "text")
+    monkeypatch.setattr(read, "columns_of", lambda *_: found)
+    reader = read.PostgresReader(SINK)
+
+    with pytest.raises(ForeignRelationError, match=f"the column {lacking}"):
+        next(reader.rows("shop.orders"))

@@ -10,6 +10,7 @@ from pyarrow import parquet
 from towpath.settings import Route, Sink, SinkKind
 from towpath.sinks.errors import TargetUnavailableError
 from towpath.sinks.targets.warehouse.client import (
+    ForeignTableError,
     WarehouseAddressError,
     catalog_conf,
     catalog_properties,
@@ -169,9 +170,30 @@ def test_a_foreign_row_without_a_position_is_below_every_other(monkeypatch):
     batch = pa.RecordBatch.from_pydict(
         {"id": [7], "_position": pa.nulls(1, pa.string()), "_is_deleted": [False]}
     )
-    scan = SimpleNamespace(to_arrow_batch_reader=lambda: [batch])
-    table = SimpleNamespace(scan=lambda _: scan, properties={KEY_PROPERTY: '["id"]'})
     reader = WarehouseReader(warehouse("postgresql://db/w"))
-    monkeypatch.setattr(reader, "_table", lambda _: table)
+    monkeypatch.setattr(reader, "_table", lambda _: _stored(batch))
 
     assert [("7", "")] == [(row.key, row.position) for row in reader.rows("s.t")]
+
+
+def test_a_table_without_a_column_of_its_key_cannot_be_read(monkeypatch):
+    """
+    Its owner has renamed the column; the other routes are still verified.
+    """
+    batch = pa.RecordBatch.from_pydict({"number": [7]})
+    reader = WarehouseReader(warehouse("postgresql://db/w"))
+    monkeypatch.setattr(reader, "_table", lambda _: _stored(batch))
+
+    for read in (reader.rows("s.t"), reader.at("s.t", ["7"])):
+        with pytest.raises(ForeignTableError, match=r"s\.t lacks the key column id"):
+            list(read)
+
+
+def _stored(batch):
+    """Return a table with the key ``id``, and these rows."""
+    return SimpleNamespace(
+        name=lambda: ("s", "t"),
+        properties={KEY_PROPERTY: '["id"]'},
+        scan=lambda _: SimpleNamespace(to_arrow_batch_reader=lambda: [batch]),
+        schema=lambda: SimpleNamespace(column_names=batch.schema.names),
+    )

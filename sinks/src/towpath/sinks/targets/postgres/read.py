@@ -18,7 +18,7 @@ from towpath.sinks.key_text import key_parts, key_text
 from towpath.sinks.ports import StoredRow
 from towpath.sinks.postgres import Connection, text_form
 from towpath.sinks.targets.postgres import schema
-from towpath.sinks.targets.postgres.client import TargetSession
+from towpath.sinks.targets.postgres.client import ForeignRelationError, TargetSession
 from towpath.sinks.targets.postgres.schema import (
     IS_DELETED,
     POSITION,
@@ -101,7 +101,12 @@ def erasure(table: TargetTable, keys: Sequence[str]) -> sql.Composed:
 
 
 def _described(connection: Connection, route: str) -> TargetTable | None:
-    """Describe a table as it is in the target; ``None`` if no sink has created it."""
+    """
+    Describe a table as it is in the target; ``None`` if no sink has created it.
+
+    Raises:
+        ForeignRelationError: The table lacks a column that a sink has created.
+    """
     name = schema.table_name(route)
     table = TargetTable(*name, (), ())
     if not columns_of(connection, table.schema, schema.REGISTRY):
@@ -112,6 +117,10 @@ def _described(connection: Connection, route: str) -> TargetTable | None:
         return None
     is_log = POSITION not in found
     own = () if is_log else (POSITION, IS_DELETED)
+    needed = {*stored[1], *(own or (_LOG_POSITION,))}
+    if lacking := ", ".join(sorted(needed - found.keys())):
+        message = f"{table.schema}.{table.name} lacks the column {lacking}"
+        raise ForeignRelationError(message)
     columns = (TargetColumn(*each) for each in found.items() if each[0] not in own)
     return TargetTable(*name, tuple(columns), tuple(stored[1]), is_log)
 

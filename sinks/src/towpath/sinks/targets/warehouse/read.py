@@ -142,12 +142,22 @@ def _scan(
 
 
 def _key(table: Table) -> tuple[str, ...]:
+    """
+    Return the key of a table.
+
+    Raises:
+        ForeignTableError: No sink has created the table, or it lacks a key column.
+    """
     stored = table.properties.get(KEY_PROPERTY)
+    name = ".".join(table.name())
     if stored is None:
-        name = ".".join(table.name())
         message = f"{name} exists, but no sink has created it"
         raise ForeignTableError(message)
-    return tuple(json.loads(stored))
+    key = tuple(json.loads(stored))
+    if lacking := ", ".join(sorted(set(key).difference(table.schema().column_names))):
+        message = f"{name} lacks the key column {lacking}"
+        raise ForeignTableError(message)
+    return key
 
 
 def _may_match(table: Table, keys: Iterable[str]) -> BooleanExpression:

@@ -271,6 +271,7 @@ def test_the_health_of_many_indexes_is_read_in_calls_that_fit_into_a_request_lin
         return {
             f"{name}-1": {"settings": {"index": {"refresh_interval": "-1"}}}
             for name in index.split(",")
+            if not name.endswith("-next")
         }
 
     routes = [Route(topic="t", name=f"{'x' * 200}{number:03}") for number in range(60)]
@@ -288,3 +289,39 @@ def test_the_health_of_many_indexes_is_read_in_calls_that_fit_into_a_request_lin
 
     assert 60 == len([one for one in found if one.id == "search-refresh"])
     assert max(map(len, lines)) < 4000
+
+
+def test_the_old_index_of_a_rebuild_needs_no_refresh_interval():
+    """
+    The sink refreshes it after each batch, and only after the new one.
+    """
+    indexes = {
+        "orders-1": {"aliases": {"orders": {}}},
+        "orders-2": {"aliases": {"orders-next": {}}},
+        "lines-1": {"aliases": {"lines": {}}},
+    }
+    for index in indexes.values():
+        index["settings"] = {"index": {"refresh_interval": "-1"}}
+
+    def describe(index, params):
+        del params
+        names = set(index.split(","))
+        return {n: one for n, one in indexes.items() if names & one["aliases"].keys()}
+
+    client = SimpleNamespace(
+        info=lambda: {"version": {"number": "3.1.0"}},
+        transport=SimpleNamespace(perform_request=lambda *_: {}),
+        indices=SimpleNamespace(get=describe),
+        close=lambda: None,
+    )
+    routes = tuple(Route(topic="t", name=name) for name in ("orders", "lines"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(search_upkeep, "connect", lambda _: client)
+        sink = SINK.model_copy(update={"route": routes})
+        clock = SimpleNamespace(now=lambda: None)
+        found = list(search_upkeep.health(sink, clock))
+
+    assert [
+        "index lines-1 is never refreshed",
+        "index orders-2 is never refreshed",
+    ] == [one.what for one in found if one.id == "search-refresh"]

@@ -50,6 +50,7 @@ from towpath.sinks.targets.search.schema import (
     POSITION_FIELD,
     interval,
     is_made_by_sink,
+    next_alias,
 )
 
 # About ten thousand documents are deleted per second; a longer sweep is retried.
@@ -334,7 +335,8 @@ def _health(client: OpenSearch, sink: Sink) -> SearchHealth:
     bounds = _watermarks(client)
     params = {"ignore_unavailable": "true", "expand_wildcards": "none"}
     indexes: dict[str, Any] = {}
-    for names in in_calls([route.name for route in sink.route]):
+    own = [n for route in sink.route for n in (route.name, next_alias(route.name))]
+    for names in in_calls(own):
         indexes |= client.indices.get(index=",".join(names), params=dict(params))
     stamps = [node["timestamp"] for node in nodes if "timestamp" in node]
     return SearchHealth(
@@ -348,7 +350,10 @@ def _health(client: OpenSearch, sink: Sink) -> SearchHealth:
         },
         low_watermark=bounds.get("low", LOW_WATERMARK),
         flood_stage=bounds.get("flood_stage", FLOOD_STAGE),
-        indexes=[_index_health(*each) for each in sorted(indexes.items())],
+        indexes=[
+            _index_health(name, description, is_replaced=_is_replaced(name, indexes))
+            for name, description in sorted(indexes.items())
+        ],
         now=datetime.fromtimestamp(max(stamps) / 1000, UTC) if stamps else None,
     )
 
@@ -364,14 +369,23 @@ def _watermarks(client: OpenSearch) -> dict[str, str]:
     }
 
 
-def _index_health(name: str, description: Mapping[str, Any]) -> IndexHealth:
+def _is_replaced(name: str, indexes: Mapping[str, Any]) -> bool:
+    """Return whether a rebuild is filling the index that replaces an index."""
+    known = {n for each in indexes.values() for n in each.get("aliases", ())}
+    return any(next_alias(n) in known for n in indexes[name].get("aliases", ()))
+
+
+def _index_health(
+    name: str, description: Mapping[str, Any], *, is_replaced: bool
+) -> IndexHealth:
     settings = description["settings"]["index"]
     blocks = settings.get("blocks", {})
     return IndexHealth(
         name=name,
         replicas=int(settings.get("number_of_replicas", 1)),
         blocks=sorted(block for block, value in blocks.items() if value == "true"),
-        refresh=settings.get("refresh_interval", ""),
+        # During a rebuild the sink itself refreshes the old index.
+        refresh="" if is_replaced else settings.get("refresh_interval", ""),
         dynamic=str(description.get("mappings", {}).get("dynamic", "true")),
     )
 

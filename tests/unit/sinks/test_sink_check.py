@@ -2,12 +2,15 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from towpath.settings import Settings, Sink
 from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.cli import sink as command
 from towpath.sinks.errors import (
     ShapeUnknownError,
     SourceUnavailableError,
+    StateNotWrittenError,
     TargetUnavailableError,
 )
 from towpath.sinks.kinds import Kind
@@ -155,3 +158,24 @@ def test_a_table_that_may_not_be_looked_up_is_not_reported_as_missing(monkeypatc
     text = "cache: the source has no table shop.lines, although an expression of "
 
     assert [f"{text}source.tables selects it"] == [one.text for one in found]
+
+
+def test_a_sink_whose_state_cannot_be_written_does_not_run(tmp_path, monkeypatch):
+    """
+    The wrapper of Java is the first file in the state folder.
+    """
+    (tmp_path / "state").touch()
+    config = tmp_path / "towpath.toml"
+    config.write_text(
+        'version = 1\nstate_folder = "state"\n'
+        '[[source]]\ndsn = "host=x"\ntables = ["shop.orders"]\n'
+        '[kafka]\nbootstrap_servers = "unused:1"\n'
+        '[registry]\nurl = "http://unused"\n'
+        '[[sink]]\nname = "s"\nkind = "cache"\nurl = "redis://x"\n'
+        '[[sink.route]]\nname = "r"\ntopic = "towpath.shop.orders"\n'
+    )
+    monkeypatch.delenv("TOWPATH_SPARK_JARS", raising=False)
+    monkeypatch.setattr(command.store, "of", lambda _: tmp_path)
+
+    with pytest.raises(StateNotWrittenError, match="state/java: Not a directory"):
+        command.run("s", config=config)

@@ -28,6 +28,7 @@ from towpath.sinks.kafka.client import KafkaRelations
 from towpath.sinks.kafka.repairs import table_behind
 from towpath.sinks.kinds import check_kinds
 from towpath.sinks.state.declare import sink_named
+from towpath.sinks.state.progress import writing
 from towpath.sinks.targets.checks import Finding, check_sink, check_target, check_topics
 from towpath.sinks.verify.source import Source
 
@@ -56,13 +57,10 @@ def run(
     if "TOWPATH_SPARK_JARS" in environ:
         return sinks.run(path, list(names), driver)
     wrapper = load(path, environ).state_folder / "java"
-    return sinks.run(
-        path,
-        list(names),
-        driver,
-        java_home=java.spark_home(wrapper, environ),
-        jars=store.of("spark"),
-    )
+    with writing(wrapper):
+        java_home = java.spark_home(wrapper, environ)
+    jars = store.of("spark")
+    return sinks.run(path, list(names), driver, java_home=java_home, jars=jars)
 
 
 def check(*names: str, config: ConfigOption = None) -> int:

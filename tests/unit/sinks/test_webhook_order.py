@@ -5,10 +5,15 @@ import pytest
 from support.relay_bench import Clock
 from towpath.settings.sink import WebhookOptions
 from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin
-from towpath.sinks.errors import BatchRefusedError, TargetUnavailableError
+from towpath.sinks.errors import (
+    BatchRefusedError,
+    TargetBusyError,
+    TargetUnavailableError,
+)
 from towpath.sinks.ports import Batch
 from towpath.sinks.targets.webhook import sink as webhook
 from towpath.sinks.targets.webhook.client import ReceiverOutcome, ReceiverVerdict
+from towpath.sinks.targets.webhook.write import FailingKeys
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - of the tests
 ORIGIN = Origin("t", 0, 0)
@@ -67,3 +72,14 @@ def test_no_event_passes_a_refused_one_when_the_batch_is_retried(monkeypatch):
     sink.close()
 
     assert ["e1", "row", "row"] == sorted(receiver.sent)
+
+
+@pytest.mark.parametrize(("pause_s", "least_s"), [(0.0, 0.2), (7.0, 7.0)])
+def test_a_key_waits_even_if_the_receiver_asks_for_no_pause(pause_s, least_s):
+    """
+    Retry-After: 0, or a date in the past, would repeat the request at full speed.
+    """
+    failing = FailingKeys(WebhookOptions(secrets=(SECRET,)), Clock())
+    failing.failed(("orders", "7"), TargetBusyError("busy", retry_after_s=pause_s))
+
+    assert failing.wait_s(("orders", "7")) >= least_s

@@ -1,9 +1,9 @@
 """
 Send the lanes of a batch, and track the keys on which the receiver fails.
 
-A key on which the receiver fails waits for the time in ``Retry-After``, or for a time
-that grows with each attempt. It is given up after a minimum number of attempts and a
-minimum time.
+A key on which the receiver fails waits for the pause that the receiver asks for, or, if
+it asks for none, for a time that grows with each attempt. The key is given up after a
+minimum number of attempts and a minimum time.
 
 A receiver that is down fails on every request. In that case no key is the cause, so no
 key is parked or given up, however long the receiver is down. So before a key counts as
@@ -171,10 +171,10 @@ class FailingKeys:
         now_s = self._clock.monotonic_s()
         known = self._failing.pop(ordering_key, None)
         attempts = 0 if known is None else known.attempts
-        if isinstance(error, BusyError):
+        delay_s = _BACKOFF.delay_s(attempts)
+        # A Retry-After of zero must not repeat the request without a pause.
+        if isinstance(error, BusyError) and error.retry_after_s:
             delay_s = error.retry_after_s
-        else:
-            delay_s = _BACKOFF.delay_s(attempts)
         since_s = now_s if known is None else known.since_s
         self._failing[ordering_key] = _FailingKey(
             since_s, attempts + 1, now_s + delay_s, str(error)

@@ -11,6 +11,7 @@ from towpath.settings import Route, Sink
 from towpath.sinks.errors import TargetUnavailableError
 from towpath.sinks.postgres import parameters_of
 from towpath.sinks.targets.cache import client as cache_client
+from towpath.sinks.targets.cache import read as cache_read
 from towpath.sinks.targets.cache import upkeep as cache_upkeep
 from towpath.sinks.targets.cache.client import translated
 from towpath.sinks.targets.postgres.client import TargetSession
@@ -203,6 +204,52 @@ def test_a_refused_command_is_reported_whatever_the_users_name():
         [found] = cache_upkeep.missing_rights(SINK, "towpath")
 
     assert "the cache's user may not run SCAN: ACL SETUSER <user> +scan" == found
+
+
+class ForeignHash:
+    """A server with one hash of another program, whose bytes are not UTF-8."""
+
+    is_cluster = False
+
+    def __init__(self, *_):
+        self.all = (self,)
+        self._read = []
+
+    def discover(self):
+        """Do nothing."""
+
+    def client_of(self, _):
+        """Return the only server."""
+        return self
+
+    def pipeline(self, **_):
+        """Return the server itself."""
+        return self
+
+    def scan(self, *_):
+        """Return its key, as the client decodes it."""
+        return iter([b"towpath:orders:7\xff".decode(errors="surrogateescape")])
+
+    def hgetall(self, place):
+        """Note a key to be read."""
+        self._read.append(place.encode(errors="surrogateescape"))
+
+    def execute(self, **_):
+        """Return a hash for the known key, and none for any other."""
+        read, self._read = self._read, []
+        found = {b"n\xfe".decode(errors="surrogateescape"): "1"}
+        return [dict(found) if one == b"towpath:orders:7\xff" else {} for one in read]
+
+
+def test_a_foreign_key_that_is_not_utf_8_can_be_verified(monkeypatch):
+    """
+    It is reported as text, and found again by this text.
+    """
+    monkeypatch.setattr(cache_read, "Servers", ForeignHash)
+    reader = cache_read.CacheReader("redis://x", "towpath")
+    rows = [*reader.rows("orders"), *reader.at("orders", [r"7\xff"])]
+
+    assert [(r"7\xff", {r"n\xfe": "1"})] * 2 == [(row.key, row.fields) for row in rows]
 
 
 @pytest.mark.parametrize(

@@ -30,13 +30,16 @@ class CacheReader:
     def __init__(self, url: str, prefix: str) -> None:
         self._servers = Servers(url)
         self._prefix = prefix
+        # The names of rows whose keys were escaped.
+        self._unescaped: dict[str, str] = {}
 
     def rows(self, route: str) -> Iterator[StoredRow]:
         """
         Yield the rows of all keys of a route; fields are text, null is absent.
 
         A value of another type, which another program wrote under the name of a row,
-        counts as a row without fields or a position.
+        counts as a row without fields or a position. Bytes of another program that are
+        not UTF-8 are escaped, because reports and temporary files hold text.
         """
         with translated():
             self._servers.discover()
@@ -51,7 +54,7 @@ class CacheReader:
             for place, fields in zip(batch, hashes, strict=True):
                 # A tombstone that expired since the scan is left out.
                 if fields:
-                    yield _stored(place[begins_at:], fields)
+                    yield self._stored(place[begins_at:], fields)
 
     def at(self, route: str, keys: Iterable[str]) -> Iterator[StoredRow]:
         """Read the rows of some keys, in the form of ``rows``."""
@@ -61,10 +64,11 @@ class CacheReader:
         remaining = iter(keys)
         while batch := list(islice(remaining, ROWS_PER_TRIP)):
             with translated():
-                hashes = self._hashes([begins + key for key in batch])
+                names = [begins + self._unescaped.get(key, key) for key in batch]
+                hashes = self._hashes(names)
             for key, fields in zip(batch, hashes, strict=True):
                 if fields:
-                    yield _stored(key, fields)
+                    yield self._stored(key, fields)
 
     def sample(self, route: str, count: int) -> Iterator[StoredRow]:
         """
@@ -81,6 +85,18 @@ class CacheReader:
 
     def close(self) -> None:
         self._servers.close()
+
+    def _stored(self, key: str, fields: dict[str, str]) -> StoredRow:
+        try:
+            "".join((key, *fields, *fields.values())).encode()
+        except UnicodeEncodeError:
+            fields = {_escaped(name): _escaped(text) for name, text in fields.items()}
+            raw = self._unescaped.get(key, key)
+            key = _escaped(raw)
+            self._unescaped[key] = raw
+        position = fields.pop(POSITION_FIELD, "")
+        is_deleted = fields.pop(TOMBSTONE_FIELD, None) is not None
+        return StoredRow(key, fields, position, is_deleted)
 
     def _places(self, route: str) -> Iterator[str]:
         seen: set[str] = set()  # a scan may return a key twice
@@ -131,7 +147,6 @@ def _row_or_foreign(answer: dict[str, str] | Exception) -> dict[str, str]:
     raise answer
 
 
-def _stored(key: str, fields: dict[str, str]) -> StoredRow:
-    position = fields.pop(POSITION_FIELD, "")
-    is_deleted = fields.pop(TOMBSTONE_FIELD, None) is not None
-    return StoredRow(key, fields, position, is_deleted)
+def _escaped(text: str) -> str:
+    """Return a text in which bytes that are not UTF-8 are escaped."""
+    return text.encode(errors="surrogateescape").decode(errors="backslashreplace")

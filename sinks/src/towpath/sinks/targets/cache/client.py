@@ -191,7 +191,12 @@ class Servers:
         self.all = tuple(dict.fromkeys(c for c in of_slot if c is not None))
 
     def client_of(self, place: str) -> Any:  # noqa: ANN401 - redis-py's
-        """Return the client of the server that holds a key."""
+        """
+        Return the client of the server that holds a key.
+
+        Raises:
+            TargetBusyError: No server of the cluster has the key's slot.
+        """
         if not self.is_cluster:
             return self._first
         client = self._of_slot[slot_of(place)]

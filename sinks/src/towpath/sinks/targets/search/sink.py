@@ -180,7 +180,7 @@ class SearchSink:
         tally.refused += written.refused
         if written.refused_by_old:
             _log.warning(
-                "index documents refused by the old index: the new one has them",
+                "index documents refused by the old index: the rebuild replaces it",
                 documents=written.refused_by_old,
             )
 

@@ -178,6 +178,7 @@ def erase(sink: Sink, _: str) -> None:
 
     Raises:
         UnavailableError: OpenSearch does not answer; try again.
+        SearchRefusedError: OpenSearch refuses the credentials or a call.
     """
     client = connect(sink.url)
     try:
@@ -200,13 +201,14 @@ def erase_documents(
     client: OpenSearch, indexes: Iterable[str], ids: Sequence[str], clock: Clock
 ) -> None:
     """
-    Delete documents of any version; safe to repeat.
+    Replace documents of any version by tombstones below all positions; safe to repeat.
 
     An index remembers for a minute the version at which a document was deleted, and
     refuses lower ones. This call makes the index forget the version immediately.
 
     Raises:
-        UnavailableError: OpenSearch does not answer; try again.
+        UnavailableError: OpenSearch does not answer, or a document is still there; try
+            again.
     """
     for index in indexes:
         with translated():

@@ -7,6 +7,7 @@ from towpath.settings.sink import WebhookOptions
 from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin
 from towpath.sinks.errors import (
     BatchRefusedError,
+    StateNotWrittenError,
     TargetBusyError,
     TargetUnavailableError,
 )
@@ -72,6 +73,29 @@ def test_no_event_passes_a_refused_one_when_the_batch_is_retried(monkeypatch):
     sink.close()
 
     assert ["e1", "row", "row"] == sorted(receiver.sent)
+
+
+def test_a_batch_is_counted_once_if_its_probe_cannot_be_saved(monkeypatch, tmp_path):
+    """
+    The batch is applied again, and its verdicts are known.
+    """
+    monkeypatch.setattr(webhook, "WebhookClient", Receiver)
+    monkeypatch.setattr(Receiver, "is_failing", False)
+    options = WebhookOptions(secrets=(SECRET,))
+    folder = tmp_path / "folder"
+    folder.touch()
+    sink = webhook.WebhookSink("http://unused", options, Clock(), folder / "probe")
+    batch = Batch(1, changes=(ROW,))
+    sink.apply(batch)
+    with pytest.raises(StateNotWrittenError):
+        sink.flush()
+    folder.unlink()
+    folder.mkdir()
+    sink.apply(batch)
+    checkpoint = sink.flush()
+    sink.close()
+
+    assert (1, ["row"]) == (checkpoint.applied, sink._client.sent)
 
 
 @pytest.mark.parametrize(("pause_s", "least_s"), [(0.0, 0.2), (7.0, 7.0)])

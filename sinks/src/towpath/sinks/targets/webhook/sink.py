@@ -117,9 +117,11 @@ class WebhookSink:
         self._tally.add(tally)
 
     def flush(self) -> Checkpoint:
-        # The receiver stores each change before it responds.
+        # The receiver stores each change before it responds. Taken first: if the probe
+        # cannot be saved, the batch is applied and counted again.
+        checkpoint = self._tally.take()
         self._health_probe.save()
-        return self._tally.take()
+        return checkpoint
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

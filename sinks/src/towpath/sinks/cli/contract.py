@@ -165,7 +165,7 @@ def sql_files(paths: Sequence[Path]) -> Step:
 
 
 def _run_file(dsn: str, path: Path) -> None:
-    """Run a file in its own session, as its author's tool would."""
+    """Run a file in its own session, as one transaction unless the file commits."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

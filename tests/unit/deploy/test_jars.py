@@ -287,6 +287,19 @@ def test_an_unknown_lock_is_named_beside_those_there_are(
     assert "there is no lock s4 (locks: " in capsys.readouterr().err
 
 
+def test_an_unknown_use_is_named_beside_those_there_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    The command would succeed without fetching anything.
+    """
+    monkeypatch.setattr("sys.argv", ["jars", "--only", "spork"])
+    with pytest.raises(SystemExit, match="2"):
+        command.main()
+
+    assert "there is no use spork (uses: kafka, " in capsys.readouterr().err
+
+
 def test_maven_is_given_everything_by_name(tmp_path: Path) -> None:
     """
     One module for each use, each archive named, what it depends on left out.

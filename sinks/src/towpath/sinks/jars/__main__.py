@@ -30,6 +30,11 @@ def main() -> int:
             parser.error(f"there is no lock {path.stem} (locks: {known})")
     jars = [jar for path in (store.LOCK, *further) for jar in store.read_lock(path)]
     if wanted.only:
+        uses = {jar.use for jar in jars}
+        for use in wanted.only:
+            if use not in uses:
+                known = ", ".join(sorted(uses))
+                parser.error(f"there is no use {use} (uses: {known})")
         jars = [jar for jar in jars if jar.use in wanted.only]
     if not store.missing(jars, store.folder(environ)):
         return 0

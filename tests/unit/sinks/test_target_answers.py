@@ -123,6 +123,14 @@ def test_columns_of_the_sinks_own_tables_are_refused(name):
     assert not unfit_name(f"{name}s")
 
 
+def test_a_column_name_that_postgres_cuts_off_is_refused():
+    """
+    The shortened name is not found again when the sink opens its table once more.
+    """
+    assert "more than 63 bytes" in unfit_name("ä" * 32)
+    assert not unfit_name("ä" * 31)
+
+
 @pytest.mark.parametrize(
     "answer",
     [

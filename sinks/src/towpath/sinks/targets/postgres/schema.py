@@ -34,6 +34,7 @@ KEPT: Final = "_kept"
 ROW_NUMBER: Final = "_row"
 
 REGISTRY: Final = "towpath_tables"
+_LONGEST_NAME_BYTES: Final = 63
 _LIVE: Final = "_live"
 
 # Source types that the target has too, and reads exactly from the text in records.
@@ -148,8 +149,11 @@ def table_of(route: Route, shape: RelationShape | None) -> TargetTable:
 
 def unfit_name(column: str) -> str:
     """Return why the target cannot have a column of this name; empty if it can."""
-    is_own = column in RESERVED_COLUMNS or column in {KEPT, ROW_NUMBER}
-    return "is reserved for the sink" if is_own else ""
+    if column in RESERVED_COLUMNS or column in {KEPT, ROW_NUMBER}:
+        return "is reserved for the sink"
+    if len(column.encode()) > _LONGEST_NAME_BYTES:
+        return f"has more than {_LONGEST_NAME_BYTES} bytes, which Postgres cuts off"
+    return ""
 
 
 def _type(column: Column, *, is_key: bool) -> str:

@@ -51,7 +51,11 @@ _BUSY_PAUSE_S: Final = 1.0
 
 
 class ForeignRelationError(HaltError):
-    """A table exists that no sink created for the route, or that has another key."""
+    """
+    A table exists that no sink created for the route, or that has another key.
+
+    A table that lacks a column of its key, or of the sink's own, cannot be read either.
+    """
 
     remedy = (
         "Give the route another name, or drop the table in the target and fill the "

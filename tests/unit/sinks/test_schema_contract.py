@@ -259,6 +259,23 @@ def test_a_key_of_the_configuration_is_not_that_of_the_table():
     assert "key changed" in {one.change for one in evaluate(before, gone, other)}
 
 
+@pytest.mark.parametrize("identity", ["d", "n", "f"])
+def test_a_unique_index_is_the_key_of_a_table_without_a_primary_key(identity):
+    """
+    The relay publishes rows by it, whatever the replica identity.
+    """
+    before = catalog(column("text"))
+    unique = (UniqueKey((2,), is_primary=False, is_identity=False),)
+    table = replace(before.tables[7], keys=unique, identity=identity)
+    with_key, without = (
+        Catalog({7: replace(table, keys=keys)}, {}) for keys in (unique, ())
+    )
+    found = evaluate(with_key, without, settings())
+
+    assert ["key changed"] == [one.change for one in found]
+    assert "from c2 to nothing" in found[0].sentence
+
+
 def test_a_table_that_is_not_captured_has_no_findings():
     """
     Nobody reads it.

@@ -101,13 +101,13 @@ class Table:
         """
         The numbers of the key columns of the table's records; empty without a key.
 
-        The key is that of the replica identity's index, or else the primary key. If the
-        table has neither, but the identity FULL, the first unique index is its key.
+        The key is that of the replica identity's index, or else the primary key, or
+        else that of the first unique index.
         """
         chosen = [
             *(k for k in self.keys if k.is_identity and self._has_index_identity),
             *(k for k in self.keys if k.is_primary),
-            *(k for k in self.keys if self.identity == FULL),
+            *self.keys,
         ]
         return chosen[0].numbers if chosen else ()
 

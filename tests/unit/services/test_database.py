@@ -1,5 +1,7 @@
 """Which of the driver's errors are the platform's failures, found by SQLSTATE alone."""
 
+from types import SimpleNamespace
+
 import psycopg2
 import pytest
 from sqlalchemy import create_engine
@@ -11,6 +13,7 @@ from towpath.services.plumbing.database import (
     DatabaseUnavailableError,
     MissingRightsError,
     MissingTableError,
+    UnitOfWork,
     create_role,
     failure_of,
     make_engine,
@@ -80,3 +83,34 @@ def test_an_address_that_cannot_be_read_is_one_error_without_the_password():
         create_role(administration, unreadable)
 
     assert "secret" not in f"{served.value} {created.value}"
+
+
+def test_a_connection_that_is_lost_at_the_end_of_a_unit_is_unavailable():
+    """
+    The rollback at the end fails too: not a defect of the service, and nothing leaks.
+    """
+    closed = []
+
+    def lose():
+        raise error_with("57P01", psycopg2.OperationalError)
+
+    connection = SimpleNamespace(close=lambda: closed.append("connection"))
+    engine = SimpleNamespace(connect=lambda: connection)
+    session = SimpleNamespace(info={}, close=lose)
+    unit = UnitOfWork(SessionFactory(engine, session))
+    with pytest.raises(DatabaseUnavailableError), unit:
+        pass
+
+    assert ["connection"] == closed
+
+
+class SessionFactory:
+    """Makes one session, over an engine."""
+
+    def __init__(self, engine, session):
+        self.kw = {"bind": engine}
+        self._session = session
+
+    def __call__(self, **_given):
+        """Return the session."""
+        return self._session

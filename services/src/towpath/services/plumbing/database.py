@@ -367,10 +367,13 @@ class UnitOfWork:
         error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        self.session.close()
-        self._connection.close()
-        if isinstance(error, DBAPIError | PoolTimeoutError):
-            with translated():
+        with translated():
+            try:
+                # Fails if the connection was lost: it rolls back.
+                self.session.close()
+            finally:
+                self._connection.close()
+            if isinstance(error, DBAPIError | PoolTimeoutError):
                 raise error
 
 

@@ -1,5 +1,7 @@
 """Which of the driver's errors are the platform's failures, found by SQLSTATE alone."""
 
+from contextlib import contextmanager, suppress
+from functools import partial
 from types import SimpleNamespace
 
 import psycopg2
@@ -8,6 +10,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import DBAPIError
 
 from towpath.schemas.failure import UsageError
+from towpath.services.inventory.repository import seed_products, seed_reservations
+from towpath.services.orders.__main__ import seed_shop
 from towpath.services.plumbing.database import (
     DatabaseBusyError,
     DatabaseUnavailableError,
@@ -27,6 +31,11 @@ def error_with(state: str | None, kind=psycopg2.DatabaseError) -> DBAPIError:
         pgcode = state
 
     return DBAPIError("select 1", {}, Named("some text"))
+
+
+def lost_connection() -> DBAPIError:
+    """Make the error of a connection that the server has ended."""
+    return error_with("57P01", psycopg2.OperationalError)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +101,7 @@ def test_a_connection_that_is_lost_at_the_end_of_a_unit_is_unavailable():
     closed = []
 
     def lose():
-        raise error_with("57P01", psycopg2.OperationalError)
+        raise lost_connection()
 
     connection = SimpleNamespace(close=lambda: closed.append("connection"))
     engine = SimpleNamespace(connect=lambda: connection)
@@ -114,3 +123,53 @@ class SessionFactory:
     def __call__(self, **_given):
         """Return the session."""
         return self._session
+
+
+class SeededEngine:
+    """An engine that executes nothing, and remembers the statements."""
+
+    def __init__(self):
+        self.statements = []
+
+    @contextmanager
+    def begin(self):
+        """Begin a transaction."""
+        yield self
+
+    connect = begin
+
+    def execution_options(self, **_given):
+        """Ignore the isolation level."""
+
+    def execute(self, statement, _values=None):
+        """Remember a statement; ANALYZE finds the connection lost."""
+        self.statements.append(str(statement))
+        if str(statement).startswith("analyze"):
+            raise lost_connection()
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        partial(seed_products, products=9, units=1, scarce=1),
+        partial(seed_reservations, orders=9, first_order=1, seed=1),
+        partial(seed_shop, orders=9, customers=1),
+    ],
+)
+def test_a_seed_may_take_as_long_as_its_rows_need(seed):
+    """
+    The limit of a request's statements does not hold for the seed of a large shop.
+    """
+    engine = SeededEngine()
+    with suppress(DatabaseUnavailableError):
+        seed(engine)
+
+    assert "set local statement_timeout = 0" == engine.statements[0]
+
+
+def test_a_connection_that_is_lost_while_a_seed_is_analyzed_is_unavailable():
+    """
+    The command ends with one error and its remedy, as for the seed's other statements.
+    """
+    with pytest.raises(DatabaseUnavailableError):
+        seed_shop(SeededEngine(), orders=9, customers=1)

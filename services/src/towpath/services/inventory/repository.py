@@ -296,6 +296,7 @@ def seed_products(engine: Engine, *, products: int, units: int, scarce: int) -> 
     """
     values = {"products": products, "units": units, "scarce": scarce}
     with translated(), engine.begin() as connection:
+        connection.execute(text("set local statement_timeout = 0"))
         connection.execute(_SEED, values)
 
 

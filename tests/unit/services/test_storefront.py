@@ -1,14 +1,16 @@
 """The storefront's rules without I/O: timelines, baskets, newest copies, options."""
 
+import re
 import uuid
 from types import SimpleNamespace
 
+import httpx2
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from towpath.schemas.failure import UnavailableError, UsageError
 from towpath.services.orders.domain import OrderStatus, Step
-from towpath.services.plumbing.http import MalformedError
+from towpath.services.plumbing.http import MalformedError, NotFoundError
 from towpath.services.storefront import saga
 from towpath.services.storefront.__main__ import create_app, declare
 from towpath.services.storefront.pages import basket_text, parse_basket
@@ -21,7 +23,7 @@ from towpath.services.storefront.read_side import (
     newest,
 )
 from towpath.services.storefront.saga import elapsed_text, timeline_of
-from towpath.services.storefront.shop import Shop
+from towpath.services.storefront.shop import ServiceUnreachableError, Shop
 from towpath.services.storefront.waits import SinkWaits
 
 START = "2026-11-27T03:00:00.000000Z"
@@ -339,3 +341,58 @@ def test_products_too_are_visible_after_a_wait(monkeypatch):
     assert [
         {"index": "orders,products", "params": {"ignore_unavailable": "true"}}
     ] == asked
+
+
+class ShopWithOutage:
+    """A shop with an order of four products, whose inventory fails at the third."""
+
+    def __init__(self):
+        self.asked = []
+
+    def order(self, order_id):
+        """Return the order."""
+        lines = [
+            {"product_id": f"product-{n}", "quantity": 1, "unit_price": "1.00"}
+            for n in range(4)
+        ]
+        content = {"order_id": order_id, "lines": lines, "note": None, "version": 1}
+        return order("placed") | content | {"currency": "EUR", "total": "4.00"}
+
+    def product(self, product_id):
+        """Return a product; the first one is no longer known."""
+        self.asked.append(product_id)
+        if product_id == "product-0":
+            raise NotFoundError(product_id)
+        if product_id == "product-2":
+            raise UnavailableError(product_id)
+        return {"name": f"Name of {product_id}"}
+
+
+def test_an_order_is_shown_without_asking_a_failed_inventory_for_each_line():
+    """
+    A page would otherwise wait for each of up to a hundred lines.
+    """
+    cache = OrderCache("redis://127.0.0.1:1", "towpath")
+    shop = ShopWithOutage()
+    reads = ReadSide(SearchIndex("http://127.0.0.1:1"), cache, None)
+    page = create_app(shop, reads).test_client().get("/orders/7")
+    names = ["product-0", "Name of product-1", "product-2", "product-3"]
+
+    assert 200 == page.status_code
+    assert names == re.findall("<tr><td>([^<]+)</td>", page.text)
+    assert ["product-0", "product-1", "product-2"] == shop.asked
+
+
+@pytest.mark.parametrize("body", ["[]", '{"message": "no Route matched"}', "null"])
+def test_a_refusal_that_is_not_the_services_own_is_no_answer(body, monkeypatch):
+    """
+    A gateway in front of a service may refuse a request by a document of its own.
+    """
+    answer = httpx2.Response(404, text=body)
+    client = httpx2.Client(
+        base_url="http://orders", transport=httpx2.MockTransport(lambda _: answer)
+    )
+    shop = Shop("http://orders", "http://inventory")
+    monkeypatch.setattr(shop, "_orders", client)
+    with pytest.raises(ServiceUnreachableError, match="http://orders"):
+        shop.order(7)

@@ -23,6 +23,7 @@ is refused.
 
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from decimal import Decimal
 from http import HTTPStatus
@@ -257,7 +258,7 @@ def order(order_id: int) -> str:
         lsn=request.args.get("lsn"),
         written_ms=request.args.get("written"),
         can_wait=_context().reads.can_wait,
-        names={line["product_id"]: _name_of(line) for line in found["lines"]},
+        names=_names_of(found["lines"]),
         **_saga_values(found),
     )
 
@@ -342,13 +343,19 @@ def _saga_values(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _name_of(line: Mapping[str, Any]) -> str:
-    """Return the name of a line's product, or its id if inventory cannot name it."""
-    try:
-        name: str = _context().shop.product(line["product_id"])["name"]
-    except (NotFoundError, UnavailableError):
-        return str(line["product_id"])
-    return name
+def _names_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """
+    Return the names of products; a product that inventory cannot name has its id.
+
+    After a failure inventory is not asked again, because each request may take seconds.
+    """
+    names: dict[Any, str] = {line["product_id"]: line["product_id"] for line in lines}
+    with suppress(UnavailableError):
+        for product_id in names:
+            with suppress(NotFoundError):
+                product = _context().shop.product(product_id)
+                names[product_id] = product["name"]
+    return names
 
 
 def _freshness_of(reads: ReadSide) -> str:

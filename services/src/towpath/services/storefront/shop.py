@@ -3,8 +3,9 @@ The pages' client of the shop's services, over HTTP.
 
 A service's refusal is raised as the error for the same status if it is 404 or 409, and
 as ``InvalidInputError`` otherwise. A service that fails or does not answer is reported
-as unreachable. Writes carry an idempotency key, so that a repeated write is executed
-once, and return the LSN of their commit.
+as unreachable, and so is one whose refusal is not a problem document. Writes carry an
+idempotency key, so that a repeated write is executed once, and return the LSN of their
+commit.
 """
 
 import logging
@@ -18,6 +19,7 @@ import httpx2
 from towpath.schemas.failure import UnavailableError
 from towpath.services.plumbing.http import (
     HEADER,
+    MEDIA_TYPE,
     ConflictError,
     FieldError,
     InvalidInputError,
@@ -169,6 +171,9 @@ def _document(client: httpx2.Client, response: httpx2.Response) -> dict[str, Any
         raise _unreachable(client) from error
     if response.is_success:
         return document
+    if response.headers.get("Content-Type") != MEDIA_TYPE:
+        # A gateway refuses the request, not the service.
+        raise _unreachable(client)
     refusal = _REFUSALS.get(response.status_code, InvalidInputError)
     errors = [FieldError(e["field"], e["reason"]) for e in document.get("errors", [])]
     raise refusal(document["detail"], errors)

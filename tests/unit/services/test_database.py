@@ -173,3 +173,12 @@ def test_a_connection_that_is_lost_while_a_seed_is_analyzed_is_unavailable():
     """
     with pytest.raises(DatabaseUnavailableError):
         seed_shop(SeededEngine(), orders=9, customers=1)
+
+
+def test_an_error_of_the_database_shows_no_values_of_its_statement():
+    """
+    A request that fails unexpectedly is logged with its error, and values are private.
+    """
+    engine = make_engine("postgresql:///shop", pool_size=1)
+
+    assert engine.hide_parameters

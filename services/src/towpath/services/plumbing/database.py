@@ -19,8 +19,8 @@ its connection until it ends, so that it can read the LSN there after the commit
 Services that seed a shop compute their parts of the same orders from one query, because
 none of them reads another's tables.
 
-A service is ready if its database answers and has every table that a write needs, the
-outbox among them.
+A service is ready if its database answers, and has the outbox and the tables that the
+service names.
 """
 
 import zlib
@@ -149,6 +149,8 @@ def make_engine(dsn: str, *, pool_size: int, is_tested: bool = True) -> Engine:
         max_overflow=0,
         pool_timeout=POOL_WAIT_S,
         pool_pre_ping=is_tested,
+        # Errors are logged, and values of rows must not be.
+        hide_parameters=True,
         # An update of several rows is sent as one message, as an insert is.
         executemany_mode="values_plus_batch",
     )
@@ -383,10 +385,10 @@ def table_check(engine: Engine, tables: Sequence[str]) -> Callable[[], None]:
 
     Args:
         engine: The database to check.
-        tables: Qualified names of the tables that a write needs.
+        tables: Qualified names of tables without which the service is not ready.
 
     Returns:
-        A function that raises UnavailableError if the service cannot write.
+        A function that raises UnavailableError if the service is not ready.
     """
     missing = text(
         "select name from unnest(cast(:names as text[])) as name"

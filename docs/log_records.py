@@ -1,9 +1,9 @@
 """
 Writes ``logs.md``, the list of all log records, from the calls in the source.
 
-``make docs`` runs it. Each call of a logger is one row: the text of its event, its
-level, the names of its fields, and the module. Records with the same text and level
-share a row.
+``make docs`` runs it. A row has the text of an event, its level, the names of its
+fields, and the modules that log it: calls with the same text and level share a row. A
+text that is a variable is not listed.
 """
 
 import ast
@@ -78,8 +78,8 @@ _INTRO: Final = """# Log records
 
 Every process writes one record per line: the text of the event, its level, the time,
 and facts as fields. A terminal gets text for people, anything else gets JSON
-(`--log-format` chooses). The text starts with the noun to search for; the part after a
-colon is what the process does next.
+(`--log-format` chooses); the shop's services always write JSON. The text starts with the
+noun to search for; the part after a colon is what the process does next.
 
 Row values, payloads and credentials are never logged.
 

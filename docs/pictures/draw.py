@@ -4,7 +4,7 @@ Draws the pictures of the documentation: each source here becomes ``NAME.svg``.
 ``make docs`` runs it; ``tests/unit/docs/test_pictures.py`` compares the committed
 pictures with their sources. ``NAME.toml`` lists boxes (id, kind, x, y, width, height,
 lines of text) and arrows (from ``id.side``, to ``id.side``, label). Numbers are pixels.
-The colours follow the reader's scheme, light or dark. ``NAME.json`` becomes the plot of
+The colors follow the reader's scheme, light or dark. ``NAME.json`` becomes the plot of
 a command's ``--plot``: it is a document that ``towpath demo compare --json`` printed,
 or has the lines of the table of ``towpath bench all``.
 """

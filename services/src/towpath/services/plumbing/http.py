@@ -344,6 +344,7 @@ def read_form(request: Request, model: type[AnyInput], ignored: str) -> AnyInput
         ignored: A field that every form has and that is not part of the input.
 
     Raises:
+        RequestEntityTooLarge: The form is larger than the application's limit.
         InvalidInputError: A field is unknown or invalid.
     """
     fields = model.model_fields

@@ -119,7 +119,7 @@ def base_app(name: str, engine: Engine, tables: Sequence[str]) -> Flask:
     Args:
         name: The application's name.
         engine: The service's database.
-        tables: Qualified names of the tables that a write needs.
+        tables: Qualified names of tables without which the service is not ready.
     """
     app = app_without_database(name, table_check(engine, tables))
     app.extensions["engine"] = engine

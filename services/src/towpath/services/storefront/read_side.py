@@ -376,8 +376,8 @@ class ReadSide:
         Raises:
             CannotWaitError: An LSN is given, but the storefront has no configuration.
             MalformedError: The LSN is not one of the source.
-            UnavailableError: The LSN is not applied in time, or the search index does
-                not answer.
+            UnavailableError: The LSN is not applied in time, or the database, the
+                broker or the search index does not answer.
         """
         if lsn is None:
             return {}

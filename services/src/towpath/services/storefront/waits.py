@@ -36,7 +36,8 @@ class LsnWaiter(Protocol):
         Return when the sink has applied every commit that ended at or before the LSN.
 
         Raises:
-            UnavailableError: The LSN is not applied in time.
+            UnavailableError: The LSN is not applied in time, or the database or the
+                broker does not answer.
             UsageError: The LSN is outside the history that the relay follows.
         """
 
@@ -78,7 +79,8 @@ class SinkWaits:
 
         Raises:
             MalformedError: The LSN is outside the history that the relay follows.
-            UnavailableError: The LSN is not applied in time.
+            UnavailableError: The LSN is not applied in time, or the database or the
+                broker does not answer.
         """
         began_s = self._clock.monotonic_s()
         deadline = Deadline(self._clock, self._timeout_s)

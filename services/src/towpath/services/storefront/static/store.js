@@ -19,7 +19,7 @@ function live(place) {
     } catch {
       place.classList.add("stale");
     }
-    // A return makes the page anew: a settled order changes no more by itself.
+    // A return loads the page again; a settled order does not change by itself.
     if (!place.querySelector("[data-settled]")) {
       setTimeout(refresh, Date.now() - changedAt > PATIENCE_MS ? SLOW_MS : FAST_MS);
     }

@@ -78,8 +78,8 @@ _INTRO: Final = """# Log records
 
 Every process writes one record per line: the text of the event, its level, the time,
 and facts as fields. A terminal gets text for people, anything else gets JSON
-(`--log-format` chooses); the shop's services always write JSON. The text starts with the
-noun to search for; the part after a colon is what the process does next.
+(`--log-format` chooses); the shop's services always write JSON. The text starts with
+the noun to search for; the part after a colon is what the process does next.
 
 Row values, payloads and credentials are never logged.
 

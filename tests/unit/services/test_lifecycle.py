@@ -1,12 +1,18 @@
 """Background tasks of a serving process, and the options and waits of a start."""
 
 import threading
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import pytest
 
 from towpath.schemas.failure import UnavailableError, UsageError
+from towpath.services.orders import handlers
 from towpath.services.orders.__main__ import ORDERS
+from towpath.services.orders.app import consuming
+from towpath.services.orders.repository import OrderRepository
+from towpath.services.payments.app import CONSUMING as PAYMENTS
+from towpath.services.payments.handlers import ProviderWorker
 from towpath.services.plumbing.server import BackgroundTask, Lifecycle
 from towpath.services.plumbing.service import START_TIMEOUT_S, wait_for_database
 
@@ -143,3 +149,46 @@ def test_an_option_out_of_its_range_is_refused(option: str, value: str, capsys):
         ORDERS.options(["--dsn", NOWHERE, option, value], {})
 
     assert f"argument {option}: must be" in capsys.readouterr().err
+
+
+@contextmanager
+def begin():
+    """Begin a transaction of no database."""
+    yield None
+
+
+def test_calls_to_the_provider_end_with_the_service_however_many_are_due(monkeypatch):
+    """
+    Under load another call is due after each one: the thread would run on for as long.
+    """
+    stopping, calls = threading.Event(), []
+
+    def run_due(_worker):
+        calls.append(1)
+        if len(calls) == 3:
+            stopping.set()
+        return 1 if len(calls) < 9 else 0
+
+    monkeypatch.setattr(ProviderWorker, "run_due", run_due)
+    (task,) = PAYMENTS.tasks(begin, None, SteppingClock(), stopping)
+    task.run()
+
+    assert 3 == len(calls)
+
+
+def test_overdue_orders_are_left_to_the_next_start_once_the_service_stops(monkeypatch):
+    """
+    Each of them may wait for a lock, so that a hundred take minutes.
+    """
+    stopping, expired = threading.Event(), []
+
+    def expire(order_id, _store, _at):
+        expired.append(order_id)
+        stopping.set()
+
+    monkeypatch.setattr(OrderRepository, "overdue", lambda *_: [1, 2, 3])
+    monkeypatch.setattr(handlers, "expire_order", expire)
+    (task,) = consuming().tasks(begin, None, SteppingClock(), stopping)
+    task.run()
+
+    assert [1] == expired

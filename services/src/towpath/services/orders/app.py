@@ -5,6 +5,7 @@ A step of another service moves the order on in the transaction of the inbox. Th
 service itself cancels orders whose deadline has passed, each in its own transaction.
 """
 
+import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -112,12 +113,18 @@ def _record(
 
 
 def _tasks(
-    store: "partial[OrdersStore]", begin: Begin, _engine: Engine, clock: Clock
+    store: "partial[OrdersStore]",
+    begin: Begin,
+    _engine: Engine,
+    clock: Clock,
+    stopping: threading.Event,
 ) -> Sequence[BackgroundTask]:
     def expire() -> None:
         with begin() as session:
             overdue = store(session).orders.overdue(clock.now())
         for order_id in overdue:
+            if stopping.is_set():
+                return
             # An order that always fails must not keep later ones from being cancelled.
             try:
                 with begin() as session:

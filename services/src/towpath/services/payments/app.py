@@ -5,6 +5,7 @@ Its API is ``GET /payments/{order_id}``, which answers 200 or 404. A worker besi
 consumer calls the payment provider.
 """
 
+import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Final
@@ -73,11 +74,13 @@ collector: Final = partial(make_collector, payment_events)
 migrate_payments: Final = partial(migrate, package=MIGRATIONS, schema=SCHEMA)
 
 
-def _tasks(begin: Begin, engine: Engine, clock: Clock) -> Sequence[BackgroundTask]:
+def _tasks(
+    begin: Begin, engine: Engine, clock: Clock, stopping: threading.Event
+) -> Sequence[BackgroundTask]:
     worker = ProviderWorker(begin, SimulatedProvider(engine), clock)
 
     def run_all_due() -> None:
-        while worker.run_due():
+        while not stopping.is_set() and worker.run_due():
             pass
 
     return [

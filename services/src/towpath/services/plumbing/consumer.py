@@ -188,11 +188,14 @@ def make_sessions(
     return sessions
 
 
-# Makes a service's background tasks, from its transactions, its engine and a clock.
-MakeTasks = Callable[[Begin, Engine, Clock], Sequence[BackgroundTask]]
+# Makes a service's background tasks, from its transactions, its engine, a clock, and an
+# event that is set once the service stops: a task that runs for long ends then.
+MakeTasks = Callable[[Begin, Engine, Clock, threading.Event], Sequence[BackgroundTask]]
 
 
-def no_tasks(_begin: Begin, _engine: Engine, _clock: Clock) -> Sequence[BackgroundTask]:
+def no_tasks(
+    _begin: Begin, _engine: Engine, _clock: Clock, _stopping: threading.Event
+) -> Sequence[BackgroundTask]:
     """Return no background work."""
     return ()
 
@@ -242,7 +245,7 @@ def consuming_tasks(
         )
         for name in (f"{parts.consumer.name}-{n}" for n in range(1, _CONSUMERS + 1))
     ]
-    return [*tasks, *parts.tasks(begin, engine, clock)]
+    return [*tasks, *parts.tasks(begin, engine, clock, stopping)]
 
 
 def _consumer_task(

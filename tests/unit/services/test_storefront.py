@@ -10,7 +10,12 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from towpath.schemas.failure import UnavailableError, UsageError
 from towpath.services.orders.domain import OrderStatus, Step
-from towpath.services.plumbing.http import MalformedError, NotFoundError
+from towpath.services.plumbing.http import (
+    FieldError,
+    InvalidInputError,
+    MalformedError,
+    NotFoundError,
+)
 from towpath.services.storefront import saga
 from towpath.services.storefront.__main__ import create_app, declare
 from towpath.services.storefront.pages import basket_text, parse_basket
@@ -396,3 +401,33 @@ def test_a_refusal_that_is_not_the_services_own_is_no_answer(body, monkeypatch):
     monkeypatch.setattr(shop, "_orders", client)
     with pytest.raises(ServiceUnreachableError, match="http://orders"):
         shop.order(7)
+
+
+class ShopWithoutCustomers:
+    """A shop whose database was made again: it knows no customer."""
+
+    def product(self, product_id):
+        """Return a product."""
+        return {"product_id": str(product_id), "unit_price": "1.00"}
+
+    def place(self, _order, _key):
+        """Refuse the order."""
+        reason = "There is no such customer."
+        raise InvalidInputError(reason, [FieldError("customer_id", reason)])
+
+
+def test_a_customer_whom_the_shop_no_longer_knows_can_register_again():
+    """
+    The browser's cookie outlives the shop's data, and would refuse every checkout.
+    """
+    cache = OrderCache("redis://127.0.0.1:1", "towpath")
+    reads = ReadSide(SearchIndex("http://127.0.0.1:1"), cache, None)
+    client = create_app(ShopWithoutCustomers(), reads).test_client()
+    client.set_cookie("customer", str(uuid.UUID(int=7)))
+    client.set_cookie("basket", f"{uuid.UUID(int=1)}*2")
+    refused = client.post("/checkout", data={})
+    basket = client.get_cookie("basket")
+
+    assert (422, None) == (refused.status_code, client.get_cookie("customer"))
+    assert "There is no such customer." in refused.text
+    assert f"{uuid.UUID(int=1)}*2" == basket.value

@@ -243,7 +243,13 @@ def check_out() -> Response:
             for line in lines
         ],
     }
-    response = _to_order(shop.place(order, key.hex))
+    try:
+        written = shop.place(order, key.hex)
+    except InvalidInputError as error:
+        if all(each.field != "customer_id" for each in error.errors):
+            raise
+        return _without_customer(error)
+    response = _to_order(written)
     _set_cookie(response, _CUSTOMER, str(customer))
     response.delete_cookie(_BASKET)
     return response
@@ -428,6 +434,13 @@ def _to_order(written: Written) -> Response:
     response = make_response(redirect(place, HTTPStatus.SEE_OTHER))
     if written.lsn is not None:
         _set_cookie(response, _LSN, written.lsn)
+    return response
+
+
+def _without_customer(error: InvalidInputError) -> Response:
+    """Show a refusal; forget a customer whom the shop no longer knows."""
+    response = make_response(on_refusal(error))
+    response.delete_cookie(_CUSTOMER)
     return response
 
 

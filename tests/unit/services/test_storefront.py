@@ -255,7 +255,7 @@ class Sinks:
         """Close nothing."""
 
 
-def waits(**needed_s):
+def make_waits(**needed_s):
     """Make waits of at most three seconds."""
     sinks = Sinks(Clock(), **needed_s)
     names = {"search": "s", "cache": "c"}
@@ -266,8 +266,8 @@ def test_one_deadline_holds_for_all_sinks_of_a_read():
     """
     Each sink may take what the ones before have left.
     """
-    enough, _ = waits(s=1.0, c=1.5)
-    too_long, sinks = waits(s=2.0, c=2.0)
+    enough, _ = make_waits(s=1.0, c=1.5)
+    too_long, sinks = make_waits(s=2.0, c=2.0)
     waited = enough.until_applied("0/1", ["search", "cache"])
     with pytest.raises(UnavailableError):
         too_long.until_applied("0/1", ["search", "cache"])
@@ -277,7 +277,7 @@ def test_one_deadline_holds_for_all_sinks_of_a_read():
 
 def test_a_waiter_is_kept_for_the_next_read():
     """Its connections outlive a wait, whatever its end; an unknown LSN is a refusal."""
-    made, sinks = waits(s=1.0, c=0.0)
+    made, sinks = make_waits(s=1.0, c=0.0)
     made.until_applied("0/1", ["search"])
     with pytest.raises(MalformedError):
         made.until_applied("0/1", ["cache"])
@@ -431,3 +431,23 @@ def test_a_customer_whom_the_shop_no_longer_knows_can_register_again():
     assert (422, None) == (refused.status_code, client.get_cookie("customer"))
     assert "There is no such customer." in refused.text
     assert f"{uuid.UUID(int=1)}*2" == basket.value
+
+
+def test_a_copy_that_cannot_be_read_in_time_is_a_problem_document():
+    """
+    The script of an order's page reads the answer as JSON, and shows its detail.
+    """
+    waits, _ = make_waits(s=9.0, c=0.0)
+    cache = OrderCache("redis://127.0.0.1:1", "towpath")
+    reads = ReadSide(SearchIndex("http://127.0.0.1:1"), cache, waits)
+    client = create_app(ShopWithoutCustomers(), reads).test_client()
+    late, wrong, unknown = (
+        client.get("/orders/7/read", query_string={"from": kind, "lsn": "0/1"})
+        for kind in ("search", "cache", "warehouse")
+    )
+
+    assert [503, 400, 422] == [each.status_code for each in (late, wrong, unknown)]
+    assert "1" == late.headers["Retry-After"]
+    assert "application/problem+json" == late.mimetype == wrong.mimetype
+    assert "The header Towpath-Lsn cannot be used: c." == wrong.json["detail"]
+    assert "cache or search" in unknown.json["detail"]

@@ -172,17 +172,19 @@ def json_answer(
 
 def install_problems(app: Flask) -> None:
     """Install the error handlers that answer with problem documents."""
-    app.register_error_handler(ProblemError, _on_refusal)
-    app.register_error_handler(UnavailableError, _on_unavailable)
+    app.register_error_handler(ProblemError, refusal_answer)
+    app.register_error_handler(UnavailableError, unavailable_answer)
     app.register_error_handler(HTTPException, _on_http)
     app.register_error_handler(Exception, _on_unforeseen)
 
 
-def _on_refusal(error: ProblemError) -> Response:
+def refusal_answer(error: ProblemError) -> Response:
+    """Return the answer to a refused request."""
     return problem(error.status, error.slug, error.detail, error.errors)
 
 
-def _on_unavailable(error: UnavailableError) -> Response:
+def unavailable_answer(error: UnavailableError) -> Response:
+    """Log a failure that a retry may cure, and return the answer to its request."""
     log.warning("request refused: unavailable", reason=str(error), remedy=error.remedy)
     detail = with_remedy(str(error), error.remedy)
     response = problem(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", detail)

@@ -50,6 +50,8 @@ from towpath.services.plumbing.http import (
     ProblemError,
     json_answer,
     protect_page,
+    refusal_answer,
+    unavailable_answer,
 )
 from towpath.services.storefront.api import page_of
 from towpath.services.storefront.read_side import ReadSide
@@ -64,6 +66,8 @@ _COOKIE_S: Final = 30 * 24 * 3600
 _CUSTOMER: Final = "customer"
 _BASKET: Final = "basket"
 _LSN: Final = "written"
+# The route that answers with JSON.
+_READ_BY_SCRIPT: Final = "pages.read"
 
 METHODS: Final = {
     "card": "Card",
@@ -141,18 +145,23 @@ def with_policy(response: Response) -> Response:
 
 
 @blueprint.errorhandler(ProblemError)
-def on_refusal(error: ProblemError) -> tuple[str, int]:
-    """Show a refusal as a page."""
+def on_refusal(error: ProblemError) -> Response:
+    """Show a refusal as a page, or as a problem document to the pages' script."""
+    if request.endpoint == _READ_BY_SCRIPT:
+        return refusal_answer(error)
     reasons = [f"{each.field}: {each.reason}" for each in error.errors]
     page = render_template("problem.html", title=error.detail, reasons=reasons)
-    return page, error.status
+    return make_response(page, error.status)
 
 
 @blueprint.errorhandler(UnavailableError)
-def on_unavailable(error: UnavailableError) -> tuple[str, int, dict[str, str]]:
-    """Show a page that says which service or target is unavailable."""
+def on_unavailable(error: UnavailableError) -> Response:
+    """Show which service or target is unavailable, in the form of ``on_refusal``."""
+    if request.endpoint == _READ_BY_SCRIPT:
+        return unavailable_answer(error)
     page = render_template("problem.html", title=str(error), reasons=[error.remedy])
-    return page, HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "1"}
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    return make_response(page, status, {"Retry-After": "1"})
 
 
 @blueprint.app_template_filter("clock_time")
@@ -439,7 +448,7 @@ def _to_order(written: Written) -> Response:
 
 def _without_customer(error: InvalidInputError) -> Response:
     """Show a refusal; forget a customer whom the shop no longer knows."""
-    response = make_response(on_refusal(error))
+    response = on_refusal(error)
     response.delete_cookie(_CUSTOMER)
     return response
 

@@ -13,7 +13,7 @@ from towpath.services.orders.app import consuming
 from towpath.services.orders.repository import OrderRepository
 from towpath.services.payments.app import CONSUMING as PAYMENTS
 from towpath.services.payments.handlers import ProviderWorker
-from towpath.services.plumbing.server import BackgroundTask, Lifecycle
+from towpath.services.plumbing.server import BackgroundTask, Lifecycle, Listen
 from towpath.services.plumbing.service import START_TIMEOUT_S, wait_for_database
 
 NOWHERE = "postgresql://127.0.0.1:1/shop"
@@ -192,3 +192,18 @@ def test_overdue_orders_are_left_to_the_next_start_once_the_service_stops(monkey
     task.run()
 
     assert [1] == expired
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("127.0.0.1", "127.0.0.1:8080"),
+        ("::", "[::]:8080"),
+        ("[::1]", "[::1]:8080"),
+    ],
+)
+def test_a_service_listens_at_an_ipv6_address_too(host, address):
+    """
+    The server takes what follows a colon for the port, unless brackets enclose a host.
+    """
+    assert address == Listen(host, 8080, 1).address

@@ -49,13 +49,19 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """The server's address, its number of threads, and the time to drain."""
+    """The server's address, its threads and processes, and the time to drain."""
 
     host: str
     port: int
     threads: int
     workers: int = 1
     drain_s: float = DRAIN_S
+
+    @property
+    def address(self) -> str:
+        """Host and port as the server reads them: an IPv6 host needs brackets."""
+        host = self.host.strip("[]")
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
 
 class BackgroundTask(NamedTuple):
@@ -181,7 +187,7 @@ class _Server(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
 
     def load_config(self) -> None:
         options = {
-            "bind": f"{self.listen.host}:{self.listen.port}",
+            "bind": self.listen.address,
             "workers": self.listen.workers,
             "threads": self.listen.threads,
             "worker_class": _Worker,

@@ -1,5 +1,5 @@
 """
-Shipping: one shipment for each order that was paid.
+Shipping: one shipment for each order that was paid, or cancelled once confirmed.
 
 It follows the orders' events and answers with its own. Only this service knows whether
 a parcel is on its way: a cancellation that comes later changes nothing. ``domain`` has

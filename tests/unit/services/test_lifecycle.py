@@ -207,3 +207,20 @@ def test_a_service_listens_at_an_ipv6_address_too(host, address):
     The server takes what follows a colon for the port, unless brackets enclose a host.
     """
     assert address == Listen(host, 8080, 1).address
+
+
+@pytest.mark.parametrize("command", ["serve", "consume"])
+def test_a_wrong_setting_of_the_kafka_client_ends_the_command(
+    command, tmp_path, monkeypatch
+):
+    """
+    A consumer would otherwise fail every second, while its process looks healthy.
+    """
+    monkeypatch.setattr("towpath.services.plumbing.service.START_TIMEOUT_S", 0)
+    file = tmp_path / "client"
+    file.write_text("sasl.usrname=shop\n")
+    words = [command, "--dsn", NOWHERE, "--kafka", "x:1", "--kafka-file", str(file)]
+    options = ORDERS.options(words, {})
+
+    with pytest.raises(UsageError, match=r"sasl\.usrname"):
+        ORDERS._commands()[command](options)

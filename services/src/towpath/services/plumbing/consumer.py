@@ -19,6 +19,8 @@ from importlib import resources
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import structlog
+from confluent_kafka import Consumer as Client
+from confluent_kafka import KafkaException
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -27,6 +29,7 @@ from towpath.outbox import Events, Outbox, OutboxEvent
 from towpath.outbox.sqlalchemy import Collector
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.events import EventSchemas
+from towpath.schemas.failure import UsageError
 from towpath.schemas.tracing import NO_TRACER, Tracer
 from towpath.services.plumbing.database import TRACEPARENT, make_engine, translated
 from towpath.services.plumbing.metrics import ServiceMetrics, counted
@@ -71,6 +74,20 @@ class Brokers(NamedTuple):
     client: Mapping[str, str]
     topic_prefix: str = TOPIC_PREFIX
     group_prefix: str = ""
+
+
+def check_client(settings: Mapping[str, str]) -> None:
+    """
+    Check the settings of Kafka's client; no broker has to answer.
+
+    Raises:
+        UsageError: The client refuses a setting.
+    """
+    try:
+        Client({**_CLIENT, **settings, "group.id": "checked"}).close()
+    except KafkaException as error:
+        message = f"--kafka or --kafka-file: {error.args[0].str()}"
+        raise UsageError(message) from error
 
 
 @dataclass(frozen=True, kw_only=True)

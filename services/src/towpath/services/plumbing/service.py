@@ -52,6 +52,7 @@ from towpath.services.plumbing.consumer import (
     TOPIC_PREFIX,
     Brokers,
     Consuming,
+    check_client,
     consume,
     consuming_tasks,
 )
@@ -380,12 +381,13 @@ class Service:
         if options.kafka is None:
             message = "consume needs the brokers"
             raise MissingBrokersError(message)
+        brokers = _brokers(options)
         if self.migrate is not None:
             self._migrate(self.migrate, options)
         tracer, metrics = options.start_tracing(), ServiceMetrics()
         if options.metrics_port is not None:
             metrics.listen(options.host, options.metrics_port)
-        consume(declare(options), options.dsn, _brokers(options), tracer, metrics)
+        consume(declare(options), options.dsn, brokers, tracer, metrics)
 
     def _create_role(self, options: argparse.Namespace) -> None:
         wait_for_database(options.admin_dsn, partial(create_role, dsn=options.dsn))
@@ -439,9 +441,11 @@ def _brokers(options: argparse.Namespace) -> Brokers:
     Return the brokers that the options name.
 
     Raises:
-        UsageError: The file of ``--kafka-file`` cannot be read.
+        UsageError: The file of ``--kafka-file`` cannot be read, or the client refuses a
+            setting.
     """
     client = client_settings(options.kafka, options.kafka_file)
+    check_client(client)
     return Brokers(client, options.topic_prefix, options.group_prefix)
 
 

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from towpath.schemas.clock import SystemClock
-from towpath.schemas.failure import UsageError
+from towpath.schemas.failure import RegistryRefusedError, UsageError
 from towpath.services.orders.events import shop_schemas
 from towpath.services.registry import RegistryUnavailableError, register_event_schemas
 
@@ -34,9 +34,11 @@ def test_an_address_that_is_no_url_is_one_error(url: str):
 class _Page(BaseHTTPRequestHandler):
     """Answers each request with a page, as a console on another port does."""
 
+    status = 200
+
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(200)
+        self.send_response(self.status)
         self.end_headers()
         self.wfile.write(b"<html>")
 
@@ -61,3 +63,25 @@ def test_an_answer_that_is_not_json_is_no_registry(page: str):
         register(page)
 
     assert "URL" in unavailable.value.remedy
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refused_login_is_not_tried_again(status: int, page: str, monkeypatch):
+    """
+    A start would otherwise take a minute to say what the first answer said.
+    """
+    monkeypatch.setattr(_Page, "status", status)
+    with pytest.raises(RegistryRefusedError, match=str(status)) as refused:
+        register_event_schemas(
+            page, shop_schemas().history, clock=NoWait(), timeout_s=60
+        )
+
+    assert "--registry" in refused.value.remedy
+
+
+class NoWait(SystemClock):
+    """A clock that refuses to wait."""
+
+    def wait(self, delay_s):
+        """Fail: nothing is to be tried again."""
+        raise AssertionError(delay_s)

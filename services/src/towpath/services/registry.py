@@ -22,11 +22,17 @@ from httpx2 import URL, InvalidURL, TransportError
 from towpath.schemas.clock import Backoff, Clock, Deadline
 from towpath.schemas.compatibility import LEVEL
 from towpath.schemas.events import EventSchema
-from towpath.schemas.failure import HaltError, UnavailableError, UsageError
+from towpath.schemas.failure import (
+    HaltError,
+    RegistryRefusedError,
+    UnavailableError,
+    UsageError,
+)
 
 # A response takes milliseconds; this only bounds the wait for a hung registry.
 REQUEST_TIMEOUT_S: Final = 5.0
 _REFUSED: Final = (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
+_DENIED: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 log = structlog.get_logger(__name__)
 
@@ -61,6 +67,7 @@ def register_event_schemas(
 
     Raises:
         UsageError: The address is not an HTTP URL.
+        RegistryRefusedError: The registry refuses the login or a right.
         RegistryUnavailableError: The registry was unavailable until the deadline.
         RegistryConflictError: The registry refuses a schema, or numbers its versions
             differently.
@@ -116,6 +123,10 @@ def _register(client: SchemaRegistryClient, schemas: Sequence[EventSchema]) -> N
         message = "the schema registry's response is not JSON"
         raise RegistryUnavailableError(message) from error
     except SchemaRegistryError as error:
+        if error.http_status_code in _DENIED:
+            answer = f"{error.http_status_code} {error.error_message}"
+            message = f"the schema registry refuses the login or a right: {answer}"
+            raise RegistryRefusedError(message) from error
         message = f"the schema registry failed: {error.error_message}"
         raise RegistryUnavailableError(message) from error
 

@@ -12,12 +12,15 @@ from sqlalchemy.exc import DBAPIError
 from towpath.schemas.failure import UsageError
 from towpath.services.inventory.repository import seed_products, seed_reservations
 from towpath.services.orders.__main__ import seed_shop
+from towpath.services.orders.app import MIGRATIONS
 from towpath.services.plumbing.database import (
     DatabaseBusyError,
     DatabaseUnavailableError,
     MissingRightsError,
     MissingTableError,
+    NewerTablesError,
     UnitOfWork,
+    _upgrade,
     create_role,
     failure_of,
     make_engine,
@@ -182,3 +185,18 @@ def test_an_error_of_the_database_shows_no_values_of_its_statement():
     engine = make_engine("postgresql:///shop", pool_size=1)
 
     assert engine.hide_parameters
+
+
+def test_tables_of_a_newer_release_are_one_error():
+    """
+    A service that was set back finds a revision that its package does not have.
+    """
+    engine = create_engine("sqlite://")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("attach ':memory:' as shop")
+        connection.exec_driver_sql("create table shop.alembic_version (version_num)")
+        connection.exec_driver_sql("insert into shop.alembic_version values ('9999')")
+        with pytest.raises(NewerTablesError, match=r"schema shop .*9999") as refused:
+            _upgrade(connection, MIGRATIONS, "shop")
+
+    assert "release" in refused.value.remedy

@@ -36,6 +36,7 @@ from alembic.operations import Operations
 from alembic.runtime.environment import EnvironmentContext
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -43,7 +44,12 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from towpath.outbox.alembic import SourceTableOperation
 from towpath.schemas import session
-from towpath.schemas.failure import BusyError, UnavailableError, UsageError
+from towpath.schemas.failure import (
+    BusyError,
+    HaltError,
+    UnavailableError,
+    UsageError,
+)
 from towpath.schemas.table_name import quoted
 from towpath.services.plumbing.http import written_lsn
 
@@ -96,6 +102,12 @@ class MissingRightsError(UnavailableError):
     remedy: ClassVar[str] = (
         "Run migrate once with --admin-dsn, or grant what docs/rights.md lists."
     )
+
+
+class NewerTablesError(HaltError):
+    """The tables of a service are of a newer release than the service."""
+
+    remedy: ClassVar[str] = "Start the release that made the tables, or a later one."
 
 
 class DatabaseBusyError(BusyError):
@@ -298,6 +310,7 @@ def migrate(engine: Engine, *, package: str, schema: str) -> None:
             table.
 
     Raises:
+        NewerTablesError: A newer release has migrated the tables.
         UnavailableError: The database cannot be reached, or refuses the role.
     """
     key = zlib.crc32(f"towpath:migrate:{schema}".encode())
@@ -322,7 +335,11 @@ def _upgrade(connection: Connection, package: str, schema: str) -> None:
 
     with EnvironmentContext(Config(), scripts, fn=pending) as environment:
         environment.configure(connection=connection, version_table_schema=schema)
-        environment.run_migrations()
+        try:
+            environment.run_migrations()
+        except CommandError as error:
+            message = f"the tables in the schema {schema} are newer: {error}"
+            raise NewerTablesError(message) from error
 
 
 TRACEPARENT: Final = "traceparent"

@@ -224,3 +224,14 @@ def test_a_wrong_setting_of_the_kafka_client_ends_the_command(
 
     with pytest.raises(UsageError, match=r"sasl\.usrname"):
         ORDERS._commands()[command](options)
+
+
+def test_an_empty_list_of_brokers_is_refused():
+    """
+    A variable may be set to nothing; its consumers would wait for no broker forever.
+    """
+    words = ["consume", "--dsn", NOWHERE]
+    options = ORDERS.options(words, {"SHOP_KAFKA": " "})
+
+    with pytest.raises(UsageError, match="--kafka names no broker"):
+        ORDERS._commands()["consume"](options)

@@ -81,8 +81,11 @@ def check_client(settings: Mapping[str, str]) -> None:
     Check the settings of Kafka's client; no broker has to answer.
 
     Raises:
-        UsageError: The client refuses a setting.
+        UsageError: No broker is named, or the client refuses a setting.
     """
+    if not settings["bootstrap.servers"].strip():
+        message = "--kafka names no broker"
+        raise UsageError(message)
     try:
         Client({**_CLIENT, **settings, "group.id": "checked"}).close()
     except KafkaException as error:

@@ -441,8 +441,8 @@ def _brokers(options: argparse.Namespace) -> Brokers:
     Return the brokers that the options name.
 
     Raises:
-        UsageError: The file of ``--kafka-file`` cannot be read, or the client refuses a
-            setting.
+        UsageError: No broker is named, the file of ``--kafka-file`` cannot be read, or
+            the client refuses a setting.
     """
     client = client_settings(options.kafka, options.kafka_file)
     check_client(client)

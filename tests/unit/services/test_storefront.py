@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import httpx2
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
+from structlog.testing import capture_logs
 
-from towpath.schemas.failure import UnavailableError, UsageError
+from towpath.schemas.failure import BusyError, UnavailableError, UsageError
 from towpath.services.orders.domain import OrderStatus, Step
 from towpath.services.plumbing.http import (
     FieldError,
@@ -451,3 +452,29 @@ def test_a_copy_that_cannot_be_read_in_time_is_a_problem_document():
     assert "application/problem+json" == late.mimetype == wrong.mimetype
     assert "The header Towpath-Lsn cannot be used: c." == wrong.json["detail"]
     assert "cache or search" in unknown.json["detail"]
+
+
+class BusyShop:
+    """A shop whose orders service is busy."""
+
+    def order(self, order_id):
+        """Refuse to read an order now."""
+        message = f"Order {order_id} is locked."
+        raise BusyError(message, retry_after_s=7.0)
+
+
+def test_a_page_that_a_service_keeps_from_being_shown_is_logged():
+    """
+    The log has the reason and the remedy, as for any other request.
+    """
+    cache = OrderCache("redis://127.0.0.1:1", "towpath")
+    reads = ReadSide(SearchIndex("http://127.0.0.1:1"), cache, None)
+    client = create_app(BusyShop(), reads).test_client()
+    with capture_logs() as records:
+        page = client.get("/orders/7")
+
+    assert (503, "7") == (page.status_code, page.headers["Retry-After"])
+    assert "<li>" in page.text
+    assert [("request refused: unavailable", "Order 7 is locked.")] == [
+        (record["event"], record["reason"]) for record in records
+    ]

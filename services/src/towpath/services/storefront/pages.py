@@ -157,11 +157,13 @@ def on_refusal(error: ProblemError) -> Response:
 @blueprint.errorhandler(UnavailableError)
 def on_unavailable(error: UnavailableError) -> Response:
     """Show which service or target is unavailable, in the form of ``on_refusal``."""
-    if request.endpoint == _READ_BY_SCRIPT:
-        return unavailable_answer(error)
-    page = render_template("problem.html", title=str(error), reasons=[error.remedy])
-    status = HTTPStatus.SERVICE_UNAVAILABLE
-    return make_response(page, status, {"Retry-After": "1"})
+    answer = unavailable_answer(error)
+    if request.endpoint != _READ_BY_SCRIPT:
+        answer.set_data(
+            render_template("problem.html", title=str(error), reasons=[error.remedy])
+        )
+        answer.mimetype = "text/html"
+    return answer
 
 
 @blueprint.app_template_filter("clock_time")

@@ -29,7 +29,7 @@ class Receiver:
 
     is_failing = True
 
-    def __init__(self, *_):
+    def __init__(self):
         self.sent = []
 
     def post(self, request):
@@ -60,13 +60,13 @@ def test_no_event_passes_a_refused_one_when_the_batch_is_retried(monkeypatch):
     """
     The attempt that saw the refusal failed, because the receiver was down otherwise.
     """
-    monkeypatch.setattr(webhook, "WebhookClient", Receiver)
+    receiver = Receiver()
+    monkeypatch.setattr(webhook, "WebhookClient", lambda *_: receiver)
     options = WebhookOptions(secrets=(SECRET,), changes_per_request=1)
     sink = webhook.WebhookSink("http://unused", options, Clock())
     batch = Batch(1, changes=(ROW,), events=(event(1), event(2)))
     with pytest.raises(TargetUnavailableError):
         sink.apply(batch)
-    receiver = sink._client
     receiver.is_failing = False
     with pytest.raises(BatchRefusedError):
         sink.apply(batch)
@@ -79,8 +79,9 @@ def test_a_batch_is_counted_once_if_its_probe_cannot_be_saved(monkeypatch, tmp_p
     """
     The batch is applied again, and its verdicts are known.
     """
-    monkeypatch.setattr(webhook, "WebhookClient", Receiver)
-    monkeypatch.setattr(Receiver, "is_failing", False)
+    receiver = Receiver()
+    receiver.is_failing = False
+    monkeypatch.setattr(webhook, "WebhookClient", lambda *_: receiver)
     options = WebhookOptions(secrets=(SECRET,))
     folder = tmp_path / "folder"
     folder.touch()
@@ -95,7 +96,7 @@ def test_a_batch_is_counted_once_if_its_probe_cannot_be_saved(monkeypatch, tmp_p
     checkpoint = sink.flush()
     sink.close()
 
-    assert (1, ["row"]) == (checkpoint.applied, sink._client.sent)
+    assert (1, ["row"]) == (checkpoint.applied, receiver.sent)
 
 
 @pytest.mark.parametrize(("pause_s", "least_s"), [(0.0, 0.2), (7.0, 7.0)])

@@ -387,6 +387,19 @@ def test_the_environment_reaches_every_depth(tmp_path: Path) -> None:
                 "'transactional'; did you mean 'idempotent'?"
             ),
         ),
+        (
+            "TOWPATH_RELEY__DELIVERY",
+            "idempotent",
+            "TOWPATH_RELEY__DELIVERY: reley: unknown key; did you mean 'relay'?",
+        ),
+        (
+            "TOWPATH_RELAY__OUTBX__TOPIC",
+            "x",
+            (
+                "TOWPATH_RELAY__OUTBX__TOPIC: relay.outbx: unknown key; "
+                "did you mean 'outbox'?"
+            ),
+        ),
     ],
 )
 def test_a_bad_value_is_named_by_its_variable(

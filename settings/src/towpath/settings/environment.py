@@ -37,10 +37,13 @@ class Overlay(NamedTuple):
     Attributes:
         mistakes: The variables that could not be applied, with reasons.
         variables: For each overridden place, the variable.
+        sections: For each section that the file lacks, the first variable that
+            overrides a key in it.
     """
 
     mistakes: list[str]
     variables: dict[Place, str]
+    sections: dict[Place, str]
 
 
 class _RefusedError(Exception):
@@ -49,15 +52,19 @@ class _RefusedError(Exception):
 
 def lay_over(document: dict[str, Any], environ: Mapping[str, str]) -> Overlay:
     """Apply every override to the document."""
-    overlay = Overlay([], {})
+    overlay = Overlay([], {}, {})
     for variable, text in sorted(environ.items()):
         if not variable.startswith(_PREFIX) or _SEPARATOR not in variable:
             continue
         path = variable.removeprefix(_PREFIX).lower().split(_SEPARATOR)
         try:
-            overlay.variables[_put(document, path, variable, text)] = variable
+            place, created = _put(document, path, variable, text)
         except _RefusedError as refused:
             overlay.mistakes.append(f"{variable}: {refused}")
+            continue
+        overlay.variables[place] = variable
+        for section in created:
+            overlay.sections.setdefault(section, variable)
     return overlay
 
 
@@ -66,17 +73,21 @@ def variable_for(path: tuple[str, ...]) -> str:
     return _PREFIX + _SEPARATOR.join(path).upper()
 
 
-def _put(document: dict[str, Any], path: list[str], variable: str, text: str) -> Place:
+def _put(
+    document: dict[str, Any], path: list[str], variable: str, text: str
+) -> tuple[Place, list[Place]]:
+    """Set a value; return its place, and those of the sections that it created."""
     if variable.endswith(_FILE_SUFFIX) and not _is_key(path):
         path = [*path[:-1], path[-1].removesuffix(_FILE_SUFFIX.lower())]
         text = _read(text)
     if path[:-1] == _CLIENT:
         # A shell variable's name has no dots, and no client setting has an underscore.
         path = [*path[:-1], path[-1].replace("_", ".")]
-    section, place = _section(document, path)
+    created: list[Place] = []
+    section, place = _section(document, path, created)
     where = (*place, path[-1])
     section[path[-1]] = _value(where, text)
-    return where
+    return where, created
 
 
 def _is_key(path: list[str]) -> bool:
@@ -92,8 +103,14 @@ def _read(name: str) -> str:
         raise _RefusedError(message) from error
 
 
-def _section(document: dict[str, Any], path: list[str]) -> tuple[dict[str, Any], Place]:
-    """Return the table of a path's last step and its place; create missing tables."""
+def _section(
+    document: dict[str, Any], path: list[str], created: list[Place]
+) -> tuple[dict[str, Any], Place]:
+    """
+    Return the table of a path's last step and its place.
+
+    Missing tables are created, and their places are added to ``created``.
+    """
     here: Any = document
     place: list[int | str] = []
     steps = list(path[:-1])
@@ -103,8 +120,10 @@ def _section(document: dict[str, Any], path: list[str]) -> tuple[dict[str, Any],
             names = [one for one in (*place, step) if isinstance(one, str)]
             message = f"there is no [[{'.'.join(names)}]] in the file"
             raise _RefusedError(message)
-        here = here.setdefault(step, {})
         place.append(step)
+        if step not in here:
+            created.append(tuple(place))
+        here = here.setdefault(step, {})
         if isinstance(here, list):
             index, is_named = _element(here, steps[0] if steps else "")
             here = here[index]

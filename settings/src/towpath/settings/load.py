@@ -66,7 +66,7 @@ def read(
         settings = Settings.model_validate(whole)
     except ValidationError as error:
         details = error.errors()
-        mistakes += describe_all(details, overlay.variables)
+        mistakes += describe_all(details, overlay.variables, overlay.sections)
         mistakes += _remaining_contradictions(
             whole, [detail["loc"] for detail in details]
         )

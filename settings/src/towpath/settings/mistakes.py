@@ -2,7 +2,8 @@
 Messages about mistakes: the key, the expected value, and the nearest valid name.
 
 A key is named as in the file (``relay.delivery``), or by the variable that set the
-value. The wording is ours, not the validating library's.
+value. A section that the file lacks is named with the variable that names it. The
+wording is ours, not the validating library's.
 """
 
 import datetime as dt
@@ -48,16 +49,23 @@ _TOO_SHORT_TABLE: Final = "a table of {} or more keys"
 
 
 def describe_all(
-    details: Sequence[ErrorDetails], variables: Mapping[Place, str]
+    details: Sequence[ErrorDetails],
+    variables: Mapping[Place, str],
+    sections: Mapping[Place, str],
 ) -> list[str]:
     """
     Describe each mistake once.
 
     A list with wrong elements is not also reported as too short.
+
+    Args:
+        details: The mistakes.
+        variables: For each overridden place, the variable.
+        sections: For each section that the file lacks, a variable that names it.
     """
     places = [detail["loc"] for detail in details]
     return [
-        _describe(detail, variables)
+        _describe(detail, variables, sections)
         for detail in details
         if detail["type"] != "too_short" or not _has_below(detail["loc"], places)
     ]
@@ -74,10 +82,14 @@ def _has_below(place: Place, places: Iterable[Place]) -> bool:
     return any(p[: len(place)] == place != p for p in places)
 
 
-def _describe(detail: ErrorDetails, variables: Mapping[Place, str]) -> str:
+def _describe(
+    detail: ErrorDetails, variables: Mapping[Place, str], sections: Mapping[Place, str]
+) -> str:
     place = tuple(step for step in detail["loc"] if step != _KEY_STEP)
     variable = _variable(place, variables)
     name = variable or ".".join(str(step) for step in place) or "file"
+    if variable is None and place in sections:
+        name = f"{sections[place]}: {name}"
     if detail["type"] == "extra_forbidden":
         return f"{name}: unknown key{_nearest(place, is_variable=bool(variable))}"
     return f"{name}: {_reason(detail)}"

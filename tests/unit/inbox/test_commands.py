@@ -103,6 +103,29 @@ def test_an_address_that_cannot_be_parsed_is_refused(dsn, capsys):
     assert (2, True, False) == (code, "--dsn must be" in printed, "pw" in printed)
 
 
+def test_a_value_that_the_driver_refuses_is_a_mistake_of_the_address(capsys):
+    """
+    The form of the address is right, so the message names the value.
+    """
+    dsn = "host=127.0.0.1 port=1 connect_timeout=soon"
+    code = run(["inbox", "create", "--dsn", dsn])
+
+    assert (2, True) == (code, "connect_timeout: 'soon'" in capsys.readouterr().err)
+
+
+def test_a_standby_is_refused_where_the_command_writes(monkeypatch):
+    """
+    A standby answers queries, and refuses a request for a replay.
+    """
+    monkeypatch.setattr(psycopg, "connect", lambda _dsn: nullcontext())
+    refused = psycopg.errors.ReadOnlySqlTransaction(
+        "cannot execute UPDATE in a read-only transaction"
+    )
+
+    with pytest.raises(UsageError, match="primary"), cli._connect("dbname=x"):
+        raise refused
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

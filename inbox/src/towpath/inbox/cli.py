@@ -248,6 +248,31 @@ def _connect(
     dsn: str, schema: str = SCHEMA
 ) -> Iterator["psycopg.Connection[tuple[object, ...]]"]:
     """Connect to the database, and commit at the end of the block."""
+    opened = _open(dsn)
+    # ``_open`` has refused an installation without it.
+    import psycopg  # noqa: PLC0415 - the library does without it
+
+    try:
+        with opened as connection:
+            yield connection
+    except psycopg.OperationalError as error:
+        # For example a lost connection, a deadlock, a timeout, or a full disk.
+        message = f"the database has not completed the command: {_first_line(error)}"
+        raise UnavailableError(message) from error
+    except psycopg.errors.UndefinedTable as error:
+        command = f'towpath inbox create --schema "{schema}"'
+        message = f"there is no inbox in the schema {schema}; create it: {command}"
+        raise UsageError(message) from error
+    except psycopg.errors.InsufficientPrivilege as error:
+        message = f"{_first_line(error)}; docs/rights.md lists the grants"
+        raise UsageError(message) from error
+    except psycopg.errors.ReadOnlySqlTransaction as error:
+        message = f"{_first_line(error)}: name the primary server with --dsn"
+        raise UsageError(message) from error
+
+
+def _open(dsn: str) -> "psycopg.Connection[tuple[object, ...]]":
+    """Return a connection to the database."""
     try:
         import psycopg  # noqa: PLC0415 - the library does without it
     except ImportError as error:
@@ -263,23 +288,13 @@ def _connect(
         )
         raise UsageError(message) from None
     try:
-        connected = psycopg.connect(dsn)
+        return psycopg.connect(dsn)
     except psycopg.OperationalError as error:
         message = f"the database cannot be reached: {_first_line(error)}"
         raise UnavailableError(message) from error
-    try:
-        with connected as connection:
-            yield connection
-    except psycopg.OperationalError as error:
-        # For example a lost connection, a deadlock, a timeout, or a full disk.
-        message = f"the database has not completed the command: {_first_line(error)}"
-        raise UnavailableError(message) from error
-    except psycopg.errors.UndefinedTable as error:
-        command = f'towpath inbox create --schema "{schema}"'
-        message = f"there is no inbox in the schema {schema}; create it: {command}"
-        raise UsageError(message) from error
-    except psycopg.errors.InsufficientPrivilege as error:
-        message = f"{_first_line(error)}; docs/rights.md lists the grants"
+    except psycopg.ProgrammingError as error:
+        # The driver itself refuses a value, such as that of connect_timeout.
+        message = f"--dsn: {_first_line(error)}"
         raise UsageError(message) from error
 
 

@@ -89,6 +89,7 @@ def test_a_file_that_cannot_be_written_is_named(command, tmp_path, capsys):
         ("no.module:events", "cannot be imported: No module named 'no'"),
         ("towpath.outbox:none", "cannot be imported: module"),
         ("towpath.outbox", "cannot be imported"),
+        (".outbox:events", "must give the module's full name"),
         ("towpath.outbox.plain:Any", "is not an Events object of towpath.outbox"),
     ],
 )

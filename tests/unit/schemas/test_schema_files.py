@@ -224,3 +224,20 @@ def test_a_link_that_leads_nowhere_is_refused_by_name(tmp_path):
     (tmp_path / ".#Post.v1.avsc").symlink_to("me@host.7")
     with pytest.raises(EventSchemaError, match="Post"):
         read_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("gone", "there is no such folder of event schemas"),
+        ("file", "there is no such folder of event schemas"),
+        ("n" * 300, "the folder cannot be read: File name too long"),
+    ],
+)
+def test_a_folder_that_cannot_be_listed_is_refused_by_name(tmp_path, name, reason):
+    """
+    The reason is the system's, because a folder may exist and be unreadable.
+    """
+    (tmp_path / "file").touch()
+    with pytest.raises(EventSchemaError, match=f"{name}: {reason}"):
+        read_files(tmp_path / name)

@@ -186,6 +186,9 @@ def _write(file: Path, text: str) -> None:
 def _events(place: str) -> Events:
     """Import the application's events."""
     module, _, name = place.partition(":")
+    if module.startswith("."):
+        message = f"--events {place} must give the module's full name"
+        raise UsageError(message)
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:

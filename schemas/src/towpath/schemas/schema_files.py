@@ -94,13 +94,18 @@ def read_files(folder: Path | Traversable) -> tuple[SchemaFile, ...]:
     Read the schema files of a folder, by name.
 
     Raises:
-        EventSchemaError: The folder is missing or has no schema, or one of its files is
-            not an Avro schema.
+        EventSchemaError: The folder is missing, cannot be read or has no schema, or one
+            of its files is not an Avro schema.
     """
-    if not folder.is_dir():
+    try:
+        entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
+    # A ValueError: the place is in an archive, which has no such folder.
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         message = f"{folder}: there is no such folder of event schemas"
-        raise EventSchemaError(message)
-    entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
+        raise EventSchemaError(message) from error
+    except OSError as error:
+        message = f"{folder}: the folder cannot be read: {error.strerror}"
+        raise EventSchemaError(message) from error
     for entry in entries:
         refuse_other_languages(entry.name)
     files = [entry for entry in entries if entry.name.endswith(SUFFIX)]

@@ -253,7 +253,7 @@ def test_a_password_is_in_no_representation():
             {**SASL, "enable.ssl.certificate.verification": "false"},
             (
                 "kafka.client: enable.ssl.certificate.verification has no counterpart "
-                "in Spark's client, which reads for the sinks: leave it out "
+                "in Spark's client, which lists the sinks' offsets: leave it out "
                 "(docs/configuration.md)"
             ),
         ),
@@ -261,7 +261,7 @@ def test_a_password_is_in_no_representation():
             {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"},
             (
                 "kafka.client: sasl.mechanism = OAUTHBEARER has no counterpart in "
-                "Spark's client, which reads for the sinks: leave it out "
+                "Spark's client, which lists the sinks' offsets: leave it out "
                 "(docs/configuration.md)"
             ),
         ),

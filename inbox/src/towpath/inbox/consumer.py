@@ -55,7 +55,7 @@ ATTEMPTS: Final = 5
 REPLAY_INTERVAL_S: Final = 2.0
 # How often an observer gets the lag and the number of parked events.
 OBSERVE_INTERVAL_S: Final = 5.0
-# The longest pause before an attempt; far below the client's max.poll.interval.ms.
+# The longest pause before an attempt; meanwhile the consumer polls other partitions.
 LONGEST_PAUSE_S: Final = 30.0
 
 _log = structlog.get_logger("towpath.inbox")
@@ -369,7 +369,7 @@ class _Loop:
                 client.resume([TopicPartition(*place)])
 
     def _forget(self, client: Client, partitions: Sequence[TopicPartition]) -> None:
-        """Forget the retries of partitions that another process now reads."""
+        """Forget the retries of partitions that this process no longer reads."""
         # Otherwise the partition would still be paused if it came back.
         client.resume([*partitions])
         for place in partitions:

@@ -72,7 +72,7 @@ class Observer:
         """
         This many records of a partition are not handled yet.
 
-        None: another process reads the partition from now on.
+        None: this process no longer reads the partition.
         """
 
 

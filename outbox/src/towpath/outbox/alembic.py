@@ -102,7 +102,8 @@ class SourceTableOperation(MigrateOperation):
 
         Raises:
             UsageError: ``way`` is neither ``keep`` nor ``delete``, a key of
-                ``columns`` is unknown, or a required column is omitted.
+                ``columns`` is unknown, a required column is omitted, or the name of a
+                partition is too long.
         """
         if way not in _OF_WRITERS:
             message = f"way must be keep or delete, not {way!r}"

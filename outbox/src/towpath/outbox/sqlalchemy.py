@@ -87,7 +87,8 @@ class Collector:
         Record the collected events of all tracked aggregates, in order.
 
         Raises:
-            InvalidEventError: An event does not match its schema; none was written.
+            InvalidEventError: An event is invalid; none was written.
+            UsageError: An object is not an event, or the session cannot be used.
         """
         events = [
             self._translate(each, session)

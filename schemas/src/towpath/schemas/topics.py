@@ -69,7 +69,7 @@ def state_topic(prefix: str) -> str:
 
 
 def notifications_topic(prefix: str) -> str:
-    """Name the topic of snapshot notifications."""
+    """Name the topic of notifications about snapshots and captured tables."""
     return f"{prefix}.notifications"
 
 

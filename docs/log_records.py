@@ -81,7 +81,8 @@ and facts as fields. A terminal gets text for people, anything else gets JSON
 (`--log-format` chooses); the shop's services always write JSON. The text starts with
 the noun to search for; the part after a colon is what the process does next.
 
-Row values, payloads and credentials are never logged.
+No field has a row, a payload or a credential. The text of an error (`reason`, `answer`,
+`why`) is that of a server or a handler, which may quote a value.
 
 This page is made from the source by `make docs`; a test compares the two.
 `{...}` stands for a part that is known only at run time.

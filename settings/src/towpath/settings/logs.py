@@ -4,8 +4,9 @@ Log records of every process, on standard error: for people, or as JSON lines.
 A terminal gets lines for people, anything else JSON. ``TOWPATH_LOG_FORMAT``, which the
 command's ``--log-format`` sets, selects ``human`` or ``json`` explicitly. Every JSON
 line has ``at``, ``level``, ``logger`` and ``event``. An event is lower-case prose;
-facts are fields. Payloads, credentials and keys are never fields. Log records, warnings
-and uncaught exceptions of libraries have the same form.
+facts are fields. Payloads, credentials and keys are never fields, but the text of an
+error may quote a value. Log records, warnings and uncaught exceptions of libraries have
+the same form.
 """
 
 import contextlib

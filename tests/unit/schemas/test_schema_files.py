@@ -141,6 +141,13 @@ def test_a_released_event_keeps_the_version_of_its_shared_type():
             {"post_v1": {**POST, "references": ["blog.Author"]}},
             'post.v1.avsc: references must be {"<full name>": <version>}',
         ),
+        (
+            {
+                "post_v1": {**POST, "references": {"geo.Country": 1}, "fields": []},
+                "country_v1": {**COUNTRY, "type": "string"},
+            },
+            "post.v1.avsc: only records, enums and fixed types can be shared",
+        ),
     ],
 )
 def test_a_reference_that_leads_nowhere_is_refused(documents, reason):

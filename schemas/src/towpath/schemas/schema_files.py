@@ -176,7 +176,8 @@ def embedded(files: Iterable[SchemaFile]) -> list[SchemaFile]:
     Return the files of events, with the shared types that they reference embedded.
 
     Raises:
-        EventSchemaError: A reference leads to no file, to itself, or to two versions.
+        EventSchemaError: A reference leads to no file, to itself, or to two versions,
+            or a type cannot be embedded.
     """
     listed = list(files)
     known = {(file.full_name, file.version): file for file in listed}
@@ -230,7 +231,8 @@ def embed(
         shared: The types that it uses, each after its own dependencies.
 
     Raises:
-        EventSchemaError: A type is unknown, or a definition is no schema.
+        EventSchemaError: A type is unknown, a definition is no schema, or a shared type
+            has no name of its own.
     """
     names: dict[str, Any] = {}
     parts: list[Any]
@@ -251,6 +253,9 @@ def embed(
     except (ValueError, KeyError, TypeError, SchemaParseException) as error:
         message = f"{place}: the schema cannot be read: {error}"
         raise EventSchemaError(message) from error
+    if not all(isinstance(part, dict) and "name" in part for part in parts):
+        message = f"{place}: only records, enums and fixed types can be shared"
+        raise EventSchemaError(message)
     made: dict[str, Any] = _embed(whole, {part["name"]: part for part in parts})
     return made
 

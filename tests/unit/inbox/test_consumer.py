@@ -13,6 +13,7 @@ from towpath.inbox import AsyncConsumer, Consumer, Inbox, consumer
 from towpath.inbox.effects import AsyncEffects, Effects, HandlerError
 from towpath.inbox.event import UNREADABLE
 from towpath.inbox.inbox import Admission
+from towpath.schemas.transactions import SessionTypeError
 
 
 class Client:
@@ -98,6 +99,41 @@ def test_a_client_that_cannot_subscribe_is_closed(clients, monkeypatch):
     made = Consumer(Replaying(), {}, ["^("], begin=begin, handle=lambda *_: None)
 
     with pytest.raises(KafkaException):
+        made.run(threading.Event())
+    assert [True] == [client.is_closed for client in clients]
+
+
+class Message:
+    """A record of the topic."""
+
+    error = headers = key = lambda _self: None
+    value = topic = lambda _self: "t"
+    partition = offset = lambda _self: 0
+    timestamp = lambda _self: (0, 0)  # noqa: E731 - as the others
+
+
+class NothingToReplay(Inbox):
+    """An inbox without a request."""
+
+    def admit_requested(self):
+        """Find no event."""
+        return None
+        yield
+
+
+@pytest.mark.parametrize("inbox", [Inbox("c"), NothingToReplay("c")])
+def test_a_session_that_cannot_be_used_ends_the_consumer(inbox, clients, monkeypatch):
+    """
+    No retry could help, neither of a replay nor of an event.
+    """
+    monkeypatch.setattr(Client, "poll", lambda *_: Message())
+    made = Consumer(
+        *(inbox, {}, ["t"]),
+        begin=lambda: nullcontext(object()),
+        handle=lambda *_: None,
+    )
+
+    with pytest.raises(SessionTypeError):
         made.run(threading.Event())
     assert [True] == [client.is_closed for client in clients]
 

@@ -17,14 +17,7 @@ import contextlib
 import functools
 import re
 import threading
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Collection,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -47,6 +40,7 @@ from towpath.inbox.event import Decode, Event, event_of, is_control
 from towpath.inbox.inbox import BEHIND, Inbox
 from towpath.inbox.status import REFUSED, Place, reading_offsets
 from towpath.schemas.clock import Backoff, Clock, SystemClock
+from towpath.schemas.failure import UsageError
 
 # The longest wait of a poll: how late an idle loop can notice a stop or a due retry.
 POLL_S: Final = 0.2
@@ -168,6 +162,7 @@ class _Loop:
 
         Raises:
             KafkaException: The client cannot continue, as after a refused login.
+            UsageError: ``begin`` yields a session that cannot be used.
         """
         client = Client(self._kafka)
         try:
@@ -224,6 +219,8 @@ class _Loop:
             if not (is_last and self._try_park(event, str(error))):
                 self._retry_later(client, event, attempts, str(error))
                 return
+        except UsageError:
+            raise
         except Exception as error:  # noqa: BLE001 - the driver's own
             # The database or a service failed, not the event: retry without limit.
             self._retry_later(client, event, attempts, reason_of(error))
@@ -266,6 +263,8 @@ class _Loop:
         try:
             if self._replay_next():
                 return True
+        except UsageError:
+            raise
         except Exception as error:  # noqa: BLE001 - the driver's own
             _log.warning("event replay not possible", reason=reason_of(error))
         self._replay_due_s = now_s + REPLAY_INTERVAL_S

@@ -28,3 +28,14 @@ def test_an_address_that_no_request_can_have_is_refused(url):
         registry.ping()
 
     assert "the address of the schema registry is not a valid URL" == str(refused.value)
+
+
+def test_certificates_that_cannot_be_read_are_named(monkeypatch):
+    """
+    The path is in a variable, which neither the address nor the file shows.
+    """
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/nowhere/ca.pem")
+    registry = SchemaRegistry("https://127.0.0.1:1")
+
+    with closing(registry), pytest.raises(RegistryRefusedError, match="/nowhere/ca"):
+        registry.ping()

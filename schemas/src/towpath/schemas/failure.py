@@ -151,7 +151,7 @@ class RegistryUnavailableError(UnavailableError):
 
 
 class RegistryRefusedError(HaltError):
-    """The schema registry refuses the login or denies access, or its URL is wrong."""
+    """The registry's login, URL or certificates are wrong, or it denies access."""
 
     remedy = (
         "Correct [registry] url, or --registry, or grant the rights that the message "

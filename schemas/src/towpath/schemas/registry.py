@@ -61,7 +61,7 @@ class SchemaRegistry:
 
         Raises:
             RegistryUnavailableError: The registry cannot answer now.
-            RegistryRefusedError: The server refuses the login, or is not a registry.
+            RegistryRefusedError: The login, the address or the certificates are wrong.
             SchemaRefusedError: The registry refuses the schema.
         """
         known = self._known.get((subject, schema))
@@ -78,7 +78,7 @@ class SchemaRegistry:
 
         Raises:
             RegistryUnavailableError: The registry cannot answer now.
-            RegistryRefusedError: The server refuses the login, or is not a registry.
+            RegistryRefusedError: The login, the address or the certificates are wrong.
         """
         answer = self._answer("GET", "/schemas/types")
         _check(answer)
@@ -91,7 +91,7 @@ class SchemaRegistry:
 
         Raises:
             RegistryUnavailableError: The registry cannot answer now.
-            RegistryRefusedError: The server refuses the login, or is not a registry.
+            RegistryRefusedError: The login, the address or the certificates are wrong.
         """
         answer = self._answer("GET", f"/subjects/{quote(subject, safe='')}/versions")
         if answer.status_code == HTTPStatus.NOT_FOUND and "error_code" in _json(answer):
@@ -108,7 +108,7 @@ class SchemaRegistry:
 
         Raises:
             RegistryUnavailableError: The registry cannot answer now.
-            RegistryRefusedError: The server refuses the login, or is not a registry.
+            RegistryRefusedError: The login, the address or the certificates are wrong.
         """
         path = f"/subjects/{quote(subject, safe='')}/versions/{version}"
         answer = self._answer("GET", path)
@@ -129,7 +129,7 @@ class SchemaRegistry:
 
         Raises:
             RegistryUnavailableError: The registry cannot answer now.
-            RegistryRefusedError: The address is not a valid URL.
+            RegistryRefusedError: The address or the certificates are wrong.
         """
         answer = self._answer("GET", "/mode")
         _check_available(answer)
@@ -143,7 +143,7 @@ class SchemaRegistry:
 
         Raises:
             RegistryUnavailableError: The registry cannot answer now.
-            RegistryRefusedError: The address is not a valid URL.
+            RegistryRefusedError: The address or the certificates are wrong.
         """
         path = f"/config/{quote(subject, safe='')}"
         for each in (path, "/config"):
@@ -201,6 +201,10 @@ class SchemaRegistry:
             # Not the error's text, which may hold the address with its password.
             reason = f"the schema registry cannot be reached: {type(e).__name__}"
             raise RegistryUnavailableError(reason) from e
+        except OSError as e:
+            # The path of the certificates, in REQUESTS_CA_BUNDLE, leads nowhere.
+            reason = f"the certificates for the schema registry cannot be read: {e}"
+            raise RegistryRefusedError(reason) from e
 
 
 def _check(answer: requests.Response) -> None:

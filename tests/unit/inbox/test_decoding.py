@@ -113,6 +113,17 @@ def test_only_a_schema_that_is_absent_is_the_fault_of_the_event(
         decode(event(value=FRAMED))
 
 
+def test_an_address_that_leads_nowhere_is_not_the_fault_of_the_event():
+    """
+    No event is parked for a mistake in the settings.
+    """
+    with (
+        closing(AvroDecoder({"url": "http://\u20ac.example:1"})) as decode,
+        pytest.raises(UnavailableError, match="cannot be reached: InvalidURL"),
+    ):
+        decode(event(value=FRAMED))
+
+
 @pytest.mark.parametrize(
     "data",
     [b"", b"\x02", b"\x02\x04a", b"\x0a\x02a", b"\x02\x02\xff", b"\x04\x02a"],

@@ -76,7 +76,7 @@ class AvroDecoder:
             return json_payload(event)
         try:
             return self._deserialize(value)
-        except (httpx2.TransportError, OAuthTokenError) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, OAuthTokenError) as error:
             # The error's text is left out: it may contain the address with a password.
             reason = f"the schema registry cannot be reached: {type(error).__name__}"
             raise UnavailableError(reason) from error

@@ -62,7 +62,7 @@ class UsageError(TowpathError):
 class ConfigurationError(UsageError):
     """The configuration has mistakes; all of them are listed."""
 
-    remedy = "Correct every line named above in towpath.toml."
+    remedy = "Correct every key of towpath.toml and every variable that is named above."
 
     def __init__(self, mistakes: Sequence[str]) -> None:
         super().__init__("\n".join(mistakes))

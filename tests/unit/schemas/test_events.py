@@ -4,6 +4,7 @@ import json
 import uuid
 from datetime import date
 from decimal import Decimal
+from importlib import metadata
 
 import pytest
 
@@ -12,6 +13,7 @@ from towpath.schemas.events import (
     EventSchemaError,
     EventSchemas,
     InvalidEventError,
+    installed_schemas,
     make_schema,
 )
 from towpath.schemas.schema_files import parse_file
@@ -204,3 +206,15 @@ def test_logical_types_enums_and_unions_are_checked_as_they_are_recorded(change,
     with pytest.raises(InvalidEventError) as caught:
         schemas.check("InvoicePaid", payload)
     assert field == caught.value.field
+
+
+@pytest.mark.parametrize("module", ["nowhere.schemas", "json.decoder"])
+def test_a_declared_module_without_schemas_is_refused(module, monkeypatch):
+    """
+    It does not exist, or is not a package with a folder of its own.
+    """
+    point = metadata.EntryPoint("shop", module, "towpath.events")
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: [point])
+
+    with pytest.raises(EventSchemaError):
+        installed_schemas.__wrapped__()

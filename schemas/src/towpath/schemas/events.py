@@ -173,7 +173,8 @@ def installed_schemas() -> EventSchemas:
     for point in metadata.entry_points(group=ENTRY_POINTS):
         try:
             folder = resources.files(point.module)
-        except ImportError as error:
+        # A TypeError, up to Python 3.11: the module is not a package.
+        except (ImportError, TypeError) as error:
             message = f"entry point {point.name} of {ENTRY_POINTS}: {error}"
             raise EventSchemaError(message) from error
         found |= EventSchemas.from_folder(folder)

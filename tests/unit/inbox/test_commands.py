@@ -113,6 +113,20 @@ def test_a_value_that_the_driver_refuses_is_a_mistake_of_the_address(capsys):
     assert (2, True) == (code, "connect_timeout: 'soon'" in capsys.readouterr().err)
 
 
+@pytest.mark.parametrize("option", ["--schema", "--consumer"])
+@pytest.mark.parametrize("command", ["status", "parked"])
+def test_an_empty_name_is_refused(command, option, monkeypatch, capsys):
+    """
+    It comes from a variable that is not set, and would find nothing.
+    """
+    monkeypatch.setattr(psycopg, "connect", lambda _dsn: nullcontext())
+    more = KAFKA[:2] if command == "status" else []
+    consumer = [] if option == "--consumer" else ["--consumer", "c"]
+
+    assert 2 == run(["inbox", command, *DATABASE, *more, *consumer, option, ""])
+    assert "it is empty" in capsys.readouterr().err
+
+
 def test_a_standby_is_refused_where_the_command_writes(monkeypatch):
     """
     A standby answers queries, and refuses a request for a replay.

@@ -4,6 +4,7 @@ import pytest
 
 from support.inbox_place import event
 from towpath.inbox import Inbox
+from towpath.schemas.failure import UsageError
 
 INBOX = Inbox("c")
 
@@ -42,3 +43,11 @@ def test_events_without_a_key_take_locks_of_their_own():
     first, second = event(id="1", key=None), event(id="2", key=None)
 
     assert lock_of(INBOX.leave(first)) != lock_of(INBOX.leave(second))
+
+
+def test_a_consumer_without_a_name_is_refused():
+    """
+    As a Kafka group, the empty name would end the process.
+    """
+    with pytest.raises(UsageError, match="must not be empty"):
+        Inbox("")

@@ -35,6 +35,18 @@ _LISTED: Final = 1_000
 
 app = App(name="inbox", help="Create an inbox; look after its consumers.")
 
+
+def _refuse_empty(_type: object, name: str | None) -> None:
+    """
+    Refuse an empty name, which an unset variable of a shell gives.
+
+    Kafka's client ends the process if the name of a group is empty.
+    """
+    if name == "":
+        message = "it is empty"
+        raise ValueError(message)
+
+
 DsnOption = Annotated[
     str,
     Parameter(
@@ -42,7 +54,8 @@ DsnOption = Annotated[
     ),
 ]
 ConsumerOption = Annotated[
-    str, Parameter(name="--consumer", help="The consumer's name.")
+    str,
+    Parameter(name="--consumer", help="The consumer's name.", validator=_refuse_empty),
 ]
 KafkaOption = Annotated[
     str,
@@ -59,7 +72,12 @@ KafkaFileOption = Annotated[
     ),
 ]
 SchemaOption = Annotated[
-    str, Parameter(name="--schema", help="The schema of the inbox's tables.")
+    str,
+    Parameter(
+        name="--schema",
+        help="The schema of the inbox's tables.",
+        validator=_refuse_empty,
+    ),
 ]
 
 

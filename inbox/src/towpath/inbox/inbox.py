@@ -40,6 +40,7 @@ from typing import Any, Final, NamedTuple
 
 from towpath.inbox.event import Decode, Event
 from towpath.inbox.tables import SCHEMA
+from towpath.schemas.failure import UsageError
 from towpath.schemas.table_name import quoted
 from towpath.schemas.transactions import TEXT, Statement, Steps, drive, drive_async
 
@@ -92,7 +93,14 @@ class Inbox:
             schema: The schema of the tables.
             decode: A function, such as an ``AvroDecoder``, that returns an event's
                 payload; without it, payloads are JSON.
+
+        Raises:
+            UsageError: The consumer's name is empty.
         """
+        # Kafka's client ends the process if the name of a group is empty.
+        if not consumer:
+            message = "the name of an inbox's consumer must not be empty"
+            raise UsageError(message)
         self.consumer = consumer
         self.decode = decode
         self._applied = f"{quoted(schema)}.inbox"

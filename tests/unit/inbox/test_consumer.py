@@ -13,6 +13,7 @@ from towpath.inbox import AsyncConsumer, Consumer, Inbox, consumer
 from towpath.inbox.effects import AsyncEffects, Effects, HandlerError
 from towpath.inbox.event import UNREADABLE
 from towpath.inbox.inbox import Admission
+from towpath.schemas.failure import UsageError
 from towpath.schemas.transactions import SessionTypeError
 
 
@@ -136,6 +137,15 @@ def test_a_session_that_cannot_be_used_ends_the_consumer(inbox, clients, monkeyp
     with pytest.raises(SessionTypeError):
         made.run(threading.Event())
     assert [True] == [client.is_closed for client in clients]
+
+
+@pytest.mark.parametrize("made", [Consumer, AsyncConsumer])
+def test_an_empty_group_is_refused(made):
+    """
+    The client would abort the process.
+    """
+    with pytest.raises(UsageError, match="must not be empty"):
+        made(Replaying(), {"group.id": ""}, ["t"], begin=nullcontext, handle=print)
 
 
 def test_settings_that_the_guarantees_need_are_fixed(clients):

@@ -415,8 +415,7 @@ class Consumer(_Loop):
             clock: Gives the time for retries and replays.
         """
         options = _Options(
-            *(attempts, takes_reads, types, clock or SystemClock()),
-            *(observer, inbox.decode),
+            attempts, takes_reads, types, clock or SystemClock(), observer, inbox.decode
         )
         effects = Effects(inbox, begin, _timed(handle, options))
         super().__init__(_client_settings(inbox, kafka), topics, effects, options)
@@ -441,8 +440,7 @@ class AsyncConsumer(_Loop):
     ) -> None:
         """Describe the consumer; the arguments are those of ``Consumer``."""
         options = _Options(
-            *(attempts, takes_reads, types, clock or SystemClock()),
-            *(observer, inbox.decode),
+            attempts, takes_reads, types, clock or SystemClock(), observer, inbox.decode
         )
         self._async_effects = AsyncEffects(inbox, begin, _timed_async(handle, options))
         super().__init__(
@@ -473,9 +471,13 @@ class AsyncConsumer(_Loop):
 
 def _client_settings(inbox: Inbox, kafka: Mapping[str, Any]) -> dict[str, Any]:
     """Return the client's settings; those that the guarantees need are fixed."""
+    group = kafka.get("group.id", inbox.consumer)
+    if not group:  # Kafka's client would abort the process.
+        message = "the Kafka group of a consumer must not be empty"
+        raise UsageError(message)
     return {
         "auto.offset.reset": "earliest",
-        "group.id": inbox.consumer,
+        "group.id": group,
         **kafka,
         "partition.assignment.strategy": "cooperative-sticky",
         "isolation.level": "read_committed",

@@ -248,3 +248,12 @@ def test_a_folder_that_cannot_be_listed_is_refused_by_name(tmp_path, name, reaso
     (tmp_path / "file").touch()
     with pytest.raises(EventSchemaError, match=f"{name}: {reason}"):
         read_files(tmp_path / name)
+
+
+@pytest.mark.parametrize("text", ['{"doc": "\\ud800"}', "[" * 100_000])
+def test_a_schema_that_has_no_digest_is_refused_by_name(text):
+    """
+    Its text cannot be encoded, or is nested too deeply.
+    """
+    with pytest.raises(EventSchemaError, match=r"a\.v1\.avsc: the schema cannot be"):
+        parse_file("a.v1.avsc", text)

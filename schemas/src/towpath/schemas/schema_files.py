@@ -159,7 +159,9 @@ def parse_file(name: str, text: str) -> SchemaFile:
         raise EventSchemaError(message)
     try:
         document = json.loads(text)
-    except ValueError as error:
+        # An escape may be half of a surrogate pair, which UTF-8 cannot encode.
+        json.dumps(document, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
         message = f"{name}: the schema cannot be read: {error}"
         raise EventSchemaError(message) from error
     if not isinstance(document, dict):

@@ -127,6 +127,20 @@ def test_a_rate_needs_two_samples_and_a_counter_that_grew():
     assert [None, None, 20.0, None] == found
 
 
+def test_a_counter_that_is_no_longer_read_has_no_rate():
+    """
+    While the broker is down, the rate from before is not shown as the current one.
+    """
+    samples = Samples()
+    samples.add(Sample(100, {"n": 0}))
+    samples.add(Sample(103, {"n": 300}))
+    samples.add(Sample(106, {"m": 1}))
+    recent = samples.rate("n")
+    samples.add(Sample(140, {"m": 1}))
+
+    assert (100.0, None) == (recent, samples.rate("n"))
+
+
 def test_samples_older_than_half_an_hour_are_forgotten():
     """
     The ring is bounded by time, and an unknown value is None.

@@ -84,8 +84,9 @@ class Samples:
         means that it was reset.
         """
         with self._lock:
+            since_s = self._ring[-1].at_s - RATE_OVER_S if self._ring else 0.0
             known = [(s.at_s, s.values[name]) for s in self._ring if name in s.values]
-        recent = [one for one in known if one[0] >= known[-1][0] - RATE_OVER_S]
+        recent = [one for one in known if one[0] >= since_s]
         if len(recent) < 2:  # noqa: PLR2004 - a rate needs two points
             return None
         (begin_s, first), (end_s, last) = recent[0], recent[-1]

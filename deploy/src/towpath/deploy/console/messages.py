@@ -7,6 +7,8 @@ records, but not in keys and headers. A value that is not JSON, such as Avro, is
 by its size alone.
 """
 
+import heapq
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -102,14 +104,17 @@ def look_into(settings: Settings, look: Look) -> TopicView:
         message = f"the platform has no topic {look.topic}"
         raise UnknownTopicError(message)
     hidden = hidden_columns(settings, look.topic)
-    found: list[Document] = []
-    read = 0
-    for one in _read(settings, look):
-        read += 1
-        if look.key is None or _has_key(one, look.key):
-            found.append(_record(one, hidden))
-    found.sort(key=lambda record: (record["at"], record["offset"]), reverse=True)
-    return TopicView(found[: look.limit], read, sorted(hidden))
+    read = itertools.count()
+    matching = (
+        _record(one, hidden)
+        for one, _ in zip(_read(settings, look), read, strict=False)
+        if look.key is None or _has_key(one, look.key)
+    )
+    # A key can have thousands of large records: only those that are shown are kept.
+    found = heapq.nlargest(
+        look.limit, matching, key=lambda record: (record["at"], record["offset"])
+    )
+    return TopicView(found, next(read), sorted(hidden))
 
 
 def _read(settings: Settings, look: Look) -> Iterator[Message]:

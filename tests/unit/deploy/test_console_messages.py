@@ -1,0 +1,95 @@
+"""The records of a topic that the console finds, and how many it holds meanwhile."""
+
+import weakref
+
+import pytest
+
+from towpath.deploy.console import messages
+from towpath.deploy.console.messages import Look, look_into
+from towpath.settings import Settings
+
+TOPIC = "towpath.shop.orders"
+SETTINGS = Settings.model_validate(
+    {
+        "version": 1,
+        "source": [{"dsn": "", "tables": ["shop.orders"]}],
+        "kafka": {"bootstrap_servers": ""},
+        "registry": {"url": ""},
+    }
+)
+
+
+class FixedMessage:
+    """A record of the topic, a millisecond after the one before it."""
+
+    def __init__(self, offset):
+        self._offset = offset
+
+    def key(self):
+        """Return the same key for every record but the first."""
+        return b"7" if self._offset else b"8"
+
+    def value(self):
+        """Return a row change."""
+        return b'{"op": "u"}'
+
+    def headers(self):
+        """Return no headers."""
+        return []
+
+    def partition(self):
+        """Return the only partition."""
+        return 0
+
+    def offset(self):
+        """Return the offset."""
+        return self._offset
+
+    def timestamp(self):
+        """Return the kind of the time, and the time."""
+        return 1, 1_700_000_000_000 + self._offset
+
+
+class CountedDocument(dict):
+    """A document whose existence can be observed."""
+
+    __hash__ = object.__hash__
+
+
+@pytest.fixture
+def topic(monkeypatch):
+    """Provide a topic of a thousand records, without a broker."""
+    monkeypatch.setattr(messages, "topic_names", lambda _: [TOPIC])
+    monkeypatch.setattr(messages, "_read", lambda *_: map(FixedMessage, range(1_000)))
+
+
+@pytest.mark.usefixtures("topic")
+def test_a_search_by_key_returns_the_newest_records_first():
+    """
+    All records count as searched, and only so many are returned as were requested.
+    """
+    found = look_into(SETTINGS, Look(TOPIC, key="7", limit=3))
+
+    assert ([999, 998, 997], 1_000) == (
+        [record["offset"] for record in found.records],
+        found.read,
+    )
+
+
+@pytest.mark.usefixtures("topic")
+def test_a_search_by_key_keeps_only_the_records_that_it_returns(monkeypatch):
+    """
+    A key can have fifty thousand records of a megabyte each.
+    """
+    make, live, most = messages._record, weakref.WeakSet(), []
+
+    def counted(*arguments):
+        document = CountedDocument(make(*arguments))
+        live.add(document)
+        most.append(len(live))
+        return document
+
+    monkeypatch.setattr(messages, "_record", counted)
+    look_into(SETTINGS, Look(TOPIC, key="7", limit=3))
+
+    assert max(most) < 10

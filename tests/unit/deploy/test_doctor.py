@@ -266,6 +266,27 @@ def test_settings_that_may_harm_are_found():
 
 
 @pytest.mark.parametrize(
+    ("protocol", "is_open"),
+    [
+        ("PLAINTEXT", True),
+        ("sasl_plaintext", True),
+        ("SSL", False),
+        ("SASL_SSL", False),
+    ],
+)
+def test_a_login_alone_encrypts_no_record(protocol: str, *, is_open: bool):
+    """
+    SASL_PLAINTEXT checks who the relay is, and sends the records in the clear.
+    """
+    away = Kafka(
+        bootstrap_servers="k.internal:9092", client={"security.protocol": protocol}
+    )
+    found = settings_findings(SETTINGS.model_copy(update={"kafka": away}))
+
+    assert is_open == ("settings-kafka-plaintext" in [each.id for each in found])
+
+
+@pytest.mark.parametrize(
     ("mode", "found"),
     [("READONLY", ["registry-read-only"]), ("READWRITE", []), ("", [])],
 )

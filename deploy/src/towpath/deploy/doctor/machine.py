@@ -18,7 +18,6 @@ from towpath.schemas.findings import (
     warning_finding,
 )
 from towpath.settings import Settings
-from towpath.settings.brokers import PROTOCOLS
 
 _PYTHONS: Final = ((3, 11), (3, 14))
 _PACKAGES: Final = ("towpath-relay", "towpath-sinks")
@@ -203,8 +202,7 @@ def _signal_findings(settings: Settings) -> Iterator[CheckFinding]:
 
 def _connection_findings(settings: Settings) -> Iterator[CheckFinding]:
     hosts = _hosts(settings.kafka.bootstrap_servers.split(","))
-    is_plain = settings.kafka.protocol == PROTOCOLS[0]
-    if hosts and is_plain:
+    if hosts and settings.kafka.protocol.endswith("PLAINTEXT"):
         yield info_finding(
             "settings-kafka-plaintext",
             f"records go to {', '.join(hosts)} without encryption",

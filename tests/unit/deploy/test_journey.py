@@ -4,6 +4,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
+import psycopg
 import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
@@ -21,6 +22,7 @@ from towpath.deploy.trace.journey import (
     state_of,
     waiting_for,
 )
+from towpath.schemas.failure import UsageError
 from towpath.settings import load
 from towpath.sinks.key_text import key_parts, key_text
 
@@ -393,3 +395,24 @@ def test_only_records_that_exist_count_as_searched(monkeypatch, tmp_path):
     scan, found = trace._search(load(path, {}), TOPIC, "7", None)
 
     assert (Scan(TOPIC, 2), []) == (scan, found)
+
+
+@pytest.mark.parametrize(
+    "missing", [psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName]
+)
+def test_a_table_that_the_source_lacks_is_a_mistake_of_the_command(
+    missing, tmp_path, monkeypatch
+):
+    """
+    It is no unavailable source, even if the whole schema is missing.
+    """
+
+    def failing(_dsn):
+        raise missing
+
+    path = tmp_path / "towpath.toml"
+    path.write_text(CONFIGURATION)
+    monkeypatch.setattr(trace, "connected", failing)
+
+    with pytest.raises(UsageError, match=r"no table shpo\.orders"):
+        trace.trace_row(load(path, {}), "shpo.orders", "7", None)

@@ -181,7 +181,8 @@ def _is_in_source(settings: Settings, table: TableName, key: str) -> bool | None
                 sql.Identifier(table.schema, table.table), is_row
             )
             row = connection.execute(query, parts).fetchone()
-    except psycopg.errors.UndefinedTable as error:
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
+        # Postgres 15 reports a missing schema as such.
         message = f"the source has no table {table.text}"
         raise UsageError(message) from error
     except psycopg.DataError as error:

@@ -465,3 +465,13 @@ def test_an_ipv6_address_is_served_with_or_without_brackets(
 
     assert [place] == served
     assert f"http://{place}:8070 " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "-1"])
+def test_a_port_that_no_server_can_have_is_refused(port, capsys):
+    """
+    The server would end with a traceback, or listen on a port that it does not name.
+    """
+    assert 2 == run(["console", "--port", port])
+
+    assert "--port" in capsys.readouterr().err

@@ -3,7 +3,10 @@
 import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, NamedTuple
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from towpath.cli.options import (
     ConfigOption,
@@ -54,7 +57,7 @@ class ConsoleFiles(NamedTuple):
 def console(
     *,
     host: str = "127.0.0.1",
-    port: int = 8070,
+    port: Annotated[int, Parameter(validator=Number(gte=1, lte=65_535))] = 8070,
     token_file: Path | None = None,
     config: ConfigOption = None,
     state: StateOption = None,

@@ -1,12 +1,18 @@
-"""A platform without the shop is a mistake of the command, not a traceback."""
+"""A demo that joins a platform reports one without the shop, and stops only itself."""
 
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 
 import psycopg
 import pytest
+from rich.console import Console
 
-from towpath.deploy.demo import platform
+from towpath.deploy.demo import parts, platform, run
+from towpath.deploy.demo.stage import DemoOptions, JoinedPlatform
 from towpath.deploy.errors import SourceUnreachableError, StepError
+from towpath.deploy.local import process
+from towpath.deploy.local.part import Part, StateFolder
 
 
 @pytest.mark.parametrize(
@@ -34,3 +40,35 @@ def test_a_shop_that_cannot_be_read_is_reported(failure, expected, monkeypatch):
 
     with pytest.raises(expected, match=r"shop\.orders"):
         platform.count_orders("x")
+
+
+def test_a_joined_demo_stops_its_load_alone(tmp_path, monkeypatch):
+    """
+    ``towpath demo --keep`` may run the joined platform in the same state folder.
+    """
+    state = StateFolder(tmp_path)
+    state.create()
+    files = {name: state.process_file(name) for name in ("kafka", parts.LOAD)}
+    shop = SimpleNamespace(database=SimpleNamespace(dsn=""))
+
+    def start(*_):
+        for name in files:
+            part = Part(name=name, command=("/bin/sleep", "60"), folder=tmp_path)
+            process.start(part, state)
+        message = "the load fails"
+        raise StepError(message)
+
+    monkeypatch.setattr(run, "load", lambda *_: shop)
+    monkeypatch.setattr(platform, "count_orders", lambda _: 0)
+    monkeypatch.setattr(run, "_run_joined", start)
+    monkeypatch.setattr(run, "kill_children", lambda _: None)
+    place = JoinedPlatform(Path("towpath.toml"), "http://orders")
+    try:
+        with pytest.raises(StepError):
+            run.run_joined(DemoOptions(), place, tmp_path, Console())
+        found = {name: process.find(file) is not None for name, file in files.items()}
+    finally:
+        for file in files.values():
+            process.stop(file, within_s=1.0)
+
+    assert {"kafka": True, parts.LOAD: False} == found

@@ -23,6 +23,7 @@ from towpath.deploy.demo.stage import (
     Stage,
     make_plan,
 )
+from towpath.deploy.local import process
 from towpath.deploy.local.interrupts import interrupted_once
 from towpath.deploy.local.own_stack import demo_folder, kill_children, stop_all
 from towpath.deploy.local.part import StateFolder
@@ -85,6 +86,8 @@ def run_joined(
     state.create()
     with interrupted_once() as interrupts:
         try:
+            # A killed run leaves its load behind.
+            _stop_load(state)
             dsn = load(at.config, {}).database.dsn
             seen = replace(options, orders=platform.count_orders(dsn))
             result = _run_joined(seen, at, state, console)
@@ -92,9 +95,14 @@ def run_joined(
             _write_json(result, options.json_file)
         finally:
             interrupts.disable()
-            stop_all(state)
+            _stop_load(state)
             kill_children(_STOP_WITHIN_S)
     return _exit_code(result)
+
+
+def _stop_load(state: StateFolder) -> None:
+    """Stop the load alone: the joined platform may be a demo in the same folder."""
+    process.stop(state.process_file(parts.LOAD), within_s=_STOP_WITHIN_S)
 
 
 def _exit_code(result: table.Result) -> int:

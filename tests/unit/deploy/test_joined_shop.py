@@ -8,7 +8,8 @@ import psycopg
 import pytest
 from rich.console import Console
 
-from towpath.deploy.demo import parts, platform, run
+from towpath.deploy.bench import checkout
+from towpath.deploy.demo import compare, parts, platform, run
 from towpath.deploy.demo.stage import DemoOptions, JoinedPlatform
 from towpath.deploy.errors import SourceUnreachableError, StepError
 from towpath.deploy.local import process
@@ -28,7 +29,7 @@ from towpath.deploy.local.part import Part, StateFolder
 )
 def test_a_shop_that_cannot_be_read_is_reported(failure, expected, monkeypatch):
     """
-    ``towpath demo --join`` may name another database.
+    ``towpath demo --join`` may name another database, and a source may be restarted.
     """
 
     @contextmanager
@@ -40,6 +41,10 @@ def test_a_shop_that_cannot_be_read_is_reported(failure, expected, monkeypatch):
 
     with pytest.raises(expected, match=r"shop\.orders"):
         platform.count_orders("x")
+    with pytest.raises(expected, match=r"shop\.orders"):
+        compare.sagas(SimpleNamespace(shop_dsn="x"), 1)
+    with pytest.raises(expected, match=r"shop\.orders"):
+        checkout.saga_times("x", 1)
 
 
 def test_a_joined_demo_stops_its_load_alone(tmp_path, monkeypatch):

@@ -159,8 +159,7 @@ class Watch:
             records[sink.name] = float(lag_records(sink, {}, ends))
         log_bytes, unconfirmed = self._relay()
         self._add(RELAY, at_s, unconfirmed)
-        with connected(stage.shop_dsn) as connection:
-            (sagas,) = connection.execute(_SAGAS_UNDER_WAY).fetchone() or (0,)
+        [(sagas,)] = platform.read_rows(stage.shop_dsn, _SAGAS_UNDER_WAY)
         self._add(SAGA, at_s, sagas)
         return Reached(
             at_s=at_s,
@@ -188,12 +187,12 @@ class Watch:
 
     def _relay(self) -> tuple[float, float]:
         slot = self.stage.settings().database.slot
-        with connected(self.stage.shop_dsn) as connection:
-            row = connection.execute(_RELAY_BYTES, (slot,)).fetchone()
-        if row is None:
+        rows = platform.read_rows(self.stage.shop_dsn, _RELAY_BYTES, slot)
+        if not rows:
             message = f"the source has no slot {slot}"
             raise StepError(message)
-        return float(row[0]), float(row[1])
+        log_bytes, unconfirmed = rows[0]
+        return float(log_bytes), float(unconfirmed)
 
     def _add(self, name: str, at_s: float, amount: float) -> None:
         self.samples.setdefault(name, []).append((at_s, float(amount)))
@@ -310,8 +309,7 @@ def _measure(
 
 def saga_times(dsn: str, first_order: int) -> Latency:
     """Return the saga times of completed orders, from ``first_order`` on."""
-    with connected(dsn) as connection:
-        rows = connection.execute(_SAGA_TIMES, (first_order,)).fetchall()
+    rows = platform.read_rows(dsn, _SAGA_TIMES, first_order)
     return Latency.of(float(took_ms) for (took_ms,) in rows)
 
 

@@ -33,7 +33,6 @@ from towpath.loadtests.bench.machine import summary
 from towpath.loadtests.load import invariants
 from towpath.settings import Settings, Sink, SinkKind
 from towpath.sinks.kafka.client import Topics
-from towpath.sinks.postgres import connected
 from towpath.sinks.targets.warehouse.client import open_catalog
 from towpath.sinks.verify.compare import Difference
 
@@ -168,8 +167,7 @@ select status::text, coalesce(cancel_reason, '') as reason, count(*) as orders
 
 def sagas(stage: Stage, first_order: int) -> SagaResult:
     """Sum up how the orders of the load ended; every order must be settled."""
-    with connected(stage.shop_dsn) as connection:
-        rows = connection.execute(_SAGAS, (first_order,)).fetchall()
+    rows = platform.read_rows(stage.shop_dsn, _SAGAS, first_order)
     ended = Counter[str]()
     reasons = Counter[str]()
     for status, reason, orders in rows:

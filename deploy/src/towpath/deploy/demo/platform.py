@@ -166,16 +166,27 @@ def has_confirmed(dsn: str, slot: str, lsn: str) -> bool:
 
 
 def _value(dsn: str, query: str, *arguments: object) -> Any:  # noqa: ANN401 - any column
+    rows = read_rows(dsn, query, *arguments)
+    return rows[0][0] if rows else None
+
+
+def read_rows(dsn: str, query: str, *arguments: object) -> list[tuple[Any, ...]]:
+    """
+    Return the rows of a query of the shop.
+
+    Raises:
+        SourceUnreachableError: The source does not answer.
+        StepError: The source refuses the query.
+    """
     try:
         with connected(dsn) as connection:
-            row = connection.execute(query, arguments).fetchone()
+            return connection.execute(query, arguments).fetchall()
     except psycopg.OperationalError as error:
         message = f"the source does not answer: {str(error).strip()}"
         raise SourceUnreachableError(message) from error
     except psycopg.Error as error:
         message = f"the shop cannot be read: {str(error).strip()}"
         raise StepError(message) from error
-    return row[0] if row else None
 
 
 _CONFIRMED_WITHIN_S: Final = 180.0

@@ -1,9 +1,13 @@
 """The demo's state folder is taken, emptied and never mistaken."""
 
+import errno
+from pathlib import Path
+
 import pytest
 
 from towpath.deploy.cli.trials import demo_platform
 from towpath.deploy.errors import DemoRunsError, NotADemoFolderError, StateFolderError
+from towpath.deploy.local import own_stack
 from towpath.deploy.local.own_stack import MARK, demo_folder
 from towpath.schemas.failure import UsageError
 
@@ -66,6 +70,40 @@ def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
         pass
 
     assert file.read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_read_is_reported(tmp_path, monkeypatch):
+    """
+    Another user's folder is one clear error too.
+    """
+
+    def closed(_path):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", closed)
+    expected = pytest.raises(StateFolderError, match="Permission denied")
+
+    with expected, demo_folder(tmp_path):
+        pass
+
+
+def test_a_demo_that_is_killed_at_once_leaves_a_folder_of_a_demo(tmp_path, monkeypatch):
+    """
+    The next demo takes the folder: nothing is created in it before the mark.
+    """
+    folder = tmp_path / "demo"
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(own_stack, "_opened", killed)
+        with pytest.raises(KeyboardInterrupt), demo_folder(folder):
+            pass
+    with demo_folder(folder) as stack:
+        names = [path.name for path in stack.state.root.iterdir()]
+
+    assert names == [MARK]
 
 
 def test_a_mark_that_cannot_be_written_is_one_clear_error(tmp_path):

@@ -54,19 +54,31 @@ def demo_folder(folder: Path) -> Iterator[Stack]:
         StateFolderError: The folder, or its mark, cannot be created or written.
     """
     mark = folder.resolve() / MARK
-    if folder.is_dir() and not mark.exists() and any(folder.iterdir()):
-        message = f"{folder} is not a demo's folder, and not empty"
-        raise NotADemoFolderError(message)
+    _check_owner(folder, mark)
     stack = Stack(folder)
-    stack.state.create()
+    # The mark comes first: a folder with other files, but no mark, is refused.
     with _opened(mark) as lock:
         _lock(lock, folder)
         remove_all(stack)
         yield stack
 
 
+def _check_owner(folder: Path, mark: Path) -> None:
+    try:
+        is_foreign = folder.is_dir() and not mark.exists() and any(folder.iterdir())
+    except OSError as error:
+        message = f"{folder}: {error.strerror}"
+        raise StateFolderError(message) from error
+    if is_foreign:
+        message = f"{folder} is not a demo's folder, and not empty"
+        raise NotADemoFolderError(message)
+
+
 def _opened(mark: Path) -> TextIO:
     try:
+        # If a file is in the place of the folder, the mark cannot be opened.
+        with contextlib.suppress(FileExistsError):
+            mark.parent.mkdir(parents=True, exist_ok=True)
         return mark.open("a+", encoding="ascii")
     except OSError as error:
         message = f"{mark}: {error.strerror}"

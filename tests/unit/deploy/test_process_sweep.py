@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from towpath.deploy.local import process
+from towpath.deploy.local.own_stack import Launcher
 from towpath.deploy.local.part import Part, StateFolder
 
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -101,3 +102,29 @@ def test_a_process_whose_file_cannot_be_written_does_not_stay(tmp_path: Path):
         process.start(part, state)
 
     assert before == set(psutil.Process().children())
+
+
+def test_a_process_that_ends_before_it_is_killed_is_killed(tmp_path: Path, monkeypatch):
+    """
+    A relay whose session was ended may end at the moment at which chaos kills it.
+    """
+
+    class Ended:
+        """A process that ended after it was found."""
+
+        pid = 2**22
+
+        def kill(self):
+            """Find no process."""
+            raise psutil.NoSuchProcess(self.pid)
+
+        status = kill
+
+    state = StateFolder(tmp_path)
+    state.create()
+    state.process_file("relay").write_text(f"{Ended.pid} 1 {BOOT}\n")
+    monkeypatch.setattr(process, "find", lambda _: Ended())
+
+    Launcher(state, {}).kill("relay")
+
+    assert not state.process_file("relay").exists()

@@ -234,7 +234,9 @@ class Launcher:
         path = self._state.process_file(name)
         found = process.find(path)
         if found is not None:
-            found.kill()
+            # The process may end by itself at the same moment.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.kill()
             process.wait_gone(found, Deadline(SystemClock(), _GONE_WITHIN_S))
         process.sweep(path)
 

@@ -7,10 +7,11 @@ from contextlib import nullcontext
 
 import pytest
 
-from towpath.deploy.bench import sinks
+from towpath.deploy.bench import cluster, sinks
 from towpath.deploy.bench.sinks import SinkBenchOptions, rates_of
 from towpath.deploy.demo.table import SinkResult
-from towpath.deploy.errors import StepError
+from towpath.deploy.errors import NotReadyError, StepError
+from towpath.deploy.local.part import StateFolder
 from towpath.loadtests.bench.sinks.result import CatchUp, Reading
 from towpath.schemas.failure import UsageError
 
@@ -118,3 +119,20 @@ def test_an_invalid_list_of_rates_is_refused(text):
     """
     with pytest.raises(UsageError, match="is not a list of rates"):
         rates_of(text)
+
+
+def test_a_worker_is_ready_once_it_has_registered_itself(tmp_path, monkeypatch):
+    """
+    An earlier cluster of the same run had a worker of this name, with the same log.
+    """
+    monkeypatch.setattr(cluster, "environment", lambda _: {})
+    state = StateFolder(tmp_path)
+    state.create()
+    state.log("w").write_text("Successfully registered with master a\n")
+    part = cluster.worker_part(state, "w", 7077, tmp_path)
+
+    with pytest.raises(NotReadyError):
+        part.probe()
+    with state.log("w").open("a") as log:
+        log.write("Successfully registered with master b\n")
+    part.probe()

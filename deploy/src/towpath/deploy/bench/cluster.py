@@ -31,7 +31,7 @@ from towpath.sinks.tally import Tally
 _DAEMON: Final = "org.apache.spark.deploy"
 _DAEMON_MEMORY: Final = "256m"
 _QUICK: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
-_REGISTERED: Final = "Successfully registered with master"
+_REGISTERED: Final = b"Successfully registered with master"
 # Room for an executor of one core, with Spark's overhead.
 _WORKER_MEMORY: Final = "2g"
 
@@ -80,8 +80,12 @@ def worker_part(
         master_url(master_port),
     )
 
+    log = state.log(name)
+    # An earlier worker of this name wrote into the same log.
+    earlier_bytes = log.stat().st_size if log.exists() else 0
+
     def probe() -> None:
-        if _REGISTERED not in state.log(name).read_text(encoding="utf-8"):
+        if _REGISTERED not in log.read_bytes()[earlier_bytes:]:
             message = "the worker has not registered with its master yet"
             raise NotReadyError(message)
 

@@ -1,6 +1,7 @@
 """The towpath.toml that up writes: complete, and careful with an existing one."""
 
 import dataclasses
+import errno
 from pathlib import Path
 
 import pytest
@@ -170,3 +171,19 @@ def test_a_private_file_behind_a_link_stays_private_and_linked(tmp_path: Path) -
 
     assert (True, 0o600) == (link.is_symlink(), path.stat().st_mode & 0o777)
     assert "127.0.0.1:20001/blog" in path.read_text()
+
+
+def test_a_file_that_cannot_be_replaced_is_one_clear_error(tmp_path: Path, monkeypatch):
+    """
+    Its folder may belong to another user.
+    """
+    path = tmp_path / "blog.env"
+    path.write_text("# local stack: postgres=5432\n")
+
+    def closed(_path, **_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "touch", closed)
+
+    with pytest.raises(UsageError, match=r"blog\.env cannot be replaced: Permission"):
+        update_ports(_BEFORE, path)

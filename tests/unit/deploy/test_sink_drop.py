@@ -1,7 +1,9 @@
 """A sink is dropped whole, whatever interrupts it, and nothing else is touched."""
 
+import errno
 import tomllib
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -321,6 +323,24 @@ def test_an_invalid_file_is_left_as_it_is(config, tmp_path):
 
     assert text == config.read_text()
     assert not (tmp_path / "state/sinks/cache" / DROPPING_FILE).exists()
+
+
+def test_a_file_in_a_folder_that_cannot_be_written_is_one_clear_error(
+    config, monkeypatch
+):
+    """
+    A configuration below /etc belongs to root.
+    """
+
+    def closed(_path, **_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    text = config.read_text()
+    monkeypatch.setattr(Path, "touch", closed)
+    with pytest.raises(UsageError, match="cannot be replaced: Permission denied"):
+        drop(config, plan(config))
+
+    assert text == config.read_text()
 
 
 OWN = (

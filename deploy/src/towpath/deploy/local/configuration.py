@@ -136,7 +136,12 @@ def check_files(paths: Iterable[Path]) -> None:
 
 
 def update_ports(addresses: Addresses, path: Path) -> None:
-    """Update the ports of an existing file; keep its mode, and links to it."""
+    """
+    Update the ports of an existing file; keep its mode, and links to it.
+
+    Raises:
+        UsageError: The file cannot be replaced.
+    """
     path = path.resolve()
     old = path.read_text(encoding="utf-8")
     text = with_ports(old, addresses)
@@ -144,8 +149,12 @@ def update_ports(addresses: Addresses, path: Path) -> None:
         return
     from towpath.sinks.state.declare import candidate_of  # noqa: PLC0415 - is slow
 
-    with candidate_of(path, text) as candidate:
-        candidate.replace(path)
+    try:
+        with candidate_of(path, text) as candidate:
+            candidate.replace(path)
+    except OSError as error:
+        message = f"{path} cannot be replaced: {error.strerror or error}"
+        raise UsageError(message) from error
 
 
 def for_shop(addresses: Addresses) -> str:

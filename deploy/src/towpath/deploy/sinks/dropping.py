@@ -271,8 +271,9 @@ def carry_out_drop(
     Raises:
         ConfigurationError: The file would be invalid without the block; it is
             unchanged.
-        UsageError: The block must be removed by hand, and nothing was changed; or a
-            signal was deleted before the relay answered it.
+        UsageError: The block must be removed by hand, or the file cannot be replaced,
+            and nothing was changed; or a signal was deleted before the relay answered
+            it.
         SinkHeldError: The driver does not release the sink.
         UnavailableError: The sink's target, the broker, the source or the relay does
             not answer.
@@ -311,10 +312,14 @@ def _cut(
     """Record the plan, then remove the block from the file."""
     config = config.resolve()
     text = without_sink(config.read_text(encoding="utf-8"), sink.name)
-    with candidate_of(config, text) as candidate:
-        load(candidate, environ)
-        _write(folder / DROPPING_FILE, sink, has_data=plan.has_data)
-        candidate.replace(config)
+    try:
+        with candidate_of(config, text) as candidate:
+            load(candidate, environ)
+            _write(folder / DROPPING_FILE, sink, has_data=plan.has_data)
+            candidate.replace(config)
+    except OSError as error:
+        message = f"{config} cannot be replaced: {error.strerror or error}"
+        raise UsageError(message) from error
 
 
 def _refuse_shared(settings: Settings, sink: Sink) -> None:

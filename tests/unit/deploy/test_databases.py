@@ -3,7 +3,11 @@
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import pytest
+
+from towpath.deploy.cli import stack
 from towpath.deploy.local import postgres
+from towpath.schemas.failure import UsageError
 
 
 class Server:
@@ -33,3 +37,16 @@ def test_a_database_that_is_named_twice_is_created_once(monkeypatch):
     postgres.create_databases(5432, ("blog", "shop", "blog"))
 
     assert ["shop", "blog"] == server.names
+
+
+@pytest.mark.parametrize("name", ["", "x" * 64, "\u00fc" * 32])
+def test_a_name_that_postgres_does_not_accept_is_refused_first(
+    name, tmp_path, monkeypatch
+):
+    """
+    Postgres cuts a longer one, and the next call would create the same database.
+    """
+    monkeypatch.setattr(stack.fetch, "ensure", lambda *_: pytest.fail("it begins"))
+
+    with pytest.raises(UsageError, match="cannot be the name of a database"):
+        stack.up(database=("x" * 63, name), state=tmp_path)

@@ -37,7 +37,7 @@ from towpath.deploy.local.lifecycle import (
     short_path,
 )
 from towpath.deploy.local.part import StateFolder
-from towpath.deploy.local.postgres import create_databases
+from towpath.deploy.local.postgres import check_databases, create_databases
 from towpath.deploy.local.stack import NAMES, Stack
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import UsageError
@@ -107,6 +107,7 @@ def up(
         state: State folder.
     """
     check_files(files)
+    check_databases(database)
     stack = Stack(state_folder(state))
     console = Console(stderr=True)
     fetch.ensure(console.print, os.environ, store.read_lock())  # noqa: TID251 - a root

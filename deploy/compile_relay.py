@@ -112,7 +112,7 @@ def build(scratch: Path, made: Path) -> None:
     from setuptools import setup  # noqa: PLC0415 - installed by this script
 
     os.chdir(CLONE)
-    # Optimisation by -O3 gains nothing over -O1 here, and takes twice as long.
+    # Optimization by -O3 gains nothing over -O1 here, and takes twice as long.
     os.environ["CFLAGS"] = "-g0"
     source = CLONE / "relay" / "src"
     files = [f"{source}/{name.replace('.', '/')}.py" for name in compiled.MODULES]

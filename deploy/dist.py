@@ -3,7 +3,7 @@ Build the packages: a wheel and a source distribution of every member, with SBOM
 
 ``make dist`` runs it and writes into ``dist``; ``make wheels`` builds the wheels alone,
 which is enough for the images (``deploy/images``). Each member is copied to its own
-temporary folder, with the version of the file ``VERSION``, the licence, and its
+temporary folder, with the version of the file ``VERSION``, the license, and its
 dependencies on other members pinned to that version; so a source distribution needs
 nothing outside itself. Only files that git tracks are copied, and the archives carry
 the commit's time: the same commit gives the same bytes.

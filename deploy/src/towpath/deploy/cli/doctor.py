@@ -135,8 +135,8 @@ def _print(rows: Sequence[DoctorFinding]) -> None:
 
 
 def _section(level: str, rows: Sequence[DoctorFinding]) -> Table:
-    title, colour = _TITLES[level]
-    table = Table("part", title, box=None, header_style=f"bold {colour}")
+    title, color = _TITLES[level]
+    table = Table("part", title, box=None, header_style=f"bold {color}")
     table.columns[-1].overflow = "fold"
     for row in rows:
         finding = Text(row.what, style="bold")

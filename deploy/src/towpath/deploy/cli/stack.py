@@ -195,7 +195,7 @@ def _show_parts(parts: list[PartStatus]) -> int:
 
 
 _WATCH_EVERY_S: Final = 2.0
-_COLOURS: Final[Mapping[str, str]] = {
+_COLORS: Final[Mapping[str, str]] = {
     "ready": "green",
     "running": "green",
     "starting": "yellow",
@@ -381,4 +381,4 @@ def _batch(sink: Mapping[str, Any]) -> str:
 
 
 def _state(word: str) -> Text:
-    return Text(word, _COLOURS.get(word, ""))
+    return Text(word, _COLORS.get(word, ""))

@@ -84,7 +84,7 @@ _BAR_WIDTH: Final = 30
 
 # Without a terminal, a line of numbers is printed at this interval.
 _PLAIN_INTERVAL_S: Final = 10.0
-_COLOURS: Final = {
+_COLORS: Final = {
     "ready": "green",
     "running": "green",
     "completed": "green",
@@ -233,7 +233,7 @@ def _bar(snapshot: TableProgress) -> RenderableType:
 
 
 def _state(state: str) -> Text:
-    return Text(state, style=_COLOURS.get(state, ""))
+    return Text(state, style=_COLORS.get(state, ""))
 
 
 def _table(*columns: str) -> Table:

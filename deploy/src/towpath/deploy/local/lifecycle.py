@@ -197,7 +197,7 @@ def _wait(
         clock.wait(_POLL_EVERY_S)
 
 
-_COLOURS: Final = {
+_COLORS: Final = {
     PartState.READY: "green",
     PartState.RUNNING: "yellow",
     PartState.STOPPED: "red",
@@ -217,7 +217,7 @@ def part_table(parts: Iterable[Mapping[str, Any]]) -> Table:
         memory, uptime_s = part["memory_bytes"], part["uptime_s"]
         table.add_row(
             part["name"],
-            Text(part["state"], _COLOURS[part["state"]]),
+            Text(part["state"], _COLORS[part["state"]]),
             str(part["port"] or ""),
             str(part["pid"] or ""),
             "" if memory is None else f"{memory / _MEBIBYTE:.0f} MiB",

@@ -112,14 +112,28 @@ def build(folder: Path, out: Path, epoch: str, kinds: Sequence[str]) -> None:
         *(sys.executable, "-m", "hatchling", "build", *targets),
         *("--directory", str(out)),
     )
-    subprocess.run(
+    run(command, folder, SOURCE_DATE_EPOCH=epoch)
+
+
+def run(command: Sequence[str], folder: Path = CLONE, **variables: str) -> None:
+    """
+    Run a program quietly; print all that it printed if it fails.
+
+    Raises:
+        CalledProcessError: The program failed.
+    """
+    done = subprocess.run(
         command,
         cwd=folder,
-        env={**os.environ, "SOURCE_DATE_EPOCH": epoch},  # noqa: TID251 - a root
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        env={**os.environ, **variables},  # noqa: TID251 - a root
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
+    if done.returncode != 0:
+        print(done.stdout, end="", file=sys.stderr)
+        done.check_returncode()
 
 
 def write_sbom(lock: Path, out: Path) -> None:
@@ -130,7 +144,7 @@ def write_sbom(lock: Path, out: Path) -> None:
         *("--no-validate", "--output-reproducible", "--output-format", "JSON"),
         *("--output-file", str(target), str(lock)),
     )
-    subprocess.run(command, check=True, capture_output=True)
+    run(command)
 
 
 def check_sboms(out: Path) -> None:

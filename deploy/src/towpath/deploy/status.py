@@ -35,7 +35,7 @@ from towpath.sinks.wait.source import PostgresSlot
 Document = dict[str, Any]
 
 _LOST: Final = frozenset({"unreserved", "lost"})
-_UNFINISHED: Final = frozenset({"queued", "waiting", "running", "paused"})
+_UNFINISHED: Final = frozenset({"queued", "running", "paused"})
 
 
 def overview(

@@ -142,7 +142,8 @@ def _signal_done(signal: AnsweredSignal) -> Done:
     Return the relay's answer as a result.
 
     Raises:
-        ConflictError: The relay rejected the signal.
+        ConflictError: The relay rejected the signal, or its snapshot failed or is
+            incomplete.
     """
     answer = signal.answer
     if not answer.is_good:

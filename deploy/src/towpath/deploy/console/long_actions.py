@@ -205,7 +205,7 @@ class RunReport:
         self._run = run
 
     def say(self, line: str) -> None:
-        """Show a step that was done."""
+        """Show a step."""
         self._run.say(line)
 
     def warn(self, line: str) -> None:

@@ -109,6 +109,9 @@ def home_of(
         programs: The folder with ``bin`` of a server other than the packaged one.
         folder: The folder of the data if it is not the usual one. If root starts the
             server, it must be in a folder that ``nobody`` may enter.
+
+    Raises:
+        PrerequisiteError: The Python package holds no server for this machine.
     """
     if os.geteuid() != 0:
         programs = programs or _packages() / _PROGRAMS

@@ -275,7 +275,7 @@ def _refusals(
     readable = CollectionCatalog(settings.database.publication, views)
     for collection in collections:
         try:
-            with translated_errors(f"looking {collection} up"):
+            with translated_errors(f"looking up {collection}"):
                 readable.describe(connection, collection)
         except (TableRefusedError, SourceRefusedError) as error:
             yield f"{collection} cannot be read: {error}"

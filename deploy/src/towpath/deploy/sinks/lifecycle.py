@@ -42,7 +42,7 @@ class LifecycleReport(Protocol):
     """Shows the user the steps of a change to a sink."""
 
     def say(self, line: str) -> None:
-        """Show a completed step."""
+        """Show a step."""
 
     def warn(self, line: str) -> None:
         """Show a sentence about the remaining work."""

@@ -257,7 +257,14 @@ class SignalAnswer(NamedTuple):
 
 
 def read_answer(source: Source, signal_id: str) -> SignalAnswer | None:
-    """Return the relay's answer to a signal, or None if there is no such signal."""
+    """
+    Return the relay's answer to a signal, or None if there is no such signal.
+
+    Raises:
+        SourceUnreachableError: The source does not answer.
+        SourceRefusedError: The source refuses the statement.
+        SignalRefusedError: The source has not been set up yet.
+    """
     found = state(source, signal_id)
     return None if found is None else SignalAnswer(found[0], found[1] or {})
 
@@ -271,6 +278,8 @@ def wait_answer(
     Raises:
         RelaySilentError: No relay has answered in time.
         UsageError: The signal was deleted.
+        SourceUnreachableError: The source does not answer.
+        SourceRefusedError: The source refuses the statement.
     """
     deadline = Deadline(clock, within_s)
     while True:
@@ -300,6 +309,8 @@ def watch(
 
     Raises:
         UsageError: There is no such snapshot.
+        SourceUnreachableError: The source does not answer.
+        SourceRefusedError: The source refuses a statement.
     """
     while True:
         tables = progress(source, snapshot_id)
@@ -319,5 +330,5 @@ def watch(
 
 
 def _is_running(tables: Sequence[TableProgress]) -> bool:
-    """Return whether any table is unfinished; a resume does not reset the answer."""
+    """Return whether any table is unfinished; tables are read before the answer."""
     return any(table.state not in _ENDED for table in tables)

@@ -1,10 +1,16 @@
 """A file for a result or a plot is checked before the run, not after it."""
 
+import errno
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 from towpath.deploy.bench import runner
 from towpath.deploy.bench.runner import AllOptions, CaptureOutput
 from towpath.deploy.cli.trials import demo_platform
+from towpath.deploy.demo import run
 from towpath.schemas.failure import UsageError
 
 
@@ -42,3 +48,32 @@ def test_the_file_of_a_result_or_a_plot_can_be_written(place, monkeypatch):
         )
     with pytest.raises(UsageError, match=r"--json: .* folder"):
         demo_platform(json=place, state=place)
+
+
+def test_a_plot_that_cannot_be_written_loses_no_result(tmp_path, monkeypatch, capsys):
+    """
+    The disk may have become full during the hours of the benchmarks.
+    """
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for name, result in (("prepare", None), ("_run", (0, {}))):
+        monkeypatch.setattr(runner, name, lambda *_, found=result: found)
+    monkeypatch.setattr(Path, "write_text", full)
+    options = AllOptions(
+        is_quick=True, with_debezium=False, as_json=True, plot_file=tmp_path / "plot"
+    )
+    with pytest.raises(UsageError, match=r"--plot: .* No space left"):
+        runner.run_all(options)
+
+    assert {"relay", "sinks"} <= json.loads(capsys.readouterr().out)["took_s"].keys()
+
+
+def test_a_result_that_cannot_be_written_is_one_clear_error(tmp_path):
+    """
+    The demo has printed it already.
+    """
+    result = SimpleNamespace(as_json=dict)
+    with pytest.raises(UsageError, match=r"--json: .* Is a directory"):
+        run._write_json(result, tmp_path)

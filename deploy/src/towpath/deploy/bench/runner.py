@@ -46,6 +46,7 @@ from towpath.loadtests.chaos.context import (
 )
 from towpath.relay.commands import compiled
 from towpath.schemas.clock import SystemClock
+from towpath.schemas.failure import UsageError
 from towpath.sinks.jars import fetch, java, store
 
 DEBEZIUM_LOCK: Final = store.LOCK.with_name("debezium.lock")
@@ -143,7 +144,7 @@ def run_capture_comparison(
     Compare the ways to capture a table; return 0 if the relay missed nothing, else 1.
 
     Raises:
-        UsageError: The plot's file cannot be created.
+        UsageError: The plot's file cannot be written.
         TowpathError: The comparison did not complete.
         KeyboardInterrupt: The comparison was interrupted.
     """
@@ -156,10 +157,25 @@ def run_capture_comparison(
     ):
         bench = bench_on(stack, BenchOptions(), screen)
         result = compare_captures(bench, options)
+    drawn = None if output.as_json else capture_result.draw(result)
+    code = print_result(result, drawn)
     if output.plot_file is not None:
-        svg = capture_result.plot(result.as_json())
-        output.plot_file.write_text(svg, encoding="utf-8")
-    return print_result(result, None if output.as_json else capture_result.draw(result))
+        _write_plot(output.plot_file, capture_result.plot(result.as_json()))
+    return code
+
+
+def _write_plot(path: Path, svg: str) -> None:
+    """
+    Write a plot, once the result is printed: a full disk must not lose the result.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
+    try:
+        path.write_text(svg, encoding="utf-8")
+    except OSError as error:
+        message = f"--plot: {path}: {error.strerror or error}"
+        raise UsageError(message) from error
 
 
 def results() -> Console:
@@ -295,7 +311,7 @@ def run_all(options: AllOptions) -> int:
     Run all benchmarks, and print their summary; return the first code that is not 0.
 
     Raises:
-        UsageError: The plot's file cannot be created.
+        UsageError: The plot's file cannot be written.
         TowpathError: An archive could not be fetched.
         KeyboardInterrupt: The run was interrupted; its current benchmark has ended.
     """
@@ -313,14 +329,14 @@ def run_all(options: AllOptions) -> int:
         codes.append(code)
         console.print(f"bench {name}: {took_s[name]} s, exit {code}", highlight=False)
     lines = summary.lines(documents)
-    if plot_file is not None:
-        plot_file.write_text(summary.plot(lines), encoding="utf-8")
     if options.as_json:
         whole = {"machine": machine(), "took_s": took_s, "benchmarks": documents}
         sys.stdout.write(json.dumps(whole, indent=1) + "\n")
     else:
         on = ", ".join(f"{name} {value}" for name, value in machine().items())
         sys.stdout.write(f"{summary.markdown(lines)}\n\n{on}\n")
+    if plot_file is not None:
+        _write_plot(plot_file, summary.plot(lines))
     return next((code for code in codes if code), VERIFIED)
 
 

@@ -30,6 +30,7 @@ from towpath.deploy.local.part import StateFolder
 from towpath.deploy.local.stack import Stack
 from towpath.deploy.local.supervisor import Supervisor
 from towpath.schemas.clock import SystemClock
+from towpath.schemas.failure import UsageError
 from towpath.settings import load
 
 # How the orders ended, and whether they add up in each store.
@@ -180,8 +181,19 @@ def _run_load(stage: Stage) -> tuple[table.Traffic, Business]:
 
 
 def _write_json(result: table.Result, path: Path | None) -> None:
-    if path is not None:
+    """
+    Write the result, which is printed already.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
+    if path is None:
+        return
+    try:
         path.write_text(json.dumps(result.as_json(), indent=1), encoding="utf-8")
+    except OSError as error:
+        message = f"--json: {path}: {error.strerror or error}"
+        raise UsageError(message) from error
 
 
 def _keep(stage: OwnStage, console: Console) -> None:

@@ -444,6 +444,18 @@ def test_records_of_events_are_counted_without_those_for_one_sink(
     assert expected == platform._read_topics(settings)
 
 
+def test_only_the_end_of_a_long_audit_log_is_read(access):
+    """
+    Each page after a form reads it, and it has the entries of years.
+    """
+    access.audit.path.write_bytes(b'{"event": "login"}\n' * 300_000)
+    access.audit.write("verify", {})
+    found = access.audit.newest(300_001)
+
+    assert ("verify", "login") == (found[0]["event"], found[-1]["event"])
+    assert 200_000 < len(found) < 300_000
+
+
 @pytest.mark.parametrize(
     ("host", "place"),
     [("::1", "[::1]"), ("[::1]", "[::1]"), ("127.0.0.1", "127.0.0.1")],

@@ -52,6 +52,8 @@ CSRF_FIELD: Final = "word"
 _EXTENSION: Final = "towpath.console.access"
 SESSION_S: Final = 12 * 3600.0
 _MOST_SESSIONS: Final = 100
+# The log grows without limit. The longest line has the keys of one request.
+_READ_BYTES: Final = 4 * 1024 * 1024
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _OPEN: Final = frozenset({"console.static", "console.login", "console.enter"})
 
@@ -182,9 +184,15 @@ class AuditLog:
         return RecordedAction(action, done)
 
     def newest(self, count: int) -> list[dict[str, Any]]:
-        """Return the newest entries, newest first, without truncated lines."""
+        """
+        Return the newest entries, newest first, without truncated lines.
+
+        Entries before the last megabytes of the log are not read.
+        """
         try:
-            lines = self.path.read_bytes().rstrip(b"\n").split(b"\n")
+            with self.path.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _READ_BYTES))
+                lines = file.read().rstrip(b"\n").split(b"\n")
         except FileNotFoundError:
             return []
         entries = []

@@ -75,7 +75,7 @@ def test_a_server_that_creates_no_database_is_a_part_that_failed(tmp_path, monke
     assert [("postgres", "failed")] == states
 
 
-def test_root_too_is_told_of_a_missing_server(tmp_path, monkeypatch):
+def test_a_missing_server_is_reported_to_root_too(tmp_path, monkeypatch):
     """
     An image that joins other servers lacks the package.
     """

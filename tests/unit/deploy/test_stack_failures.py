@@ -1,8 +1,11 @@
 """The error of a stack of which parts did not start."""
 
+import errno
+
 import pytest
 
 from towpath.deploy.errors import PartError
+from towpath.deploy.local import lifecycle
 from towpath.deploy.local.stack import Stack
 from towpath.sinks.errors import JarsError
 
@@ -35,3 +38,16 @@ def test_several_failures_are_reported_together(monkeypatch, tmp_path):
     failing(monkeypatch, {"redis": PartError("one"), "postgres": JarsError("two")})
     with pytest.raises(PartError, match="one\ntwo"):
         Stack(tmp_path).up(["redis", "postgres"])
+
+
+def test_a_part_without_room_for_its_files_has_failed(monkeypatch, tmp_path):
+    """
+    A full disk is one clear error, with the file that cannot be written.
+    """
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", "redis.log")
+
+    monkeypatch.setattr(lifecycle, "bring_up", full)
+    with pytest.raises(PartError, match=r"redis cannot be started: .* 'redis\.log'"):
+        Stack(tmp_path).up(["redis"])

@@ -24,7 +24,7 @@ from towpath.deploy.local.lifecycle import PartStatus
 from towpath.deploy.local.part import Part, StateFolder
 from towpath.deploy.local.ports import LOOPBACK
 from towpath.schemas.clock import SystemClock
-from towpath.schemas.failure import TowpathError, UsageError
+from towpath.schemas.failure import TowpathError, UsageError, has_no_descriptor
 
 # Data that are removed need no clean stop. Postgres ends its sessions in this time.
 _PURGED_WITHIN_S: Final = 3.0
@@ -204,6 +204,16 @@ class Stack:
             part, started = self._start(part, report, ending)
             if part.name == "postgres" and part.port is not None:
                 postgres.create_databases(part.port)
+        except OSError as error:
+            report(part.name, "failed")
+            if has_no_descriptor(error):
+                # This error has a remedy of its own.
+                raise
+            message = (
+                f"{part.name} cannot be started: {error}; "
+                f"log: {self.state.log(part.name)}"
+            )
+            raise PartError(message) from error
         except Exception:
             report(part.name, "failed")
             raise

@@ -2,10 +2,13 @@
 
 import signal
 import threading
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
-from towpath.deploy.local import lifecycle
+from towpath.deploy.demo import run
+from towpath.deploy.local import lifecycle, own_stack
 from towpath.deploy.local.interrupts import interrupted_once, interrupts_deferred
 from towpath.deploy.local.stack import Stack
 
@@ -134,3 +137,41 @@ def test_an_interrupted_start_of_the_stack_waits_for_all_of_its_threads(
 
     assert sorted(ended) == ["kafka", "redis"]
     assert cancelled == [True, True]
+
+
+def failing(*_, **__):
+    """Fail, as a file that cannot be removed does."""
+    raise OSError
+
+
+def test_a_step_of_the_clean_up_that_fails_skips_no_other(monkeypatch):
+    """
+    No process stays behind because a file of another could not be removed.
+    """
+    done = []
+    supervisor = SimpleNamespace(stop=failing)
+    stack = SimpleNamespace(down=lambda: done.append("down"), state=None)
+    monkeypatch.setattr(run, "stop_all", lambda _: done.append("all"))
+    monkeypatch.setattr(run, "kill_children", lambda _: done.append("children"))
+    with pytest.raises(OSError, match=r"^$"):
+        run._stop_everything(stack, supervisor, Console(quiet=True))
+
+    assert ["down", "all", "children"] == done
+
+
+def test_children_are_killed_even_if_a_stack_cannot_be_removed(monkeypatch, tmp_path):
+    """
+    The same holds for the stack of a benchmark.
+    """
+    done = []
+    monkeypatch.setattr(Stack, "up", lambda *_: None)
+    monkeypatch.setattr(own_stack, "stop_all", failing)
+    monkeypatch.setattr(own_stack, "kill_children", lambda _: done.append("children"))
+    monkeypatch.setattr(own_stack.tempfile, "mkdtemp", lambda **_: str(tmp_path))
+    with (
+        pytest.raises(OSError, match=r"^$"),
+        own_stack.own_stack("x", Console(quiet=True), keep=False),
+    ):
+        pass
+
+    assert ["children"] == done

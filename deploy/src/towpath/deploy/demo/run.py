@@ -96,8 +96,10 @@ def run_joined(
             _write_json(result, options.json_file)
         finally:
             interrupts.disable()
-            _stop_load(state)
-            kill_children(_STOP_WITHIN_S)
+            try:
+                _stop_load(state)
+            finally:
+                kill_children(_STOP_WITHIN_S)
     return _exit_code(result)
 
 
@@ -223,7 +225,9 @@ def _keep(stage: OwnStage, console: Console) -> None:
 
 def _stop_everything(stack: Stack, supervisor: Supervisor, console: Console) -> None:
     console.print("[dim]stopping all parts[/dim]")
-    supervisor.stop(_STOP_WITHIN_S)
-    stack.down()
-    stop_all(stack.state)
-    kill_children(_STOP_WITHIN_S)
+    # In reverse order, each even if the one before it fails.
+    with contextlib.ExitStack() as steps:
+        steps.callback(kill_children, _STOP_WITHIN_S)
+        steps.callback(stop_all, stack.state)
+        steps.callback(stack.down)
+        steps.callback(supervisor.stop, _STOP_WITHIN_S)

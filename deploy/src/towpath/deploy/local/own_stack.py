@@ -181,15 +181,22 @@ def own_stack(
             yield stack
         finally:
             interrupts.disable()
-            if keep:
-                stop_all(stack.state)
-                stack.down()
-                owner.unlink()
-                console.print(f"logs and files: {stack.state.root}", soft_wrap=True)
-            else:
-                _remove(stack)
-            # A process whose start was interrupted may have no process file.
-            kill_children(_GONE_WITHIN_S)
+            try:
+                _end(stack, console, keep=keep)
+            finally:
+                # A process whose start was interrupted may have no process file.
+                kill_children(_GONE_WITHIN_S)
+
+
+def _end(stack: Stack, console: Console, *, keep: bool) -> None:
+    """Stop a stack, and remove it unless its files are to be kept."""
+    if not keep:
+        _remove(stack)
+        return
+    stop_all(stack.state)
+    stack.down()
+    (stack.state.root / _OWNER).unlink()
+    console.print(f"logs and files: {stack.state.root}", soft_wrap=True)
 
 
 def environment() -> dict[str, str]:

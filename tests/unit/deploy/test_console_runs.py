@@ -293,6 +293,7 @@ def test_a_sink_that_cannot_be_verified_holds_back_no_other(
 
     assert "other could not be verified; cache equals the source" == run["outcome"]
     assert ["other", "cache"] == [one["sink"] for one in run["results"]]
+    assert "failed" == run["state"]
 
 
 def test_a_value_with_half_a_surrogate_pair_is_shown():

@@ -102,8 +102,8 @@ def begin_verification(
 def _verify(
     settings: Settings, verifiers: Mapping[str, SinkVerifier], run: Run
 ) -> RunEnd:
-    """Verify the sinks one after the other."""
-    outcomes = []
+    """Verify the sinks one after the other; the run fails if one is unverified."""
+    outcomes, verdicts = [], set()
     for name, verifier in verifiers.items():
         try:
             found = verifier.compare(run.advance)
@@ -114,7 +114,8 @@ def _verify(
         if sink is not None:
             run.add_result(shown_result(settings, sink, found))
         outcomes.append(_outcome(found))
-    return RunEnd("; ".join(outcomes))
+        verdicts.add(found.verdict)
+    return RunEnd("; ".join(outcomes), is_good=Verdict.UNVERIFIED not in verdicts)
 
 
 def _outcome(found: Verification) -> str:

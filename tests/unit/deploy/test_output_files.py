@@ -60,6 +60,7 @@ def test_a_plot_that_cannot_be_written_loses_no_result(tmp_path, monkeypatch, ca
 
     for name, result in (("prepare", None), ("_run", (0, {}))):
         monkeypatch.setattr(runner, name, lambda *_, found=result: found)
+    monkeypatch.setattr(runner.summary, "plot", lambda _: "<svg/>")
     monkeypatch.setattr(Path, "write_text", full)
     options = AllOptions(
         is_quick=True, with_debezium=False, as_json=True, plot_file=tmp_path / "plot"

@@ -5,7 +5,8 @@ from contextlib import nullcontext
 import psycopg
 import pytest
 
-from towpath.deploy.sinks import filling
+from towpath.deploy.errors import SignalRefusedError
+from towpath.deploy.sinks import filling, lifecycle
 from towpath.deploy.snapshots import signals
 from towpath.schemas.failure import UnavailableError, UsageError
 from towpath.settings import Settings
@@ -209,3 +210,22 @@ def test_a_collection_that_the_role_may_not_look_up_is_listed_with_the_others(
         filling.check_fillable(settings, "cache", ["shop.a", "shop.b"])
 
     assert 2 == str(refused.value).count("cannot be read")
+
+
+@pytest.mark.parametrize("known", [("completed", {}), (None, None)])
+def test_the_id_of_an_earlier_signal_fills_no_new_sink(known, settings, monkeypatch):
+    """
+    Its answer would be taken for the fill's, and the sink would be ready without rows.
+    """
+    monkeypatch.setattr(signals, "state", lambda *_: known)
+    with pytest.raises(SignalRefusedError, match="signal fill-1 already exists"):
+        lifecycle._check("fill-1", settings, settings.sink[0])
+
+
+@pytest.mark.parametrize("signal_id", ["", "x" * 65])
+def test_an_id_that_no_signal_can_have_is_refused(signal_id, settings):
+    """
+    Nobody could insert the row for which the command waits.
+    """
+    with pytest.raises(UsageError, match="must have 1 to 64 characters"):
+        lifecycle._check(signal_id, settings, settings.sink[0])

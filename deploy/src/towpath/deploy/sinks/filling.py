@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from towpath.deploy.errors import RelaySilentError
+from towpath.deploy.errors import RelaySilentError, SignalRefusedError
 from towpath.deploy.snapshots import signals
 from towpath.deploy.snapshots.signals import (
     INCOMPLETE,
@@ -111,6 +111,29 @@ def begin_fill(
         raise UsageError(message)
     _note(settings, sink, found, routes)
     return found, True
+
+
+def check_new_signal(source: Source, signal_id: str) -> None:
+    """
+    Check the id of a signal that somebody else is to insert.
+
+    The answer to an earlier signal of this id would be taken for the fill's.
+
+    Raises:
+        UsageError: The id is empty or too long.
+        SignalRefusedError: The signal exists already, or there is no signal table.
+        SourceUnreachableError: The source does not answer.
+        SourceRefusedError: The source refuses the statement.
+    """
+    if not 0 < len(signal_id) <= signals.LONGEST_ID:
+        message = (
+            f"the signal's id {signal_id!r} must have 1 to {signals.LONGEST_ID} "
+            "characters"
+        )
+        raise UsageError(message)
+    if signals.state(source, signal_id) is not None:
+        message = f"signal {signal_id} already exists"
+        raise SignalRefusedError(message)
 
 
 def await_signal(source: Source, filling: SinkFill, clock: Clock) -> None:

@@ -8,6 +8,7 @@ in full. An interrupted change resumes when it is called again with the same arg
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -79,7 +80,8 @@ def add_sink(
     """
     settings = load(path, environ)
     cluster, clock = Topics(settings.kafka), SystemClock()
-    sink = declare.declare_sink(path, block, environ, cluster, clock, _check)
+    check = partial(_check, signal_id)
+    sink = declare.declare_sink(path, block, environ, cluster, clock, check)
     report.say(f"{sink.name} is declared")
     settings = load(path, environ)
     collections = filling.collections_of(settings, sink)
@@ -191,10 +193,12 @@ def _wait_running(settings: Settings, sink: Sink) -> None:
         declare.wait_running(settings, sink.name, published, clock, _RUNNING_WITHIN_S)
 
 
-def _check(settings: Settings, sink: Sink) -> None:
+def _check(signal_id: str | None, settings: Settings, sink: Sink) -> None:
     # This check comes first, because it needs no server: it refuses a route that
     # nothing can fill.
     collections = filling.collections_of(settings, sink)
+    if signal_id is not None:
+        filling.check_new_signal(settings.database, signal_id)
     with closing(TableShapes(settings)) as shapes:
         check_block(settings, sink, shapes)
     filling.check_fillable(settings, sink.name, collections)
@@ -222,7 +226,7 @@ def _fill(
     verb = "continues to fill" if is_old else "fills"
     report.say(f"snapshot {begun.signal_id} {verb} {sink.name}")
     speed = wanted.max_rows_per_second
-    if wanted.signal_id:
+    if wanted.signal_id is not None:
         asked = (begun.collections, sink.name, begun.signal_id)
         report.say(signals.statement(source, *asked, speed))
         filling.await_signal(source, begun, clock)

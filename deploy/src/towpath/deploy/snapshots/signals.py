@@ -27,6 +27,8 @@ from towpath.settings import Source
 from towpath.sinks.postgres import connected
 
 _INSERT: Final = "insert into towpath.signal (id, type, data) values (%s, %s, %s)"
+# The characters of an id that the signal table holds.
+LONGEST_ID: Final = 64
 # Short enough to read in a table, and to retype.
 _ID_CHARACTERS: Final = 12
 # As JSON, so that older tables, which have no relay column, can be read too.
@@ -155,7 +157,9 @@ def send(
             message = f"signal {chosen} already exists"
             raise SignalRefusedError(message) from error
         except psycopg.errors.StringDataRightTruncation as error:
-            message = f"the id {chosen} is too long: 64 characters are allowed"
+            message = (
+                f"the id {chosen} is too long: {LONGEST_ID} characters are allowed"
+            )
             raise SignalRefusedError(message) from error
     return chosen
 

@@ -77,3 +77,27 @@ def test_a_joined_demo_stops_its_load_alone(tmp_path, monkeypatch):
             process.stop(file, within_s=1.0)
 
     assert {"kafka": True, parts.LOAD: False} == found
+
+
+def test_a_joined_demo_takes_relative_paths(tmp_path, monkeypatch):
+    """
+    The default state folder is relative, and the demo's processes run in it.
+    """
+    seen = []
+
+    def join(_options, at, state, _console):
+        seen.extend((at.config, state.root))
+        message = "that is all"
+        raise StepError(message)
+
+    shop = SimpleNamespace(database=SimpleNamespace(dsn=""))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run, "load", lambda *_: shop)
+    monkeypatch.setattr(platform, "count_orders", lambda _: 0)
+    monkeypatch.setattr(run, "_run_joined", join)
+    monkeypatch.setattr(run, "kill_children", lambda _: None)
+    place = JoinedPlatform(Path("towpath.toml"), "http://orders")
+    with pytest.raises(StepError):
+        run.run_joined(DemoOptions(), place, Path("state"), Console())
+
+    assert [tmp_path / "towpath.toml", tmp_path / "state"] == seen

@@ -83,7 +83,8 @@ def run_joined(
         TowpathError: The demo did not complete.
         KeyboardInterrupt: The demo was interrupted.
     """
-    state = StateFolder(folder)
+    # The demo's processes run in the state folder.
+    state, at = StateFolder(folder.resolve()), at._replace(config=at.config.resolve())
     state.create()
     with interrupted_once() as interrupts:
         try:

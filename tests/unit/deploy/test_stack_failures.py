@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from towpath.deploy.errors import PartError
+from towpath.deploy.errors import PartError, StateFolderError
 from towpath.deploy.local import lifecycle
 from towpath.deploy.local.stack import Stack
 from towpath.sinks.errors import JarsError
@@ -51,3 +51,13 @@ def test_a_part_without_room_for_its_files_has_failed(monkeypatch, tmp_path):
     monkeypatch.setattr(lifecycle, "bring_up", full)
     with pytest.raises(PartError, match=r"redis cannot be started: .* 'redis\.log'"):
         Stack(tmp_path).up(["redis"])
+
+
+@pytest.mark.parametrize("act", [Stack.down, lambda stack: stack.up(["redis"])])
+def test_a_state_folder_that_cannot_be_locked_is_one_clear_error(act, tmp_path):
+    """
+    It may belong to another user, such as root.
+    """
+    (tmp_path / "stack" / "lock").mkdir(parents=True)
+    with pytest.raises(StateFolderError, match="lock: Is a directory"):
+        act(Stack(tmp_path))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from towpath.deploy.errors import PartError
+from towpath.deploy.errors import PartError, StateFolderError
 from towpath.deploy.local import lifecycle, ports, postgres, process, servers
 from towpath.deploy.local.interrupts import interrupts_deferred
 from towpath.deploy.local.lifecycle import PartStatus
@@ -108,6 +108,7 @@ class Stack:
 
         Raises:
             UsageError: There is no such part.
+            StateFolderError: The state folder cannot be created or written.
             PartError: Several parts failed; the others stay up.
             TowpathError: Exactly one part failed, with this error.
         """
@@ -151,6 +152,9 @@ class Stack:
         Args:
             within_s: Parts that remain after this time are killed; by default each part
                 has its own limit.
+
+        Raises:
+            StateFolderError: The state folder cannot be written.
         """
         if not self.state.stack.exists():
             return
@@ -294,8 +298,19 @@ class Stack:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock of the state folder."""
-        with (self.state.stack / "lock").open("w") as lock:
+        """
+        Hold the lock of the state folder.
+
+        Raises:
+            StateFolderError: The folder belongs to another user, for instance.
+        """
+        path = self.state.stack / "lock"
+        try:
+            lock = path.open("w")
+        except OSError as error:
+            message = f"{path}: {error.strerror}"
+            raise StateFolderError(message) from error
+        with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

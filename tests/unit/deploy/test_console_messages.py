@@ -50,9 +50,10 @@ class FixedMessage:
         return 1, 1_700_000_000_000 + self._offset
 
 
-class CountedDocument(dict):
-    """A document whose existence can be observed."""
+class CountedText(str):
+    """A value whose existence can be observed."""
 
+    __slots__ = ("__weakref__",)
     __hash__ = object.__hash__
 
 
@@ -81,15 +82,15 @@ def test_a_search_by_key_keeps_only_the_records_that_it_returns(monkeypatch):
     """
     A key can have fifty thousand records of a megabyte each.
     """
-    make, live, most = messages._record, weakref.WeakSet(), []
+    live, most = weakref.WeakSet(), []
 
-    def counted(*arguments):
-        document = CountedDocument(make(*arguments))
-        live.add(document)
+    def shown(_value, _hidden):
+        text = CountedText("a megabyte")
+        live.add(text)
         most.append(len(live))
-        return document
+        return text
 
-    monkeypatch.setattr(messages, "_record", counted)
+    monkeypatch.setattr(messages, "shown_value", shown)
     look_into(SETTINGS, Look(TOPIC, key="7", limit=3))
 
     assert max(most) < 10

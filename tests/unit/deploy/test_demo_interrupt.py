@@ -2,12 +2,15 @@
 
 import signal
 import threading
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from towpath.deploy.demo import run
+from towpath.deploy.demo.stage import DemoOptions
 from towpath.deploy.local import lifecycle, own_stack
 from towpath.deploy.local.interrupts import interrupted_once, interrupts_deferred
 from towpath.deploy.local.stack import Stack
@@ -149,12 +152,18 @@ def test_a_step_of_the_clean_up_that_fails_skips_no_other(monkeypatch):
     No process stays behind because a file of another could not be removed.
     """
     done = []
-    supervisor = SimpleNamespace(stop=failing)
     stack = SimpleNamespace(down=lambda: done.append("down"), state=None)
-    monkeypatch.setattr(run, "stop_all", lambda _: done.append("all"))
-    monkeypatch.setattr(run, "kill_children", lambda _: done.append("children"))
+    parts = {
+        "demo_folder": lambda _: nullcontext(stack),
+        "Supervisor": lambda _: SimpleNamespace(stop=failing),
+        "_run_own": failing,
+        "stop_all": lambda _: done.append("all"),
+        "kill_children": lambda _: done.append("children"),
+    }
+    for name, part in parts.items():
+        monkeypatch.setattr(run, name, part)
     with pytest.raises(OSError, match=r"^$"):
-        run._stop_everything(stack, supervisor, Console(quiet=True))
+        run.run_demo(DemoOptions(), Path("demo"), Console(quiet=True))
 
     assert ["down", "all", "children"] == done
 

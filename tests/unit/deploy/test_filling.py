@@ -1,6 +1,8 @@
 """A sink is filled once, whatever interrupts the request."""
 
 from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -212,20 +214,34 @@ def test_a_collection_that_the_role_may_not_look_up_is_listed_with_the_others(
     assert 2 == str(refused.value).count("cannot be read")
 
 
+@pytest.fixture
+def add(settings, monkeypatch):
+    """Provide the addition of the sink, up to the check before it is declared."""
+
+    def declare(*arguments):
+        arguments[-1](settings, settings.sink[0])
+        pytest.fail("the sink is declared")
+
+    monkeypatch.setattr(lifecycle, "load", lambda *_: settings)
+    monkeypatch.setattr(lifecycle, "Topics", lambda _: None)
+    monkeypatch.setattr(lifecycle.declare, "declare_sink", declare)
+    return partial(lifecycle.add_sink, Path("towpath.toml"), {}, "", None)
+
+
 @pytest.mark.parametrize("known", [("completed", {}), (None, None)])
-def test_the_id_of_an_earlier_signal_fills_no_new_sink(known, settings, monkeypatch):
+def test_the_id_of_an_earlier_signal_fills_no_new_sink(known, add, monkeypatch):
     """
     Its answer would be taken for the fill's, and the sink would be ready without rows.
     """
     monkeypatch.setattr(signals, "state", lambda *_: known)
     with pytest.raises(SignalRefusedError, match="signal fill-1 already exists"):
-        lifecycle._check("fill-1", settings, settings.sink[0])
+        add(signal_id="fill-1")
 
 
 @pytest.mark.parametrize("signal_id", ["", "x" * 65])
-def test_an_id_that_no_signal_can_have_is_refused(signal_id, settings):
+def test_an_id_that_no_signal_can_have_is_refused(signal_id, add):
     """
     Nobody could insert the row for which the command waits.
     """
     with pytest.raises(UsageError, match="must have 1 to 64 characters"):
-        lifecycle._check(signal_id, settings, settings.sink[0])
+        add(signal_id=signal_id)

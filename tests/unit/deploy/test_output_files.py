@@ -6,11 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from towpath.deploy.bench import runner
 from towpath.deploy.bench.runner import AllOptions, CaptureOutput
 from towpath.deploy.cli.trials import demo_platform
 from towpath.deploy.demo import run
+from towpath.deploy.demo.stage import DemoOptions, JoinedPlatform
 from towpath.schemas.failure import UsageError
 
 
@@ -71,10 +73,18 @@ def test_a_plot_that_cannot_be_written_loses_no_result(tmp_path, monkeypatch, ca
     assert {"relay", "sinks"} <= json.loads(capsys.readouterr().out)["took_s"].keys()
 
 
-def test_a_result_that_cannot_be_written_is_one_clear_error(tmp_path):
+def test_a_result_that_cannot_be_written_is_one_clear_error(tmp_path, monkeypatch):
     """
     The demo has printed it already.
     """
-    result = SimpleNamespace(as_json=dict)
+    result = SimpleNamespace(as_json=dict, equal=True, adds_up=True)
+    shop = SimpleNamespace(database=SimpleNamespace(dsn=""))
+    monkeypatch.setattr(run, "load", lambda *_: shop)
+    monkeypatch.setattr(run.platform, "count_orders", lambda _: 0)
+    monkeypatch.setattr(run, "_run_joined", lambda *_: result)
+    monkeypatch.setattr(run.table, "draw", lambda _: "")
+    monkeypatch.setattr(run, "kill_children", lambda _: None)
+    options = DemoOptions(json_file=tmp_path)
+    place = JoinedPlatform(Path("towpath.toml"), "http://orders")
     with pytest.raises(UsageError, match=r"--json: .* Is a directory"):
-        run._write_json(result, tmp_path)
+        run.run_joined(options, place, tmp_path, Console(quiet=True))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import psycopg
 import pytest
-from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException
 
 from towpath.cli import app
 from towpath.deploy import trace
@@ -293,6 +293,17 @@ def test_a_partition_that_does_not_answer_is_no_partition_without_records():
         offsets_at(Partitions(error), TOPIC, {0: 7}, AT)
 
 
+def test_no_partition_has_no_offset_at_a_time():
+    """
+    The console may be asked for a partition that the topic lacks.
+    """
+    consumer = Consumer({"bootstrap.servers": "127.0.0.1:1", "group.id": "x"})
+    try:
+        assert {} == offsets_at(consumer, TOPIC, {}, AT)
+    finally:
+        consumer.close()
+
+
 @pytest.mark.parametrize(
     ("time_ms", "year"),
     [
@@ -370,7 +381,7 @@ def test_an_aggregate_is_searched_in_the_topic_to_which_it_is_routed(
     assert "Kafka has no topic events-order" in capsys.readouterr().err
 
 
-class Consumer:
+class ClosedConsumer:
     """Reads nothing by itself."""
 
     def close(self):
@@ -389,7 +400,7 @@ def test_only_records_that_exist_count_as_searched(monkeypatch, tmp_path):
         first_offsets=lambda _: {TOPIC: {"0": 0}},
     )
     monkeypatch.setattr(trace, "Topics", lambda _: offsets)
-    monkeypatch.setattr(trace.client, "consumer", lambda *_: Consumer())
+    monkeypatch.setattr(trace.client, "consumer", lambda *_: ClosedConsumer())
     monkeypatch.setattr(trace, "records_to", lambda *_: iter(kept))
 
     scan, found = trace._search(load(path, {}), TOPIC, "7", None)

@@ -232,6 +232,9 @@ def offsets_at(
     Raises:
         KafkaException: A partition's leader does not answer.
     """
+    if not ends:
+        # The client refuses a request for no partitions.
+        return {}
     # Kafka takes negative times for the beginning and the end of a partition.
     at_ms = max(0, int(since.timestamp() * 1000))
     wanted = [TopicPartition(topic, partition, at_ms) for partition in ends]

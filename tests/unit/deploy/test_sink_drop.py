@@ -263,6 +263,15 @@ def test_an_unknown_sink_is_not_dropped(config):
         plan(config, name="cash")
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "../..", "cache/checkpoint", "/tmp"])  # noqa: S108 - not used
+def test_a_name_that_leads_to_another_folder_drops_nothing(name, config):
+    """
+    An empty variable in a script would otherwise delete the state of all sinks.
+    """
+    with pytest.raises(UnknownSinkError, match="no sink can be named"):
+        plan(config, name=name, has_data=False)
+
+
 def test_state_left_behind_is_dropped(config, tmp_path):
     """
     After the block was cut by hand the rest goes too; data is not guessed.

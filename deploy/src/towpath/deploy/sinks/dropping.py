@@ -40,6 +40,8 @@ from towpath.schemas.topics import (
     table_of,
 )
 from towpath.settings import Settings, Sink, Source, load
+from towpath.settings.section import NAME
+from towpath.sinks.errors import UnknownSinkError
 from towpath.sinks.state.declare import DROPPING_FILE, candidate_of, filled, sink_named
 from towpath.sinks.state.files import LOCK_FILE, FolderLock, lock_sink
 from towpath.sinks.state.progress import replace_file, sink_folder
@@ -244,6 +246,10 @@ def plan_drop(settings: Settings, name: str, *, has_data: bool) -> DropPlan:
         UnknownSinkError: There is no such sink, and no drop of it has begun.
         UsageError: Another sink writes to the same places.
     """
+    if re.fullmatch(NAME, name) is None:
+        # The folder of such a name lies outside those of the sinks, or holds them all.
+        message = f"no sink can be named {name!r}"
+        raise UnknownSinkError(message)
     begun = _begun(settings, name)
     if begun is not None:
         has_data = has_data or begun.has_data

@@ -5,7 +5,8 @@ import errno
 import pytest
 
 from towpath.deploy.errors import PartError, StateFolderError
-from towpath.deploy.local import lifecycle
+from towpath.deploy.local import lifecycle, postgres
+from towpath.deploy.local.ports import write_ports
 from towpath.deploy.local.stack import Stack
 from towpath.sinks.errors import JarsError
 
@@ -61,3 +62,32 @@ def test_a_state_folder_that_cannot_be_locked_is_one_clear_error(act, tmp_path):
     (tmp_path / "stack" / "lock").mkdir(parents=True)
     with pytest.raises(StateFolderError, match="lock: Is a directory"):
         act(Stack(tmp_path))
+
+
+def test_a_folder_without_a_stack_is_not_purged(tmp_path):
+    """
+    ``towpath down --purge --state .`` may be called in the folder of a project.
+    """
+    kept = [tmp_path / "logs" / "own.log", tmp_path / "stack" / "redis" / "own.txt"]
+    for file in kept:
+        file.parent.mkdir(parents=True)
+        file.touch()
+    Stack(tmp_path).purge()
+
+    assert [True, True] == [file.exists() for file in kept]
+
+
+def test_a_stack_is_purged_with_its_logs(tmp_path, monkeypatch):
+    """
+    Only other files of the state folder stay, such as the configuration.
+    """
+    monkeypatch.setattr(postgres, "remove_home", lambda _: None)
+    monkeypatch.setattr(Stack, "down", lambda *_, **__: None)
+    stack = Stack(tmp_path)
+    stack.state.create()
+    write_ports(stack.state.stack / "ports.json", {"redis": 20_000})
+    (tmp_path / "towpath.toml").touch()
+    (stack.state.data("redis")).mkdir()
+    stack.purge()
+
+    assert ["towpath.toml"] == [path.name for path in tmp_path.iterdir()]

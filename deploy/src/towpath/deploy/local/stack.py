@@ -166,15 +166,21 @@ class Stack:
                 list(threads.map(lambda p: lifecycle.take_down(p, self.state), parts))
 
     def purge(self) -> None:
-        """Stop all parts and remove their data, logs and ports."""
+        """
+        Stop all parts and remove their data, logs and ports.
+
+        Nothing is removed from a folder in which no stack was started: it may be a
+        folder of the user that has ``logs`` too.
+        """
+        if not self._ports_file.exists():
+            return
         self.down(within_s=_PURGED_WITHIN_S)
         home = postgres.home_of(self.state, folder=self._postgres_folder)
         postgres.remove_home(home)
-        for folder in (
-            self.state.stack,
-            self.state.root / "logs",
-            self.state.root / "run",
-        ):
+        # The ports are removed last, so that an interrupted removal can be repeated.
+        data = [each for each in self.state.stack.iterdir() if each != self._ports_file]
+        logs, files = self.state.root / "logs", self.state.root / "run"
+        for folder in (logs, files, *data, self.state.stack):
             shutil.rmtree(folder, ignore_errors=True)
 
     def status(self) -> list[PartStatus]:
@@ -261,8 +267,12 @@ class Stack:
         }
         return [makers[name]() for name in names if name in known]
 
+    @property
+    def _ports_file(self) -> Path:
+        return self.state.stack / "ports.json"
+
     def _ports(self) -> dict[str, int]:
-        return ports.read_ports(self.state.stack / "ports.json")
+        return ports.read_ports(self._ports_file)
 
     def _ports_of(self, name: str) -> list[int | None]:
         """Return the port and the inner port of a part."""
@@ -274,7 +284,7 @@ class Stack:
         with self._choosing:
             known = self._ports()
             self._choose_ports(names, known)
-            ports.write_ports(self.state.stack / "ports.json", known)
+            ports.write_ports(self._ports_file, known)
         return known
 
     def _choose_ports(self, names: Sequence[str], known: dict[str, int]) -> None:

@@ -38,12 +38,21 @@ def main(words: list[str]) -> int:
     parser.add_argument("--wheels", action="store_true", help="the wheels alone")
     wanted = parser.parse_args(words)
     out = wanted.folder.resolve()
+    if out.exists() and not holds_packages(out):
+        parser.error(f"{out} is not a folder of packages, and would be deleted")
     make(out, ("wheel",) if wanted.wheels else KINDS)
     if not wanted.wheels:
         check_sboms(out)
     for path in sorted(out.iterdir()):
         print(path.name)
     return 0
+
+
+def holds_packages(out: Path) -> bool:
+    """Return whether a path is a folder that holds nothing but packages and SBOMs."""
+    return out.is_dir() and all(
+        path.name.startswith("towpath") for path in out.iterdir()
+    )
 
 
 def make(out: Path, kinds: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The script that builds the packages: the reason of a failure is printed."""
+"""The script that builds the packages: its failures, and the folder it replaces."""
 
 import importlib.util
 import subprocess
@@ -9,14 +9,20 @@ import pytest
 from towpath.sinks.jars import store
 
 
-def test_the_output_of_a_program_that_fails_is_shown(capsys, tmp_path):
+@pytest.fixture
+def dist():
+    """Load the script, which is in no package."""
+    path = store.CLONE / "deploy" / "dist.py"
+    spec = importlib.util.spec_from_file_location("towpath_dist", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_output_of_a_program_that_fails_is_shown(dist, capsys, tmp_path):
     """
     A member that cannot be built is not only an exit code.
     """
-    path = store.CLONE / "deploy" / "dist.py"
-    spec = importlib.util.spec_from_file_location("towpath_dist", path)
-    dist = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(dist)
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
 
     with pytest.raises(subprocess.CalledProcessError):
@@ -25,3 +31,18 @@ def test_the_output_of_a_program_that_fails_is_shown(capsys, tmp_path):
     assert "project.version" in capsys.readouterr().err
     dist.run([sys.executable, "-c", "print('quiet')"])
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", [".", "notes.txt"])
+def test_a_folder_with_other_files_is_not_replaced(name, dist, tmp_path, capsys):
+    """
+    The packages are written into a new folder, in place of the one before.
+    """
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(SystemExit):
+        dist.main([str(tmp_path / name)])
+
+    assert (tmp_path / "notes.txt").exists()
+    assert "is not a folder of packages" in capsys.readouterr().err
+    (tmp_path / "notes.txt").rename(tmp_path / "towpath-x.whl")
+    assert dist.holds_packages(tmp_path)

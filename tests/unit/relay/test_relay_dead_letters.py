@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import orjson
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
@@ -26,9 +27,11 @@ from towpath.relay.errors import (
     BrokerRefusedError,
     BrokerUnavailableError,
     StateRefusedError,
+    TopicTruncatedError,
 )
 from towpath.relay.kafka import state
 from towpath.relay.kafka.state import RECORDS_AT_ONCE
+from towpath.relay.recovery.marks import Mark, marks_document
 from towpath.settings import Kafka, Settings, Source
 from towpath.settings import Topics as TopicSettings
 
@@ -204,10 +207,43 @@ def test_the_list_counts_letters_that_can_be_published():
     assert (3, 2, "no object") == (line["letters"], line["publishable"], line["reason"])
 
 
-def test_a_replay_creates_the_topic_that_no_event_was_published_to(monkeypatch):
-    """
-    If the first event of a type is parked, the relay has not created its topic yet.
-    """
+SETTINGS = Settings(
+    version=1,
+    source=(Source(dsn="x"),),
+    kafka=Kafka(bootstrap_servers="x"),
+    topics=TopicSettings(partitions=6),
+)
+STATE = "towpath.relay-state"
+
+
+class StoredMarks:
+    """Reads a state topic whose marks show what topics had; counts the reads."""
+
+    def __init__(self, counts: dict[str, int], **had: list[int]) -> None:
+        self.reads = 0
+        self._counts = counts
+        self._had = had
+
+    def partition_counts(self) -> dict[str, int]:
+        return self._counts
+
+    def read_to_ends(self, *_topic) -> list[Written]:
+        self.reads += 1
+        return [
+            Written(f"marks:event.{kind}".encode(), marks_of(ends), [])
+            for kind, ends in self._had.items()
+        ]
+
+
+def marks_of(ends: list[int]) -> bytes:
+    """Return the stored marks of a topic's partitions."""
+    marks = {number: Mark(end, None) for number, end in enumerate(ends)}
+    return orjson.dumps(marks_document(marks))
+
+
+@pytest.fixture
+def created(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
+    """Return the topics that are created, with their partition counts."""
     created: list[dict[str, int]] = []
 
     class Topics:
@@ -218,22 +254,52 @@ def test_a_replay_creates_the_topic_that_no_event_was_published_to(monkeypatch):
             created.append(counts)
 
     monkeypatch.setattr(dead_letters, "KafkaTopics", Topics)
-    settings = Settings(
-        version=1,
-        source=(Source(dsn="x"),),
-        kafka=Kafka(bootstrap_servers="x"),
-        topics=TopicSettings(partitions=6),
-    )
-    new, known = (
-        Record(topic, b"7", b"{}", [], at(1), 0, 9, ANY_PARTITION)
-        for topic in ("event.order", "event.customer")
-    )
+    return created
 
-    counts = create_missing(settings, [new, known, new], {"event.customer": 3})
-    create_missing(settings, [known], counts)
 
-    assert [{"event.order": 6}] == created
-    assert {"event.order": 6, "event.customer": 3} == counts
+def event_of(kind: str) -> Record:
+    """Return an event without a partition."""
+    return Record(f"event.{kind}", b"7", b"{}", [], at(1), 0, 9, ANY_PARTITION)
+
+
+def test_a_replay_creates_the_topic_that_no_event_was_published_to(created):
+    """
+    If the first event of a type is parked, the relay has not created its topic yet.
+
+    A topic with marks but without records gets the partition count of its marks, as at
+    a start of the relay.
+    """
+    new, marked, known = map(event_of, ("order", "item", "customer"))
+    reader = StoredMarks({"event.customer": 3, STATE: 1}, item=[0, 0, 0])
+
+    counts = create_missing(SETTINGS, [new, marked, known, new], reader)
+
+    assert [{"event.order": 6, "event.item": 3}] == created
+    assert {"event.order": 6, "event.item": 3} == {
+        name: counts[name] for name in ("event.order", "event.item")
+    }
+
+
+def test_a_replay_into_existing_topics_reads_no_state(created):
+    """
+    Their partition counts are known.
+    """
+    reader = StoredMarks({"event.customer": 3, STATE: 1})
+
+    counts = create_missing(SETTINGS, [event_of("customer")], reader)
+
+    assert (3, [], 0) == (counts["event.customer"], created, reader.reads)
+
+
+def test_a_replay_does_not_create_a_deleted_topic(created):
+    """
+    The next start of the relay might not notice that its records are lost.
+    """
+    reader = StoredMarks({STATE: 1}, order=[1, 0])
+
+    with pytest.raises(TopicTruncatedError, match=r"event.order no longer exists"):
+        create_missing(SETTINGS, [event_of("order")], reader)
+    assert [] == created
 
 
 class RefusingProducer:

@@ -27,10 +27,11 @@ from towpath.relay.encode.parked_aggregates import (
 from towpath.relay.encode.record import ANY_PARTITION, Header, Record
 from towpath.relay.errors import StateRefusedError
 from towpath.relay.kafka.reading import TopicReader
-from towpath.relay.kafka.state import publish_now
+from towpath.relay.kafka.state import StateTopic, publish_now
 from towpath.relay.kafka.topics import KafkaTopics
 from towpath.relay.postgres.replication import Wakeup
 from towpath.relay.postgres.slot import SlotOwnership
+from towpath.relay.recover import check_existing_topics
 from towpath.schemas import headers
 from towpath.schemas import topics as names
 from towpath.schemas.clock import SystemClock
@@ -224,6 +225,8 @@ def release_aggregate(
         SlotHeldError: The relay runs.
         BrokerUnavailableError: Kafka did not acknowledge an event; all stay parked.
         BrokerRefusedError: Kafka refuses an event; all stay parked.
+        TopicTruncatedError: A topic that had records was deleted.
+        StateLostError: An event's topic does not exist, and the state cannot be read.
     """
     source = settings.database
     with closing(SlotOwnership(source.dsn, source.slot)) as ownership:
@@ -233,7 +236,7 @@ def release_aggregate(
         letters = parked[aggregate]
         records = publishable(letters, drops=drops) if publishes else []
         with TopicReader(settings.kafka) as reader:
-            counts = create_missing(settings, records, reader.partition_counts())
+            counts = create_missing(settings, records, reader)
         placed = placed_records(records, counts)
         publish_now(settings.kafka, *placed)
         publish_now(
@@ -261,26 +264,30 @@ def publishable(letters: Sequence[RelayDeadLetter], *, drops: bool) -> list[Reco
 
 
 def create_missing(
-    settings: Settings, records: Iterable[Record], counts: Mapping[str, int]
+    settings: Settings, records: Iterable[Record], reader: TopicReader
 ) -> Mapping[str, int]:
     """
     Create the topics of records that do not exist; return all partition counts.
 
-    The relay creates a topic with its first published event: there may be none yet.
+    The relay creates a topic with its first published event: there may be none yet. A
+    topic that was deleted with its records is not created: the next start of the relay
+    might then not notice that they are lost.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
         BrokerRefusedError: Kafka refuses a topic.
+        TopicTruncatedError: A topic that had records was deleted.
+        StateLostError: A topic is missing, and the state cannot be read.
     """
-    missing = {
-        record.topic: settings.topics.partitions
-        for record in records
-        if not counts.get(record.topic)
-    }
-    if missing:
-        topics = KafkaTopics(settings.kafka, settings.topics, SystemClock())
-        topics.recreate(settings.database.prefix, missing)
-    return {**counts, **missing}
+    counts, source = reader.partition_counts(), settings.database
+    missing = {record.topic for record in records if not counts.get(record.topic)}
+    if not missing:
+        return counts
+    marked = check_existing_topics(reader, StateTopic(settings.kafka, source.prefix))
+    made = {name: marked.get(name, settings.topics.partitions) for name in missing}
+    topics = KafkaTopics(settings.kafka, settings.topics, SystemClock())
+    topics.recreate(source.prefix, made)
+    return {**counts, **made}
 
 
 def placed_records(

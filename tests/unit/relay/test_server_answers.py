@@ -58,20 +58,46 @@ class Dropped:
             raise psycopg.errors.UndefinedTable(reason)
 
 
+class Detached:
+    """A connection to a server where another run has detached the partition."""
+
+    def execute(self, statement: bytes) -> None:
+        if statement.startswith(b"alter"):
+            reason = (
+                'relation "outbox_20260102" is not a partition of relation "outbox"'
+            )
+            raise psycopg.errors.UndefinedTable(reason)
+
+
+def old_partition(connection, *, is_pending: bool) -> tuple[OutboxTable, Partition]:
+    """Return an outbox, and a partition that it listed before."""
+    described = source_tables.outbox("towpath.outbox", {})
+    day = datetime(2026, 1, 2, tzinfo=UTC)
+    name = TableName("towpath", "outbox_20260102")
+    partition = Partition(name, day, day, is_attached=True, is_pending=is_pending)
+    return OutboxTable(connection, described, "id", "inserted_at"), partition
+
+
 @pytest.mark.parametrize("is_pending", [False, True])
 def test_a_partition_that_another_run_has_dropped_ends_no_run(is_pending):
     """
     It was listed before; nothing is left to detach, to read or to drop.
     """
-    described = source_tables.outbox("towpath.outbox", {})
-    table = OutboxTable(Dropped(), described, "id", "inserted_at")
-    day = datetime(2026, 1, 2, tzinfo=UTC)
-    name = TableName("towpath", "outbox_20260102")
-    partition = Partition(name, day, day, is_attached=True, is_pending=is_pending)
+    table, partition = old_partition(Dropped(), is_pending=is_pending)
 
     assert table.detach(partition, 1.0) is False
     assert table.first_insert(partition) is None
     assert table.drop(partition) is True
+
+
+@pytest.mark.parametrize("is_pending", [False, True])
+def test_a_partition_that_another_run_has_detached_is_left_to_the_next(is_pending):
+    """
+    The other run detached it while this one waited for the lock on the outbox.
+    """
+    table, partition = old_partition(Detached(), is_pending=is_pending)
+
+    assert table.detach(partition, 1.0) is False
 
 
 class ClosedInfo:

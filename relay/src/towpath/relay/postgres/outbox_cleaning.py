@@ -216,11 +216,11 @@ class OutboxTable:
             # Marked first: only a former partition with the mark is ever dropped.
             try:
                 self._comment(partition, f"'{_MARK}'")
+                is_detached = self._execute_within(statement, wait_s)
             except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable):
                 # VACUUM, for instance, holds a lock on the partition; or another run
-                # has dropped it.
+                # has detached or dropped it: Postgres has one code for both.
                 return False
-            is_detached = self._execute_within(statement, wait_s)
             # VACUUM may hold the lock again, or another run may have dropped the table:
             # the next run does it then, or nothing is left to do.
             with suppress(

@@ -90,6 +90,7 @@ def store_first_marks(process: ProcessContext, topic: StateTopic, marks: Marks) 
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
+        BrokerRefusedError: Kafka refuses a mark.
     """
     prefix, opened = process.settings.database.prefix, process.topics.opened
     topics = [
@@ -122,7 +123,7 @@ def recover(
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
-        BrokerRefusedError: Kafka refuses transactions.
+        BrokerRefusedError: Kafka refuses transactions, or a record.
         TopicTruncatedError: A topic ends below its marks.
         PartitionCountChangedError: A topic's partition count has changed.
         StateLostError: The state cannot be read.

@@ -128,6 +128,7 @@ def apply_repair(
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
+        BrokerRefusedError: Kafka refuses a topic or a record.
         SourceUnavailableError: The source cannot be reached to request snapshots.
     """
     source = settings.database

@@ -88,6 +88,7 @@ def remove_key(settings: Settings, key: str) -> None:
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
+        BrokerRefusedError: Kafka refuses the record.
     """
     topic = names.state_topic(settings.database.prefix)
     name, size = key.encode(), len(key)
@@ -397,6 +398,7 @@ def request_skip(settings: Settings, lsn: int, clock: Clock | None = None) -> No
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
+        BrokerRefusedError: Kafka refuses the record.
     """
     at = (clock or SystemClock()).now().isoformat(timespec="seconds")
     lineages = parse_lineages(parse_state(newest_values(settings)).lineage)

@@ -328,6 +328,21 @@ def test_a_retried_batch_is_counted_once_among_the_refused():
     assert 1 == writer.write_left(batch, 0).dead_letters
 
 
+def test_stored_dead_letters_of_a_failed_batch_count_among_the_refused(monkeypatch):
+    """
+    The next attempt does not write their records, so the batch would drain in parts.
+    """
+    monkeypatch.setattr(batches, "RECORDS_AT_ONCE", 1)
+    letters = Letters()
+    writer = RecordWriter(ROUTES, Particular(*range(60)), context_of(letters))
+    batch = table(*(row(n, "c", order=n) for n in range(60)))
+    for _ in range(2):
+        with pytest.raises(EveryChangeRefusedError):
+            writer.write_left(batch, 0)
+
+    assert 50 == len(letters.reasons())
+
+
 def test_dead_letters_of_a_failed_attempt_are_counted(monkeypatch):
     """
     They are in the topic already, so the next attempt does not store them again.

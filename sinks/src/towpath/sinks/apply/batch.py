@@ -180,7 +180,7 @@ class RecordWriter:
         """
         # An empty batch is one slice, too, because a slice flushes the sink.
         begins = range(0, max(len(table), 1), RECORDS_AT_ONCE)
-        with self.lock, self._context.refusals.attempt():
+        with self.lock:
             slices = [
                 self._write_slice(
                     table.slice(begin, RECORDS_AT_ONCE),
@@ -199,7 +199,7 @@ class RecordWriter:
             UnavailableError: A system does not answer; write the batch again.
             HaltError: The sink refuses to continue.
         """
-        with self.lock, self._context.refusals.attempt():
+        with self.lock:
             return self._with_stored(self._write(records, batch_id))
 
     def replay(self, records: Sequence[Record]) -> AppliedRecords:
@@ -278,9 +278,10 @@ class RecordWriter:
         self, records: Sequence[Record], batch_id: int, *, is_last: bool = True
     ) -> BatchResult:
         parked = self._context.parked
-        written = self._apply(records, parked, batch_id, is_last=is_last)
-        made = dead_letters_of(records, written.reasons, self._rule)
-        stale = self._write_dead_letters(made, written)
+        with self._context.refusals.attempt():
+            written = self._apply(records, parked, batch_id, is_last=is_last)
+            made = dead_letters_of(records, written.reasons, self._rule)
+            stale = self._write_dead_letters(made, written)
         self._context.sweeps.carried_out(written.floors)
         delivered, changes = written.delivered, written.held.changes
         return BatchResult(

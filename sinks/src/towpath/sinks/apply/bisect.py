@@ -6,8 +6,8 @@ batch is then halved until the change stands alone: this change is refused with 
 target's answer, and all others are written. A target that refuses many consecutive
 changes is broken: no dead letters are created. Refusals are counted across batches and
 restarts of the query; otherwise small batches could move a whole topic into the dead
-letters. A batch that fails, and is written again, does not count, nor does a replay.
-One accepted call resets the count.
+letters. Records whose dead letters cannot be stored, and which are written again, do
+not count, nor does a replay. One accepted call resets the count.
 """
 
 import dataclasses
@@ -66,7 +66,7 @@ class ConsecutiveRefusals:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Count nothing of a batch that fails: it is written again."""
+        """Count no refusals of records that fail: they are written again."""
         before = self.before
         try:
             yield

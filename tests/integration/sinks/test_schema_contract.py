@@ -605,6 +605,24 @@ drop role {role};
 """
 
 
+def test_another_unique_index_is_not_the_key(contract):
+    """
+    The relay takes the oldest one, whatever their names.
+    """
+    schema = contract.schema.read_text(encoding="utf-8")
+    keyless = (
+        "create table shop.odd (b bigint not null, a bigint not null);"
+        "create unique index odd_b on shop.odd (b);"
+        "alter table shop.odd replica identity full;"
+    )
+    contract.schema.write_text(schema + keyless, encoding="utf-8")
+    _, added = contract.judge("create unique index odd_a on shop.odd (a)")
+    _, dropped = contract.judge("drop index shop.odd_b")
+
+    assert "key changed" not in {one["change"] for one in added}
+    assert "key changed" in {one["change"] for one in dropped}
+
+
 def test_statements_that_change_rows_of_a_captured_table_are_noticed(contract, unique):
     """
     Once for each kind, by any role; neither those rolled back, nor other tables.

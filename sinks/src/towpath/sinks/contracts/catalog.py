@@ -86,7 +86,8 @@ class Table:
         is_view: Whether it is a view, materialized or not.
         identity: The replica identity: ``d``, ``n``, ``f`` or ``i``.
         columns: The columns by number.
-        keys: Unique indexes over columns that are NOT NULL.
+        keys: Unique indexes over columns that are NOT NULL: the primary key's, then
+            the others, oldest first.
     """
 
     oid: int
@@ -102,7 +103,7 @@ class Table:
         The numbers of the key columns of the table's records; empty without a key.
 
         The key is that of the replica identity's index, or else the primary key, or
-        else that of the first unique index.
+        else that of the oldest unique index.
         """
         chosen = [
             *(k for k in self.keys if k.is_identity and self._has_index_identity),
@@ -174,7 +175,7 @@ _COLUMNS: Final[LiteralString] = """
 """
 _KEYS: Final[LiteralString] = """
     select i.indrelid::bigint, k.numbers, i.indisprimary, i.indisreplident
-    from pg_index i join pg_class c on c.oid = i.indexrelid,
+    from pg_index i,
          lateral (select array_agg(number order by place) as numbers
                   from unnest(i.indkey::int2[]) with ordinality as u(number, place)
                   where place <= i.indnkeyatts) k
@@ -185,7 +186,8 @@ _KEYS: Final[LiteralString] = """
       and not exists (select from pg_attribute a
                       where a.attrelid = i.indrelid and not a.attnotnull
                         and a.attnum = any(k.numbers))
-    order by i.indrelid, not i.indisprimary, c.relname
+    -- As the relay takes them: a migration's index is the youngest.
+    order by i.indrelid, not i.indisprimary, i.indexrelid
 """
 _ENUMS: Final[LiteralString] = """
     select enumtypid::bigint, oid::bigint, enumlabel::text from pg_enum

@@ -389,18 +389,37 @@ def test_an_order_is_shown_without_asking_a_failed_inventory_for_each_line():
     assert ["product-0", "product-1", "product-2"] == shop.asked
 
 
+def shop_that_is_answered(response, monkeypatch):
+    """Make a shop whose orders service gives one response."""
+    client = httpx2.Client(
+        base_url="http://orders", transport=httpx2.MockTransport(lambda _: response)
+    )
+    shop = Shop("http://orders", "http://inventory")
+    monkeypatch.setattr(shop, "_orders", client)
+    return shop
+
+
 @pytest.mark.parametrize("body", ["[]", '{"message": "no Route matched"}', "null"])
 def test_a_refusal_that_is_not_the_services_own_is_no_answer(body, monkeypatch):
     """
     A gateway in front of a service may refuse a request by a document of its own.
     """
-    answer = httpx2.Response(404, text=body)
-    client = httpx2.Client(
-        base_url="http://orders", transport=httpx2.MockTransport(lambda _: answer)
-    )
-    shop = Shop("http://orders", "http://inventory")
-    monkeypatch.setattr(shop, "_orders", client)
+    shop = shop_that_is_answered(httpx2.Response(404, text=body), monkeypatch)
     with pytest.raises(ServiceUnreachableError, match="http://orders"):
+        shop.order(7)
+
+
+def test_a_refusal_may_have_parameters_of_its_media_type(monkeypatch):
+    """
+    A gateway may name the character set of a service's answer.
+    """
+    answer = httpx2.Response(
+        404,
+        text='{"detail": "there is no order 7"}',
+        headers={"Content-Type": "application/problem+json; charset=utf-8"},
+    )
+    shop = shop_that_is_answered(answer, monkeypatch)
+    with pytest.raises(NotFoundError, match="there is no order 7"):
         shop.order(7)
 
 

@@ -37,7 +37,8 @@ from alembic.runtime.environment import EnvironmentContext
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session, sessionmaker
@@ -154,7 +155,7 @@ def make_engine(dsn: str, *, pool_size: int, is_tested: bool = True) -> Engine:
             cursor.execute(settings)
         return connection
 
-    return create_engine(
+    engine = create_engine(
         "postgresql+psycopg2://",
         creator=connect,
         pool_size=pool_size,
@@ -166,6 +167,16 @@ def make_engine(dsn: str, *, pool_size: int, is_tested: bool = True) -> Engine:
         # An update of several rows is sent as one message, as an insert is.
         executemany_mode="values_plus_batch",
     )
+    event.listen(engine, "handle_error", _remove_details)
+    return engine
+
+
+def _remove_details(context: ExceptionContext) -> None:
+    """Keep the first line of a server's error; the other lines quote whole rows."""
+    error = context.sqlalchemy_exception
+    if isinstance(error, DBAPIError) and sqlstate(error):
+        for each in (error, context.original_exception):
+            each.args = tuple(str(words).partition("\n")[0] for words in each.args)
 
 
 @contextmanager

@@ -171,7 +171,7 @@ def _document(client: httpx2.Client, response: httpx2.Response) -> dict[str, Any
         raise _unreachable(client) from error
     if response.is_success:
         return document
-    if response.headers.get("Content-Type") != MEDIA_TYPE:
+    if not response.headers.get("Content-Type", "").startswith(MEDIA_TYPE):
         # A gateway refuses the request, not the service.
         raise _unreachable(client)
     refusal = _REFUSALS.get(response.status_code, InvalidInputError)

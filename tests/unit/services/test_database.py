@@ -141,11 +141,6 @@ class SeededEngine:
         """Begin a transaction."""
         yield self
 
-    connect = begin
-
-    def execution_options(self, **_given):
-        """Ignore the isolation level."""
-
     def execute(self, statement, _values=None):
         """Remember a statement; ANALYZE finds the connection lost."""
         self.statements.append(str(statement))

@@ -115,9 +115,7 @@ def seed_shop(engine: Engine, *, orders: int, customers: int, seed: int = 1) -> 
             "seconds_between": SECONDS_BETWEEN_ORDERS,
         }
         connection.execute(_SEED_ORDERS, choice)
-    with translated(), engine.connect() as connection:
         # Collect planner statistics now, not at the next autovacuum.
-        connection.execution_options(isolation_level="AUTOCOMMIT")
         tables = "shop.customers, shop.orders, shop.order_lines, shop.order_steps"
         connection.execute(text(f"analyze {tables}"))
 

@@ -70,11 +70,11 @@ url = "{url}"
 SEARCH_OPTIONS: Final = """\
 max_batch_records = 10000
 search.call_documents = 500
-trigger_ms = 1000
+trigger_ms = 700
 """
 # A batch of a few records costs the engine a tenth of a second of CPU time. Here
 # everything shares a machine, so batches start less often than by default.
-_CACHE_OPTIONS: Final = "trigger_ms = 500\n"
+_CACHE_OPTIONS: Final = "trigger_ms = 300\n"
 
 _ROUTE: Final = """
 [[sink.route]]

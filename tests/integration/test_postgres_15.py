@@ -27,6 +27,9 @@ from support.writers import RandomWriters
 from towpath.cli.app import run
 from towpath.deploy.local import postgres
 from towpath.deploy.local.stack import Addresses
+from towpath.relay.postgres.source_checks import source_problems
+from towpath.schemas import source_tables
+from towpath.settings import load
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -374,6 +377,25 @@ def test_a_publication_that_the_log_does_not_know_halts(source: Source):
     assert (0, 3, [9001]) == (stopped, code, keys)
     assert "publication is younger than the log" in halted["reason"]
     assert "does not exist" in halted["reason"]
+
+
+@pytest.mark.parametrize("bound", ["maxvalue", "'infinity'"])
+def test_a_partition_without_an_end_is_no_problem(source: Source, bound: str):
+    """
+    The last partition takes every insert to come.
+
+    Releases below 17 refuse to subtract a time from infinity.
+    """
+    outbox = source_tables.outbox(is_partitioned=True)
+    source.execute(source_tables.schema_statement())
+    source.execute(outbox.create_statement())
+    source.execute(
+        "create table towpath.rest partition of towpath.outbox"
+        f" for values from (minvalue) to ({bound})"
+    )
+    source.prepare()
+
+    assert [] == [*source_problems(source.connection, load(source.config, {}))]
 
 
 def test_the_doctor_reads_its_facts(source: Source, capsys):

@@ -1253,14 +1253,19 @@ where c.oid = pg_catalog.to_regclass(%(table)s::text)
 -- name: read_partitioned_until
 -- Seconds until the last bound of a table that is partitioned by the time of the insert;
 -- nothing of another table, or of one with a default partition. A table without
--- partitions has reached its last bound.
-select coalesce(max(extract(epoch from
-        (pg_catalog.regexp_match(b.text, 'TO \(''([^'']+)''\)'))[1]::timestamptz
-        - pg_catalog.now())), 0)::float8
+-- partitions has reached its last bound. A bound of MAXVALUE or infinity is never
+-- reached; releases below 17 refuse to subtract a time from infinity.
+select coalesce(max(case
+        when u.bound = 'infinity' or b.text like '%% TO (MAXVALUE)' then 'infinity'
+        else extract(epoch from u.bound - pg_catalog.now())::float8
+    end), 0)
 from pg_catalog.pg_partitioned_table t
 left join pg_catalog.pg_inherits i on i.inhparent = t.partrelid
 left join pg_catalog.pg_class c on c.oid = i.inhrelid
 cross join lateral (select pg_catalog.pg_get_expr(c.relpartbound, c.oid)) as b (text)
+cross join lateral (
+    select (pg_catalog.regexp_match(b.text, 'TO \(''([^'']+)''\)'))[1]::timestamptz
+) as u (bound)
 where t.partrelid = %(oid)s::oid and t.partdefid = 0
     and pg_catalog.pg_get_partkeydef(t.partrelid) = 'RANGE (inserted_at)'
 group by t.partrelid

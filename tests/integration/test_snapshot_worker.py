@@ -686,14 +686,17 @@ def test_a_chosen_key_keeps_its_place_only_while_rows_are_asked_for(
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
     table = StoredTable("s1", "s.t", 0, "running", 4711, order_by=order_by)
     worker.ask(protocol.StoreSignal("s1", "accepted", {}, (table,)))
-    known = replace(table, state=state, last_key=(b"7",), chunks=1)
+    keys = {"last_key": (b"7",), "key_columns": ("a",)}
+    known = replace(table, state=state, chunks=1, **keys)
     worker.ask(protocol.SaveProgress(1, known))
     connection.execute("insert into towpath.signal values ('s2', 'resume-snapshot')")
     queued = replace(known, state="queued")
     worker.ask(protocol.StoreSignal("s2", "completed", {}, changed=(queued,)))
-    row = connection.execute("select state, last_key from towpath.snapshot").fetchone()
+    row = connection.execute(
+        "select state, last_key, key_columns from towpath.snapshot"
+    ).fetchone()
 
-    assert ("queued", last_key) == row
+    assert ("queued", last_key, last_key and ["a"]) == row
 
 
 def test_a_missing_table_ends_the_worker_with_its_name(connection, worker):

@@ -261,6 +261,27 @@ def test_initial_only_fails_with_its_reason_and_redoes_only_that(two_tables):
     assert {1} == set(two_tables.fold("s.c"))
 
 
+def test_initial_only_reads_a_table_by_its_new_key(two_tables):
+    """
+    Its progress was by another key: the retry after the failure reads all of its rows.
+    """
+    two_tables.snapshot["mode"] = "initial_only"
+    two_tables.prepare()
+    two_tables.start()
+    codes = [two_tables.ended()]
+    two_tables.execute(
+        "update towpath.snapshot set state = 'failed', key_columns = '[\"v\"]'"
+        " where collection = 's.b'"
+    )
+    for _ in range(2):
+        two_tables.start()
+        codes.append(two_tables.ended())
+    halted = two_tables.logged("relay halted")[-1]
+
+    assert ([0, 3, 0], True) == (codes, "key has changed" in halted["reason"])
+    assert {2: 500} == Counter(reads(two_tables, "s.b").values())
+
+
 def test_a_select_of_its_own_is_what_is_read(two_tables):
     """
     N-12: an override's rows are read and no others; the stream is not filtered.

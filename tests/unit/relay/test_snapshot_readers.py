@@ -547,7 +547,7 @@ def with_other_key(name: str) -> ScanPlan:
 @pytest.mark.parametrize("kind", ["incremental", BLOCKING])
 def test_stored_progress_in_another_key_fails_the_table(kind: str):
     """
-    The rows after that key are others: the table fails, with the last key.
+    The rows after that key are others: the table fails, and a resume reads all of them.
 
     It may have been altered while nothing was read: after a restart, or a lost view.
     """
@@ -560,12 +560,40 @@ def test_stored_progress_in_another_key_fails_the_table(kind: str):
     [ask] = again.begin()
     again.tell(protocol.PlanRead(ask.request_id, with_other_key("a")))
     [ended] = [saved.table for saved in again.all(protocol.SaveProgress)]
+    resumed = Loop(ended.queued_again())
+    [ask] = resumed.begin()
+    resumed.tell(protocol.PlanRead(ask.request_id, with_other_key("a")))
+    [chunk] = resumed.all(protocol.ReadChunk)
 
-    assert ("failed", key(4), True) == (
-        ended.state,
-        ended.last_key,
-        "key has changed" in (ended.error or ""),
-    )
+    assert ("failed", True) == (ended.state, "key has changed" in (ended.error or ""))
+    assert ("text", None) == (*chunk.shape.key_types, chunk.after_key)
+
+
+def test_listed_keys_are_not_read_by_another_key():
+    """
+    They stay stored: read by another key, they would be other rows.
+    """
+    listed = table("a", asked_keys=2, key_columns=("id",), pending_keys=None)
+    for _ in range(2):
+        loop = Loop(listed)
+        [ask] = loop.begin()
+        loop.tell(protocol.PlanRead(ask.request_id, with_other_key("a")))
+        [saved] = loop.all(protocol.SaveProgress)
+        listed = saved.table.queued_again()
+
+        assert ("failed", None) == (saved.table.state, saved.table.pending_keys)
+
+
+def test_the_first_row_of_another_key_is_where_a_reset_table_begins():
+    """
+    A reset table has no progress, so it is read by whichever key its table has.
+    """
+    stored = table("a", order_by=("v",), last_key=key(4), key_columns=("id",))
+    loop = Loop(stored.from_the_first_row())
+    [ask] = loop.begin()
+    loop.tell(protocol.PlanRead(ask.request_id, with_other_key("a")))
+
+    assert ["running"] == [save.table.state for save in loop.all(protocol.SaveProgress)]
 
 
 @pytest.mark.parametrize("has_ended", [True, False])

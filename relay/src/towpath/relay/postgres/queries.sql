@@ -548,6 +548,7 @@ set state = %(state)s, error = %(error)s, updated_at = now(), completed_at = nul
     last_key = case when not b.begins_again then last_key end,
     maximum_key = case when not b.begins_again then maximum_key end,
     ranges = case when not b.begins_again then ranges end,
+    key_columns = case when not b.begins_again then key_columns end,
     pending_keys = case when b.is_incomplete then %(pending_keys)s else pending_keys end,
     undelivered = case when b.is_incomplete then %(undelivered)s else undelivered end,
     undelivered_keys = case when not b.is_incomplete then undelivered_keys end
@@ -858,6 +859,7 @@ set state = 'queued', error = null, updated_at = now(),
     last_key = case when not b.begins_again then last_key end,
     maximum_key = case when not b.begins_again then maximum_key end,
     ranges = case when not b.begins_again then ranges end,
+    key_columns = case when not b.begins_again then key_columns end,
     pending_keys = case when b.is_incomplete then undelivered_keys
         else pending_keys end,
     undelivered = case when b.is_incomplete then 0 else undelivered end,

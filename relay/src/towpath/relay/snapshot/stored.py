@@ -46,10 +46,10 @@ class StoredTable(NamedTuple):
     for the first kind and a SELECT for the others. ``order_by`` names the columns of a
     surrogate key. ``ranges`` are the progress of several readers. ``floor`` is the log
     LSN of the first start mark: with ``sweeps``, rows below the floor are deleted at
-    the end. ``key_columns`` are those of the key by which the table was first planned:
-    by another key, the same progress would mean other rows. ``undelivered`` counts the
-    rows that are dead letters; ``undelivered_keys`` are their keys, for a whole table
-    only the first of them. ``rows_per_second`` is a moving average.
+    the end. ``key_columns`` are those of the key that the progress refers to: by
+    another key, it would mean other rows. ``undelivered`` counts the rows that are dead
+    letters; ``undelivered_keys`` are their keys, for a whole table only the first of
+    them. ``rows_per_second`` is a moving average.
     """
 
     snapshot_id: str
@@ -142,6 +142,7 @@ class StoredTable(NamedTuple):
             pending_keys=(),
             ranges=(),
             floor=None,
+            key_columns=(),
             undelivered=0,
             undelivered_keys=(),
         )

@@ -254,6 +254,9 @@ class TableScan:
         self._plan = plan
         stored, key_columns = self._stored, plan.shape.key_columns
         if stored.key_columns not in {(), key_columns}:
+            if stored.asked_keys is None:
+                # The rows after the last key are others now: a resume reads them all.
+                self._stored = stored.from_the_first_row()
             return self._fail(_OTHER_KEY + ", ".join(key_columns))
         # A resumed scan keeps its maximum key: the stream brings the rows above it.
         maximum_key = stored.maximum_key or plan.maximum_key

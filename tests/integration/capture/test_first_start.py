@@ -282,6 +282,58 @@ def test_initial_only_reads_a_table_by_its_new_key(two_tables):
     assert {2: 500} == Counter(reads(two_tables, "s.b").values())
 
 
+@pytest.mark.parametrize("are_all_refused", [True, False])
+def test_initial_only_retries_what_its_signal_was_refused(
+    two_tables, *, are_all_refused: bool
+):
+    """
+    A table that the answer to the signal refused is read once it is mended.
+    """
+    two_tables.execute("create table s.c (id int, v int)")
+    two_tables.execute("alter table s.c replica identity full")
+    two_tables.execute("insert into s.c values (1, 1), (2, 2)")
+    two_tables.tables = ["s.c"] if are_all_refused else ["s.b", "s.c"]
+    two_tables.snapshot["mode"] = "never"
+    two_tables.prepare()
+    two_tables.snapshot["mode"] = "initial_only"
+    two_tables.write()
+    two_tables.start()
+    codes = [two_tables.ended()]
+    two_tables.more = """
+[[relay.snapshot.select]]
+table = "s.c"
+select = "select * from s.c where id > 1"
+"""
+    two_tables.write()
+    two_tables.execute("alter table s.c replica identity default, add primary key (id)")
+    for _ in range(2):
+        two_tables.start()
+        codes.append(two_tables.ended())
+
+    assert [3, 0, 0] == codes
+    assert {2: 1} == reads(two_tables, "s.c")
+    assert are_all_refused or {1: 500} == Counter(reads(two_tables, "s.b").values())
+
+
+def test_initial_only_retries_a_stopped_table(two_tables):
+    """
+    The relay ends before it streams, so no signal can resume the table.
+    """
+    two_tables.snapshot["mode"] = "initial_only"
+    two_tables.prepare()
+    two_tables.start()
+    codes = [two_tables.ended()]
+    two_tables.execute(
+        "update towpath.snapshot set state = 'stopped', last_key = '[\"400\"]',"
+        " ranges = null where collection = 's.b'"
+    )
+    two_tables.start()
+    codes.append(two_tables.ended())
+
+    assert [0, 0] == codes
+    assert {1: 400, 2: 100} == Counter(reads(two_tables, "s.b").values())
+
+
 def test_a_select_of_its_own_is_what_is_read(two_tables):
     """
     N-12: an override's rows are read and no others; the stream is not filtered.

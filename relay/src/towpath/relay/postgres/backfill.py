@@ -125,21 +125,31 @@ def store_first_snapshot(
 
     Rows of an earlier first snapshot are deleted.
     """
-    selects = selects_by_table(settings)
     tables = _published(connection, settings)
     with translated_errors(_STORING), connection.transaction():
         connection.execute(query("delete_first_snapshot"), {"ids": _ids(relay)})
-        for ordinal, (name, oid) in enumerate(tables.items()):
-            fields = {
-                "snapshot_id": first_id(relay),
-                "relay": relay.name,
-                "collection": name,
-                "ordinal": ordinal,
-                "table_oid": oid,
-                "condition": selects.get(name),
-            }
-            connection.execute(query("store_first_table"), fields)
+        _store_tables(connection, settings, relay, tables)
     return tuple(tables)
+
+
+def _store_tables(
+    connection: Connection,
+    settings: Settings,
+    relay: Registration,
+    tables: Mapping[str, int],
+) -> None:
+    """Store queued tables of the first snapshot, from their names and oids."""
+    selects = selects_by_table(settings)
+    for ordinal, (name, oid) in enumerate(tables.items()):
+        fields = {
+            "snapshot_id": first_id(relay),
+            "relay": relay.name,
+            "collection": name,
+            "ordinal": ordinal,
+            "table_oid": oid,
+            "condition": selects.get(name),
+        }
+        connection.execute(query("store_first_table"), fields)
 
 
 def request_first_snapshot(
@@ -177,10 +187,31 @@ def release_lost_views(connection: Connection, relay: Registration) -> None:
         connection.execute(query("release_initial_tables"), {"relay": relay.name})
 
 
-def retry_failed_tables(connection: Connection, relay: Registration) -> None:
-    """Queue failed and incomplete tables again, from their progress where possible."""
-    with translated_errors(_STORING):
-        connection.execute(query("retry_first_tables"), {"ids": _ids(relay)})
+def retry_failed_tables(
+    connection: Connection, settings: Settings, relay: Registration
+) -> None:
+    """
+    Queue again the tables of the first snapshot that ended without being completed.
+
+    They continue from their progress where possible. A table that the answer to a
+    signal refused has none: it is queued by its present oid and SELECT, without a
+    signal. The refusal of a table that is not published stays.
+    """
+    ids = {"ids": _ids(relay)}
+    tables = _published(connection, settings)
+    names = {entry: name for name in tables for entry in (name, signal_entry(name))}
+    execute = connection.execute
+    with translated_errors(_STORING), connection.transaction():
+        execute(query("retry_first_tables"), ids)
+        found = execute(query("delete_refused_tables"), ids | {"entries": list(names)})
+        refused = {names[entry] for (entry,) in found}
+        if tables and execute(query("delete_rejected_signals"), ids).fetchall():
+            # No table of such a signal is stored.
+            refused.update(tables)
+        stored = {name for (name,) in execute(query("list_first_tables"), ids)}
+        chosen = {t: oid for t, oid in tables.items() if t in refused - stored}
+        _store_tables(connection, settings, relay, chosen)
+        execute(query("release_initial_tables"), {"relay": relay.name})
 
 
 def selects_by_table(settings: Settings) -> Mapping[str, str]:

@@ -207,7 +207,7 @@ class InitialSnapshot:
     def _resume(self, connection: Connection) -> bool:
         """Resume open tables; return False if there are none."""
         if not self._has_retried:
-            backfill.retry_failed_tables(connection, self._relay)
+            backfill.retry_failed_tables(connection, self._settings, self._relay)
             self._has_retried = True
         progress = backfill.read_progress(connection, self._relay)
         if not progress.open_count:

@@ -854,6 +854,7 @@ set kind = case when condition is null then 'incremental' else 'blocking' end,
 where kind = 'initial' and state <> 'completed' and relay = %(relay)s
 
 -- name: retry_first_tables
+-- Not those that the answer to a signal refused: their oid was not stored.
 update towpath.snapshot s
 set state = 'queued', error = null, updated_at = now(),
     last_key = case when not b.begins_again then last_key end,
@@ -871,8 +872,23 @@ from (
             as begins_again
     from towpath.snapshot t
 ) b
-where s.snapshot_id = any (%(ids)s::text[]) and s.state in ('failed', 'incomplete')
+where s.snapshot_id = any (%(ids)s::text[])
+    and s.state in ('failed', 'stopped', 'incomplete') and s.table_oid <> 0
     and b.snapshot_id = s.snapshot_id and b.collection = s.collection
+
+-- name: delete_refused_tables
+-- The refusals of these entries of the first snapshot's signals.
+delete from towpath.snapshot
+where snapshot_id = any (%(ids)s::text[]) and table_oid = 0
+    and collection = any (%(entries)s::text[])
+returning collection
+
+-- name: delete_rejected_signals
+delete from towpath.signal where id = any (%(ids)s::text[]) and status = 'rejected'
+returning id
+
+-- name: list_first_tables
+select collection from towpath.snapshot where snapshot_id = any (%(ids)s::text[])
 
 -- name: read_whether_one_is_open
 -- Whether a relay's snapshot with one of these ids, or with the prefix, has not ended.

@@ -186,6 +186,7 @@ def test_an_unknown_driver_is_refused(
     [
         ("outbox", "clean", "--keep-days", "inf"),
         ("outbox", "clean", "--keep-days", "1e6"),
+        ("outbox", "clean", "--days-ahead", "3000"),
         ("relay", "state", "show", "--parked", "-1"),
     ],
 )

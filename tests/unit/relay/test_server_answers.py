@@ -1,5 +1,6 @@
 """Answers of the server that come seldom: locks in use, closed connections."""
 
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -20,6 +21,19 @@ from towpath.schemas.table_name import TableName
 from towpath.settings import FirstStart, Kafka, Relay, Settings, Snapshot, Source
 
 
+def outbox(
+    connection: object, *, is_pending: bool = False
+) -> tuple[OutboxTable, Partition]:
+    """Return a partitioned outbox on a connection, and the partition of a day."""
+    described = source_tables.outbox("towpath.outbox", {})
+    day = datetime(2026, 1, 2, tzinfo=UTC)
+    name = TableName("towpath", "outbox_20260102")
+    return (
+        OutboxTable(connection, described, "id", "inserted_at"),
+        Partition(name, day, day, is_attached=True, is_pending=is_pending),
+    )
+
+
 class Locked:
     """A connection to a server where another session has the partition."""
 
@@ -38,11 +52,7 @@ def test_a_partition_that_another_session_has_is_left_to_the_next_run():
     It is not detached without its mark, nor dropped, and the run goes on.
     """
     connection = Locked()
-    described = source_tables.outbox("towpath.outbox", {})
-    table = OutboxTable(connection, described, "id", "inserted_at")
-    day = datetime(2026, 1, 2, tzinfo=UTC)
-    name = TableName("towpath", "outbox_20260102")
-    partition = Partition(name, day, day, is_attached=True, is_pending=False)
+    table, partition = outbox(connection)
 
     assert table.detach(partition, 1.0) is False
     assert table.drop(partition) is False
@@ -58,46 +68,64 @@ class Dropped:
             raise psycopg.errors.UndefinedTable(reason)
 
 
-class Detached:
-    """A connection to a server where another run has detached the partition."""
-
-    def execute(self, statement: bytes) -> None:
-        if statement.startswith(b"alter"):
-            reason = (
-                'relation "outbox_20260102" is not a partition of relation "outbox"'
-            )
-            raise psycopg.errors.UndefinedTable(reason)
-
-
-def old_partition(connection, *, is_pending: bool) -> tuple[OutboxTable, Partition]:
-    """Return an outbox, and a partition that it listed before."""
-    described = source_tables.outbox("towpath.outbox", {})
-    day = datetime(2026, 1, 2, tzinfo=UTC)
-    name = TableName("towpath", "outbox_20260102")
-    partition = Partition(name, day, day, is_attached=True, is_pending=is_pending)
-    return OutboxTable(connection, described, "id", "inserted_at"), partition
-
-
 @pytest.mark.parametrize("is_pending", [False, True])
 def test_a_partition_that_another_run_has_dropped_ends_no_run(is_pending):
     """
     It was listed before; nothing is left to detach, to read or to drop.
     """
-    table, partition = old_partition(Dropped(), is_pending=is_pending)
+    table, partition = outbox(Dropped(), is_pending=is_pending)
 
     assert table.detach(partition, 1.0) is False
     assert table.first_insert(partition) is None
     assert table.drop(partition) is True
 
 
-@pytest.mark.parametrize("is_pending", [False, True])
-def test_a_partition_that_another_run_has_detached_is_left_to_the_next(is_pending):
+class Detaching:
+    """A connection to a server that refuses to detach a partition."""
+
+    def __init__(self, error: type[psycopg.Error]):
+        self.statements: list[str] = []
+        self._error = error
+
+    def execute(self, statement: bytes, _values: object = None) -> SimpleNamespace:
+        self.statements.append(statement.decode())
+        if b"detach partition" in statement:
+            raise self._error
+        return SimpleNamespace(fetchall=list)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        psycopg.errors.UndefinedTable,
+        psycopg.errors.ObjectNotInPrerequisiteState,
+    ],
+    ids=["detached", "detaching"],
+)
+def test_a_partition_that_another_run_detaches_is_left_to_the_next_run(error):
     """
-    The other run detached it while this one waited for the lock on the outbox.
+    The other run may have come between the mark and the detachment.
     """
-    table, partition = old_partition(Detached(), is_pending=is_pending)
+    table, partition = outbox(Detaching(error))
 
     assert table.detach(partition, 1.0) is False
+
+
+def test_a_wait_without_end_is_the_longest_that_the_server_takes():
+    """
+    A time-out of the server is a number of milliseconds, and zero would be none.
+    """
+    connection = Detaching(psycopg.errors.QueryCanceled)
+    table, partition = outbox(connection)
+    for wait_s in (0.0, 2.5, math.inf):
+        table.detach(partition, wait_s)
+    limits = [
+        int(statement.rpartition(" ")[2])
+        for statement in connection.statements
+        if statement.startswith("set statement_timeout")
+    ]
+
+    assert [1, 2_500, 2**31 - 1] == limits[::2]
 
 
 class ClosedInfo:

@@ -259,9 +259,15 @@ def _settings(config: ConfigOption) -> "Settings":
 # A century: the date that many days ago must lie after the year 1.
 _MAX_KEEP_DAYS: Final = 36_500
 
+# A year: each day is a table, and a query of the outbox plans all of them.
+_MAX_DAYS_AHEAD: Final = 366
+
 KeepOption = Annotated[
     float,
     Parameter(name="--keep-days", validator=Number(gte=0, lte=_MAX_KEEP_DAYS)),
+]
+DaysAheadOption = Annotated[
+    int, Parameter(validator=Number(gte=0, lte=_MAX_DAYS_AHEAD))
 ]
 
 
@@ -270,7 +276,7 @@ def clean(
     *,
     keep_days: KeepOption = 7.0,
     wait_s: Annotated[NonNegativeFloat, Parameter(name="--wait")] = 60.0,
-    days_ahead: NonNegativeInt = DAYS_AHEAD,
+    days_ahead: DaysAheadOption = DAYS_AHEAD,
     former: Annotated[bool, Flag] = False,
     json: JsonOption = False,
     config: ConfigOption = None,
@@ -285,7 +291,7 @@ def clean(
     Args:
         keep_days: Keep events younger than this.
         wait_s: The longest time, in seconds, to wait until the log is confirmed.
-        days_ahead: Daily partitions to create beyond today's.
+        days_ahead: Daily partitions to create beyond today's, at most 366.
         former: Also remove events from before the current lineage, which may never have
             been published: after a lost slot, close the gap first.
         json: Print one JSON document.

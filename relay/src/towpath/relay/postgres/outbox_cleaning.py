@@ -217,9 +217,7 @@ class OutboxTable:
             try:
                 self._comment(partition, f"'{_MARK}'")
                 is_detached = self._execute_within(statement, wait_s)
-            except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable):
-                # VACUUM, for instance, holds a lock on the partition; or another run
-                # has detached or dropped it: Postgres has one code for both.
+            except _LEFT_TO_NEXT_RUN:
                 return False
             # VACUUM may hold the lock again, or another run may have dropped the table:
             # the next run does it then, or nothing is left to do.
@@ -239,7 +237,7 @@ class OutboxTable:
         # The lock timeout would end the wait for older transactions.
         execute(b"set lock_timeout = 0")
         # Zero would be no limit at all.
-        limit_ms = max(1, min(int(wait_s * 1_000), _LARGEST_TIMEOUT_MS))
+        limit_ms = max(1, int(min(wait_s * 1_000, _LARGEST_TIMEOUT_MS)))
         execute(f"set statement_timeout = {limit_ms}".encode())
         try:
             execute(statement.encode())
@@ -311,6 +309,13 @@ class OutboxTable:
 
 
 _LARGEST_TIMEOUT_MS: Final = 2**31 - 1
+# A lock that VACUUM, for instance, holds on the partition; or another run has detached
+# or dropped it (Postgres has one code for both), or is detaching it.
+_LEFT_TO_NEXT_RUN: Final = (
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.ObjectNotInPrerequisiteState,
+)
 _MARK: Final = "towpath outbox clean: to be dropped once it is published"
 _PAGES: Final = "ctid >= %(first)s::tid and ctid < %(end)s::tid"
 

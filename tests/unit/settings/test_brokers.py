@@ -216,6 +216,23 @@ def test_a_setting_on_which_the_delivery_rests_is_refused(name: str):
         Kafka(bootstrap_servers="b:1", client={name: "1"})
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "queue.buffering.max.kbytes",
+        "queue.buffering.max.messages",
+        "fetch.wait.max.ms",
+        "session.timeout.ms",
+    ],
+)
+def test_a_setting_that_the_clients_override_is_refused(name: str):
+    """
+    Accepted, it would have no effect.
+    """
+    with pytest.raises(ValidationError, match=f"'{name}' is set by the relay itself"):
+        Kafka(bootstrap_servers="b:1", client={name: "1"})
+
+
 def test_a_password_is_in_no_representation():
     """
     The section may stand in a log record or a traceback.

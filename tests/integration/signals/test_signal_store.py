@@ -1,5 +1,6 @@
 """How signals get into the source and change what is stored there, without a relay."""
 
+import json
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -7,6 +8,8 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from structlog.testing import capture_logs
 
 from support.copying import replace
 from towpath.relay.errors import SourceUnavailableError
@@ -239,3 +242,42 @@ def test_an_offset_is_committed_only_behind_what_was_left(stack, unique: str):
 
     assert early < 0
     assert ({"s0"}, ["s0", "s1", "s2"]) == (set(source.tries[:-3]), source.left)
+
+
+def test_a_deleted_topic_is_created_again(stack, unique: str):
+    """
+    The relay says so and goes on: signals that are sent afterwards are read.
+    """
+    stack.up("kafka")
+    source = Source()
+    source.is_there.set()
+    place = SignalSource(f"{unique}-signal", unique, f"{unique}-signals")
+    clients = Kafka(bootstrap_servers=stack.kafka), Topics()
+    topic = SignalTopicReader(clients, place, source.store, REFUSALS.append)
+    admin = AdminClient({"bootstrap.servers": stack.kafka})
+
+    def exists() -> bool:
+        return place.topic in admin.list_topics(timeout=10).topics
+
+    def send(signal_id: str) -> None:
+        producer = Producer({"bootstrap.servers": stack.kafka})
+        document = json.dumps({"id": signal_id, "type": "log"})
+        producer.produce(place.topic, value=document, key=unique, partition=0)
+        producer.flush(20)
+
+    with capture_logs() as logs:
+        topic.start()
+        try:
+            wait_for(exists)
+            send("s0")
+            wait_for(lambda: source.left == ["s0"])
+            admin.delete_topics([place.topic])[place.topic].result(20)
+            wait_for(lambda: not exists())
+            wait_for(exists)
+            send("s1")
+            wait_for(lambda: source.left == ["s0", "s1"])
+        finally:
+            topic.close()
+    [warned] = [each for each in logs if each["log_level"] == "warning"]
+
+    assert f"topic {place.topic} was deleted" in warned["reason"]

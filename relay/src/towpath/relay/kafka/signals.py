@@ -11,8 +11,8 @@ An invalid signal is refused with its offset. Sinks request refetches through th
 topic, which needs no permission on the source.
 
 A separate thread reads the topic with the relay's own consumer group, which begins with
-the earliest record. A record that is read again after a crash has the same id, and is
-ignored.
+the earliest record. It creates a missing topic, also one that is deleted meanwhile. A
+record that is read again after a crash has the same id, and is ignored.
 """
 
 import threading
@@ -26,6 +26,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
     NewTopic,
 )
 
+from towpath.relay.errors import BrokerUnavailableError
 from towpath.relay.kafka.client import (
     REQUEST_TIMEOUT_S,
     is_transient,
@@ -38,11 +39,12 @@ from towpath.relay.snapshot.signals import (
     SignalRejectedError,
     read_document,
 )
-from towpath.schemas.clock import Backoff
+from towpath.schemas.clock import Backoff, Deadline, SystemClock
 from towpath.schemas.failure import TowpathError
 from towpath.settings import Kafka, Topics
 
 _LOG = structlog.get_logger("towpath.relay")
+_CLOCK: Final = SystemClock()
 
 # How long a stop waits for a poll, and for the thread. Nothing is lost: the next start
 # reads uncommitted records again. If a broker hangs, waiting longer does not help.
@@ -50,6 +52,10 @@ _POLL_S: Final = 0.1
 _CLOSE_TIMEOUT_S: Final = 0.5
 # How long a killed reader blocks the next one: the minimum that brokers allow.
 _SESSION_MS: Final = 6_000
+# The client looks for a deleted topic every five minutes, and reports it at most once.
+_CHECK_EVERY_S: Final = 5.0
+# A new topic may be unknown to a broker for a moment.
+_MISSED_CHECKS: Final = 2
 
 # A new topic is unknown to some brokers for a moment.
 _SPREADING: Final = frozenset(
@@ -124,7 +130,12 @@ class SignalTopicReader:
             self._attempt += 1
 
     def _follow(self) -> None:
-        """Read signals until ``close``, or until Kafka or the source is unreachable."""
+        """
+        Read signals until ``close``, or until Kafka or the source is unreachable.
+
+        Raises:
+            BrokerUnavailableError: The topic was deleted.
+        """
         self._ensure_topic()
         consumer = make_client(
             Consumer,
@@ -138,12 +149,30 @@ class SignalTopicReader:
         )
         try:
             consumer.subscribe([self._place.topic])
+            missed, checking = 0, Deadline(_CLOCK, _CHECK_EVERY_S)
             while not self._ending.is_set():
                 message = consumer.poll(_POLL_S)
                 if message is not None:
                     self._take(consumer, message)
+                elif checking.passed():
+                    missed = missed + 1 if self._is_missing(consumer) else 0
+                    if missed == _MISSED_CHECKS:
+                        reason = f"topic {self._place.topic} was deleted"
+                        raise BrokerUnavailableError(reason)
+                    checking = Deadline(_CLOCK, _CHECK_EVERY_S)
         finally:
             consumer.close()
+
+    def _is_missing(self, consumer: Consumer) -> bool:
+        """Return whether the topic is known to be missing."""
+        name = self._place.topic
+        try:
+            known = consumer.list_topics(name, timeout=REQUEST_TIMEOUT_S).topics
+        except KafkaException as error:
+            reason = str(relay_error(error, f"looking for {name}"))
+            _LOG.debug("signal topic waits for the broker", reason=reason)
+            return False
+        return name not in known or not known[name].partitions
 
     def _take(self, consumer: Consumer, message: Message) -> None:
         """Store one signal, then commit its offset."""

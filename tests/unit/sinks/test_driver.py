@@ -410,6 +410,28 @@ def test_a_sink_that_cannot_be_made_does_not_end_the_driver(place, monkeypatch):
     assert 1 == [log["event"] for log in logs].count("sink not started: retrying")
 
 
+def test_a_sink_that_cannot_be_made_again_does_not_end_the_driver(place, monkeypatch):
+    """
+    Its supervisor has ended; the failure is reported once, and the others run.
+    """
+    place.look("a", "b")
+    Supervisor.made[0].has_ended = True
+
+    def refuse(*_):
+        raise ConfigurationError(["kafka.client: no such property"])
+
+    monkeypatch.setattr(module, "Supervisor", refuse)
+    with structlog.testing.capture_logs() as logs:
+        place.look()
+        place.look()
+    monkeypatch.setattr(module, "Supervisor", Supervisor)
+    place.look()
+    events = [log["event"] for log in logs]
+
+    assert ["sink failed: retrying", "sink not started: retrying"] == events
+    assert ["a", "b", "a"] == [one.sink.name for one in Supervisor.made]
+
+
 def test_missing_executors_are_logged_once_and_so_is_the_end_of_the_wait():
     """
     A cluster that starts none for half a minute is named; a short wait is not.

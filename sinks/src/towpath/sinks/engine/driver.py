@@ -10,7 +10,9 @@ sink's folder is locked, so that no other driver runs it and no command drops it
 """
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -188,14 +190,15 @@ class Driver:
             if name not in wanted or running.stop.is_set():
                 self._stop_sink(name, running)
             elif running.supervisor.join(0):
-                self._start_again(running, settings)
+                start = partial(self._start_again, running, settings)
+                self._try_to_start(running.sink, start)
             elif wanted[name] == running.sink:
                 self._clear_refusal(running)
             elif self._is_check_due(wanted[name]):
                 self._change(running, wanted[name])
         for name, sink in wanted.items():
             if name not in self._running:
-                self._try_to_start(sink, settings)
+                self._try_to_start(sink, partial(self._start, sink, settings))
 
     def _is_check_due(self, sink: Sink) -> bool:
         """Return whether a changed block is unchecked, or due for another check."""
@@ -251,19 +254,20 @@ class Driver:
 
     def _start_again(self, running: _RunningSink, settings: Settings) -> None:
         """Restart a sink whose supervisor has ended unexpectedly."""
-        running.report.failed(
-            "the sink's supervisor ended unexpectedly",
-            remedy="Read the driver's log; the sink restarts automatically.",
-            retry_after_s=0,
-        )
+        if running.sink.name not in self._unstarted:
+            running.report.failed(
+                "the sink's supervisor ended unexpectedly",
+                remedy="Read the driver's log; the sink restarts automatically.",
+                retry_after_s=0,
+            )
         again = self._supervisor(running.sink, settings, running.report, running.stop)
         self._running[running.sink.name] = replace(running, supervisor=again)
         again.start()
 
-    def _try_to_start(self, sink: Sink, settings: Settings) -> None:
+    def _try_to_start(self, sink: Sink, start: Callable[[], None]) -> None:
         """Start a sink; if it cannot be started, the next check retries."""
         try:
-            self._start(sink, settings)
+            start()
         except TowpathError as error:
             if sink.name not in self._unstarted:
                 _log.error(

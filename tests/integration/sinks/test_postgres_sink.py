@@ -28,10 +28,10 @@ from support.secure_kafka import write_certificates
 from support.waiting import until
 from towpath.deploy.local import postgres
 from towpath.settings import RouteKind
-from towpath.sinks.change import Floor, Origin
+from towpath.sinks.change import Floor, Origin, Refusal
 from towpath.sinks.changes.relations import Column
 from towpath.sinks.errors import BatchRefusedError, TargetUnavailableError
-from towpath.sinks.fold import newest_per_key
+from towpath.sinks.fold import OTHER_PARTITION, newest_per_key
 from towpath.sinks.targets.postgres import upkeep
 from towpath.sinks.targets.postgres.client import StatementDeniedError, TargetSession
 from towpath.testing.target import at
@@ -334,6 +334,72 @@ def test_keys_that_are_equal_only_in_the_target_are_one_row(models):
     assert [("1.00", "2")] == [
         (key, each.fields["v"]) for key, each in models.rows().items()
     ]
+
+
+@pytest.mark.parametrize("order", ["together", "deleted-first", "deleted-last"])
+def test_a_key_that_changes_to_an_equal_one_keeps_its_row(models, order):
+    """
+    Its delete and its create have one position, and may come from two partitions.
+    """
+    models.shapes = Shapes((Column("id", "numeric"), *COLUMNS[1:]))
+    sink = models.sink()
+    write(sink, change(row("1.0", 1), 1))
+    deleted = change(row("1.0", 1), 2, deleted=True)
+    created = change(row("1.00", 2), 2)
+    if order == "together":
+        write(sink, deleted, created)
+    else:
+        both = (deleted, created) if order == "deleted-first" else (created, deleted)
+        for each in both:
+            write(sink, each)
+    held = models.rows()["1.00"]
+
+    assert (at(2), False, "2") == (held.position, held.is_deleted, held.fields["v"])
+
+
+def test_a_row_created_as_columns_outlives_the_delete_of_its_equal_key(models):
+    """
+    The changes of a batch follow its columns.
+    """
+    models.shapes = Shapes((Column("id", "numeric"), *COLUMNS[1:]))
+    sink = models.sink()
+    write(sink, change(row("1.0", 1), 1))
+    (columns,) = plain(models.described, [(row("1.00", 2), 2)])
+    sink.apply_columns(columns)
+    write(sink, change(row("1.0", 1), 2, deleted=True))
+
+    assert not models.rows()["1.00"].is_deleted
+
+
+def test_a_delete_is_repeated_at_its_own_position(models):
+    """
+    Its batch is delivered again.
+    """
+    sink = models.sink()
+    deleted = change(row(1, 1), 2, deleted=True)
+    write(sink, change(row(1, 1), 1), change(row(2, 2), 1))
+    write(sink, deleted)
+
+    again = write(sink, deleted)
+
+    assert (1, 0, True) == (again.applied, again.stale, models.rows()["1"].is_deleted)
+
+
+def test_partial_rows_of_equal_keys_are_not_merged_in_one_batch(models):
+    """
+    The older one is applied; the row of the newer one is refetched.
+    """
+    models.shapes = Shapes((Column("id", "numeric"), *COLUMNS[1:]))
+    sink = models.sink()
+    write(sink, change(row("1.0", 1), 1))
+    newer = change({"id": "1.00", "v": 3}, 3, unchanged=["note"])
+    older = change({"id": "1.0", "v": 2}, 2, unchanged=["note"])
+    found = write(sink, newer, older)
+    (held,) = models.rows().values()
+    refused = (Refusal(newer, OTHER_PARTITION, needs_refetch=True),)
+
+    assert (1, 0, refused) == (found.applied, found.stale, found.refused)
+    assert (at(2), "2", "n") == (held.position, held.fields["v"], held.fields["note"])
 
 
 def test_a_table_follows_its_source_and_keeps_its_types(models):

@@ -227,8 +227,9 @@ def upsert(table: TargetTable, batch: str, floor: str) -> sql.Composed:
     Return the statement that writes the whole rows of a batch, through the guard.
 
     Only the newest row of each key is written, because keys that differ as text may be
-    equal (``1.0`` and ``1.00``). Rows are written in the order of their keys, so that
-    the upserts of several writers cannot deadlock.
+    equal (``1.0`` and ``1.00``). A key that changes to an equal one has a delete and a
+    create at one position: the create wins. Rows are written in the order of their
+    keys, so that the upserts of several writers cannot deadlock.
     """
     stored = table.stored
     sets = sql.SQL(", ").join(
@@ -238,9 +239,10 @@ def upsert(table: TargetTable, batch: str, floor: str) -> sql.Composed:
         "insert into {table} as t ({names})"
         " select distinct on ({keys}) {values} from {batch} as b"
         " where b.{kept} is null and b.{position} >= {floor}"
-        " order by {keys}, b.{position} desc"
+        " order by {keys}, b.{position} desc, b.{deleted}"
         " on conflict ({key}) do update set {sets}"
-        " where t.{position} <= excluded.{position}"
+        " where (t.{position}, not t.{deleted})"
+        " <= (excluded.{position}, not excluded.{deleted})"
     ).format(
         table=table.place,
         names=_names([column.name for column in stored]),
@@ -249,6 +251,7 @@ def upsert(table: TargetTable, batch: str, floor: str) -> sql.Composed:
         batch=sql.Identifier("pg_temp", batch),
         kept=sql.Identifier(KEPT),
         position=sql.Identifier(POSITION),
+        deleted=sql.Identifier(IS_DELETED),
         floor=sql.Literal(floor),
         key=_names(table.key),
         sets=sets,
@@ -259,7 +262,9 @@ def merge(table: TargetTable, batch: str, floor: str, kept: set[str]) -> sql.Com
     """
     Return the statement that writes the partial rows of a batch, through the guard.
 
-    One statement reads and writes a row, so the server reads a row again that another
+    Keys that differ as text may be equal: only the oldest partial row of each key is
+    written, because the newer one may keep a column that the older one sets. One
+    statement reads and writes a row, so the server reads a row again that another
     writer has changed in the meantime.
     """
     sets = sql.SQL(", ").join(
@@ -270,16 +275,13 @@ def merge(table: TargetTable, batch: str, floor: str, kept: set[str]) -> sql.Com
         for column in table.stored
     )
     return sql.SQL(
-        "update {table} as t set {sets} from {batch} as b"
-        " where b.{kept} is not null and b.{position} >= {floor} and {same}"
-        " and not t.{deleted} and t.{position} <= b.{position}"
+        "update {table} as t set {sets} from {partial} as b"
+        " where {same} and not t.{deleted} and t.{position} <= b.{position}"
     ).format(
         table=table.place,
         sets=sets,
-        batch=sql.Identifier("pg_temp", batch),
-        kept=sql.Identifier(KEPT),
+        partial=_partial_rows(table, batch, floor),
         position=sql.Identifier(POSITION),
-        floor=sql.Literal(floor),
         same=_same_key(table),
         deleted=sql.Identifier(IS_DELETED),
     )
@@ -288,19 +290,46 @@ def merge(table: TargetTable, batch: str, floor: str, kept: set[str]) -> sql.Com
 def without_row(table: TargetTable, batch: str, floor: str) -> sql.Composed:
     """Return the statement that lists partial rows without a live row to merge with."""
     return sql.SQL(
-        "select b.{row} from {batch} as b left join {table} as t on {same}"
-        " where b.{kept} is not null and b.{position} >= {floor}"
-        " and (t.{position} is null"
-        " or (t.{deleted} and t.{position} <= b.{position}))"
+        "select b.{row} from {partial} as b left join {table} as t on {same}"
+        " where t.{position} is null"
+        " or (t.{deleted} and t.{position} <= b.{position})"
+    ).format(
+        row=sql.Identifier(ROW_NUMBER),
+        partial=_partial_rows(table, batch, floor),
+        table=table.place,
+        same=_same_key(table),
+        position=sql.Identifier(POSITION),
+        deleted=sql.Identifier(IS_DELETED),
+    )
+
+
+def above_partial(table: TargetTable, batch: str, floor: str) -> sql.Composed:
+    """Return the statement that lists partial rows above a partial row of their key."""
+    return sql.SQL(
+        "select {row} from {batch} where {kept} is not null and {position} >= {floor}"
+        " except select {row} from {partial} as b"
     ).format(
         row=sql.Identifier(ROW_NUMBER),
         batch=sql.Identifier("pg_temp", batch),
-        table=table.place,
-        same=_same_key(table),
         kept=sql.Identifier(KEPT),
         position=sql.Identifier(POSITION),
         floor=sql.Literal(floor),
-        deleted=sql.Identifier(IS_DELETED),
+        partial=_partial_rows(table, batch, floor),
+    )
+
+
+def _partial_rows(table: TargetTable, batch: str, floor: str) -> sql.Composed:
+    """Return the query of the oldest partial row of each key of a batch."""
+    return sql.SQL(
+        "(select distinct on ({keys}) * from {batch} as b"
+        " where b.{kept} is not null and b.{position} >= {floor}"
+        " order by {keys}, b.{position})"
+    ).format(
+        keys=sql.SQL(", ").join(_key_of("b", table)),
+        batch=sql.Identifier("pg_temp", batch),
+        kept=sql.Identifier(KEPT),
+        position=sql.Identifier(POSITION),
+        floor=sql.Literal(floor),
     )
 
 

@@ -22,7 +22,7 @@ from towpath.sinks.errors import (
     ShapeUnknownError,
     TargetUnavailableError,
 )
-from towpath.sinks.fold import ABSENT_ROW, by_route, highest_per_route
+from towpath.sinks.fold import ABSENT_ROW, OTHER_PARTITION, by_route, highest_per_route
 from towpath.sinks.ports import Batch, Checkpoint, RelationSource, Repairs
 from towpath.sinks.postgres import Connection
 from towpath.sinks.tally import Tally
@@ -181,11 +181,14 @@ class PostgresSink:
         applied = 0
         refused: list[Refusal] = []
         if any(change.unchanged for change in changes):
-            absent = connection.execute(schema.without_row(table, batch, floor))
-            refused += [
-                Refusal(changes[number], ABSENT_ROW, needs_refetch=True)
-                for (number,) in absent.fetchall()
-            ]
+            for reason, unfit in (
+                (ABSENT_ROW, schema.without_row(table, batch, floor)),
+                (OTHER_PARTITION, schema.above_partial(table, batch, floor)),
+            ):
+                refused += [
+                    Refusal(changes[number], reason, needs_refetch=True)
+                    for (number,) in connection.execute(unfit).fetchall()
+                ]
             merge = schema.merge(table, batch, floor, encoded.kept)
             applied += connection.execute(merge).rowcount
         applied += connection.execute(schema.upsert(table, batch, floor)).rowcount

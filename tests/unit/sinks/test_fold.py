@@ -198,3 +198,14 @@ def test_a_row_at_the_floor_stays():
     floor = Floor("orders", row.position, needs_all=True, origin=ORIGIN)
 
     assert Folded((row,), (), 0) == newest_per_key([row], [floor])
+
+
+def test_keys_that_differ_only_as_text_are_not_merged():
+    """
+    A key that changes from 0 to -0 has a delete and a create at one position.
+    """
+    deleted = change(2, None, key=0.0)
+    created = change(2, {"id": -0.0}, key=-0.0)
+    folded = newest_per_key([change(1, {"id": 0.0}, key=0.0), deleted, created])
+
+    assert [None, {"id": -0.0}] == [each.row for each in folded.changes]

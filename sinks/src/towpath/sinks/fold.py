@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from towpath.sinks.change import Change, EventRow, Floor, Refusal, Value
+from towpath.sinks.key_text import key_text
 
 ABSENT_ROW = "a partial change on a row that is absent or deleted"
 OTHER_PARTITION = "a partial change above a partial one from another partition"
@@ -68,7 +69,8 @@ def newest_per_key(changes: Iterable[Change], floors: Iterable[Floor] = ()) -> F
         if len(group) == 1:
             kept.append(group[0])
         else:
-            _merge(group, kept, refused, after)
+            for same in _by_key_text(group):
+                _merge(same, kept, refused, after)
     below = len(given) - len(above)
     return Folded(tuple(kept), tuple(refused), below, tuple(after))
 
@@ -105,6 +107,16 @@ def first_per_event(events: Iterable[EventRow]) -> tuple[EventRow, ...]:
     for event in events:
         first.setdefault((event.route, event.id), event)
     return tuple(first.values())
+
+
+def _by_key_text(group: list[Change]) -> Iterable[list[Change]]:
+    """Split changes of equal keys by the text of their key: 0.0 equals -0.0."""
+    if not any(type(value) is float for value in group[0].key):
+        return (group,)
+    by_text: dict[str, list[Change]] = defaultdict(list)
+    for change in group:
+        by_text[key_text(change.key)].append(change)
+    return by_text.values()
 
 
 def _merge(

@@ -34,7 +34,7 @@ from towpath.sinks.apply.task import (
 from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.entries import DeadLetter, ParkedKey
 from towpath.sinks.engine import executors
-from towpath.sinks.engine.executors import Executors
+from towpath.sinks.engine.executors import EncodingExecutors, Executors
 from towpath.sinks.engine.writer import SinkWriter
 from towpath.sinks.errors import (
     BatchRefusedError,
@@ -560,6 +560,51 @@ def test_a_lost_job_has_its_tasks_given_up(bench, monkeypatch):
         bench.write(row(1, "c"))
     with pytest.raises(TasksAbandonedError):
         bench.abandoned.check_floor()
+
+
+class EngineFrame:
+    """Encoded rows that the engine could not compute."""
+
+    def persist(self, _level):
+        """Do nothing."""
+
+    def unpersist(self):
+        """Do nothing."""
+
+
+class EncodedByTasks(Noting):
+    """A sink whose engine writes the rows that tasks encode."""
+
+    def make_encoder(self):
+        """Return nothing: no task runs."""
+
+    def write_encoded(self, _rows):
+        """Do nothing."""
+
+
+def test_a_batch_that_cannot_be_encoded_twice_is_written_by_the_driver(
+    bench, monkeypatch
+):
+    """
+    The first failure may be the cluster's, and the batch is retried.
+    """
+
+    def fail(_encoded):
+        message = "OverflowError"
+        raise ExecutorsFailedError(message)
+
+    monkeypatch.setattr(executors, "_encoded", lambda *_: EngineFrame())
+    monkeypatch.setattr(executors, "_outcomes", fail)
+    sink = EncodedByTasks("driver", bench.notes, rows=bench.here.rows)
+    bench.writer = RecordWriter(Routes(SINK), sink, bench.context)
+    encoding = EncodingExecutors(SINK, sink)
+    bench.writing = SinkWriter(bench.writer, sink, bench.context, encoding)
+    with pytest.raises(ExecutorsFailedError):
+        bench.write(row(1, "c"))
+    with pytest.raises(ExecutorsFailedError):
+        bench.write(row(1, "c"), batch_id=2)
+
+    assert 1 == bench.write(row(1, "c"), batch_id=2).rows
 
 
 def test_a_task_makes_no_call_after_its_time(bench, monkeypatch):

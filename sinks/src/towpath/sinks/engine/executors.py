@@ -53,7 +53,11 @@ from towpath.sinks.changes.decode import ReadRecords
 from towpath.sinks.dead_letters.entries import ParkedKey
 from towpath.sinks.engine.query import Tasks
 from towpath.sinks.engine.session import first_line, is_local
-from towpath.sinks.errors import ExecutorsFailedError, TargetBusyError
+from towpath.sinks.errors import (
+    BatchRefusedError,
+    ExecutorsFailedError,
+    TargetBusyError,
+)
 from towpath.sinks.kafka.client import KafkaRelations
 from towpath.sinks.kinds import ExecutorParts, RoutedRelations, kind_of
 from towpath.sinks.ports import Sink
@@ -153,6 +157,8 @@ class EncodingExecutors:
         self._sink = sink
         self.least_records = settings.spread_from_records
         self._first = _FirstBatch(settings.name)
+        # The batch that could not be encoded last.
+        self._unencoded: int | None = None
 
     def apply(
         self,
@@ -169,7 +175,8 @@ class EncodingExecutors:
         ``Executors``.
 
         Raises:
-            BatchRefusedError: The target refuses a row.
+            BatchRefusedError: The target refuses a row, or the batch could not be
+                encoded for the second time.
             UnavailableError: The target or an executor does not answer.
         """
         task = PartitionTask(
@@ -178,12 +185,24 @@ class EncodingExecutors:
         encoded = _encoded(tasks, task, self._sink.make_encoder())
         encoded.persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            outcomes, summaries = _outcomes(encoded)
+            outcomes, summaries = self._outcomes(encoded, batch_id)
             self._sink.write_encoded(_FrameRows(encoded, summaries))
         finally:
             encoded.unpersist()
         self._first.log()
         return total(outcomes)
+
+    def _outcomes(
+        self, encoded: DataFrame, batch_id: int
+    ) -> tuple[list[SliceOutcome], list[EncodedSummary]]:
+        try:
+            return _outcomes(encoded)
+        except ExecutorsFailedError as error:
+            # An error that recurs may be a record's: the driver finds the record.
+            if self._unencoded == batch_id:
+                raise BatchRefusedError(str(error)) from error
+            self._unencoded = batch_id
+            raise
 
 
 class _FirstBatch:

@@ -118,7 +118,7 @@ class SinkWriter:
             )
         except BatchRefusedError as error:
             _log.warning(
-                "batch refused by the target: the driver looks for the refused row",
+                "batch not written by the executors: the driver writes it",
                 sink=self._writer.routes.sink_name,
                 why=str(error),
             )

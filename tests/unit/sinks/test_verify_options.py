@@ -195,22 +195,25 @@ def test_a_script_gets_an_outage_as_a_line(capsys):
     (line,) = capsys.readouterr().out.splitlines()
     document = orjson.loads(line)
 
-    assert (Verdict.UNVERIFIED, "unverified", "not at rest: nobody reads", "5%") == (
+    reason = "not at rest: nobody reads", NotAtRestError.remedy
+
+    assert (Verdict.UNVERIFIED, "unverified", *reason, "5%") == (
         verdict,
-        *(document[name] for name in ("result", "error", "sample")),
+        *(document[name] for name in ("result", "error", "remedy", "sample")),
     )
 
 
 def test_a_person_gets_an_outage_as_a_sentence(capsys):
     """
-    There is no table without rows above it.
+    It has its remedy, and no table without rows above it.
     """
     judge(5.0, as_json=False).report_failure(
         NotAtRestError("not at rest: nobody reads")
     )
 
     assert capsys.readouterr().out == (
-        "it could not be verified: not at rest: nobody reads\n"
+        "it could not be verified: not at rest: nobody reads. "
+        f"{NotAtRestError.remedy}\n"
     )
 
 

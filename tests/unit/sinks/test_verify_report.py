@@ -1,6 +1,7 @@
 """The result of a verification, and its report."""
 
 import io
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -84,6 +85,18 @@ def test_differences_and_gaps_are_printed_whole():
         "customers 7: name is '[bold]A' in the source and 'B' in the sink",
         "lines could not be compared: the cache does not answer",
         "cache differs from the source: 1 differences",
+    ]
+
+
+def test_a_route_that_is_not_compared_is_printed_with_the_remedy():
+    """
+    Its error and its remedy are two sentences.
+    """
+    failed = replace(BROKEN, remedy="Start it.")
+
+    assert printed(failed)[-2:] == [
+        "lines could not be compared: the cache does not answer. Start it.",
+        "cache could not be verified",
     ]
 
 

@@ -98,7 +98,7 @@ def test_any_failure_of_a_target_is_its_routes_error(failure, sample, monkeypatc
     comparison = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
     route = verify_route(comparison, sample, None, lambda *_: None)
 
-    assert "no such scroll" == route.error
+    assert ("no such scroll", failure.remedy) == (route.error, route.remedy)
 
 
 @pytest.mark.parametrize("kind", [DigestTable, Suspects])

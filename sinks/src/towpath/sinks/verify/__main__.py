@@ -241,7 +241,10 @@ class SinkVerifier:
     def report_failure(self, failure: TowpathError) -> Verdict:
         """Print why a verification failed, and return the verdict."""
         found = Verification(
-            self._sink.name, sample=self._sample_text, error=str(failure)
+            self._sink.name,
+            sample=self._sample_text,
+            error=str(failure),
+            remedy=failure.remedy,
         )
         return self._report(found)
 
@@ -301,7 +304,11 @@ class SinkVerifier:
         try:
             comparison = self._comparison(route, tables, reader, catch_up)
         except TowpathError as failure:
-            return RouteReport(route.name, route.topic, error=str(failure))
+            return RouteReport(
+                *(route.name, route.topic),
+                error=str(failure),
+                remedy=failure.remedy,
+            )
 
         def show_step(step: str, rows: int, estimate: int) -> None:
             show_progress(f"{comparison.route}: {step}", rows, estimate)

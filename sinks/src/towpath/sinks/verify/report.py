@@ -27,7 +27,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from towpath.schemas.failure import UsageError
+from towpath.schemas.failure import UsageError, with_remedy
 from towpath.sinks.verify.compare import Difference
 from towpath.sinks.verify.repair import UnrepairedKeys
 
@@ -60,6 +60,7 @@ class RouteReport:
         error: Why the comparison ended early, if it did.
         notes: Parts that are not compared, and why.
         unmatched: Rows of the sink without a row in a source that may delete rows.
+        remedy: The remedy of the error, if it has one.
     """
 
     route: str
@@ -76,6 +77,7 @@ class RouteReport:
     error: str | None = None
     notes: tuple[str, ...] = ()
     unmatched: int = 0
+    remedy: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +88,14 @@ class Verification:
     Attributes:
         sample: The requested sample; empty if all rows were compared.
         error: Why no route was compared, if none was.
+        remedy: The remedy of the error.
     """
 
     sink: str
     routes: Sequence[RouteReport] = ()
     sample: str = ""
     error: str | None = None
+    remedy: str | None = None
 
     @property
     def differences(self) -> int:
@@ -145,6 +149,7 @@ def as_json(found: Verification, *, is_line: bool = False) -> str:
         "differences": found.differences,
         "sample": found.sample or None,
         "error": found.reason,
+        "remedy": found.remedy,
         "routes": [
             asdict(route)
             | {"first": [d._asdict() for d in route.first]}
@@ -205,7 +210,11 @@ def _lines(found: Verification) -> list[str]:
         for r in routes
         if r.unmatched
     ]
-    lines += [f"{r.route} could not be compared: {r.error}" for r in routes if r.error]
+    lines += [
+        f"{r.route} could not be compared: {_with_remedy(r.error, r.remedy)}"
+        for r in routes
+        if r.error
+    ]
     lines.append(_summary(found))
     return lines
 
@@ -216,7 +225,8 @@ def _summary(found: Verification) -> str:
         count = f"{found.differences:,}"
         return f"{found.sink} differs from the source: {count} differences"
     if verdict is Verdict.UNVERIFIED:
-        why = f": {found.reason}" if found.reason else ""
+        reason = found.reason
+        why = f": {_with_remedy(reason, found.remedy)}" if reason else ""
         return f"{found.sink} could not be verified{why}"
     if found.sample:
         rows = f"{found.rows:,} rows"
@@ -224,6 +234,10 @@ def _summary(found: Verification) -> str:
     if any(route.notes for route in found.routes):
         return f"{found.sink} equals the source in all that was compared"
     return f"{found.sink} equals the source, every key and column"
+
+
+def _with_remedy(error: str, remedy: str | None) -> str:
+    return with_remedy(error, remedy) if remedy else error
 
 
 _WORST_LAST = (Verdict.EQUAL, Verdict.UNVERIFIED, Verdict.DIFFERENT)

@@ -46,6 +46,7 @@ class _RowCounts:
     unmatched: int = 0
     repaired: Repaired = NOTHING_REPAIRED
     error: str | None = None
+    remedy: str | None = None
 
 
 def verify_route(
@@ -95,7 +96,7 @@ def _verified(
             if repairs is not None:
                 counts.repaired = repair(comparison, suspects_found, repairs, eraser)
         except TowpathError as failure:
-            counts.error = str(failure)
+            counts.error, counts.remedy = str(failure), failure.remedy
         count, first = _count_differences(comparison, suspects_found)
         return RouteReport(
             route=comparison.route,
@@ -112,6 +113,7 @@ def _verified(
             error=counts.error,
             notes=(*comparison.table.notes, *comparison.form.notes),
             unmatched=counts.unmatched,
+            remedy=counts.remedy,
         )
 
 

@@ -383,6 +383,57 @@ to = "summary"
     assert "stays a string" in lakes[1]["sentence"]
 
 
+@pytest.mark.parametrize(
+    "type_", ["shop.state[]", "shop.states", "shop.one_state", "shop.one_state[]"]
+)
+def test_labels_within_an_array_or_a_domain_are_compared(contract, type_):
+    """
+    They are values of the column, too.
+    """
+    made = (
+        "create domain shop.one_state as shop.state;"
+        " create domain shop.states as shop.state[];"
+        f" create table shop.ours (id bigint primary key, values {type_});"
+    )
+    contract.schema.write_text(SCHEMA + made, encoding="utf-8")
+    _, added = contract.judge("alter type shop.state add value 'sent'")
+    _, renamed = contract.judge("alter type shop.state rename value 'paid' to 'done'")
+    place = "shop.shop.ours"
+
+    assert ("notice", place, "labels added") in short(added)
+    assert ("refused", place, "labels renamed") in short(renamed)
+
+
+def test_an_array_of_the_same_enum_is_another_type(contract):
+    """
+    Its values are lists.
+    """
+    code, found = contract.judge(
+        "alter table shop.orders alter column state type shop.state[]"
+        " using array[state]"
+    )
+
+    assert (1, True) == (code, ("refused", TOPIC, "type changed") in short(found))
+
+
+def test_the_oldest_unique_index_is_the_key_of_a_table_without_another(contract):
+    """
+    Its name does not count, as in the relay.
+    """
+    made = (
+        "create table shop.ours (a int not null, b int not null);"
+        " alter table shop.ours replica identity full;"
+        " create unique index z on shop.ours (a);"
+        " create unique index y on shop.ours (b);"
+    )
+    contract.schema.write_text(SCHEMA + made, encoding="utf-8")
+    _, kept = contract.judge("drop index shop.y")
+    _, changed = contract.judge("drop index shop.z")
+
+    assert set() == short(kept)
+    assert ("refused", "shop.shop.ours", "key changed") in short(changed)
+
+
 def test_a_route_that_no_longer_fits_is_refused(contract):
     """
     A route names the column: the sink would halt at its next start.
@@ -603,24 +654,6 @@ end $$;
 drop owned by {role};
 drop role {role};
 """
-
-
-def test_another_unique_index_is_not_the_key(contract):
-    """
-    The relay takes the oldest one, whatever their names.
-    """
-    schema = contract.schema.read_text(encoding="utf-8")
-    keyless = (
-        "create table shop.odd (b bigint not null, a bigint not null);"
-        "create unique index odd_b on shop.odd (b);"
-        "alter table shop.odd replica identity full;"
-    )
-    contract.schema.write_text(schema + keyless, encoding="utf-8")
-    _, added = contract.judge("create unique index odd_a on shop.odd (a)")
-    _, dropped = contract.judge("drop index shop.odd_b")
-
-    assert "key changed" not in {one["change"] for one in added}
-    assert "key changed" in {one["change"] for one in dropped}
 
 
 def test_statements_that_change_rows_of_a_captured_table_are_noticed(contract, unique):

@@ -34,7 +34,8 @@ def interval(field: int, digits: int = 0xFFFF) -> int:
 def column(type_: str, typmod: int = -1, number: int = 2) -> TableColumn:
     """Make a column; types of one name have one oid."""
     return TableColumn(
-        *(number, f"c{number}", type_, typmod, f"{type_} {typmod}", hash(type_)),
+        *(number, f"c{number}", type_, typmod, f"{type_} {typmod}"),
+        *(hash(type_), hash(type_)),
         is_required=number == 1,
         is_filled=False,
         is_object=False,

@@ -41,6 +41,8 @@ class TableColumn(NamedTuple):
         typmod: The modifier; -1 for none.
         full_type: The type with its modifier, for people.
         type_oid: The oid of the type.
+        value_type_oid: The oid of the type of its single values: of an array its
+            element type, of a domain its base type.
         is_required: Whether it is NOT NULL.
         is_filled: Whether the column has a value even if a statement gives none: from a
             default, an identity or an expression.
@@ -54,6 +56,7 @@ class TableColumn(NamedTuple):
     typmod: int
     full_type: str
     type_oid: int
+    value_type_oid: int
     is_required: bool
     is_filled: bool
     is_object: bool
@@ -161,7 +164,20 @@ _TABLES: Final[LiteralString] = """
 _COLUMNS: Final[LiteralString] = """
     select a.attrelid::bigint, a.attnum::int, a.attname::text,
            format_type(a.atttypid, null), a.atttypmod,
-           format_type(a.atttypid, a.atttypmod), a.atttypid::bigint, a.attnotnull,
+           format_type(a.atttypid, a.atttypmod), a.atttypid::bigint,
+           -- An array may have a domain as its element type, and a domain an array as
+           -- its base type.
+           (with recursive inner_type as (
+                select t.oid, t.typtype, t.typcategory, t.typbasetype, t.typelem
+                union all
+                select i.oid, i.typtype, i.typcategory, i.typbasetype, i.typelem
+                from inner_type o join pg_type i
+                    on i.oid = case when o.typtype = 'd' then o.typbasetype
+                                    when o.typcategory = 'A' then o.typelem end
+            )
+            select oid::bigint from inner_type
+            where typtype <> 'd' and typcategory <> 'A'),
+           a.attnotnull,
            a.atthasdef or a.attidentity <> '',
            coalesce(element.typtype, t.typtype) = 'c',
            exists (select from pg_constraint k

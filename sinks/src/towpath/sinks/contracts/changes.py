@@ -78,7 +78,10 @@ def _column_changes(
         if now is None:
             yield ColumnChange(ChangeKind.DROPPED, column, None)
         else:
-            enums = old.enums.get(column.type_oid), new.enums.get(now.type_oid)
+            enums = (
+                old.enums.get(column.value_type_oid),
+                new.enums.get(now.value_type_oid),
+            )
             yield from _changes(column, now, *enums)
     for number, column in after.columns.items():
         if number not in before.columns:
@@ -93,13 +96,21 @@ def _changes(
 ) -> Iterator[ColumnChange]:
     if before.name != after.name:
         yield ColumnChange(ChangeKind.RENAMED, before, after)
-    if old is not None and new is not None:
+    if old is not None and new is not None and _has_one_form(before, after):
         yield from _label_changes(before, after, old, new)
     elif (before.type_oid, before.typmod) != (after.type_oid, after.typmod):
         yield ColumnChange(_type_change(before, after), before, after)
     if before.is_required != after.is_required:
         kind = ChangeKind.REQUIRED if after.is_required else ChangeKind.RELAXED
         yield ColumnChange(kind, before, after)
+
+
+def _has_one_form(before: TableColumn, after: TableColumn) -> bool:
+    """Return whether only the labels may differ: one type, or two enums."""
+    columns = before, after
+    return before.type_oid == after.type_oid or all(
+        column.type_oid == column.value_type_oid for column in columns
+    )
 
 
 def _label_changes(

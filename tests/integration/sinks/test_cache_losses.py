@@ -389,3 +389,22 @@ def test_a_file_that_is_written_at_once_is_waited_for(tmp_path):
             sink.close()
 
     assert waits == 2
+
+
+def test_a_file_that_is_turned_off_is_no_longer_waited_for(tmp_path):
+    """The batch that meets it is retried; the sink does not halt."""
+    options = ("--appendonly", "yes", "--appendfsync", "always")
+    with valkey(tmp_path / "server", *options) as server:
+        place = Place(server, tmp_path / "cache.json")
+        sink = place.opened()
+        write(sink, orders(1))
+        server.client.config_set("appendonly", "no")
+        with pytest.raises(TargetUnavailableError, match="no append-only file"):
+            write(sink, orders(2, at=2))
+        write(sink, orders(2, at=2))
+        waits = server.client.info("commandstats")["cmdstat_waitaof"]
+        rows = place.rows()
+        for each in place.made:
+            each.close()
+
+    assert (2, 1, 2) == (waits["calls"], waits["failed_calls"], len(rows))

@@ -44,6 +44,9 @@ _MOVING: Final = (
     redis.exceptions.MasterDownError,
 )
 
+# The append-only file was turned off, or the server became a replica.
+_NO_FILE: Final = "WAITAOF cannot be used"
+
 # Error codes without a class of redis-py: another script runs, the file cannot be
 # written, there are too few replicas.
 _PAUSES: Final = ("BUSY ", "MISCONF", "NOREPLICAS")
@@ -127,6 +130,9 @@ def as_target_error(
     if text.startswith(_PAUSES):
         message = f"the cache currently accepts no writes: {text}"
         return TargetBusyError(message, retry_after_s=FULL_RETRY_AFTER_S)
+    if text.startswith(_NO_FILE):
+        message = f"the cache has no append-only file to wait for: {text}"
+        return TargetUnavailableError(message)
     return CacheRefusedError(f"the cache refused a call: {text}")
 
 

@@ -91,7 +91,6 @@ class CacheSink:
     def open(self) -> None:
         with self._connected():
             self._load()
-            self._appends_each_write = self._servers.append_each_write()
             states = self._servers.states()
             key = self._floors_key
             remembered: dict[str, str] = self._servers.client_of(key).hgetall(key)
@@ -296,7 +295,8 @@ class CacheSink:
         """
         Hold a connection to each server from a batch's first call to its flush.
 
-        After a failure the servers are looked up again, and the batch is retried whole.
+        After a failure the servers and their settings are looked up again, and the
+        batch is retried whole.
         """
         with translated():
             try:
@@ -309,6 +309,7 @@ class CacheSink:
     def _connect(self) -> None:
         if not self._pipelines:
             self._servers.discover()
+            self._appends_each_write = self._servers.append_each_write()
             self._pipelines = {
                 c: RedisPipeline(c, self._load) for c in self._servers.all
             }

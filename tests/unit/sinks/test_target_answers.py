@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 from types import SimpleNamespace
+from urllib.parse import quote
 
 import pytest
 import redis
@@ -314,9 +315,12 @@ def test_an_address_that_cannot_be_read_is_a_mistake_in_the_configuration(read):
     assert "secret" not in str(raised.value)
 
 
-def test_the_health_of_many_indexes_is_read_in_calls_that_fit_into_a_request_line():
+@pytest.mark.parametrize("character", ["x", "ü", "中"])
+def test_the_health_of_many_indexes_is_read_in_calls_that_fit_into_a_request_line(
+    character,
+):
     """
-    OpenSearch refuses a line of more than 4 KB.
+    OpenSearch refuses a line of more than 4 KB; it takes names of up to 255 bytes.
     """
     lines = []
 
@@ -329,7 +333,8 @@ def test_the_health_of_many_indexes_is_read_in_calls_that_fit_into_a_request_lin
             if not name.endswith("-next")
         }
 
-    routes = [Route(topic="t", name=f"{'x' * 200}{number:03}") for number in range(60)]
+    name = character * (200 // len(character.encode()))
+    routes = [Route(topic="t", name=f"{name}{number:03}") for number in range(60)]
     client = SimpleNamespace(
         info=lambda: {"version": {"number": "3.1.0"}},
         transport=SimpleNamespace(perform_request=lambda *_: {}),
@@ -343,7 +348,7 @@ def test_the_health_of_many_indexes_is_read_in_calls_that_fit_into_a_request_lin
         found = list(search_upkeep.health(sink, clock))
 
     assert 60 == len([one for one in found if one.id == "search-refresh"])
-    assert max(map(len, lines)) < 4000
+    assert max(len(quote(line)) for line in lines) < 4000
 
 
 def test_the_old_index_of_a_rebuild_needs_no_refresh_interval():

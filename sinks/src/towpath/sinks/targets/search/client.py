@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 import orjson
 from opensearchpy import JSONSerializer, OpenSearch
@@ -173,14 +174,24 @@ def blocked(reason: str) -> IndexBlockedError:
     return IndexBlockedError(message, retry_after_s=BLOCKED_RETRY_AFTER_S)
 
 
-# This many names fit into the 4 KB of a request line.
-_NAMES_PER_CALL: Final = 12
+# The part of a request line, of 4 KB at most, that is left to names.
+_NAMES_BYTES: Final = 3072
 
 
-def in_calls(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Split the names of aliases into groups, one for each call."""
-    for first in range(0, len(names), _NAMES_PER_CALL):
-        yield names[first : first + _NAMES_PER_CALL]
+def in_calls(names: Iterable[str]) -> Iterator[Sequence[str]]:
+    """Split the names of aliases into groups that fit into a call's request line."""
+    group: list[str] = []
+    size_bytes = 0
+    for name in names:
+        # With its comma; a character that is not ASCII takes up to 12 bytes.
+        name_bytes = len(quote(name)) + 1
+        if group and size_bytes + name_bytes > _NAMES_BYTES:
+            yield group
+            group, size_bytes = [], 0
+        group.append(name)
+        size_bytes += name_bytes
+    if group:
+        yield group
 
 
 _INDEX_PARAMS: Final = {
@@ -216,7 +227,7 @@ def indexes_of(client: OpenSearch, aliases: Iterable[str]) -> dict[str, SearchIn
         UnavailableError: OpenSearch does not answer.
     """
     found: dict[str, SearchIndex] = {}
-    for names in in_calls(list(aliases)):
+    for names in in_calls(aliases):
         with translated():
             answer = client.indices.get(
                 index=",".join(names), params=dict(_INDEX_PARAMS)

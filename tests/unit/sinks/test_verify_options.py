@@ -1,5 +1,7 @@
 """The options of a verification: samples, routes, and repeated passes."""
 
+import math
+
 import orjson
 import pytest
 
@@ -106,6 +108,15 @@ def test_a_sink_that_cannot_be_verified_is_refused_before_any_is_compared(name, 
     assert ("it",) == chosen_sinks(settings, ("it", "it"), options)
     with pytest.raises(UsageError, match=why):
         chosen_sinks(settings, ("it", name), options)
+
+
+@pytest.mark.parametrize("every_s", [0.0, -1.0, math.nan, math.inf, 1e9])
+def test_a_period_that_is_no_pause_is_refused(every_s):
+    """
+    Passes would follow each other at once, or the pause would be an error.
+    """
+    with pytest.raises(UsageError, match=r"--every is above 0 and at most 604800 "):
+        chosen_sinks(SETTINGS, ("it",), VerifyOptions(every_s=every_s))
 
 
 class Clock:

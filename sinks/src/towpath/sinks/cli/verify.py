@@ -53,7 +53,8 @@ def verify(  # noqa: PLR0913 - a command's options
         continuous: Verify one sink again and again, until interrupted; then exit with
             the code of the worst pass. A pass in which source, broker or sink does not
             answer counts as not verified.
-        every: With --continuous, the seconds from the start of a pass to the next.
+        every: With --continuous, the seconds from the start of a pass to the next, at
+            most a week.
         json: Print one JSON document for each sink; with --continuous, one on each
             line.
         config: Configuration file.

@@ -43,6 +43,8 @@ from towpath.sinks.verify.routes import Tables, chosen_routes
 from towpath.sinks.verify.settle import RouteComparison
 from towpath.sinks.verify.source import Source
 
+_LONGEST_PERIOD_S: Final = 7 * 24 * 60 * 60
+
 _EXIT_CODES: Final = {
     Verdict.EQUAL: 0,
     Verdict.DIFFERENT: 1,
@@ -115,11 +117,18 @@ def chosen_sinks(
 
     Raises:
         UnknownSinkError: A named sink is not declared.
-        UsageError: The options do not go together, or a named sink cannot be read back,
-            or none can.
+        UsageError: The options do not go together, the period is invalid, or a named
+            sink cannot be read back, or none can.
     """
     if options.erases and not options.repairs:
         message = "--erase needs --repair"
+        raise UsageError(message)
+    # Not a number (``nan``) compares false.
+    if options.every_s is not None and not 0 < options.every_s <= _LONGEST_PERIOD_S:
+        message = (
+            f"--every is above 0 and at most {_LONGEST_PERIOD_S} seconds (a week), "
+            f"not {options.every_s:g}"
+        )
         raise UsageError(message)
     readable = (one.name for one in settings.sink if kind_of(one).read is not None)
     # Checked before the first comparison, which may take hours.

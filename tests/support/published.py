@@ -48,6 +48,14 @@ class MemoryProgress:
             raise BrokerUnavailableError(message)
         return self._runs.heard(sink, self._clock.now(), self._clock.monotonic_s())
 
+    def newest_run(self, sink: str) -> int:
+        """Return the number of a sink's newest run."""
+        return self._runs.newest_run(sink)
+
+    def drop(self, sink: str) -> None:
+        """Publish that a sink was dropped."""
+        self._runs.take(sink, None, None)
+
     def send(self, sink: str, record: bytes) -> None:
         """Publish a record."""
         if self.is_away:

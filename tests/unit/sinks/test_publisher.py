@@ -96,6 +96,22 @@ def test_a_run_after_a_drop_is_above_all_runs_before(begun, tmp_path, store, clo
     assert other.records[0].run == first.run + 1000
 
 
+def test_a_run_after_a_drop_and_a_clock_set_back_is_above_the_dropped_run(
+    begun, store, clock
+):
+    """
+    Readers ignore late records of the dropped run, and all below it.
+    """
+    begun().publish(PROGRESS)
+    store.drop("cache")
+    clock.time = NOW - timedelta(days=1)
+    begun().publish(PROGRESS)
+    first, second = store.records
+
+    assert second.run == first.run + 1
+    assert store.read("cache").record == second
+
+
 def test_a_driver_takes_over_from_one_that_ended(tmp_path, store, clock):
     """
     While both run, readers follow the one that began last, and the other one says so.

@@ -2,9 +2,9 @@
 Publishes the progress of one sink, from its report and its folder.
 
 A run takes its number before its first record: the time in milliseconds, or one more
-than the newest readable record's run, if that is higher. So neither a clock that was
-set back nor a topic that has lost its records makes a run look older than the run
-before it.
+than the newest run that was read, also of a dropped sink, if that is higher. So neither
+a clock that was set back nor a topic that has lost its records makes a run look older
+than the run before it.
 """
 
 import os
@@ -110,7 +110,7 @@ class ProgressPublisher:
         before = -1 if heard is None else heard.record.run
         if self._run is None or (before > self._run and not _is_alive(heard)):
             now_ms = round(self._clock.now().timestamp() * 1000)
-            self._run = max(now_ms, before + 1)
+            self._run = max(now_ms, self._store.newest_run(self._sink) + 1)
         elif before > self._run and heard is not None and before != self._other:
             self._other = before
             _log.warning(

@@ -88,6 +88,10 @@ class ProgressReader:
             raise self._unreadable[sink]
         return self._runs.heard(sink, self._clock.now(), began_s)
 
+    def newest_run(self, sink: str) -> int:
+        """Return the number of a sink's newest run, as of the last reading."""
+        return self._runs.newest_run(sink)
+
     def times(self) -> Mapping[str, datetime]:
         """Return the time of each sink's newest record, as of the last reading."""
         return self._runs.times()
@@ -162,6 +166,9 @@ class ProgressTopic:
         heard = self._reader.read(sink)
         self._exists = True
         return heard
+
+    def newest_run(self, sink: str) -> int:
+        return self._reader.newest_run(sink)
 
     def send(self, sink: str, record: bytes) -> None:
         try:

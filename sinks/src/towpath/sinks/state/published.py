@@ -259,6 +259,13 @@ class ProgressSource(Protocol):
 class ProgressStore(ProgressSource, Protocol):
     """Reads and publishes progress; publishing never waits and never raises."""
 
+    def newest_run(self, sink: str) -> int:
+        """
+        Return the number of a sink's newest run, as of the last reading.
+
+        The sink may have been dropped since; -1 if no run is known.
+        """
+
     def send(self, sink: str, record: bytes) -> None:
         """Begin to publish a record; a failure is logged and counted."""
 
@@ -323,6 +330,11 @@ class NewestRuns:
         """Return the newest record of a sink."""
         arrived = self._newest.get(sink)
         return None if arrived is None else arrived.record
+
+    def newest_run(self, sink: str) -> int:
+        """Return the number of the newest run, also of a dropped sink; -1: none."""
+        arrived = self._newest.get(sink)
+        return self._dropped.get(sink, -1) if arrived is None else arrived.record.run
 
     def times(self) -> Mapping[str, datetime]:
         """Return the time of each sink's newest record."""

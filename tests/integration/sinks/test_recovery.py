@@ -2,7 +2,7 @@
 
 import shutil
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 
 import orjson
@@ -134,7 +134,7 @@ class Place:
         clock = SystemClock()
         report = Report(self.plan.state_folder, "cache", clock)
         parts = SupervisorParts(
-            lambda _: self.sink,
+            lambda _: closing(self.sink),
             partial(KafkaBatches, self.plan.kafka),
             lambda *_: self.letters,
             self.cluster,

@@ -2,7 +2,7 @@
 
 import errno
 import json
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from threading import Event, Thread
 from typing import ClassVar
@@ -19,6 +19,7 @@ from towpath.sinks.apply.task import AbandonedTasks
 from towpath.sinks.dead_letters.entries import DeadLetter, DeadLetterRequest, Verb
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
 from towpath.sinks.engine import supervisor as module
+from towpath.sinks.engine.column_changes import NoAnnouncedShapes
 from towpath.sinks.engine.query import FINISH_WITHIN_S, QueryPlan, wait_for_batch
 from towpath.sinks.engine.report import Report
 from towpath.sinks.engine.supervisor import Supervisor, SupervisorParts
@@ -311,7 +312,7 @@ class Bench:
         self.engine.stop = self.stop
         self._patch.setattr(module, "start_query", self.engine.start)
         made = SupervisorParts(
-            lambda _: self.target,
+            lambda _: closing(self.target),
             Unread,
             lambda _, before: self.letters.opened(before),
             self.topics,
@@ -629,6 +630,17 @@ def test_a_start_attends_to_everything_in_order(bench):
     ]
 
     assert expected == bench.seen
+
+
+def test_the_connection_of_the_announced_shapes_is_closed(bench):
+    """Also if the query ends with an error, whose traceback refers to it."""
+    announced = NoAnnouncedShapes()
+    bench.note(announced, "close", "close shapes")
+    bench.run(FELL_OVER, make_announced=lambda: announced)
+
+    closes = [word for word in bench.seen if word.startswith("close")]
+
+    assert 2 * ["close letters", "close shapes", "close sink"] == closes
 
 
 def test_a_recreated_topic_counts_as_unapplied_before_its_first_batch(bench):

@@ -263,19 +263,22 @@ def _parts(
         with closing(KafkaRelations(settings.kafka, prefix)) as relations:
             check_block(newest(), sink, relations)
 
-    def make_sink(sink: SinkSettings) -> Sink:
+    @contextmanager
+    def make_sink(sink: SinkSettings) -> Iterator[Sink]:
         check_kinds([sink])
         _check_engine(sink, spark)
-        parts = SinkParts(
-            prefix=prefix,
-            replay_window_s=settings.topics.replay_window_s,
-            folder=sink_folder(settings.state_folder, sink.name),
-            relations=_routed(settings, sink),
-            clock=clock,
-            repairs=KafkaRepairs(newest(), sink),
-            sql=SparkSql.of_sink(spark),
-        )
-        return kind_of(sink).make(sink, parts)
+        with closing(KafkaRelations(settings.kafka, prefix)) as announced:
+            parts = SinkParts(
+                prefix=prefix,
+                replay_window_s=settings.topics.replay_window_s,
+                folder=sink_folder(settings.state_folder, sink.name),
+                relations=_routed(announced, settings, sink),
+                clock=clock,
+                repairs=KafkaRepairs(newest(), sink),
+                sql=SparkSql.of_sink(spark),
+            )
+            with closing(kind_of(sink).make(sink, parts)) as made:
+                yield made
 
     return SupervisorParts(
         make_sink=make_sink,
@@ -311,9 +314,10 @@ def _copies(
     return StateCopies(folder, StateTopic(settings, sink.name), clock)
 
 
-def _routed(settings: Settings, sink: SinkSettings) -> RoutedRelations:
+def _routed(
+    announced: KafkaRelations, settings: Settings, sink: SinkSettings
+) -> RoutedRelations:
     """Return the shapes of a sink's tables, after checking its routes against them."""
-    announced = KafkaRelations(settings.kafka, settings.database.prefix)
     routed = RoutedRelations(announced, sink.route, kind_of(sink).unfit_name)
     path = progress_path(settings.state_folder, sink.name)
     routed.check(has_run=stored_progress(path, sink.name).batches > 0)

@@ -57,6 +57,9 @@ class AnnouncedShapes(Protocol):
     def known(self, topic: str) -> RelationShape | None:
         """Return the newest shape of a topic's table, if one was announced."""
 
+    def close(self) -> None:
+        """Close the connection."""
+
 
 class NoAnnouncedShapes:
     """Shapes for a supervisor without a broker."""
@@ -66,6 +69,9 @@ class NoAnnouncedShapes:
 
     def known(self, _topic: str) -> None:
         """Return None: no shape is known."""
+
+    def close(self) -> None:
+        """Do nothing: there is no connection."""
 
 
 class ColumnChanges:

@@ -20,7 +20,7 @@ not commit a batch that was written, and would deliver all of it again.
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
@@ -115,6 +115,7 @@ class SupervisorParts:
     The services of a supervisor, made by the root.
 
     Attributes:
+        make_sink: Makes a sink, and closes it at the end.
         make_batches: Makes the reader of a sink's batches, from the sink's name.
         make_dead_letters: Makes the dead-letter store of a sink, from its name and a
             step that precedes each resolution.
@@ -133,7 +134,7 @@ class SupervisorParts:
         backoff: The pauses between attempts.
     """
 
-    make_sink: Callable[[SinkSettings], Sink]
+    make_sink: Callable[[SinkSettings], AbstractContextManager[Sink]]
     make_batches: Callable[[str], Batches]
     make_dead_letters: Callable[[str, Callable[[], None]], DeadLetterStore]
     cluster: Cluster
@@ -237,27 +238,22 @@ class Supervisor:
         return Routes(self._plan.sink).matching(self._parts.cluster.names())
 
     def _open_and_run(self) -> None:
-        sink = self._parts.make_sink(self._plan.sink)
-        dead_letters: DeadLetterStore | None = None
-        try:
+        plan, parts = self._plan, self._parts
+        with ExitStack() as opened:
+            sink = opened.enter_context(parts.make_sink(plan.sink))
             sink.open()
-            repairs = self._parts.make_repairs(self._plan.sink)
-            BlockChanges(self._plan, repairs, self._parts.clock).run()
-            announced = self._parts.make_announced()
-            column_changes = ColumnChanges(
-                self._plan, announced, repairs, self._parts.clock
-            )
+            repairs = parts.make_repairs(plan.sink)
+            BlockChanges(plan, repairs, parts.clock).run()
+            announced = opened.enter_context(closing(parts.make_announced()))
+            column_changes = ColumnChanges(plan, announced, repairs, parts.clock)
             # Before any request about dead letters writes a row.
             column_changes.check()
             # A dead letter's refetch is copied before the dead letter is resolved.
-            dead_letters = self._parts.make_dead_letters(self._name, self._copies.save)
+            dead_letters = parts.make_dead_letters(self._name, self._copies.save)
+            opened.callback(dead_letters.close)
             run = self._sink_run(sink, dead_letters, repairs)
             run = run._replace(writing=ShapeCheckedWriter(column_changes, run.writing))
             self._query_until_stopped(run)
-        finally:
-            if dead_letters is not None:
-                dead_letters.close()
-            sink.close()
 
     def _sink_run(
         self, sink: Sink, dead_letters: DeadLetterStore, repairs: Repairs

@@ -26,7 +26,7 @@ from towpath.inbox.status import (
     reading_offsets,
 )
 from towpath.inbox.tables import SCHEMA, create_statements
-from towpath.schemas.failure import UnavailableError, UsageError
+from towpath.schemas.failure import UnavailableError, UsageError, first_line
 
 if TYPE_CHECKING:
     import psycopg
@@ -275,17 +275,17 @@ def _connect(
             yield connection
     except psycopg.OperationalError as error:
         # For example a lost connection, a deadlock, a timeout, or a full disk.
-        message = f"the database has not completed the command: {_first_line(error)}"
+        message = f"the database has not completed the command: {first_line(error)}"
         raise UnavailableError(message) from error
     except psycopg.errors.UndefinedTable as error:
         command = f'towpath inbox create --schema "{schema}"'
         message = f"there is no inbox in the schema {schema}; create it: {command}"
         raise UsageError(message) from error
     except psycopg.errors.InsufficientPrivilege as error:
-        message = f"{_first_line(error)}; docs/rights.md lists the grants"
+        message = f"{first_line(error)}; docs/rights.md lists the grants"
         raise UsageError(message) from error
     except psycopg.errors.ReadOnlySqlTransaction as error:
-        message = f"{_first_line(error)}: name the primary server with --dsn"
+        message = f"{first_line(error)}: name the primary server with --dsn"
         raise UsageError(message) from error
 
 
@@ -308,16 +308,12 @@ def _open(dsn: str) -> "psycopg.Connection[tuple[object, ...]]":
     try:
         return psycopg.connect(dsn)
     except psycopg.OperationalError as error:
-        message = f"the database cannot be reached: {_first_line(error)}"
+        message = f"the database cannot be reached: {first_line(error)}"
         raise UnavailableError(message) from error
     except psycopg.ProgrammingError as error:
         # The driver itself refuses a value, such as that of connect_timeout.
-        message = f"--dsn: {_first_line(error)}"
+        message = f"--dsn: {first_line(error)}"
         raise UsageError(message) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
 
 
 @contextlib.contextmanager

@@ -52,6 +52,11 @@ def with_remedy(message: str, remedy: str) -> str:
     return f"{message.rstrip('.')}. {remedy}"
 
 
+def first_line(error: object) -> str:
+    """Return the first line of an error's text, or the error's class if it is empty."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 class UsageError(TowpathError):
     """The command cannot be carried out as given."""
 

@@ -21,7 +21,7 @@ from towpath.deploy.status import progress_of
 from towpath.deploy.trace.journey import Journey, Scan, TracedRecord, TracedRoute
 from towpath.schemas import headers as names
 from towpath.schemas.clock import SystemClock
-from towpath.schemas.failure import TowpathError, UsageError
+from towpath.schemas.failure import TowpathError, UsageError, first_line
 from towpath.schemas.table_name import TableName
 from towpath.schemas.topics import (
     BACKFILL,
@@ -186,8 +186,7 @@ def _is_in_source(settings: Settings, table: TableName, key: str) -> bool | None
         message = f"the source has no table {table.text}"
         raise UsageError(message) from error
     except psycopg.DataError as error:
-        reason = str(error).partition("\n")[0]
-        message = f"{key!r} is not a key of {table.text}: {reason}"
+        message = f"{key!r} is not a key of {table.text}: {first_line(error)}"
         raise UsageError(message) from error
     except psycopg.Error as error:
         raise SourceUnavailableError(str(error).strip()) from error

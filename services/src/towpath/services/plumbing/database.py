@@ -50,6 +50,7 @@ from towpath.schemas.failure import (
     HaltError,
     UnavailableError,
     UsageError,
+    first_line,
 )
 from towpath.schemas.table_name import quoted
 from towpath.services.plumbing.http import written_lsn
@@ -214,7 +215,7 @@ def failure_of(error: DBAPIError) -> UnavailableError | None:
         message = "A table or schema that the service needs does not exist yet."
         return MissingTableError(message)
     if state == _REFUSED:
-        reason = str(error.orig).partition("\n")[0]
+        reason = first_line(error.orig)
         return MissingRightsError(f"The database refuses the role: {reason}.")
     lost = not state and isinstance(error.orig, psycopg2.OperationalError)
     if state.startswith(_UNAVAILABLE) or error.connection_invalidated or lost:

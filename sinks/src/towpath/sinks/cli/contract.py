@@ -25,7 +25,7 @@ from cyclopts import Parameter
 from psycopg import conninfo, sql
 
 from towpath.cli.options import ConfigOption, JsonOption, read_settings
-from towpath.schemas.failure import UnavailableError, UsageError
+from towpath.schemas.failure import UnavailableError, UsageError, first_line
 from towpath.sinks.contracts import evaluate, row_findings
 from towpath.sinks.contracts.catalog import (
     Catalog,
@@ -180,7 +180,7 @@ def _run_file(dsn: str, path: Path) -> None:
         with closing(psycopg.connect(dsn, autocommit=True)) as connection:
             connection.execute(kept.encode())
     except psycopg.Error as error:
-        message = f"{path}: {_first_line(error)}"
+        message = f"{path}: {first_line(error)}"
         raise MigrationFailedError(message) from error
 
 
@@ -223,7 +223,7 @@ def _opened(dsn: str) -> Iterator[Connection]:
         with closing(connected(dsn, "the scratch database")) as connection:
             yield connection
     except psycopg.Error as error:
-        message = f"the scratch database cannot be read: {_first_line(error)}"
+        message = f"the scratch database cannot be read: {first_line(error)}"
         raise UnavailableError(message) from error
 
 
@@ -236,14 +236,14 @@ def _scratch(dsn: str) -> Iterator[str]:
             dsn, autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S
         )
     except psycopg.Error as error:
-        message = f"the server of --dsn cannot be reached: {_first_line(error)}"
+        message = f"the server of --dsn cannot be reached: {first_line(error)}"
         raise UnavailableError(message) from error
     create = sql.SQL("create database {} template template0")
     with closing(connection):
         try:
             connection.execute(create.format(sql.Identifier(name)))
         except psycopg.Error as error:
-            message = f"no scratch database can be created: {_first_line(error)}"
+            message = f"no scratch database can be created: {first_line(error)}"
             raise UnavailableError(message) from error
     try:
         yield conninfo.make_conninfo(dsn, dbname=name)
@@ -264,12 +264,8 @@ def _drop(dsn: str, name: str) -> None:
         with closing(psycopg.connect(dsn, autocommit=True)) as connection:
             connection.execute(drop)
     except psycopg.Error as error:
-        message = f"the scratch database {name} was not dropped: {_first_line(error)}"
+        message = f"the scratch database {name} was not dropped: {first_line(error)}"
         raise UnavailableError(message) from error
-
-
-def _first_line(error: psycopg.Error) -> str:
-    return (str(error).splitlines() or ["failed"])[0]
 
 
 @Parameter(name="*")

@@ -52,7 +52,7 @@ from towpath.sinks.apply.task import (
 from towpath.sinks.changes.decode import ReadRecords
 from towpath.sinks.dead_letters.entries import ParkedKey
 from towpath.sinks.engine.query import Tasks
-from towpath.sinks.engine.session import first_line, is_local
+from towpath.sinks.engine.session import engine_reason, is_local
 from towpath.sinks.errors import (
     BatchRefusedError,
     ExecutorsFailedError,
@@ -260,7 +260,7 @@ def _outcomes(
     try:
         results = encoded.where(f"{_RESULT} IS NOT NULL").select(_RESULT).toArrow()
     except (PySparkException, Py4JError) as error:
-        message = f"the executors could not encode the batch: {first_line(error)}"
+        message = f"the executors could not encode the batch: {engine_reason(error)}"
         raise ExecutorsFailedError(message) from error
     pairs = _unpickled(results)
     return [outcome for outcome, _ in pairs], [one for _, of in pairs for one in of]
@@ -304,7 +304,7 @@ class _FrameRows:
         try:
             return _unpickled(results.toArrow())
         except (PySparkException, Py4JError) as error:
-            message = f"the executors could not write the batch: {first_line(error)}"
+            message = f"the executors could not write the batch: {engine_reason(error)}"
             raise ExecutorsFailedError(message) from error
 
     def _of(self, statement: str) -> DataFrame:
@@ -328,7 +328,7 @@ def _results(tasks: Tasks, task: PartitionTask, opening: Opening) -> list[TaskRe
     try:
         results = tasks.run(run, _SCHEMA).toArrow()
     except (PySparkException, Py4JError) as error:
-        message = f"the executors could not write the batch: {first_line(error)}"
+        message = f"the executors could not write the batch: {engine_reason(error)}"
         raise ExecutorsFailedError(message) from error
     return _unpickled(results)
 

@@ -38,6 +38,7 @@ from pyspark.errors import (
 )
 from pyspark.sql import SparkSession
 
+from towpath.schemas.failure import first_line
 from towpath.sinks.errors import (
     BatchRefusedError,
     EngineDiedError,
@@ -241,8 +242,7 @@ def start_session(engine: Engine) -> SparkSession:
     try:
         return builder.getOrCreate()
     except (PySparkException, Py4JError, OSError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        reason = f"the engine's Java process did not start: {reason}"
+        reason = f"the engine's Java process did not start: {first_line(error)}"
         raise EngineDiedError(reason) from error
 
 
@@ -381,13 +381,13 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except AnalysisException as error:
-        message = f"the warehouse refused a statement: {first_line(error)}"
+        message = f"the warehouse refused a statement: {engine_reason(error)}"
         raise StatementRefusedError(message) from error
     except (PySparkException, Py4JError) as error:
         if _is_row_error(error):
-            message = f"the warehouse refused a row: {first_line(error)}"
+            message = f"the warehouse refused a row: {engine_reason(error)}"
             raise BatchRefusedError(message) from error
-        message = f"the warehouse could not run a statement: {first_line(error)}"
+        message = f"the warehouse could not run a statement: {engine_reason(error)}"
         raise TargetUnavailableError(message) from error
 
 
@@ -411,7 +411,7 @@ def _is_misfit(error: BaseException) -> bool:
     return name == _MISFIT
 
 
-def first_line(error: Exception) -> str:
+def engine_reason(error: Exception) -> str:
     """Return the first line of an engine's error, or of the wrapped Java error."""
     cause = error.java_exception if isinstance(error, Py4JJavaError) else error
-    return str(cause).strip().partition("\n")[0]
+    return first_line(cause)

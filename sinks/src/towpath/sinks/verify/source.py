@@ -17,6 +17,7 @@ from typing import Any, Final, LiteralString, Self, TypeAlias
 import psycopg
 from psycopg import sql
 
+from towpath.schemas.failure import first_line
 from towpath.schemas.table_name import TableName
 from towpath.sinks.changes.relations import Column
 from towpath.sinks.errors import SourceUnavailableError
@@ -349,5 +350,5 @@ def translated() -> Iterator[None]:
 
 
 def _unavailable(error: psycopg.Error) -> SourceUnavailableError:
-    message = error.diag.message_primary or str(error).strip().partition("\n")[0]
+    message = error.diag.message_primary or first_line(error)
     return SourceUnavailableError(f"the source cannot be read: {message}")

@@ -8,6 +8,7 @@ from typing import Final, LiteralString, NamedTuple
 
 import psycopg
 
+from towpath.schemas.failure import first_line
 from towpath.sinks.errors import SourceUnavailableError
 from towpath.sinks.postgres import connected
 
@@ -91,5 +92,5 @@ class PostgresSlot:
 
 
 def _unavailable(error: psycopg.Error) -> SourceUnavailableError:
-    what = str(error).strip().partition("\n")[0]
-    return SourceUnavailableError(f"the source's database does not answer: {what}")
+    message = f"the source's database does not answer: {first_line(error)}"
+    return SourceUnavailableError(message)

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from sqlalchemy.exc import IntegrityError
 
 from support.inbox_place import event
 from towpath.inbox import AsyncConsumer, Consumer, Inbox, consumer
@@ -224,3 +225,15 @@ def test_a_replay_of_an_event_whose_headers_cannot_be_read_fails(replay):
         replay(inbox, handled)
 
     assert [] == handled
+
+
+def test_the_reason_of_a_failed_statement_has_no_values_of_rows():
+    """
+    The application's engine may not have ``hide_parameters``.
+    """
+    refused = "null value in column\nDETAIL:  Failing row contains (secret).\n"
+    error = IntegrityError("insert into t", {"a": "secret"}, ValueError(refused))
+
+    reason = str(HandlerError(event(), error))
+
+    assert "IntegrityError: (builtins.ValueError) null value in column" == reason

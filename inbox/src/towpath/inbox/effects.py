@@ -232,5 +232,10 @@ async def _load(event: Event) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the reason that is stored and logged for an error."""
-    return f"{type(error).__name__}: {error}"
+    """
+    Return the reason that is stored and logged for an error.
+
+    Drivers and SQLAlchemy put the values of rows into the lines after the first.
+    """
+    first_line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first_line}"

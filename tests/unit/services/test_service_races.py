@@ -7,6 +7,8 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from types import SimpleNamespace
 
+import pytest
+
 from towpath.services.orders.domain import (
     DEFAULT_WINDOWS,
     Order,
@@ -25,6 +27,7 @@ from towpath.services.payments.domain import (
 )
 from towpath.services.payments.handlers import ProviderWorker
 from towpath.services.payments.provider import ProviderTimeoutError
+from towpath.services.plumbing.database import DatabaseUnavailableError
 
 PLACED_AT = datetime(2026, 1, 2, tzinfo=UTC)
 LATE = PLACED_AT + timedelta(minutes=15, seconds=1)
@@ -123,3 +126,45 @@ def test_a_late_timeout_reverses_no_payment_that_another_worker_authorized():
 
     assert 1 == worker.run_due()
     assert [] == store.added
+
+
+class Refusing:
+    """Payments with two due operations, and a provider that fails at the first."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.performed: list[int] = []
+
+    def claim_operations(self, _at: datetime, _limit: int) -> list[PaymentOperation]:
+        return [
+            PaymentOperation(
+                operation_id=number,
+                order_id=number,
+                kind=OperationKind.CAPTURE,
+                attempts=1,
+                amount=Decimal("9.99"),
+                currency="EUR",
+                method="card",
+            )
+            for number in (1, 2)
+        ]
+
+    def perform(self, operation: PaymentOperation) -> Sequence[ProviderAnswer]:
+        self.performed.append(operation.order_id)
+        if operation.order_id == 1:
+            raise self.error
+        return ()
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("unforeseen"), DatabaseUnavailableError("a lock is held")]
+)
+def test_an_operation_that_fails_keeps_no_other_from_being_performed(error):
+    """
+    Otherwise those behind it would wait for their lease, again and again.
+    """
+    store = Refusing(error)
+    clock = SimpleNamespace(now=lambda: LATE)
+    worker = ProviderWorker(no_transaction, store, clock, lambda _session: store)
+
+    assert (2, [1, 2]) == (worker.run_due(), store.performed)

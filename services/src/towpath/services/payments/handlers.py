@@ -16,6 +16,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from towpath.schemas.clock import Clock
+from towpath.schemas.failure import TowpathError
 from towpath.services.payments.domain import (
     MOST_AUTHORIZATION_ATTEMPTS,
     NO_ANSWER,
@@ -107,15 +108,31 @@ class ProviderWorker:
         """
         Call the provider for operations that are due; return how many there were.
 
+        An operation that fails is due again after its lease.
+
         Raises:
-            UnavailableError: The database cannot be reached; claimed operations are
-                due again after their lease.
+            UnavailableError: No operations could be claimed.
         """
         with self._begin() as session:
             now = self._clock.now()
             due = self._store(session).claim_operations(now, _CLAIMED_AT_ONCE)
         for operation in due:
-            self._perform(operation)
+            # One that always fails must not keep the others from being performed.
+            try:
+                self._perform(operation)
+            except TowpathError as error:
+                log.warning(
+                    "payment operation not performed",
+                    order_id=operation.order_id,
+                    operation=operation.kind.value,
+                    reason=str(error),
+                )
+            except Exception:
+                log.exception(
+                    "payment operation not performed",
+                    order_id=operation.order_id,
+                    operation=operation.kind.value,
+                )
         return len(due)
 
     def _perform(self, operation: PaymentOperation) -> None:

@@ -7,7 +7,9 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from types import SimpleNamespace
 
+import psycopg2
 import pytest
+from sqlalchemy.exc import IntegrityError
 
 from towpath.services.orders.domain import (
     DEFAULT_WINDOWS,
@@ -17,6 +19,7 @@ from towpath.services.orders.domain import (
     deadline_of,
 )
 from towpath.services.orders.handlers import expire_order
+from towpath.services.payments import provider
 from towpath.services.payments.domain import (
     MOST_AUTHORIZATION_ATTEMPTS,
     OperationKind,
@@ -168,3 +171,33 @@ def test_an_operation_that_fails_keeps_no_other_from_being_performed(error):
     worker = ProviderWorker(no_transaction, store, clock, lambda _session: store)
 
     assert (2, [1, 2]) == (worker.run_due(), store.performed)
+
+
+class CalledMeanwhile(psycopg2.IntegrityError):
+    """The driver's error at a key that another call has stored meanwhile."""
+
+    diag = SimpleNamespace(constraint_name="calls_pkey")
+
+
+def test_a_first_call_beside_another_one_has_its_answer(monkeypatch):
+    """
+    Two workers make a key's first call at once if the lease of the first one has ended.
+    """
+    answer = ProviderAnswer(PaymentStatus.AUTHORIZED)
+    outcomes = [IntegrityError("insert", {}, CalledMeanwhile()), (2, answer)]
+    begun = []
+
+    def call(books, _operation):
+        begun.append(books)
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    engine = SimpleNamespace(begin=lambda: contextlib.nullcontext(object()))
+    monkeypatch.setattr(provider, "_answer", call)
+    (operation, _) = Refusing(ValueError()).claim_operations(LATE, 2)
+
+    assert (answer,) == tuple(provider.SimulatedProvider(engine).perform(operation))
+    # The first transaction was rolled back.
+    assert 2 == len({id(books) for books in begun})

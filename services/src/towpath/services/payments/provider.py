@@ -36,6 +36,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.exc import IntegrityError
 
 from towpath.schemas.failure import UnavailableError
 from towpath.services.payments.domain import (
@@ -44,7 +45,7 @@ from towpath.services.payments.domain import (
     PaymentStatus,
     ProviderAnswer,
 )
-from towpath.services.plumbing.database import translated
+from towpath.services.plumbing.database import constraint_of, translated
 
 DECLINED: Final = "card-declined"
 TIMEOUT: Final = "card-timeout"
@@ -82,6 +83,9 @@ calls = Table(
 )
 
 
+_KEY_EXISTS: Final = "calls_pkey"
+
+
 class ProviderTimeoutError(UnavailableError):
     """The provider has not answered; it may have carried out the operation."""
 
@@ -111,13 +115,26 @@ class SimulatedProvider:
         is_authorization = operation.kind is OperationKind.AUTHORIZE
         if is_authorization and operation.method == UNREACHABLE:
             raise _timeout(operation)
-        with translated(), self._engine.begin() as books:
-            count, answer = _answer(books, operation)
+        with translated():
+            count, answer = self._call(operation)
         if is_authorization and operation.method == SILENT:
             raise _timeout(operation)
         if count == 1 and operation.method == TIMEOUT:
             raise _timeout(operation)
         return (answer,) * (2 if operation.method == REPEATS else 1)
+
+    def _call(self, operation: PaymentOperation) -> tuple[int, ProviderAnswer]:
+        """Enter a call into the books; return the number of calls, and the answer."""
+        try:
+            with self._engine.begin() as books:
+                return _answer(books, operation)
+        except IntegrityError as error:
+            if constraint_of(error) != _KEY_EXISTS:
+                raise
+        # After the lease, another worker may make the first call at the same time. It
+        # has committed, so the books have its answer.
+        with self._engine.begin() as books:
+            return _answer(books, operation)
 
 
 def _timeout(operation: PaymentOperation) -> ProviderTimeoutError:

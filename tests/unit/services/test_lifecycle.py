@@ -13,7 +13,7 @@ from towpath.schemas.failure import UnavailableError, UsageError
 from towpath.services.orders import handlers
 from towpath.services.orders.__main__ import ORDERS
 from towpath.services.orders.app import consuming
-from towpath.services.orders.repository import OrderRepository
+from towpath.services.orders.repository import OVERDUE_AT_ONCE, OrderRepository
 from towpath.services.payments.app import CONSUMING as PAYMENTS
 from towpath.services.payments.handlers import ProviderWorker
 from towpath.services.plumbing.server import BackgroundTask, Lifecycle, Listen
@@ -189,12 +189,37 @@ def test_overdue_orders_are_left_to_the_next_start_once_the_service_stops(monkey
         expired.append(order_id)
         stopping.set()
 
-    monkeypatch.setattr(OrderRepository, "overdue", lambda *_: [1, 2, 3])
+    monkeypatch.setattr(OrderRepository, "overdue", lambda *_, **_given: [1, 2, 3])
     monkeypatch.setattr(handlers, "expire_order", expire)
     (task,) = consuming().tasks(begin, None, SteppingClock(), stopping)
     task.run()
 
     assert [1] == expired
+
+
+def test_orders_that_are_never_cancelled_do_not_block_later_ones(monkeypatch):
+    """
+    More of them are overdue than one check reads; each is tried again in turn.
+    """
+    due, tried = list(range(1, 103)), []
+
+    def overdue(_repository, _at, *, skipped):
+        return due[skipped:][:OVERDUE_AT_ONCE]
+
+    def expire(order_id, _store, _at):
+        tried.append(order_id)
+        if order_id != 101:
+            raise UnavailableError
+        due.remove(order_id)
+
+    monkeypatch.setattr(OrderRepository, "overdue", overdue)
+    monkeypatch.setattr(handlers, "expire_order", expire)
+    (task,) = consuming().tasks(begin, None, SteppingClock(), threading.Event())
+    for _ in range(3):
+        task.run()
+
+    first = list(range(1, 101))
+    assert [*first, 101, 102, *first] == tried
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from towpath.services.orders.api import EXTENSION, OrdersContext, blueprint, ope
 from towpath.services.orders.domain import DEFAULT_WINDOWS, Step, StepRecord, Windows
 from towpath.services.orders.events import outbox_event, shop_events
 from towpath.services.orders.repository import (
+    OVERDUE_AT_ONCE,
     SCHEMA,
     OrdersStore,
     OrdersUnit,
@@ -119,24 +120,39 @@ def _tasks(
     clock: Clock,
     stopping: threading.Event,
 ) -> Sequence[BackgroundTask]:
+    # Orders that always fail must not keep later ones from being cancelled: the next
+    # check skips them, until one has come to the last overdue order.
+    skipped = 0
+
     def expire() -> None:
+        nonlocal skipped
         with begin() as session:
-            overdue = store(session).orders.overdue(clock.now())
+            overdue = store(session).orders.overdue(clock.now(), skipped=skipped)
+        is_last = len(overdue) < OVERDUE_AT_ONCE
         for order_id in overdue:
             if stopping.is_set():
                 return
-            # An order that always fails must not keep later ones from being cancelled.
-            try:
-                with begin() as session:
-                    handlers.expire_order(order_id, store(session), clock.now())
-            except TowpathError as error:
-                _log.warning(
-                    "order not cancelled", order_id=order_id, reason=str(error)
-                )
-            except Exception:  # noqa: BLE001 - the driver's own
-                _log.exception("order not cancelled", order_id=order_id)
+            skipped += not _cancel(order_id, store, begin, clock)
+        if is_last:
+            skipped = 0
 
     return [BackgroundTask("deadlines of orders", _DEADLINES_EVERY_S, expire)]
+
+
+def _cancel(
+    order_id: int, store: "partial[OrdersStore]", begin: Begin, clock: Clock
+) -> bool:
+    """Cancel an order if it is still overdue; return whether that succeeded."""
+    try:
+        with begin() as session:
+            handlers.expire_order(order_id, store(session), clock.now())
+    except TowpathError as error:
+        _log.warning("order not cancelled", order_id=order_id, reason=str(error))
+    except Exception:  # noqa: BLE001 - the driver's own
+        _log.exception("order not cancelled", order_id=order_id)
+    else:
+        return True
+    return False
 
 
 def _unfinished(sessions: sessionmaker[Session]) -> Mapping[str, int]:

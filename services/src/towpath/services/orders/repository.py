@@ -175,7 +175,7 @@ _DELETE_DEADLINE: Final = delete(order_deadlines).where(
     order_deadlines.c.order_id == _OF_ORDER
 )
 
-_OVERDUE_AT_ONCE: Final = 100
+OVERDUE_AT_ONCE: Final = 100
 _CUSTOMER_EXISTS = "orders_customer_id_fkey"
 
 
@@ -288,12 +288,17 @@ class OrderRepository:
         }
         self._session.execute(_ADD_STEP, row)
 
-    def overdue(self, at: datetime, *, of_order: int | None = None) -> Sequence[int]:
+    def overdue(
+        self, at: datetime, *, skipped: int = 0, of_order: int | None = None
+    ) -> Sequence[int]:
         """
-        Return the numbers of some overdue orders, the earliest deadlines first.
+        Return the numbers of up to ``OVERDUE_AT_ONCE`` overdue orders.
+
+        The earliest deadlines come first.
 
         Args:
             at: The current time.
+            skipped: The number of orders to skip, those with the earliest deadlines.
             of_order: Only this order, if its deadline has passed.
         """
         query = select(order_deadlines.c.order_id).where(
@@ -301,8 +306,11 @@ class OrderRepository:
         )
         if of_order is not None:
             query = query.where(order_deadlines.c.order_id == of_order)
-        in_turn = query.order_by(order_deadlines.c.deadline_at).limit(_OVERDUE_AT_ONCE)
-        return self._session.scalars(in_turn).all()
+        in_turn = query.order_by(
+            order_deadlines.c.deadline_at, order_deadlines.c.order_id
+        )
+        some = in_turn.offset(skipped).limit(OVERDUE_AT_ONCE)
+        return self._session.scalars(some).all()
 
     def lock(self, order_id: int) -> Order | None:
         """Lock an order's row, and read the order with its steps, to change it."""

@@ -32,6 +32,7 @@ from towpath.services.plumbing.service import (
     Service,
     closing_engine,
     number_from,
+    seed_number,
 )
 
 log = structlog.get_logger("towpath.services.inventory")
@@ -50,7 +51,7 @@ def _add_seed_options(parser: argparse.ArgumentParser) -> None:
     add("--orders", type=count, default=0, help=orders)
     first = "the number of the first order"
     add("--first-order", type=number_from(1), default=1, help=first)
-    add("--seed", type=int, default=1, help="the seed of these orders")
+    add("--seed", type=seed_number, default=1, help="the seed of these orders")
     once = "reserve for orders only if there is no reservation yet"
     add("--if-empty", action="store_true", help=once)
 

@@ -31,6 +31,7 @@ from towpath.services.plumbing.service import (
     Service,
     closing_engine,
     number_from,
+    seed_number,
 )
 
 log = structlog.get_logger("towpath.services.orders")
@@ -125,7 +126,12 @@ def _add_seed_options(parser: argparse.ArgumentParser) -> None:
     orders, customers = "how many orders seed places", "how many customers seed makes"
     add("--orders", type=number_from(0), default=50_000, help=orders)
     add("--customers", type=number_from(1), default=5_000, help=customers)
-    add("--seed", type=int, default=1, help="a different seed gives different orders")
+    add(
+        "--seed",
+        type=seed_number,
+        default=1,
+        help="a different seed gives different orders",
+    )
     add("--if-empty", action="store_true", help="seed only a shop without orders")
 
 

@@ -97,6 +97,7 @@ IDEMPOTENCY_HOURS: Final = 24.0
 _LONGEST_S: Final = 600.0
 # A year.
 _MAX_IDEMPOTENCY_HOURS: Final = 24.0 * 366
+_MAX_INTEGER: Final = 2**31 - 1
 _MAX_BIGINT: Final = 2**63 - 1
 _MAX_PORT: Final = 65_535
 
@@ -400,16 +401,20 @@ class Service:
         log.info("service tables are up to date", service=self.name)
 
 
-def number_from(least: int) -> Callable[[str], int]:
-    """Return a function that reads a number of at least ``least``."""
+def number_from(least: int, most: int = _MAX_INTEGER) -> Callable[[str], int]:
+    """Return a function that reads a number of ``least`` to ``most``."""
 
     def number(text: str) -> int:
-        if (found := int(text)) < least:
-            message = f"must be at least {least}"
+        if not least <= (found := int(text)) <= most:
+            message = f"must be from {least} to {most}"
             raise argparse.ArgumentTypeError(message)
         return found
 
     return number
+
+
+# A seed is a bigint in SQL, and so is the number after it.
+seed_number: Final = number_from(-_MAX_BIGINT, _MAX_BIGINT - 1)
 
 
 def port(text: str) -> int:

@@ -8,6 +8,7 @@ import pytest
 
 from support.published import MemoryProgress, SinkRun
 from towpath.settings import Settings
+from towpath.sinks import wait
 from towpath.sinks.dead_letters.entries import ParkedKey
 from towpath.sinks.state import incomplete
 from towpath.sinks.state.declare import READY_FILE, STARTING_OFFSETS_FILE
@@ -540,3 +541,38 @@ def test_a_wait_needs_no_spark():
     )
 
     assert "False" == done.stdout.strip()
+
+
+class Connection:
+    """A connection that notes that it was closed."""
+
+    def __init__(self, *_settings):
+        self.is_closed = False
+
+    def close(self):
+        """Close it."""
+        self.is_closed = True
+
+
+def test_a_waiter_closes_its_connections_after_any_failure(place, monkeypatch):
+    """
+    A wait that broke off in the middle of an answer leaves them unusable.
+    """
+    made = []
+
+    def connect(*_settings):
+        made.append(Connection())
+        return made[-1]
+
+    def broken(*_given):
+        message = "no row"
+        raise TypeError(message)
+
+    monkeypatch.setattr(wait, "PostgresSlot", connect)
+    monkeypatch.setattr(wait, "KafkaHistory", connect)
+    monkeypatch.setattr(Wait, "until_applied", broken)
+    waiter = wait.Waiter(place.settings, Clock())
+
+    with pytest.raises(TypeError):
+        waiter.wait_for("0/1", "cache")
+    assert [True, True] == [one.is_closed for one in made]

@@ -17,7 +17,7 @@ import orjson
 from confluent_kafka import KafkaException, Message, TopicPartition
 
 from towpath.schemas.clock import Clock, SystemClock
-from towpath.schemas.failure import TowpathError, UsageError
+from towpath.schemas.failure import UsageError
 from towpath.schemas.position import parse_lsn
 from towpath.schemas.topics import state_topic
 from towpath.settings import Kafka, Settings, load
@@ -149,7 +149,7 @@ class Waiter:
         try:
             slot, history = self._connected()
             return wait.until_applied(wanted, slot, history, self._cluster)
-        except TowpathError:
+        except BaseException:
             self.close()
             raise
 

@@ -1,9 +1,12 @@
 """The actors of chaos: a seed gives each the same steps again."""
 
 import contextlib
+import dataclasses
+import subprocess
+import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +23,8 @@ from towpath.loadtests.chaos.context import (
     QuietScreen,
     total,
 )
+from towpath.loadtests.chaos.relay import ChaosRelay
+from towpath.loadtests.chaos.requests import SnapshotRequester
 from towpath.loadtests.chaos.run import run_chaos
 from towpath.loadtests.chaos.writers import Writer
 from towpath.loadtests.errors import ChaosError
@@ -62,7 +67,6 @@ def nowhere(folder: Path) -> ChaosEnvironment:
         prefix="p",
         towpath=(),
         folder=folder,
-        env={},
         launcher=nobody,
         clock=SystemClock(),
     )
@@ -210,3 +214,82 @@ def test_a_cancellation_that_fails_is_sent_again():
     session: Any = SimpleNamespace(execute=lambda _: None, cancel_safe=cancel)
     with actors.LateCommit(session, 0.0):
         assert is_released.wait(2.0)
+
+
+class Programs:
+    """Starts programs, each with a log."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.children: list[subprocess.Popen[bytes]] = []
+
+    def start(self, name: str, words: Sequence[str]) -> int:
+        """Start a program."""
+        with self.log(name).open("wb") as output:
+            self.children.append(subprocess.Popen([*words], stdout=output))
+        return self.children[-1].pid
+
+    def stop(self, _name: str) -> None:
+        """Wait for the program's end."""
+        self.children[-1].wait()
+
+    def log(self, name: str) -> Path:
+        """Return the log of a program."""
+        return self.folder / f"{name}.log"
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_run_begins_only_if_its_relay_was_prepared(tmp_path: Path, code: int):
+    """
+    An init that failed after it had made the slot left the rest unmade.
+    """
+    program = f"print('no topic', flush=True); raise SystemExit({code})"
+    place = dataclasses.replace(
+        nowhere(tmp_path),
+        towpath=(sys.executable, "-c", program),
+        launcher=Programs(tmp_path),
+    )
+    relay = ChaosRelay(place, seed=1)
+    reason = r"relay init ended with 3\n.*init.log:\nno topic"
+
+    with pytest.raises(ChaosError, match=reason) if code else contextlib.nullcontext():
+        relay.prepare()
+
+
+class Refusing(Session):
+    """A server that refuses the first two signals that resume snapshots."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused = 0
+
+    def execute(self, statement: Any, arguments: Any = None) -> Any:
+        """Refuse, or keep the statement."""
+        if "resume-snapshot" in str(arguments) and self.refused < 2:
+            self.refused += 1
+            raise psycopg.errors.LockNotAvailable
+        return super().execute(statement, arguments)
+
+
+def test_paused_snapshots_are_resumed_although_the_server_refuses(tmp_path: Path):
+    """
+    Otherwise the round's last snapshot would wait until the run called it stuck.
+    """
+    options = ChaosOptions(minutes=1, seed=0)
+    place = dataclasses.replace(nowhere(tmp_path), clock=StillClock())
+    requester: Any = SnapshotRequester(place, options, "1", "r0")
+    requester.rest = lambda _longest_s: None
+    session: Any = Refusing()
+    requester.pause(session)
+
+    assert [True, True] == [
+        kind in line
+        for kind, line in zip(("pause", "resume"), session.said, strict=True)
+    ]
+
+
+class StillClock(SystemClock):
+    """A clock whose waits take no time."""
+
+    def wait(self, delay_s: float) -> None:
+        """Do not wait."""

@@ -264,15 +264,13 @@ def chaos_environment(
     state: StateFolder, dsn: str, kafka: str, prefix: str
 ) -> ChaosEnvironment:
     """Return the environment of a chaos run in a state folder."""
-    env = environment()
     return ChaosEnvironment(
         dsn=dsn,
         kafka=kafka,
         prefix=prefix,
         towpath=(sys.executable, "-m", "towpath.cli"),
         folder=state.root,
-        env=env,
-        launcher=Launcher(state, env),
+        launcher=Launcher(state, environment()),
         clock=SystemClock(),
     )
 

@@ -29,7 +29,6 @@ class ChaosEnvironment:
         prefix: The prefix of topics; also the slot's name.
         towpath: The first words of a ``towpath`` command.
         folder: The folder of the configuration file.
-        env: The relay's environment variables.
         launcher: Starts processes.
         clock: Measures deadlines.
     """
@@ -39,7 +38,6 @@ class ChaosEnvironment:
     prefix: str
     towpath: tuple[str, ...]
     folder: Path
-    env: Mapping[str, str]
     launcher: Launcher
     clock: Clock
 

@@ -63,11 +63,6 @@ class SourceObserver:
         finally:
             self._name_standby("")
 
-    def slot(self) -> object:
-        """Return the relay's slot, if it exists."""
-        query = "select slot_name from pg_replication_slots where slot_name = %s"
-        return self._one(query, self._environment.prefix)
-
     def mark(self) -> str:
         """Write a last logical message, and return the end of the log."""
         self.session.execute("select pg_logical_emit_message(true, 'chaos', 'mark')")

@@ -15,7 +15,6 @@ from towpath.loadtests.chaos.actor import Actor
 from towpath.loadtests.chaos.context import RELAY, ChaosEnvironment, ChaosOptions
 from towpath.loadtests.chaos.tables import TABLES, Session
 from towpath.loadtests.errors import ChaosError
-from towpath.schemas.clock import Deadline
 
 SINK: Final = "other"
 TARGETED: Final = TABLES[0]
@@ -24,7 +23,6 @@ APPLICATION: Final = "towpath-relay"
 _INIT: Final = "init"
 _RELAY: Final = "relay"
 _INIT_WITHIN_S: Final = 60.0
-_POLL_INTERVAL_S: Final = 0.05
 _SHOWN_LINES: Final = 6
 _DELIVERIES: Final = ("idempotent", "idempotent", "transactional")
 _WATERMARKS: Final = ("messages", "messages", "rows", "rows_deleted")
@@ -84,7 +82,12 @@ class ChaosRelay:
         return f"{self._environment.prefix}.{collection}"
 
     def prepare(self) -> None:
-        """Write the configuration and run ``towpath relay init``."""
+        """
+        Write the configuration and run ``towpath relay init``.
+
+        Raises:
+            ChaosError: The command failed, or did not end in time.
+        """
         environment = self._environment
         self._config.write_text(
             _CONFIGURATION.format(
@@ -101,10 +104,16 @@ class ChaosRelay:
         )
         words = (*environment.towpath, "relay", "init", "--config", str(self._config))
         pid = environment.launcher.start(_INIT, words)
-        deadline = Deadline(environment.clock, _INIT_WITHIN_S)
-        while _is_alive(pid) and not deadline.passed():
-            environment.clock.wait(_POLL_INTERVAL_S)
-        environment.launcher.stop(_INIT)
+        try:
+            code = psutil.Process(pid).wait(_INIT_WITHIN_S)
+        except psutil.TimeoutExpired as error:
+            reason = f"is not done after {_INIT_WITHIN_S:.0f} s"
+            raise self._not_prepared(reason) from error
+        finally:
+            environment.launcher.stop(_INIT)
+        if code != 0:
+            reason = f"ended with {code}"
+            raise self._not_prepared(reason)
 
     def start(self) -> None:
         """Start the relay."""
@@ -148,6 +157,10 @@ class ChaosRelay:
                 found[name] = found.get(name, 0) + 1
         return found
 
+    def _not_prepared(self, reason: str) -> ChaosError:
+        message = f"towpath relay init {reason}\n{self.log_tail(_INIT)}"
+        return ChaosError(message)
+
     def _start(self) -> None:
         words = (
             *self._environment.towpath,
@@ -157,18 +170,6 @@ class ChaosRelay:
             str(self._config),
         )
         self._pid = self._environment.launcher.start(_RELAY, words)
-
-
-def fail_unless_prepared(slot: object, relay: ChaosRelay) -> None:
-    """
-    Check that the source was prepared.
-
-    Raises:
-        ChaosError: There is no slot; the message contains the end of the log.
-    """
-    if slot is None:
-        message = f"the source was not prepared\n{relay.log_tail(_INIT)}"
-        raise ChaosError(message)
 
 
 def _is_alive(pid: int) -> bool:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+import psycopg
+
 from towpath.loadtests.chaos.actor import Actor
 from towpath.loadtests.chaos.context import ChaosEnvironment, ChaosOptions
 from towpath.loadtests.chaos.relay import SINK, TARGETED
@@ -19,6 +21,7 @@ ENDED: Final = ("completed", "incomplete", "failed", "rejected", "stopped")
 
 _PAUSE_S: Final = 0.6
 _PAUSED_S: Final = 1.5
+_AGAIN_S: Final = 0.1
 _MAX_OPEN: Final = 4
 _INSERT: Final = "insert into towpath.signal (id, type, data) values (%s, %s, %s)"
 _OPEN: Final = """
@@ -51,6 +54,17 @@ def send(session: Session, signal_id: str, kind: str, **data: object) -> None:
     """Insert a signal into the source's signal table."""
     fields = {name.replace("_", "-"): value for name, value in data.items()}
     session.execute(_INSERT, (signal_id, kind, json.dumps(fields)))
+
+
+def _is_sent(session: Session, signal_id: str, kind: str) -> bool:
+    """Insert a signal; return whether the server accepted it."""
+    try:
+        send(session, signal_id, kind)
+    except psycopg.Error:
+        if session.closed:
+            raise
+        return False
+    return True
 
 
 def answers(session: Session) -> list[SignalAnswer]:
@@ -146,7 +160,10 @@ class SnapshotRequester(Actor):
         """Pause all snapshots, and resume them a while later."""
         send(session, self._id(), "pause-snapshot")
         self.rest(_PAUSED_S)
-        send(session, self._id(), "resume-snapshot")
+        resume = self._id()
+        # Without it, all later snapshots of the round would wait.
+        while not _is_sent(session, resume, "resume-snapshot"):
+            self.environment.clock.wait(_AGAIN_S)
 
     def _request(self, session: Session, names: list[str], **more: object) -> None:
         kind = "execute-snapshot"

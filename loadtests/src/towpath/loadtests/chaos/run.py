@@ -32,7 +32,6 @@ from towpath.loadtests.chaos.relay import (
     TARGETED,
     ChaosRelay,
     Killer,
-    fail_unless_prepared,
 )
 from towpath.loadtests.chaos.requests import (
     SignalAnswer,
@@ -66,7 +65,6 @@ def run_chaos(
         tables.make(source.session, options.rows)
         relay = ChaosRelay(environment, options.seed)
         relay.prepare()
-        fail_unless_prepared(source.slot(), relay)
         topics = stack.enter_context(TopicReader(environment.kafka, environment.clock))
         if options.late:
             stack.enter_context(source.late_commits())

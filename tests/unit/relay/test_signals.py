@@ -62,6 +62,7 @@ def test_listed_keys_keep_their_exact_spelling():
         ("resume-snapshot", '{"snapshot-id": "s1"}', ResumeSnapshot((), "s1")),
         ("log", '{"message": "hello"}', LogMessage("hello")),
         ("log", "{}", LogMessage("")),
+        ("log", '{"message": null}', LogMessage("")),
     ],
 )
 def test_stop_and_log_signals_are_read(kind, data, request_):

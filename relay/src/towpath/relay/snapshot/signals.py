@@ -170,7 +170,9 @@ def parse_signal(signal_type: str, data: str | None) -> Request:
     if signal_type == "execute-snapshot":
         return _execute(fields)
     if signal_type == "log":
-        message = str(fields.get("message", ""))
+        # As in other fields, null is a missing value.
+        given = fields.get("message")
+        message = "" if given is None else str(given)
         if not is_storable(message):
             _reject("message must be text that Postgres can store")
         return LogMessage(message)

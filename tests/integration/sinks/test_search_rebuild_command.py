@@ -14,6 +14,7 @@ from opensearchpy.exceptions import OpenSearchException
 
 from support.published import wait_applied, wait_running
 from support.rig import Rig
+from support.rights import documented
 from support.waiting import until
 from support.writers import RandomWriters
 from towpath.cli import app
@@ -159,6 +160,17 @@ name = "{self.route}"
         """Run the command; return its exit code."""
         return app.run(["sink", "rebuild", "search", "--config", str(self.config)])
 
+    def operator(self):
+        """Make a role with the operator's documented rights; return its address."""
+        role = f"{self.prefix}_operator"
+        self.execute(f"create role {role} login")
+        _, grants = documented("sql", "Postgres")
+        for line in grants.splitlines():
+            grant, _, roles = line.partition(" to ")
+            if "towpath_operator" in roles:
+                self.execute(f"{grant} to {role}")
+        return self.dsn.replace("postgres@", f"{role}@")
+
     def die_in_a_rebuild(self):
         """Run the command until it has begun, and kill it."""
         words = ["sink", "rebuild", "search", "--config", str(self.config)]
@@ -189,6 +201,9 @@ name = "{self.route}"
 
     def close(self):
         """Leave nothing behind."""
+        role = f"{self.prefix}_operator"
+        self.execute(f"drop owned by {role}")
+        self.execute(f"drop role {role}")
         self.search.close()
         super().close()
 
@@ -202,14 +217,17 @@ def place(stack, database, unique, tmp_path):
     found.close()
 
 
-def test_an_index_is_rebuilt_while_it_is_written_and_searched(place, capsys):
+def test_an_index_is_rebuilt_while_it_is_written_and_searched(
+    place, capsys, monkeypatch
+):
     """
     No search misses a row or goes back in time, and the new index ends equal.
 
     The first attempt is killed as soon as the new index is there; the second goes on
-    with it.
+    with it, as a role that has just the rights that docs/rights.md gives it.
     """
     place.prepare()
+    operator = place.operator()
     with place.driver():
         place.catch_up()
         place.search.indices.refresh(index=place.route)
@@ -218,9 +236,11 @@ def test_an_index_is_rebuilt_while_it_is_written_and_searched(place, capsys):
             Reader(place.url, place.route) as reader,
         ):
             place.die_in_a_rebuild()
+            monkeypatch.setenv("TOWPATH_SOURCE__DSN", operator)
             before = reader.searches
             assert 0 == place.rebuild(), capsys.readouterr()
             after = reader.searches
+            monkeypatch.delenv("TOWPATH_SOURCE__DSN")
             until(lambda: reader.searches > after + 5, "searched on")
         place.catch_up()
 

@@ -17,6 +17,7 @@ from towpath.services.plumbing.http import (
     MalformedError,
     NotFoundError,
 )
+from towpath.services.storefront import __main__ as storefront
 from towpath.services.storefront import saga
 from towpath.services.storefront.__main__ import create_app, declare
 from towpath.services.storefront.pages import basket_text, parse_basket
@@ -30,7 +31,9 @@ from towpath.services.storefront.read_side import (
 )
 from towpath.services.storefront.saga import elapsed_text, timeline_of
 from towpath.services.storefront.shop import ServiceUnreachableError, Shop
-from towpath.services.storefront.waits import SinkWaits
+from towpath.services.storefront.waits import SinkWaits, malformed_lsn
+from towpath.sinks.errors import UnknownSinkError
+from towpath.sinks.wait import UnknownLsnError
 
 START = "2026-11-27T03:00:00.000000Z"
 
@@ -250,7 +253,7 @@ class Sinks:
         if self.needed_s[sink] > timeout_s:
             raise UnavailableError(sink)
         if not self.needed_s[sink]:
-            raise UsageError(sink)
+            raise malformed_lsn(sink)
 
     def close(self):
         """Close nothing."""
@@ -285,6 +288,37 @@ def test_a_waiter_is_kept_for_the_next_read():
     made.until_applied("0/1", ["search"])
 
     assert 1 == sinks.made
+
+
+@pytest.mark.parametrize(
+    ("failure", "raised"),
+    [(UnknownLsnError, MalformedError), (UnknownSinkError, UnknownSinkError)],
+)
+def test_only_an_lsn_outside_of_the_history_is_an_unusable_header(
+    failure, raised, monkeypatch
+):
+    """
+    A mistake of the configuration is not the client's.
+    """
+
+    def wait_for(*_given):
+        message = "no"
+        raise failure(message)
+
+    made = SimpleNamespace(wait_for=wait_for)
+    monkeypatch.setattr(storefront, "Waiter", lambda _settings: made)
+    settings = SimpleNamespace(
+        sink=[
+            SimpleNamespace(
+                kind=kind, name=kind, route=[SimpleNamespace(name="orders")]
+            )
+            for kind in ("search", "cache")
+        ]
+    )
+    waits = storefront.make_waits(settings, Clock())
+
+    with pytest.raises(raised):
+        waits.until_applied("0/1", ["cache"])
 
 
 @pytest.mark.parametrize("wait", ["nan", "inf", "-1", "601"])

@@ -39,9 +39,9 @@ from towpath.services.storefront.read_side import (
     SearchIndex,
 )
 from towpath.services.storefront.shop import Shop
-from towpath.services.storefront.waits import LsnWaiter, SinkWaits
+from towpath.services.storefront.waits import LsnWaiter, SinkWaits, malformed_lsn
 from towpath.settings import Settings, load
-from towpath.sinks.wait import Waiter
+from towpath.sinks.wait import UnknownLsnError, Waiter
 
 # About as long as a person waits for a page before suspecting a fault.
 WAIT_S: Final = 5.0
@@ -70,11 +70,23 @@ def make_waits(
         NoOrdersSinkError: No search sink, or no cache sink, has the orders.
     """
     sinks = {kind: _sink_of(settings, kind) for kind in _KINDS}
-    return SinkWaits(partial(_waiter, settings), sinks, clock, timeout_s)
+    return SinkWaits(partial(_LsnWaiter, settings), sinks, clock, timeout_s)
 
 
-def _waiter(settings: Settings) -> LsnWaiter:
-    return Waiter(settings)
+class _LsnWaiter(LsnWaiter):
+    """Waits for sinks; only an LSN that they cannot reach is the client's mistake."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._waiter = Waiter(settings)
+
+    def wait_for(self, lsn: str, sink: str, timeout_s: float) -> object:
+        try:
+            return self._waiter.wait_for(lsn, sink, timeout_s)
+        except UnknownLsnError as error:
+            raise malformed_lsn(str(error)) from error
+
+    def close(self) -> None:
+        self._waiter.close()
 
 
 def _sink_of(settings: Settings, kind: str) -> str:

@@ -11,7 +11,6 @@ from http import HTTPStatus
 from typing import Protocol
 
 from towpath.schemas.clock import Clock, Deadline
-from towpath.schemas.failure import UsageError
 from towpath.services.plumbing.http import (
     HEADER,
     FieldError,
@@ -36,9 +35,9 @@ class LsnWaiter(Protocol):
         Return when the sink has applied every commit that ended at or before the LSN.
 
         Raises:
+            MalformedError: The LSN is outside the history that the relay follows.
             UnavailableError: The LSN is not applied in time, or the database or the
                 broker does not answer.
-            UsageError: The LSN is outside the history that the relay follows.
         """
 
     def close(self) -> None:
@@ -87,10 +86,7 @@ class SinkWaits:
         waited_ms = {}
         with self._waiter() as waiter:
             for kind in kinds:
-                try:
-                    waiter.wait_for(lsn, self._sinks[kind], deadline.remaining_s())
-                except UsageError as error:
-                    raise malformed_lsn(str(error)) from error
+                waiter.wait_for(lsn, self._sinks[kind], deadline.remaining_s())
                 waited_ms[kind] = round(1000 * (self._clock.monotonic_s() - began_s))
         return waited_ms
 

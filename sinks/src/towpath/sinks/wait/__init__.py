@@ -26,10 +26,11 @@ from towpath.sinks.kafka import client
 from towpath.sinks.kafka.client import Topics
 from towpath.sinks.kafka.progress_topic import ProgressReader
 from towpath.sinks.state.declare import sink_named
+from towpath.sinks.wait.errors import UnknownLsnError
 from towpath.sinks.wait.rule import Applied, Wait
 from towpath.sinks.wait.source import PostgresSlot
 
-__all__ = ["Applied", "Waiter", "wait_for"]
+__all__ = ["Applied", "UnknownLsnError", "Waiter", "wait_for"]
 
 # The largest lag budget except a warehouse's, for which callers pass their own timeout.
 DEFAULT_TIMEOUT_S: Final = 60.0

@@ -124,3 +124,12 @@ def test_a_result_that_could_not_be_written_is_refused_first(tmp_path, monkeypat
     monkeypatch.setattr("towpath.deploy.demo.run.run_demo", lambda *_: 0)
     with pytest.raises(UsageError, match="there is no folder"):
         demo_platform(json=tmp_path / "none" / "result.json", state=tmp_path)
+
+
+@pytest.mark.parametrize("given", [{"keep": True}, {"orders": 50_000}])
+def test_options_of_an_own_platform_are_refused_with_a_joined_one(given, tmp_path):
+    """
+    The platform has its orders, and goes on when the demo ends.
+    """
+    with pytest.raises(UsageError, match="--keep and --orders"):
+        demo_platform(join="http://orders", state=tmp_path, **given)

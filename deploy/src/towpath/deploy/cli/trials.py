@@ -30,7 +30,7 @@ demo = App(
 def demo_platform(  # noqa: PLR0913 - each is an option of the command
     *,
     rate: Annotated[float, Parameter(validator=Number(gt=0, lte=1000))] = 10.0,
-    orders: Annotated[int, Parameter(validator=Number(gte=0))] = 50_000,
+    orders: Annotated[int | None, Parameter(validator=Number(gte=0))] = None,
     duration: Annotated[float, Parameter(validator=Number(gt=0))] = 40.0,
     keep: Annotated[bool, Parameter(negative="")] = False,
     json: Path | None = None,
@@ -49,10 +49,11 @@ def demo_platform(  # noqa: PLR0913 - each is an option of the command
 
     Args:
         rate: Checkouts a second.
-        orders: How many orders exist before the slot is created; not used with --join.
-        duration: For how many seconds, at least, checkouts are made.
-        keep: Leave everything running and print the addresses, until Ctrl-C; not used
+        orders: How many orders exist before the slot is created, by default 50,000; not
             with --join.
+        duration: For how many seconds, at least, checkouts are made.
+        keep: Leave everything running and print the addresses, until Ctrl-C; not with
+            --join.
         json: Also write the result, as JSON, to this file.
         before_verify: Shell command to run when everything is at rest, before the
             sinks are compared; TOWPATH_CONFIG names the configuration.
@@ -64,14 +65,18 @@ def demo_platform(  # noqa: PLR0913 - each is an option of the command
     """
     from towpath.deploy.demo import run  # noqa: PLC0415 - keeps --help fast
     from towpath.deploy.demo.stage import (  # noqa: PLC0415 - keeps --help fast
+        DEFAULT_ORDERS,
         DemoOptions,
         JoinedPlatform,
     )
 
+    if join is not None and (keep or orders is not None):
+        message = "--keep and --orders are for a platform of the demo's own, not --join"
+        raise UsageError(message)
     check_output("--json", json)
     options = DemoOptions(
         rate=rate,
-        orders=orders,
+        orders=DEFAULT_ORDERS if orders is None else orders,
         duration_s=duration,
         keep=keep,
         json_file=json,

@@ -24,6 +24,9 @@ from towpath.schemas.clock import Clock, Deadline
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import Settings, Source, load
 
+# How many orders exist before the slot is created.
+DEFAULT_ORDERS: Final = 50_000
+
 # How many rows inside the key range are to change during the snapshot.
 WANTED_CHANGES: Final = 100
 
@@ -51,7 +54,7 @@ class DemoOptions:
     """The viewer's options."""
 
     rate: float = 10.0
-    orders: int = 50_000
+    orders: int = DEFAULT_ORDERS
     duration_s: float = 40.0
     keep: bool = False
     json_file: Path | None = None

@@ -158,6 +158,23 @@ def test_a_released_savepoint_counts_with_its_transaction(metrics, sessions):
     assert 1 == shown(metrics)[ROWS]
 
 
+def test_a_savepoint_that_is_rolled_back_forgets_its_own_rows_only(metrics, sessions):
+    """
+    Rows before and after it are committed; those of a savepoint within it are not.
+    """
+    with sessions.begin() as session:
+        write_event(session)
+        with session.begin_nested() as savepoint:
+            write_event(session)
+            with session.begin_nested():
+                write_event(session)
+            savepoint.rollback()
+        with session.begin_nested():
+            write_event(session)
+
+    assert 2 == shown(metrics)[ROWS]
+
+
 def test_sagas_are_not_shown_while_the_database_is_away(metrics):
     """
     A number that is not known any more is absent, never the last one.

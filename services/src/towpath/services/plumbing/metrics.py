@@ -29,7 +29,7 @@ from prometheus_client import (
     start_http_server,
 )
 from sqlalchemy import event
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 
 from towpath.inbox.metrics import InboxMetrics
 from towpath.outbox import OutboxEvent
@@ -44,7 +44,8 @@ _OTHER: Final = "other"
 _METHODS: Final = frozenset(HTTPMethod)
 # Blueprints whose requests are not counted.
 _UNCOUNTED: Final = frozenset({"health", "metrics"})
-# The ``Session.info`` key that holds the counts of outbox rows, by event type.
+# The ``Session.info`` key that holds the counts of outbox rows, by transaction and by
+# event type.
 _WRITTEN: Final = "towpath.outbox.written"
 # The buckets range from a read by key to a request that waits for a sink.
 _BUCKETS_S: Final = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -73,7 +74,7 @@ class ServiceMetrics:
     def count_rows(self, sessions: sessionmaker[Session]) -> None:
         """Count the outbox rows of the sessions' transactions from now on."""
         event.listen(sessions, "after_commit", self._committed)
-        event.listen(sessions, "after_rollback", _forget_written)
+        event.listen(sessions, "after_transaction_end", _forget_written)
 
     def show_sagas(self, read: Callable[[], Mapping[str, int]]) -> None:
         """
@@ -118,13 +119,30 @@ class ServiceMetrics:
     def _committed(self, session: Session) -> None:
         # A savepoint may still be rolled back with its transaction.
         if session.in_nested_transaction():
+            _pass_on_written(session)
             return
-        for event_type, count in session.info.pop(_WRITTEN, Counts()).items():
+        written = _written(session).pop(session.get_transaction(), Counts())
+        for event_type, count in written.items():
             self._rows.labels(event_type).inc(count)
 
 
-def _forget_written(session: Session) -> None:
-    session.info.pop(_WRITTEN, None)
+def _written(session: Session) -> dict[SessionTransaction | None, Counts[str]]:
+    """Return the counts of each open transaction and savepoint."""
+    written: dict[SessionTransaction | None, Counts[str]]
+    written = session.info.setdefault(_WRITTEN, {})
+    return written
+
+
+def _pass_on_written(session: Session) -> None:
+    """Add the counts of a released savepoint to those of what is around it."""
+    savepoint = session.get_nested_transaction()
+    if savepoint is not None and (counts := _written(session).pop(savepoint, None)):
+        _written(session).setdefault(savepoint.parent, Counts()).update(counts)
+
+
+def _forget_written(session: Session, transaction: SessionTransaction) -> None:
+    """Forget the counts that were neither shown nor passed on: they are rolled back."""
+    _written(session).pop(transaction, None)
 
 
 def counted(translate: Translate) -> Translate:
@@ -132,7 +150,8 @@ def counted(translate: Translate) -> Translate:
 
     def count(domain_event: Any, session: Session) -> OutboxEvent:  # noqa: ANN401 - the service's own
         found = translate(domain_event, session)
-        session.info.setdefault(_WRITTEN, Counts())[found.type] += 1
+        current = session.get_nested_transaction() or session.get_transaction()
+        _written(session).setdefault(current, Counts())[found.type] += 1
         return found
 
     return count

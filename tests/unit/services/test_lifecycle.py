@@ -1,6 +1,8 @@
 """Background tasks of a serving process, and the options and waits of a start."""
 
 import json
+import socketserver
+import struct
 import subprocess
 import sys
 import threading
@@ -16,6 +18,11 @@ from towpath.services.orders.app import consuming
 from towpath.services.orders.repository import OVERDUE_AT_ONCE, OrderRepository
 from towpath.services.payments.app import CONSUMING as PAYMENTS
 from towpath.services.payments.handlers import ProviderWorker
+from towpath.services.plumbing.database import (
+    DatabaseUnavailableError,
+    RefusedLoginError,
+    translated,
+)
 from towpath.services.plumbing.server import BackgroundTask, Lifecycle, Listen
 from towpath.services.plumbing.service import START_TIMEOUT_S, wait_for_database
 
@@ -78,6 +85,71 @@ def test_a_start_waits_for_the_database():
     wait_for_database(NOWHERE, use, SteppingClock())
 
     assert 4 == len(attempts)
+
+
+def packet(kind: bytes, body: bytes) -> bytes:
+    """Make a message of Postgres's protocol."""
+    return kind + struct.pack("!i", 4 + len(body)) + body
+
+
+def refusal(state: bytes, message: bytes) -> bytes:
+    """Make the message of an error that ends a session."""
+    return packet(b"E", b"SFATAL\0C" + state + b"\0M" + message + b"\0\0")
+
+
+@contextmanager
+def server_that_refuses(last: bytes, *, asks: bool):
+    """Run a server that refuses each session, perhaps after it asked for a password."""
+
+    class Session(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.recv(1000)
+            if asks:
+                self.request.sendall(packet(b"R", struct.pack("!i", 3)))
+                self.request.recv(1000)
+            self.request.sendall(last)
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Session) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        port = server.server_address[1]
+        try:
+            yield f"host=127.0.0.1 port={port} user=u password=p dbname=d" + PLAIN
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+PLAIN = " sslmode=disable gssencmode=disable"
+WRONG = refusal(b"28P01", b"password authentication failed for user")
+STARTING = refusal(b"57P03", b"the database system is starting up")
+FULL = refusal(b"53300", b"too many connections for role")
+
+
+@pytest.mark.parametrize(
+    ("last", "asks", "failure", "is_retried"),
+    [
+        (WRONG, True, RefusedLoginError, False),
+        (STARTING, False, DatabaseUnavailableError, True),
+        (FULL, True, DatabaseUnavailableError, True),
+    ],
+)
+def test_a_start_ends_at_once_if_the_database_refuses_its_login(
+    last, asks, failure, is_retried
+):
+    """
+    No retry cures it. A server that starts, or is full, is waited for.
+    """
+    clock = SteppingClock()
+
+    def use(engine):
+        with translated(), engine.connect():
+            pass
+
+    with server_that_refuses(last, asks=asks) as dsn, pytest.raises(failure) as ended:
+        wait_for_database(dsn, use, clock)
+
+    assert (failure, is_retried) == (ended.type, clock.at_s >= START_TIMEOUT_S)
 
 
 def test_a_start_without_a_database_ends_at_its_deadline():

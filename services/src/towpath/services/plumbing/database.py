@@ -2,8 +2,8 @@
 The database of a service: engine, errors, role, migrations, unit of work, health.
 
 One function turns the driver's errors into failures of the platform: by SQLSTATE, by a
-lost connection or, for an error without a SQLSTATE, by its class, but never by its
-text. All other errors are raised unchanged.
+lost connection or, for an error without a SQLSTATE, by its class. All other errors are
+raised unchanged.
 
 A service has its own role. The role may create schemas, and owns those that it creates;
 its only other right is to insert rows into the outbox.
@@ -23,6 +23,7 @@ A service is ready if its database answers, and has the outbox and the tables th
 service names.
 """
 
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -92,6 +93,15 @@ class DatabaseUnavailableError(UnavailableError):
     remedy: ClassVar[str] = "Try again; the same Idempotency-Key makes that safe."
 
 
+class RefusedLoginError(UnavailableError):
+    """The database refuses the login."""
+
+    remedy: ClassVar[str] = (
+        "Correct the user and the password of the service's address, or run migrate"
+        " once with --admin-dsn."
+    )
+
+
 class MissingTableError(UnavailableError):
     """A table, such as the outbox, does not exist yet."""
 
@@ -124,6 +134,35 @@ _MISSING: Final = ("42P01", "3F000")
 _REFUSED: Final = "42501"
 
 
+# Texts of the server about a connection that it may accept later.
+_PASSING: Final = re.compile(
+    "connection slots|too many connections|closed the connection|database system is"
+    "|[Cc]onnection (?:reset|timed out)|timeout expired"
+)
+
+
+class _RefusedLogin(psycopg2.OperationalError):
+    """A connection failed after the server had asked for a password."""
+
+
+class _Connection(psycopg2.extensions.connection):
+    """
+    A connection that distinguishes a refused login from a server that is away.
+
+    Neither error has a SQLSTATE, and neither has that of a full server that has
+    accepted the password; only the text of that one is read.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        try:
+            super().__init__(dsn)
+        except psycopg2.OperationalError as error:
+            was_asked = self.info.needs_password or self.info.used_password
+            if was_asked and not _PASSING.search(str(error)):
+                raise _RefusedLogin(*error.args) from error
+            raise
+
+
 def make_engine(dsn: str, *, pool_size: int, is_tested: bool = True) -> Engine:
     """
     Create an engine for a libpq connection string; no connection is opened.
@@ -141,7 +180,10 @@ def make_engine(dsn: str, *, pool_size: int, is_tested: bool = True) -> Engine:
 
     def connect() -> psycopg2.extensions.connection:
         connection = psycopg2.connect(
-            dsn, connect_timeout=CONNECT_TIMEOUT_S, application_name="towpath-shop"
+            dsn,
+            connection_factory=_Connection,
+            connect_timeout=CONNECT_TIMEOUT_S,
+            application_name="towpath-shop",
         )
         settings = session.statement(
             connection.server_version,
@@ -214,6 +256,9 @@ def failure_of(error: DBAPIError) -> UnavailableError | None:
     if state.startswith(_MISSING):
         message = "A table or schema that the service needs does not exist yet."
         return MissingTableError(message)
+    if isinstance(error.orig, _RefusedLogin):
+        reason = str(error.orig).strip().partition("\n")[0]
+        return RefusedLoginError(f"The database refuses the login: {reason}.")
     if state == _REFUSED:
         reason = first_line(error.orig)
         return MissingRightsError(f"The database refuses the role: {reason}.")

@@ -57,6 +57,7 @@ from towpath.services.plumbing.consumer import (
     consuming_tasks,
 )
 from towpath.services.plumbing.database import (
+    RefusedLoginError,
     UnitOfWork,
     create_role,
     make_engine,
@@ -458,7 +459,7 @@ def wait_for_database(
     dsn: str, use: Callable[[Engine], None], clock: Clock | None = None
 ) -> None:
     """
-    Use the database; try again while it is unavailable or refuses the role.
+    Use the database; try again while it is unavailable or lacks a right of the role.
 
     Args:
         dsn: The database, as a libpq URI or keyword/value string.
@@ -466,8 +467,9 @@ def wait_for_database(
         clock: Waits between attempts.
 
     Raises:
-        UnavailableError: The database was still unavailable, or still refused the role,
-            at the deadline.
+        RefusedLoginError: The database refuses the login; that is not tried again.
+        UnavailableError: The database was still unavailable, or a right was still
+            missing, at the deadline.
     """
     clock = clock or SystemClock()
     deadline = Deadline(clock, START_TIMEOUT_S)
@@ -477,7 +479,7 @@ def wait_for_database(
             with closing_engine(dsn) as engine:
                 use(engine)
         except UnavailableError as error:
-            if deadline.passed():
+            if deadline.passed() or isinstance(error, RefusedLoginError):
                 raise
             log.info("database unavailable: trying again", reason=str(error))
             clock.wait(min(Backoff().delay_s(attempt), deadline.remaining_s()))

@@ -1,10 +1,7 @@
 """Background tasks of a serving process, and the options and waits of a start."""
 
-import json
 import socketserver
 import struct
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -336,35 +333,3 @@ def test_an_empty_list_of_brokers_is_refused(capsys):
 
     assert UsageError.exit_code == ORDERS.main(words, {"SHOP_KAFKA": " "})
     assert "--kafka names no broker" in capsys.readouterr().err
-
-
-FAILING = """
-import structlog
-from sqlalchemy.exc import IntegrityError
-from towpath.services.plumbing.server import configure_logs
-
-configure_logs()
-log = structlog.get_logger()
-refusal = ValueError("null value\\nDETAIL:  Failing row contains (secret).\\n")
-try:
-    try:
-        raise refusal
-    except ValueError as error:
-        raise IntegrityError("insert", {}, error, hide_parameters=True) from error
-except IntegrityError as error:
-    log.error("request failed", exc_info=error)
-"""
-
-
-def test_the_traceback_of_a_failed_statement_has_no_values_of_rows():
-    """
-    The driver's error has them in its lines after the first.
-    """
-    program = [sys.executable, "-c", FAILING]
-    logged = json.loads(subprocess.run(program, capture_output=True, check=True).stderr)
-
-    lines = [line for line in logged["exception"].splitlines() if "null value" in line]
-    assert (["ValueError", "sqlalchemy"], False) == (
-        [line.partition(":")[0].partition(".")[0] for line in lines],
-        "secret" in logged["exception"],
-    )

@@ -14,14 +14,13 @@ check. A service that is being stopped is not ready.
 
 Log records are JSON lines on standard error: lower-case prose, facts as fields. The
 standard library's loggers (gunicorn's, alembic's) go through the same processors.
-Payloads, credentials and keys are never fields, and values of rows are in no traceback.
+Payloads, credentials and keys are never fields.
 """
 
 import logging
 import math
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
@@ -32,7 +31,6 @@ from flask import Blueprint, Flask
 from gunicorn.app.base import BaseApplication
 from gunicorn.glogging import Logger
 from gunicorn.workers.gthread import ThreadWorker
-from sqlalchemy.exc import DBAPIError
 
 from towpath.schemas.failure import TowpathError, UnavailableError
 from towpath.schemas.tracing import NO_TRACER
@@ -239,7 +237,7 @@ def configure_logs(level: int = logging.INFO) -> None:
             foreign_pre_chain=shared,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.ExceptionRenderer(_traceback_of),
+                structlog.processors.format_exc_info,
                 structlog.processors.JSONRenderer(),
             ],
         )
@@ -249,15 +247,3 @@ def configure_logs(level: int = logging.INFO) -> None:
     root.setLevel(level)
     # The service logs the migration itself.
     logging.getLogger("alembic").setLevel(logging.WARNING)
-
-
-def _traceback_of(exc_info: structlog.typing.ExcInfo) -> str:
-    """Format a traceback; a database's error has its first line only."""
-    error: BaseException | None = exc_info[1]
-    text = "".join(traceback.format_exception(error)).rstrip("\n")
-    while error is not None:
-        if isinstance(error, DBAPIError) and (refusal := str(error.orig).strip()):
-            # The lines after the first, such as DETAIL, have values of rows.
-            text = text.replace(refusal, refusal.partition("\n")[0])
-        error = error.__cause__ or error.__context__
-    return text

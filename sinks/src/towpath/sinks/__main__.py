@@ -263,25 +263,8 @@ def _parts(
         with closing(KafkaRelations(settings.kafka, prefix)) as relations:
             check_block(newest(), sink, relations)
 
-    @contextmanager
-    def make_sink(sink: SinkSettings) -> Iterator[Sink]:
-        check_kinds([sink])
-        _check_engine(sink, spark)
-        with closing(KafkaRelations(settings.kafka, prefix)) as announced:
-            parts = SinkParts(
-                prefix=prefix,
-                replay_window_s=settings.topics.replay_window_s,
-                folder=sink_folder(settings.state_folder, sink.name),
-                relations=_routed(announced, settings, sink),
-                clock=clock,
-                repairs=KafkaRepairs(newest(), sink),
-                sql=SparkSql.of_sink(spark),
-            )
-            with closing(kind_of(sink).make(sink, parts)) as made:
-                yield made
-
     return SupervisorParts(
-        make_sink=make_sink,
+        make_sink=partial(_sink, newest, settings, spark),
         make_batches=partial(KafkaBatches, settings.kafka),
         make_dead_letters=partial(DeadLetterTopic, settings),
         cluster=Topics(settings.kafka),
@@ -295,6 +278,28 @@ def _parts(
         make_copies=lambda sink: _copies(newest(), sink, clock),
         tracer=tracer,
     )
+
+
+@contextmanager
+def _sink(
+    newest: _Newest, settings: Settings, spark: SparkSession, sink: SinkSettings
+) -> Iterator[Sink]:
+    """Make a sink; close it, and the connection that it was made with, at the end."""
+    check_kinds([sink])
+    _check_engine(sink, spark)
+    prefix = settings.database.prefix
+    with closing(KafkaRelations(settings.kafka, prefix)) as announced:
+        parts = SinkParts(
+            prefix=prefix,
+            replay_window_s=settings.topics.replay_window_s,
+            folder=sink_folder(settings.state_folder, sink.name),
+            relations=_routed(announced, settings, sink),
+            clock=SystemClock(),
+            repairs=KafkaRepairs(newest(), sink),
+            sql=SparkSql.of_sink(spark),
+        )
+        with closing(kind_of(sink).make(sink, parts)) as made:
+            yield made
 
 
 def _on_executor(

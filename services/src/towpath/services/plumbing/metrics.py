@@ -135,9 +135,9 @@ def _written(session: Session) -> dict[SessionTransaction | None, Counts[str]]:
 
 def _pass_on_written(session: Session) -> None:
     """Add the counts of a released savepoint to those of what is around it."""
-    savepoint = session.get_nested_transaction()
-    if savepoint is not None and (counts := _written(session).pop(savepoint, None)):
-        _written(session).setdefault(savepoint.parent, Counts()).update(counts)
+    released = session.get_nested_transaction()
+    if released is not None and (counts := _written(session).pop(released, None)):
+        _written(session).setdefault(released.parent, Counts()).update(counts)
 
 
 def _forget_written(session: Session, transaction: SessionTransaction) -> None:

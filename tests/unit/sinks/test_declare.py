@@ -1,12 +1,14 @@
 """A new sink is declared in an order that loses nothing."""
 
+import errno
 from datetime import UTC, datetime
+from pathlib import Path
 
 import orjson
 import pytest
 
 from support.published import OneDriver
-from towpath.schemas.failure import ConfigurationError, UnavailableError
+from towpath.schemas.failure import ConfigurationError, UnavailableError, UsageError
 from towpath.settings import load
 from towpath.sinks.errors import SinkExistsError, SinkNotRunningError, UnknownSinkError
 from towpath.sinks.state import declare
@@ -130,6 +132,23 @@ def test_a_linked_configuration_stays_a_link_to_a_private_file(config, tmp_path)
     assert ["cache", "search2"] == [s.name for s in load(config, {}).sink]
     assert (tmp_path / "state/sinks/search2/starting_offsets.json").exists()
     assert {"etc", "state", config.name} == {each.name for each in tmp_path.iterdir()}
+
+
+def test_a_file_in_a_folder_that_cannot_be_written_is_one_clear_error(
+    config, monkeypatch
+):
+    """
+    A configuration below /etc belongs to root.
+    """
+
+    def closed(_path, **_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "touch", closed)
+    with pytest.raises(UsageError, match="cannot be replaced: Permission denied"):
+        declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
+
+    assert CONFIG == config.read_text()
 
 
 def test_a_variable_may_override_the_new_sink(config):

@@ -149,12 +149,8 @@ def update_ports(addresses: Addresses, path: Path) -> None:
         return
     from towpath.sinks.state.declare import candidate_of  # noqa: PLC0415 - is slow
 
-    try:
-        with candidate_of(path, text) as candidate:
-            candidate.replace(path)
-    except OSError as error:
-        message = f"{path} cannot be replaced: {error.strerror or error}"
-        raise UsageError(message) from error
+    with candidate_of(path, text) as candidate:
+        candidate.replace(path)
 
 
 def for_shop(addresses: Addresses) -> str:

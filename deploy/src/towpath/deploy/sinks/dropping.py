@@ -318,14 +318,10 @@ def _cut(
     """Record the plan, then remove the block from the file."""
     config = config.resolve()
     text = without_sink(config.read_text(encoding="utf-8"), sink.name)
-    try:
-        with candidate_of(config, text) as candidate:
-            load(candidate, environ)
-            _write(folder / DROPPING_FILE, sink, has_data=plan.has_data)
-            candidate.replace(config)
-    except OSError as error:
-        message = f"{config} cannot be replaced: {error.strerror or error}"
-        raise UsageError(message) from error
+    with candidate_of(config, text) as candidate:
+        load(candidate, environ)
+        _write(folder / DROPPING_FILE, sink, has_data=plan.has_data)
+        candidate.replace(config)
 
 
 def _refuse_shared(settings: Settings, sink: Sink) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 import orjson
 
 from towpath.schemas.clock import Clock, Deadline, StallTimeout
-from towpath.schemas.failure import ConfigurationError, UnavailableError
+from towpath.schemas.failure import ConfigurationError, UnavailableError, UsageError
 from towpath.schemas.topics import backfill_topic
 from towpath.settings import Route, RouteKind, Settings, Sink, load, read
 from towpath.sinks.changes.routing import Routes
@@ -127,6 +127,7 @@ def declare_sink(
         SinkExistsError: The block does not declare exactly one sink with a new name, or
             a sink of that name has run before or is not fully dropped.
         UnavailableError: The broker does not answer; the configuration is unchanged.
+        UsageError: The file cannot be replaced.
     """
     # A link stays a link, and relative paths begin at the folder of the file itself.
     config = config.resolve()
@@ -162,10 +163,13 @@ def candidate_of(config: Path, text: str) -> Iterator[Path]:
     Args:
         config: The configuration file, not a link to it.
         text: The text of the candidate.
+
+    Raises:
+        UsageError: The configuration cannot be replaced.
     """
     candidate = config.with_name(f".{config.name}.new")
-    status = config.stat()
     try:
+        status = config.stat()
         candidate.unlink(missing_ok=True)
         candidate.touch(mode=0o600)
         candidate.write_text(text, encoding="utf-8")
@@ -173,6 +177,9 @@ def candidate_of(config: Path, text: str) -> Iterator[Path]:
             os.chown(candidate, status.st_uid, status.st_gid)
         candidate.chmod(stat.S_IMODE(status.st_mode))
         yield candidate
+    except OSError as error:
+        message = f"{config} cannot be replaced: {error.strerror or error}"
+        raise UsageError(message) from error
     finally:
         candidate.unlink(missing_ok=True)
 

@@ -22,7 +22,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import Final, NamedTuple
 
 from towpath.schemas.failure import UsageError
-from towpath.schemas.table_name import TableName, quoted
+from towpath.schemas.table_name import LONGEST_NAME_BYTES, TableName, quoted
 
 SCHEMA: Final = "towpath"
 OUTBOX: Final = "towpath.outbox"
@@ -33,8 +33,6 @@ INSERTED_AT: Final = "inserted_at"
 # Partitions beyond today's that a new outbox gets: an insert fails without a partition
 # for its day.
 DAYS_AHEAD: Final = 30
-# Postgres truncates longer names.
-_LONGEST_NAME_BYTES: Final = 63
 
 
 class Column(NamedTuple):
@@ -139,10 +137,10 @@ $check$"""
                 partitions of all days would be one table.
         """
         name = f"{self.name.table}_{day:%Y%m%d}"
-        if len(name.encode()) > _LONGEST_NAME_BYTES:
+        if len(name.encode()) > LONGEST_NAME_BYTES:
             message = (
                 f"the partition {name} of {self.name.text} has a name of more than "
-                f"{_LONGEST_NAME_BYTES} bytes: give the outbox a shorter name"
+                f"{LONGEST_NAME_BYTES} bytes: give the outbox a shorter name"
             )
             raise UsageError(message)
         return TableName(self.name.schema, name)

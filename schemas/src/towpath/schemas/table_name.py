@@ -22,6 +22,9 @@ _QUOTED_PAIR: Final = re.compile(
 )
 _MOST_KNOWN: Final = 65_536
 
+# Postgres cuts longer names off (NAMEDATALEN less one).
+LONGEST_NAME_BYTES: Final = 63
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class TableName:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
-from towpath.schemas.table_name import TableName
+from towpath.schemas.table_name import LONGEST_NAME_BYTES, TableName
 from towpath.schemas.topics import (
     MAX_TOPIC_LENGTH,
     backfill_topic,
@@ -40,10 +40,9 @@ _LONGEST_INDEX_BYTES: Final = 240
 # The ending of the alias of the index that a rebuild fills.
 _NEXT_ENDING: Final = "-next"
 
-# Names that the sink gives to its own tables and views, and Postgres's limit.
+# Names that the sink gives to its own tables and views.
 _OWN_TABLE: Final = "towpath_tables"
 _VIEW_ENDING: Final = "_live"
-_LONGEST_NAME_BYTES: Final = 63
 
 
 def routes_agree(settings: Settings) -> Iterator[str]:
@@ -131,10 +130,10 @@ def _table_mistake(name: str) -> str:
     if table == _OWN_TABLE or table.endswith(_VIEW_ENDING):
         return f"{name!r} is a name of the sink's own tables and views"
     view = table + _VIEW_ENDING
-    if max(len(schema.encode()), len(view.encode())) > _LONGEST_NAME_BYTES:
+    if max(len(schema.encode()), len(view.encode())) > LONGEST_NAME_BYTES:
         return (
             f"{name!r} is too long: schema and {view} may have at most "
-            f"{_LONGEST_NAME_BYTES} bytes each"
+            f"{LONGEST_NAME_BYTES} bytes each"
         )
     return ""
 

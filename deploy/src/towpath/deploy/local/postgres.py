@@ -45,6 +45,7 @@ from towpath.deploy.errors import NotReadyError, PartError
 from towpath.deploy.local.part import RECOVERS_WITHIN_S, Part, StateFolder, User
 from towpath.deploy.local.ports import ANSWER_WITHIN_S, LOOPBACK
 from towpath.schemas.failure import UsageError
+from towpath.schemas.table_name import LONGEST_NAME_BYTES
 from towpath.sinks.errors import JarsError, PrerequisiteError
 from towpath.sinks.jars import store
 from towpath.sinks.jars.store import Jar
@@ -206,8 +207,6 @@ def _packages() -> Path:
 
 USER: Final = "postgres"
 DATABASES: Final = ("shop", "warehouse")
-# The bytes of a name in Postgres.
-_LONGEST_NAME: Final = 63
 _SETTINGS: Final = {
     "wal_level": "logical",
     "max_replication_slots": "20",
@@ -279,10 +278,10 @@ def check_databases(names: Iterable[str]) -> None:
         UsageError: Postgres does not accept a name, or would cut it.
     """
     for name in names:
-        if not 0 < len(name.encode()) <= _LONGEST_NAME:
+        if not 0 < len(name.encode()) <= LONGEST_NAME_BYTES:
             message = (
                 f"{name!r} cannot be the name of a database: it must have 1 to "
-                f"{_LONGEST_NAME} bytes"
+                f"{LONGEST_NAME_BYTES} bytes"
             )
             raise UsageError(message)
 

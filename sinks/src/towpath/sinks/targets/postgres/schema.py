@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 
 from psycopg import sql
 
+from towpath.schemas.table_name import LONGEST_NAME_BYTES
 from towpath.settings import Route, RouteKind
 from towpath.sinks.change import RESERVED_COLUMNS
 from towpath.sinks.changes.relations import Column, RelationShape
@@ -34,7 +35,6 @@ KEPT: Final = "_kept"
 ROW_NUMBER: Final = "_row"
 
 REGISTRY: Final = "towpath_tables"
-_LONGEST_NAME_BYTES: Final = 63
 _LIVE: Final = "_live"
 
 # Source types that the target has too, and reads exactly from the text in records.
@@ -151,8 +151,8 @@ def unfit_name(column: str) -> str:
     """Return why the target cannot have a column of this name; empty if it can."""
     if column in RESERVED_COLUMNS or column in {KEPT, ROW_NUMBER}:
         return "is reserved for the sink"
-    if len(column.encode()) > _LONGEST_NAME_BYTES:
-        return f"has more than {_LONGEST_NAME_BYTES} bytes, which Postgres cuts off"
+    if len(column.encode()) > LONGEST_NAME_BYTES:
+        return f"has more than {LONGEST_NAME_BYTES} bytes, which Postgres cuts off"
     return ""
 
 

@@ -2,10 +2,10 @@
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import orjson
@@ -177,19 +177,31 @@ def blocked(reason: str) -> IndexBlockedError:
 # The part of a request line, of 4 KB at most, that is left to names.
 _NAMES_BYTES: Final = 3072
 
+_Item = TypeVar("_Item")
+
 
 def in_calls(names: Iterable[str]) -> Iterator[Sequence[str]]:
     """Split the names of aliases into groups that fit into a call's request line."""
-    group: list[str] = []
+    # With its comma; a character that is not ASCII takes up to 12 bytes.
+    return bounded(names, lambda name: len(quote(name)) + 1, _NAMES_BYTES)
+
+
+def bounded(
+    items: Iterable[_Item],
+    size_of: Callable[[_Item], int],
+    most_bytes: int,
+    most: int | None = None,
+) -> Iterator[list[_Item]]:
+    """Cut items into groups of bounded size and count; a larger item is alone."""
+    group: list[_Item] = []
     size_bytes = 0
-    for name in names:
-        # With its comma; a character that is not ASCII takes up to 12 bytes.
-        name_bytes = len(quote(name)) + 1
-        if group and size_bytes + name_bytes > _NAMES_BYTES:
+    for item in items:
+        item_bytes = size_of(item)
+        if group and (len(group) == most or size_bytes + item_bytes > most_bytes):
             yield group
             group, size_bytes = [], 0
-        group.append(name)
-        size_bytes += name_bytes
+        group.append(item)
+        size_bytes += item_bytes
     if group:
         yield group
 

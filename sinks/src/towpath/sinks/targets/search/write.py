@@ -51,6 +51,7 @@ from towpath.sinks.targets.search.client import (
     BLOCKS,
     FULL_RETRY_AFTER_S,
     blocked,
+    bounded,
     send,
 )
 from towpath.sinks.targets.search.schema import DELETED_FIELD, POSITION_FIELD
@@ -130,20 +131,12 @@ def calls(
     given: Iterable[Document], options: SearchOptions
 ) -> Iterator[list[Document]]:
     """Cut documents into calls of bounded count and size."""
-    taken: list[Document] = []
-    size_bytes = 0
-    for document in given:
-        one_bytes = len(document.lines)
-        if taken and (
-            len(taken) == options.call_documents
-            or size_bytes + one_bytes > options.call_bytes
-        ):
-            yield taken
-            taken, size_bytes = [], 0
-        taken.append(document)
-        size_bytes += one_bytes
-    if taken:
-        yield taken
+    return bounded(
+        given,
+        lambda document: len(document.lines),
+        options.call_bytes,
+        options.call_documents,
+    )
 
 
 def body_of(call: Iterable[Document]) -> bytes:

@@ -257,7 +257,7 @@ def failure_of(error: DBAPIError) -> UnavailableError | None:
         message = "A table or schema that the service needs does not exist yet."
         return MissingTableError(message)
     if isinstance(error.orig, _RefusedLogin):
-        reason = str(error.orig).strip().partition("\n")[0]
+        reason = first_line(error.orig)
         return RefusedLoginError(f"The database refuses the login: {reason}.")
     if state == _REFUSED:
         reason = first_line(error.orig)

@@ -228,6 +228,35 @@ def test_values_without_one_form_are_stored_and_not_searched():
     )
 
 
+def test_a_type_is_searched_wherever_its_event_uses_it():
+    """
+    The first use has the definition, even inside a list, a map or a union.
+    """
+    money = {"type": "record", "name": "Money", "fields": [field("amount", "long")]}
+    color = {"type": "enum", "name": "Color", "symbols": ["RED"]}
+    line = {
+        "type": "record",
+        "name": "Line",
+        "fields": [field("price", money), field("of", ["null", "Line"])],
+    }
+    listed = [
+        field("lines", {"type": "array", "items": line}),
+        field("colors", {"type": "map", "values": color}),
+        field("total", "Money"),
+        field("color", ["null", "Color"]),
+        field("first", "Line"),
+    ]
+    found = document_fields(aggregate("A"), schemas(A=listed))
+    amount = {"properties": {"amount": {"type": "long"}}}
+    unsearched = {"type": "object", "enabled": False}
+
+    assert (amount, "keyword", {"price": amount, "of": unsearched}) == (
+        found["total"],
+        found["color"]["type"],
+        found["first"]["properties"],
+    )
+
+
 def test_events_that_disagree_on_a_field_are_refused():
     """One field with two types cannot be one field of an index."""
     both = schemas(A=[field("total", "string")], B=[field("total", "long")])

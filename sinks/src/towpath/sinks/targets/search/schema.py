@@ -6,11 +6,11 @@ is searched. ``ignore_malformed`` is set because a row may contain ``infinity``,
 and years that OpenSearch cannot represent. A numeric is a keyword with a double as a
 subfield for ranges, because a double alone would lose digits.
 
-An aggregate's document has the fields that the route adds, and those of all its events'
-schemas, because every event carries the whole state. Lists of records are ``nested``:
-each line of an order is searched as a whole, not its products and quantities
-separately. A value without a single type (a map, a union of several types, a recursive
-record) is stored, but not searched.
+An aggregate's document has the fields that the route adds, and those of the schemas of
+all ``state_types``, because each of these events carries the whole state. Lists of
+records are ``nested``: each line of an order is searched as a whole, not its products
+and quantities separately. A value without a single type (a map, a union of several
+types, a recursive record) is stored, but not searched.
 """
 
 import functools
@@ -230,45 +230,67 @@ def document_fields(route: Route, schemas: Mapping[str, EventSchema]) -> dict[st
             message = f"{route.name}: the event {kind} has no schema"
             raise DocumentFieldsError(message)
         if schema is not None:
-            more = _record(schema.parsed, {})
+            types = dict(_named_types(schema.parsed))
+            more = _record(schema.parsed, types, frozenset())
             fields = _merged_fields(fields, more, f"{route.name}: {kind}")
     for path, type_name in route.fields.items():
         _set_field(fields, path.split("."), type_name)
     return fields
 
 
-def _record(schema: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record's fields; ``above`` has the enclosing named types."""
-    names = {**above, schema["name"]: None}
-    fields = {}
-    for field in schema["fields"]:
-        fields[field["name"]] = dict(_field(field["type"], names))
-    return fields
+def _named_types(schema: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:  # noqa: ANN401 - any Avro
+    """Yield each type that a schema defines, with its name."""
+    if isinstance(schema, list):
+        for branch in schema:
+            yield from _named_types(branch)
+    elif isinstance(schema, Mapping):
+        if "name" in schema:
+            yield schema["name"], schema
+        of_fields = [field["type"] for field in schema.get("fields", ())]
+        for inner in (*of_fields, schema.get("items"), schema.get("values")):
+            yield from _named_types(inner)
 
 
-def _field(schema: Any, names: dict[str, Any]) -> Properties:  # noqa: ANN401 - any Avro
+def _record(
+    schema: Mapping[str, Any], types: Mapping[str, Any], above: frozenset[str]
+) -> dict[str, Any]:
+    """
+    Return a record's fields.
+
+    Args:
+        schema: The record.
+        types: The types that its event defines, by name; a use may have the name alone.
+        above: The names of the records that contain it.
+    """
+    above |= {schema["name"]}
+    return {
+        field["name"]: dict(_field(field["type"], types, above))
+        for field in schema["fields"]
+    }
+
+
+def _field(
+    schema: Any,  # noqa: ANN401 - any Avro
+    types: Mapping[str, Any],
+    above: frozenset[str],
+) -> Properties:
     if isinstance(schema, list):
         branches = [branch for branch in schema if branch != "null"]
-        return _field(branches[0], names) if len(branches) == 1 else UNSEARCHED
+        is_single = len(branches) == 1
+        return _field(branches[0], types, above) if is_single else UNSEARCHED
     if isinstance(schema, str):
-        known = names.get(schema)
-        return known or _FIELD_OF_PRIMITIVE.get(schema, UNSEARCHED)
+        if schema in types and schema not in above:
+            return _field(types[schema], types, above)
+        return _FIELD_OF_PRIMITIVE.get(schema, UNSEARCHED)
     kind = schema["type"]
     if kind == "array":
-        inner = _field(schema["items"], names)
+        inner = _field(schema["items"], types, above)
         is_record = "properties" in inner
         return {**inner, "type": "nested"} if is_record else inner
-    found: Properties
-    if schema.get("logicalType") == "decimal":
-        found = _NUMERIC
-    elif kind == "record":
-        found = {"properties": _record(schema, names)}
-    else:
-        found = _FIELD_OF_PRIMITIVE.get(kind, UNSEARCHED)
-    if "name" in schema:
-        # Another field of the same record may refer to it by its name alone.
-        names[schema["name"]] = found
-    return found
+    if kind == "record":
+        return {"properties": _record(schema, types, above)}
+    is_decimal = schema.get("logicalType") == "decimal"
+    return _NUMERIC if is_decimal else _FIELD_OF_PRIMITIVE.get(kind, UNSEARCHED)
 
 
 def _merged_fields(one: Properties, other: Properties, where: str) -> dict[str, Any]:

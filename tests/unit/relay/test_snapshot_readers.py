@@ -380,6 +380,28 @@ def test_a_table_that_was_paused_before_a_restart_stays_so():
     assert ([], False) == (loop.effects, loop.driver.is_busy)
 
 
+@pytest.mark.parametrize(
+    ("fields", "statuses"),
+    [({}, ["running"]), ({"key_columns": ("id bigint 0",)}, [])],
+    ids=["paused in the queue", "paused while it was read"],
+)
+def test_the_start_of_a_snapshot_is_announced_once(
+    fields: dict[str, object], statuses: list[str]
+):
+    """
+    A table that was paused before its turn begins its snapshot after a restart.
+    """
+    loop = Loop(replace(table("a", **fields), state="paused"))
+    answered(loop, "resume-snapshot")
+    found = [
+        answer.status
+        for answer in loop.all(protocol.AnswerSignal)
+        if answer.signal_id == "s1"
+    ]
+
+    assert statuses == found
+
+
 def test_a_sweep_ends_the_snapshot_once_kafka_has_it():
     """
     Its floor is the first mark of all, also after a restart.

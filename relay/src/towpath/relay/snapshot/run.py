@@ -12,7 +12,13 @@ from towpath.relay.snapshot.stored import INCOMPLETE, StoredTable
 
 # In one of these states a table shows that its snapshot's start was announced. A failed
 # one does not: a table that is refused fails before the announcement.
-_BEGUN: Final = frozenset({"running", "paused", "completed", "incomplete", "stopped"})
+_BEGUN: Final = frozenset({"running", "completed", INCOMPLETE})
+# A table may be halted while it is queued: only a planned scan shows the announcement.
+_HALTED: Final = frozenset({"paused", "stopped"})
+
+
+def _shows_announcement(table: StoredTable) -> bool:
+    return table.state in _BEGUN or (table.state in _HALTED and bool(table.key_columns))
 
 
 class SnapshotRun:
@@ -25,7 +31,7 @@ class SnapshotRun:
         self._open = {t.collection: t for t in ordered if not t.has_ended}
         self.snapshot_id = ordered[0].snapshot_id
         self.kind = ordered[0].kind
-        self.is_announced = any(table.state in _BEGUN for table in ordered)
+        self.is_announced = any(map(_shows_announcement, ordered))
         self._has_signal = ordered[0].asked_until is None
 
     @property

@@ -54,6 +54,8 @@ def test_a_later_trace_context_version_is_continued_as_ours():
     [
         (b"#c\ntraceparent=" + GOOD + b"\ntracestate=a\n", GOOD),
         (b"traceparent : " + GOOD, GOOD),
+        # As a JVM on Windows writes them.
+        (b"#c\r\ntraceparent=" + GOOD + b"\r\ntracestate=a\r\n", GOOD),
         (b"uber-trace-id=1", None),
     ],
 )

@@ -122,7 +122,7 @@ _TRACEPARENT: Final = re.compile(
 _OWN_VERSION: Final = b"00"
 # Debezium's column of Java properties, one of which is the trace context.
 TRACING_COLUMN: Final = "tracingspancontext"
-_PROPERTY: Final = re.compile(rb"(?m)^[ \t]*traceparent[ \t]*[=:][ \t]*(\S+)[ \t]*$")
+_PROPERTY: Final = re.compile(rb"(?m)^[ \t]*traceparent[ \t]*[=:][ \t]*(\S+)[ \t]*\r?$")
 
 
 def continue_trace(traceparent: bytes, position: bytes) -> bytes:

@@ -103,6 +103,20 @@ def test_a_step_has_its_rate_and_the_time_that_is_left():
     assert (9, None, None) == (fill["rows"], fill["estimate"], fill["percent"])
 
 
+def test_a_second_snapshot_of_a_table_begins_its_step_again():
+    """
+    A rebuild fills the routes of one table by one snapshot after the other.
+    """
+    clock = SteppedClock()
+    run = Run("sink rebuild", {}, clock)
+    for rows in (500, 1_000, 0, 100):
+        run.show("shop.orders", rows, 1_000)
+        clock.at_s += 5
+    [step] = run.document()["steps"]
+
+    assert (100, 20.0, 45.0) == (step["rows"], step["rows_per_second"], step["left_s"])
+
+
 def test_an_estimate_that_is_known_later_gives_a_percentage():
     """
     A snapshot is queued first, without an estimate of its rows.

@@ -94,21 +94,24 @@ class Run:
 
     def advance(self, step: str, rows: int, estimate: int) -> None:
         """Add rows to a step."""
-        now_s = self._clock.monotonic_s()
         with self._lock:
-            old = self._steps.get(step)
-            if old is None:
-                new = RunStep(step, rows, estimate, rows, now_s, now_s)
-            else:
-                new = old._replace(
-                    rows=old.rows + rows, estimate=estimate, updated_s=now_s
-                )
-            self._steps[step] = new
+            known = self._steps.get(step)
+            self._set(step, rows + (known.rows if known else 0), estimate)
 
     def show(self, step: str, rows: int, estimate: int) -> None:
         """Set the rows of a step."""
-        known = self._steps.get(step)
-        self.advance(step, rows - (known.rows if known else 0), estimate)
+        with self._lock:
+            self._set(step, rows, estimate)
+
+    def _set(self, step: str, rows: int, estimate: int) -> None:
+        """Set the rows of a step; fewer rows than before begin the step again."""
+        now_s = self._clock.monotonic_s()
+        old = self._steps.get(step)
+        if old is None or rows < old.rows:
+            new = RunStep(step, rows, estimate, rows, now_s, now_s)
+        else:
+            new = old._replace(rows=rows, estimate=estimate, updated_s=now_s)
+        self._steps[step] = new
 
     def say(self, line: str) -> None:
         """Add a line to the report."""

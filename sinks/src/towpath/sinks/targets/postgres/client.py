@@ -54,7 +54,8 @@ class ForeignRelationError(HaltError):
     """
     A table exists that no sink created for the route, or that has another key.
 
-    A table that lacks a column of its key, or of the sink's own, cannot be read either.
+    A verification raises it, too, for a table that lacks one of its key columns or of
+    the sink's own columns.
     """
 
     remedy = (

@@ -360,6 +360,7 @@ class CollectionCatalog(NamedTuple):
         name, order_by = planned.collection, tables.order_names(planned)
         shape = self.describe(connection, name, order_by)
         if not shape.has_same_key(planned):
-            reason = "its primary key changed, or it is another table by now"
+            kind = "table" if planned.view is None else "view"
+            reason = f"its key changed, or it is another {kind} by now"
             raise tables.TableRefusedError(reason)
         return shape

@@ -193,8 +193,8 @@ class WebhookOptions(Section):
     changes_per_request: int = Field(default=1, ge=1, le=1000)
     concurrency: int = Field(default=8, ge=1, le=64)
     timeout_s: float = Field(default=10.0, gt=0, le=300)
-    # With the driver's backoff, two minutes are about twenty attempts. A receiver that
-    # is being redeployed or waits for a lock is back by then.
+    # The pauses of a failing key grow to a minute: ten attempts take about two minutes.
+    # A receiver that is being redeployed or waits for a lock is back by then.
     give_up_attempts: int = Field(default=10, ge=2)
     give_up_after_s: float = Field(default=120.0, gt=0)
 

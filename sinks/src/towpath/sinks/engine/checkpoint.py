@@ -5,7 +5,7 @@ The offset log has one file per batch: a version line, a line of metadata and on
 of JSON per source, ``{"<topic>": {"<partition>": <next offset>}}``. The engine writes
 it before the batch runs, so the batch can read it. The offsets also count transaction
 markers, which are not records. The offsets at which the first batch begins are in a
-file of the same format.
+file that ends with such a line of JSON.
 
 A batch counts once its number is among the commits. A checkpoint without commits can
 be dropped without losing information.
@@ -13,8 +13,9 @@ be dropped without losing information.
 ``PartitionCounts`` notices partitions that were added to a topic. The engine reads an
 added partition from its first record, but keys move to it: a later change of a key may
 be read before an earlier one in another partition, and a partial change then lacks
-columns of the earlier one. Keys have moved once an added partition has records, so it
-counts from then on; rows read later are above all such changes.
+columns of the earlier one. Keys have moved once an added partition has records, so the
+topic has grown from then on; rows that a snapshot reads later are above all such
+changes.
 """
 
 import shutil
@@ -201,7 +202,10 @@ class PartitionCounts:
 
     def note(self, ends: Offsets, remade: Collection[str] = ()) -> None:
         """
-        Store the partition counts, except for added partitions without a record.
+        Store the partition counts.
+
+        If none of the partitions that were added to a topic has a record, the topic's
+        earlier count stays.
 
         Args:
             ends: The next offset of each partition.

@@ -59,7 +59,7 @@ class Batches(Protocol):
 
     def take_oldest_ms(self) -> int | None:
         """
-        Return the lowest timestamp of the records read since the last call.
+        Return the lowest timestamp in a sample of the records read since the last call.
 
         Returns:
             Milliseconds since 1970; ``None`` if no records were read here.
@@ -247,7 +247,7 @@ class KafkaBatches:
     def _table(self, messages: Sequence[Message]) -> pa.Table:
         """Return messages as a table, and note the oldest timestamp."""
         step = 1 + len(messages) // _TIMESTAMPS_OF_SLICE
-        # Not by the kind: a batch may have records of several topics.
+        # The kind is ignored: a batch may have records of topics with different kinds.
         oldest_ms = min(ms for _, ms in map(_timestamp, messages[::step]))
         if self._oldest_ms is None or oldest_ms < self._oldest_ms:
             self._oldest_ms = oldest_ms
@@ -460,7 +460,7 @@ def _consume(consumer: Consumer, most: int) -> list[Message]:
     Return up to ``most`` messages, fewer if no more arrive within ``_POLL_S``.
 
     A request for more messages than arrive always waits that long; smaller requests
-    would need one call per few messages.
+    would need a call for every few messages.
     """
     try:
         return consumer.consume(most, _POLL_S)

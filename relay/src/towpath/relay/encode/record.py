@@ -42,8 +42,8 @@ class Record(NamedTuple):
         value: None for a tombstone.
         headers: Names and values, in their order.
         position: The position's text, which the headers carry too; empty without one.
-        timestamp_ms: When the change was committed, or the record made; 0: when it is
-            sent.
+        timestamp_ms: The commit time, the time at which the record was made, or the
+            time from a column of an event; 0: the time at which it is sent.
         size: An upper bound on its bytes in an uncompressed batch.
         partition: Explicit, or ``ANY_PARTITION``.
     """

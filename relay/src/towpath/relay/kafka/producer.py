@@ -1,12 +1,12 @@
 """
-The relay's only producer: idempotent, ``acks=all``, with no limit on delivery time.
+The loop's only producer: idempotent, ``acks=all``, with no limit on delivery time.
 
 With ``delivery = "transactional"`` its records are also part of Kafka transactions,
 which the loop commits every tenth of a second. A new process fences the old one, and
 the broker then aborts the old one's open transaction.
 
 If the client ever fails to deliver a record, the session restarts from the log, and
-publishes every record that follows the last one of its partition. So no record may be
+publishes each record that lies above the last one in its partition. So no record may be
 appended after one that failed: ``enable.gapless.guarantee`` makes the client fail with
 a fatal error when a broker refuses a batch, and the broker itself refuses the batches
 that were sent meanwhile, because a sequence number is missing. A transactional producer
@@ -72,7 +72,7 @@ LINGER_MS: Final = 0
 _ROOM_FACTOR: Final = 2
 _MAX_MESSAGES: Final = 500_000
 
-# The size limit of a request; topics may have lower ones.
+# The size limit of a batch of records; topics may have lower ones.
 MAX_BATCH_BYTES: Final = 1_000_000
 # The greatest value that the client accepts.
 _LARGEST_QUEUE_KBYTES: Final = 2_147_483_647

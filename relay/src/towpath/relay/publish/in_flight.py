@@ -94,7 +94,8 @@ class DeliveryLedger:
         unordered_acks: By partition, the last acknowledgement of a batch without a
             streamed record.
         settled_count: Transactions whose latency is measured and that were settled
-            since ``take_settled`` was last called.
+            since ``take_settled`` was last called, except those that were settled as
+            soon as they were committed.
         settled_us: The commit time of the first of these, in microseconds since 1970.
     """
 

@@ -36,6 +36,35 @@ def test_statistics_that_were_reset_begin_again():
     assert [5.0, 3.0] == [step.per_s for step in series.steps()]
 
 
+def test_a_step_without_requests_has_the_rate_0():
+    """
+    A plot shows that nothing was answered, and of a rare request its true rate.
+    """
+    series = Series()
+    for at_s, requests in ((1.0, 4), (2.0, 4), (3.0, 6), (4.0, 6)):
+        series.add(at_s, {ROW: Totals(requests, 0, {10: requests})})
+    steps = series.steps()
+
+    assert [(1.0, 4.0), (2.0, 0.0), (3.0, 2.0)] == [
+        (step.at_s, step.per_s) for step in steps
+    ]
+    assert (None, None, None) == steps[1][4:]
+
+
+def test_a_rate_is_that_of_the_sampled_time():
+    """
+    The last step is shorter than the others, and a late sample covers more time.
+    """
+    series = Series()
+    for at_s in (*range(1, 95), 95):
+        series.add(float(at_s), {ROW: Totals(10 * at_s, 0, {10: 10 * at_s})})
+    late = Series()
+    late.add(1.25, {ROW: Totals(10, 0, {10: 10})})
+
+    assert {10.0} == {step.per_s for step in series.steps()}
+    assert [(2.0, 8.0)] == [(step.at_s, step.per_s) for step in late.steps()]
+
+
 def test_a_long_run_has_wide_steps():
     """
     A plot has some forty steps, of whole seconds.

@@ -3,7 +3,9 @@ A run over time: the growth of locust's statistics between samples.
 
 Locust keeps totals, but a report needs rate and latencies over time. The totals are
 sampled once a second. Each sample is kept as the difference from the previous one, and
-the differences are summed over wider steps when the run has ended.
+the differences are summed over wider steps when the run has ended. A step without
+requests has the rate 0. A rate is that of the time that the step's samples cover: the
+last step is shorter than the others, and a sample may be late.
 """
 
 import math
@@ -53,10 +55,12 @@ class Series:
     """The samples of one run."""
 
     _growths: list[Growth] = field(default_factory=list)
+    _samples_s: list[float] = field(default_factory=list)
     _before: dict[Row, Totals] = field(default_factory=dict)
 
     def add(self, at_s: float, rows: Mapping[Row, Totals]) -> None:
         """Add a sample of the totals; statistics that were reset begin again at 0."""
+        self._samples_s.append(at_s)
         for row, now in rows.items():
             before = self._before.get(row, Totals(0, 0, {}))
             if now.requests < before.requests:
@@ -74,17 +78,28 @@ class Series:
             self._before[row] = Totals(now.requests, now.failures, dict(now.times_ms))
 
     def steps(self) -> list[Step]:
-        """Sum the samples up over steps of the run."""
+        """Sum the samples up over steps of the run, up to its last growth."""
         end_s = max((one.at_s for one in self._growths), default=0.0)
         width_s = step_width_s(end_s)
+        covered_s: dict[int, float] = defaultdict(float)
+        before_s = 0.0
+        for at_s in self._samples_s:
+            if at_s <= end_s:
+                covered_s[_number(at_s, width_s)] += at_s - before_s
+                before_s = at_s
         parts: dict[tuple[Row, int], list[Growth]] = defaultdict(list)
         for one in self._growths:
-            # A sample at the end of a step covers the time before it.
-            parts[one.row, max(0, math.ceil(one.at_s / width_s) - 1)].append(one)
+            parts[one.row, _number(one.at_s, width_s)].append(one)
         return [
-            _step(row, (number + 1) * width_s, width_s, growths)
-            for (row, number), growths in sorted(parts.items())
+            _step(row, (number + 1) * width_s, covered or width_s, parts[row, number])
+            for row in sorted({one.row for one in self._growths})
+            for number, covered in covered_s.items()
         ]
+
+
+def _number(at_s: float, width_s: float) -> int:
+    """Return the number of a sample's step; at a step's end, it covers that step."""
+    return max(0, math.ceil(at_s / width_s) - 1)
 
 
 def step_width_s(duration_s: float) -> float:
@@ -103,7 +118,7 @@ def percentile(times_ms: Mapping[int, int], share: float) -> float | None:
     return None
 
 
-def _step(row: Row, at_s: float, width_s: float, growths: Iterable[Growth]) -> Step:
+def _step(row: Row, at_s: float, covered_s: float, growths: Iterable[Growth]) -> Step:
     requests = failures = 0
     times_ms: Counter[int] = Counter()
     for one in growths:
@@ -111,4 +126,5 @@ def _step(row: Row, at_s: float, width_s: float, growths: Iterable[Growth]) -> S
         failures += one.failures
         times_ms.update(one.times_ms)
     p50, p95, p99 = (percentile(times_ms, share) for share in (0.50, 0.95, 0.99))
-    return Step(at_s, row, requests / width_s, failures / width_s, p50, p95, p99)
+    rates = requests / covered_s, failures / covered_s
+    return Step(at_s, row, *rates, p50, p95, p99)

@@ -443,6 +443,20 @@ def test_quoted_payloads_are_reported() -> None:
     assert "parse them once" in text_of(conversion, name)
 
 
+@pytest.mark.parametrize("name", ["key.converter", "value.converter"])
+def test_a_converter_to_text_is_supported_for_the_outbox_alone(name: str) -> None:
+    """
+    Without the event router it converts row changes, which are never plain text here.
+    """
+    converter = {name: "org.apache.kafka.connect.storage.StringConverter"}
+    routed = text_of(converted({**ROUTED, **converter}), name)
+    rows = text_of(converted(converter), name)
+
+    assert routed.startswith("same by default: outbox ")
+    assert rows.startswith("not supported: ")
+    assert rows.endswith(" are JSON, JSON with schemas, or Avro")
+
+
 def test_a_refused_value_leaves_the_rest_unchanged() -> None:
     """
     One value that the configuration refuses costs only its own key.

@@ -140,7 +140,7 @@ def sanitized(given: PropertyValue, _connector: Connector) -> Outcome:
 def value_converter(given: PropertyValue, connector: Connector) -> Outcome:
     """Convert the converter of values to the format of row changes."""
     last = _class_name(given.value)
-    if last in _RAW_CLASSES:
+    if _is_raw_event(last, connector):
         return same("outbox payloads are published unchanged")
     ours = _form(given, connector)
     if ours is None:
@@ -159,7 +159,7 @@ def key_converter(given: PropertyValue, connector: Connector) -> Outcome:
     """Convert the keys' format, which must be the values'; outbox keys are text."""
     ours = _form(given, connector)
     values = connector.get("value.converter")
-    if _class_name(given.value) in _RAW_CLASSES:
+    if _is_raw_event(_class_name(given.value), connector):
         return same("outbox keys are plain text")
     if connector.router is not None:
         return not_supported("outbox keys are plain text")
@@ -187,6 +187,11 @@ def converter_option(given: PropertyValue, connector: Connector) -> Outcome:
     if option.endswith("auto.register.schemas"):
         return same("schemas are registered by the relay")
     return not_supported("the formats of relay.rows have no such option")
+
+
+def _is_raw_event(converter: str, connector: Connector) -> bool:
+    """Return whether a converter publishes the parts of outbox events unchanged."""
+    return connector.router is not None and converter in _RAW_CLASSES
 
 
 def _form(given: PropertyValue, connector: Connector) -> str | None:

@@ -2,15 +2,18 @@
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from towpath.sinks.engine.session import (
     Engine,
+    SparkSql,
     is_alive,
     scratch_folder,
     settings_of,
 )
-from towpath.sinks.errors import StateNotWrittenError
+from towpath.sinks.errors import StateNotWrittenError, TargetUnavailableError
 
 
 def engine(master="local[2]", **extra):
@@ -154,3 +157,20 @@ def test_a_folder_that_cannot_be_made_is_reported(tmp_path):
         scratch_folder(tmp_path / "file"),
     ):
         pass
+
+
+class Broken:
+    """A session whose engine does not answer."""
+
+    def createDataFrame(self, _):  # noqa: N802 - the engine's
+        """Fail as the engine's client does."""
+        message = "Answer from Java side is empty"
+        raise Py4JNetworkError(message)
+
+
+def test_rows_that_the_engine_does_not_take_are_retried():
+    """
+    The error is ours, like that of a statement, so the batch is retried.
+    """
+    with pytest.raises(TargetUnavailableError, match="Answer from Java side is empty"):
+        SparkSql(Broken()).register("rows", pa.table({"id": [1]}))

@@ -331,7 +331,12 @@ class SqlSession(Protocol):
         """
 
     def register(self, name: str, table: pa.Table) -> None:
-        """Register a table under ``name`` for later statements of this session."""
+        """
+        Register a table under ``name`` for later statements of this session.
+
+        Raises:
+            TargetUnavailableError: The engine could not take the table.
+        """
 
 
 class LakeSession(SqlSession, Protocol):

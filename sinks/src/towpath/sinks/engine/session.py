@@ -333,7 +333,8 @@ class SparkSql:
             return self._session.sql(text).toArrow()
 
     def register(self, name: str, table: pa.Table) -> None:
-        self._session.createDataFrame(table).createOrReplaceTempView(name)
+        with _translated():
+            self._session.createDataFrame(table).createOrReplaceTempView(name)
 
     def newest_commit(self, table: str, branch: str) -> Commit | None:
         with _translated():

@@ -68,7 +68,7 @@ class CommitLog:
 
     def read(self) -> list[CommittedChange]:
         """
-        Return the committed changes in commit order, and consume the slot.
+        Remove the committed changes from the slot; return them in commit order.
 
         Raises:
             BenchError: The changes do not result in the rows of the table.

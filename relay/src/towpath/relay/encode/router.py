@@ -138,7 +138,7 @@ class Router:
         Return the route of a relation; None for signal tables.
 
         Raises:
-            NotPreparedError: The outbox or a configured key lacks a column.
+            NotPreparedError: The outbox or a table lacks a configured column.
             SchemaRefusedError: The registry refuses the schema: the relay halts.
         """
         if self._is_signals(relation.name):

@@ -186,7 +186,7 @@ def _durability_findings(health: SourceHealth) -> Iterator[CheckFinding]:
         yield info_finding(
             "postgres-checksums",
             "data_checksums is off",
-            "the rows of a damaged page are read unnoticed, and snapshots publish them",
+            "damage to a page goes unnoticed, and snapshots publish its rows",
             "stop the server and run pg_checksums --enable",
         )
     if health.settings.get("autovacuum") == _OFF:
@@ -450,7 +450,7 @@ def _outbox_findings(
     if size.dead_rows >= _DEAD_ROWS and size.dead_rows > size.rows:
         yield warning_finding(
             "outbox-dead-rows",
-            f"table {name} has {size.dead_rows} dead rows beside {size.rows}",
+            f"table {name} has {size.dead_rows} dead rows and {size.rows} live ones",
             "the table grows despite its cleaning: a transaction or a slot keeps rows",
             f"VACUUM {TableName.parse(name).sql}; end old transactions "
             "(transaction-old); a partitioned outbox leaves no dead rows",

@@ -2,8 +2,9 @@
 The publisher: produces records of stream and snapshots; waits while Kafka is slow.
 
 Sizes are checked against the topic's limit before producing; a record that is too large
-becomes a dead letter, so that the broker never refuses one for its size. While there is
-no room, the loop's duties (feedback above all) continue through ``run_duties``.
+becomes a dead letter, so that the broker refuses none for its size, unless the limit
+was lowered meanwhile. While there is no room, the loop's duties (feedback above all)
+continue through ``run_duties``.
 """
 
 from collections.abc import Callable, Sequence

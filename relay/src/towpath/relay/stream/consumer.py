@@ -248,7 +248,7 @@ class StreamConsumer:
 
         Raises:
             MalformedMessageError: A message cannot be parsed.
-            NotPreparedError: The outbox or a configured key lacks a column.
+            NotPreparedError: The outbox or a table lacks a configured column.
             SchemaRefusedError: The registry refuses the schema, and the relay halts.
             UnavailableError: Kafka, the registry or the catalog cannot be reached.
         """
@@ -325,7 +325,7 @@ class StreamConsumer:
 
         Raises:
             MalformedMessageError: The message cannot be parsed.
-            NotPreparedError: The outbox or a configured key lacks a column.
+            NotPreparedError: The outbox or a table lacks a configured column.
             SchemaRefusedError: The registry refuses the schema, and the relay halts.
             UnavailableError: Kafka, the registry or the catalog cannot be reached.
         """

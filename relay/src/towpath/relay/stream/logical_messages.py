@@ -108,7 +108,7 @@ class LogicalMessageHandler:
         Args:
             message: The message.
             delivery: The delivery of its transaction; None outside a transaction.
-            sequence: The message's place among watermarks.
+            sequence: The message's place among changes and watermarks.
             now_us: When the relay read the message.
         """
         prefix = message.prefix
@@ -181,7 +181,11 @@ class LogicalMessageHandler:
 def publish_outside_transaction(
     context: LoopContext, records: Sequence[Record], lsn: int
 ) -> None:
-    """Publish the records of a message outside a transaction, which ends at ``lsn``."""
+    """
+    Publish the records of a message outside a transaction.
+
+    ``lsn`` is the end of the message.
+    """
     delivery: Delivery = context.ledger.begin()
     for record in records:
         context.publisher.publish_change(record, delivery)

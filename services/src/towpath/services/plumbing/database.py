@@ -134,7 +134,7 @@ _MISSING: Final = ("42P01", "3F000")
 _REFUSED: Final = "42501"
 
 
-# Texts of the server about a connection that it may accept later.
+# Texts, of the server or of libpq, about a connection that may succeed later.
 _PASSING: Final = re.compile(
     "connection slots|too many connections|closed the connection|database system is"
     "|[Cc]onnection (?:reset|timed out)|timeout expired"
@@ -149,8 +149,8 @@ class _Connection(psycopg2.extensions.connection):
     """
     A connection that distinguishes a refused login from a server that is away.
 
-    Neither error has a SQLSTATE, and neither has that of a full server that has
-    accepted the password; only the text of that one is read.
+    Neither error has a SQLSTATE. A server that has asked for a password may also be
+    full, starting or stopping; the text of its error tells this from a refused login.
     """
 
     def __init__(self, dsn: str) -> None:

@@ -473,16 +473,17 @@ def outbox_findings(
         now = after.named(name)
         had = {column.name for column in table.columns.values()} & needed_here
         has = {column.name for column in now.columns.values()} if now else set()
-        lacking = ", ".join(sorted(had - has))
-        if lacking:
+        if lacking := ", ".join(sorted(had - has)):
             change = "columns gone" if now else "table dropped or renamed"
-            sentence = f"The relay reads {lacking} of {name}, and would halt or stop."
+            place = Level.REFUSED, "relay", name, change
+            sentence = (
+                f"The relay reads {lacking} of {name}: it would halt, or publish no "
+                "events from there."
+            )
             steps = (
                 "Keep the columns, or change [relay.outbox] and the application first.",
             )
-            found.append(
-                ContractFinding(Level.REFUSED, "relay", name, change, sentence, steps)
-            )
+            found.append(ContractFinding(*place, sentence, steps))
     return found
 
 

@@ -1,10 +1,11 @@
 """
 The engine: one Spark session per driver process, tuned for small, frequent batches.
 
-The settings were chosen by measurements. For each batch's checkpoint the raw local file
-system forks two processes instead of four, and VFORK halves the cost of each. Stacks
-have 4 MB because stopping a query overflows a stack of the default size. The garbage
-collector is the serial one because a driver shares its cores with the targets.
+The settings were chosen by measurements. The raw local file system writes no checksum
+file beside each file of a checkpoint, and VFORK halves the cost of each process that
+Hadoop starts for such a file. Stacks have 4 MB because stopping a query overflows a
+stack of the default size. The garbage collector is the serial one because a driver
+shares its cores with the targets.
 
 On a cluster the engine finds its own addresses and counts its own cores. Under
 ``spark-submit`` the Java process already runs, and its settings take precedence.

@@ -156,7 +156,9 @@ def _refetch_numbers(document: Mapping[str, Any]) -> RefetchNumbers:
 @dataclass(frozen=True, slots=True)
 class PublishedVerification:
     """
-    The result of the last verification of a sink that has one.
+    The result of a sink's last conclusive verification.
+
+    A verification of a part or a sample is conclusive only if it found a difference.
 
     Attributes:
         sink: The name of the sink.

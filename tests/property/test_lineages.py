@@ -25,11 +25,16 @@ BEGINNING_LSN = 400
 
 
 class Commit(NamedTuple):
-    """A commit record: its place, its own number, and the heartbeat with it."""
+    """
+    A commit record: its place, its own number, and the counter after it.
+
+    A heartbeat, which raises the counter, is not published.
+    """
 
     lsn: int
     number: int
     heartbeat: int
+    is_heartbeat: bool
 
 
 @dataclass(frozen=True)
@@ -65,18 +70,21 @@ class Model:
     commit_count: int = 0
     lineages: tuple[Lineage, ...] = ()
     confirmed: tuple[int, int, int] = (0, 0, 0)
+    # The first heartbeat after the last published record; what was published by then.
+    following: int | None = None
+    published_before: int = 0
     published: dict[int, Commit] = field(default_factory=dict)
     forgiven: set[int] = field(default_factory=set)
     is_hurt: bool = False
 
     # Events of the source ------------------------------------------------------------
 
-    def commit(self, size: int, beats: int = 0) -> None:
+    def commit(self, size: int, *, is_heartbeat: bool = False) -> None:
         """Append a commit, and some log behind it."""
         server = self.server
         self.commit_count += 1
-        heartbeat = server.heartbeat + beats
-        new = Commit(server.end_lsn, self.commit_count, heartbeat)
+        heartbeat = server.heartbeat + is_heartbeat
+        new = Commit(server.end_lsn, self.commit_count, heartbeat, is_heartbeat)
         self.server = replace(
             server, commits=(*server.commits, new), end_lsn=server.end_lsn + 8 * size
         )
@@ -137,7 +145,13 @@ class Model:
             saved_lsn=slot,
         )
         self.copies.clear()
-        self.is_hurt |= bool(self.vanished())
+        # Without a streamed heartbeat after the last published record, a lost heartbeat
+        # may mean that the server went back in time.
+        has_lost_heartbeats = any(c.is_heartbeat for c in old.commits[len(kept) :])
+        start_lsn = (self.lineages[-1].start_lsn if self.lineages else None) or 0
+        from_lsn = max(self._highest() - self._offset() + 8, start_lsn)
+        follows = any(c.is_heartbeat and c.lsn >= from_lsn for c in kept)
+        self.is_hurt |= bool(self.vanished()) or (has_lost_heartbeats and not follows)
 
     def crash_server(self) -> None:
         """Forget the LSNs confirmed since the slot was last saved."""
@@ -197,24 +211,29 @@ class Model:
             self.lineages = (*self.lineages[:-1], begun)
         self.forgiven = self.lost() | self.forgiven
         if crash_at > 1:
-            self.commit(5, beats=1)
-            self._stream(count)
+            self.commit(5, is_heartbeat=True)
+            self._stream(count, decision.following_heartbeat)
 
-    def _stream(self, count: int) -> None:
+    def _stream(self, count: int, following: int | None) -> None:
         """
         Publish the records that Kafka lacks; all of it is confirmed, in Kafka first.
         """
         lineage, has = self.lineages[-1], self._numbers()
         ahead = [c for c in self.server.commits if c.lsn >= (self.server.slot_lsn or 0)]
         for commit in ahead[:count] if count else ahead:
-            if commit.number not in has:
-                log_lsn = lineage.offset + commit.lsn
+            log_lsn = lineage.offset + commit.lsn
+            if commit.is_heartbeat:
+                if following is None and log_lsn > self._highest():
+                    following = commit.heartbeat
+            elif commit.number not in has:
                 assert log_lsn > self._highest(), "a position went back"
                 self.published[log_lsn] = commit
+                following = None
         if not count:
             end = self.server.end_lsn
             beat = self.server.heartbeat
             self.confirmed = (end, lineage.offset + end, beat)
+            self.following, self.published_before = following, self._highest()
             self.server = replace(self.server, slot_lsn=end)
 
     def _remembered(self) -> StoredHistory:
@@ -227,6 +246,7 @@ class Model:
             self._highest(),
             heartbeat,
             has_records=bool(self.published),
+            following_heartbeat=self._following(),
         )
 
     def _found(self) -> SourceHistory:
@@ -252,7 +272,8 @@ class Model:
         server = self.server
         slot = server.slot_lsn
         from_lsn = server.end_lsn if slot is None or server.is_lost else slot
-        unread = {c.number for c in server.commits if c.lsn < from_lsn}
+        commits = [c for c in server.commits if not c.is_heartbeat]
+        unread = {c.number for c in commits if c.lsn < from_lsn}
         return unread - {commit.number for commit in self.published.values()}
 
     def vanished(self) -> set[int]:
@@ -263,8 +284,15 @@ class Model:
         return {commit.number for commit in self._ours().values()}
 
     def _ours(self) -> dict[int, Commit]:
-        offset = self.lineages[-1].offset if self.lineages else 0
+        offset = self._offset()
         return {at: c for at, c in self.published.items() if at >= offset}
+
+    def _offset(self) -> int:
+        return self.lineages[-1].offset if self.lineages else 0
+
+    def _following(self) -> int | None:
+        is_known = self._highest() == self.published_before
+        return self.following if is_known else None
 
     def _highest(self) -> int:
         return max(self.published, default=0)
@@ -362,4 +390,4 @@ def test_a_lineage_that_keeps_its_offset_is_refuted(monkeypatch):
 
     monkeypatch.setattr(rules, "_new_lineage", kept)
     with pytest.raises(AssertionError, match="went back"):
-        run_steps([("commit", 9), ("follow", 3, 0), ("load_elsewhere",)])
+        run_steps([("commit", 9), ("follow", 3, 0), ("load_elsewhere",), ("commit", 9)])

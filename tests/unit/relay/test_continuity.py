@@ -159,6 +159,42 @@ def test_a_promotion_above_what_was_published_is_no_gap():
     )
 
 
+PROMOTED = replace(
+    FOUND, timeline=2, forks=(Fork(1, 4_900),), slot=replace(SLOT, confirmed_lsn=4_900)
+)
+
+
+def test_a_promotion_that_lost_only_heartbeats_is_no_gap():
+    """
+    The standby has the first heartbeat after the last published record, not the last.
+    """
+    decision = decide_lineage(
+        replace(REMEMBERED, following_heartbeat=28), replace(PROMOTED, heartbeat=28)
+    )
+
+    assert (None, 28, 28) == (
+        decision.gap,
+        decision.heartbeat,
+        decision.following_heartbeat,
+    )
+
+
+@pytest.mark.parametrize(
+    ("following", "heartbeat"), [(28, 27), (None, 29)], ids=["below", "unknown"]
+)
+def test_a_promotion_that_lacks_a_following_heartbeat_is_a_gap(
+    following: int | None, heartbeat: int
+):
+    """
+    Nothing proves that the server has every published change.
+    """
+    remembered = replace(REMEMBERED, following_heartbeat=following)
+    gap = decide_lineage(remembered, replace(PROMOTED, heartbeat=heartbeat)).gap
+
+    assert gap is not None
+    assert f"its heartbeat is {heartbeat}, but 30 was streamed" in gap.reason
+
+
 def test_a_slot_beyond_the_fork_is_a_gap():
     """
     B73: changes between the fork and the slot on the new timeline were never streamed.

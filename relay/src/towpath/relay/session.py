@@ -350,6 +350,9 @@ class Session:
                 heartbeat=0 if confirmed is None else confirmed.heartbeat,
                 has_records=bool(recovered.published.horizon)
                 or has_records(self._process, self._state, recovered),
+                following_heartbeat=None
+                if confirmed is None
+                else confirmed.heartbeat_after(recovered.published_log_lsn),
             )
 
         def write(known: Sequence[Lineage]) -> None:

@@ -155,6 +155,7 @@ class PipelineBuilder:
             published_log_lsn=recovered.published_log_lsn,
             offset=self._decision.lineage.offset,
             heartbeat=self._decision.heartbeat,
+            following_heartbeat=self._decision.following_heartbeat,
         )
         checkpoints = CheckpointWriter(
             known, self._records, sender, ledger, invisible, process.clock

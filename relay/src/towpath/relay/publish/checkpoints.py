@@ -38,12 +38,15 @@ class CheckpointStart:
         published_log_lsn: The highest log LSN of any record, READ rows included.
         offset: The lineage's offset.
         heartbeat: The highest heartbeat counter that was streamed.
+        following_heartbeat: A heartbeat counter that was streamed after the last
+            published record; None if none is known.
     """
 
     marks: Marks
     published_log_lsn: int
     offset: int
     heartbeat: int
+    following_heartbeat: int | None = None
 
 
 class CheckpointWriter:
@@ -60,6 +63,9 @@ class CheckpointWriter:
     ) -> None:
         self.stored_lsn = ledger.acknowledged()
         self._heartbeat = known.heartbeat
+        # A heartbeat that was streamed at this log LSN or a higher one.
+        self._following_heartbeat = known.following_heartbeat
+        self._following_log_lsn = known.published_log_lsn + 1
         self._marks = known.marks
         self._offset = known.offset
         self._published_log_lsn = known.published_log_lsn
@@ -101,9 +107,12 @@ class CheckpointWriter:
         """Note a watermark's log LSN, which may be the position of READ rows."""
         self._published_log_lsn = max(self._published_log_lsn, log_lsn)
 
-    def note_heartbeat(self, counter: int) -> None:
-        """Note the counter of a heartbeat that was streamed."""
+    def note_heartbeat(self, counter: int, log_lsn: int) -> None:
+        """Note the counter of a heartbeat that was streamed, and its log LSN."""
         self._heartbeat = max(self._heartbeat, counter)
+        # Any role can write a heartbeat, so only a counter that rises is a proof.
+        if counter == self._heartbeat and self._following() is None:
+            self._following_heartbeat, self._following_log_lsn = counter, log_lsn
 
     def admit(self, topic: str, partition_count: int) -> Delivery | None:
         """
@@ -180,6 +189,7 @@ class CheckpointWriter:
             heartbeat=self._heartbeat,
             is_clean=is_clean,
             at=now.isoformat(),
+            following_heartbeat=self._following(),
         )
         moved, self._moved = self._moved, set()
         writing = self._writing = self._ledger.begin_untracked()
@@ -187,6 +197,11 @@ class CheckpointWriter:
             document = self._marks.document(topic)
             self._sender.send(self._records.marks(topic, document, now_ms), writing)
         self._sender.send(self._records.confirmed(confirmed, now_ms), writing)
+
+    def _following(self) -> int | None:
+        """Return a heartbeat counter streamed after the last published record."""
+        is_after = self._following_log_lsn > self._published_log_lsn
+        return self._following_heartbeat if is_after else None
 
     def _forget_former_counts(self) -> None:
         """Forget former counts that no replay needs; their topics are written next."""

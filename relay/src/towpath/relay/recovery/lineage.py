@@ -11,10 +11,14 @@ A new lineage begins
 - when the server is a different one, or its timeline has branched off below the
   published LSN;
 - when the server went back in time: a restored volume has the same identifier and
-  timeline, but its heartbeat counter is below the streamed one, or its log ends below
-  the LSN that was read;
+  timeline, but its heartbeat counter is below one that was streamed after the last
+  published record, or its log ends below the LSN that was read;
 - when the slot is missing, has lost its log, or is ahead of the confirmed LSN, which is
   stored in Kafka before it is confirmed to the server.
+
+A promoted standby may lack the last heartbeats. If it has one that follows the last
+published record, it has every published change, because the heartbeats are streamed in
+the order of their counters; so nothing is missing, and the lineage continues.
 
 Each new lineage begins with a gap: changes may never have been streamed, and streamed
 ones may have vanished from the source. The gap's plan names every captured table.
@@ -100,6 +104,8 @@ class StoredHistory(NamedTuple):
         published_log_lsn: The highest log LSN of any record, READ rows included.
         heartbeat: The highest counter that was streamed.
         has_records: Whether any of the relay's topics holds records.
+        following_heartbeat: A counter that was streamed after the last published
+            record; None if none is known.
     """
 
     lineages: tuple[Lineage, ...] = ()
@@ -108,6 +114,7 @@ class StoredHistory(NamedTuple):
     published_log_lsn: int = 0
     heartbeat: int = 0
     has_records: bool = False
+    following_heartbeat: int | None = None
 
     @property
     def has_checkpoint(self) -> bool:
@@ -182,7 +189,10 @@ class LineageDecision:
         needs_slot: Whether a slot must be created, perhaps in place of a lost one.
         is_changed: Whether ``lineages`` differs from the stored ones.
         confirmed_lsn: The slot's confirmed LSN, in the lineage's own LSNs.
-        heartbeat: The highest counter that was streamed in this lineage.
+        heartbeat: The highest counter that was streamed in this lineage, unless the
+            source lacks it.
+        following_heartbeat: A counter that was streamed after the last published
+            record; None if none is known.
     """
 
     lineages: tuple[Lineage, ...]
@@ -192,6 +202,7 @@ class LineageDecision:
     is_changed: bool
     confirmed_lsn: int
     heartbeat: int
+    following_heartbeat: int | None = None
 
     @property
     def lineage(self) -> Lineage:
@@ -238,6 +249,7 @@ class _KnownHistory(NamedTuple):
     confirmed_lsn: int | None
     published_lsn: int | None
     heartbeat: int
+    following_heartbeat: int | None = None
 
 
 def choose_lineage(
@@ -324,6 +336,7 @@ def _known_history(remembered: StoredHistory) -> _KnownHistory:
         confirmed_lsn,
         published_lsn if published_lsn > 0 else None,
         remembered.heartbeat,
+        remembered.following_heartbeat,
     )
 
 
@@ -359,7 +372,9 @@ def _timeline_reasons(known: _KnownHistory, found: SourceHistory) -> Iterator[st
 
 
 def _regress_reasons(known: _KnownHistory, found: SourceHistory) -> Iterator[str]:
-    if found.heartbeat < known.heartbeat:
+    following = known.following_heartbeat
+    needed = known.heartbeat if following is None else following
+    if found.heartbeat < needed:
         yield (
             f"the database went back in time: its heartbeat is {found.heartbeat}, "
             f"but {known.heartbeat} was streamed"
@@ -459,7 +474,8 @@ def _continued(
         needs_slot=_needs_slot(found),
         is_changed=lineage != known.lineage,
         confirmed_lsn=found.slot.confirmed_lsn if found.slot else 0,
-        heartbeat=known.heartbeat,
+        heartbeat=min(known.heartbeat, found.heartbeat),
+        following_heartbeat=known.following_heartbeat,
     )
 
 

@@ -68,6 +68,9 @@ class Confirmed(NamedTuple):
         heartbeat: The highest heartbeat counter that was streamed; 0: none.
         is_clean: Whether the relay stopped with nothing in flight.
         at: The time, as RFC 3339.
+        following_heartbeat: The counter of a heartbeat that was streamed after the
+            last published record; None if there was none, or if an earlier release
+            stored the checkpoint.
     """
 
     lsn: int
@@ -76,11 +79,17 @@ class Confirmed(NamedTuple):
     heartbeat: int
     is_clean: bool
     at: str
+    following_heartbeat: int | None = None
 
     def moved_back(self, lsn: int) -> "Confirmed":
         """Return the checkpoint at a lower LSN; it is not clean, as a run has begun."""
         log_lsn = self.log_lsn - self.lsn + lsn
         return self._replace(lsn=lsn, log_lsn=log_lsn, is_clean=False)
+
+    def heartbeat_after(self, log_lsn: int) -> int | None:
+        """Return a counter streamed after a published log LSN; None if not known."""
+        is_known = log_lsn <= self.published_log_lsn
+        return self.following_heartbeat if is_known else None
 
 
 class Marks:

@@ -171,7 +171,7 @@ class LogicalMessageHandler:
             # Another relay's heartbeat, with its own counter.
             return
         context = self._context
-        self._checkpoints.note_heartbeat(counter)
+        self._checkpoints.note_heartbeat(counter, message.log_lsn)
         context.stats.heartbeat_seen(counter, run_id, context.clock.monotonic_s())
         context.publisher.publish_internal(
             _heartbeat(context.router.place.prefix, now_us // 1000)

@@ -1,9 +1,13 @@
 """Which aggregates are parked, and from which position on."""
 
+from itertools import permutations
+from typing import NamedTuple
+
 import pytest
 
 from towpath.relay.encode.parked_aggregates import ParkedAggregates, parking_id
 from towpath.relay.errors import ParkedOverflowError
+from towpath.relay.kafka.recovery import read_parked
 
 
 def at(number: int) -> bytes:
@@ -159,6 +163,72 @@ def test_a_released_dead_letter_may_be_read_after_a_later_one():
 
     assert held(in_order, *numbers) == held(mixed, *numbers)
     assert [False, False, True, True, *[False] * 5, True, True] == held(mixed, *numbers)
+
+
+class Read(NamedTuple):
+    """A record of the dead-letter topic, as the client returns it."""
+
+    made: tuple[bytes, bytes | None, list[tuple[str, bytes]]]
+
+    def key(self) -> bytes:
+        return self.made[0]
+
+    def value(self) -> bytes | None:
+        return self.made[1]
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        return self.made[2]
+
+
+class Partitions(tuple[Read, ...]):
+    """Records of several partitions, in the order in which they are read."""
+
+    __slots__ = ()
+
+    def partition_counts(self) -> dict[str, int]:
+        return {"towpath.dead.relay": len(self)}
+
+    def read_to_ends(self, _starts: object, _what: str) -> "Partitions":
+        return self
+
+
+def letter(number: int) -> Read:
+    """Make a dead letter."""
+    return Read(
+        (b"k%d" % number, b"{}", [*KIND, ("position", at(number)), ("parked", b"42")])
+    )
+
+
+def release(number: int) -> Read:
+    """Make a release."""
+    return Read((b"42", None, [*KIND, ("released", at(number))]))
+
+
+KIND = [("aggregate_type", b"order")]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        (letter(1), letter(2), release(2), letter(4)),
+        (letter(1), release(1), letter(3), release(3), letter(5), letter(6)),
+        (letter(1), letter(2), release(2), letter(4), letter(5), release(5)),
+    ],
+    ids=["parked again", "released twice", "not parked"],
+)
+def test_dead_letters_of_several_partitions_are_read_in_any_order(
+    written: tuple[Read, ...],
+):
+    """
+    An aggregate's events and its release have different keys, and so partitions.
+    """
+    numbers = range(8)
+    in_order = read_parked(Partitions(written), "towpath", 10)
+    wanted = [held(in_order, *numbers), len(in_order)]
+    for order in permutations(written):
+        parked = read_parked(Partitions(order), "towpath", 10)
+
+        assert wanted == [held(parked, *numbers), len(parked)]
 
 
 def test_the_number_of_parked_aggregates_is_bounded():

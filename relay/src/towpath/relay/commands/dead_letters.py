@@ -90,11 +90,11 @@ def read_parked_events(settings: Settings, only: Aggregate | None = None) -> Par
 
 def parked_events(messages: Iterable[Message], only: Aggregate | None = None) -> Parked:
     """Return the dead letters of parked aggregates, from the topic's messages."""
-    spans = ParkedAggregates(_NO_LIMIT)
+    known = ParkedAggregates(_NO_LIMIT)
     found: dict[Aggregate, dict[bytes, RelayDeadLetter]] = defaultdict(dict)
     for message in messages:
         given: list[Header] = list(_pairs(message))
-        spans.recall(message.key(), message.value(), given)
+        known.recall(message.key(), message.value(), given)
         by_name = {name: _bytes(value) for name, value in given}
         aggregate_id = by_name.get(headers.PARKED)
         position = by_name.get(headers.POSITION)
@@ -108,10 +108,11 @@ def parked_events(messages: Iterable[Message], only: Aggregate | None = None) ->
         found[aggregate][position] = _dead_letter(message, given, by_name)
     parked = {}
     for aggregate, letters in found.items():
-        of_type = spans.spans[aggregate.id][aggregate.type]
-        if of_type.is_open:
-            start = of_type.bounds[-1]
-            parked[aggregate] = [letters[at] for at in sorted(letters) if at >= start]
+        # Partitions are read in any order, so only the last release decides.
+        released = known.released_up_to(*aggregate)
+        left = [letters[at] for at in sorted(letters) if at > released]
+        if left:
+            parked[aggregate] = left
     return parked
 
 

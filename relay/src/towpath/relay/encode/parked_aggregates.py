@@ -7,13 +7,17 @@ is above a start and not above its end. Only positions decide, so that the relay
 the same for events that are streamed again after a crash: it reads the dead letters
 from before the crash when it starts, and later ones have higher positions.
 
+A span has the dead letters between two releases. If a release is read after a dead
+letter above it, from another partition, the span cannot be divided: then the dead
+letters are read a second time, with all releases known.
+
 An event without an aggregate type parks its id for every type, as its own type is
 unknown; an event without an id parks nothing. This module also reads the headers of
 dead letters that record parking and releases.
 """
 
 import hashlib
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -36,12 +40,15 @@ class _ParkedSpans:
     Attributes:
         bounds: Starts and ends in turn, ascending.
         last: The highest position of a dead letter.
-        released: The position up to which events were released.
+        releases: The positions up to which events were released, ascending.
+        is_mixed: Whether a span has dead letters from both sides of a release that was
+            read after them; which of them end the first part is not known any more.
     """
 
     bounds: list[bytes] = field(default_factory=list)
     last: bytes = _NOWHERE
-    released: bytes = _NOWHERE
+    releases: list[bytes] = field(default_factory=list)
+    is_mixed: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -52,23 +59,33 @@ class _ParkedSpans:
 
     def park(self, position: bytes) -> None:
         self.last = max(self.last, position)
-        at = bisect_left(self.bounds, position)
+        bounds, at = self.bounds, bisect_left(self.bounds, position)
         if at % 2 == 1:
             return
-        start = self.bounds[at] if at < len(self.bounds) else None
-        if position <= self.released and (start is None or start > self.released):
-            # The release of this event was read first, from another partition.
-            self.bounds[max(at - 1, 0) : at] = [position] * (1 if at else 2)
-        elif start is None:
-            self.bounds.append(position)
+        # A span has the dead letters between two releases, which may be read in any
+        # order: from several partitions, or as they are acknowledged.
+        release = bisect_left(self.releases, position)
+        if at < len(bounds) and bisect_left(self.releases, bounds[at]) == release:
+            bounds[at] = position
+        elif at and bisect_left(self.releases, bounds[at - 1]) == release:
+            bounds[at - 1] = position
+        elif release < len(self.releases):
+            bounds[at:at] = [position, position]
         else:
-            # Acknowledgements may come in any order: a lower position lowers the start.
-            self.bounds[at] = position
+            bounds.append(position)
 
     def release(self, position: bytes) -> None:
-        self.released = max(self.released, position)
+        at = bisect_left(self.releases, position)
+        if self.releases[at : at + 1] != [position]:
+            self.releases.insert(at, position)
         if self.is_open and self.last <= position:
             self.bounds.append(self.last)
+        elif bisect_right(self.bounds, position) % 2 == 1:
+            self.is_mixed = True
+
+    def forget_dead_letters(self) -> None:
+        self.bounds.clear()
+        self.last, self.is_mixed = _NOWHERE, False
 
 
 class ParkedAggregates:
@@ -82,7 +99,7 @@ class ParkedAggregates:
         # Empty until the first dead letter or release: the hot path checks only this.
         self.spans: dict[bytes, dict[str | None, _ParkedSpans]] = {}
         # By id: the releases that apply to all its types.
-        self._released: dict[bytes, bytes] = {}
+        self._released: dict[bytes, list[bytes]] = {}
         self._max_keys = max_keys
         self._open_count = 0
 
@@ -113,6 +130,25 @@ class ParkedAggregates:
             reason = f"more than {self._max_keys} aggregates are parked"
             raise ParkedOverflowError(reason)
 
+    @property
+    def needs_second_reading(self) -> bool:
+        """Whether a release, read after dead letters above it, could not end a span."""
+        return any(
+            spans.is_mixed for types in self.spans.values() for spans in types.values()
+        )
+
+    def forget_dead_letters(self) -> None:
+        """Keep only the releases: the dead letters are read once more."""
+        self._open_count = 0
+        for types in self.spans.values():
+            for spans in types.values():
+                spans.forget_dead_letters()
+
+    def released_up_to(self, aggregate_type: str | None, aggregate_id: bytes) -> bytes:
+        """Return the last position at which the aggregate was released, or b""."""
+        spans = self._spans_of(aggregate_type, parking_id(aggregate_id))
+        return spans.releases[-1] if spans.releases else _NOWHERE
+
     def release(
         self, aggregate_type: str | None, aggregate_id: bytes, position: bytes
     ) -> None:
@@ -123,7 +159,7 @@ class ParkedAggregates:
     def release_all(self, aggregate_id: bytes, position: bytes) -> None:
         """Release events of every type up to ``position``."""
         known = parking_id(aggregate_id)
-        self._released[known] = max(position, self._released.get(known, _NOWHERE))
+        insort(self._released.setdefault(known, []), position)
         for spans in self.spans.get(known, {}).values():
             self._release(spans, position)
 
@@ -145,7 +181,7 @@ class ParkedAggregates:
         aggregate_type = parking_type(aggregate_type)
         if aggregate_type not in types:
             types[aggregate_type] = _ParkedSpans(
-                released=self._released.get(known, _NOWHERE)
+                releases=self._released.get(known, [])[:]
             )
         return types[aggregate_type]
 

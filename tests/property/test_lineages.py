@@ -338,6 +338,8 @@ def run_steps(steps: list[tuple]) -> Model:
         *[("follow", 3, 1), ("promote", 0, 0), ("follow", 0, 0)],
     ]
 )
+# The new timeline begins below the start of a lineage that has no checkpoint yet.
+@example([("drop_slot",), ("follow", 2, 1), ("promote", 1, 1), ("follow", 0, 0)])
 @given(STEPS)
 def test_positions_never_go_back_and_every_gap_is_announced(steps: list[tuple]):
     """

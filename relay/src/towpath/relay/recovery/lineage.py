@@ -78,7 +78,8 @@ class Lineage:
         slot: The slot that follows it.
         gap: The gap that it begins with; None for the first lineage, and for one that
             was rebuilt with its former offset.
-        start_lsn: The slot's LSN when it began to serve the lineage; None if pending.
+        start_lsn: The slot's LSN when it began to serve the lineage, or the LSN of a
+            later promotion below it; None if pending.
         started_at: The time at which the slot began to serve the lineage, or a later
             one, in RFC 3339; empty if an earlier release stored the lineage.
     """
@@ -466,7 +467,16 @@ def _continued(
     remembered: StoredHistory, known: _KnownHistory, found: SourceHistory
 ) -> LineageDecision:
     """Return the decision to follow the newest lineage on the server's timeline."""
-    lineage = replace(known.lineage, timeline=found.timeline, slot=found.slot_name)
+    start_lsn, shared_lsn = known.lineage.start_lsn, _shared_confirmed_lsn(known, found)
+    if start_lsn is not None and shared_lsn is not None:
+        # The new timeline may begin below it.
+        start_lsn = min(start_lsn, shared_lsn)
+    lineage = replace(
+        known.lineage,
+        timeline=found.timeline,
+        slot=found.slot_name,
+        start_lsn=start_lsn,
+    )
     return LineageDecision(
         lineages=(*remembered.lineages[:-1], lineage),
         gap=None,

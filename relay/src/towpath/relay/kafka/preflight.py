@@ -107,8 +107,7 @@ def kafka_findings(facts: ClusterFacts, settings: Settings) -> list[CheckFinding
     found = [*_cluster_findings(facts, settings)]
     for topic in compacted_topics(prefix):
         if topic in facts.topics:
-            is_state = topic == names.state_topic(prefix)
-            found += _compacted_findings(topic, facts.topics[topic], is_state=is_state)
+            found += _compacted_findings(topic, facts.topics[topic], prefix)
     for topic in streamed_topics(prefix, tables):
         if topic in facts.topics:
             found += _streamed_findings(topic, facts.topics[topic], settings)
@@ -266,7 +265,7 @@ def _cluster_findings(
 
 
 def _compacted_findings(
-    topic: str, each: TopicSettings, *, is_state: bool
+    topic: str, each: TopicSettings, prefix: str
 ) -> Iterator[CheckFinding]:
     if each.settings.get("cleanup.policy", "compact") != "compact":
         yield error_finding(
@@ -276,14 +275,25 @@ def _compacted_findings(
             TopicFix(topic, "cleanup.policy", "compact"),
         )
     if each.partition_count != 1:
-        # A repair finds nothing wrong with a state that does not contain the topic.
-        last = "run towpath relay state repair" if is_state else "start the relay again"
         yield error_finding(
             "topic-state-partitions",
             f"topic {topic} has {each.partition_count} partitions",
             "its records need a total order, which only a single partition keeps",
-            f"stop the relay, delete the topic {topic} and {last}",
+            f"stop the relay, delete the topic {topic}{_after_deletion(topic, prefix)}",
         )
+
+
+def _after_deletion(topic: str, prefix: str) -> str:
+    """Return the rest of a cure by which a compacted topic is created again."""
+    if topic == names.state_topic(prefix):
+        return " and run towpath relay state repair"
+    # A repair finds nothing wrong with a state that does not contain the topic.
+    if topic == names.relations_topic(prefix):
+        return (
+            ", start the relay again and run towpath snapshot start: a table is "
+            "announced with its next change, or with its rows in a snapshot"
+        )
+    return " and start the relay again"
 
 
 def _streamed_findings(

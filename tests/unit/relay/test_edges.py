@@ -61,7 +61,12 @@ def test_a_session_is_described_by_what_is_known_of_it(session, text):
         ("42501", errors.SourceRefusedError),
         ("42703", errors.NotPreparedError),
         ("42P01", errors.NotPreparedError),
-        ("57014", errors.SourceRefusedError),
+        ("57014", errors.SourceBusyError),
+        ("40001", errors.SourceBusyError),
+        ("40P01", errors.SourceBusyError),
+        ("55P03", errors.SourceBusyError),
+        ("58000", errors.SourceBusyError),
+        ("58030", errors.SourceBusyError),
     ],
 )
 def test_a_sqlstate_decides_the_error_class(state: str | None, error: type[Exception]):

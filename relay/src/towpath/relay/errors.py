@@ -57,6 +57,12 @@ class SourceUnavailableError(UnavailableError):
     remedy = "Check that Postgres runs and that [source] dsn points to it."
 
 
+class SourceBusyError(SourceUnavailableError):
+    """Postgres gave a statement up: a conflict, a time limit, or an I/O error."""
+
+    remedy = "If it persists, see the server's log for what the message names."
+
+
 class SlotBusyError(UnavailableError):
     """The slot is in use; a killed relay's walsender lingers for a while."""
 

@@ -3,6 +3,10 @@ Connections to the source, and the translation of the driver's errors.
 
 ===================  ==============================================================
 08, 57P0, 53         the server is unreachable, shutting down or full: retry
+40, 55P03, 57014     a deadlock or another conflict, a lock timeout, a statement that a
+                     time limit or an administrator canceled: retry
+58000, 58030         the server's system failed, its disk for instance: retry; other
+                     errors of class 58 are missing files: halt
 no SQLSTATE          the connection broke, or was never made: retry; or an option of
                      the DSN has a wrong value: halt
 28, or a password    the login is refused: halt
@@ -32,6 +36,7 @@ from psycopg import conninfo, sql
 from towpath.relay.errors import (
     NotPreparedError,
     SlotBusyError,
+    SourceBusyError,
     SourceRefusedError,
     SourceUnavailableError,
 )
@@ -62,6 +67,7 @@ _BY_STATE: Final = MappingProxyType(
 )
 _PORTS: Final = re.compile(r"[0-9,]*\Z")
 _UNAVAILABLE: Final = ("08", "57P0", "53")
+_BUSY: Final = ("40", "55P03", "57014", "58000", "58030")
 # Texts of libpq and the server about a connection that a retry may open.
 _PASSING: Final = re.compile(
     r"connection slots|too many (?:connections|clients)|closed the connection"
@@ -154,6 +160,8 @@ def failure_of(
         return SourceRefusedError(message)
     if state is None or state.startswith(_UNAVAILABLE):
         return SourceUnavailableError(message)
+    if state.startswith(_BUSY):
+        return SourceBusyError(message)
     return _BY_STATE.get(state, SourceRefusedError)(message)
 
 

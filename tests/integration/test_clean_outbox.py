@@ -18,6 +18,7 @@ from towpath.relay.errors import (
     OutboxUnconfirmedError,
     StateRefusedError,
 )
+from towpath.relay.postgres.outbox_cleaning import OutboxTable
 from towpath.relay.postgres.source_checks import source_problems
 from towpath.schemas import source_tables
 from towpath.schemas.clock import SystemClock
@@ -453,6 +454,42 @@ def test_a_day_whose_detachment_has_not_begun_is_not_marked_to_be_dropped(partit
 
     assert ([], []) == (second.dropped, second.waiting)
     assert 1 == partitioned.one(f"select count(*) from {day}")  # noqa: S608
+
+
+def test_a_day_that_an_operator_detaches_meanwhile_is_kept(partitioned, monkeypatch):
+    """
+    The operator comes between the mark of a run and its own detachment.
+    """
+    partitioned.insert_tomorrow()
+    begin, detached = OutboxTable._execute_within, []
+
+    def detach_first(table: OutboxTable, statement: str, wait_s: float) -> bool:
+        day = statement.split()[-2]
+        partitioned.execute(f"alter table towpath.outbox detach partition {day}")
+        detached.append(day)
+        return begin(table, statement, wait_s)
+
+    monkeypatch.setattr(OutboxTable, "_execute_within", detach_first)
+    first = partitioned.clean(days_ahead=0)
+    second = partitioned.clean(days_ahead=0)
+    [day] = detached
+
+    assert ([], []) == (first.dropped, second.dropped)
+    assert 1 == partitioned.one(f"select count(*) from {day}")  # noqa: S608
+
+
+@pytest.mark.parametrize("bound", ["maxvalue", "'infinity'"])
+def test_a_partition_without_an_upper_bound_has_the_days_ahead(partitioned, bound):
+    """
+    No day is added that would overlap it, and it is never dropped.
+    """
+    partitioned.execute(
+        "create table towpath.rest partition of towpath.outbox"
+        f" for values from ((now() at time zone 'utc')::date + 2) to ({bound})"
+    )
+    cleaned = partitioned.clean(clock=SystemClock(), days_ahead=4)
+
+    assert ([], []) == (cleaned.added, cleaned.dropped)
 
 
 def test_days_behind_a_day_with_an_open_writer_wait_with_it(partitioned):

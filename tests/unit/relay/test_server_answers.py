@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Self
@@ -30,19 +31,23 @@ def outbox(
     name = TableName("towpath", "outbox_20260102")
     return (
         OutboxTable(connection, described, "id", "inserted_at"),
-        Partition(name, day, day, is_attached=True, is_pending=is_pending),
+        Partition(
+            *(name, day, day), is_attached=True, is_pending=is_pending, has_range=True
+        ),
     )
 
 
 class Locked:
     """A connection to a server where another session has the partition."""
 
+    transaction = nullcontext
+
     def __init__(self):
         self.statements: list[str] = []
 
     def execute(self, statement: bytes) -> None:
         self.statements.append(statement.decode())
-        if statement.startswith((b"comment on", b"drop table")):
+        if statement.startswith((b"lock table", b"drop table")):
             reason = "canceling statement due to lock timeout"
             raise psycopg.errors.LockNotAvailable(reason)
 
@@ -61,6 +66,8 @@ def test_a_partition_that_another_session_has_is_left_to_the_next_run():
 
 class Dropped:
     """A connection to a server where another run has dropped the partition."""
+
+    transaction = nullcontext
 
     def execute(self, statement: bytes) -> None:
         if b"outbox_20260102" in statement and not statement.startswith(b"drop"):
@@ -83,6 +90,8 @@ def test_a_partition_that_another_run_has_dropped_ends_no_run(is_pending):
 class Detaching:
     """A connection to a server that refuses to detach a partition."""
 
+    transaction = nullcontext
+
     def __init__(self, error: type[psycopg.Error]):
         self.statements: list[str] = []
         self._error = error
@@ -91,7 +100,7 @@ class Detaching:
         self.statements.append(statement.decode())
         if b"detach partition" in statement:
             raise self._error
-        return SimpleNamespace(fetchall=list)
+        return SimpleNamespace(fetchall=list, fetchone=tuple)
 
 
 @pytest.mark.parametrize(

@@ -53,10 +53,11 @@ class Partition(NamedTuple):
 
     Attributes:
         name: Its name.
-        start: Its lower bound; None for a default or a former partition.
-        end: Its upper bound; None for a default or a former partition.
+        start: Its lower bound; None if it has none, or no range.
+        end: Its upper bound; None if it has none, or no range.
         is_attached: Whether it is still a partition.
         is_pending: Whether its detachment was interrupted.
+        has_range: Whether it has a range: it is no default and no former partition.
     """
 
     name: TableName
@@ -64,12 +65,13 @@ class Partition(NamedTuple):
     end: datetime | None
     is_attached: bool
     is_pending: bool
+    has_range: bool
 
     def covers(self, day: date) -> bool:
-        """Return whether its bounds contain the beginning of a day in UTC."""
-        if self.start is None or self.end is None:
-            return False
-        return self.start <= datetime.combine(day, time(), UTC) < self.end
+        """Return whether its range contains the beginning of a day in UTC."""
+        at = datetime.combine(day, time(), UTC)
+        starts_before = self.start is None or self.start <= at
+        return self.has_range and starts_before and (self.end is None or at < self.end)
 
 
 class LogReader(NamedTuple):
@@ -183,7 +185,8 @@ class OutboxTable:
     def partitions(self) -> list[Partition]:
         """Return the partitions, and the former ones that are marked to be dropped."""
         name = self._table.name
-        values = {"table": name.sql, "schema": name.schema, "mark": _MARK}
+        marks = [_INTENT, _MARK]
+        values = {"table": name.sql, "schema": name.schema, "marks": marks}
         with translated_errors("reading the outbox's partitions"):
             rows = self._connection.execute(query("read_partitions"), values).fetchall()
         return [
@@ -213,26 +216,26 @@ class OutboxTable:
             f"detach partition {partition.name.sql} {how}"
         )
         with translated_errors(f"detaching partition {partition.name}"):
-            # Marked first: only a former partition with the mark is ever dropped.
+            # Marked first: only a former partition with a mark is ever dropped.
             try:
-                self._comment(partition, f"'{_MARK}'")
-                is_detached = self._execute_within(statement, wait_s)
+                self._comment_unless_detached(partition, f"'{_INTENT}'")
             except _LEFT_TO_NEXT_RUN:
                 return False
+            is_detached = self._execute_within(statement, wait_s)
             # VACUUM may hold the lock again, or another run may have dropped the table:
             # the next run does it then, or nothing is left to do.
             with suppress(
                 psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable
             ):
                 if is_detached:
-                    # Another run may have removed the mark meanwhile.
+                    # Another run may have removed the first mark meanwhile.
                     self._comment(partition, f"'{_MARK}'")
                 else:
                     self._unmark(partition)
         return is_detached
 
     def _execute_within(self, statement: str, wait_s: float) -> bool:
-        """Execute a statement that waits for transactions; False if it timed out."""
+        """Execute a statement that waits for transactions; False: it had no effect."""
         execute = self._connection.execute
         # The lock timeout would end the wait for older transactions.
         execute(b"set lock_timeout = 0")
@@ -241,7 +244,7 @@ class OutboxTable:
         execute(f"set statement_timeout = {limit_ms}".encode())
         try:
             execute(statement.encode())
-        except psycopg.errors.QueryCanceled:
+        except (psycopg.errors.QueryCanceled, *_LEFT_TO_NEXT_RUN):
             return False
         finally:
             execute(b"set statement_timeout = 0")
@@ -249,11 +252,25 @@ class OutboxTable:
         return True
 
     def _unmark(self, partition: Partition) -> None:
-        """Remove the mark of a partition whose detachment has not begun."""
+        """Remove the mark of a partition that no run has detached, or begins to."""
         found = (each for each in self.partitions() if each.name == partition.name)
         now = next(found, None)
-        if now is not None and now.is_attached and not now.is_pending:
+        if now is None or now.is_pending:
+            return
+        if now.is_attached:
             self._comment(partition, "null")
+        else:
+            self._comment_unless_detached(partition, "null")
+
+    def _comment_unless_detached(self, partition: Partition, text: str) -> None:
+        """Set the comment, unless another run has marked the table as detached."""
+        table, execute = partition.name.sql, self._connection.execute
+        with self._connection.transaction():
+            # The lock that a comment takes.
+            lock = f"lock table {table} in share update exclusive mode"
+            execute(lock.encode())
+            if execute(query("read_mark"), {"table": table}).fetchone() != (_MARK,):
+                self._comment(partition, text)
 
     def _comment(self, partition: Partition, text: str) -> None:
         statement = f"comment on table {partition.name.sql} is {text}"
@@ -316,6 +333,8 @@ _LEFT_TO_NEXT_RUN: Final = (
     psycopg.errors.UndefinedTable,
     psycopg.errors.ObjectNotInPrerequisiteState,
 )
+# The mark of a partition that is to be detached, and that of one that is.
+_INTENT: Final = "towpath outbox clean: to be detached"
 _MARK: Final = "towpath outbox clean: to be dropped once it is published"
 _PAGES: Final = "ctid >= %(first)s::tid and ctid < %(end)s::tid"
 

@@ -1313,21 +1313,32 @@ order by 1
 
 -- name: read_partitions
 -- The outbox's partitions, with their bounds, and the tables that were some and are
--- marked to be dropped, without bounds: name, start, end, whether the detachment was
--- interrupted; in the order of their bounds. A default partition has no bounds either.
+-- marked to be dropped, without bounds: name, start, end, whether it is attached, whether
+-- the detachment was interrupted, whether it has a range; in the order of their bounds. A
+-- default partition has no range. Of a range, MINVALUE, MAXVALUE, infinity and years that
+-- no client can read are no bounds.
 select c.relname,
-    (pg_catalog.regexp_match(b.text, 'FROM \(''([^'']+)''\)'))[1]::timestamptz,
-    (pg_catalog.regexp_match(b.text, 'TO \(''([^'']+)''\)'))[1]::timestamptz,
-    i.inhrelid is not null, coalesce(i.inhdetachpending, false)
+    case when r.low between '0001-01-02' and '9999-12-30' then r.low end,
+    case when r.high between '0001-01-02' and '9999-12-30' then r.high end,
+    i.inhrelid is not null, coalesce(i.inhdetachpending, false),
+    coalesce(b.text like 'FOR VALUES %%', false)
 from pg_catalog.pg_class c
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 left join pg_catalog.pg_inherits i on i.inhrelid = c.oid
 cross join lateral (select pg_catalog.pg_get_expr(c.relpartbound, c.oid)) as b (text)
+cross join lateral (select
+    (pg_catalog.regexp_match(b.text, 'FROM \(''([^'']+)''\)'))[1]::timestamptz,
+    (pg_catalog.regexp_match(b.text, 'TO \(''([^'']+)''\)'))[1]::timestamptz
+) as r (low, high)
 where n.nspname = %(schema)s::text and c.relkind = 'r'
     and (i.inhparent = pg_catalog.to_regclass(%(table)s::text)
         or i.inhrelid is null
-        and pg_catalog.obj_description(c.oid, 'pg_class') = %(mark)s::text)
+        and pg_catalog.obj_description(c.oid, 'pg_class') = any(%(marks)s::text[]))
 order by 2, 1
+
+-- name: read_mark
+-- A table's comment; null without one.
+select pg_catalog.obj_description(%(table)s::regclass, 'pg_class')
 
 -- health of the source -------------------------------------------------------------
 

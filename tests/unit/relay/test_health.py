@@ -77,9 +77,9 @@ def metrics(pages: AdminPages) -> dict[str, dict[tuple[str, ...], float]]:
 RELAYS = ("towpath_build_", "towpath_relay_", "towpath_snapshot_")
 
 
-def fetch(port: int, path: str) -> tuple[int, bytes]:
+def fetch(port: int, path: str, address: str = "127.0.0.1") -> tuple[int, bytes]:
     """Request a page from the admin port of this host."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=3)
+    connection = HTTPConnection(address, port, timeout=3)
     try:
         connection.request("GET", path)
         response = connection.getresponse()
@@ -280,6 +280,17 @@ def test_the_admin_server_answers_on_this_host_until_it_is_closed(
         fetch(server.port, "/health/live")
 
     assert [(200, b"live\n"), (503, b"no heartbeat has come back yet\n")] == seen
+
+
+def test_the_admin_server_listens_on_an_ipv6_address(stats: Stats, clock: TurnedClock):
+    """
+    An IPv6 cluster configures ``::``.
+    """
+    server = HealthServer(0, AdminPages(stats, clock), "::1")
+    try:
+        assert (200, b"live\n") == fetch(server.port, "/health/live", "::1")
+    finally:
+        server.close()
 
 
 def test_a_state_file_that_cannot_be_written_stops_nothing(tmp_path: Path):

@@ -210,14 +210,24 @@ def test_sagas_are_shown_while_they_are_counted_again(metrics):
     assert 2 == shown(metrics)[SAGAS]
 
 
-def test_a_metrics_port_in_use_is_a_mistake_of_the_command(metrics):
+@pytest.mark.parametrize(
+    ("family", "address", "host"),
+    [
+        (socket.AF_INET, "127.0.0.1", "127.0.0.1"),
+        (socket.AF_INET6, "::1", "::1"),
+        (socket.AF_INET6, "::1", "[::1]"),
+    ],
+)
+def test_a_metrics_port_in_use_is_a_mistake_of_the_command(
+    metrics, family, address, host
+):
     """
-    The message names the port and the reason.
+    The message names the port and the reason, of an IPv6 address too.
     """
-    with socket.create_server(("127.0.0.1", 0)) as other:
+    with socket.create_server((address, 0), family=family) as other:
         port = other.getsockname()[1]
         with pytest.raises(UsageError, match=f"--metrics-port {port} .* in use"):
-            metrics.listen("127.0.0.1", port)
+            metrics.listen(host, port)
 
 
 def test_an_application_that_is_not_served_has_no_page():

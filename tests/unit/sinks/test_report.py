@@ -562,6 +562,19 @@ def test_the_metrics_port_serves_only_the_page(monitor, tmp_path):
     )
 
 
+def test_the_metrics_port_listens_on_an_ipv6_address():
+    """
+    An IPv6 cluster configures ``::``.
+    """
+    port = MetricsPort("::1", 0, lambda: b"sinks 1\n")
+    address = f"http://[::1]:{port.port}/metrics"
+    try:
+        with urllib.request.urlopen(address, timeout=2) as page:
+            assert b"sinks 1\n" == page.read()
+    finally:
+        port.close()
+
+
 def write_limit(size):
     """Limit the size of files that this process writes."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -25,7 +25,7 @@ import threading
 import uuid
 from collections.abc import Mapping
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import unquote
 
@@ -47,6 +47,7 @@ from towpath.schemas.failure import (
     TowpathError,
     has_no_descriptor,
 )
+from towpath.schemas.page_server import PageServer
 
 # Room for ten thousand keys of a hundred bytes.
 MAX_BODY_BYTES: Final = 1024 * 1024
@@ -221,15 +222,6 @@ class AdminPages:
         return PageResponse(HTTPStatus.OK, b"ready\n")
 
 
-class _AdminServer(ThreadingHTTPServer):
-    """A server that does not print connection errors."""
-
-    daemon_threads = True
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        pass
-
-
 class _RequestHandler(BaseHTTPRequestHandler):
     """Reads requests, and writes the pages' responses."""
 
@@ -279,7 +271,7 @@ class HealthServer:
         """
         handler = type("Handler", (_RequestHandler,), {"pages": pages})
         try:
-            self._server = _AdminServer((host, port), handler)
+            self._server = PageServer(host, port, handler)
         except OSError as error:
             if has_no_descriptor(error):
                 doing = "opening the admin port"

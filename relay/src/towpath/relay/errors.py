@@ -148,7 +148,7 @@ class AdminPortError(HaltError):
 
     remedy = (
         "Set [relay] admin_port to another port, or to 0 for any free port; admin_host "
-        "must be an IPv4 address or a name of this host."
+        "must be an address or a name of this host."
     )
 
 

@@ -107,11 +107,13 @@ class ServiceMetrics:
         """
         Serve the page on its own port, until the process ends.
 
+        An IPv6 address may have brackets, as that of the service's port may.
+
         Raises:
             UsageError: The port is in use, or the address is not this machine's.
         """
         try:
-            start_http_server(port, host, self._registry)
+            start_http_server(port, host.strip("[]"), self._registry)
         except OSError as error:
             message = f"--metrics-port {port} of --host {host}: {error.strerror}"
             raise UsageError(message) from error

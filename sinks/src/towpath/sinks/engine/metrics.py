@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -32,6 +32,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from towpath.schemas import telemetry
+from towpath.schemas.page_server import PageServer
 from towpath.schemas.position import parse_position
 from towpath.sinks.errors import MetricsPortError
 from towpath.sinks.state.lag import Alarm, Lag
@@ -240,15 +241,6 @@ def _observe(histogram: Histogram, sink: str, times_ms: Mapping[str, float]) -> 
 _REQUEST_TIMEOUT_S: Final = 10.0
 
 
-class _Server(ThreadingHTTPServer):
-    """A server that does not print connection errors."""
-
-    daemon_threads = True
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        pass
-
-
 class _Handler(BaseHTTPRequestHandler):
     """Serves the metrics."""
 
@@ -287,7 +279,7 @@ class MetricsPort:
         """
         handler = type("Handler", (_Handler,), {"page": staticmethod(page)})
         try:
-            self._server = _Server((host, port), handler)
+            self._server = PageServer(host, port, handler)
         except OSError as error:
             reason = f"the metrics port {host}:{port}: {error.strerror or error}"
             raise MetricsPortError(reason) from error

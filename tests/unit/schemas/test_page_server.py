@@ -1,0 +1,62 @@
+"""The addresses on which a process serves its own pages."""
+
+import threading
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+
+from towpath.schemas.page_server import PageServer
+
+
+class Page(BaseHTTPRequestHandler):
+    """Answers each request with an empty page."""
+
+    def do_GET(self):
+        """Answer."""
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_):
+        """Print nothing."""
+
+
+def status_at(server, address):
+    """Return the status of a page that is requested at an address."""
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    connection = HTTPConnection(address, server.server_port, timeout=3)
+    try:
+        connection.request("GET", "/")
+        return connection.getresponse().status
+    finally:
+        connection.close()
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("", "127.0.0.1"),
+        ("localhost", "127.0.0.1"),
+        ("::1", "::1"),
+        ("[::1]", "::1"),
+        ("::", "::1"),
+        ("::", "127.0.0.1"),
+    ],
+)
+def test_pages_are_served_on_ipv4_and_ipv6_addresses(host, address):
+    """
+    A pod of an IPv6 cluster has no IPv4 address; a name keeps to IPv4 where it can.
+    """
+    assert 204 == status_at(PageServer(host, 0, Page), address)
+
+
+@pytest.mark.parametrize("host", ["nowhere.invalid", "192.0.2.1", "2001:db8::1"])
+def test_an_address_of_no_host_or_another_one_is_refused(host):
+    """
+    The owners of the pages report both as one error.
+    """
+    with pytest.raises(OSError, match=r"Cannot assign|not known|resolution"):
+        PageServer(host, 0, Page)

@@ -81,6 +81,9 @@ and facts as fields. A terminal gets text for people, anything else gets JSON
 (`--log-format` chooses); the shop's services always write JSON. The text starts with
 the noun to search for; the part after a colon is what the process does next.
 
+Records about one sink, in a driver and in a task on an executor, have its name as
+`sink`, also if the table does not list the field.
+
 No field has a row, a payload or a credential. The text of an error (`reason`, `answer`,
 `why`) is that of a server or a handler, which may quote a value.
 

@@ -18,6 +18,8 @@ def fail(password):
     raise ValueError("no")
 
 LOG.info("part started", fact=1)
+with structlog.contextvars.bound_contextvars(sink="cache"):
+    LOG.info("part of a sink started")
 LOG.debug("not shown")
 logging.getLogger("library").warning("said %d", 2)
 logging.getLogger("library").error("said %d", "badly")
@@ -57,6 +59,7 @@ def test_every_line_is_json_with_time_level_logger_and_event():
         1,
         [
             ("info", "towpath.part", "part started"),
+            ("info", "towpath.part", "part of a sink started"),
             ("warning", "library", "library log record"),
             ("error", "library", "library log record"),
             ("warning", "py.warnings", "library log record"),
@@ -64,11 +67,13 @@ def test_every_line_is_json_with_time_level_logger_and_event():
             ("critical", "towpath", "uncaught exception"),
             ("critical", "towpath", "uncaught exception"),
         ],
+        {"part of a sink started": "cache"},
         True,
     ) == (
         talked.stdout,
         talked.returncode,
         [(one["level"], one["logger"], one["event"]) for one in records],
+        {one["event"]: one["sink"] for one in records if "sink" in one},
         all(one["at"].endswith("Z") for one in records),
     )
 

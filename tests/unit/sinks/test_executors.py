@@ -6,6 +6,9 @@ from datetime import timedelta
 from functools import partial
 
 import pytest
+import structlog
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
 
 from support.dead_letters import FixedPositions, Letters, RecordedRepairs, context_of
 from support.kafka_rows import (
@@ -29,6 +32,7 @@ from towpath.sinks.apply.task import (
     AbandonedTasks,
     Opening,
     PartitionTask,
+    encode_slice,
     run_task,
 )
 from towpath.sinks.changes.routing import Routes
@@ -61,6 +65,9 @@ SINK = SinkSettings.model_validate(
 )
 
 
+LOG = structlog.get_logger("towpath.sinks.cache")
+
+
 class Noting(MemorySink):
     """A sink that records its calls."""
 
@@ -83,6 +90,7 @@ class Noting(MemorySink):
 
     def flush(self):
         self.notes.append((self.name, "flush"))
+        LOG.info("target flushed")
         return super().flush()
 
     def close(self):
@@ -403,6 +411,30 @@ def test_the_time_of_a_task_begins_when_it_is_sent(bench, ago_s, rows):
 
     assert (rows, not rows) == (result.outcome.rows, result.retry is not None)
     assert bool(rows) == ("orders" in bench.here.rows)
+
+
+class Encoding(Noting):
+    """An encoder that encodes nothing."""
+
+    def encoded(self):
+        """Return nothing."""
+        return ()
+
+
+def test_log_records_of_a_target_in_a_task_name_the_sink(bench):
+    """
+    The tasks of all sinks share the executors' processes.
+    """
+    read = partial(iter, [table(row(1, "c"))])
+    with capture_logs([merge_contextvars]) as logs:
+        run_task(TASK, opening(bench, 0.0), read)
+        encode_slice(TASK, partial(Encoding, "encoder", bench.notes), read)
+        LOG.info("after the tasks")
+
+    assert [("target flushed", "cache"), ("target flushed", "cache")] == [
+        (log["event"], log["sink"]) for log in logs if "sink" in log
+    ]
+    assert "sink" not in logs[-1]
 
 
 def test_a_task_without_changes_writes_nothing(bench):

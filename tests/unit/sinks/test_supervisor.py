@@ -8,7 +8,10 @@ from threading import Event, Thread
 from typing import ClassVar
 
 import pytest
+import structlog
 from pyspark.errors import StreamingQueryException
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
 
 from support.dead_letters import Letters
 from support.parked_shop import KEY, change
@@ -52,6 +55,9 @@ SINK = SinkSettings.model_validate(
         "route": [{"topic": "towpath.shop.orders", "name": "orders"}],
     }
 )
+
+
+LOG = structlog.get_logger("towpath.sinks.cache")
 
 
 class Clock:
@@ -151,9 +157,11 @@ class Target(MemorySink):
     def open(self):
         """Note it."""
         self._bench.seen.append("open sink")
+        LOG.info("target opened")
 
     def flush(self):
         """Fail, or return fixed counts."""
+        LOG.info("target flushed")
         self.attempts.append(self._bench.look())
         if self.failures:
             raise self.failures.pop(0)
@@ -341,6 +349,22 @@ FELL_OVER = ["the engine fell over"]
 RACE = [
     "startingOffsets contains specific offsets, you must specify all TopicPartitions."
 ]
+
+
+def test_log_records_of_a_target_name_the_sink(bench):
+    """
+    Several sinks of one kind share a driver, and their targets know no name.
+    """
+    with capture_logs([merge_contextvars]) as logs:
+        bench.run([0])
+        LOG.info("after the sink")
+
+    assert [("target opened", "cache"), ("target flushed", "cache")] == [
+        (log["event"], log.get("sink"))
+        for log in logs
+        if log["event"].startswith("target")
+    ]
+    assert "sink" not in logs[-1]
 
 
 def test_an_unavailable_target_is_retried_in_place(bench):

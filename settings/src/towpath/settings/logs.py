@@ -126,6 +126,8 @@ def configure_logs() -> None:
     is_human = _format() is LogFormat.HUMAN
     structlog.configure(
         processors=[
+            # The facts that a thread binds to all of its records.
+            structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             *(_for_people() if is_human else _for_programs()),
         ],

@@ -19,10 +19,12 @@ bounds it as well, in case the wall clock is set back.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import pyarrow as pa
+from structlog.contextvars import bound_contextvars
 
 from towpath.schemas.clock import Clock, Deadline, SystemClock
 from towpath.schemas.failure import BusyError, TowpathError, UnavailableError
@@ -173,8 +175,9 @@ def run_task(task: PartitionTask, opening: Opening, read: ReadRecords) -> TaskRe
 
     records = RepeatableSlices(read)
     try:
-        context = replace(_context(task, _opened(task, opening)), check=check)
-        return TaskResult(apply_slice(context, records.slices()))
+        with bound_contextvars(sink=task.sink.name):
+            context = replace(_context(task, _opened(task, opening)), check=check)
+            return TaskResult(apply_slice(context, records.slices()))
     except Exception as error:  # noqa: BLE001 - see above
         close_sink(task.sink.name)
         result = _failed(error)
@@ -198,12 +201,10 @@ def encode_slice(
     that no rows of a batch are missing.
     """
     encoder = make()
-    encoder.open()
-    try:
+    with bound_contextvars(sink=task.sink.name), closing(encoder):
+        encoder.open()
         outcome = apply_slice(_context(task, encoder), read())
         return outcome, encoder.encoded()
-    finally:
-        encoder.close()
 
 
 def _context(task: PartitionTask, sink: Sink) -> SliceContext:

@@ -28,6 +28,7 @@ from typing import Final, NamedTuple, TypeAlias
 import structlog
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from structlog.contextvars import bind_contextvars, bound_contextvars
 
 from towpath.schemas.clock import Backoff, Clock
 from towpath.schemas.failure import (
@@ -216,6 +217,8 @@ class Supervisor:
         return not self._thread.is_alive()
 
     def _supervise(self) -> None:
+        # Targets do not know the name of their sink.
+        bind_contextvars(sink=self._name)
         with self._copies.kept(), suppress(_StoppedError):
             while not self._stop.is_set():
                 try:
@@ -428,7 +431,8 @@ class Supervisor:
     ) -> BatchResult:
         while not (self._stop.is_set() or over.is_set()):
             try:
-                with self._report.attempt():
+                # The engine calls from a thread that may serve several sinks.
+                with bound_contextvars(sink=self._name), self._report.attempt():
                     return writing.write(rows, batch_id)
             except TowpathError as error:
                 if error.disposition is not Disposition.RETRY:

@@ -1,13 +1,19 @@
 """Progress is a file that is never half written."""
 
+import errno
+import os
+import stat
+from contextlib import nullcontext
 from datetime import UTC, datetime
 
 import pytest
 
+from towpath.sinks.errors import StateNotWrittenError
 from towpath.sinks.state.progress import (
     Progress,
     State,
     progress_path,
+    replace_file,
     stored_progress,
     write_progress,
 )
@@ -30,6 +36,48 @@ def test_progress_reads_as_it_was_written(tmp_path):
     write_progress(path, written)
 
     assert written == stored_progress(path, "cache")
+
+
+@pytest.mark.parametrize("is_durable", [True, False])
+def test_a_durable_file_outlives_a_crash_under_its_name(
+    tmp_path, monkeypatch, is_durable
+):
+    """
+    The folder is synchronized too, after the file is renamed.
+    """
+    path, seen = tmp_path / "file", []
+
+    def fsync(descriptor):
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        seen.append(("folder" if is_folder else "file", path.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    replace_file(path, b"new", is_durable=is_durable)
+
+    assert ([("file", False), ("folder", True)] if is_durable else []) == seen
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(errno.EINVAL, None), (errno.EIO, StateNotWrittenError)]
+)
+def test_a_file_system_without_folders_to_synchronize_is_no_failure(
+    tmp_path, monkeypatch, number, expected
+):
+    """
+    Any other failure is one, and leaves no temporary file.
+    """
+    fsync = os.fsync
+
+    def refuse_folders(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse_folders)
+    with pytest.raises(expected) if expected else nullcontext():
+        replace_file(tmp_path / "file", b"new", is_durable=True)
+
+    assert ["file"] == [each.name for each in tmp_path.iterdir()]
 
 
 def test_a_sink_that_never_ran_is_starting(tmp_path):

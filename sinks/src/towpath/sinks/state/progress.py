@@ -205,7 +205,8 @@ def replace_file(
         mode: The file's mode, which the process's umask narrows.
 
     Raises:
-        StateNotWrittenError: The file cannot be written; the old content stays.
+        StateNotWrittenError: The file cannot be written. The old content stays, or the
+            new one may not survive a crash of the machine.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with writing(path):
@@ -218,10 +219,25 @@ def replace_file(
                     file.flush()
                     os.fsync(file.fileno())
             temporary.replace(path)
+            if is_durable:
+                _sync_folder(path.parent)
         except OSError:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names of a folder's files survive a crash of the machine."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems store names at once, and refuse the call.
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def records_in(wanted: Span) -> int:

@@ -384,15 +384,21 @@ to = "summary"
 
 
 @pytest.mark.parametrize(
-    "type_", ["shop.state[]", "shop.states", "shop.one_state", "shop.one_state[]"]
+    "type_",
+    [
+        *("shop.state[]", "shop.states", "shop.one_state", "shop.one_state[]"),
+        *("shop.step", "shop.step[]", "shop.path"),
+    ],
 )
-def test_labels_within_an_array_or_a_domain_are_compared(contract, type_):
+def test_labels_within_another_type_are_compared(contract, type_):
     """
     They are values of the column, too.
     """
     made = (
         "create domain shop.one_state as shop.state;"
         " create domain shop.states as shop.state[];"
+        " create type shop.step as (at date, states shop.states);"
+        " create type shop.path as (steps shop.step[], note text);"
         f" create table shop.ours (id bigint primary key, values {type_});"
     )
     contract.schema.write_text(SCHEMA + made, encoding="utf-8")

@@ -16,7 +16,13 @@ from towpath.sinks.cli.contract import (
     sqlalchemy_url,
 )
 from towpath.sinks.contracts import evaluate
-from towpath.sinks.contracts.catalog import Catalog, Table, TableColumn, UniqueKey
+from towpath.sinks.contracts.catalog import (
+    Catalog,
+    EnumType,
+    Table,
+    TableColumn,
+    UniqueKey,
+)
 from towpath.sinks.contracts.changes import ChangeKind, changed_tables
 from towpath.sinks.contracts.findings import Level
 
@@ -35,7 +41,7 @@ def column(type_: str, typmod: int = -1, number: int = 2) -> TableColumn:
     """Make a column; types of one name have one oid."""
     return TableColumn(
         *(number, f"c{number}", type_, typmod, f"{type_} {typmod}"),
-        *(hash(type_), hash(type_)),
+        *(hash(type_), [hash(type_)]),
         is_required=number == 1,
         is_filled=False,
         is_object=False,
@@ -240,6 +246,26 @@ def test_the_cure_of_a_former_column_removes_it(kind, cure):
         found = evaluate(catalog(old), after, given)
         steps = [one.steps for one in found if one.place.startswith("sink")]
         assert [True] == [step[0].endswith((cure, f"{cure} s")) for step in steps]
+
+
+def test_labels_of_all_enums_within_a_composite_are_compared():
+    """
+    The number of a label is its own, whichever of the enums has it.
+    """
+    composite = column("shop.price")._replace(value_type_oids=[20, 31, 32])
+    before, after = (
+        replace(
+            catalog(composite),
+            enums={31: EnumType(currencies), 32: EnumType({7: "net", 8: "gross"})},
+        )
+        for currencies in ({1: "eur", 2: "usd"}, {1: "euro", 2: "usd", 3: "chf"})
+    )
+    found = evaluate(before, after, settings())
+
+    assert ["labels renamed", "labels added"] == [one.change for one in found]
+    assert ["eur to euro" in found[0].sentence, "chf" in found[1].sentence] == [
+        True
+    ] * 2
 
 
 def test_a_key_of_the_configuration_is_not_that_of_the_table():

@@ -9,7 +9,7 @@ and shows the statements of any tool, including those inside functions. The trig
 dropped before the catalog is read again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple
 
@@ -41,8 +41,9 @@ class TableColumn(NamedTuple):
         typmod: The modifier; -1 for none.
         full_type: The type with its modifier, for people.
         type_oid: The oid of the type.
-        value_type_oid: The oid of the type of its single values: of an array its
-            element type, of a domain its base type.
+        value_type_oids: The oids of the types of its single values: of an array its
+            element type, of a domain its base type, of a composite those of its
+            attributes.
         is_required: Whether it is NOT NULL.
         is_filled: Whether the column has a value even if a statement gives none: from a
             default, an identity or an expression.
@@ -56,7 +57,7 @@ class TableColumn(NamedTuple):
     typmod: int
     full_type: str
     type_oid: int
-    value_type_oid: int
+    value_type_oids: Sequence[int]
     is_required: bool
     is_filled: bool
     is_object: bool
@@ -165,18 +166,23 @@ _COLUMNS: Final[LiteralString] = """
     select a.attrelid::bigint, a.attnum::int, a.attname::text,
            format_type(a.atttypid, null), a.atttypmod,
            format_type(a.atttypid, a.atttypmod), a.atttypid::bigint,
-           -- An array may have a domain as its element type, and a domain an array as
-           -- its base type.
+           -- Arrays, domains and composites may contain one another.
            (with recursive inner_type as (
-                select t.oid, t.typtype, t.typcategory, t.typbasetype, t.typelem
-                union all
-                select i.oid, i.typtype, i.typcategory, i.typbasetype, i.typelem
-                from inner_type o join pg_type i
-                    on i.oid = case when o.typtype = 'd' then o.typbasetype
-                                    when o.typcategory = 'A' then o.typelem end
+                select t.oid, t.typtype, t.typcategory, t.typbasetype, t.typelem,
+                       t.typrelid
+                union
+                select i.oid, i.typtype, i.typcategory, i.typbasetype, i.typelem,
+                       i.typrelid
+                from inner_type o join pg_type i on i.oid = any (
+                    case when o.typtype = 'd' then array[o.typbasetype]
+                         when o.typcategory = 'A' then array[o.typelem]
+                         when o.typtype = 'c' then array(
+                             select atttypid from pg_attribute
+                             where attrelid = o.typrelid and attnum > 0
+                               and not attisdropped) end)
             )
-            select oid::bigint from inner_type
-            where typtype <> 'd' and typcategory <> 'A'),
+            select coalesce(array_agg(oid::bigint order by oid), '{}') from inner_type
+            where typtype not in ('d', 'c') and typcategory <> 'A'),
            a.attnotnull,
            a.atthasdef or a.attidentity <> '',
            coalesce(element.typtype, t.typtype) = 'c',

@@ -9,9 +9,12 @@ change makes it another type.
 import enum
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-from towpath.sinks.contracts.catalog import Catalog, EnumType, Table, TableColumn
+from towpath.sinks.contracts.catalog import Catalog, Table, TableColumn
+
+# Labels of enums by their oid.
+Labels: TypeAlias = Mapping[int, str]
 
 
 class ChangeKind(enum.StrEnum):
@@ -78,25 +81,24 @@ def _column_changes(
         if now is None:
             yield ColumnChange(ChangeKind.DROPPED, column, None)
         else:
-            enums = (
-                old.enums.get(column.value_type_oid),
-                new.enums.get(now.value_type_oid),
-            )
-            yield from _changes(column, now, *enums)
+            yield from _changes(column, now, _labels(column, old), _labels(now, new))
     for number, column in after.columns.items():
         if number not in before.columns:
             yield ColumnChange(ChangeKind.ADDED, None, column)
 
 
+def _labels(column: TableColumn, catalog: Catalog) -> Labels:
+    """Return the labels of all enums in a column's values."""
+    enums = map(catalog.enums.get, column.value_type_oids)
+    return {oid: text for one in enums if one for oid, text in one.labels.items()}
+
+
 def _changes(
-    before: TableColumn,
-    after: TableColumn,
-    old: EnumType | None,
-    new: EnumType | None,
+    before: TableColumn, after: TableColumn, old: Labels, new: Labels
 ) -> Iterator[ColumnChange]:
     if before.name != after.name:
         yield ColumnChange(ChangeKind.RENAMED, before, after)
-    if old is not None and new is not None and _has_one_form(before, after):
+    if old and new and _has_one_form(before, after):
         yield from _label_changes(before, after, old, new)
     elif (before.type_oid, before.typmod) != (after.type_oid, after.typmod):
         yield ColumnChange(_type_change(before, after), before, after)
@@ -109,26 +111,26 @@ def _has_one_form(before: TableColumn, after: TableColumn) -> bool:
     """Return whether only the labels may differ: one type, or two enums."""
     columns = before, after
     return before.type_oid == after.type_oid or all(
-        column.type_oid == column.value_type_oid for column in columns
+        [column.type_oid] == [*column.value_type_oids] for column in columns
     )
 
 
 def _label_changes(
-    before: TableColumn, after: TableColumn, old: EnumType, new: EnumType
+    before: TableColumn, after: TableColumn, old: Labels, new: Labels
 ) -> Iterator[ColumnChange]:
     """Yield the changes of labels; labels of different enums are compared by text."""
     if before.type_oid == after.type_oid:
         renamed = [
-            f"{label} to {new.labels[oid]}"
-            for oid, label in old.labels.items()
-            if new.labels.get(oid, label) != label
+            f"{label} to {new[oid]}"
+            for oid, label in old.items()
+            if new.get(oid, label) != label
         ]
         if renamed:
             detail = ", ".join(renamed)
             yield ColumnChange(ChangeKind.LABELS_RENAMED, before, after, detail)
-        added = [label for oid, label in new.labels.items() if oid not in old.labels]
+        added = [label for oid, label in new.items() if oid not in old]
     else:
-        one, other = old.labels.values(), new.labels.values()
+        one, other = old.values(), new.values()
         gone = [label for label in one if label not in other]
         if gone:
             detail = ", ".join(gone)

@@ -7,6 +7,7 @@ import pytest
 from support.copying import replace
 from support.dead_letters import Letters, StoppedClock, context_of
 from support.parked_shop import FILL, KEY, ROUTES, TOPIC, RefusingSink, Shop, change
+from towpath.sinks.apply import replay
 from towpath.sinks.apply.batch import RecordWriter
 from towpath.sinks.apply.refetch_requests import NOT_BY_KEY
 from towpath.sinks.apply.replay import CANNOT_ERASE, CANNOT_READ, NO_ROUTE, NOTHING_OPEN
@@ -228,6 +229,31 @@ def test_a_request_that_fails_does_not_stop_the_others(shop: Shop):
     shop.orders.process()
 
     assert ({"two"}, 0) == (set(replies), len(shop.parked))
+
+
+def test_dead_letters_of_many_requests_are_read_in_turns(shop: Shop, monkeypatch):
+    """
+    The dead letters of a turn are in memory together; a single key may have more.
+    """
+    shop.sink.is_mended = True
+    keys = [b'{"order_id":%d}' % order for order in (7, 8, 9)]
+    for number, order in enumerate((7, 7, 7, 8, 9), 4):
+        shop.write(replace(change(number, order=order), value=b"cut"))
+    monkeypatch.setattr(replay, "MAX_DEAD_LETTERS", 2)
+    shop.letters.request(
+        *(
+            DeadLetterRequest(f"{key}", Verb.DISCARD, Subject(TOPIC, key))
+            for key in keys
+        )
+    )
+    left = []
+    for _ in range(2):
+        shop.orders.process()
+        left.append(len(shop.parked))
+    replies = OpenDeadLetters(frozenset()).read(shop.letters.entries()).replies
+
+    assert [2, 0] == left
+    assert ["discarded"] * 3 == [one.how for one in replies.values()]
 
 
 def _unanswered(*_):

@@ -13,7 +13,9 @@ Keys whose change a target cannot accept yet are replayed without a request, wit
 growing pause between the attempts. Later changes of these keys stay parked meanwhile.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import chain
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -41,8 +43,11 @@ from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
 from towpath.sinks.key_text import key_parts
 from towpath.sinks.ports import Repairs
 
-# Bounds the keys that one turn retries automatically: their dead letters are in memory.
+# Bounds the keys that one turn retries automatically.
 MAX_AT_ONCE: Final = 500
+# Bounds the dead letters of one turn, which are in memory. Those of one key are
+# replayed together, however many there are.
+MAX_DEAD_LETTERS: Final = 10_000
 # Each attempt reads the topic; reading takes at most a tenth of the time.
 _PAUSE_FACTOR: Final = 10.0
 
@@ -161,9 +166,8 @@ class DeadLetterRequests:
 
     def _process(self, due: Sequence[ParkedKey]) -> None:
         began_s = self._clock.monotonic_s()
-        wanted = {request.subject for request in self._open.values()}
-        wanted |= {Subject(*key) for key in due}
-        book = OpenDeadLetters(frozenset(wanted)).read(self._dead_letters.entries())
+        wanted = self._wanted(due)
+        book = OpenDeadLetters(wanted).read(self._dead_letters.entries())
         self._retries.took(self._clock.monotonic_s() - began_s)
         # A write that seemed to fail may be in the topic.
         for resolution in book.resolutions():
@@ -171,24 +175,52 @@ class DeadLetterRequests:
         # Requests that came in the meantime wait: their dead letters were not read.
         late = book.requests.keys() - self._open.keys()
         try:
-            self._carry_out_open(book)
+            self._carry_out_open(wanted, book)
         finally:
             self._open |= {name: book.requests[name] for name in late}
             # A key with an open request waits for it: its records may be discarded.
             waiting = {request.subject for request in self._open.values()}
             subjects = {key: Subject(*key) for key in due}
+            retried = wanted - waiting
             self._try_again(
-                {key: book.of(at) for key, at in subjects.items() if at not in waiting}
+                {key: book.of(at) for key, at in subjects.items() if at in retried}
             )
 
-    def _carry_out_open(self, book: OpenDeadLetters) -> None:
+    def _wanted(self, due: Iterable[ParkedKey]) -> frozenset[Subject]:
         """
-        Carry out the open requests until one fails; the next turn does that one last.
+        Return the subjects of this turn, as many as fit into memory; at least one.
+
+        Open requests come first, then keys to be retried. The others wait for another
+        turn.
+        """
+        wanted: set[Subject] = set()
+        left = MAX_DEAD_LETTERS
+        requested = (request.subject for request in self._open.values())
+        for subject in chain(requested, (Subject(*key) for key in due)):
+            count = 0 if subject in wanted else self._count(subject)
+            if wanted and count > left:
+                break
+            wanted.add(subject)
+            left -= count
+        return frozenset(wanted)
+
+    def _count(self, subject: Subject) -> int:
+        """Return the number of dead letters of a subject."""
+        if subject.key is None or subject.at is not None:
+            return 1
+        waiting = self._parked.waiting(ParkedKey(subject.topic, subject.key))
+        return 1 if waiting is None else waiting.dead_letters
+
+    def _carry_out_open(
+        self, wanted: AbstractSet[Subject], book: OpenDeadLetters
+    ) -> None:
+        """
+        Carry out the requests of this turn until one fails; the next does it last.
 
         Raises:
             UnavailableError: A system does not answer; the other requests stay open.
         """
-        for request in list(self._open.values()):
+        for request in [r for r in self._open.values() if r.subject in wanted]:
             del self._open[request.id]
             try:
                 if request.id not in book.replies:

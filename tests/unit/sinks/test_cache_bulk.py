@@ -416,6 +416,7 @@ class Server:
         self.is_cluster = False
         self.all = (self,)
         self.floors = {}
+        self.deleted = []
 
     def function_load(self, _source, *, replace):
         """Load the guard."""
@@ -439,6 +440,10 @@ class Server:
     def client_of(self, _):
         """Own every key."""
         return self
+
+    def delete(self, name):
+        """Note the key."""
+        self.deleted.append(name.encode(errors="surrogateescape"))
 
     def get_connection(self):
         """Return the one connection."""
@@ -497,6 +502,17 @@ def server():
 def sink(server):
     """Return an open sink on the server."""
     return CacheSink("redis://unused", PREFIX, 60, servers=server)
+
+
+def test_a_key_that_is_not_utf_8_is_erased_by_its_own_name(sink, server):
+    """
+    Another program wrote it; ``verify`` knows its text only.
+    """
+    sink.erase("items", ["7%FF", "7%25FF"])
+
+    begins = schema.route_key_prefix(PREFIX, "items").encode()
+
+    assert [begins + b"7\xff", begins + b"7%25FF"] == server.deleted
 
 
 def test_columns_are_stored_as_rows_are(sink, server):

@@ -10,11 +10,13 @@ import redis
 from towpath.schemas.failure import ConfigurationError
 from towpath.settings import Route, Sink
 from towpath.sinks.errors import TargetUnavailableError
+from towpath.sinks.key_text import key_text
 from towpath.sinks.postgres import parameters_of
 from towpath.sinks.targets.cache import client as cache_client
 from towpath.sinks.targets.cache import read as cache_read
 from towpath.sinks.targets.cache import upkeep as cache_upkeep
 from towpath.sinks.targets.cache.client import translated
+from towpath.sinks.targets.cache.schema import name_of, text_of_name
 from towpath.sinks.targets.postgres.client import TargetSession
 from towpath.sinks.targets.postgres.schema import unfit_name
 from towpath.sinks.targets.search import client as search_client
@@ -256,9 +258,22 @@ def test_a_foreign_key_that_is_not_utf_8_can_be_verified(monkeypatch):
     """
     monkeypatch.setattr(cache_read, "Servers", ForeignHash)
     reader = cache_read.CacheReader("redis://x", "towpath")
-    rows = [*reader.rows("orders"), *reader.at("orders", [r"7\xff"])]
+    rows = [*reader.rows("orders"), *reader.at("orders", ["7%FF"])]
 
-    assert [(r"7\xff", {r"n\xfe": "1"})] * 2 == [(row.key, row.fields) for row in rows]
+    assert [("7%FF", {r"n\xfe": "1"})] * 2 == [(row.key, row.fields) for row in rows]
+
+
+@pytest.mark.parametrize("name", [b"7\xff", b"\x80\xc3", "é%25:%3A%00".encode()])
+def test_a_foreign_key_has_the_text_of_no_row(name):
+    """
+    So its name is found by its text; a percent sign of ours is escaped.
+    """
+    read = name.decode(errors="surrogateescape")
+    text = text_of_name(read)
+    text.encode()
+
+    assert read == name_of(text)
+    assert "%25FF" == name_of(key_text(("%FF",)))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from towpath.sinks.targets.cache.schema import (
     TOMBSTONE_FIELD,
     route_key_prefix,
     scan_pattern,
+    text_of_name,
 )
 
 # Hashes per round trip; the server returns them in about 5 ms.
@@ -92,7 +93,7 @@ class CacheReader:
         except UnicodeEncodeError:
             fields = {_escaped(name): _escaped(text) for name, text in fields.items()}
             raw = self._unescaped.get(key, key)
-            key = _escaped(raw)
+            key = text_of_name(raw)
             self._unescaped[key] = raw
         position = fields.pop(POSITION_FIELD, "")
         is_deleted = fields.pop(TOMBSTONE_FIELD, None) is not None

@@ -27,6 +27,11 @@ from towpath.sinks.change import Change
 from towpath.sinks.key_text import key_text, text_of
 
 _GLOB: Final = re.compile(r"([*?\[\]\\])")
+# A byte that is not UTF-8, as a client decodes it, and its text. A key of ours has a
+# percent sign in ``%25``, ``%3A`` and ``%00`` only.
+_STRAY_BYTE: Final = re.compile(r"[\udc80-\udcff]")
+_STRAY_TEXT: Final = re.compile(r"%([89A-F][0-9A-F])")
+_FIRST_STRAY: Final = 0xDC00
 
 POSITION_FIELD: Final = "_position"
 TOMBSTONE_FIELD: Final = "_x"
@@ -65,6 +70,16 @@ def route_key_prefix(prefix: str, route: str) -> str:
 def scan_pattern(prefix: str, route: str) -> str:
     """Return the glob that matches all keys of a route, and no others."""
     return _GLOB.sub(r"\\\1", route_key_prefix(prefix, route)) + "*"
+
+
+def text_of_name(name: str) -> str:
+    """Return the name of a row as text, each byte that is not UTF-8 as ``%FF``."""
+    return _STRAY_BYTE.sub(lambda found: f"%{ord(found[0]) - _FIRST_STRAY:02X}", name)
+
+
+def name_of(text: str) -> str:
+    """Return the name of a row that ``text_of_name`` has made a text of."""
+    return _STRAY_TEXT.sub(lambda found: chr(_FIRST_STRAY + int(found[1], 16)), text)
 
 
 def slot_of(place: str) -> int:

@@ -43,6 +43,7 @@ from towpath.sinks.targets.cache.schema import (
     calls,
     floors_key,
     library,
+    name_of,
     route_key_prefix,
     slot_of,
     witness_keys,
@@ -149,7 +150,7 @@ class CacheSink:
         prefix = route_key_prefix(self._prefix, route)
         with self._connected():
             self._await_responses()
-            for key in (prefix + name for name in keys):
+            for key in (prefix + name_of(text) for text in keys):
                 self._servers.client_of(key).delete(key)
 
     def maintain(self) -> None:

@@ -594,6 +594,56 @@ def test_a_lost_job_has_its_tasks_given_up(bench, monkeypatch):
         bench.abandoned.check_floor()
 
 
+def test_a_batch_at_which_executors_fail_twice_is_written_by_the_driver(
+    bench, monkeypatch
+):
+    """
+    The failure may last, such as results that are too large; the next batch is theirs.
+    """
+
+    def fail(*_):
+        message = "the results are larger than spark.driver.maxResultSize"
+        raise ExecutorsFailedError(message)
+
+    monkeypatch.setattr(executors, "_results", fail)
+    with pytest.raises(ExecutorsFailedError):
+        bench.write(row(1, "c"))
+    with capture_logs() as logs:
+        result = bench.write(row(1, "c"))
+    with pytest.raises(ExecutorsFailedError):
+        bench.write(row(2, "c"), batch_id=2)
+
+    assert (1, ["7"]) == (result.rows, [*bench.here.rows["orders"]])
+    assert ["batch not written by the executors: the driver writes it"] == [
+        log["event"] for log in logs if "maxResultSize" in log.get("why", "")
+    ]
+
+
+def test_a_floor_of_a_batch_that_executors_cannot_write_is_applied(bench, monkeypatch):
+    """
+    They are given no further tasks of the batch, which would delay it again.
+    """
+    calls = []
+
+    def fail(*_):
+        calls.append("failed")
+        message = "executors lost"
+        raise ExecutorsFailedError(message)
+
+    monkeypatch.setattr(executors, "_results", fail)
+    rows = row(1, "c"), row(4, "t")
+    with pytest.raises(ExecutorsFailedError):
+        bench.write(*rows)
+    for _ in range(2):
+        with pytest.raises(TasksAbandonedError) as waiting:
+            bench.write(*rows)
+    kept = [*bench.here.rows.get("orders", {})]
+    bench.clock.now_s += waiting.value.retry_after_s
+    bench.write(*rows)
+
+    assert (["7"], {}, 2) == (kept, bench.here.rows["orders"], len(calls))
+
+
 class EngineFrame:
     """Encoded rows that the engine could not compute."""
 

@@ -9,6 +9,7 @@ from py4j.protocol import Py4JNetworkError
 from towpath.sinks.engine.session import (
     Engine,
     SparkSql,
+    engine_reason,
     is_alive,
     scratch_folder,
     settings_of,
@@ -126,6 +127,42 @@ def test_an_engine_lives_as_long_as_its_process_and_its_cluster(context, expecte
     A process that another program has started is asked itself.
     """
     assert expected == is_alive(context)
+
+
+TASK_FAILED = """
+  An exception was thrown from the Python worker. Please see the stack trace below.
+Traceback (most recent call last):
+  File "worker.py", line 3, in read
+    return loads(text)
+KeyError: 'x'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "worker.py", line 9, in main
+    process()
+ModuleNotFoundError: No module named 'towpath'
+
+
+JVM stacktrace:
+org.apache.spark.SparkException: Job aborted
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (TASK_FAILED, "ModuleNotFoundError: No module named 'towpath'"),
+        ("Job aborted.\n\tat org.apache.spark", "Job aborted."),
+        ("Failed: Traceback (most recent call last):", "Failed: Traceback "),
+        ("", "RuntimeError"),
+    ],
+)
+def test_the_reason_of_a_failed_task_is_the_error_of_its_python(text, reason):
+    """
+    The first line says only that there was one.
+    """
+    assert engine_reason(RuntimeError(text)).startswith(reason)
 
 
 def test_an_engine_removes_the_files_of_killed_ones_only(tmp_path):

@@ -103,6 +103,7 @@ class Executors:
         # The smallest batch that executors write; a smaller one costs less than a task.
         self.least_records = sink.spread_from_records
         self._first = _FirstBatch(sink.name)
+        self._failures = _BatchFailures()
 
     def apply(
         self,
@@ -124,16 +125,19 @@ class Executors:
                 learn floors when they open the sink.
 
         Raises:
+            BatchRefusedError: The executors have failed twice to write the batch.
             UnavailableError: A target or an executor does not answer.
         """
+        self._failures.check(batch_id)
         task = PartitionTask(*(self._sink, blocked_keys, incomplete_routes, batch_id))
         opening = Opening(
             f"{self._run} {floors_epoch}", self._make, SystemClock().now().timestamp()
         )
         try:
             results = _results(tasks, task, opening)
-        except ExecutorsFailedError:
+        except ExecutorsFailedError as error:
             self._abandoned.add()
+            self._failures.add(batch_id, error)
             raise
         if any(result.is_repeated for result in results):
             self._abandoned.add()
@@ -157,8 +161,7 @@ class EncodingExecutors:
         self._sink = sink
         self.least_records = settings.spread_from_records
         self._first = _FirstBatch(settings.name)
-        # The batch that could not be encoded last.
-        self._unencoded: int | None = None
+        self._failures = _BatchFailures()
 
     def apply(
         self,
@@ -175,34 +178,53 @@ class EncodingExecutors:
         ``Executors``.
 
         Raises:
-            BatchRefusedError: The target refuses a row, or the batch could not be
-                encoded for the second time.
+            BatchRefusedError: The target refuses a row, or the executors have failed
+                twice to write the batch.
             UnavailableError: The target or an executor does not answer.
         """
+        self._failures.check(batch_id)
         task = PartitionTask(
             *(self._settings, blocked_keys, incomplete_routes, batch_id)
         )
         encoded = _encoded(tasks, task, self._sink.make_encoder())
         encoded.persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            outcomes, summaries = self._outcomes(encoded, batch_id)
+            outcomes, summaries = _outcomes(encoded)
             self._sink.write_encoded(_FrameRows(encoded, summaries))
+        except ExecutorsFailedError as error:
+            self._failures.add(batch_id, error)
+            raise
         finally:
             encoded.unpersist()
         self._first.log()
         return total(outcomes)
 
-    def _outcomes(
-        self, encoded: DataFrame, batch_id: int
-    ) -> tuple[list[SliceOutcome], list[EncodedSummary]]:
-        try:
-            return _outcomes(encoded)
-        except ExecutorsFailedError as error:
-            # An error that recurs may be a record's: the driver finds the record.
-            if self._unencoded == batch_id:
-                raise BatchRefusedError(str(error)) from error
-            self._unencoded = batch_id
-            raise
+
+class _BatchFailures:
+    """
+    The executors' failures at the newest batch.
+
+    The first may be temporary, such as a lost executor. One that recurs may be lasting,
+    such as a record that cannot be encoded, or results too large for the engine: the
+    driver writes the batch, or reports why it cannot.
+    """
+
+    def __init__(self) -> None:
+        self._batch_id: int | None = None
+        self._lasting: str | None = None
+
+    def check(self, batch_id: int) -> None:
+        """Raise ``BatchRefusedError`` if the executors have failed twice at a batch."""
+        if batch_id == self._batch_id and self._lasting is not None:
+            raise BatchRefusedError(self._lasting)
+
+    def add(self, batch_id: int, error: ExecutorsFailedError) -> None:
+        """Record a failure; raise ``BatchRefusedError`` if it is the batch's second."""
+        if batch_id != self._batch_id:
+            self._batch_id, self._lasting = batch_id, None
+            return
+        self._lasting = str(error)
+        raise BatchRefusedError(self._lasting) from error
 
 
 class _FirstBatch:

@@ -413,7 +413,17 @@ def _is_misfit(error: BaseException) -> bool:
     return name == _MISFIT
 
 
+_TRACEBACK: Final = "Traceback (most recent call last):"
+
+
 def engine_reason(error: Exception) -> str:
-    """Return the first line of an engine's error, or of the wrapped Java error."""
+    """
+    Return the first line of an engine's error, or of the wrapped Java error.
+
+    For an error that a task's Python has raised, that is the line of this error: the
+    engine reports its traceback.
+    """
     cause = error.java_exception if isinstance(error, Py4JJavaError) else error
-    return first_line(cause)
+    _, is_raised, traceback = str(cause).rpartition(_TRACEBACK)
+    lines = (line for line in traceback.splitlines() if line and not line[0].isspace())
+    return (next(lines, "") if is_raised else "") or first_line(cause)

@@ -1,6 +1,7 @@
 """The engine's settings: on one machine, on a cluster, and as submitted."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -163,6 +164,44 @@ def test_the_reason_of_a_failed_task_is_the_error_of_its_python(text, reason):
     The first line says only that there was one.
     """
     assert engine_reason(RuntimeError(text)).startswith(reason)
+
+
+class Table:
+    """A table that notes the calls of a change of its versions."""
+
+    def __init__(self):
+        self.calls = []
+
+    def expireSnapshots(self):  # noqa: N802 - Iceberg's
+        """Return the change."""
+        return self
+
+    def executeDeleteWith(self, pool):  # noqa: N802 - Iceberg's
+        """Note it."""
+        self.calls.append(pool)
+
+    def commit(self):
+        """Note it."""
+        self.calls.append("commit")
+
+
+def test_files_of_expired_versions_are_deleted_by_a_pool():
+    """
+    Else a file system that deletes one file per call would delete one at a time.
+    """
+    table = Table()
+    pools = SimpleNamespace(getDeleteWorkerPool=lambda: "pool")
+    iceberg = SimpleNamespace(
+        util=SimpleNamespace(ThreadPools=pools),
+        spark=SimpleNamespace(
+            Spark3Util=SimpleNamespace(loadIcebergTable=lambda *_: table)
+        ),
+    )
+    apache = SimpleNamespace(apache=SimpleNamespace(iceberg=iceberg))
+    session = SimpleNamespace(_jvm=SimpleNamespace(org=apache), _jsparkSession=None)
+    SparkSql(session).expire_snapshots("lake.shop.orders")
+
+    assert ["pool", "commit"] == table.calls
 
 
 def test_an_engine_removes_the_files_of_killed_ones_only(tmp_path):

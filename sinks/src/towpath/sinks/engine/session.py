@@ -364,7 +364,15 @@ class SparkSql:
 
     def expire_snapshots(self, table: str) -> None:
         with _translated():
-            self._load(table).expireSnapshots().commit()
+            change = self._load(table).expireSnapshots()
+            # Most file systems delete in bulk, by threads of their own. For one that
+            # cannot (OSS, an encrypting one), the default is one file after the other,
+            # and no batch is written meanwhile. Iceberg reads the manifests by another
+            # pool of its own, and keeps only paths in memory.
+            change.executeDeleteWith(
+                self._iceberg.util.ThreadPools.getDeleteWorkerPool()
+            )
+            change.commit()
 
     @property
     def _iceberg(self) -> Any:  # noqa: ANN401 - a package of Java's

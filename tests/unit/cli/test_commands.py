@@ -97,6 +97,26 @@ def test_another_package_adds_a_command() -> None:
     assert "mine" == [name for name in app["sink"] if name[0] != "-"][-1]
 
 
+@pytest.mark.parametrize(
+    ("words", "suggestion"), [(["staus"], "status"), (["sink", "lst"], "list")]
+)
+def test_an_unknown_command_imports_no_other(
+    words: list[str],
+    suggestion: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """
+    The name that may be meant comes from the entry points: a typo answers at once.
+    """
+    names = ("status", "sink.list", "wait")
+    absent = [EntryPoint(name, "towpath.absent:run", root.GROUP) for name in names]
+    monkeypatch.setattr(root, "app", root.build(absent))
+
+    assert 2 == root.run(words)
+    assert f'Did you mean "{suggestion}"?' in capsys.readouterr().err
+
+
 def test_all_packages_have_the_version_of_one_file() -> None:
     """
     No member has a version of its own.

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points, version
 from typing import Final, NamedTuple
 
-from cyclopts import App
+from cyclopts import App, CycloptsError, CycloptsPanel, UnknownCommandError
 
 from towpath.cli.options import INTERRUPTED
 
@@ -120,6 +120,7 @@ def build(points: Iterable[EntryPoint]) -> App:
         version_flags=["--version"],
         version=lambda: version("towpath-cli"),
         result_action="return_value",
+        error_formatter=_format_error,
     )
     ranks = {known.name: rank for rank, known in enumerate(KNOWN)}
     for point in sorted(points, key=lambda p: (ranks.get(p.name, len(ranks)), p.name)):
@@ -132,6 +133,22 @@ def build(points: Iterable[EntryPoint]) -> App:
         # Without a help text here, the command is imported to read its own.
         parent.command(point.value, name=name, **({"help": words} if words else {}))
     return root
+
+
+def _format_error(error: CycloptsError) -> object:
+    """Return the panel of a usage error, without an import of any command."""
+    if isinstance(error, UnknownCommandError) and error.app is not None:
+        error.app = _names_alone(error.app)
+    return CycloptsPanel(error)
+
+
+def _names_alone(group: App) -> App:
+    """Return a group with commands of the same names that do nothing."""
+    names = App()
+    for name in group:
+        if not name.startswith("-"):
+            names.command(App(name=name))
+    return names
 
 
 def missing_command(words: list[str], root: App) -> KnownCommand | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import hashlib
 import threading
 from contextlib import contextmanager
 
@@ -230,6 +231,31 @@ def test_a_table_of_an_earlier_release_is_upgraded(place):
         found = place.inbox.parked(session)
 
     assert ["1", "2"] == [one.event.id for one in found]
+
+
+def test_an_id_and_a_key_longer_than_an_index_takes_are_stored(place):
+    """
+    Each differs from one with the same start, and a replay has both as they were.
+    """
+    # Without a pattern, because Postgres compresses the entries of its indexes.
+    digits = hashlib.shake_256(b"").hexdigest(3_000)
+    ids, keys = ([f"{digits}{n}" for n in "12"] for _ in range(2))
+    events = [
+        dataclasses.replace(FIRST, id=id_, key=key, headers={"id": id_})
+        for id_, key in zip(ids, keys, strict=True)
+    ]
+    with place.begin() as session:
+        assert drive(session, place.inbox.park(events[0], "refused"))
+        assert not drive(session, place.inbox.park(events[0], "refused"))
+        assert drive(session, place.inbox.admit(events[1])) == (events[1],)
+        assert drive(session, place.inbox.admit(events[1])) == (None,)
+        later = dataclasses.replace(events[0], id="3")
+        assert drive(session, place.inbox.admit(later)) is None
+        assert 1 == place.inbox.request_replay(session, ids[0])
+        replayed = drive(session, place.inbox.admit_requested())
+        assert drive(session, place.inbox.admit(later)) == (later,)
+
+    assert (ids[0], keys[0]) == (replayed.event.id, replayed.event.key)
 
 
 @pytest.mark.parametrize(

@@ -625,7 +625,7 @@ def test_two_that_start_at_once_migrate_once(database: str):
         versions = connection.execute(text("select * from shop.alembic_version")).all()
     engine.dispose()
 
-    assert [("0006",)] == [tuple(version) for version in versions]
+    assert [("0007",)] == [tuple(version) for version in versions]
 
 
 def test_a_seeded_shop_adds_up_and_says_nothing(shop: Shop):

@@ -1,6 +1,12 @@
-"""An event as a consumer sees it: its identity, its content and its place."""
+"""
+An event as a consumer sees it: its identity, its content and its place.
 
+The tables of an inbox store its texts in a form that Postgres and an index can take.
+"""
+
+import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -125,3 +131,32 @@ def event_of(message: Message, decode: Decode | None = None) -> Event:
         offset=offset,
         decode=decode,
     )
+
+
+# Longer ids are stored as their start and their hash: an entry of an index has at most
+# 2.7 kB, of which the consumer's name takes a part.
+_ID_BYTES: Final = 2_000
+_ID_START: Final = 200
+
+
+def storable(text: str) -> str:
+    """Return text that Postgres can store: no NUL, nothing that is not UTF-8."""
+    # U+DC80 to U+DCFF stand for bytes; other surrogates are halves of a broken pair.
+    kept = re.sub("[\ud800-\udc7f\udd00-\udfff]", lambda m: repr(m[0])[1:-1], text)
+    encoded = kept.encode(errors="surrogateescape")
+    return encoded.decode(errors="backslashreplace").replace("\0", "\\0")
+
+
+def stored_id(given: str) -> str:
+    """Return an event's id as it is stored; the result is stored as itself."""
+    text = storable(given)
+    encoded = text.encode()
+    if len(encoded) <= _ID_BYTES:
+        return text
+    return f"{text[:_ID_START]}...sha256:{hashlib.sha256(encoded).hexdigest()}"
+
+
+def whole_id(stored: str, given: Mapping[str, str]) -> str:
+    """Return the id of a parked event, which its headers have in full."""
+    whole = given.get(headers.EVENT_ID, stored)
+    return whole if stored_id(whole) == stored else stored

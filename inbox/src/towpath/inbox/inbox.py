@@ -38,8 +38,8 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from towpath.inbox.event import Decode, Event
-from towpath.inbox.tables import SCHEMA
+from towpath.inbox.event import Decode, Event, storable, stored_id, whole_id
+from towpath.inbox.tables import SCHEMA, start_of
 from towpath.schemas.failure import UsageError
 from towpath.schemas.table_name import quoted
 from towpath.schemas.transactions import TEXT, Statement, Steps, drive, drive_async
@@ -49,6 +49,13 @@ BEHIND: Final = "an earlier event of its key is parked"
 _REASON_CHARACTERS: Final = 2_000
 # The values of a row in the table of ids.
 _ID: Final = ":consumer, :id, :topic, :partition, :offset"
+# Parked events of an event's key; two parked events of one key.
+_ITS_KEY: Final = (
+    f"topic = :topic and key = :key and {start_of('key')} = {start_of(':key')}"
+)
+_SAME_KEY: Final = (
+    f"q.topic = p.topic and q.key = p.key and {start_of('q.key')} = {start_of('p.key')}"
+)
 
 
 class ParkedEvent(NamedTuple):
@@ -279,7 +286,7 @@ class Inbox:
             f"{self._select_parked()} p where consumer = :consumer"
             " and requested_at is not null and not exists ("
             f"select 1 from {self._parked} q where q.consumer = p.consumer"
-            " and q.topic = p.topic and q.key = p.key"
+            f" and {_SAME_KEY}"
             " and q.number < p.number)"
             " order by number limit 1",
         )
@@ -302,9 +309,8 @@ class Inbox:
             event,
             f"update {self._parked} set requested_at = null,"
             " reason = case when event_id = :id then :reason else reason end"
-            " where consumer = :consumer"
-            " and (event_id = :id or topic = :topic and key = :key)",
-            reason=_storable(reason)[:_REASON_CHARACTERS],
+            f" where consumer = :consumer and (event_id = :id or {_ITS_KEY})",
+            reason=storable(reason)[:_REASON_CHARACTERS],
         )
 
     def request(self, event_id: str | None) -> Steps[int]:
@@ -314,9 +320,9 @@ class Inbox:
             " where p.consumer = :consumer"
             " and (:event is null or p.event_id = :event or exists ("
             f"select 1 from {self._parked} q where q.consumer = p.consumer"
-            " and q.event_id = :event and q.topic = p.topic and q.key = p.key))"
+            f" and q.event_id = :event and {_SAME_KEY}))"
             " returning 1) select count(*) from requested",
-            event=event_id,
+            event=None if event_id is None else stored_id(event_id),
         )
         return int(count)
 
@@ -325,7 +331,7 @@ class Inbox:
         rows = yield self._fill(
             f"delete from {self._parked} where consumer = :consumer"
             " and event_id = :event returning 1",
-            event=event_id,
+            event=stored_id(event_id),
         )
         return bool(rows)
 
@@ -353,10 +359,7 @@ class Inbox:
         return f"insert into {self._applied} ({columns})"
 
     def _select_same_key(self) -> str:
-        return (
-            f"select 1 from {self._parked} where consumer = :consumer"
-            " and topic = :topic and key = :key"
-        )
+        return f"select 1 from {self._parked} where consumer = :consumer and {_ITS_KEY}"
 
     def _insert_parked(self, event: Event, reason: str) -> Statement:
         value = event.value
@@ -367,12 +370,12 @@ class Inbox:
             " :consumer, :topic, :partition, :offset, :id, :key,"
             " decode(:value, 'base64'), cast(:headers as json), :reason,"
             f" (select max(requested_at) from {self._parked} where"
-            " consumer = :consumer and topic = :topic and key = :key)",
+            f" consumer = :consumer and {_ITS_KEY})",
             value=None if value is None else base64.b64encode(value).decode(),
             headers=json.dumps(
-                {_storable(n): _storable(v) for n, v in event.headers.items()}
+                {storable(n): storable(v) for n, v in event.headers.items()}
             ),
-            reason=_storable(reason)[:_REASON_CHARACTERS],
+            reason=storable(reason)[:_REASON_CHARACTERS],
         )
 
     def _advance_place(self, event: Event) -> Statement:
@@ -392,7 +395,7 @@ class Inbox:
     def _lock(self, event: Event) -> Statement:
         """Return the statement that locks a key until the transaction ends."""
         # The key has the form in which a replay reads it from the table.
-        name = _storable(event.id if event.key is None else event.key)
+        name = stored_id(event.id) if event.key is None else storable(event.key)
         text = f"{self.consumer}\0{event.topic}\0{name}"
         digest = hashlib.sha256(text.encode(errors="surrogateescape")).digest()
         number = int.from_bytes(digest[:8], signed=True)
@@ -411,7 +414,7 @@ class Inbox:
         if isinstance(given, str):
             given = json.loads(given)
         event = Event(
-            id=id_,
+            id=whole_id(id_, given),
             type=given.get("type", ""),
             aggregate_type=given.get("aggregate_type", ""),
             key=key,
@@ -428,11 +431,11 @@ class Inbox:
         """Fill a statement with the consumer, an event's identity, and other values."""
         return self._fill(
             sql,
-            id=_storable(event.id),
+            id=stored_id(event.id),
             topic=event.topic,
             partition=str(event.partition),
             offset=str(event.offset),
-            key=None if event.key is None else _storable(event.key),
+            key=None if event.key is None else storable(event.key),
             **more,
         )
 
@@ -465,11 +468,3 @@ def _mark(sql: str) -> tuple[str, tuple[str, ...]]:
         return f"cast({TEXT} as {_CASTS[name]})" if name in _CASTS else TEXT
 
     return _PARAMETER.sub(parameter, sql), tuple(names)
-
-
-def _storable(text: str) -> str:
-    """Return text that Postgres can store: no NUL, nothing that is not UTF-8."""
-    # U+DC80 to U+DCFF stand for bytes; other surrogates are halves of a broken pair.
-    kept = re.sub("[\ud800-\udc7f\udd00-\udfff]", lambda m: repr(m[0])[1:-1], text)
-    encoded = kept.encode(errors="surrogateescape")
-    return encoded.decode(errors="backslashreplace").replace("\0", "\\0")

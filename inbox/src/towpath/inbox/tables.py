@@ -45,9 +45,16 @@ on {place}.inbox (consumer, topic, partition, "offset")""",
     primary key (consumer, event_id)
 )""",
         _upgrade_of_parked(f"{place}.inbox_parked"),
-        f"""create index if not exists inbox_parked_key
-on {place}.inbox_parked (consumer, topic, key)""",
+        # An entry of an index has at most 2.7 kB; a key may be longer.
+        f"""create index if not exists inbox_parked_key_start
+on {place}.inbox_parked (consumer, topic, {start_of("key")})""",
+        f"drop index if exists {place}.inbox_parked_key",
     )
+
+
+def start_of(key: str) -> str:
+    """Return the expression of a key's start, by which parked events are found."""
+    return f"left({key}, 400)"
 
 
 def _upgrade_of_parked(table: str) -> str:

@@ -89,6 +89,25 @@ def test_one_lost_connection_parks_nothing(place):
     assert (0, []) == (place.failures, place.parked())
 
 
+def test_a_session_that_the_server_ends_is_no_failed_attempt(place):
+    """
+    A server that is restarted ends the transactions of the handlers that run.
+    """
+    ended = threading.Event()
+
+    def handle(event, session):
+        if not ended.is_set():
+            ended.set()
+            session.execute("select pg_terminate_backend(pg_backend_pid())")
+        place.handle(event, session)
+
+    with place.running(attempts=1, handle=handle):
+        place.send("a", 1)
+        until(lambda: place.counts() or place.parked(), "the event is handled")
+
+    assert ([1], []) == (place.counts(), place.parked())
+
+
 def test_a_reason_with_half_a_character_is_stored(place):
     """
     A text that was cut may end within a surrogate pair.

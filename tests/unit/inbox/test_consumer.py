@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from psycopg import errors
 from sqlalchemy.exc import IntegrityError
 
 from support.inbox_place import event
@@ -225,6 +226,37 @@ def test_a_replay_of_an_event_whose_headers_cannot_be_read_fails(replay):
         replay(inbox, handled)
 
     assert [] == handled
+
+
+def lost(cause):
+    """Return the error of a driver that hides the server's error behind its own."""
+    error = ConnectionError("the connection is closed")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (errors.AdminShutdown(), errors.AdminShutdown),
+        (lost(errors.AdminShutdown()), ConnectionError),
+        (lost(None), HandlerError),
+        (errors.IdleInTransactionSessionTimeout(), HandlerError),
+    ],
+    ids=["shutdown", "wrapped", "unknown", "idle"],
+)
+def test_a_lost_connection_is_the_events_fault_unless_the_server_ended_it(
+    error, raised
+):
+    """
+    A handler that is idle for too long loses its connection at each attempt.
+    """
+
+    def handle(_event, _session):
+        raise error
+
+    with pytest.raises(raised):
+        Effects(Replaying(), nullcontext, handle).replay_next()
 
 
 def test_the_reason_of_a_failed_statement_has_no_values_of_rows():

@@ -10,12 +10,16 @@ import enum
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Any
+from typing import Any, Final
 
 from towpath.inbox.event import UNREADABLE, Event
 from towpath.inbox.inbox import Admission, Inbox
 from towpath.schemas.failure import UnavailableError
 from towpath.schemas.transactions import Result, Steps, drive, drive_async
+
+# The SQLSTATEs of a session that ends, or cannot begin, because the server shuts down
+# or starts, or because an administrator has ended it.
+_SERVER_ENDED: Final = frozenset({"57P01", "57P02", "57P03"})
 
 Begin = Callable[[], AbstractContextManager[Any]]
 BeginAsync = Callable[[], AbstractAsyncContextManager[Any]]
@@ -222,7 +226,25 @@ def _cause(error: Exception, admission: Admission | None) -> Exception:
     """
     event = None if admission is None else admission.event
     is_known = isinstance(error, UnavailableError | HandlerError)
-    return error if event is None or is_known else HandlerError(event, error)
+    if event is None or is_known or _has_server_ended(error):
+        return error
+    return HandlerError(event, error)
+
+
+def _has_server_ended(error: Exception) -> bool:
+    """
+    Return whether a database server ended the session because it shuts down.
+
+    Without such a SQLSTATE, an event may itself be the reason why a connection is lost:
+    its handler may exceed a timeout, or crash the server's process.
+    """
+    each: BaseException | None = error
+    while each is not None:
+        state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
+        if state in _SERVER_ENDED:
+            return True
+        each = each.__cause__ or each.__context__
+    return False
 
 
 async def _load(event: Event) -> None:

@@ -119,6 +119,9 @@ def server_that_refuses(last: bytes, *, asks: bool):
 
 PLAIN = " sslmode=disable gssencmode=disable"
 WRONG = refusal(b"28P01", b"password authentication failed for user")
+NO_ROLE = refusal(b"28000", b'role "u" does not exist')
+NO_DATABASE = refusal(b"3D000", b'database "d" does not exist')
+NO_ENTRY = refusal(b"28000", b'no pg_hba.conf entry for host "::1", user "u"')
 STARTING = refusal(b"57P03", b"the database system is starting up")
 FULL = refusal(b"53300", b"too many connections for role")
 
@@ -127,6 +130,9 @@ FULL = refusal(b"53300", b"too many connections for role")
     ("last", "asks", "failure", "is_retried"),
     [
         (WRONG, True, RefusedLoginError, False),
+        (NO_ROLE, False, RefusedLoginError, False),
+        (NO_DATABASE, False, RefusedLoginError, False),
+        (NO_ENTRY, False, RefusedLoginError, False),
         (STARTING, False, DatabaseUnavailableError, True),
         (FULL, True, DatabaseUnavailableError, True),
     ],

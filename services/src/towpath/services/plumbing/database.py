@@ -97,8 +97,8 @@ class RefusedLoginError(UnavailableError):
     """The database refuses the login."""
 
     remedy: ClassVar[str] = (
-        "Correct the user and the password of the service's address, or run migrate"
-        " once with --admin-dsn."
+        "Correct the user, the password and the database of the service's address, or"
+        " run migrate once with --admin-dsn."
     )
 
 
@@ -141,16 +141,24 @@ _PASSING: Final = re.compile(
 )
 
 
+# Texts of the server about a login that it refuses without a request for a password.
+_REFUSED_LOGIN: Final = re.compile(
+    r"FATAL: +(?:(?:role|database) .* does not exist|role .* not permitted to log in"
+    r"|no pg_hba\.conf entry|pg_hba\.conf rejects)"
+)
+
+
 class _RefusedLogin(psycopg2.OperationalError):
-    """A connection failed after the server had asked for a password."""
+    """The server refused the login; it did not fail to answer."""
 
 
 class _Connection(psycopg2.extensions.connection):
     """
     A connection that distinguishes a refused login from a server that is away.
 
-    Neither error has a SQLSTATE. A server that has asked for a password may also be
-    full, starting or stopping; the text of its error tells this from a refused login.
+    The driver gives neither error a SQLSTATE. After a request for a password, every
+    error refuses the login, except that of a server that is full, starting or stopping;
+    before it, only those do whose English text says so.
     """
 
     def __init__(self, dsn: str) -> None:
@@ -158,7 +166,8 @@ class _Connection(psycopg2.extensions.connection):
             super().__init__(dsn)
         except psycopg2.OperationalError as error:
             was_asked = self.info.needs_password or self.info.used_password
-            if was_asked and not _PASSING.search(str(error)):
+            is_refused = was_asked and not _PASSING.search(str(error))
+            if is_refused or _REFUSED_LOGIN.search(str(error)):
                 raise _RefusedLogin(*error.args) from error
             raise
 

@@ -72,8 +72,11 @@ NOUNS: Final = {
 }
 _LEVELS: Final = {"debug", "info", "warning", "error", "exception", "critical"}
 _LOGGERS: Final = {"log", "_log", "logger", "get_logger"}
-# Methods that log a text given by their callers: its place, the level, the fields.
-_FORWARDING: Final = {"_count": (1, "warning", ("reason",))}
+# Functions that log a text given by their callers: its place, the level, the fields.
+_FORWARDING: Final = {
+    "_count": (1, "warning", ("reason",)),
+    "log_failure": (1, "warning or error", ("reason",)),
+}
 _INTRO: Final = """# Log records
 
 Every process writes one record per line: the text of the event, its level, the time,
@@ -129,7 +132,7 @@ def records_of(source: str, module: str) -> Iterator[LogRecord]:
 
 def _logged(function: ast.expr) -> tuple[int, str, tuple[str, ...]]:
     """Return the event's index, level and fields of a log call; else an empty level."""
-    name = function.attr if isinstance(function, ast.Attribute) else ""
+    name = getattr(function, "attr", getattr(function, "id", ""))
     if name in _FORWARDING:
         return _FORWARDING[name]
     if isinstance(function, ast.Name) and function.id == "log":

@@ -19,7 +19,6 @@ from sqlalchemy.orm import Session, sessionmaker
 from towpath.outbox import Outbox
 from towpath.outbox.sqlalchemy import Collector
 from towpath.schemas.clock import Clock, SystemClock
-from towpath.schemas.failure import TowpathError
 from towpath.services.orders import handlers
 from towpath.services.orders.api import EXTENSION, OrdersContext, blueprint, operations
 from towpath.services.orders.domain import DEFAULT_WINDOWS, Step, StepRecord, Windows
@@ -43,7 +42,11 @@ from towpath.services.plumbing.database import make_engine, migrate
 from towpath.services.plumbing.idempotency import CommandExecutor, IdempotencyKeys
 from towpath.services.plumbing.metrics import counted, metrics_of
 from towpath.services.plumbing.openapi import install_openapi
-from towpath.services.plumbing.server import LIFECYCLE, BackgroundTask
+from towpath.services.plumbing.server import (
+    LIFECYCLE,
+    BackgroundTask,
+    log_failure,
+)
 from towpath.services.plumbing.service import (
     DEFAULT_THREADS,
     IDEMPOTENCY_HOURS,
@@ -146,13 +149,10 @@ def _cancel(
     try:
         with begin() as session:
             handlers.expire_order(order_id, store(session), clock.now())
-    except TowpathError as error:
-        _log.warning("order not cancelled", order_id=order_id, reason=str(error))
-    except Exception:  # noqa: BLE001 - the driver's own
-        _log.exception("order not cancelled", order_id=order_id)
-    else:
-        return True
-    return False
+    except Exception as error:  # noqa: BLE001 - also the driver's own
+        log_failure(_log, "order not cancelled", error, order_id=order_id)
+        return False
+    return True
 
 
 def _unfinished(sessions: sessionmaker[Session]) -> Mapping[str, int]:

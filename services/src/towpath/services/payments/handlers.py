@@ -16,7 +16,6 @@ import structlog
 from sqlalchemy.orm import Session
 
 from towpath.schemas.clock import Clock
-from towpath.schemas.failure import TowpathError
 from towpath.services.payments.domain import (
     MOST_AUTHORIZATION_ATTEMPTS,
     NO_ANSWER,
@@ -29,6 +28,7 @@ from towpath.services.payments.domain import (
 )
 from towpath.services.payments.provider import Provider, ProviderTimeoutError
 from towpath.services.payments.repository import PaymentRepository
+from towpath.services.plumbing.server import log_failure
 
 # Few enough that the last operation is answered long before the leases expire.
 _CLAIMED_AT_ONCE: Final = 20
@@ -120,16 +120,11 @@ class ProviderWorker:
             # One that always fails must not keep the others from being performed.
             try:
                 self._perform(operation)
-            except TowpathError as error:
-                log.warning(
+            except Exception as error:  # noqa: BLE001 - also the driver's own
+                log_failure(
+                    log,
                     "payment operation not performed",
-                    order_id=operation.order_id,
-                    operation=operation.kind.value,
-                    reason=str(error),
-                )
-            except Exception:
-                log.exception(
-                    "payment operation not performed",
+                    error,
                     order_id=operation.order_id,
                     operation=operation.kind.value,
                 )

@@ -100,16 +100,23 @@ class Lifecycle:
         while not self.stopping.is_set():
             try:
                 task.run()
-            except TowpathError as error:
-                log.warning(
-                    "service task failed: trying again",
-                    task=task.name,
-                    reason=str(error),
+            except Exception as error:  # noqa: BLE001 - the thread continues
+                log_failure(
+                    log, "service task failed: trying again", error, task=task.name
                 )
-            except Exception:
-                # The thread continues after any failure.
-                log.exception("service task failed", task=task.name)
             self.stopping.wait(task.interval_s)
+
+
+def log_failure(log: Any, event: str, error: Exception, **fields: object) -> None:  # noqa: ANN401 - any logger
+    """
+    Log an error: with its traceback, unless it is a failure of the platform.
+
+    Such a failure has a reason that an operator can act on.
+    """
+    if isinstance(error, TowpathError):
+        log.warning(event, reason=str(error), **fields)
+    else:
+        log.error(event, exc_info=error, **fields)
 
 
 class ServiceStoppingError(UnavailableError):

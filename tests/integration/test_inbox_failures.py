@@ -16,6 +16,7 @@ from psycopg2.extras import RealDictCursor
 from support.inbox_place import InboxPlace
 from support.waiting import until
 from towpath.inbox import Event, create_statements
+from towpath.schemas.failure import UnavailableError
 from towpath.schemas.transactions import SessionTypeError, drive, drive_async
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -186,6 +187,35 @@ def test_a_replay_that_fails_is_tried_once(place):
 
     assert [1, 1, 10] == place.calls
     assert 2 == len(place.parked())
+
+
+def test_a_replay_whose_service_is_down_delays_no_other(place):
+    """
+    It is requested until its service answers, while other keys are replayed.
+    """
+    down, calls = threading.Event(), []
+    down.set()
+
+    def handle(event, session):
+        calls.append(event.key)
+        if event.key == "a" and down.is_set():
+            message = "the service is down"
+            raise UnavailableError(message)
+        place.handle(event, session)
+
+    content = {"value": b'{"count": 1}', "topic": place.topic}
+    with place.begin() as session:
+        for number, key in enumerate("ab"):
+            event = dataclasses.replace(FIRST, id=str(number), key=key, **content)
+            drive(session, place.inbox.park(event, "refused"))
+        place.inbox.request_replay(session)
+    with place.running(handle=handle):
+        place.wait_counts(1, key="b")
+        assert ("a", []) == (calls[0], place.counts("a"))
+        down.clear()
+        place.wait_counts(1, key="a")
+
+    assert [] == place.parked()
 
 
 def test_two_processes_replay_an_event_once(place):

@@ -12,7 +12,12 @@ from sqlalchemy.exc import IntegrityError
 
 from support.inbox_place import event
 from towpath.inbox import AsyncConsumer, Consumer, Inbox, consumer
-from towpath.inbox.effects import AsyncEffects, Effects, HandlerError
+from towpath.inbox.effects import (
+    AsyncEffects,
+    Effects,
+    HandlerError,
+    UnavailableEffectError,
+)
 from towpath.inbox.event import UNREADABLE
 from towpath.inbox.inbox import Admission
 from towpath.schemas.failure import UsageError
@@ -49,6 +54,11 @@ class Replaying(Inbox):
     def admit_requested(self):
         """Admit it once more."""
         return Admission(self.event)
+        yield
+
+    def postpone(self, _event):
+        """Do nothing: no other event is requested."""
+        return
         yield
 
 
@@ -238,8 +248,8 @@ def lost(cause):
 @pytest.mark.parametrize(
     ("error", "raised"),
     [
-        (errors.AdminShutdown(), errors.AdminShutdown),
-        (lost(errors.AdminShutdown()), ConnectionError),
+        (errors.AdminShutdown(), UnavailableEffectError),
+        (lost(errors.AdminShutdown()), UnavailableEffectError),
         (lost(None), HandlerError),
         (errors.IdleInTransactionSessionTimeout(), HandlerError),
     ],

@@ -33,6 +33,14 @@ class HandlerError(Exception):
         self.event = event
 
 
+class UnavailableEffectError(Exception):
+    """A part that the effect of an event needs is down; the reason names it."""
+
+    def __init__(self, event: Event, cause: Exception) -> None:
+        super().__init__(reason_of(cause))
+        self.event = event
+
+
 def check_headers(event: Event) -> None:
     """
     Check that the headers of an event could be read.
@@ -121,11 +129,17 @@ class Effects:
         """
         Replay the first event of a requested key; None if there is none.
 
+        If a part that its effect needs is down, requests of other keys come first.
+
         Raises:
             HandlerError: The handler or the commit failed.
             Exception: The database failed, or another part is down.
         """
-        return self._carry_out(self._inbox.admit_requested())
+        try:
+            return self._carry_out(self._inbox.admit_requested())
+        except UnavailableEffectError as error:
+            self._run(self._inbox.postpone(error.event))
+            raise
 
     def keep_parked(self, event: Event, reason: str) -> None:
         """Store the reason why a replay failed."""
@@ -220,14 +234,16 @@ class AsyncEffects(Effects):
 
 def _cause(error: Exception, admission: Admission | None) -> Exception:
     """
-    Return the handler's error, or the given error if a part is down.
+    Return the error of an admitted event's effect, or the given error before one.
 
-    A part is the database, or a service that the handler or the decoder needs.
+    A part that may be down is the database, or a service that the handler or the
+    decoder needs.
     """
     event = None if admission is None else admission.event
-    is_known = isinstance(error, UnavailableError | HandlerError)
-    if event is None or is_known or _has_server_ended(error):
+    if event is None or isinstance(error, HandlerError):
         return error
+    if isinstance(error, UnavailableError) or _has_server_ended(error):
+        return UnavailableEffectError(event, error)
     return HandlerError(event, error)
 
 
@@ -259,5 +275,7 @@ def reason_of(error: Exception) -> str:
 
     Drivers and SQLAlchemy put the values of rows into the lines after the first.
     """
+    if isinstance(error, UnavailableEffectError):
+        return str(error)
     first_line = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first_line}"

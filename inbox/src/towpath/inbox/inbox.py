@@ -281,16 +281,25 @@ class Inbox:
         return int(next(iter(rows[0])))
 
     def next_requested(self) -> Steps[Event | None]:
-        """Return the oldest parked event of a key whose replay is requested."""
+        """Return the oldest parked event of the key whose request comes first."""
         rows = yield self._fill(
             f"{self._select_parked()} p where consumer = :consumer"
             " and requested_at is not null and not exists ("
             f"select 1 from {self._parked} q where q.consumer = p.consumer"
             f" and {_SAME_KEY}"
             " and q.number < p.number)"
-            " order by number limit 1",
+            " order by requested_at, number limit 1",
         )
         return self._parked_event(rows[0]).event if rows else None
+
+    def postpone(self, event: Event) -> Steps[None]:
+        """Put the requested replay of an event's key behind those of other keys."""
+        yield self._of(
+            event,
+            f"update {self._parked} set requested_at = clock_timestamp()"
+            " where consumer = :consumer and event_id = :id"
+            " and requested_at is not null",
+        )
 
     def leave(self, event: Event) -> Steps[bool]:
         """Delete a parked event under its key's lock; return whether it was there."""

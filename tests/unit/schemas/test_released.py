@@ -146,6 +146,36 @@ def test_a_version_that_repeats_an_earlier_one_is_found():
     ]
 
 
+ITEMS = {
+    "type": "array",
+    "items": {"type": "enum", "name": "a-b", "symbols": ["x"]},
+}
+
+
+@pytest.mark.parametrize(
+    ("document", "name"),
+    [
+        (post(name="Post-Published"), "Post-Published"),
+        (post(namespace="my-blog"), "my-blog"),
+        (post(name="string"), "string"),
+        (post(aliases=["blog.2nd"]), "blog.2nd"),
+        (post({"name": "größe", "type": "long"}), "größe"),
+        (post({"name": "a.b", "type": "long"}), "a.b"),
+        (post({"name": "kinds", "type": ["null", ITEMS]}), "a-b"),
+    ],
+)
+def test_a_name_that_avro_forbids_is_found_before_its_release(document, name):
+    """
+    Python's parser takes it, registries and clients in Java do not.
+    """
+    made = files(document)
+    [found] = check_files(made, {})
+
+    assert ("name", "post.v1.avsc") == (found.rule, found.name)
+    assert repr(name) in found.sentence
+    assert [] == check_files(made, lock(*made))
+
+
 def test_a_file_that_is_not_frozen_is_found():
     """
     It is no obstacle to freezing, and one to a release.

@@ -10,7 +10,8 @@ Every check is pure and returns findings: the mistake in one sentence, and its c
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from types import MappingProxyType
@@ -26,6 +27,11 @@ from towpath.schemas.schema_files import (
 
 LOCK: Final = "released.lock"
 AVRO: Final = "AVRO"
+# A part of a name, between dots.
+_NAME_PART: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PRIMITIVE: Final = frozenset(
+    {"null", "boolean", "int", "long", "float", "double", "bytes", "string"}
+)
 _HEADER: Final = "# Written by towpath schema freeze. A line is never changed.\n"
 
 
@@ -178,6 +184,46 @@ def _repeated(name: str, files: Sequence[SchemaFile]) -> list[SchemaFinding]:
     ]
 
 
+def misnamed(
+    files: Sequence[SchemaFile], released: Mapping[str, str]
+) -> list[SchemaFinding]:
+    """Find unreleased files with names that Avro forbids, though Python reads them."""
+    return [
+        SchemaFinding(
+            "name",
+            file.name,
+            f"{file.name} has the name {name!r}, which Avro forbids.",
+            "Write a name of letters, digits and underscores that begins with no digit "
+            "and is no primitive type.",
+        )
+        for file in files
+        if file.name not in released
+        for name in dict.fromkeys(_forbidden_names(file.definition))
+    ]
+
+
+def _forbidden_names(schema: object) -> Iterator[str]:
+    """Yield the forbidden names and aliases of a schema, or of a list of fields."""
+    if isinstance(schema, list):
+        for each in schema:
+            yield from _forbidden_names(each)
+    if not isinstance(schema, dict):
+        return
+    is_type = schema.get("type") in ("record", "enum", "fixed")
+    names = [schema["name"], *schema.get("aliases", ())] if "name" in schema else []
+    for name in map(str, names):
+        # Only names of types have a namespace.
+        parts = name.split(".") if is_type else [name]
+        is_primitive = is_type and parts[-1] in _PRIMITIVE
+        if is_primitive or not all(map(_NAME_PART.fullmatch, parts)):
+            yield name
+    namespace = str(schema.get("namespace") or "")
+    if namespace and not all(map(_NAME_PART.fullmatch, namespace.split("."))):
+        yield namespace
+    for below in ("type", "items", "values", "fields"):
+        yield from _forbidden_names(schema.get(below))
+
+
 def incompatible(
     schemas: Sequence[EventSchema], level: Level = LEVEL
 ) -> list[SchemaFinding]:
@@ -204,6 +250,7 @@ def check_files(
     return [
         *edits(files, released),
         *numbering(files),
+        *misnamed(files, released),
         *incompatible(schemas, level),
     ]
 

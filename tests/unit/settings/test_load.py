@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from towpath.schemas.failure import ConfigurationError, ConfigurationMissingError
 from towpath.settings import Settings, SinkKind, load
@@ -202,3 +203,25 @@ def test_a_missing_file_is_one_clear_error(tmp_path: Path):
     with pytest.raises(ConfigurationMissingError, match=r"absent\.toml: No such file"):
         load(tmp_path / "absent.toml", {})
     assert "docs/how-to/own-servers.md" in ConfigurationMissingError.remedy
+
+
+@pytest.mark.parametrize(
+    ("document", "name", "kind"),
+    [
+        ({"version": 1, "relay": {"max_parked_keys": True}}, "max_parked_keys", "int"),
+        ({"version": 1, "relay": {"stop_timeout_s": False}}, "stop_timeout_s", "float"),
+        ({"sink": [{"budget_s": True}]}, "budget_s", "float"),
+        ({"sink": [{"max_batch_records": True}]}, "max_batch_records", "int"),
+    ],
+)
+def test_a_boolean_is_no_number(
+    document: dict[str, object], name: str, kind: str
+) -> None:
+    """
+    Python's true equals 1; a person who writes it has mistaken the key.
+    """
+    with pytest.raises(ValidationError) as caught:
+        Settings.model_validate(document)
+
+    found = {(error["loc"][-1], error["type"]) for error in caught.value.errors()}
+    assert (name, f"{kind}_type") in found

@@ -63,6 +63,10 @@ def mistakes(folder: Path, more: str, **environ: str) -> tuple[str, ...]:
             "topics.partitions: expected a whole number, not 'many'",
         ),
         (
+            "[topics]\npartitions = true",
+            "topics.partitions: expected a whole number, not true",
+        ),
+        (
             "[topics]\nretention_hours = 1.5",
             "topics.retention_hours: expected a whole number, not 1.5",
         ),

@@ -17,8 +17,10 @@ from pydantic import (
     PlainSerializer,
     SerializationInfo,
     ValidationInfo,
+    field_validator,
 )
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 from towpath.schemas.table_name import TableName
 
@@ -102,6 +104,19 @@ class Section(BaseModel):
 
     # JSON has no infinity, so documents could not show one.
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_boolean(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse a boolean as a number: pydantic takes true for 1."""
+        if isinstance(value, bool) and info.field_name is not None:
+            annotation = cls.model_fields[info.field_name].annotation
+            kinds = {annotation, *typing.get_args(annotation)}
+            for kind in (int, float):
+                if kind in kinds:
+                    name, words = f"{kind.__name__}_type", "must be a number"
+                    raise PydanticCustomError(name, words)
+        return value
 
 
 # The path of a key or a mistake: names of keys, and indices of lists.

@@ -167,11 +167,8 @@ def test_the_whole_status_fits_on_one_screen():
     assert [] == [word for word in words if word not in text]
 
 
-def test_a_source_that_refuses_the_login_is_a_problem_of_the_relay(monkeypatch):
-    """
-    The other parts are shown all the same.
-    """
-    message = "the source refuses the login"
+def overview_of(monkeypatch, message, relay):
+    """Return the problems of a platform whose snapshots the source refuses."""
 
     def refuse(_settings):
         raise SourceRefusedError(message)
@@ -183,12 +180,35 @@ def test_a_source_that_refuses_the_login_is_a_problem_of_the_relay(monkeypatch):
             "kafka": {"bootstrap_servers": "127.0.0.1:1"},
         }
     )
-    monkeypatch.setattr(status, "lineage_offset", lambda _settings: 0)
-    monkeypatch.setattr(status, "slot_facts", lambda _settings: (None, message))
     monkeypatch.setattr(status.signals, "progress", refuse)
-    document = status.overview((), settings, SystemClock())
+    for name, value in relay.items():
+        monkeypatch.setattr(status, name, value)
+    return status.overview((), settings, SystemClock())["wrong"]
 
-    assert ["the relay: the source refuses the login"] == document["wrong"]
+
+def test_a_source_that_refuses_the_login_is_a_problem_of_the_relay(monkeypatch):
+    """
+    The other parts are shown all the same.
+    """
+    message = "the source refuses the login"
+    relay = {
+        "lineage_offset": lambda _settings: 0,
+        "slot_facts": lambda _settings: (None, message),
+    }
+
+    assert [f"the relay: {message}"] == overview_of(monkeypatch, message, relay)
+
+
+def test_snapshots_that_a_role_may_not_read_are_a_problem(monkeypatch):
+    """
+    Without a word they would look like a platform without snapshots.
+    """
+    message = "permission denied for table snapshot"
+    relay = {"_relay": lambda _settings: dict(RELAY)}
+    [found] = overview_of(monkeypatch, message, relay)
+
+    assert f"the snapshots cannot be read: {message}. " in found
+    assert SourceRefusedError.remedy in found
 
 
 def test_a_path_with_brackets_is_shown_as_it_is():

@@ -15,7 +15,7 @@ from towpath.deploy.snapshots.signals import INCOMPLETE
 from towpath.relay.commands.state import lineage_offset, slot_facts, table_report
 from towpath.relay.commands.status import read_process_state
 from towpath.schemas.clock import Clock
-from towpath.schemas.failure import TowpathError
+from towpath.schemas.failure import TowpathError, with_remedy
 from towpath.schemas.position import format_lsn
 from towpath.schemas.table_name import TableName
 from towpath.schemas.topics import dead_letter_topic, is_backfill, table_of, table_topic
@@ -53,17 +53,22 @@ def overview(
         ``parts``, ``relay``, ``snapshots``, ``sinks``, and ``wrong``: a sentence for
         each problem.
     """
-    document: Document = {
-        "parts": [part_document(part) for part in parts],
-        "relay": None if settings is None else _relay(settings),
-        "snapshots": [] if settings is None else _snapshots(settings),
-        "sinks": [] if settings is None else _sinks(settings, clock),
+    document: Document = {"parts": [part_document(part) for part in parts]}
+    if settings is None:
+        document |= {"relay": None, "snapshots": [], "sinks": []}
+        return document | {"wrong": [*problems_of(document, 0)]}
+    relay = _relay(settings)
+    snapshots, unread = _snapshots(settings)
+    document |= {
+        "relay": relay,
+        "snapshots": snapshots,
+        "sinks": _sinks(settings, clock),
     }
-    critical_bytes = 0
-    if settings is not None:
-        critical_bytes = settings.relay.retained_critical_bytes
-    document["wrong"] = [*problems_of(document, critical_bytes)]
-    return document
+    wrong = [*problems_of(document, settings.relay.retained_critical_bytes)]
+    if unread and not relay["error"]:
+        # Otherwise the relay's entry tells why the source does not answer.
+        wrong.append(f"the snapshots cannot be read: {unread}")
+    return document | {"wrong": wrong}
 
 
 def _relay(settings: Settings) -> Document:
@@ -108,13 +113,13 @@ def _tables(settings: Settings) -> Document:
     }
 
 
-def _snapshots(settings: Settings) -> list[Document]:
+def _snapshots(settings: Settings) -> tuple[list[Document], str]:
+    """Return the snapshots to be shown, or why they cannot be read."""
     try:
         rows = list(signals.progress(settings.database))
-    except TowpathError:
-        # The relay's own entry reports that the source does not answer.
-        return []
-    return [
+    except TowpathError as failure:
+        return [], with_remedy(str(failure), failure.remedy)
+    found = [
         {
             "snapshot": row.snapshot_id,
             "table": row.collection,
@@ -127,6 +132,7 @@ def _snapshots(settings: Settings) -> list[Document]:
         for row in rows
         if row.state in _UNFINISHED or _is_incomplete(row, rows)
     ]
+    return found, ""
 
 
 def _is_incomplete(

@@ -12,6 +12,8 @@ from mutants.runner import Outcome, Run
 CAUGHT: Final = "caught"
 # Tests of the first fork, of the second, ...: the first catches nearly every defect.
 _BATCHES: Final = (4, 12, 40, 400)
+# The number of test functions that one fork runs without a defect, within its limit.
+_PROVEN_AT_ONCE: Final = 50
 _NO_TEST_FAILED: Final = {0, 5}
 _SHOWN_LINES: Final = 25
 
@@ -101,10 +103,17 @@ class Campaign:
 
 
 def failing(node_ids: Sequence[str], *, is_real: bool) -> set[str]:
-    """Run tests without a defect; return those that fail, or all if they do not run."""
-    if not node_ids:
-        return set()
-    run = Run(None, sorted({_function(each) for each in node_ids}), is_real=is_real)
+    """Run tests without a defect; return those that fail, or all that do not run."""
+    functions = sorted({_function(each) for each in node_ids})
+    failed: set[str] = set()
+    for at in range(0, len(functions), _PROVEN_AT_ONCE):
+        failed |= _failing(functions[at : at + _PROVEN_AT_ONCE], is_real=is_real)
+    return {each for each in node_ids if _function(each) in failed}
+
+
+def _failing(functions: Sequence[str], *, is_real: bool) -> set[str]:
+    """Run test functions in one fork; return those that fail, or all if it fails."""
+    run = Run(None, functions, is_real=is_real)
     try:
         while not run.is_late and not wait([run.sentinel], timeout=1.0):
             pass
@@ -112,8 +121,7 @@ def failing(node_ids: Sequence[str], *, is_real: bool) -> set[str]:
         outcome = run.end()
     if outcome.code == 0:
         return set()
-    failed = {_function(each) for each in outcome.failed}
-    return {each for each in node_ids if not failed or _function(each) in failed}
+    return {_function(each) for each in outcome.failed} or set(functions)
 
 
 def _function(node_id: str) -> str:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from mutants import catalogue
+from mutants import campaign, catalogue
 from mutants.catalogue import Mutant
 from mutants.imports import ImportGraph
-from mutants.runner import overlay
+from mutants.runner import Outcome, overlay
 from support.copying import replace
 
 TARGET = "relay/src/towpath/relay/errors.py"
@@ -79,3 +79,47 @@ def test_the_nearest_tests_of_a_module_come_first():
 
     assert direct in tests
     assert tests.index(direct) < tests.index("tests/unit/relay/test_pipeline.py")
+
+
+def test_a_long_proof_runs_in_several_forks(monkeypatch: pytest.MonkeyPatch):
+    """
+    At its limit a fork is killed, and then all of its tests count as failing.
+    """
+    sizes = []
+
+    class Fork:
+        is_late = True
+
+        def __init__(self, _mutant: None, tests: list[str], *, is_real: bool) -> None:
+            assert not is_real
+            self.tests = tests
+
+        def end(self) -> Outcome:
+            sizes.append(len(self.tests))
+            failed = tuple(each for each in self.tests if each == "t::120")
+            return Outcome(1 if failed else 0, failed, "")
+
+    monkeypatch.setattr(campaign, "Run", Fork)
+    tests = [f"t::{number}[x]" for number in range(100, 230)]
+
+    assert {"t::120[x]"} == campaign.failing(tests, is_real=False)
+    assert [50, 50, 30] == sizes
+
+
+def test_tests_that_do_not_run_count_as_failing(monkeypatch: pytest.MonkeyPatch):
+    """
+    Their fork was killed before it could name a failed one.
+    """
+
+    class Killed:
+        is_late = True
+
+        def __init__(self, *_: object, is_real: bool) -> None:
+            assert is_real
+
+        def end(self) -> Outcome:
+            return Outcome(None, (), "")
+
+    monkeypatch.setattr(campaign, "Run", Killed)
+
+    assert {"a::1[x]", "a::2"} == campaign.failing(["a::1[x]", "a::2"], is_real=True)

@@ -1,6 +1,6 @@
 """A demo that joins a platform reports one without the shop, and stops only itself."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from towpath.deploy.bench import checkout
 from towpath.deploy.demo import compare, parts, platform, run
 from towpath.deploy.demo.stage import DemoOptions, JoinedPlatform
 from towpath.deploy.errors import SourceUnreachableError, StepError
-from towpath.deploy.local import process
+from towpath.deploy.local import own_stack, process
 from towpath.deploy.local.part import Part, StateFolder
 
 
@@ -67,7 +67,7 @@ def test_a_joined_demo_stops_its_load_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(platform, "count_orders", lambda _: 0)
     monkeypatch.setattr(run, "_run_joined", start)
     monkeypatch.setattr(run, "kill_children", lambda _: None)
-    place = JoinedPlatform(Path("towpath.toml"), "http://orders")
+    place = JoinedPlatform(Path("towpath.toml"), "http://orders", {})
     try:
         with pytest.raises(StepError):
             run.run_joined(DemoOptions(), place, tmp_path, Console())
@@ -96,8 +96,46 @@ def test_a_joined_demo_takes_relative_paths(tmp_path, monkeypatch):
     monkeypatch.setattr(platform, "count_orders", lambda _: 0)
     monkeypatch.setattr(run, "_run_joined", join)
     monkeypatch.setattr(run, "kill_children", lambda _: None)
-    place = JoinedPlatform(Path("towpath.toml"), "http://orders")
+    place = JoinedPlatform(Path("towpath.toml"), "http://orders", {})
     with pytest.raises(StepError):
         run.run_joined(DemoOptions(), place, Path("state"), Console())
 
     assert [tmp_path / "towpath.toml", tmp_path / "state"] == seen
+
+
+def test_a_joined_demo_takes_the_platforms_overrides(tmp_path, monkeypatch):
+    """
+    A platform in containers has its addresses in variables, and no other file.
+    """
+    overrides = {"TOWPATH_SOURCE__DSN": "postgresql://elsewhere/shop"}
+    config = tmp_path / "towpath.toml"
+    config.write_text(
+        'version = 1\n[[source]]\ndsn = "postgresql://here/shop"\n'
+        '[kafka]\nbootstrap_servers = "kafka:9092"\n'
+    )
+    seen = []
+
+    def wait(stage):
+        seen.extend((stage.shop_dsn, stage.environment["TOWPATH_SOURCE__DSN"]))
+        message = "that is all"
+        raise StepError(message)
+
+    monkeypatch.setattr(platform, "count_orders", lambda dsn: seen.append(dsn) or 0)
+    monkeypatch.setattr(platform, "wait_for_sinks", wait)
+    monkeypatch.setattr(run, "Monitor", lambda _stage: nullcontext())
+    monkeypatch.setattr(run, "kill_children", lambda _: None)
+    place = JoinedPlatform(config, "http://orders", overrides)
+    with pytest.raises(StepError):
+        run.run_joined(DemoOptions(), place, tmp_path / "state", Console())
+
+    assert ["postgresql://elsewhere/shop"] * 3 == seen
+
+
+def test_only_variables_that_override_a_key_are_overrides(monkeypatch):
+    """
+    ``TOWPATH_CONFIG`` and ``TOWPATH_STATE`` are for the command itself.
+    """
+    for name in ("TOWPATH_KAFKA__CLIENT__X", "TOWPATH_CONFIG", "KAFKA__X"):
+        monkeypatch.setenv(name, "x")
+
+    assert {"TOWPATH_KAFKA__CLIENT__X": "x"} == own_stack.overrides()

@@ -85,6 +85,6 @@ def test_a_result_that_cannot_be_written_is_one_clear_error(tmp_path, monkeypatc
     monkeypatch.setattr(run.table, "draw", lambda _: "")
     monkeypatch.setattr(run, "kill_children", lambda _: None)
     options = DemoOptions(json_file=tmp_path)
-    place = JoinedPlatform(Path("towpath.toml"), "http://orders")
+    place = JoinedPlatform(Path("towpath.toml"), "http://orders", {})
     with pytest.raises(UsageError, match=r"--json: .* Is a directory"):
         run.run_joined(options, place, tmp_path, Console(quiet=True))

@@ -60,7 +60,8 @@ def demo_platform(  # noqa: PLR0913 - each is an option of the command
         join: The address of the orders service of a running platform, for example in
             containers: the demo joins that platform, and starts none. The platform
             keeps the added sink.
-        config: With --join, the platform's configuration.
+        config: With --join, the platform's configuration, which environment variables
+            override as for every command.
         state: State folder.
     """
     from towpath.deploy.demo import run  # noqa: PLC0415 - keeps --help fast
@@ -68,6 +69,9 @@ def demo_platform(  # noqa: PLR0913 - each is an option of the command
         DEFAULT_ORDERS,
         DemoOptions,
         JoinedPlatform,
+    )
+    from towpath.deploy.local.own_stack import (  # noqa: PLC0415 - keeps --help fast
+        overrides,
     )
 
     if join is not None and (keep or orders is not None):
@@ -84,7 +88,7 @@ def demo_platform(  # noqa: PLR0913 - each is an option of the command
     )
     folder = state or state_folder(None) / "demo"
     if join is not None:
-        at = JoinedPlatform(config_file(config), join.rstrip("/"))
+        at = JoinedPlatform(config_file(config), join.rstrip("/"), overrides())
         return run.run_joined(options, at, folder, Console())
     return run.run_demo(options, folder, Console())
 

@@ -90,7 +90,7 @@ def run_joined(
         try:
             # A killed run leaves its load behind.
             _stop_load(state)
-            dsn = load(at.config, {}).database.dsn
+            dsn = load(at.config, at.overrides).database.dsn
             seen = replace(options, orders=platform.count_orders(dsn))
             result = _run_joined(seen, at, state, console)
             console.print(table.draw(result))
@@ -124,11 +124,12 @@ def _run_joined(
             state=state,
             config=at.config,
             shop_url=at.shop_url,
-            environment=parts.inherited_environment(),
+            environment={**parts.inherited_environment(), **at.overrides},
             restarts=lambda *_: 0,
             screen=screen,
             clock=clock,
             began_at_s=clock.monotonic_s(),
+            overrides=at.overrides,
         )
         with Monitor(stage):
             platform.wait_for_sinks(stage)

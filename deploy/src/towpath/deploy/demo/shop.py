@@ -128,9 +128,8 @@ def declare_sink(stage: Stage) -> None:
     block = head + SEARCH_OPTIONS + order_documents(INDEX)
     with stage.doing(f"declare a new sink: {SINK}, the index {INDEX}"):
         cluster = Topics(settings.kafka)
-        stage.retried(
-            lambda: declare.declare_sink(stage.config, block, {}, cluster, stage.clock)
-        )
+        where = (stage.config, block, stage.overrides)
+        stage.retried(lambda: declare.declare_sink(*where, cluster, stage.clock))
         settings = stage.settings()
         with closing(ProgressReader(settings, stage.clock)) as published:
             wanted = (settings, SINK, published, stage.clock)

@@ -11,7 +11,7 @@ settled.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
@@ -110,10 +110,18 @@ Value = TypeVar("Value")
 
 
 class JoinedPlatform(NamedTuple):
-    """A platform that others run: its configuration and its orders service."""
+    """
+    A platform that others run.
+
+    Attributes:
+        config: Its configuration.
+        shop_url: Its orders service.
+        overrides: The environment variables that override its configuration.
+    """
 
     config: Path
     shop_url: str
+    overrides: Mapping[str, str]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,6 +135,7 @@ class Stage:
         shop_url: The orders service.
         environment: The environment of the demo's processes.
         restarts: Returns the number of restarts of a part, or of all parts.
+        overrides: The environment variables that override the configuration.
         step: The current step, for the screen.
     """
 
@@ -140,6 +149,7 @@ class Stage:
     screen: DemoScreen
     clock: Clock
     began_at_s: float
+    overrides: Mapping[str, str] = field(default_factory=dict)
     step: str = "starting"
 
     @property
@@ -149,7 +159,7 @@ class Stage:
 
     def settings(self) -> Settings:
         """Read the configuration as it is now."""
-        return load(self.config, {})
+        return load(self.config, self.overrides)
 
     def source(self) -> Source:
         """Return the shop's database, with the relay's slot."""

@@ -209,6 +209,16 @@ def environment() -> dict[str, str]:
     }
 
 
+def overrides() -> dict[str, str]:
+    """Return the variables of our environment that override a configuration."""
+    inherited = os.environ.items()  # noqa: TID251 - a root
+    return {
+        name: text
+        for name, text in inherited
+        if name.startswith("TOWPATH_") and "__" in name
+    }
+
+
 def _remove(stack: Stack) -> None:
     stop_all(stack.state)
     stack.purge()

@@ -56,6 +56,10 @@ class FixedClock:
     def __init__(self):
         self.at = NOW
 
+    def monotonic_s(self):
+        """Return the seconds that have passed."""
+        return self.at.timestamp()
+
     def now(self):
         """Return the time."""
         return self.at

@@ -22,6 +22,7 @@ from towpath.deploy.console.security import (
     AuditLogError,
     ForeignRequestError,
     LoginNeededError,
+    RefusedLogins,
 )
 from towpath.relay.commands import dead_letters as relay
 from towpath.schemas.clock import SystemClock
@@ -308,3 +309,30 @@ def test_an_aggregate_that_is_named_twice_is_released_once(monkeypatch):
 
     assert 1 == len(action.act().document["released"])
     assert [("order", "7")] == released
+
+
+class SteppedClock(SystemClock):
+    """A clock that a test sets."""
+
+    at_s = 0.0
+
+    def monotonic_s(self):
+        """Return the set time."""
+        return self.at_s
+
+
+def test_guesses_of_the_token_have_one_line_a_minute(tmp_path):
+    """
+    Otherwise a guesser could fill the disk; none is missing in the counts.
+    """
+    clock = SteppedClock()
+    audit = AuditLog(tmp_path / "audit", clock)
+    refused = RefusedLogins(audit, clock)
+    for at_s in (0, 1, 59, 60, 61):
+        clock.at_s = at_s
+        refused.add(f"10.0.0.{at_s}")
+    refused.flush()
+    refused.flush()
+    lines = [(line["from"], line["count"]) for line in reversed(audit.newest(10))]
+
+    assert [("10.0.0.0", 1), ("10.0.0.60", 3), ("10.0.0.61", 1)] == lines

@@ -425,11 +425,13 @@ def enter() -> tuple[str, int] | Response:
     """Log in with the token."""
     access = _context().access
     opened = access.enter(request.form.get("token", "").strip())
-    fields = {"from": request.remote_addr}
+    address = request.remote_addr or ""
     if opened is None:
-        access.audit.write("login refused", fields)
+        access.refused_logins.add(address)
         return _page("login.html", is_wrong=True), HTTPStatus.FORBIDDEN.value
-    access.audit.write("login", {"who": f"session {opened.session.name}", **fields})
+    access.refused_logins.flush()
+    who = f"session {opened.session.name}"
+    access.audit.write("login", {"who": who, "from": address})
     answer = make_response(redirect(url_for("console.topology")))
     answer.set_cookie(
         *(COOKIE, opened.cookie),

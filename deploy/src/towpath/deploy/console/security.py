@@ -52,6 +52,8 @@ CSRF_FIELD: Final = "word"
 _EXTENSION: Final = "towpath.console.access"
 SESSION_S: Final = 12 * 3600.0
 _MOST_SESSIONS: Final = 100
+# A guesser of tokens writes one line in this time.
+_REFUSAL_EVERY_S: Final = 60.0
 # The log grows without limit. The longest line has the keys of one request.
 _READ_BYTES: Final = 4 * 1024 * 1024
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -210,6 +212,48 @@ def _missing_line_break(file: IO[bytes]) -> bytes:
     return b"" if file.read(1) == b"\n" else b"\n"
 
 
+class RefusedLogins:
+    """Counts the refused logins, and logs them in one line per minute."""
+
+    def __init__(self, audit: AuditLog, clock: Clock) -> None:
+        self._audit = audit
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._count = 0
+        self._address = ""
+        self._due_s = float("-inf")
+
+    def add(self, address: str) -> None:
+        """
+        Count one; once a minute, log all since the last line, with the last address.
+
+        Raises:
+            AuditLogError: The log cannot be written; they are counted on.
+        """
+        with self._lock:
+            self._count += 1
+            self._address = address
+            if self._clock.monotonic_s() >= self._due_s:
+                self._write()
+
+    def flush(self) -> None:
+        """
+        Log those that no line has counted yet.
+
+        Raises:
+            AuditLogError: The log cannot be written; they are counted on.
+        """
+        with self._lock:
+            if self._count:
+                self._write()
+
+    def _write(self) -> None:
+        fields = {"from": self._address, "count": self._count}
+        self._audit.write("login refused", fields)
+        self._count = 0
+        self._due_s = self._clock.monotonic_s() + _REFUSAL_EVERY_S
+
+
 class Access:
     """The access rules of one console, and its sessions."""
 
@@ -221,6 +265,7 @@ class Access:
         self._sessions: dict[str, LoginSession] = {}
         self._lock = threading.Lock()
         self.audit = audit
+        self.refused_logins = RefusedLogins(audit, clock)
         self.is_local = is_local
 
     @property

@@ -271,20 +271,20 @@ TICK_INTERVAL_S: Final = 0.02
 # A stream without a transaction for this long has no lag.
 RECENTLY_US: Final = 1_000_000
 
-# The number of rows in a slice, which takes about a millisecond. With a quarter as many
-# rows, a snapshot is a quarter slower; long rows make a slice shorter
-# (``window.SLICE_BYTES``).
-SLICE_ROWS: Final = 256
+# The number of rows in a slice, which takes two or three milliseconds. Each slice is a
+# request per partition: with half as many rows, the broker spends a third more on each
+# row. Long rows make a slice shorter (``window.SLICE_BYTES``).
+SLICE_ROWS: Final = 512
 
 # How long slices are emitted before the stream is read again: the longest that a live
 # change waits for a snapshot. With half this time, a snapshot is a tenth slower.
 EMIT_S: Final = 0.003
 
-# While more than this is in flight, no rows are emitted: live changes wait in the same
-# queue. The first applies while the stream carries changes. The second applies on
-# a quiet stream: it lets Kafka work in parallel, which gives a third more rows per
-# second.
-MAX_AHEAD_BYTES: Final = 512 * 1024
+# While this much is in flight, no rows are emitted: live changes wait in the same queue.
+# The first applies while the stream carries changes; it lets the next slice follow when
+# the broker has nearly all of the last one. The second applies on a quiet stream: it
+# lets Kafka work in parallel, which gives a third more rows per second.
+MAX_AHEAD_BYTES: Final = 64 * 1024
 MAX_AHEAD_ALONE_BYTES: Final = 4 * 1024 * 1024
 
 # A stream without a change for this long is quiet: longer than a few requests take, and

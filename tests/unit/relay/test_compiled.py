@@ -1,5 +1,6 @@
 """The choice between compiled modules and Python, all or none."""
 
+import subprocess
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -129,6 +130,22 @@ def test_the_relay_chooses_before_it_imports_the_modules(monkeypatch):
         command.run()
 
     assert "towpath.relay.__main__" not in sys.modules
+
+
+def test_the_relay_imports_no_rich():
+    """
+    A running relay draws nothing: rich would cost 11 MB, and time at each start.
+    """
+    code = (
+        "import sys; from towpath.relay.cli.relay import import_run; import_run()"
+        "; print([name for name in sys.modules if name.startswith('rich')])"
+        "; import rich.console"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+
+    assert "[]" == done.stdout.strip()
 
 
 def test_the_doctor_names_the_interpreter_and_the_code():

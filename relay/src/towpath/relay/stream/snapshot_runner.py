@@ -280,7 +280,7 @@ SLICE_ROWS: Final = 512
 # change waits for a snapshot. With half this time, a snapshot is a tenth slower.
 EMIT_S: Final = 0.003
 
-# While this much is in flight, no rows are emitted: live changes wait in the same queue.
+# While this much is in flight, no rows are emitted: live changes wait in the queue too.
 # The first applies while the stream carries changes; it lets the next slice follow when
 # the broker has nearly all of the last one. The second applies on a quiet stream: it
 # lets Kafka work in parallel, which gives a third more rows per second.

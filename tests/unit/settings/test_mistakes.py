@@ -67,6 +67,10 @@ def mistakes(folder: Path, more: str, **environ: str) -> tuple[str, ...]:
             "topics.partitions: expected a whole number, not true",
         ),
         (
+            "[sinks]\nmetrics_ports = {cache = true}",
+            "sinks.metrics_ports.cache: expected a whole number, not true",
+        ),
+        (
             "[topics]\nretention_hours = 1.5",
             "topics.retention_hours: expected a whole number, not 1.5",
         ),

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, NamedTuple
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     PlainSerializer,
     SerializationInfo,
@@ -108,15 +109,29 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_boolean(cls, value: object, info: ValidationInfo) -> object:
-        """Refuse a boolean as a number: pydantic takes true for 1."""
+        """Refuse a boolean as the number of a key: pydantic takes true for 1."""
         if isinstance(value, bool) and info.field_name is not None:
             annotation = cls.model_fields[info.field_name].annotation
             kinds = {annotation, *typing.get_args(annotation)}
             for kind in (int, float):
                 if kind in kinds:
-                    name, words = f"{kind.__name__}_type", "must be a number"
-                    raise PydanticCustomError(name, words)
+                    raise _no_number(kind)
         return value
+
+
+def _no_number(kind: type) -> PydanticCustomError:
+    return PydanticCustomError(f"{kind.__name__}_type", "must be a number")
+
+
+def _check_whole(value: object) -> object:
+    if isinstance(value, bool):
+        raise _no_number(int)
+    return value
+
+
+# Refuses a boolean as a whole number in a table or a list, where a section does not
+# look. It follows the bounds of the number: they would not be in the schema otherwise.
+NO_BOOLEAN: Final = BeforeValidator(_check_whole)
 
 
 # The path of a key or a mistake: names of keys, and indices of lists.

@@ -27,7 +27,7 @@ from pydantic_core import PydanticCustomError
 
 from towpath.schemas.webhooks import secret_bytes
 from towpath.settings.routes import Route, RouteKind
-from towpath.settings.section import NAME, Section
+from towpath.settings.section import NAME, NO_BOOLEAN, Section
 from towpath.settings.syntax import not_one_of, parsed_by
 from towpath.settings.transforms import HashSalt, SaltName
 
@@ -123,7 +123,7 @@ class Spark(Section):
     settings: dict[SparkSetting, str] = Field(default_factory=dict)
 
 
-Port = Annotated[int, Field(ge=0, le=65535)]
+Port = Annotated[int, Field(ge=0, le=65535), NO_BOOLEAN]
 
 
 class Sinks(Section):

@@ -24,7 +24,7 @@ import enum
 import errno
 import os
 from collections.abc import Sequence
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 # File descriptors that one connection takes.
@@ -55,6 +55,18 @@ def with_remedy(message: str, remedy: str) -> str:
 def first_line(error: object) -> str:
     """Return the first line of an error's text, or the error's class if it is empty."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def log_failure(log: Any, event: str, error: Exception, **fields: object) -> None:  # noqa: ANN401 - any logger
+    """
+    Log an error: with its traceback, unless it is a failure of the platform.
+
+    Such a failure has a reason that an operator can act on.
+    """
+    if isinstance(error, TowpathError):
+        log.warning(event, reason=str(error), **fields)
+    else:
+        log.error(event, exc_info=error, **fields)
 
 
 class UsageError(TowpathError):

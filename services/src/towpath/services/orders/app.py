@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from towpath.outbox import Outbox
 from towpath.outbox.sqlalchemy import Collector
 from towpath.schemas.clock import Clock, SystemClock
+from towpath.schemas.failure import log_failure
 from towpath.services.orders import handlers
 from towpath.services.orders.api import EXTENSION, OrdersContext, blueprint, operations
 from towpath.services.orders.domain import DEFAULT_WINDOWS, Step, StepRecord, Windows
@@ -42,11 +43,7 @@ from towpath.services.plumbing.database import make_engine, migrate
 from towpath.services.plumbing.idempotency import CommandExecutor, IdempotencyKeys
 from towpath.services.plumbing.metrics import counted, metrics_of
 from towpath.services.plumbing.openapi import install_openapi
-from towpath.services.plumbing.server import (
-    LIFECYCLE,
-    BackgroundTask,
-    log_failure,
-)
+from towpath.services.plumbing.server import LIFECYCLE, BackgroundTask
 from towpath.services.plumbing.service import (
     DEFAULT_THREADS,
     IDEMPOTENCY_HOURS,

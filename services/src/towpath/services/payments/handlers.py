@@ -16,6 +16,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from towpath.schemas.clock import Clock
+from towpath.schemas.failure import log_failure
 from towpath.services.payments.domain import (
     MOST_AUTHORIZATION_ATTEMPTS,
     NO_ANSWER,
@@ -28,7 +29,6 @@ from towpath.services.payments.domain import (
 )
 from towpath.services.payments.provider import Provider, ProviderTimeoutError
 from towpath.services.payments.repository import PaymentRepository
-from towpath.services.plumbing.server import log_failure
 
 # Few enough that the last operation is answered long before the leases expire.
 _CLAIMED_AT_ONCE: Final = 20

@@ -32,7 +32,7 @@ from gunicorn.app.base import BaseApplication
 from gunicorn.glogging import Logger
 from gunicorn.workers.gthread import ThreadWorker
 
-from towpath.schemas.failure import TowpathError, UnavailableError
+from towpath.schemas.failure import UnavailableError, log_failure
 from towpath.schemas.tracing import NO_TRACER
 from towpath.services.plumbing.tracing import TRACER, close_tracer
 
@@ -105,18 +105,6 @@ class Lifecycle:
                     log, "service task failed: trying again", error, task=task.name
                 )
             self.stopping.wait(task.interval_s)
-
-
-def log_failure(log: Any, event: str, error: Exception, **fields: object) -> None:  # noqa: ANN401 - any logger
-    """
-    Log an error: with its traceback, unless it is a failure of the platform.
-
-    Such a failure has a reason that an operator can act on.
-    """
-    if isinstance(error, TowpathError):
-        log.warning(event, reason=str(error), **fields)
-    else:
-        log.error(event, exc_info=error, **fields)
 
 
 class ServiceStoppingError(UnavailableError):

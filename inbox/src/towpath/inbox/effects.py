@@ -25,20 +25,20 @@ Begin = Callable[[], AbstractContextManager[Any]]
 BeginAsync = Callable[[], AbstractAsyncContextManager[Any]]
 
 
-class HandlerError(Exception):
-    """The handler or the commit of its effect failed; the reason names the cause."""
+class EffectError(Exception):
+    """The effect of an event failed; the reason names the cause."""
 
     def __init__(self, event: Event, cause: Exception) -> None:
         super().__init__(reason_of(cause))
         self.event = event
 
 
-class UnavailableEffectError(Exception):
-    """A part that the effect of an event needs is down; the reason names it."""
+class HandlerError(EffectError):
+    """The handler or the commit of its effect failed."""
 
-    def __init__(self, event: Event, cause: Exception) -> None:
-        super().__init__(reason_of(cause))
-        self.event = event
+
+class UnavailableEffectError(EffectError):
+    """A part that the effect of an event needs is down."""
 
 
 def check_headers(event: Event) -> None:
@@ -275,7 +275,7 @@ def reason_of(error: Exception) -> str:
 
     Drivers and SQLAlchemy put the values of rows into the lines after the first.
     """
-    if isinstance(error, UnavailableEffectError):
+    if isinstance(error, EffectError):
         return str(error)
     first_line = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first_line}"

@@ -109,6 +109,26 @@ def test_a_session_that_the_server_ends_is_no_failed_attempt(place):
     assert ([1], []) == (place.counts(), place.parked())
 
 
+def test_an_event_whose_session_is_ended_at_each_attempt_is_parked(place):
+    """
+    A watchdog ends sessions that run for too long; the server itself goes on.
+    """
+
+    def handle(event, session):
+        place.calls.append(event.key)
+        if event.key == "a":
+            session.execute("select pg_terminate_backend(pg_backend_pid())")
+        place.handle(event, session)
+
+    with place.running(attempts=2, handle=handle):
+        place.send("a", 1)
+        until(place.parked, "the event is parked")
+        place.send("b", 2)
+        place.wait_counts(2, key="b")
+
+    assert 3 == place.calls.count("a")
+
+
 def test_a_reason_with_half_a_character_is_stored(place):
     """
     A text that was cut may end within a surrogate pair.

@@ -14,6 +14,7 @@ from support.inbox_place import event
 from towpath.inbox import AsyncConsumer, Consumer, Inbox, consumer
 from towpath.inbox.effects import (
     AsyncEffects,
+    EffectError,
     Effects,
     HandlerError,
     UnavailableEffectError,
@@ -267,6 +268,118 @@ def test_a_lost_connection_is_the_events_fault_unless_the_server_ended_it(
 
     with pytest.raises(raised):
         Effects(Replaying(), nullcontext, handle).replay_next()
+
+
+class Session:
+    """A session of psycopg2, and its cursor, at a server that started at a time."""
+
+    __module__ = "psycopg2.extensions"
+    autocommit = False
+    description = True
+
+    def __init__(self, start):
+        self.start = start
+
+    def get_transaction_status(self):
+        """Return libpq's number of an open transaction."""
+        return 2
+
+    def cursor(self):
+        """Return a cursor."""
+        return nullcontext(self)
+
+    def execute(self, _sql, _parameters):
+        """Do nothing."""
+
+    def fetchall(self):
+        """Return the row of the only query."""
+        return [(self.start,)]
+
+
+class AsyncSession(Session):
+    """An asynchronous session of psycopg, and its cursor."""
+
+    __module__ = "psycopg"
+
+    async def execute(self, _sql, _parameters):
+        """Return the cursor."""
+        return self
+
+    async def fetchall(self):
+        """Return the row of the only query."""
+        return [(self.start,)]
+
+
+class Ending(Inbox):
+    """The inbox of a server that ends the session of each handler."""
+
+    def __init__(self):
+        super().__init__("c")
+        self.start = self.next_start = "0"
+
+    def admit(self, event):
+        """Admit an event."""
+        return Admission(event)
+        yield
+
+    @contextmanager
+    def begin(self):
+        """Begin a transaction, unless the server is down."""
+        if self.start is None:
+            raise errors.CannotConnectNow
+        yield Session(self.start)
+
+    @asynccontextmanager
+    async def begin_async(self):
+        """Begin a transaction of an asynchronous session."""
+        with self.begin() as session:
+            yield AsyncSession(session.start)
+
+    def handle(self, _event, _session):
+        """Lose the session; the server may be another one afterwards."""
+        self.start = self.next_start
+        message = "ended"
+        raise errors.AdminShutdown(message)
+
+    async def handle_async(self, event, session):
+        """Lose the session in an event loop."""
+        self.handle(event, session)
+
+
+def applying(inbox):
+    """Return a function that applies events."""
+    return Effects(inbox, inbox.begin, inbox.handle).apply
+
+
+def applying_async(inbox):
+    """Return a function that applies events in an event loop."""
+    effects = AsyncEffects(inbox, inbox.begin_async, inbox.handle_async)
+    return lambda event: asyncio.run(effects.in_thread(lambda: effects.apply(event)))
+
+
+@pytest.mark.parametrize("kind", [applying, applying_async])
+@pytest.mark.parametrize(
+    ("starts", "are_counted"),
+    [
+        ([1, 1, 1], [False, True, True]),
+        ([1, 2, 2], [False, False, True]),
+        ([1, None, 1], [False, False, True]),
+    ],
+    ids=["same", "restarted", "down"],
+)
+def test_a_session_that_the_same_server_ends_again_counts(kind, starts, are_counted):
+    """
+    A watchdog ends the session of a handler that runs for too long at each attempt.
+    """
+    inbox, counted = Ending(), []
+    apply = kind(inbox)
+    for inbox.next_start in starts:
+        inbox.start = "0"
+        with pytest.raises(EffectError, match=r"^AdminShutdown: ended$") as failed:
+            apply(event())
+        counted.append(isinstance(failed.value, HandlerError))
+
+    assert are_counted == counted
 
 
 def test_the_reason_of_a_failed_statement_has_no_values_of_rows():

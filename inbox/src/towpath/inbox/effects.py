@@ -15,11 +15,13 @@ from typing import Any, Final
 from towpath.inbox.event import UNREADABLE, Event
 from towpath.inbox.inbox import Admission, Inbox
 from towpath.schemas.failure import UnavailableError
-from towpath.schemas.transactions import Result, Steps, drive, drive_async
+from towpath.schemas.transactions import Result, Statement, Steps, drive, drive_async
 
-# The SQLSTATEs of a session that ends, or cannot begin, because the server shuts down
-# or starts, or because an administrator has ended it.
+# The SQLSTATEs of a session that ends, or cannot begin, because the server shuts down,
+# crashes or starts.
 _SERVER_ENDED: Final = frozenset({"57P01", "57P02", "57P03"})
+# Also the state of a single session that an administrator or a watchdog ends.
+_BY_COMMAND: Final = "57P01"
 
 Begin = Callable[[], AbstractContextManager[Any]]
 BeginAsync = Callable[[], AbstractAsyncContextManager[Any]]
@@ -39,6 +41,10 @@ class HandlerError(EffectError):
 
 class UnavailableEffectError(EffectError):
     """A part that the effect of an event needs is down."""
+
+
+class _SessionEndedError(UnavailableEffectError):
+    """A command ended the session: to it alone, or to the whole server."""
 
 
 def check_headers(event: Event) -> None:
@@ -98,6 +104,9 @@ class Outcome(enum.Enum):
 
 class Effects:
     """Applies and parks events, each in its own transaction."""
+
+    # The start of the server that answered after a session was last ended.
+    _started_at: str | None = None
 
     def __init__(
         self, inbox: Inbox, begin: Begin, handle: Callable[[Event, Any], object]
@@ -159,7 +168,34 @@ class Effects:
             return drive(session, steps)
 
     def _carry_out(self, steps: Steps[Admission | None]) -> Admission | None:
-        """Run steps and, in the same transaction, the handler of the admitted event."""
+        """
+        Run steps and, in the same transaction, the handler of the admitted event.
+
+        A session that is ended is a failure of the event if its server still runs: a
+        watchdog may end the session of a handler that runs for too long each time.
+        """
+        try:
+            return self._attempt(steps)
+        except _SessionEndedError as error:
+            if self._is_same_server():
+                raise HandlerError(error.event, error) from error
+            raise
+
+    def _is_same_server(self) -> bool:
+        """
+        Return whether the server is the one that the call before this one found.
+
+        The first call does not know that, and neither does one without an answer.
+        """
+        before = self._started_at
+        try:
+            self._started_at = self._run(_read_start())
+        except Exception:  # noqa: BLE001 - the driver's own
+            return False
+        return self._started_at == before
+
+    def _attempt(self, steps: Steps[Admission | None]) -> Admission | None:
+        """Run steps and the handler in a transaction, and name the part that failed."""
         admission = None
         try:
             with self._begin() as session:
@@ -208,8 +244,8 @@ class AsyncEffects(Effects):
 
         return self._wait(run())
 
-    def _carry_out(self, steps: Steps[Admission | None]) -> Admission | None:
-        async def carry_out() -> Admission | None:
+    def _attempt(self, steps: Steps[Admission | None]) -> Admission | None:
+        async def attempt() -> Admission | None:
             admission = None
             try:
                 async with self._begin_async() as session:
@@ -222,7 +258,7 @@ class AsyncEffects(Effects):
                 raise _cause(error, admission) from error
             return admission
 
-        return self._wait(carry_out())
+        return self._wait(attempt())
 
     def _wait(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Wait, in a thread, for work in the event loop."""
@@ -242,14 +278,18 @@ def _cause(error: Exception, admission: Admission | None) -> Exception:
     event = None if admission is None else admission.event
     if event is None or isinstance(error, HandlerError):
         return error
-    if isinstance(error, UnavailableError) or _has_server_ended(error):
+    if isinstance(error, UnavailableError):
         return UnavailableEffectError(event, error)
-    return HandlerError(event, error)
+    state = _state_of_end(error)
+    if state == _BY_COMMAND:
+        return _SessionEndedError(event, error)
+    kind = HandlerError if state is None else UnavailableEffectError
+    return kind(event, error)
 
 
-def _has_server_ended(error: Exception) -> bool:
+def _state_of_end(error: Exception) -> str | None:
     """
-    Return whether a database server ended the session because it shuts down.
+    Return the SQLSTATE by which a database server ended or refused a session.
 
     Without such a SQLSTATE, an event may itself be the reason why a connection is lost:
     its handler may exceed a timeout, or crash the server's process.
@@ -258,9 +298,16 @@ def _has_server_ended(error: Exception) -> bool:
     while each is not None:
         state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
         if state in _SERVER_ENDED:
-            return True
+            return str(state)
         each = each.__cause__ or each.__context__
-    return False
+    return None
+
+
+def _read_start() -> Steps[str]:
+    """Read the time at which the database's server started."""
+    start = "extract(epoch from pg_postmaster_start_time())"
+    rows = yield Statement.of(f"select cast({start} as text)", {})
+    return str(rows[0][0])
 
 
 async def _load(event: Event) -> None:

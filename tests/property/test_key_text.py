@@ -1,16 +1,26 @@
 """No two keys share a text."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from towpath.sinks.key_text import key_text
-from towpath.sinks.targets.cache.schema import route_key_prefix
+from towpath.sinks.targets.cache.schema import (
+    name_of,
+    route_key_prefix,
+    text_of_name,
+)
 
 PARTS = st.text(
     st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=6
 )
 TRICKY = st.text(":%3A025", max_size=6)
 KEYS = st.tuples(PARTS | TRICKY, PARTS | TRICKY)
+# Names in a cache that any program wrote, as a client decodes them.
+NAMES = st.lists(
+    st.binary(max_size=3)
+    | st.sampled_from([b"%", b"%25", b"%C3", b"C3", b"\xc3", b":"]),
+    max_size=6,
+).map(lambda parts: b"".join(parts).decode(errors="surrogateescape"))
 
 
 @given(KEYS, KEYS)
@@ -56,3 +66,25 @@ def test_a_key_part_that_looks_escaped_is_another_part(text):
     escaped = key_text((text,))
 
     assert (text == escaped) == (key_text((escaped,)) == escaped)
+
+
+@given(NAMES)
+@example("caf%C3%A9")
+@example("%25C3")
+def test_every_name_in_a_cache_is_found_by_its_text(name):
+    """
+    So no two names share a text, and an erase deletes the key that was reported.
+    """
+    text = text_of_name(name)
+    text.encode()
+
+    assert name == name_of(text)
+
+
+@given(KEYS)
+@example(("%FF", "%%"))
+def test_a_name_of_ours_is_its_own_text(key):
+    """
+    So a foreign key never has the text of a row.
+    """
+    assert key_text(key) == text_of_name(key_text(key)) == name_of(key_text(key))

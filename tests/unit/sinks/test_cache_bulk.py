@@ -504,15 +504,18 @@ def sink(server):
     return CacheSink("redis://unused", PREFIX, 60, servers=server)
 
 
-def test_a_key_that_is_not_utf_8_is_erased_by_its_own_name(sink, server):
+def test_a_key_of_another_program_is_erased_by_its_own_name(sink, server):
     """
-    Another program wrote it; ``verify`` knows its text only.
+    ``verify`` knows its text only.
+
+    A key that looks escaped stands beside the row whose key it would be.
     """
-    sink.erase("items", ["7%FF", "7%25FF"])
+    sink.erase("items", ["7%FF", "7%25FF", "caf%%C3%%A9", "café"])
 
     begins = schema.route_key_prefix(PREFIX, "items").encode()
+    names = [b"7\xff", b"7%25FF", b"caf%C3%A9", "café".encode()]
 
-    assert [begins + b"7\xff", begins + b"7%25FF"] == server.deleted
+    assert [begins + name for name in names] == server.deleted
 
 
 def test_columns_are_stored_as_rows_are(sink, server):

@@ -10,6 +10,7 @@ from towpath.sinks.targets.cache.client import SCANNED_AT_ONCE, Servers, transla
 from towpath.sinks.targets.cache.schema import (
     POSITION_FIELD,
     TOMBSTONE_FIELD,
+    name_of,
     route_key_prefix,
     scan_pattern,
     text_of_name,
@@ -31,8 +32,6 @@ class CacheReader:
     def __init__(self, url: str, prefix: str) -> None:
         self._servers = Servers(url)
         self._prefix = prefix
-        # The names of rows whose keys were escaped.
-        self._unescaped: dict[str, str] = {}
 
     def rows(self, route: str) -> Iterator[StoredRow]:
         """
@@ -40,7 +39,8 @@ class CacheReader:
 
         A value of another type, which another program wrote under the name of a row,
         counts as a row without fields or a position. Bytes of another program that are
-        not UTF-8 are escaped, because reports and temporary files hold text.
+        not UTF-8 are escaped, because reports and temporary files hold text; keys as
+        by ``text_of_name``.
         """
         with translated():
             self._servers.discover()
@@ -55,7 +55,7 @@ class CacheReader:
             for place, fields in zip(batch, hashes, strict=True):
                 # A tombstone that expired since the scan is left out.
                 if fields:
-                    yield self._stored(place[begins_at:], fields)
+                    yield _stored(text_of_name(place[begins_at:]), fields)
 
     def at(self, route: str, keys: Iterable[str]) -> Iterator[StoredRow]:
         """Read the rows of some keys, in the form of ``rows``."""
@@ -65,11 +65,10 @@ class CacheReader:
         remaining = iter(keys)
         while batch := list(islice(remaining, ROWS_PER_TRIP)):
             with translated():
-                names = [begins + self._unescaped.get(key, key) for key in batch]
-                hashes = self._hashes(names)
+                hashes = self._hashes([begins + name_of(key) for key in batch])
             for key, fields in zip(batch, hashes, strict=True):
                 if fields:
-                    yield self._stored(key, fields)
+                    yield _stored(key, fields)
 
     def sample(self, route: str, count: int) -> Iterator[StoredRow]:
         """
@@ -82,22 +81,11 @@ class CacheReader:
             self._servers.discover()
             places = self._random_places(scan_pattern(self._prefix, route), count)
         begins_at = len(route_key_prefix(self._prefix, route))
-        yield from self.at(route, [place[begins_at:] for place in places])
+        keys = [text_of_name(place[begins_at:]) for place in places]
+        yield from self.at(route, keys)
 
     def close(self) -> None:
         self._servers.close()
-
-    def _stored(self, key: str, fields: dict[str, str]) -> StoredRow:
-        try:
-            "".join((key, *fields, *fields.values())).encode()
-        except UnicodeEncodeError:
-            fields = {_escaped(name): _escaped(text) for name, text in fields.items()}
-            raw = self._unescaped.get(key, key)
-            key = text_of_name(raw)
-            self._unescaped[key] = raw
-        position = fields.pop(POSITION_FIELD, "")
-        is_deleted = fields.pop(TOMBSTONE_FIELD, None) is not None
-        return StoredRow(key, fields, position, is_deleted)
 
     def _places(self, route: str) -> Iterator[str]:
         seen: set[str] = set()  # a scan may return a key twice
@@ -137,6 +125,16 @@ class CacheReader:
             for index, fields in zip(indexes, answers, strict=True):
                 found[index] = _row_or_foreign(fields)
         return found
+
+
+def _stored(key: str, fields: dict[str, str]) -> StoredRow:
+    try:
+        "".join((*fields, *fields.values())).encode()
+    except UnicodeEncodeError:
+        fields = {_escaped(name): _escaped(text) for name, text in fields.items()}
+    position = fields.pop(POSITION_FIELD, "")
+    is_deleted = fields.pop(TOMBSTONE_FIELD, None) is not None
+    return StoredRow(key, fields, position, is_deleted)
 
 
 def _row_or_foreign(answer: dict[str, str] | Exception) -> dict[str, str]:

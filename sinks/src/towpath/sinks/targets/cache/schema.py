@@ -27,10 +27,10 @@ from towpath.sinks.change import Change
 from towpath.sinks.key_text import key_text, text_of
 
 _GLOB: Final = re.compile(r"([*?\[\]\\])")
-# A byte that is not UTF-8, as a client decodes it, and its text. A key of ours has a
-# percent sign in ``%25``, ``%3A`` and ``%00`` only.
-_STRAY_BYTE: Final = re.compile(r"[\udc80-\udcff]")
-_STRAY_TEXT: Final = re.compile(r"%([89A-F][0-9A-F])")
+# The signs that only other programs' keys have, and their texts: a byte that is not
+# UTF-8, as a client decodes it, and a percent sign that ``key_text`` does not write.
+_FOREIGN_SIGN: Final = re.compile(r"[\udc80-\udcff]|%(?!25|3A|00)")
+_FOREIGN_TEXT: Final = re.compile(r"%(%|[89A-F][0-9A-F])")
 _FIRST_STRAY: Final = 0xDC00
 
 POSITION_FIELD: Final = "_position"
@@ -73,13 +73,29 @@ def scan_pattern(prefix: str, route: str) -> str:
 
 
 def text_of_name(name: str) -> str:
-    """Return the name of a row as text, each byte that is not UTF-8 as ``%FF``."""
-    return _STRAY_BYTE.sub(lambda found: f"%{ord(found[0]) - _FIRST_STRAY:02X}", name)
+    """
+    Return the name of a row as text; no two names share one.
+
+    A name that the sink wrote is its own text. In a name of another program, a byte
+    that is not UTF-8 is ``%FF``, and a percent sign is ``%%``, unless it is that of
+    ``%25``, ``%3A`` or ``%00``.
+    """
+    return _FOREIGN_SIGN.sub(_text_of_sign, name)
 
 
 def name_of(text: str) -> str:
-    """Return the name of a row that ``text_of_name`` has made a text of."""
-    return _STRAY_TEXT.sub(lambda found: chr(_FIRST_STRAY + int(found[1], 16)), text)
+    """Return the name of a row from its text by ``text_of_name``."""
+    return _FOREIGN_TEXT.sub(_sign_of_text, text)
+
+
+def _text_of_sign(found: re.Match[str]) -> str:
+    sign = found[0]
+    return "%%" if sign == "%" else f"%{ord(sign) - _FIRST_STRAY:02X}"
+
+
+def _sign_of_text(found: re.Match[str]) -> str:
+    code = found[1]
+    return "%" if code == "%" else chr(_FIRST_STRAY + int(code, 16))
 
 
 def slot_of(place: str) -> int:

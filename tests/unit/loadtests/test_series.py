@@ -22,7 +22,7 @@ def test_a_step_is_what_was_added_since_the_one_before():
     assert [
         Step(1.0, ROW, 2.0, 0.0, 10.0, 10.0, 10.0),
         Step(2.0, ROW, 4.0, 1.0, 90.0, 90.0, 90.0),
-    ] == series.steps()
+    ] == series.steps(2.0)
 
 
 def test_statistics_that_were_reset_begin_again():
@@ -33,7 +33,7 @@ def test_statistics_that_were_reset_begin_again():
     series.add(1.0, {ROW: Totals(5, 0, {10: 5})})
     series.add(2.0, {ROW: Totals(3, 0, {20: 3})})
 
-    assert [5.0, 3.0] == [step.per_s for step in series.steps()]
+    assert [5.0, 3.0] == [step.per_s for step in series.steps(2.0)]
 
 
 def test_a_step_without_requests_has_the_rate_0():
@@ -43,12 +43,31 @@ def test_a_step_without_requests_has_the_rate_0():
     series = Series()
     for at_s, requests in ((1.0, 4), (2.0, 4), (3.0, 6), (4.0, 6)):
         series.add(at_s, {ROW: Totals(requests, 0, {10: requests})})
-    steps = series.steps()
+    steps = series.steps(4.0)
 
-    assert [(1.0, 4.0), (2.0, 0.0), (3.0, 2.0)] == [
+    assert [(1.0, 4.0), (2.0, 0.0), (3.0, 2.0), (4.0, 0.0)] == [
         (step.at_s, step.per_s) for step in steps
     ]
     assert (None, None, None) == steps[1][4:]
+
+
+def test_an_outage_at_the_end_of_a_run_is_shown():
+    """
+    The last sample comes later than the run's end, as does an answer on its way.
+    """
+    series = Series()
+    for at_s in (1.0, 2.0, 3.0, 60.0):
+        series.add(at_s, {ROW: Totals(2, 0, {10: 2})})
+    late = Series()
+    late.add(1.0, {ROW: Totals(4, 0, {10: 4})})
+    late.add(3.0, {ROW: Totals(6, 0, {10: 6})})
+
+    assert [(1.0, 2.0), (2.0, 0.0), (3.0, 0.0), (4.0, 0.0)] == [
+        (step.at_s, step.per_s) for step in series.steps(3.5)
+    ]
+    assert [(1.0, 4.0), (3.0, 1.0)] == [
+        (step.at_s, step.per_s) for step in late.steps(1.5)
+    ]
 
 
 def test_a_rate_is_that_of_the_sampled_time():
@@ -61,8 +80,8 @@ def test_a_rate_is_that_of_the_sampled_time():
     late = Series()
     late.add(1.25, {ROW: Totals(10, 0, {10: 10})})
 
-    assert {10.0} == {step.per_s for step in series.steps()}
-    assert [(2.0, 8.0)] == [(step.at_s, step.per_s) for step in late.steps()]
+    assert {10.0} == {step.per_s for step in series.steps(95.0)}
+    assert [(2.0, 8.0)] == [(step.at_s, step.per_s) for step in late.steps(1.25)]
 
 
 def test_a_long_run_has_wide_steps():

@@ -290,7 +290,7 @@ class EndedRun:
 def write_report(run: EndedRun, folder: Path) -> Path:
     """Create the folder, write the report into it, and return its main file."""
     folder.mkdir(parents=True, exist_ok=True)
-    steps = run.series.steps()
+    steps = run.series.steps(run.elapsed_s)
     requests = [step for step in steps if step.row[1] in METHODS]
     plots = {"rate": plot_rate(requests)}
     plots["latency"] = plot_latency(requests, customers.CHECKOUT)

@@ -77,16 +77,22 @@ class Series:
                 )
             self._before[row] = Totals(now.requests, now.failures, dict(now.times_ms))
 
-    def steps(self) -> list[Step]:
-        """Sum the samples up over steps of the run, up to its last growth."""
-        end_s = max((one.at_s for one in self._growths), default=0.0)
+    def steps(self, end_s: float) -> list[Step]:
+        """
+        Sum the samples up over steps of the run, up to its end.
+
+        Args:
+            end_s: The end of the run; growth after it, of requests that were still in
+                flight or reported late, counts as well.
+        """
+        end_s = max((end_s, *(one.at_s for one in self._growths)))
         width_s = step_width_s(end_s)
         covered_s: dict[int, float] = defaultdict(float)
         before_s = 0.0
-        for at_s in self._samples_s:
-            if at_s <= end_s:
-                covered_s[_number(at_s, width_s)] += at_s - before_s
-                before_s = at_s
+        for sampled_s in self._samples_s:
+            at_s = min(sampled_s, end_s)
+            covered_s[_number(at_s, width_s)] += at_s - before_s
+            before_s = at_s
         parts: dict[tuple[Row, int], list[Growth]] = defaultdict(list)
         for one in self._growths:
             parts[one.row, _number(one.at_s, width_s)].append(one)

@@ -13,7 +13,7 @@ Keys whose change a target cannot accept yet are replayed without a request, wit
 growing pause between the attempts. Later changes of these keys stay parked meanwhile.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import chain
 from types import MappingProxyType
@@ -74,16 +74,25 @@ class RetrySchedule:
         self._next: dict[ParkedKey, _NextAttempt] = {}
         self._paused_until_s = 0.0
 
-    def due(self) -> list[ParkedKey]:
-        """Return the keys to be retried now."""
+    def due(self, requested: AbstractSet[Subject]) -> list[ParkedKey]:
+        """
+        Return the keys to be retried now, the longest due first.
+
+        Args:
+            requested: The subjects of open requests: their keys wait for these.
+        """
         retried_keys = self._parked.retried_keys()
         now_s = self._clock.monotonic_s()
         first = _NextAttempt(0, now_s + _BACKOFF.bound_s(0))
         self._next = {key: self._next.get(key, first) for key in retried_keys}
         if now_s < self._paused_until_s:
             return []
-        due = [key for key, one in self._next.items() if one.due_s <= now_s]
-        return due[:MAX_AT_ONCE]
+        due = [
+            key
+            for key, one in self._next.items()
+            if one.due_s <= now_s and Subject(*key) not in requested
+        ]
+        return sorted(due, key=lambda key: self._next[key].due_s)[:MAX_AT_ONCE]
 
     def failed(self, key: ParkedKey) -> None:
         """Schedule the next attempt at a key, with a longer pause."""
@@ -131,6 +140,7 @@ class DeadLetterRequests:
         self._retries = RetrySchedule(parked, clock)
         self._log = _log.bind(sink=writer.routes.sink_name)
         self._open: dict[str, DeadLetterRequest] = {}
+        self._are_due_first = False
 
     @property
     def parked_keys(self) -> int:
@@ -151,7 +161,7 @@ class DeadLetterRequests:
             UnavailableError: A system does not answer; the requests stay open.
         """
         self._open |= {request.id: request for request in self._dead_letters.requests()}
-        due = self._retries.due()
+        due = self._retries.due({request.subject for request in self._open.values()})
         if not (self._open or due):
             return
         # No batch may add a dead letter of a key after its dead letters were read and
@@ -166,9 +176,11 @@ class DeadLetterRequests:
 
     def _process(self, due: Sequence[ParkedKey]) -> None:
         began_s = self._clock.monotonic_s()
-        wanted = self._wanted(due)
+        subjects = {key: Subject(*key) for key in due}
+        wanted = self._wanted(list(subjects.values()))
         book = OpenDeadLetters(wanted).read(self._dead_letters.entries())
-        self._retries.took(self._clock.monotonic_s() - began_s)
+        if not wanted.isdisjoint(subjects.values()):
+            self._retries.took(self._clock.monotonic_s() - began_s)
         # A write that seemed to fail may be in the topic.
         for resolution in book.resolutions():
             self._parked.end(resolution)
@@ -180,28 +192,31 @@ class DeadLetterRequests:
             self._open |= {name: book.requests[name] for name in late}
             # A key with an open request waits for it: its records may be discarded.
             waiting = {request.subject for request in self._open.values()}
-            subjects = {key: Subject(*key) for key in due}
             retried = wanted - waiting
             self._try_again(
                 {key: book.of(at) for key, at in subjects.items() if at in retried}
             )
 
-    def _wanted(self, due: Iterable[ParkedKey]) -> frozenset[Subject]:
+    def _wanted(self, due: Sequence[Subject]) -> frozenset[Subject]:
         """
         Return the subjects of this turn, as many as fit into memory; at least one.
 
-        Open requests come first, then keys to be retried. The others wait for another
-        turn.
+        Open requests come first, then keys to be retried. If some of these do not fit,
+        keys to be retried come first the next time: a request that fails stays open,
+        and must not keep them waiting. The others wait for another turn.
         """
+        requested = [request.subject for request in self._open.values()]
+        were_first = self._are_due_first
         wanted: set[Subject] = set()
         left = MAX_DEAD_LETTERS
-        requested = (request.subject for request in self._open.values())
-        for subject in chain(requested, (Subject(*key) for key in due)):
+        for subject in chain(due, requested) if were_first else chain(requested, due):
             count = 0 if subject in wanted else self._count(subject)
-            if wanted and count > left:
-                break
-            wanted.add(subject)
-            left -= count
+            if count <= left or not wanted:
+                wanted.add(subject)
+                left -= count
+        # While no key is due, it stays their turn.
+        if due:
+            self._are_due_first = not (were_first or wanted.issuperset(due))
         return frozenset(wanted)
 
     def _count(self, subject: Subject) -> int:

@@ -16,6 +16,7 @@ from psycopg2.extras import RealDictCursor
 from support.inbox_place import InboxPlace
 from support.waiting import until
 from towpath.inbox import Event, create_statements
+from towpath.inbox.event import stored_id
 from towpath.schemas.failure import UnavailableError
 from towpath.schemas.transactions import SessionTypeError, drive, drive_async
 
@@ -325,6 +326,81 @@ def test_an_id_and_a_key_longer_than_an_index_takes_are_stored(place):
         assert drive(session, place.inbox.admit(later)) == (later,)
 
     assert (ids[0], keys[0]) == (replayed.event.id, replayed.event.key)
+
+
+def long_events(count):
+    """Return events of one key with the shortest ids that are stored shortened."""
+    # Of 2,001 bytes, not all of them ASCII: the start is counted in characters.
+    ids = [
+        f"\U0001f600é{hashlib.shake_256(b'').hexdigest(997)}{n}" for n in range(count)
+    ]
+    return [
+        dataclasses.replace(FIRST, id=id_, headers={"id": id_}, offset=n)
+        for n, id_ in enumerate(ids)
+    ]
+
+
+def store_whole(place, events):
+    """Store the ids of events in full, as an earlier state of 0.2.0 did."""
+    for table in ("inbox", "inbox_parked"):
+        for event in events:
+            place.connection.execute(
+                f"update towpath.{table} set event_id = %s"  # noqa: S608
+                " where event_id = %s",
+                [event.id, stored_id(event.id)],
+            )
+
+
+def test_long_ids_of_an_earlier_state_are_found_after_an_upgrade(place):
+    """
+    Applied events have no second effect; parked ones are replayed and discarded.
+    """
+    applied, parked, dropped = events = long_events(3)
+    events.append(dataclasses.replace(applied, id=applied.id[:-1]))
+    with place.begin() as session:
+        for each in (applied, events[-1]):
+            assert drive(session, place.inbox.take(each))
+        for each in (parked, dropped):
+            assert drive(session, place.inbox.park(each, "refused"))
+    store_whole(place, events)
+    for statement in create_statements() * 2:
+        place.connection.execute(statement)
+    with place.begin() as session:
+        assert [False] * 4 == [drive(session, place.inbox.take(one)) for one in events]
+        assert place.inbox.discard(session, dropped.id)
+        assert 1 == place.inbox.request_replay(session, parked.id)
+        replayed = drive(session, place.inbox.admit_requested())
+        assert drive(session, place.inbox.admit_requested()) is None
+
+    assert parked.id == replayed.event.id
+
+
+def test_a_long_id_that_was_stored_in_both_forms_is_kept_once(place):
+    """
+    A consumer ran before the upgrade; the earlier row keeps its place in its key.
+    """
+    applied, parked = events = long_events(2)
+    later = [dataclasses.replace(one, offset=9) for one in events]
+    between = dataclasses.replace(FIRST, id="between")
+    with place.begin() as session:
+        assert drive(session, place.inbox.take(applied))
+        assert drive(session, place.inbox.park(parked, "refused"))
+    store_whole(place, events)
+    with place.begin() as session:
+        assert drive(session, place.inbox.take(later[0]))
+        for each in (between, later[1]):
+            assert drive(session, place.inbox.park(each, "refused"))
+    for statement in create_statements():
+        place.connection.execute(statement)
+    with place.begin() as session:
+        found = place.inbox.parked(session)
+        below = {(FIRST.topic, FIRST.partition): 9}
+        # Only the id of the event between goes, once it is no longer parked.
+        assert place.inbox.discard(session, between.id)
+        assert 1 == place.inbox.prune(session, below)
+        assert not drive(session, place.inbox.take(applied))
+
+    assert [parked.id, between.id] == [one.event.id for one in found]
 
 
 @pytest.mark.parametrize(

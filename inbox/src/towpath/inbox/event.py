@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from confluent_kafka import Message
 
+from towpath.inbox.tables import ID_BYTES, ID_START
 from towpath.schemas import headers
 from towpath.schemas.tracing import trace_id_of, valid_traceparent
 
@@ -133,12 +134,6 @@ def event_of(message: Message, decode: Decode | None = None) -> Event:
     )
 
 
-# Longer ids are stored as their start and their hash: an entry of an index has at most
-# 2.7 kB, of which the consumer's name takes a part.
-_ID_BYTES: Final = 2_000
-_ID_START: Final = 200
-
-
 def storable(text: str) -> str:
     """Return text that Postgres can store: no NUL, nothing that is not UTF-8."""
     # U+DC80 to U+DCFF stand for bytes; other surrogates are halves of a broken pair.
@@ -148,12 +143,16 @@ def storable(text: str) -> str:
 
 
 def stored_id(given: str) -> str:
-    """Return an event's id as it is stored; the result is stored as itself."""
+    """
+    Return an event's id as it is stored; the result is stored as itself.
+
+    ``create_statements`` brings the ids of an earlier state into the same form.
+    """
     text = storable(given)
     encoded = text.encode()
-    if len(encoded) <= _ID_BYTES:
+    if len(encoded) <= ID_BYTES:
         return text
-    return f"{text[:_ID_START]}...sha256:{hashlib.sha256(encoded).hexdigest()}"
+    return f"{text[:ID_START]}...sha256:{hashlib.sha256(encoded).hexdigest()}"
 
 
 def whole_id(stored: str, given: Mapping[str, str]) -> str:

@@ -10,6 +10,10 @@ from typing import Final
 from towpath.schemas.table_name import quoted
 
 SCHEMA: Final = "towpath"
+# Longer ids are stored as their start and their hash: an entry of an index has at most
+# 2.7 kB, of which the consumer's name takes a part.
+ID_BYTES: Final = 2_000
+ID_START: Final = 200
 
 
 def create_statements(schema: str = SCHEMA) -> tuple[str, ...]:
@@ -49,6 +53,7 @@ on {place}.inbox (consumer, topic, partition, "offset")""",
         f"""create index if not exists inbox_parked_key_start
 on {place}.inbox_parked (consumer, topic, {start_of("key")})""",
         f"drop index if exists {place}.inbox_parked_key",
+        _upgrade_of_ids(f"{place}.inbox", f"{place}.inbox_parked"),
     )
 
 
@@ -78,3 +83,42 @@ begin
     end if;
 end
 $upgrade$"""
+
+
+def _upgrade_of_ids(applied: str, parked: str) -> str:
+    """
+    Return the statement that shortens the long ids of a development version.
+
+    A consumer that ran before the upgrade may have stored such an id again, shortened.
+    Then the parked event that came first stays, and the id stays as long as the last
+    copy of the event can be read.
+    """
+
+    # The same as ``stored_id``, in a database of any encoding.
+    def is_long(column: str) -> str:
+        return f"octet_length(convert_to({column}, 'UTF8')) > {ID_BYTES}"
+
+    def shortened(column: str) -> str:
+        digest = f"encode(sha256(convert_to({column}, 'UTF8')), 'hex')"
+        return f"left({column}, {ID_START}) || '...sha256:' || {digest}"
+
+    return f"""do $upgrade$
+begin
+    delete from {parked} again using {parked} long
+    where {is_long("long.event_id")} and again.consumer = long.consumer
+        and again.event_id = {shortened("long.event_id")};
+    update {parked} set event_id = {shortened("event_id")}
+    where {is_long("event_id")};
+    with long as (
+        delete from {applied} where {is_long("event_id")} returning *
+    )
+    insert into {applied} as again
+        (consumer, event_id, topic, partition, "offset", applied_at)
+    select consumer, {shortened("event_id")}, topic, partition, "offset", applied_at
+    from long
+    on conflict (consumer, event_id) do update set
+        "offset" = greatest(again."offset", excluded."offset"),
+        partition = case when again.partition = excluded.partition
+            then again.partition else -1 end;
+end
+$upgrade$"""  # noqa: S608 - the names are quoted

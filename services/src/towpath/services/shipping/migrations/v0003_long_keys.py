@@ -1,8 +1,8 @@
 """
-The inbox finds parked events by the start of their key.
+The inbox finds parked events by the start of their key, and stores long ids shortened.
 
 An index of the whole key refused keys above 2.7 kB, so such an event could not be
-parked.
+parked. Ids above 2,000 bytes that are stored whole get the new form.
 """
 
 from alembic import op
@@ -20,4 +20,9 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Keep the new index: the previous version finds the same events without it."""
+    """
+    Keep the new index and ids.
+
+    The previous version finds the same events without the index. It would take an event
+    with a shortened id for a new one; no event of the shop has so long an id.
+    """

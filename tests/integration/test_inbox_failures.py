@@ -239,6 +239,27 @@ def test_a_replay_whose_service_is_down_delays_no_other(place):
     assert [] == place.parked()
 
 
+def test_a_replay_that_is_postponed_waits_and_is_due_at_once_if_requested_again(place):
+    """
+    Meanwhile the others come in the order of their requests, and then none.
+    """
+    events = [dataclasses.replace(FIRST, id=one, key=one) for one in "abc"]
+    with place.begin() as session:
+        for event in events:
+            drive(session, place.inbox.park(event, "refused"))
+        place.inbox.request_replay(session, "c")
+    with place.begin() as session:
+        for event in events[:2]:
+            place.inbox.request_replay(session, event.id)
+        drive(session, place.inbox.postpone(events[0]))
+        found = [drive(session, place.inbox.admit_requested()) for _ in range(3)]
+        place.inbox.request_replay(session)
+        again = drive(session, place.inbox.admit_requested())
+
+    assert ["c", "b"] == [one.event.id for one in found if one]
+    assert ("a", [True, True, False]) == (again.event.id, [*map(bool, found)])
+
+
 def test_two_processes_replay_an_event_once(place):
     """
     The second one waits for the first one's transaction, and then finds nothing.

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 
 import pytest
+import structlog
 from confluent_kafka import KafkaError, KafkaException
 from psycopg import errors
 from sqlalchemy.exc import IntegrityError
@@ -21,7 +22,8 @@ from towpath.inbox.effects import (
 )
 from towpath.inbox.event import UNREADABLE
 from towpath.inbox.inbox import Admission
-from towpath.schemas.failure import UsageError
+from towpath.schemas.clock import SystemClock
+from towpath.schemas.failure import UnavailableError, UsageError
 from towpath.schemas.transactions import SessionTypeError
 
 
@@ -63,6 +65,39 @@ class Replaying(Inbox):
         yield
 
 
+class Requested(Inbox):
+    """An inbox with requested events, each of which is due again after five seconds."""
+
+    def __init__(self, clock, count):
+        super().__init__("c")
+        self.clock = clock
+        self.due = {str(number): 0.0 for number in range(count)}
+
+    def admit_requested(self):
+        """Admit the event that is due first, and delete it."""
+        id_ = min(self.due, key=self.due.get, default=None)
+        if id_ is None or self.due[id_] > self.clock.s:
+            return None
+        return Admission(event(id=id_))
+        yield
+
+    def postpone(self, event):
+        """Put the event behind the others."""
+        self.due[event.id] = self.clock.s + 5
+        return
+        yield
+
+
+class PolledClock(SystemClock):
+    """A clock that advances by what a poll waits and an attempt takes."""
+
+    s = 100.0
+
+    def monotonic_s(self):
+        """Return the time so far."""
+        return self.s
+
+
 @pytest.fixture
 def clients(monkeypatch):
     """Provide the clients that consumers make."""
@@ -98,6 +133,45 @@ def test_a_consumer_polls_and_stops_during_a_replay(clients):
     made.run(stop)
 
     assert ([[], [0], [0, 0]], True) == (polls, clients[0].is_closed)
+
+
+@pytest.mark.parametrize(
+    ("attempt_s", "tried", "within_s"),
+    [(0.001, 1_000, 4.0), (0.1, 20, 3.95), (8.0, 2, 19.0)],
+)
+@pytest.mark.usefixtures("clients")
+def test_replays_whose_service_is_down_are_tried_one_after_the_other(
+    attempt_s, tried, within_s, monkeypatch
+):
+    """
+    Records have as much time as each attempt took, up to two seconds.
+    """
+    clock, stop, began = PolledClock(), threading.Event(), []
+    inbox = Requested(clock, 1_000)
+
+    def poll(_client, timeout_s):
+        clock.s += timeout_s
+        if clock.s >= PolledClock.s + within_s:
+            stop.set()
+
+    def handle(event, _session):
+        began.append(event.id)
+        clock.s += attempt_s
+        message = "the service is down"
+        raise UnavailableError(message)
+
+    monkeypatch.setattr(Client, "poll", poll)
+    made = Consumer(
+        *(inbox, {}, ["t"]),
+        begin=nullcontext,
+        handle=handle,
+        clock=clock,
+    )
+    with structlog.testing.capture_logs() as logged:
+        made.run(stop)
+
+    assert (tried, tried) == (len(began), len({*began}))
+    assert 1 + within_s / consumer.REPLAY_INTERVAL_S >= len(logged)
 
 
 def test_a_client_that_cannot_subscribe_is_closed(clients, monkeypatch):

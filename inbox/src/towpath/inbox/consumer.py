@@ -33,6 +33,7 @@ from towpath.inbox.effects import (
     HandlerError,
     Observer,
     Outcome,
+    UnavailableEffectError,
     check_headers,
     reason_of,
 )
@@ -151,7 +152,7 @@ class _Loop:
         self._options = options
         self._backoff = Backoff(ceiling_s=LONGEST_PAUSE_S)
         self._retries: dict[Place, _Retry] = {}
-        self._replay_due_s = 0.0
+        self._replay_due_s = self._warning_due_s = 0.0
         self._observe_due_s = 0.0
 
     def run(self, stop: threading.Event) -> None:
@@ -189,12 +190,12 @@ class _Loop:
     def _turn(self, client: Client) -> None:
         """Handle one record, or wait for one; resume retries and replays."""
         self._resume_due(client)
-        is_replaying = self._replay_if_due()
+        self._replay_if_due()
         now_s = self._options.clock.monotonic_s()
         if self._options.observer is not None and now_s >= self._observe_due_s:
             self._observe(client)
             self._observe_due_s = now_s + OBSERVE_INTERVAL_S
-        message = client.poll(0 if is_replaying else POLL_S)
+        message = client.poll(min(POLL_S, max(0, self._replay_due_s - now_s)))
         if message is None:
             return
         error = message.error()
@@ -249,26 +250,32 @@ class _Loop:
             self._options.report(lambda to: to.parked(event, reason))
         return True
 
-    def _replay_if_due(self) -> bool:
+    def _replay_if_due(self) -> None:
         """
-        Replay a requested event, if a lookup is due; return whether there was one.
+        Replay a requested event, if a lookup is due.
 
         The consumer polls between two events of a replay: without polls, it would lose
         its partitions during a long replay. After a failure of the database, it looks
-        for requests again after the usual interval.
+        for requests again after the usual interval. If only a service is down, other
+        replays may be possible: the next one is due after as long as the attempt took,
+        but the usual interval at most, so that records are not held up.
         """
-        now_s = self._options.clock.monotonic_s()
-        if now_s < self._replay_due_s:
-            return False
+        clock, pause_s = self._options.clock, REPLAY_INTERVAL_S
+        began_s = clock.monotonic_s()
+        if began_s < self._replay_due_s:
+            return
         try:
             if self._replay_next():
-                return True
+                return
         except UsageError:
             raise
         except Exception as error:  # noqa: BLE001 - the driver's own
-            _log.warning("event replay not possible", reason=reason_of(error))
-        self._replay_due_s = now_s + REPLAY_INTERVAL_S
-        return False
+            if began_s >= self._warning_due_s:
+                _log.warning("event replay not possible", reason=reason_of(error))
+                self._warning_due_s = began_s + REPLAY_INTERVAL_S
+            if isinstance(error, UnavailableEffectError):
+                pause_s = min(pause_s, clock.monotonic_s() - began_s)
+        self._replay_due_s = clock.monotonic_s() + pause_s
 
     def _replay_next(self) -> bool:
         """Replay the first event of a requested key; return whether there was one."""

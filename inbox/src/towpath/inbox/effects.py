@@ -138,7 +138,7 @@ class Effects:
         """
         Replay the first event of a requested key; None if there is none.
 
-        If a part that its effect needs is down, requests of other keys come first.
+        If a part that its effect needs is down, the replay of its key is postponed.
 
         Raises:
             HandlerError: The handler or the commit failed.

@@ -47,6 +47,8 @@ from towpath.schemas.transactions import TEXT, Statement, Steps, drive, drive_as
 BEHIND: Final = "an earlier event of its key is parked"
 # The longest reason that is stored; an error's text can be longer.
 _REASON_CHARACTERS: Final = 2_000
+# How long a requested replay waits if a service that its event needs is down.
+_PAUSE: Final = "interval '5 seconds'"
 # The values of a row in the table of ids.
 _ID: Final = ":consumer, :id, :topic, :partition, :offset"
 # Parked events of an event's key; two parked events of one key.
@@ -281,10 +283,10 @@ class Inbox:
         return int(next(iter(rows[0])))
 
     def next_requested(self) -> Steps[Event | None]:
-        """Return the oldest parked event of the key whose request comes first."""
+        """Return the oldest parked event of the key whose replay is due first."""
         rows = yield self._fill(
             f"{self._select_parked()} p where consumer = :consumer"
-            " and requested_at is not null and not exists ("
+            " and requested_at <= now() and not exists ("
             f"select 1 from {self._parked} q where q.consumer = p.consumer"
             f" and {_SAME_KEY}"
             " and q.number < p.number)"
@@ -293,10 +295,10 @@ class Inbox:
         return self._parked_event(rows[0]).event if rows else None
 
     def postpone(self, event: Event) -> Steps[None]:
-        """Put the requested replay of an event's key behind those of other keys."""
+        """Let the requested replay of an event's key wait, while others are due."""
         yield self._of(
             event,
-            f"update {self._parked} set requested_at = clock_timestamp()"
+            f"update {self._parked} set requested_at = clock_timestamp() + {_PAUSE}"
             " where consumer = :consumer and event_id = :id"
             " and requested_at is not null",
         )

@@ -57,6 +57,7 @@ def row(number: int) -> bytes:
         ([row(1), heartbeat(5), row(2)], (5, None)),
         ([row(1), heartbeat(5), row(2), heartbeat(6)], (6, 6)),
         ([heartbeat(6), row(1), heartbeat(5)], (6, None)),
+        ([heartbeat(6), row(1), heartbeat(6)], (6, None)),
         ([row(1), heartbeat(9, relay="another")], (0, None)),
     ],
     ids=[
@@ -65,7 +66,8 @@ def row(number: int) -> bytes:
         "the first after",
         "no longer after",
         "after the last",
-        "does not rise",
+        "falls",
+        "repeats",
         "of another relay",
     ],
 )

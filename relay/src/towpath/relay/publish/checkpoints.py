@@ -109,9 +109,11 @@ class CheckpointWriter:
 
     def note_heartbeat(self, counter: int, log_lsn: int) -> None:
         """Note the counter of a heartbeat that was streamed, and its log LSN."""
-        self._heartbeat = max(self._heartbeat, counter)
         # Any role can write a heartbeat, so only a counter that rises is a proof.
-        if counter == self._heartbeat and self._following() is None:
+        if counter <= self._heartbeat:
+            return
+        self._heartbeat = counter
+        if self._following() is None:
             self._following_heartbeat, self._following_log_lsn = counter, log_lsn
 
     def admit(self, topic: str, partition_count: int) -> Delivery | None:

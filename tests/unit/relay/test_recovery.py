@@ -11,8 +11,10 @@ from towpath.relay.errors import StateLostError
 from towpath.relay.kafka.recovery import Tails
 from towpath.relay.recovery.marks import Confirmed
 from towpath.relay.recovery.state import (
+    CONFIRMED_KEY,
     State,
     changed_settings,
+    parse_state,
     publishing_settings,
     with_stored,
 )
@@ -159,3 +161,21 @@ def test_stored_settings_of_another_form_are_a_lost_state(stored: object):
 
     with pytest.raises(StateLostError, match="the stored settings cannot be read"):
         with_stored(settings, stored)
+
+
+def test_a_checkpoint_of_a_later_release_is_read():
+    """
+    So a relay can take over from a later release that stores more.
+    """
+    stored = orjson.dumps(CLEAN._asdict() | {"added_later": 1})
+
+    assert CLEAN == parse_state({CONFIRMED_KEY: stored}).confirmed
+
+
+@pytest.mark.parametrize("stored", [b"[]", b'{"lsn": 8}'])
+def test_a_checkpoint_of_another_form_is_a_lost_state(stored: bytes):
+    """
+    The operator gets the remedy, not a traceback.
+    """
+    with pytest.raises(StateLostError, match="the state topic holds an invalid value"):
+        parse_state({CONFIRMED_KEY: stored})

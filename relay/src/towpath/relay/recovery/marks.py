@@ -240,6 +240,17 @@ def marks_document(
     } | more
 
 
+def parse_confirmed(document: Mapping[str, Any]) -> Confirmed:
+    """
+    Parse a checkpoint; ignore the fields that only a later release knows.
+
+    Raises:
+        TypeError: The document is invalid.
+    """
+    known = {name: document[name] for name in Confirmed._fields if name in document}
+    return Confirmed(**known)
+
+
 def parse_marks(document: Mapping[str, Any]) -> TopicMarks:
     """
     Parse a topic's marks.

@@ -38,6 +38,7 @@ from towpath.relay.recovery.marks import (
     Confirmed,
     FormerCounts,
     TopicMarks,
+    parse_confirmed,
     parse_former,
     parse_marks,
 )
@@ -107,7 +108,7 @@ def _parse(documents: Mapping[str, Any]) -> State:
     confirmed = documents.get(CONFIRMED_KEY)
     return State(
         lineage=documents.get(LINEAGE_KEY),
-        confirmed=None if confirmed is None else Confirmed(**confirmed),
+        confirmed=None if confirmed is None else parse_confirmed(confirmed),
         marks={
             key.removeprefix(MARKS_KEY): parse_marks(document)
             for key, document in documents.items()

@@ -8,6 +8,7 @@ The relay's errors, and the loop's reaction to each.
     │   └── StateRefusedError        the state does not allow the command
     ├── UnavailableError          RETRY: reconnect, resume from the log
     │   ├── SourceUnavailableError   Postgres cannot be reached
+    │   │   └── SourceBusyError          Postgres gave a statement up
     │   ├── SlotBusyError            another process holds the slot
     │   ├── BrokerUnavailableError   Kafka cannot be reached
     │   ├── DeliveryFailedError      a record or commit failed: restart from the log

@@ -1,6 +1,8 @@
 """The edges' own translations: SQLSTATEs, Kafka error codes, queries."""
 
+import threading
 import traceback
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -12,10 +14,12 @@ from psycopg import pq
 
 from towpath.relay import errors
 from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, make_client, relay_error
+from towpath.relay.postgres import worker
 from towpath.relay.postgres.catalog import session_text
 from towpath.relay.postgres.connect import connect, failure, failure_of, quoted
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.replication import stream_error
+from towpath.relay.snapshot import protocol
 from towpath.settings import Kafka
 
 
@@ -235,3 +239,88 @@ def test_an_unreadable_address_is_not_shown(dsn: str):
         "hun" in printed,
         caught.value.__cause__,
     )
+
+
+class Refuses:
+    """A worker over a connection whose statements fail, except a session's settings."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.state = ""
+        self.info = SimpleNamespace(
+            server_version=170_000, transaction_status=pq.TransactionStatus.IDLE
+        )
+        monkeypatch.setattr(worker, "connect", lambda _: self)
+        self._woken = threading.Event()
+        self.worker = worker.SnapshotWorker(
+            "", self._woken.set, publication="p", relay="r"
+        )
+
+    def execute(self, statement: bytes, *_: object) -> None:
+        if not statement.startswith(b"set "):
+            reason = "refused"
+            raise psycopg.errors.lookup(self.state)(reason)
+
+    def cancel_safe(self, timeout: float) -> None:
+        """Nothing runs that could be canceled."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    def ask(self, effect: protocol.WorkerEffect) -> protocol.WorkerFact:
+        """Submit an effect; return its fact, or raise the worker's error."""
+        self.worker.submit(effect)
+        assert self._woken.wait(5)
+        (fact,) = self.worker.facts()
+        return fact
+
+
+@pytest.fixture
+def refuses(monkeypatch: pytest.MonkeyPatch) -> Iterator[Refuses]:
+    """A worker whose statements fail."""
+    refusing = Refuses(monkeypatch)
+    yield refusing
+    refusing.worker.close()
+
+
+@pytest.mark.parametrize(
+    ("state", "may_recover"),
+    [
+        ("40P01", True),
+        ("57014", True),
+        ("58030", True),
+        ("25P03", True),
+        ("25006", True),
+        ("58P01", False),
+        ("42501", False),
+    ],
+    ids=[
+        "deadlock",
+        "canceled",
+        "I/O error",
+        "idle too long",
+        "standby",
+        "missing file",
+        "missing right",
+    ],
+)
+def test_a_read_is_retried_if_a_retry_may_help(
+    refuses: Refuses, state: str, may_recover: bool
+):
+    """
+    A table whose file is missing fails at once, instead of never.
+    """
+    refuses.state = state
+    failed = refuses.ask(protocol.WriteWatermark(1, "token"))
+
+    assert isinstance(failed, protocol.ReadFailed)
+    assert may_recover is failed.may_recover
+
+
+def test_a_store_that_needs_a_missing_file_halts(refuses: Refuses):
+    """
+    It was retried without end.
+    """
+    refuses.state = "58P01"
+
+    with pytest.raises(errors.SourceRefusedError, match="refused"):
+        refuses.ask(protocol.AnswerSignal("s1", "running", {}))

@@ -7,10 +7,9 @@ is a fact, and the driver decides whether to retry. The *commands* store and loo
 order, since later ones depend on earlier ones: each is retried while it may succeed;
 another error ends the worker, and the loop raises it.
 
-These SQLSTATEs are retried: 08 (connection), 40 (deadlock), 53 (resources), 57
-(cancelled, shut down), 58 (system), 25P0 (a session's timeouts), 25006 (a standby,
-while another server takes over), 55P03 (lock timeout), and errors without one, because
-the connection broke.
+An error may pass if ``connect`` says so by its SQLSTATE, as for every statement of the
+relay. Two kinds may pass only here: 25P0 (a session's timeouts) and 25006 (a standby,
+while another server takes over).
 """
 
 import threading
@@ -256,7 +255,8 @@ _SESSION: Final = (
     b"set synchronous_commit = local",
     b"set standard_conforming_strings = on",
 )
-_RECOVERABLE: Final = ("08", "40", "53", "57", "58", "25P0", "25006", "55P03")
+# In addition to the SQLSTATEs that ``connect`` retries.
+_ALSO_RECOVERABLE: Final = ("25P0", "25006")
 
 # The SQLSTATE of a statement timeout.
 _CANCELLED: Final = "57014"
@@ -430,11 +430,11 @@ class SnapshotWorker:
             # Connecting failed, or a table was altered: a retry may cure it.
             fact = ReadFailed(request_id, str(error), may_recover=True)
         except psycopg.Error as error:
-            reason = str(failure(error, "reading"))
+            failed = failure(error, "reading")
             fact = ReadFailed(
                 request_id,
-                reason,
-                may_recover=_may_recover(error),
+                str(failed),
+                may_recover=_may_recover(error, failed),
                 has_timed_out=error.sqlstate == _CANCELLED,
             )
             worker.discard_broken()
@@ -469,8 +469,8 @@ class SnapshotWorker:
                 reason, is_lost = str(error), error.disposition is Disposition.HALT
                 problem: Exception = error
             except psycopg.Error as error:
-                reason = str(failure(error, "storing"))
-                is_lost = not _may_recover(error)
+                failed = failure(error, "storing")
+                reason, is_lost = str(failed), not _may_recover(error, failed)
                 problem = error
                 worker.discard_broken()
             else:
@@ -485,5 +485,8 @@ class SnapshotWorker:
             attempt += 1
 
 
-def _may_recover(error: psycopg.Error) -> bool:
-    return error.sqlstate is None or error.sqlstate.startswith(_RECOVERABLE)
+def _may_recover(error: psycopg.Error, failed: TowpathError) -> bool:
+    """Return whether a retry may help, by the driver's error and ours for it."""
+    if (error.sqlstate or "").startswith(_ALSO_RECOVERABLE):
+        return True
+    return failed.disposition is Disposition.RETRY

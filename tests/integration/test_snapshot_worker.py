@@ -595,6 +595,26 @@ def test_progress_survives_as_it_was_saved(connection, worker):
     assert protocol.UnfinishedRead((running,)) == worker.worker.read_stored()
 
 
+def test_a_signal_that_runs_shows_that_its_start_was_announced(connection, worker):
+    """
+    Its table may still be queued, or be paused before anything was planned.
+    """
+    connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
+    table = StoredTable("s1", "s.t", 0, "queued", 4711)
+    worker.ask(protocol.StoreSignal("s1", "accepted", {}, (table,)))
+    queued = worker.worker.read_stored()
+    worker.worker.submit(protocol.AnswerSignal("s1", "running", {}))
+    worker.ask(protocol.SaveProgress(1, replace(table, state="paused")))
+    [paused] = worker.worker.read_stored().tables
+
+    assert protocol.UnfinishedRead((table,)) == queued
+    assert ("paused", (), True) == (
+        paused.state,
+        paused.key_columns,
+        paused.is_announced,
+    )
+
+
 def test_a_signal_is_answered_once(connection, worker):
     """
     A replayed signal is not new; nor is one whose row has an answer already.

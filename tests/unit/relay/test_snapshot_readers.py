@@ -382,8 +382,12 @@ def test_a_table_that_was_paused_before_a_restart_stays_so():
 
 @pytest.mark.parametrize(
     ("fields", "statuses"),
-    [({}, ["running"]), ({"key_columns": ("id bigint 0",)}, [])],
-    ids=["paused in the queue", "paused while it was read"],
+    [
+        ({}, ["running"]),
+        ({"is_announced": True}, []),
+        ({"key_columns": ("id bigint 0",)}, []),
+    ],
+    ids=["paused in the queue", "paused before its plan", "paused while it was read"],
 )
 def test_the_start_of_a_snapshot_is_announced_once(
     fields: dict[str, object], statuses: list[str]

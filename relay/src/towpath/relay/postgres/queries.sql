@@ -387,12 +387,14 @@ alter table towpath.snapshot
 -- name: read_snapshots
 -- All tables of one snapshot of a relay, ended or not; or, without an id, of each
 -- snapshot that has not ended or whose signal has no final answer, oldest first. Listed
--- keys are read with their table's plan.
+-- keys are read with their table's plan. The last column is whether the signal is
+-- running: that status is stored when the snapshot's start is announced.
 select snapshot_id, collection, ordinal, state, table_oid::bigint, condition, target,
     max_rows_per_second, last_key, maximum_key,
     case when asked_keys is null then pending_keys end, rows, dropped, chunks,
     estimated_rows, error, asked_keys, asked_until, kind, order_by, ranges, floor,
-    sweeps, key_columns, undelivered, undelivered_keys
+    sweeps, key_columns, undelivered, undelivered_keys,
+    snapshot_id in (select id from towpath.signal where status = 'running')
 from towpath.snapshot
 where relay = %(relay)s and (
     snapshot_id = %(snapshot_id)s::text

@@ -10,15 +10,17 @@ from towpath.relay.snapshot.pace import ChunkSize, Throttle
 from towpath.relay.snapshot.protocol import AnswerSignal
 from towpath.relay.snapshot.stored import INCOMPLETE, StoredTable
 
-# In one of these states a table shows that its snapshot's start was announced. A failed
-# one does not: a table that is refused fails before the announcement.
+# In one of these states a table shows that its snapshot's start was announced, also if
+# its signal no longer runs, or has no row, as that of a key request. A failed one does
+# not: a table that is refused fails before the announcement.
 _BEGUN: Final = frozenset({"running", "completed", INCOMPLETE})
-# A table may be halted while it is queued: only a planned scan shows the announcement.
+# A table may be halted while it is queued; a planned scan was begun.
 _HALTED: Final = frozenset({"paused", "stopped"})
 
 
 def _shows_announcement(table: StoredTable) -> bool:
-    return table.state in _BEGUN or (table.state in _HALTED and bool(table.key_columns))
+    is_planned = table.state in _HALTED and bool(table.key_columns)
+    return table.is_announced or table.state in _BEGUN or is_planned
 
 
 class SnapshotRun:

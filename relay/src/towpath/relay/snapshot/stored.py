@@ -49,7 +49,8 @@ class StoredTable(NamedTuple):
     the end. ``key_columns`` are those of the key that the progress refers to: by
     another key, it would mean other rows. ``undelivered`` counts the rows that are dead
     letters; ``undelivered_keys`` are their keys, for a whole table only the first of
-    them. ``rows_per_second`` is a moving average.
+    them. ``is_announced``: the signal was running when the row was read, so the
+    snapshot's start was announced. ``rows_per_second`` is a moving average.
     """
 
     snapshot_id: str
@@ -78,6 +79,7 @@ class StoredTable(NamedTuple):
     key_columns: tuple[str, ...] = ()
     undelivered: int = 0
     undelivered_keys: tuple[Key, ...] = ()
+    is_announced: bool = False
     rows_per_second: float | None = None
 
     @property

@@ -162,6 +162,9 @@ ITEMS = {
         (post({"name": "größe", "type": "long"}), "größe"),
         (post({"name": "a.b", "type": "long"}), "a.b"),
         (post({"name": "kinds", "type": ["null", ITEMS]}), "a-b"),
+        (post({"name": "kinds", "type": {"type": "map", "values": ITEMS}}), "a-b"),
+        (post(text("title") | {"aliases": ["a b"]}), "a b"),
+        (post({"name": "in", "type": post(name="a", namespace="b-c")}), "b-c"),
     ],
 )
 def test_a_name_that_avro_forbids_is_found_before_its_release(document, name):
@@ -174,6 +177,51 @@ def test_a_name_that_avro_forbids_is_found_before_its_release(document, name):
     assert ("name", "post.v1.avsc") == (found.rule, found.name)
     assert repr(name) in found.sentence
     assert [] == check_files(made, lock(*made))
+
+
+@pytest.mark.parametrize("aliases", [None, 5, "Post"])
+def test_aliases_that_are_no_list_are_found(aliases):
+    """
+    Python's parser ignores them, those of registries refuse the schema.
+    """
+    [found] = check_files(files(post(aliases=aliases)), {})
+
+    assert ("name", "post.v1.avsc") == (found.rule, found.name)
+    assert "aliases that are not a list" in found.sentence
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"type": "long", "namespace": "my-blog"},
+        {"type": {"type": "long", "name": "a-b", "namespace": "my-blog"}},
+        {"type": {"type": "array", "items": "long", "name": "a-b", "aliases": None}},
+        {"type": {"type": "map", "values": {"type": "long", "name": "a-b"}}},
+        {"type": "long", "items": {"type": "fixed", "name": "a-b", "size": 2}},
+    ],
+)
+def test_an_attribute_without_meaning_has_no_forbidden_name(field):
+    """
+    Avro ignores attributes that it does not define for a kind of type.
+    """
+    assert [] == check_files(files(post({"name": "title", **field})), {})
+
+
+@pytest.mark.parametrize(
+    "damage", [{"type": {}}, {"fields": 5}, {"fields": [5]}, {"fields": None}]
+)
+def test_a_shared_type_that_no_event_uses_yet_may_be_damaged(damage):
+    """
+    Nothing has parsed it: its names are examined without a traceback.
+    """
+    author = {"type": "record", "name": "blog.Author", "fields": []}
+    made = [
+        parse_file("author.v1.avsc", json.dumps(author)),
+        parse_file("author.v2.avsc", json.dumps(author | damage)),
+        *files(post({"name": "by", "type": "Author"}, references={"blog.Author": 1})),
+    ]
+
+    assert [] == check_files(made, {})
 
 
 def test_a_file_that_is_not_frozen_is_found():

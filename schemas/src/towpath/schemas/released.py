@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from towpath.schemas.compatibility import LEVEL, HistoryFinding, Level, check_history
 from towpath.schemas.events import EventSchema, EventSchemas, make_schema
@@ -32,6 +32,10 @@ _NAME_PART: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PRIMITIVE: Final = frozenset(
     {"null", "boolean", "int", "long", "float", "double", "bytes", "string"}
 )
+_RECORDS: Final = ("record", "error")
+_NAMED: Final = (*_RECORDS, "enum", "fixed")
+# The attribute with the type of the elements.
+_CONTENT: Final = MappingProxyType({"array": "items", "map": "values"})
 _HEADER: Final = "# Written by towpath schema freeze. A line is never changed.\n"
 
 
@@ -192,36 +196,53 @@ def misnamed(
         SchemaFinding(
             "name",
             file.name,
-            f"{file.name} has the name {name!r}, which Avro forbids.",
-            "Write a name of letters, digits and underscores that begins with no digit "
-            "and is no primitive type.",
+            f"{file.name} has {what}, which Avro forbids.",
+            "Write names of letters, digits and underscores that begin with no digit "
+            "and are no primitive types, and aliases as a list.",
         )
         for file in files
         if file.name not in released
-        for name in dict.fromkeys(_forbidden_names(file.definition))
+        for what in dict.fromkeys(_forbidden_names(file.definition))
     ]
 
 
 def _forbidden_names(schema: object) -> Iterator[str]:
-    """Yield the forbidden names and aliases of a schema, or of a list of fields."""
+    """Yield, in words, the forbidden names, namespaces and aliases of a schema."""
+    for named, is_type in _named_parts(schema):
+        aliases = named.get("aliases", [])
+        if not isinstance(aliases, list):
+            yield "aliases that are not a list"
+            aliases = []
+        for name in map(str, (named["name"], *aliases)):
+            # Only names of types have a namespace.
+            parts = name.split(".") if is_type else [name]
+            is_primitive = is_type and parts[-1] in _PRIMITIVE
+            if is_primitive or not all(map(_NAME_PART.fullmatch, parts)):
+                yield f"the name {name!r}"
+        namespace = str(named.get("namespace") or "") if is_type else ""
+        if namespace and not all(map(_NAME_PART.fullmatch, namespace.split("."))):
+            yield f"the name {namespace!r}"
+
+
+def _named_parts(
+    schema: object, *, is_field: bool = False
+) -> Iterator[tuple[Mapping[str, Any], bool]]:
+    """Yield the named types and the fields of a schema, and whether each is a type."""
     if isinstance(schema, list):
         for each in schema:
-            yield from _forbidden_names(each)
+            yield from _named_parts(each, is_field=is_field)
     if not isinstance(schema, dict):
         return
-    is_type = schema.get("type") in ("record", "enum", "fixed")
-    names = [schema["name"], *schema.get("aliases", ())] if "name" in schema else []
-    for name in map(str, names):
-        # Only names of types have a namespace.
-        parts = name.split(".") if is_type else [name]
-        is_primitive = is_type and parts[-1] in _PRIMITIVE
-        if is_primitive or not all(map(_NAME_PART.fullmatch, parts)):
-            yield name
-    namespace = str(schema.get("namespace") or "")
-    if namespace and not all(map(_NAME_PART.fullmatch, namespace.split("."))):
-        yield namespace
-    for below in ("type", "items", "values", "fields"):
-        yield from _forbidden_names(schema.get(below))
+    kind = schema.get("type")
+    if "name" in schema and (is_field or kind in _NAMED):
+        yield schema, not is_field
+    # Avro ignores every other attribute.
+    if is_field:
+        yield from _named_parts(kind)
+    elif kind in _RECORDS:
+        yield from _named_parts(schema.get("fields"), is_field=True)
+    elif isinstance(kind, str):
+        yield from _named_parts(schema.get(_CONTENT.get(kind, "")))
 
 
 def incompatible(

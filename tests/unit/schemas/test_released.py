@@ -179,6 +179,57 @@ def test_a_name_that_avro_forbids_is_found_before_its_release(document, name):
     assert [] == check_files(made, lock(*made))
 
 
+BYLINE = {"name": "by", "type": "string", "default": ""}
+AUTHOR = {"type": "record", "name": "Au-thor", "fields": [BYLINE]}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (post(name="Post-Published"), post(text("title"), name="Post-Published")),
+        (post(namespace="my-blog"), post(text("title"), namespace="my-blog")),
+        (post(aliases=["a-b"]), post(text("title"), aliases=["a-b"])),
+        (
+            post(text("sub-title")),
+            post(text("subtitle") | {"aliases": ["sub-title"]}),
+        ),
+        (
+            post({"name": "author", "type": AUTHOR}),
+            post(
+                {
+                    "name": "author",
+                    "type": AUTHOR | {"name": "A", "aliases": ["Au-thor"]},
+                }
+            ),
+        ),
+    ],
+)
+def test_a_released_type_with_a_forbidden_name_can_get_another_version(first, second):
+    """
+    The name cannot be changed any more, or only with it as an alias.
+    """
+    made = files(first, second)
+
+    assert [] == check_files(made, lock(made[0]))
+    assert {"name"} == {found.rule for found in check_files(made, {})}
+
+
+def test_another_version_of_a_released_type_has_no_further_forbidden_name():
+    """
+    Names that another type has released do not excuse it either.
+    """
+    made = files(
+        post(text("sub-title")), post(text("sub-title"), {**BYLINE, "name": "b-y"})
+    )
+    other = parse_file("other.v1.avsc", json.dumps(post(BYLINE, name="Other-Post")))
+    same = parse_file("x.v1.avsc", json.dumps(post(text("sub-title"), name="X")))
+    [further, foreign] = check_files([*made, other, same], lock(made[0], other))
+
+    assert ("post.v2.avsc", "x.v1.avsc") == (further.name, foreign.name)
+    assert "'b-y'" in further.sentence
+    assert "'sub-title'" in foreign.sentence
+
+
 @pytest.mark.parametrize("aliases", [None, 5, "Post"])
 def test_aliases_that_are_no_list_are_found(aliases):
     """

@@ -191,7 +191,16 @@ def _repeated(name: str, files: Sequence[SchemaFile]) -> list[SchemaFinding]:
 def misnamed(
     files: Sequence[SchemaFile], released: Mapping[str, str]
 ) -> list[SchemaFinding]:
-    """Find unreleased files with names that Avro forbids, though Python reads them."""
+    """
+    Find unreleased files with names that Avro forbids, though Python reads them.
+
+    A released type cannot get rid of its names, so its next versions may repeat them.
+    """
+    known: dict[str, set[str]] = {}
+    for file in files:
+        if file.name in released:
+            names = known.setdefault(file.full_name, set())
+            names |= set(_forbidden_names(file.definition))
     return [
         SchemaFinding(
             "name",
@@ -203,6 +212,7 @@ def misnamed(
         for file in files
         if file.name not in released
         for what in dict.fromkeys(_forbidden_names(file.definition))
+        if what not in known.get(file.full_name, ())
     ]
 
 

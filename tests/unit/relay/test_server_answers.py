@@ -11,13 +11,14 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
-from towpath.relay.errors import SourceRefusedError
+from towpath.relay.errors import SourceRefusedError, SourceUnavailableError
 from towpath.relay.postgres import backfill, preflight
 from towpath.relay.postgres.backfill import FirstSnapshotProgress
 from towpath.relay.postgres.connect import ConnectionWorker, connect
 from towpath.relay.postgres.initial_snapshot import InitialSnapshot
 from towpath.relay.postgres.outbox_cleaning import OutboxTable, Partition
 from towpath.schemas import source_tables
+from towpath.schemas.failure import TowpathError
 from towpath.schemas.table_name import TableName
 from towpath.settings import FirstStart, Kafka, Relay, Settings, Snapshot, Source
 
@@ -92,7 +93,7 @@ class Detaching:
 
     transaction = nullcontext
 
-    def __init__(self, error: type[psycopg.Error]):
+    def __init__(self, error: type[BaseException] | BaseException):
         self.statements: list[str] = []
         self._error = error
 
@@ -100,7 +101,8 @@ class Detaching:
         self.statements.append(statement.decode())
         if b"detach partition" in statement:
             raise self._error
-        return SimpleNamespace(fetchall=list, fetchone=tuple)
+        row = ("outbox_20260102", None, None, True, False, True)
+        return SimpleNamespace(fetchall=lambda: [row], fetchone=tuple)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +120,50 @@ def test_a_partition_that_another_run_detaches_is_left_to_the_next_run(error):
     table, partition = outbox(Detaching(error))
 
     assert table.detach(partition, 1.0) is False
+
+
+@pytest.mark.parametrize(
+    ("error", "reported"),
+    [
+        (psycopg.errors.DeadlockDetected, TowpathError),
+        (psycopg.errors.InsufficientPrivilege, TowpathError),
+        (KeyboardInterrupt, KeyboardInterrupt),
+    ],
+)
+def test_a_failed_run_leaves_no_mark_on_a_partition_that_it_has_not_detached(
+    error, reported
+):
+    """
+    An operator who detaches it then has not asked for it to be dropped.
+    """
+    connection = Detaching(error)
+    table, partition = outbox(connection)
+    with pytest.raises(reported):
+        table.detach(partition, 1.0)
+    comments = [s for s in connection.statements if s.startswith("comment on")]
+
+    assert [True, False] == ["to be detached" in text for text in comments]
+    assert comments[-1].endswith("is null")
+
+
+class Lost(Detaching):
+    """A connection that is lost while the server detaches a partition."""
+
+    def execute(self, statement: bytes, _values: object = None) -> SimpleNamespace:
+        if any("detach partition" in earlier for earlier in self.statements):
+            reason = "the connection is closed"
+            raise psycopg.OperationalError(reason)
+        return super().execute(statement)
+
+
+def test_a_connection_that_is_lost_while_a_partition_is_detached_is_reported():
+    """
+    The mark stays, and that it does is not the error of the run.
+    """
+    table, partition = outbox(Lost(psycopg.errors.AdminShutdown("shut down")))
+
+    with pytest.raises(SourceUnavailableError, match="detaching partition"):
+        table.detach(partition, 1.0)
 
 
 def test_a_wait_without_end_is_the_longest_that_the_server_takes():

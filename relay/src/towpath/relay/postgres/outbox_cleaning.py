@@ -23,6 +23,7 @@ import psycopg
 from towpath.relay.errors import NotPreparedError
 from towpath.relay.postgres.connect import Connection, quoted, translated_errors
 from towpath.relay.postgres.queries import query
+from towpath.schemas.failure import TowpathError
 from towpath.schemas.source_tables import INSERTED_AT, SourceTable
 from towpath.schemas.table_name import TableName
 
@@ -221,7 +222,13 @@ class OutboxTable:
                 self._comment_unless_detached(partition, f"'{_INTENT}'")
             except _LEFT_TO_NEXT_RUN:
                 return False
-            is_detached = self._execute_within(statement, wait_s)
+            try:
+                is_detached = self._execute_within(statement, wait_s)
+            except BaseException:
+                # No later run may take an operator's own detachment for this one.
+                with suppress(psycopg.Error, TowpathError):
+                    self._unmark(partition)
+                raise
             # VACUUM may hold the lock again, or another run may have dropped the table:
             # the next run does it then, or nothing is left to do.
             with suppress(
@@ -235,7 +242,11 @@ class OutboxTable:
         return is_detached
 
     def _execute_within(self, statement: str, wait_s: float) -> bool:
-        """Execute a statement that waits for transactions; False: it had no effect."""
+        """
+        Execute a statement that waits for transactions; return whether it succeeded.
+
+        False: it has not detached the partition, but the detachment may be pending.
+        """
         execute = self._connection.execute
         # The lock timeout would end the wait for older transactions.
         execute(b"set lock_timeout = 0")

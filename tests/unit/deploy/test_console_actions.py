@@ -28,6 +28,7 @@ from towpath.relay.commands import dead_letters as relay
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.services.plumbing.http import InvalidInputError, read_form
+from towpath.services.plumbing.server import LIFECYCLE
 
 TOKEN = "a-token-of-this-test-alone"  # noqa: S105 - opens nothing but this test
 HOST = "localhost:8070"
@@ -336,3 +337,29 @@ def test_guesses_of_the_token_have_one_line_a_minute(tmp_path):
     lines = [(line["from"], line["count"]) for line in reversed(audit.newest(10))]
 
     assert [("10.0.0.0", 1), ("10.0.0.60", 3), ("10.0.0.61", 1)] == lines
+
+
+def test_the_last_guesses_are_logged_though_no_further_one_follows(tmp_path):
+    """
+    A minute after the line before, or when the console stops, whichever is first.
+    """
+    clock = SteppedClock()
+    access = Access(TOKEN, AuditLog(tmp_path / "audit", clock), clock, is_local=True)
+    app = create_app(SimpleNamespace(refresh=None), access)
+    lifecycle = app.extensions[LIFECYCLE]
+    [task] = [task for task in lifecycle.tasks if task.name == "refused logins"]
+
+    def counts():
+        return [line["count"] for line in reversed(access.audit.newest(10))]
+
+    for _ in range(4):
+        app.test_client().post("/login", data={"token": "a guess"})
+    task.run()
+    assert [1] == counts()
+    clock.at_s = 60
+    task.run()
+    task.run()
+    assert [1, 3] == counts()
+    app.test_client().post("/login", data={"token": "a guess"})
+    lifecycle.close()
+    assert [1, 3, 1] == counts()

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import pytest
+from structlog.testing import capture_logs
 
 from towpath.schemas.failure import UnavailableError, UsageError
 from towpath.services.orders import handlers
@@ -65,6 +66,24 @@ def test_a_background_task_is_repeated_after_a_failure_until_the_service_stops()
     assert succeeded.wait(4.0)
     runs[0].join(4.0)
     assert (2, False, "a task") == (len(runs), runs[0].is_alive(), runs[0].name)
+
+
+def test_each_closing_is_called_when_the_service_ends_though_one_fails():
+    """
+    The failure is logged with its reason.
+    """
+    lifecycle, closed = Lifecycle(), []
+
+    def fail():
+        message = "the disk is full"
+        raise UnavailableError(message)
+
+    lifecycle.closings.extend([fail, lambda: closed.append("second")])
+    with capture_logs() as records:
+        lifecycle.close()
+
+    assert ["second"] == closed
+    assert ["the disk is full"] == [record["reason"] for record in records]
 
 
 def test_a_start_waits_for_the_database():

@@ -99,6 +99,7 @@ _MS: Final = 1000.0
 # entries of the audit log.
 _RECENT: Final = 100
 _KILLS_EVERY_S: Final = 0.5
+_REFUSALS_EVERY_S: Final = 5.0
 
 blueprint = Blueprint(
     "console", __name__, template_folder="templates", static_folder="static"
@@ -162,11 +163,14 @@ def create_app(
         "time_left": time_text,
     }
     install_openapi(app, "Console", api.operations, pages=[blueprint.name])
-    task = BackgroundTask("sampler", SAMPLE_EVERY_S, state.refresh)
-    app.extensions[LIFECYCLE].tasks.append(task)
+    lifecycle, refused = app.extensions[LIFECYCLE], access.refused_logins
+    tasks = lifecycle.tasks
+    tasks.append(BackgroundTask("sampler", SAMPLE_EVERY_S, state.refresh))
+    tasks.append(BackgroundTask("refused logins", _REFUSALS_EVERY_S, refused.log_due))
+    lifecycle.closings.append(refused.flush)
     if killable is not None:
         watch = BackgroundTask("kills", _KILLS_EVERY_S, killable.observe)
-        app.extensions[LIFECYCLE].tasks.append(watch)
+        tasks.append(watch)
     return app
 
 

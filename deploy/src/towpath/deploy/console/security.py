@@ -233,8 +233,17 @@ class RefusedLogins:
         with self._lock:
             self._count += 1
             self._address = address
-            if self._clock.monotonic_s() >= self._due_s:
-                self._write()
+            self._write_if_due()
+
+    def log_due(self) -> None:
+        """
+        Log those that no line has counted yet, if the last line is a minute old.
+
+        Raises:
+            AuditLogError: The log cannot be written; they are counted on.
+        """
+        with self._lock:
+            self._write_if_due()
 
     def flush(self) -> None:
         """
@@ -244,10 +253,15 @@ class RefusedLogins:
             AuditLogError: The log cannot be written; they are counted on.
         """
         with self._lock:
-            if self._count:
-                self._write()
+            self._write()
+
+    def _write_if_due(self) -> None:
+        if self._clock.monotonic_s() >= self._due_s:
+            self._write()
 
     def _write(self) -> None:
+        if not self._count:
+            return
         fields = {"from": self._address, "count": self._count}
         self._audit.write("login refused", fields)
         self._count = 0

@@ -78,11 +78,13 @@ class Lifecycle:
     The part of an application that its server drives.
 
     The application keeps it in ``app.extensions[LIFECYCLE]``. The server sets
-    ``stopping`` on SIGTERM, and repeats the ``tasks`` until then.
+    ``stopping`` on SIGTERM, repeats the ``tasks`` until then, and calls the
+    ``closings`` when its worker ends, unless it is killed.
     """
 
     stopping: threading.Event = field(default_factory=threading.Event)
     tasks: list[BackgroundTask] = field(default_factory=list)
+    closings: list[Callable[[], object]] = field(default_factory=list)
 
     def start_tasks(self) -> Sequence[threading.Thread]:
         """Start a thread for each task; all of them end when the service stops."""
@@ -105,6 +107,14 @@ class Lifecycle:
                     log, "service task failed: trying again", error, task=task.name
                 )
             self.stopping.wait(task.interval_s)
+
+    def close(self) -> None:
+        """Call every closing, though others fail."""
+        for closing in self.closings:
+            try:
+                closing()
+            except Exception as error:  # noqa: BLE001 - the other closings follow
+                log_failure(log, "service closing failed", error)
 
 
 class ServiceStoppingError(UnavailableError):
@@ -167,10 +177,11 @@ class _Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
             end.start()
 
 
-def _close_tracer(_arbiter: object, worker: _Worker) -> None:
-    """Export the last spans of a worker that ends."""
+def _close(_arbiter: object, worker: _Worker) -> None:
+    """Call the closings of a worker that ends, and export its last spans."""
     app = worker.app.callable
     if app is not None:
+        app.extensions[LIFECYCLE].close()
         close_tracer(app.extensions.get(TRACER, NO_TRACER))
 
 
@@ -191,7 +202,7 @@ class _Server(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
             "logger_class": _RootLogger,
             "control_socket_disable": True,
             "proc_name": "towpath-shop",
-            "worker_exit": _close_tracer,
+            "worker_exit": _close,
         }
         for name, value in options.items():
             self.cfg.set(name, value)

@@ -2,10 +2,12 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from towpath.deploy import status
 from towpath.deploy.cli.stack import screen
+from towpath.deploy.errors import SourceUnreachableError
 from towpath.deploy.local.lifecycle import PartState, part_table
 from towpath.deploy.status import problems_of
 from towpath.relay.errors import SourceRefusedError
@@ -167,11 +169,11 @@ def test_the_whole_status_fits_on_one_screen():
     assert [] == [word for word in words if word not in text]
 
 
-def overview_of(monkeypatch, message, relay):
-    """Return the problems of a platform whose snapshots the source refuses."""
+def overview_of(monkeypatch, failure, relay):
+    """Return the problems of a platform whose snapshots cannot be read."""
 
     def refuse(_settings):
-        raise SourceRefusedError(message)
+        raise failure
 
     settings = Settings.model_validate(
         {
@@ -188,25 +190,28 @@ def overview_of(monkeypatch, message, relay):
 
 def test_a_source_that_refuses_the_login_is_a_problem_of_the_relay(monkeypatch):
     """
-    The other parts are shown all the same.
+    One problem, not two; the other parts are shown all the same.
     """
+    unread = SourceUnreachableError("the source does not answer: no password")
     message = "the source refuses the login"
     relay = {
         "lineage_offset": lambda _settings: 0,
         "slot_facts": lambda _settings: (None, message),
     }
 
-    assert [f"the relay: {message}"] == overview_of(monkeypatch, message, relay)
+    assert [f"the relay: {message}"] == overview_of(monkeypatch, unread, relay)
 
 
-def test_snapshots_that_a_role_may_not_read_are_a_problem(monkeypatch):
+@pytest.mark.parametrize("relay_error", [None, "there is no slot towpath"])
+def test_snapshots_that_a_role_may_not_read_are_a_problem(monkeypatch, relay_error):
     """
     Without a word they would look like a platform without snapshots.
     """
     message = "permission denied for table snapshot"
-    relay = {"_relay": lambda _settings: dict(RELAY)}
-    [found] = overview_of(monkeypatch, message, relay)
+    relay = {"_relay": lambda _settings: RELAY | {"error": relay_error}}
+    *others, found = overview_of(monkeypatch, SourceRefusedError(message), relay)
 
+    assert bool(relay_error) == len(others)
     assert f"the snapshots cannot be read: {message}. " in found
     assert SourceRefusedError.remedy in found
 

@@ -9,6 +9,7 @@ batch and the ends of its topics on the broker.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from towpath.deploy.errors import SourceUnreachableError
 from towpath.deploy.local.lifecycle import PartState, PartStatus, part_document
 from towpath.deploy.snapshots import signals
 from towpath.deploy.snapshots.signals import INCOMPLETE
@@ -65,9 +66,11 @@ def overview(
         "sinks": _sinks(settings, clock),
     }
     wrong = [*problems_of(document, settings.relay.retained_critical_bytes)]
-    if unread and not relay["error"]:
-        # Otherwise the relay's entry tells why the source does not answer.
-        wrong.append(f"the snapshots cannot be read: {unread}")
+    # The relay's entry tells why the source does not answer.
+    is_told = isinstance(unread, SourceUnreachableError) and relay["error"]
+    if unread is not None and not is_told:
+        why = with_remedy(str(unread), unread.remedy)
+        wrong.append(f"the snapshots cannot be read: {why}")
     return document | {"wrong": wrong}
 
 
@@ -113,12 +116,12 @@ def _tables(settings: Settings) -> Document:
     }
 
 
-def _snapshots(settings: Settings) -> tuple[list[Document], str]:
+def _snapshots(settings: Settings) -> tuple[list[Document], TowpathError | None]:
     """Return the snapshots to be shown, or why they cannot be read."""
     try:
         rows = list(signals.progress(settings.database))
     except TowpathError as failure:
-        return [], with_remedy(str(failure), failure.remedy)
+        return [], failure
     found = [
         {
             "snapshot": row.snapshot_id,
@@ -132,7 +135,7 @@ def _snapshots(settings: Settings) -> tuple[list[Document], str]:
         for row in rows
         if row.state in _UNFINISHED or _is_incomplete(row, rows)
     ]
-    return found, ""
+    return found, None
 
 
 def _is_incomplete(

@@ -6,6 +6,7 @@ mistakes are reported together; an unknown name comes with the nearest known one
 """
 
 from towpath.settings.brokers import Kafka, client_settings, spark_options
+from towpath.settings.environment import is_override
 from towpath.settings.load import WatchedFile, load, read
 from towpath.settings.model import (
     OnDrop,
@@ -109,6 +110,7 @@ __all__ = [
     "Watermarks",
     "WriteFrom",
     "client_settings",
+    "is_override",
     "load",
     "read",
     "spark_options",

@@ -54,7 +54,7 @@ def lay_over(document: dict[str, Any], environ: Mapping[str, str]) -> Overlay:
     """Apply every override to the document."""
     overlay = Overlay([], {}, {})
     for variable, text in sorted(environ.items()):
-        if not variable.startswith(_PREFIX) or _SEPARATOR not in variable:
+        if not is_override(variable):
             continue
         path = variable.removeprefix(_PREFIX).lower().split(_SEPARATOR)
         try:
@@ -66,6 +66,11 @@ def lay_over(document: dict[str, Any], environ: Mapping[str, str]) -> Overlay:
         for section in created:
             overlay.sections.setdefault(section, variable)
     return overlay
+
+
+def is_override(variable: str) -> bool:
+    """Return whether a variable overrides a key, by its name."""
+    return variable.startswith(_PREFIX) and _SEPARATOR in variable
 
 
 def variable_for(path: tuple[str, ...]) -> str:

@@ -35,6 +35,7 @@ from towpath.deploy.local.part import Part, StateFolder
 from towpath.deploy.local.stack import Stack
 from towpath.relay.commands import compiled
 from towpath.schemas.clock import Deadline, SystemClock
+from towpath.settings import is_override
 from towpath.sinks.jars import fetch, store
 
 MARK: Final = "demo.lock"
@@ -212,11 +213,7 @@ def environment() -> dict[str, str]:
 def overrides() -> dict[str, str]:
     """Return the variables of our environment that override a configuration."""
     inherited = os.environ.items()  # noqa: TID251 - a root
-    return {
-        name: text
-        for name, text in inherited
-        if name.startswith("TOWPATH_") and "__" in name
-    }
+    return {name: text for name, text in inherited if is_override(name)}
 
 
 def _remove(stack: Stack) -> None:

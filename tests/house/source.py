@@ -50,7 +50,13 @@ def modules_below(root: Path, pattern: str) -> list[Module]:
 
 
 def is_small(module: Module) -> bool:
-    """Return whether a file is short and has at most one class."""
+    """
+    Return whether a file is short and has at most one class.
+
+    A migration is not: once released, it is never joined with another file.
+    """
+    if "migrations" in module.path.parts:
+        return False
     is_short = len(module.text.splitlines()) <= SMALL_LINES
     return is_short and len(list(_classes(module))) <= 1
 

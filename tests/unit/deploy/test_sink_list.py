@@ -69,7 +69,7 @@ def listed(tmp_path, monkeypatch, capsys, relay):
     """Give a function that lists a sink; it returns exit code and last line."""
     monkeypatch.setattr(status, "Topics", NoTopics)
     monkeypatch.setattr(status, "KafkaRecordAges", Nothing)
-    monkeypatch.setattr(status, "_snapshots", lambda _settings: ([], ""))
+    monkeypatch.setattr(status, "_snapshots", lambda _settings: ([], None))
     monkeypatch.setattr(status, "_relay", lambda _settings: relay)
     config = tmp_path / "towpath.toml"
     config.write_text(CONFIGURATION.format(folder=tmp_path))

@@ -66,9 +66,9 @@ def overview(
         "sinks": _sinks(settings, clock),
     }
     wrong = [*problems_of(document, settings.relay.retained_critical_bytes)]
-    # The relay's entry tells why the source does not answer.
-    is_told = isinstance(unread, SourceUnreachableError) and relay["error"]
-    if unread is not None and not is_told:
+    # The relay's entry says why the source does not answer.
+    is_known = isinstance(unread, SourceUnreachableError) and relay["error"]
+    if unread is not None and not is_known:
         why = with_remedy(str(unread), unread.remedy)
         wrong.append(f"the snapshots cannot be read: {why}")
     return document | {"wrong": wrong}

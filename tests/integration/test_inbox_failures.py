@@ -424,6 +424,43 @@ def test_a_long_id_that_was_stored_in_both_forms_is_kept_once(place):
     assert [parked.id, between.id] == [one.event.id for one in found]
 
 
+def test_a_long_id_in_two_partitions_is_never_pruned(place):
+    """
+    Its event has moved: what is left of one partition says nothing of the other.
+    """
+    [event] = long_events(1)
+    moved = dataclasses.replace(event, partition=FIRST.partition + 1, offset=9)
+    with place.begin() as session:
+        assert drive(session, place.inbox.take(event))
+    store_whole(place, [event])
+    with place.begin() as session:
+        assert drive(session, place.inbox.take(moved))
+    for statement in create_statements():
+        place.connection.execute(statement)
+    below = {(FIRST.topic, at.partition): 99 for at in (event, moved)}
+    with place.begin() as session:
+        assert 0 == place.inbox.prune(session, below)
+        assert not drive(session, place.inbox.take(event))
+
+
+def test_a_long_event_that_was_applied_before_the_upgrade_is_not_parked_after_it(place):
+    """
+    Without a key, nothing holds the event back that the earlier state has parked.
+    """
+    [event] = long_events(1)
+    keyless = dataclasses.replace(event, key=None)
+    with place.begin() as session:
+        assert drive(session, place.inbox.park(keyless, "refused"))
+    store_whole(place, [keyless])
+    with place.begin() as session:
+        assert drive(session, place.inbox.take(keyless))
+    for statement in create_statements():
+        place.connection.execute(statement)
+    with place.begin() as session:
+        assert [] == list(place.inbox.parked(session))
+        assert not drive(session, place.inbox.take(keyless))
+
+
 @pytest.mark.parametrize(
     "connect",
     [

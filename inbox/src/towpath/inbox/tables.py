@@ -30,9 +30,6 @@ def create_statements(schema: str = SCHEMA) -> tuple[str, ...]:
     applied_at timestamptz not null default now(),
     primary key (consumer, event_id)
 )""",
-        # A prune finds ids by their partition and offset.
-        f"""create index if not exists inbox_place
-on {place}.inbox (consumer, topic, partition, "offset")""",
         f"""create table if not exists {place}.inbox_parked (
     consumer text not null,
     topic text not null,
@@ -49,11 +46,15 @@ on {place}.inbox (consumer, topic, partition, "offset")""",
     primary key (consumer, event_id)
 )""",
         _upgrade_of_parked(f"{place}.inbox_parked"),
+        # Before the indexes, whose locks would let no consumer write meanwhile.
+        _upgrade_of_ids(f"{place}.inbox", f"{place}.inbox_parked"),
+        # A prune finds ids by their partition and offset.
+        f"""create index if not exists inbox_place
+on {place}.inbox (consumer, topic, partition, "offset")""",
         # An entry of an index has at most 2.7 kB; a key may be longer.
         f"""create index if not exists inbox_parked_key_start
 on {place}.inbox_parked (consumer, topic, {start_of("key")})""",
         f"drop index if exists {place}.inbox_parked_key",
-        _upgrade_of_ids(f"{place}.inbox", f"{place}.inbox_parked"),
     )
 
 
@@ -90,11 +91,14 @@ def _upgrade_of_ids(applied: str, parked: str) -> str:
     Return the statement that shortens the long ids of a development version.
 
     A consumer that ran before the upgrade may have stored such an id again, shortened.
-    Then the parked event that came first stays, and the id stays as long as the last
-    copy of the event can be read.
+    Then the parked event that came first stays unless the event was applied meanwhile,
+    and the id stays as long as the last copy of the event can be read.
+
+    Without long ids it takes no lock that a consumer waits for. Two upgrades at once
+    shorten one after the other.
     """
 
-    # The same as ``stored_id``, in a database of any encoding.
+    # The same as ``stored_id``, in a database of any encoding but SQL_ASCII.
     def is_long(column: str) -> str:
         return f"octet_length(convert_to({column}, 'UTF8')) > {ID_BYTES}"
 
@@ -102,8 +106,22 @@ def _upgrade_of_ids(applied: str, parked: str) -> str:
         digest = f"encode(sha256(convert_to({column}, 'UTF8')), 'hex')"
         return f"left({column}, {ID_START}) || '...sha256:' || {digest}"
 
+    literal = applied.replace("'", "''")
     return f"""do $upgrade$
 begin
+    if not exists (select from {parked} where {is_long("event_id")})
+        and not exists (select from {applied} where {is_long("event_id")})
+    then
+        return;
+    end if;
+    perform pg_advisory_xact_lock(hashtext('{literal}'));
+    delete from {parked} long using {applied} again
+    where {is_long("long.event_id")} and again.consumer = long.consumer
+        and again.event_id = {shortened("long.event_id")}
+        and not exists (
+            select from {parked} short where short.consumer = again.consumer
+                and short.event_id = again.event_id
+        );
     delete from {parked} again using {parked} long
     where {is_long("long.event_id")} and again.consumer = long.consumer
         and again.event_id = {shortened("long.event_id")};

@@ -313,6 +313,13 @@ def test_a_replay_of_an_event_whose_headers_cannot_be_read_fails(replay):
     assert [] == handled
 
 
+def own_cause():
+    """Return an error that a handler has raised from itself."""
+    error = ValueError("no such account")
+    error.__cause__ = error
+    return error
+
+
 def lost(cause):
     """Return the error of a driver that hides the server's error behind its own."""
     error = ConnectionError("the connection is closed")
@@ -327,8 +334,9 @@ def lost(cause):
         (lost(errors.AdminShutdown()), UnavailableEffectError),
         (lost(None), HandlerError),
         (errors.IdleInTransactionSessionTimeout(), HandlerError),
+        (own_cause(), HandlerError),
     ],
-    ids=["shutdown", "wrapped", "unknown", "idle"],
+    ids=["shutdown", "wrapped", "unknown", "idle", "its own cause"],
 )
 def test_a_lost_connection_is_the_events_fault_unless_the_server_ended_it(
     error, raised

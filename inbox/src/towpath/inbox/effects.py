@@ -295,7 +295,10 @@ def _state_of_end(error: Exception) -> str | None:
     its handler may exceed a timeout, or crash the server's process.
     """
     each: BaseException | None = error
-    while each is not None:
+    seen = set[int]()
+    # An error that is raised from itself is its own cause.
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
         state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
         if state in _SERVER_ENDED:
             return str(state)

@@ -276,8 +276,8 @@ RECENTLY_US: Final = 1_000_000
 # row. Long rows make a slice shorter (``window.SLICE_BYTES``).
 SLICE_ROWS: Final = 512
 
-# How long slices are emitted before the stream is read again: the longest that a live
-# change waits for a snapshot. With half this time, a snapshot is a tenth slower.
+# No slice begins later than this after the stream was read, so a live change waits for
+# this and one slice at most. With half this time, a snapshot is a tenth slower.
 EMIT_S: Final = 0.003
 
 # While this much is in flight, no rows are emitted: live changes wait in the queue too.

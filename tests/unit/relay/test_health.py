@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 from support.exposition import mistakes
+from support.waiting import TIMEOUT_S
 from towpath.relay.admin_http import AdminPages, HealthServer
 from towpath.relay.commands.status import (
     RunState,
@@ -79,7 +80,7 @@ RELAYS = ("towpath_build_", "towpath_relay_", "towpath_snapshot_")
 
 def fetch(port: int, path: str, address: str = "127.0.0.1") -> tuple[int, bytes]:
     """Request a page from the admin port of this host."""
-    connection = HTTPConnection(address, port, timeout=3)
+    connection = HTTPConnection(address, port, timeout=TIMEOUT_S)
     try:
         connection.request("GET", path)
         response = connection.getresponse()

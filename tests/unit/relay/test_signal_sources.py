@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from support.waiting import TIMEOUT_S
 from towpath.relay.admin_http import (
     MAX_BODY_BYTES,
     AdminPages,
@@ -252,7 +253,7 @@ def request(pages: SignalPages, method: str, path: str, body: bytes = b"", **hea
     """Send a request to a real admin port."""
     clock = SystemClock()
     server = HealthServer(0, AdminPages(Stats(), clock, pages))
-    connection = HTTPConnection("127.0.0.1", server.port, timeout=3)
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)
     fields = {name.replace("_", "-"): text for name, text in headers.items()}
     try:
         connection.request(method, path, body, fields)
@@ -317,7 +318,7 @@ def test_a_repeated_length_is_bounded_too():
     """
     source = SourceWithSnapshot()
     server = HealthServer(0, AdminPages(Stats(), SystemClock(), SignalPages(source)))
-    connection = HTTPConnection("127.0.0.1", server.port, timeout=3)
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)
     try:
         connection.putrequest("POST", "/signals")
         connection.putheader("Content-Type", "application/json")

@@ -6,6 +6,7 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
+from support.waiting import TIMEOUT_S
 from towpath.schemas.page_server import PageServer
 
 
@@ -24,7 +25,7 @@ class Page(BaseHTTPRequestHandler):
 def status_at(server, address):
     """Return the status of a page that is requested at an address."""
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    connection = HTTPConnection(address, server.server_port, timeout=3)
+    connection = HTTPConnection(address, server.server_port, timeout=TIMEOUT_S)
     try:
         connection.request("GET", "/")
         return connection.getresponse().status

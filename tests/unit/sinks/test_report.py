@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from support.exposition import mistakes
 from support.published import MemoryProgress, SinkRun
+from support.waiting import TIMEOUT_S
 from towpath.schemas.lineage import Job, JobDatasets
 from towpath.settings import Settings, Sink
 from towpath.sinks.apply.batch import BatchResult
@@ -548,10 +549,10 @@ def test_the_metrics_port_serves_only_the_page(monitor, tmp_path):
     monitor.report(tmp_path, SINK)
     port = monitor.start(SETTINGS, "sinks")
     address = f"http://127.0.0.1:{port}"
-    with urllib.request.urlopen(f"{address}/metrics", timeout=2) as answer:  # noqa: S310 - our own
+    with urllib.request.urlopen(f"{address}/metrics", timeout=TIMEOUT_S) as answer:  # noqa: S310 - our own
         body = answer.read()
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(f"{address}/etc", timeout=2)  # noqa: S310 - our own
+        urllib.request.urlopen(f"{address}/etc", timeout=TIMEOUT_S)  # noqa: S310 - our own
     refused.value.close()
     with pytest.raises(MetricsPortError):
         MetricsPort("127.0.0.1", port, bytes)
@@ -569,7 +570,7 @@ def test_the_metrics_port_listens_on_an_ipv6_address():
     port = MetricsPort("::1", 0, lambda: b"sinks 1\n")
     address = f"http://[::1]:{port.port}/metrics"
     try:
-        with urllib.request.urlopen(address, timeout=2) as page:
+        with urllib.request.urlopen(address, timeout=TIMEOUT_S) as page:
             assert b"sinks 1\n" == page.read()
     finally:
         port.close()

@@ -158,7 +158,9 @@ ITEMS = {
         (post(name="Post-Published"), "Post-Published"),
         (post(namespace="my-blog"), "my-blog"),
         (post(name="string"), "string"),
-        (post(aliases=["blog.2nd"]), "blog.2nd"),
+        (post(aliases=["blog.2nd"]), "2nd"),
+        (post(aliases=["2nd.Post"]), "2nd"),
+        (post(name=".Post"), ".Post"),
         (post({"name": "größe", "type": "long"}), "größe"),
         (post({"name": "a.b", "type": "long"}), "a.b"),
         (post({"name": "kinds", "type": ["null", ITEMS]}), "a-b"),
@@ -228,6 +230,93 @@ def test_another_version_of_a_released_type_has_no_further_forbidden_name():
     assert ("post.v2.avsc", "x.v1.avsc") == (further.name, foreign.name)
     assert "'b-y'" in further.sentence
     assert "'sub-title'" in foreign.sentence
+
+
+MOVED = {"name": "Author", "namespace": "people", "aliases": ["my-blog.Author"]}
+SHARED = AUTHOR | {"namespace": "blog", "fields": [BYLINE | {"name": "b-y"}]}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (
+            post(name="Post-Published"),
+            post(text("title"), name="blog.Post-Published", namespace=None),
+        ),
+        (
+            post({"name": "by", "type": AUTHOR | {"name": "Author"}})
+            | {"namespace": "my-blog"},
+            post({"name": "by", "type": AUTHOR | MOVED}, namespace="my-blog"),
+        ),
+        (
+            post(namespace="my-blog"),
+            post(
+                {"name": "by", "type": AUTHOR | {"name": "Author"}, "default": {}},
+                namespace="my-blog",
+            ),
+        ),
+        (post(namespace="my-blog"), post(namespace="my-blog", aliases=["Posted"])),
+    ],
+)
+def test_a_released_name_is_known_by_its_full_name(first, second):
+    """
+    It may be written in another way, or be an alias of a type that moved.
+    """
+    made = files(first, second)
+
+    assert [] == check_files(made, lock(made[0]))
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        pytest.param(
+            post({"name": "by", "type": "Author"}, references={"blog.Author": 1}),
+            id="replaced",
+        ),
+        pytest.param(post({"name": "by", "type": SHARED}), id="inlined"),
+    ],
+)
+def test_the_names_of_a_released_shared_type_are_known_in_other_files(second):
+    """
+    Neither another shared type nor an event that takes its place can avoid them.
+    """
+    first = post({"name": "by", "type": "Au-thor"}, references={"blog.Au-thor": 1})
+    renamed = SHARED | {"name": "Author", "aliases": ["Au-thor"]}
+    shared = parse_file("shared.v1.avsc", json.dumps(SHARED))
+    replacing = parse_file("author.v1.avsc", json.dumps(renamed))
+    events = files(first, second)
+    released = lock(shared, events[0])
+
+    assert [] == [
+        finding
+        for finding in check_files([shared, replacing, *events], released)
+        if finding.rule == "name"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("added", "name"),
+    [
+        (AUTHOR | {"namespace": "people"}, "Au-thor"),
+        (AUTHOR | {"name": "b-y"}, "b-y"),
+        (AUTHOR | {"name": "A", "namespace": "my-blog"}, "my-blog"),
+    ],
+)
+def test_a_forbidden_full_name_that_no_released_type_has_is_found(added, name):
+    """
+    A type of another namespace, or a field, does not excuse it.
+    """
+    author = {"name": "author", "type": AUTHOR}
+    by = {"name": "b-y", "type": "string"}
+    foreign = AUTHOR | {"name": "Author", "namespace": "my-blog"}
+    before = [author, by, {"name": "foreign", "type": foreign}]
+    more = {"name": "more", "type": ["null", added], "default": None}
+    made = files(post(*before), post(*before, more))
+    [found] = check_files(made, lock(made[0]))
+
+    assert ("name", "post.v2.avsc") == (found.rule, found.name)
+    assert repr(name) in found.sentence
 
 
 @pytest.mark.parametrize("aliases", [None, 5, "Post"])

@@ -22,6 +22,7 @@ from towpath.schemas.events import EventSchema, EventSchemas, make_schema
 from towpath.schemas.schema_files import (
     EventSchemaError,
     SchemaFile,
+    qualified,
     read_schema_text,
 )
 
@@ -194,13 +195,13 @@ def misnamed(
     """
     Find unreleased files with names that Avro forbids, though Python reads them.
 
-    A released type cannot get rid of its names, so its next versions may repeat them.
+    A released type cannot get rid of its names: its next versions repeat them, other
+    files take it over, and the type that replaces it has its name as an alias.
     """
-    known: dict[str, set[str]] = {}
+    known: set[_Key] = set()
     for file in files:
         if file.name in released:
-            names = known.setdefault(file.full_name, set())
-            names |= set(_forbidden_names(file.definition))
+            known.update(*(name.keys for name in _names(file.definition)))
     return [
         SchemaFinding(
             "name",
@@ -211,48 +212,112 @@ def misnamed(
         )
         for file in files
         if file.name not in released
-        for what in dict.fromkeys(_forbidden_names(file.definition))
-        if what not in known.get(file.full_name, ())
+        for what in dict.fromkeys(
+            name.words
+            for name in _names(file.definition)
+            if name.is_forbidden and known.isdisjoint(name.keys)
+        )
     ]
 
 
-def _forbidden_names(schema: object) -> Iterator[str]:
-    """Yield, in words, the forbidden names, namespaces and aliases of a schema."""
-    for named, is_type in _named_parts(schema):
-        aliases = named.get("aliases", [])
-        if not isinstance(aliases, list):
-            yield "aliases that are not a list"
-            aliases = []
-        for name in map(str, (named["name"], *aliases)):
-            # Only names of types have a namespace.
-            parts = name.split(".") if is_type else [name]
-            is_primitive = is_type and parts[-1] in _PRIMITIVE
-            if is_primitive or not all(map(_NAME_PART.fullmatch, parts)):
-                yield f"the name {name!r}"
-        namespace = str(named.get("namespace") or "") if is_type else ""
-        if namespace and not all(map(_NAME_PART.fullmatch, namespace.split("."))):
-            yield f"the name {namespace!r}"
+# The full name of a type, and the words for a fault in it; none for its own name.
+_Key = tuple[str, str]
 
 
-def _named_parts(
-    schema: object, *, is_field: bool = False
-) -> Iterator[tuple[Mapping[str, Any], bool]]:
-    """Yield the named types and the fields of a schema, and whether each is a type."""
+class _Name(NamedTuple):
+    """
+    A name, namespace or alias in a schema, or aliases that are not a list.
+
+    Attributes:
+        words: The name in words.
+        keys: A released name with one of these keys is the same one.
+    """
+
+    words: str
+    is_forbidden: bool
+    keys: frozenset[_Key]
+
+
+def _names(
+    schema: object, outer: str = "", owners: tuple[str, ...] = ()
+) -> Iterator[_Name]:
+    """
+    Yield the names of the types and fields of a schema.
+
+    Args:
+        schema: Any schema.
+        outer: The namespace around it.
+        owners: The full names and aliases of the types around it.
+    """
     if isinstance(schema, list):
         for each in schema:
-            yield from _named_parts(each, is_field=is_field)
+            yield from _names(each, outer, owners)
     if not isinstance(schema, dict):
         return
     kind = schema.get("type")
-    if "name" in schema and (is_field or kind in _NAMED):
-        yield schema, not is_field
+    if "name" in schema and kind in _NAMED:
+        full_names = _full_names(schema, outer)
+        yield from _type_names(full_names[0], outer)
+        outer = full_names[0].rpartition(".")[0]
+        for alias in full_names[1:]:
+            yield from _type_names(alias, outer)
+        owners = (*owners, *full_names)
+        yield from _alias_faults(schema, owners)
     # Avro ignores every other attribute.
-    if is_field:
-        yield from _named_parts(kind)
-    elif kind in _RECORDS:
-        yield from _named_parts(schema.get("fields"), is_field=True)
+    if kind in _RECORDS:
+        yield from _field_names(schema.get("fields"), outer, owners)
     elif isinstance(kind, str):
-        yield from _named_parts(schema.get(_CONTENT.get(kind, "")))
+        yield from _names(schema.get(_CONTENT.get(kind, "")), outer, owners)
+
+
+def _full_names(schema: Mapping[str, Any], outer: str) -> tuple[str, ...]:
+    """Return the full name of a type within a namespace, and those of its aliases."""
+    own = schema.get("namespace")
+    name = qualified(str(schema["name"]), outer if own is None else str(own))
+    namespace = name.rpartition(".")[0]
+    return name, *(qualified(alias, namespace) for alias in _aliases(schema))
+
+
+def _type_names(full_name: str, outer: str) -> Iterator[_Name]:
+    """Yield the last part of a full name, and a namespace that is not the outer one."""
+    namespace, dot, name = full_name.rpartition(".")
+    keys = frozenset({(full_name, "")})
+    is_forbidden = name in _PRIMITIVE or not _NAME_PART.fullmatch(name)
+    yield _Name(f"the name {name!r}", is_forbidden, keys)
+    if dot and (not outer or namespace != outer):
+        is_forbidden = not all(map(_NAME_PART.fullmatch, namespace.split(".")))
+        yield _Name(f"the name {namespace or full_name!r}", is_forbidden, keys)
+
+
+def _field_names(
+    fields: object, outer: str, owners: tuple[str, ...]
+) -> Iterator[_Name]:
+    """Yield the names of the fields of a record, and those of their types."""
+    for field in fields if isinstance(fields, list) else ():
+        if not isinstance(field, dict):
+            continue
+        if "name" in field:
+            for name in (str(field["name"]), *_aliases(field)):
+                # Only names of types have a namespace.
+                if not _NAME_PART.fullmatch(name):
+                    yield _fault(f"the name {name!r}", owners)
+            yield from _alias_faults(field, owners)
+        yield from _names(field.get("type"), outer, owners)
+
+
+def _aliases(named: Mapping[str, Any]) -> list[str]:
+    aliases = named.get("aliases")
+    return list(map(str, aliases)) if isinstance(aliases, list) else []
+
+
+def _alias_faults(named: Mapping[str, Any], owners: Iterable[str]) -> Iterator[_Name]:
+    if not isinstance(named.get("aliases", []), list):
+        yield _fault("aliases that are not a list", owners)
+
+
+def _fault(words: str, owners: Iterable[str]) -> _Name:
+    """Return a fault, which a released type with one of the names may have too."""
+    return _Name(words, is_forbidden=True, keys=frozenset((o, words) for o in owners))
 
 
 def incompatible(

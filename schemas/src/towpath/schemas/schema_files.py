@@ -70,8 +70,7 @@ class SchemaFile(NamedTuple):
     def full_name(self) -> str:
         """The full name of the type; empty if it has none."""
         name = str(self.document.get("name", ""))
-        namespace = self.document.get("namespace")
-        return f"{namespace}.{name}" if namespace and "." not in name else name
+        return qualified(name, self.document.get("namespace"))
 
     @property
     def references(self) -> Mapping[str, int]:
@@ -87,6 +86,11 @@ class SchemaFile(NamedTuple):
     def definition(self) -> dict[str, Any]:
         """The type itself, without its references."""
         return {k: v for k, v in self.document.items() if k != REFERENCES}
+
+
+def qualified(name: str, namespace: str | None) -> str:
+    """Return the full name of a type; a name with a dot is one already."""
+    return f"{namespace}.{name}" if namespace and "." not in name else name
 
 
 def read_files(folder: Path | Traversable) -> tuple[SchemaFile, ...]:

@@ -8,8 +8,8 @@ order, since later ones depend on earlier ones: each is retried while it may suc
 another error ends the worker, and the loop raises it.
 
 An error may pass if ``connect`` says so by its SQLSTATE, as for every statement of the
-relay. Two kinds may pass only here: 25P0 (a session's timeouts) and 25006 (a standby,
-while another server takes over).
+relay. Two kinds may pass only here: 25P03 and 25P04 (the timeouts of a transaction) and
+25006 (a standby, while another server takes over).
 """
 
 import threading
@@ -256,7 +256,7 @@ _SESSION: Final = (
     b"set standard_conforming_strings = on",
 )
 # In addition to the SQLSTATEs that ``connect`` retries.
-_ALSO_RECOVERABLE: Final = ("25P0", "25006")
+_ALSO_RECOVERABLE: Final = ("25P03", "25P04", "25006")
 
 # The SQLSTATE of a statement timeout.
 _CANCELLED: Final = "57014"

@@ -93,16 +93,25 @@ class Detaching:
 
     transaction = nullcontext
 
-    def __init__(self, error: type[BaseException] | BaseException):
+    def __init__(
+        self,
+        error: type[BaseException] | BaseException,
+        *,
+        is_attached: bool = True,
+        mark: str | None = None,
+    ):
         self.statements: list[str] = []
         self._error = error
+        self._row = ("outbox_20260102", None, None, is_attached, False, is_attached)
+        self._mark = mark
 
     def execute(self, statement: bytes, _values: object = None) -> SimpleNamespace:
         self.statements.append(statement.decode())
         if b"detach partition" in statement:
             raise self._error
-        row = ("outbox_20260102", None, None, True, False, True)
-        return SimpleNamespace(fetchall=lambda: [row], fetchone=tuple)
+        return SimpleNamespace(
+            fetchall=lambda: [self._row], fetchone=lambda: (self._mark,)
+        )
 
 
 @pytest.mark.parametrize(
@@ -138,12 +147,34 @@ def test_a_failed_run_leaves_no_mark_on_a_partition_that_it_has_not_detached(
     """
     connection = Detaching(error)
     table, partition = outbox(connection)
-    with pytest.raises(reported):
+    with capture_logs() as logs, pytest.raises(reported):
         table.detach(partition, 1.0)
     comments = [s for s in connection.statements if s.startswith("comment on")]
 
     assert [True, False] == ["to be detached" in text for text in comments]
     assert comments[-1].endswith("is null")
+    assert [] == logs
+
+
+@pytest.mark.parametrize(
+    ("mark", "named"),
+    [
+        ("towpath outbox clean: to be detached", ["towpath.outbox_20260102"]),
+        ("towpath outbox clean: to be dropped once it is published", []),
+    ],
+    ids=["by nobody known", "by another run"],
+)
+def test_a_partition_that_is_detached_after_an_interrupt_is_named(mark, named):
+    """
+    The server may complete the statement, and without its mark no run drops the table.
+    """
+    table, partition = outbox(
+        Detaching(KeyboardInterrupt, is_attached=False, mark=mark)
+    )
+    with capture_logs() as logs, pytest.raises(KeyboardInterrupt):
+        table.detach(partition, 1.0)
+
+    assert named == [entry["partition"] for entry in logs]
 
 
 class Lost(Detaching):

@@ -19,6 +19,7 @@ from datetime import UTC, date, datetime, time
 from typing import Final, NamedTuple
 
 import psycopg
+import structlog
 
 from towpath.relay.errors import NotPreparedError
 from towpath.relay.postgres.connect import Connection, quoted, translated_errors
@@ -26,6 +27,8 @@ from towpath.relay.postgres.queries import query
 from towpath.schemas.failure import TowpathError
 from towpath.schemas.source_tables import INSERTED_AT, SourceTable
 from towpath.schemas.table_name import TableName
+
+_LOG: Final = structlog.get_logger("towpath.relay")
 
 # 512 KiB: a few thousand events.
 PAGES_AT_ONCE: Final = 64
@@ -225,9 +228,7 @@ class OutboxTable:
             try:
                 is_detached = self._execute_within(statement, wait_s)
             except BaseException:
-                # No later run may take an operator's own detachment for this one.
-                with suppress(psycopg.Error, TowpathError):
-                    self._unmark(partition)
+                self._unmark_after_failure(partition)
                 raise
             # VACUUM may hold the lock again, or another run may have dropped the table:
             # the next run does it then, or nothing is left to do.
@@ -262,26 +263,53 @@ class OutboxTable:
             execute(LOCK_TIMEOUT)
         return True
 
-    def _unmark(self, partition: Partition) -> None:
-        """Remove the mark of a partition that no run has detached, or begins to."""
+    def _unmark_after_failure(self, partition: Partition) -> None:
+        """
+        Remove the mark: no later run may take an operator's detachment for this one.
+
+        The server may complete a statement that Ctrl-C was to cancel. Who detached the
+        partition is then unknown, so it is kept and named in a warning.
+        """
+        with suppress(psycopg.Error, TowpathError):
+            if self._unmark(partition):
+                _LOG.warning(
+                    "outbox partition detached, but not marked to be dropped",
+                    partition=partition.name.text,
+                    reason="the interrupted run, or an operator, detached it",
+                )
+
+    def _unmark(self, partition: Partition) -> bool:
+        """
+        Remove the mark, unless the detachment is pending, or another run's.
+
+        Returns:
+            Whether the partition is detached, so that no run will drop it.
+        """
         found = (each for each in self.partitions() if each.name == partition.name)
         now = next(found, None)
         if now is None or now.is_pending:
-            return
+            return False
         if now.is_attached:
             self._comment(partition, "null")
-        else:
-            self._comment_unless_detached(partition, "null")
+            return False
+        return self._comment_unless_detached(partition, "null")
 
-    def _comment_unless_detached(self, partition: Partition, text: str) -> None:
-        """Set the comment, unless another run has marked the table as detached."""
+    def _comment_unless_detached(self, partition: Partition, text: str) -> bool:
+        """
+        Set the comment, unless another run has marked the table as detached.
+
+        Returns:
+            Whether the comment was set.
+        """
         table, execute = partition.name.sql, self._connection.execute
         with self._connection.transaction():
             # The lock that a comment takes.
             lock = f"lock table {table} in share update exclusive mode"
             execute(lock.encode())
-            if execute(query("read_mark"), {"table": table}).fetchone() != (_MARK,):
-                self._comment(partition, text)
+            if execute(query("read_mark"), {"table": table}).fetchone() == (_MARK,):
+                return False
+            self._comment(partition, text)
+        return True
 
     def _comment(self, partition: Partition, text: str) -> None:
         statement = f"comment on table {partition.name.sql} is {text}"

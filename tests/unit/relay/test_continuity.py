@@ -313,6 +313,19 @@ def test_lineages_survive_storing():
     assert lineages == parse_lineages(lineages_document(lineages))
 
 
+def test_a_lineage_of_a_later_release_is_read():
+    """
+    So a relay can take over from a later release that stores more.
+    """
+    gap = Gap("restored", 5, AT, TABLES, started=True)
+    lineage = Lineage(2, "7", 2, 4_808, "towpath", gap, 10)
+    document = lineages_document([lineage])
+    for stored in (document["lineages"][0], document["lineages"][0]["gap"]):
+        stored["added_later"] = 1
+
+    assert (lineage,) == parse_lineages(document)
+
+
 def test_the_document_of_lineages_stays_small():
     """
     Only the newest has a plan; the oldest ones are forgotten, their numbers are not.

@@ -38,6 +38,7 @@ from towpath.relay.errors import (
     SlotLostError,
     StateLostError,
 )
+from towpath.relay.recovery.marks import known_fields
 from towpath.schemas.position import format_lsn
 
 _LOST: Final = "lost"
@@ -220,6 +221,8 @@ def parse_lineages(stored: Mapping[str, Any] | None) -> tuple[Lineage, ...]:
     """
     Parse the state topic's document of lineages; return () if there is none.
 
+    Fields that only a later release knows are ignored.
+
     Raises:
         StateLostError: The document is invalid.
     """
@@ -233,8 +236,10 @@ def parse_lineages(stored: Mapping[str, Any] | None) -> tuple[Lineage, ...]:
 
 def _lineage(stored: Mapping[str, Any]) -> Lineage:
     gap = stored["gap"]
-    made = None if gap is None else Gap(**{**gap, "plan": tuple(gap["plan"])})
-    return Lineage(**{**stored, "gap": made})
+    if gap is not None:
+        fields = known_fields(gap, Gap.__slots__)
+        gap = Gap(**{**fields, "plan": tuple(gap["plan"])})
+    return Lineage(**{**known_fields(stored, Lineage.__slots__), "gap": gap})
 
 
 # How many former lineages are kept: at most a few tens of kilobytes.

@@ -240,6 +240,11 @@ def marks_document(
     } | more
 
 
+def known_fields(stored: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the fields with these names, without those that a later release added."""
+    return {name: stored[name] for name in names if name in stored}
+
+
 def parse_confirmed(document: Mapping[str, Any]) -> Confirmed:
     """
     Parse a checkpoint; ignore the fields that only a later release knows.
@@ -247,8 +252,7 @@ def parse_confirmed(document: Mapping[str, Any]) -> Confirmed:
     Raises:
         TypeError: The document is invalid.
     """
-    known = {name: document[name] for name in Confirmed._fields if name in document}
-    return Confirmed(**known)
+    return Confirmed(**known_fields(document, Confirmed._fields))
 
 
 def parse_marks(document: Mapping[str, Any]) -> TopicMarks:

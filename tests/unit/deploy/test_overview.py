@@ -202,13 +202,28 @@ def test_a_source_that_refuses_the_login_is_a_problem_of_the_relay(monkeypatch):
     assert [f"the relay: {message}"] == overview_of(monkeypatch, unread, relay)
 
 
+def test_a_source_that_stops_answering_is_a_problem_beside_a_missing_slot(monkeypatch):
+    """
+    The relay's entry does not name it: the source still answered then.
+    """
+    unread = SourceUnreachableError("the source does not answer: shut down")
+    relay = {
+        "lineage_offset": lambda _settings: 0,
+        "slot_facts": lambda _settings: (None, None),
+    }
+    slot, snapshots = overview_of(monkeypatch, unread, relay)
+
+    assert "the relay: there is no slot towpath" == slot
+    assert f"the snapshots cannot be read: {unread}" in snapshots
+
+
 @pytest.mark.parametrize("relay_error", [None, "there is no slot towpath"])
 def test_snapshots_that_a_role_may_not_read_are_a_problem(monkeypatch, relay_error):
     """
     Without a word they would look like a platform without snapshots.
     """
     message = "permission denied for table snapshot"
-    relay = {"_relay": lambda _settings: RELAY | {"error": relay_error}}
+    relay = {"_relay": lambda _settings: (RELAY | {"error": relay_error}, True)}
     *others, found = overview_of(monkeypatch, SourceRefusedError(message), relay)
 
     assert bool(relay_error) == len(others)

@@ -58,7 +58,7 @@ def overview(
     if settings is None:
         document |= {"relay": None, "snapshots": [], "sinks": []}
         return document | {"wrong": [*problems_of(document, 0)]}
-    relay = _relay(settings)
+    relay, is_slot_read = _relay(settings)
     snapshots, unread = _snapshots(settings)
     document |= {
         "relay": relay,
@@ -66,23 +66,26 @@ def overview(
         "sinks": _sinks(settings, clock),
     }
     wrong = [*problems_of(document, settings.relay.retained_critical_bytes)]
-    # The relay's entry says why the source does not answer.
-    is_known = isinstance(unread, SourceUnreachableError) and relay["error"]
+    # If neither can be read, the relay's entry says why the source does not answer.
+    is_known = isinstance(unread, SourceUnreachableError) and not is_slot_read
     if unread is not None and not is_known:
         why = with_remedy(str(unread), unread.remedy)
         wrong.append(f"the snapshots cannot be read: {why}")
     return document | {"wrong": wrong}
 
 
-def _relay(settings: Settings) -> Document:
+def _relay(settings: Settings) -> tuple[Document, bool]:
+    """Return the state of the relay, and whether the slot could be looked up."""
     source = settings.database
     document: Document = {"slot": source.slot, "error": None, "active": False}
     process = read_process_state(settings.state_folder, source.slot)
     document["halted"] = "" if process is None else process.sentence
     document["lineage_offset"] = lineage_offset(settings)
     facts, error = slot_facts(settings)
+    if error is not None:
+        return document | {"error": error}, False
     if facts is None:
-        return document | {"error": error or f"there is no slot {source.slot}"}
+        return document | {"error": f"there is no slot {source.slot}"}, True
     document |= {
         "active": facts.is_active,
         "confirmed_lsn": format_lsn(facts.confirmed_lsn),
@@ -96,10 +99,10 @@ def _relay(settings: Settings) -> Document:
         finally:
             slot.close()
     except TowpathError as failure:
-        return document | {"error": str(failure)}
+        return document | {"error": str(failure)}, True
     if position is not None:
         document["lag_bytes"] = max(0, position.log_end_lsn - position.confirmed_lsn)
-    return document | _tables(settings)
+    return document | _tables(settings), True
 
 
 def _tables(settings: Settings) -> Document:

@@ -267,8 +267,8 @@ class OutboxTable:
         """
         Remove the mark: no later run may take an operator's detachment for this one.
 
-        The server may complete a statement that Ctrl-C was to cancel. Who detached the
-        partition is then unknown, so it is kept and named in a warning.
+        The server may complete a statement that Ctrl-C was to cancel. Nobody can tell such
+        a partition from one that an operator has detached: it is kept, and named.
         """
         with suppress(psycopg.Error, TowpathError):
             if self._unmark(partition):

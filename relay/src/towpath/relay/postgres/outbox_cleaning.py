@@ -267,8 +267,8 @@ class OutboxTable:
         """
         Remove the mark: no later run may take an operator's detachment for this one.
 
-        The server may complete a statement that Ctrl-C was to cancel. Nobody can tell such
-        a partition from one that an operator has detached: it is kept, and named.
+        The server may complete a statement that Ctrl-C was to cancel. Nobody can tell
+        such a partition from one that an operator has detached: it is kept, and named.
         """
         with suppress(psycopg.Error, TowpathError):
             if self._unmark(partition):
@@ -283,7 +283,7 @@ class OutboxTable:
         Remove the mark, unless the detachment is pending, or another run's.
 
         Returns:
-            Whether the partition is detached, so that no run will drop it.
+            Whether it was the mark of a detached partition, which no run drops then.
         """
         found = (each for each in self.partitions() if each.name == partition.name)
         now = next(found, None)

@@ -275,7 +275,7 @@ def move_targets() -> None:
     Let the sinks take their targets at other ports for the recorded ones.
 
     Another stack may have taken a recorded port, and a sink whose target has another
-    address fills it anew.
+    address fills it again.
     """
     for sink in load(CONFIG, {}).sink:
         path = FOLDER / "sinks" / sink.name / BLOCK_FILE

@@ -70,7 +70,7 @@ def listed(tmp_path, monkeypatch, capsys, relay):
     monkeypatch.setattr(status, "Topics", NoTopics)
     monkeypatch.setattr(status, "KafkaRecordAges", Nothing)
     monkeypatch.setattr(status, "_snapshots", lambda _settings: ([], None))
-    monkeypatch.setattr(status, "_relay", lambda _settings: relay)
+    monkeypatch.setattr(status, "_relay", lambda _settings: (relay, True))
     config = tmp_path / "towpath.toml"
     config.write_text(CONFIGURATION.format(folder=tmp_path))
 

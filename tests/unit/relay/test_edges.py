@@ -1,5 +1,8 @@
 """The edges' own translations: SQLSTATEs, Kafka error codes, queries."""
 
+import errno
+import subprocess
+import sys
 import threading
 import traceback
 from collections.abc import Iterator
@@ -16,11 +19,30 @@ from towpath.relay import errors
 from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, make_client, relay_error
 from towpath.relay.postgres import worker
 from towpath.relay.postgres.catalog import session_text
-from towpath.relay.postgres.connect import connect, failure, failure_of, quoted
+from towpath.relay.postgres.connect import (
+    connect,
+    failure,
+    failure_of,
+    quoted,
+    translated_errors,
+)
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.replication import stream_error
 from towpath.relay.snapshot import protocol
+from towpath.schemas.failure import TooManyFilesError
 from towpath.settings import Kafka
+
+# A process whose files are used up reports a broker that does not answer.
+WITHOUT_FILES = """
+import os, resource
+from confluent_kafka import KafkaError, KafkaException
+from towpath.relay.kafka.client import relay_error
+down = KafkaException(KafkaError(KafkaError._TRANSPORT))
+open_now = len(os.listdir("/proc/self/fd")) - 1
+resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 1, open_now + 1))
+made = relay_error(down, "listing topics")
+print(type(made).__name__, made, sep=": ")
+"""
 
 
 @pytest.mark.parametrize(
@@ -159,6 +181,35 @@ def test_a_kafka_error_is_transient_or_refused(code: int, error: type[Exception]
     made = relay_error(KafkaException(KafkaError(code)), "making topic t")
 
     assert (error, True) == (type(made), str(made).startswith("making topic t: "))
+
+
+def test_a_lack_of_files_is_not_a_broker_that_is_down():
+    """
+    The client reports the one as the other.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_FILES],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    expected = (
+        "TooManyFilesError: listing topics: this process cannot open another file"
+    )
+    assert ("", expected) == (done.stderr, done.stdout.strip())
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(errno.EMFILE, TooManyFilesError), (errno.ENOSPC, OSError)]
+)
+def test_a_lack_of_files_is_named_wherever_the_driver_opens_one(number, error):
+    """
+    Its own waiting opens a selector; every other error of the system stays.
+    """
+    with pytest.raises(error), translated_errors("checking the slot"):
+        raise OSError(number, "selecting")
 
 
 @pytest.mark.parametrize(

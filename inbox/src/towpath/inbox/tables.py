@@ -97,42 +97,33 @@ def _upgrade_of_ids(applied: str, parked: str) -> str:
     Without long ids it takes no lock that a consumer waits for. Two upgrades at once
     shorten one after the other.
     """
-
-    # The same as ``stored_id``, in a database of any encoding but SQL_ASCII.
-    def is_long(column: str) -> str:
-        return f"octet_length(convert_to({column}, 'UTF8')) > {ID_BYTES}"
-
-    def shortened(column: str) -> str:
-        digest = f"encode(sha256(convert_to({column}, 'UTF8')), 'hex')"
-        return f"left({column}, {ID_START}) || '...sha256:' || {digest}"
-
     literal = applied.replace("'", "''")
     return f"""do $upgrade$
 begin
-    if not exists (select from {parked} where {is_long("event_id")})
-        and not exists (select from {applied} where {is_long("event_id")})
+    if not exists (select from {parked} where {_is_long("event_id")})
+        and not exists (select from {applied} where {_is_long("event_id")})
     then
         return;
     end if;
     perform pg_advisory_xact_lock(hashtext('{literal}'));
     delete from {parked} long using {applied} again
-    where {is_long("long.event_id")} and again.consumer = long.consumer
-        and again.event_id = {shortened("long.event_id")}
+    where {_is_long("long.event_id")} and again.consumer = long.consumer
+        and again.event_id = {_shortened("long.event_id")}
         and not exists (
             select from {parked} short where short.consumer = again.consumer
                 and short.event_id = again.event_id
         );
     delete from {parked} again using {parked} long
-    where {is_long("long.event_id")} and again.consumer = long.consumer
-        and again.event_id = {shortened("long.event_id")};
-    update {parked} set event_id = {shortened("event_id")}
-    where {is_long("event_id")};
+    where {_is_long("long.event_id")} and again.consumer = long.consumer
+        and again.event_id = {_shortened("long.event_id")};
+    update {parked} set event_id = {_shortened("event_id")}
+    where {_is_long("event_id")};
     with long as (
-        delete from {applied} where {is_long("event_id")} returning *
+        delete from {applied} where {_is_long("event_id")} returning *
     )
     insert into {applied} as again
         (consumer, event_id, topic, partition, "offset", applied_at)
-    select consumer, {shortened("event_id")}, topic, partition, "offset", applied_at
+    select consumer, {_shortened("event_id")}, topic, partition, "offset", applied_at
     from long
     on conflict (consumer, event_id) do update set
         "offset" = greatest(again."offset", excluded."offset"),
@@ -140,3 +131,13 @@ begin
             then again.partition else -1 end;
 end
 $upgrade$"""  # noqa: S608 - the names are quoted
+
+
+# Both agree with ``stored_id`` in a database of any encoding but SQL_ASCII.
+def _is_long(column: str) -> str:
+    return f"octet_length(convert_to({column}, 'UTF8')) > {ID_BYTES}"
+
+
+def _shortened(column: str) -> str:
+    digest = f"encode(sha256(convert_to({column}, 'UTF8')), 'hex')"
+    return f"left({column}, {ID_START}) || '...sha256:' || {digest}"

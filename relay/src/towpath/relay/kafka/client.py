@@ -18,7 +18,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
 )
 
 from towpath.relay.errors import BrokerRefusedError, BrokerUnavailableError
-from towpath.schemas.failure import ConfigurationError, TowpathError
+from towpath.schemas.failure import (
+    ConfigurationError,
+    TooManyFilesError,
+    TowpathError,
+    UnavailableError,
+    has_no_descriptor,
+)
 from towpath.settings import Kafka, client_settings
 
 # The timeout of one request to the cluster, longer than a leader election. After a
@@ -170,8 +176,18 @@ def relay_error(error: KafkaException, doing: str) -> TowpathError:
     detail = error.args[0] if error.args else error
     message = f"{doing}: {_reason(detail)}"
     if isinstance(detail, KafkaError) and is_transient(detail):
-        return BrokerUnavailableError(message)
+        return unavailable(doing, message)
     return BrokerRefusedError(message)
+
+
+def unavailable(doing: str, message: str) -> UnavailableError:
+    """
+    Return the relay's error for a broker that does not answer.
+
+    The client reports a lack of file descriptors as a broker that is down.
+    """
+    error = BrokerUnavailableError(message)
+    return TooManyFilesError(doing) if has_no_descriptor(error) else error
 
 
 def is_transient(error: KafkaError) -> bool:

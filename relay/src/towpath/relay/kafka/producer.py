@@ -288,13 +288,21 @@ class _Outage:
     def __init__(self) -> None:
         self._is_on = False
         self._notices = 0
+        self._last = ""
 
     def notice(self, error: KafkaError) -> None:
-        """Record an error of the client; called from ``poll``."""
+        """
+        Record an error of the client; called from ``poll``.
+
+        The client gives the error of a connection first, and then counts the brokers.
+        """
         self._notices += 1
-        if not self._is_on and error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
+            self._last = error.str()
+        elif not self._is_on:
             self._is_on = True
-            _LOG.warning("broker not reachable: waiting", reason=error.str())
+            reason = self._last or error.str()
+            _LOG.warning("broker not reachable: waiting", reason=reason)
 
     def served(self, count: int) -> None:
         """Record that ``poll`` has served events; errors are among them."""

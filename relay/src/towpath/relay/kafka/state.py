@@ -12,12 +12,13 @@ import orjson
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from towpath.relay.encode.record import FIRST_PARTITION, Record
-from towpath.relay.errors import BrokerRefusedError, BrokerUnavailableError
+from towpath.relay.errors import BrokerRefusedError
 from towpath.relay.kafka.client import (
     REQUEST_TIMEOUT_S,
     is_lasting,
     make_client,
     relay_error,
+    unavailable,
 )
 from towpath.relay.kafka.reading import TopicReader
 from towpath.relay.recovery.state import State, StateDocument, parse_state
@@ -138,11 +139,12 @@ def _produce(producer: Producer, records: Sequence[Record]) -> None:
             refused.append(error)
 
     if not _deliver(producer, records, on_delivery) or refused:
-        topics = ", ".join(sorted({record.topic for record in records}))
+        names = ", ".join(sorted({record.topic for record in records}))
         lasting = list(filter(is_lasting, refused))
         why = f": {(lasting or refused)[0].str()}" if refused else ""
-        reason = f"Kafka did not acknowledge a record to {topics}{why}"
-        raise BrokerRefusedError(reason) if lasting else BrokerUnavailableError(reason)
+        reason = f"Kafka did not acknowledge a record to {names}{why}"
+        doing = f"writing to {names}"
+        raise BrokerRefusedError(reason) if lasting else unavailable(doing, reason)
 
 
 def _deliver(

@@ -141,6 +141,11 @@ def translated_errors(doing: str) -> Iterator[None]:
         yield
     except psycopg.Error as error:
         raise failure(error, doing) from error
+    except OSError as error:
+        # The driver's own waiting opens files too.
+        if not has_no_descriptor(error):
+            raise
+        raise TooManyFilesError(doing) from error
 
 
 def failure(error: psycopg.Error, doing: str) -> TowpathError:

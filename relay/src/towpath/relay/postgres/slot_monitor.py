@@ -258,7 +258,11 @@ class SlotMonitor:
                 self._run_tasks()
         except TowpathError as failure:
             if not self._ending.is_set():
-                _LOG.warning("slot monitor failed: retrying", reason=str(failure))
+                _LOG.warning(
+                    "slot monitor failed: retrying",
+                    reason=str(failure),
+                    remedy=failure.remedy,
+                )
             self._disconnect()
         return reason
 

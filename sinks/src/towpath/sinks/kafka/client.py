@@ -59,6 +59,9 @@ _SETTLING: Final = frozenset(
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+        KafkaError.FENCED_LEADER_EPOCH,
+        # The client learned of a leader from one broker before another one did.
+        KafkaError.UNKNOWN_LEADER_EPOCH,
     }
 )
 _SETTLED_WITHIN_S: Final = 5.0

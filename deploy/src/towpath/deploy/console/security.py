@@ -225,10 +225,12 @@ class RefusedLogins:
 
     def add(self, address: str) -> None:
         """
-        Count one; once a minute, log all since the last line, with the last address.
+        Count a refused login; once a minute, log all that no line has counted yet.
+
+        The line has their number, and the address of the last one.
 
         Raises:
-            AuditLogError: The log cannot be written; they are counted on.
+            AuditLogError: The log cannot be written; the count is kept.
         """
         with self._lock:
             self._count += 1
@@ -237,20 +239,20 @@ class RefusedLogins:
 
     def log_due(self) -> None:
         """
-        Log those that no line has counted yet, if the last line is a minute old.
+        Log the refused logins that no line has counted yet, once a minute at most.
 
         Raises:
-            AuditLogError: The log cannot be written; they are counted on.
+            AuditLogError: The log cannot be written; the count is kept.
         """
         with self._lock:
             self._write_if_due()
 
     def flush(self) -> None:
         """
-        Log those that no line has counted yet.
+        Log the refused logins that no line has counted yet.
 
         Raises:
-            AuditLogError: The log cannot be written; they are counted on.
+            AuditLogError: The log cannot be written; the count is kept.
         """
         with self._lock:
             self._write()

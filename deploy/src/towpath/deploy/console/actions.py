@@ -197,7 +197,7 @@ class ReleaseInput(Input):
 
 
 class GiveUpInput(Input):
-    """Parked aggregates whose events to discard; ``confirm`` must be true."""
+    """Parked aggregates whose events are to be discarded; ``confirm`` must be true."""
 
     aggregates: list[ParkedAggregateName] = Field(min_length=1, max_length=1000)
     confirm: bool = False

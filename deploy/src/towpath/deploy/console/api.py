@@ -57,7 +57,7 @@ operations = Operations("api")
 
 
 class PartDocument(Document):
-    """A part of the platform; ``state`` is good, warning, bad or unknown."""
+    """A part of the platform; ``state`` is good, warning or bad."""
 
     id: str
     kind: str
@@ -144,7 +144,11 @@ class SamplesQuery(Input):
 
 
 class MessagesQuery(Input):
-    """The records of a topic to read; an empty field counts as missing."""
+    """
+    The records of a topic to read.
+
+    An empty key, partition, offset or time counts as missing.
+    """
 
     topic: str = Field(min_length=1, max_length=249)
     key: str | None = None

@@ -29,7 +29,7 @@ class PlatformPart(NamedTuple):
         kind: ``source``, ``slot``, ``relay``, ``topics`` or the kind of a sink.
         title: The name that the picture shows.
         text: One line about the part.
-        state: ``good``, ``warning``, ``bad`` or ``unknown``.
+        state: ``good``, ``warning`` or ``bad``.
         page: The page that shows more.
     """
 

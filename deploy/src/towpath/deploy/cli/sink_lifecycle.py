@@ -207,8 +207,8 @@ def rebuild(
     The sink must be running. A new index is created from the current tables and
     configuration, is written beside the old one, is filled by a snapshot, and then
     replaces the old one in one step. Run the command again after a crash: it resumes.
-    Exit 1 if the snapshot fails, or if records became dead letters meanwhile: then
-    nothing is replaced.
+    Exit 1 if a snapshot fails, or if records became dead letters meanwhile: then that
+    index is not replaced.
 
     Args:
         sink: The sink.

@@ -69,7 +69,7 @@ def show(
 
     Environment variables override the file (TOWPATH_RELAY__OUTBOX__TOPIC overrides
     relay.outbox.topic; a variable that ends in _FILE names a file with the value). A
-    key that is not set has its default.
+    key that is not set has its default; a key without a value is left out.
 
     Args:
         json: Print one JSON document instead of TOML.

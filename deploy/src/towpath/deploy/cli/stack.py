@@ -275,7 +275,7 @@ def read_document(config: Path | None, state: Path | None, clock: Clock) -> Docu
 
 
 def _settings(config: Path | None) -> "Settings | None":
-    """Read the configuration; None if none is named and the default file is missing."""
+    """Read the configuration; None if it is missing and --config does not name it."""
     path = config_file(config)
     if config is None and not path.exists():
         return None

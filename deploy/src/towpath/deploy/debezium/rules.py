@@ -139,7 +139,7 @@ class Property(NamedTuple):
         rule: The rule that converts the property.
         older: The property's names in older versions of Debezium.
         implied: Debezium's default, where it differs from ours and must be written.
-        is_secret: Whether the value is masked.
+        is_secret: Whether the value is masked if it contains the word password.
     """
 
     name: str

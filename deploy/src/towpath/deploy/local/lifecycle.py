@@ -101,6 +101,7 @@ def bring_up(
         ending: Once set, a part that does not serve yet is stopped again.
 
     Raises:
+        OSError: The process cannot be started.
         PartError: The part ended, did not answer within its time, or its start was
             cancelled.
     """

@@ -89,8 +89,9 @@ def add_sink(
         _wait_running(settings, sink)
     except SinkNotRunningError:
         report.warn(
-            f"{sink.name} stays declared. Correct its block in {path}, then run the "
-            f"same towpath sink add again; or run towpath sink drop {sink.name}"
+            f"{sink.name} stays declared. If its block has a mistake, correct it in "
+            f"{path} and in the block that you pass. Then run towpath sink add again, "
+            f"or towpath sink drop {sink.name}"
         )
         raise
     wanted = _WantedFill(collections, max_rows_per_second, signal_id=signal_id)

@@ -12,7 +12,7 @@ class StateFolderError(UsageError):
 class PartError(UnavailableError):
     """A part of the local stack did not start, or ended unexpectedly."""
 
-    remedy = "Read the log named above, fix the cause, then run towpath up again."
+    remedy = "Read the log named above, fix the cause, then run the command again."
 
 
 class NotReadyError(Exception):

@@ -147,6 +147,35 @@ def test_secrets_are_written_only_when_asked_for() -> None:
     assert ("p%40w" in written, '"s"' in written) == (False, False)
 
 
+def test_a_value_that_a_provider_fills_in_is_not_written() -> None:
+    """
+    The file would have the placeholder as the password, and libpq no other one.
+    """
+    properties = {
+        "database.hostname": "${env:HOST}",
+        "database.dbname": "shop",
+        "database.user": "u",
+        "database.password": "${file:/s.properties:password}",
+        "database.sslpassword": "${file:/s.properties:key}",
+        "producer.override.security.protocol": "SASL_SSL",
+        "producer.override.sasl.jaas.config": (
+            'x required username="k" password="${file:/s.properties:kafka}";'
+        ),
+    }
+    conversion = converted(properties, includes_secrets=True)
+    filled_in = "not supported: Kafka Connect's configuration provider fills in the "
+    texts = [text_of(conversion, n) for n in properties if "{" in properties[n]]
+
+    assert [filled_in] * 4 == [text[: len(filled_in)] for text in texts]
+    assert "sasl.username = " in texts[-1]
+    assert "${" not in json.dumps(conversion.document)
+    assert conversion.document["source"][0]["dsn"] == "postgresql://u@:5432/shop"
+    login = {**properties, "producer.override.sasl.jaas.config": "${file:/s:jaas}"}
+    assert "write librdkafka's settings" in text_of(
+        converted(login), "producer.override.sasl.jaas.config"
+    )
+
+
 @pytest.mark.parametrize(
     ("login", "password"),
     [

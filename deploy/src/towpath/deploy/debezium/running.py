@@ -34,6 +34,9 @@ _MS_PER_HOUR: Final = 3_600_000
 _JAAS: Final = re.compile(
     r"""(?<![\w.])(username|password)\s*=\s*(["'])((?:(?!\2)[^\\]|\\.)*)\2""", re.DOTALL
 )
+# A value that a configuration provider of Kafka Connect fills in, such as ${file:a:b}.
+_PROVIDED: Final = re.compile(r"\$\{[^}]*\}")
+_PROVIDER: Final = "Kafka Connect's configuration provider fills in the"
 # Options that the relay sets itself, with the reason.
 _OURS: Final = {
     "acks": "every record is acknowledged by all replicas (acks=all)",
@@ -171,15 +174,20 @@ def _login(given: PropertyValue, connector: Connector) -> Outcome:
         name: re.sub(r"\\(.)", r"\1", text)
         for name, _, text in _JAAS.findall(given.value)
     }
-    if "username" not in found:
+    if "username" not in found or _is_provided(found["username"]):
         return not_supported(
             "write librdkafka's settings for your login method to kafka.client"
         )
     keys: dict[tuple[str, ...], object] = {
         (*CLIENT, "sasl.username"): found["username"]
     }
-    if connector.includes_secrets and found.get("password"):
-        keys[(*CLIENT, "sasl.password")] = found["password"]
+    secret = found.get("password", "")
+    if _is_provided(secret):
+        return not_supported(
+            f"{_PROVIDER} password: set TOWPATH_KAFKA__CLIENT__SASL_PASSWORD", keys
+        )
+    if connector.includes_secrets and secret:
+        keys[(*CLIENT, "sasl.password")] = secret
         return taken(keys)
     return not_supported(
         "passwords are left out of the file: set TOWPATH_KAFKA__CLIENT__SASL_PASSWORD, "
@@ -242,14 +250,14 @@ _SSL_MODES: Final = (
 
 def dsn(connector: Connector) -> str:
     """Return the source's address; libpq has defaults for missing parts."""
-    user = quote(connector.get("database.user"), safe="")
-    secret = connector.get(PASSWORD) if connector.includes_secrets else ""
+    user = quote(_known(connector, "database.user"), safe="")
+    secret = _known(connector, PASSWORD) if connector.includes_secrets else ""
     login = f"{user}:{quote(secret, safe='')}" if secret else user
-    host = connector.get("database.hostname").strip()
+    host = _known(connector, "database.hostname").strip()
     place = f"[{host}]" if ":" in host else quote(host, safe="")
     port = connector.get("database.port", default=_DEFAULT_PORT).strip()
     address = f"{place}:{port}" if _is_port(port) else place
-    path = quote(connector.get("database.dbname"), safe="")
+    path = quote(_known(connector, "database.dbname"), safe="")
     options = _options(connector)
     tail = f"?{urlencode(options, quote_via=quote)}" if options else ""
     return f"postgresql://{login + '@' if login else ''}{address}/{path}{tail}"
@@ -259,6 +267,8 @@ def part_of_dsn(given: PropertyValue, connector: Connector) -> Outcome:
     """Convert a property to a part of the address."""
     if not given.value:
         return not_needed("it is empty")
+    if _is_provided(given.value):
+        return not_supported(f"{_PROVIDER} value: add it to source.dsn")
     if given.name == "database.port" and not _is_port(given.value.strip()):
         message = f"{given.value!r} is not a port"
         raise ValueError(message)
@@ -275,10 +285,10 @@ def password(given: PropertyValue, connector: Connector) -> Outcome:
     """Leave a password out of the file, except with --include-secrets."""
     if not given.value:
         return not_needed("it is empty")
-    if given.value.startswith("${"):
+    if _is_provided(given.value):
         return not_supported(
-            "Kafka Connect's configuration provider fills in the password: "
-            "set PGPASSWORD where the relay runs, or TOWPATH_SOURCE__DSN_FILE"
+            f"{_PROVIDER} password: set PGPASSWORD where the relay runs, or "
+            "TOWPATH_SOURCE__DSN_FILE"
         )
     if connector.includes_secrets:
         return taken({DSN: dsn(connector)})
@@ -291,6 +301,11 @@ def password(given: PropertyValue, connector: Connector) -> Outcome:
 
 def key_password(given: PropertyValue, connector: Connector) -> Outcome:
     """Leave the private key's password out of the file, as ``password`` does."""
+    if _is_provided(given.value):
+        return not_supported(
+            f"{_PROVIDER} password: add sslpassword to the address in "
+            "TOWPATH_SOURCE__DSN_FILE"
+        )
     if given.value and connector.includes_secrets:
         return taken({DSN: dsn(connector)})
     return not_supported(
@@ -306,6 +321,17 @@ def keepalive(given: PropertyValue, connector: Connector) -> Outcome:
     return taken({DSN: dsn(connector)})
 
 
+def _is_provided(text: str) -> bool:
+    """Return whether a configuration provider of Kafka Connect fills in a value."""
+    return _PROVIDED.search(text) is not None
+
+
+def _known(connector: Connector, name: str) -> str:
+    """Return a property's value; empty if a configuration provider fills it in."""
+    text = connector.get(name)
+    return "" if _is_provided(text) else text
+
+
 def _is_port(text: str) -> bool:
     try:
         return 0 < whole(text) <= _MAX_PORT
@@ -314,15 +340,12 @@ def _is_port(text: str) -> bool:
 
 
 def _options(connector: Connector) -> dict[str, str]:
-    options = {
-        name: connector.get(f"database.{name}")
-        for name in _TLS
-        if connector.get(f"database.{name}")
-    }
+    known = {name: _known(connector, f"database.{name}") for name in _TLS}
+    options = {name: value for name, value in known.items() if value}
     if options.get("sslmode", "disable") not in _SSL_MODES:
         del options["sslmode"]
-    if connector.includes_secrets and connector.get("database.sslpassword"):
-        options["sslpassword"] = connector.get("database.sslpassword")
+    if connector.includes_secrets and _known(connector, "database.sslpassword"):
+        options["sslpassword"] = _known(connector, "database.sslpassword")
     if connector.get("database.tcpKeepAlive").strip().lower() == "false":
         options["keepalives"] = "0"
     return options

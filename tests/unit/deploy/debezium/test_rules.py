@@ -147,6 +147,28 @@ def test_secrets_are_written_only_when_asked_for() -> None:
     assert ("p%40w" in written, '"s"' in written) == (False, False)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("value.converter.basic.auth.user.info", "k:s3cret", "********"),
+        (
+            "value.converter.schema.registry.url",
+            "http://k:s3cret@registry:8081",
+            "http://k:********@registry:8081",
+        ),
+    ],
+)
+def test_the_report_masks_a_login(name: str, value: str, shown: str) -> None:
+    """
+    The login of a registry is in an option of its own, or in its address.
+    """
+    conversion = converted({"value.converter": "AvroConverter", name: value})
+    found = {each.name: each for each in conversion.findings}
+
+    assert shown == found[name].value
+    assert "s3cret" not in found[name].text
+
+
 def test_a_value_that_a_provider_fills_in_is_not_written() -> None:
     """
     The file would have the placeholder as the password, and libpq no other one.

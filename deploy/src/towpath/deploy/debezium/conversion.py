@@ -34,13 +34,15 @@ from towpath.deploy.debezium.rules import (
 )
 from towpath.schemas.failure import ConfigurationError
 from towpath.settings import Settings, read
-from towpath.settings.secrets import MASKED
+from towpath.settings.secrets import MASKED, masked
 from towpath.settings.section import arranged
 
 _NO_DSN: Final = "postgresql://"
 _BROKERS: Final = "127.0.0.1:9092"
 _REGISTRY: Final = "http://127.0.0.1:8081"
-_SECRET: Final = re.compile(r"(?i)(password|secret|jaas|token|keystore\.key)")
+_SECRET: Final = re.compile(
+    r"(?i)(password|passphrase|secret|jaas|token|keystore\.key|auth\.user\.info)"
+)
 _TRANSFORM: Final = "transforms."
 
 
@@ -254,7 +256,7 @@ def _finding(
 ) -> Finding:
     hides = bool(value) and bool(_SECRET.search(name))
     hides = hides or (is_secret and "password" in value.lower())
-    shown = MASKED if hides else value
+    shown = MASKED if hides else str(masked(value))
     return Finding(name, shown, outcome.verdict, sentence(outcome), is_implied=False)
 
 

@@ -169,6 +169,21 @@ def test_the_report_masks_a_login(name: str, value: str, shown: str) -> None:
     assert "s3cret" not in found[name].text
 
 
+def test_the_login_of_a_registry_is_written_only_when_asked_for() -> None:
+    """
+    The address without it is in the file, and the report says where the login belongs.
+    """
+    name, address = "value.converter.schema.registry.url", "http://k:s@registry:8081"
+    properties = {"value.converter": "AvroConverter", name: address}
+    closed = converted(properties)
+    documents = [closed.document, converted(properties, includes_secrets=True).document]
+
+    assert ["http://registry:8081", address] == [
+        document["registry"]["url"] for document in documents
+    ]
+    assert "set TOWPATH_REGISTRY__URL to the address" in text_of(closed, name)
+
+
 def test_a_value_that_a_provider_fills_in_is_not_written() -> None:
     """
     The file would have the placeholder as the password, and libpq no other one.

@@ -29,6 +29,8 @@ _OPERATIONS: Final = ("c", "u", "d", "t")
 _RAW: Final = ("StringConverter", "ByteArrayConverter", "BinaryDataConverter")
 _RAW_CLASSES: Final = (*_RAW, "ByteBufferConverter")
 _REGISTRY_OPTIONS: Final = ("schema.registry.url", "apicurio.registry.url")
+# The login in an address, up to its last @.
+_LOGIN: Final = re.compile(r"(?<=://)[^/]*@")
 
 
 def truncate(given: PropertyValue, _connector: Connector) -> Outcome:
@@ -180,13 +182,25 @@ def converter_option(given: PropertyValue, connector: Connector) -> Outcome:
         boolean(given.value)
         return not_needed("relay.rows.format decides it")
     if option in _REGISTRY_OPTIONS:
-        first = split(given.value)[0] if split(given.value) else ""
-        own = option.startswith("apicurio")
-        remark = "the address must be the Confluent-compatible one" if own else ""
-        return taken({REGISTRY_URL: connector.registry or first}, remark)
+        return _registry(given, connector)
     if option.endswith("auto.register.schemas"):
         return same("schemas are registered by the relay")
     return not_supported("the formats of relay.rows have no such option")
+
+
+def _registry(given: PropertyValue, connector: Connector) -> Outcome:
+    """Convert the first address of a registry, without its login by default."""
+    first = next(iter(split(given.value)), "")
+    bare = _LOGIN.sub("", first)
+    if bare != first and not (connector.registry or connector.includes_secrets):
+        return not_supported(
+            "passwords are left out of the file: set TOWPATH_REGISTRY__URL to the "
+            "address with its login, or convert with --include-secrets",
+            {REGISTRY_URL: bare},
+        )
+    own = given.parts[0].startswith("apicurio")
+    remark = "the address must be the Confluent-compatible one" if own else ""
+    return taken({REGISTRY_URL: connector.registry or first}, remark)
 
 
 def _is_raw_event(converter: str, connector: Connector) -> bool:

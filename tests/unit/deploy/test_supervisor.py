@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import subprocess
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -44,6 +45,40 @@ def test_a_pid_that_the_system_reused_is_not_the_part(
     found = process.find(file)
 
     assert is_found == (found is not None)
+
+
+def started(folder: Path, *words: str) -> tuple[StateFolder, int]:
+    """Start a part of these words; return its state folder and its pid."""
+    state = StateFolder(folder)
+    state.create()
+    env = {"PATH": os.defpath}
+    part = Part(name="worker", command=words, folder=folder, env=env)
+    return state, process.start(part, state)
+
+
+def test_two_threads_may_find_that_a_part_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The supervisor's thread looks for parts, and so does that of the demo's screen.
+    """
+    state, pid = started(tmp_path, "true")
+    file = state.process_file("worker")
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    poll, others = subprocess.Popen.poll, ["the other thread"]
+
+    def poll_twice(child: subprocess.Popen[bytes]) -> int | None:
+        """Let the other thread find the end between the two steps of this one."""
+        code = poll(child)
+        if others:
+            others.pop()
+            assert process.find(file) is None
+        return code
+
+    monkeypatch.setattr(subprocess.Popen, "poll", poll_twice)
+
+    assert process.find(file) is None
+    assert not others
 
 
 class Clock:

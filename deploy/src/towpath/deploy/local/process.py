@@ -184,7 +184,8 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 def _reap(pid: int) -> None:
     child = _CHILDREN.get(pid)
     if child is not None and child.poll() is not None:
-        del _CHILDREN[pid]
+        # Another thread may have reaped the child at the same moment.
+        _CHILDREN.pop(pid, None)
 
 
 def _boot_id() -> str:

@@ -11,7 +11,7 @@ from towpath.deploy.errors import SignalRefusedError
 from towpath.deploy.sinks import filling, lifecycle
 from towpath.deploy.snapshots import signals
 from towpath.schemas.failure import UnavailableError, UsageError
-from towpath.settings import Settings
+from towpath.settings import Route, Settings
 from towpath.sinks.errors import SinkUnfitError
 from towpath.sinks.state import incomplete
 
@@ -155,6 +155,26 @@ def test_a_refilled_route_is_incomplete_until_it_is_done(
         seen.append(missing_rows())
 
     assert [("customers", "names"), ()] * 2 == seen
+
+
+def test_a_route_without_a_view_does_not_prevent_the_refill_of_another(
+    settings, missing_rows
+):
+    """
+    Only the rows of an aggregate need a view, and only if they are to be read.
+    """
+    sink = settings.sink[0]
+    route = {"topic": "outbox.event.order", "name": "orders", "kind": "aggregate"}
+    events = Route.model_validate({**route, "state_types": ["*"]})
+    mixed = sink.model_copy(update={"route": (*sink.route, events)})
+    collections = filling.collections_of(settings, mixed, "lines")
+    begun, _ = filling.begin_fill(settings, mixed, collections, has_sweep=True)
+    seen = missing_rows()
+    filling.end_fill(settings, mixed, begun, is_applied=True)
+
+    assert ("lines",) == seen
+    with pytest.raises(UsageError, match=r"no view .* provides outbox\.event\.order"):
+        filling.collections_of(settings, mixed)
 
 
 def test_a_new_sink_has_no_stale_rows(settings, monkeypatch, missing_rows):

@@ -209,7 +209,7 @@ def _filled_routes(
     return [
         route.name
         for route in filled(sink)
-        if _collection(settings, sink, route) in collections
+        if _found_collection(settings, route) in collections
     ]
 
 
@@ -233,17 +233,23 @@ def collections_of(
 
 
 def _collection(settings: Settings, sink: Sink, route: Route) -> str:
-    # An aggregate has one name, which stands for all views of its type.
-    named = collection_of(settings, route, announced_name(settings, route))
-    if named is not None:
-        return named
-    if route.kind is RouteKind.TABLE:
-        return route.topic.removeprefix(f"{settings.database.prefix}.")
+    found = _found_collection(settings, route)
+    if found is not None:
+        return found
     message = (
         f"{sink.name} cannot be filled: no view in relay.outbox.view "
         f"provides {route.topic}"
     )
     raise UsageError(message)
+
+
+def _found_collection(settings: Settings, route: Route) -> str | None:
+    """Return the collection behind a route; None if no view provides its rows."""
+    # An aggregate has one name, which stands for all views of its type.
+    named = collection_of(settings, route, announced_name(settings, route))
+    if named is None and route.kind is RouteKind.TABLE:
+        return route.topic.removeprefix(f"{settings.database.prefix}.")
+    return named
 
 
 def _path(settings: Settings, sink: str) -> Path:

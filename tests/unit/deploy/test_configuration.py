@@ -110,6 +110,17 @@ def test_a_file_without_the_mark_is_never_touched(tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8") == 'url = "127.0.0.1:20001"\n'
 
 
+def test_an_own_file_that_cannot_be_read_is_one_clear_error(tmp_path: Path) -> None:
+    """
+    The user may have edited the written file in another encoding.
+    """
+    path = tmp_path / "towpath.toml"
+    path.write_bytes("# local stack: postgres=5432\n# geändert\n".encode("latin-1"))
+
+    with pytest.raises(UsageError, match=r"towpath\.toml cannot be read: 'utf-8'"):
+        write_configuration(_BEFORE, path)
+
+
 def test_the_orders_documents_have_fields_for_all_that_events_say(tmp_path: Path):
     """
     The route's own fields are parts of the document, and every event has a schema.

@@ -125,11 +125,7 @@ def check_files(paths: Iterable[Path]) -> None:
         UsageError: A file cannot be read, or has no line with its ports.
     """
     for path in paths:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            message = f"{path} cannot be read: {error}"
-            raise UsageError(message) from error
+        text = _read(path)
         if _MARK_LINE.search(text) is None:
             message = f'{path} has no line "{_MARK} postgres=5432 ..." with its ports'
             raise UsageError(message)
@@ -140,10 +136,10 @@ def update_ports(addresses: Addresses, path: Path) -> None:
     Update the ports of an existing file; keep its mode, and links to it.
 
     Raises:
-        UsageError: The file cannot be replaced.
+        UsageError: The file cannot be read or replaced.
     """
     path = path.resolve()
-    old = path.read_text(encoding="utf-8")
+    old = _read(path)
     text = with_ports(old, addresses)
     if text == old:
         return
@@ -206,6 +202,15 @@ def with_ports(text: str, addresses: Addresses) -> str:
     moved = {port: str(now[name]) for name, _, port in words if name in now}
     text = _ADDRESS.sub(lambda m: f"{LOOPBACK}:{moved.get(m[1], m[1])}", text)
     return _MARK_LINE.sub(_mark(addresses), text, count=1)
+
+
+def _read(path: Path) -> str:
+    """Return the text of a file, or raise a usage error."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"{path} cannot be read: {error}"
+        raise UsageError(message) from error
 
 
 def _replace(path: Path, text: str) -> None:

@@ -24,6 +24,7 @@ from towpath.deploy.trace.journey import (
 )
 from towpath.schemas.failure import UsageError
 from towpath.settings import load
+from towpath.sinks.errors import UnreadableProgressError
 from towpath.sinks.key_text import key_parts, key_text
 
 TOPIC = "outbox.event.order"
@@ -427,3 +428,51 @@ def test_a_table_that_the_source_lacks_is_a_mistake_of_the_command(
 
     with pytest.raises(UsageError, match=r"no table shpo\.orders"):
         trace.trace_row(load(path, {}), "shpo.orders", "7", None)
+
+
+EVENT_LOG = """
+[[sink]]
+name = "{0}"
+kind = "warehouse"
+url = "postgresql://127.0.0.1:1/{0}"
+folder = "{0}"
+[[sink.route]]
+topic = "outbox.event.*"
+name = "{0}.events"
+kind = "event_log"
+"""
+
+
+class PublishedInTwoVersions:
+    """The progress of sinks, one of them in the format of another version."""
+
+    def __init__(self, *_):
+        pass
+
+    def read(self, sink):
+        """Return no progress of a sink, or fail."""
+        if sink == "old":
+            message = "the progress of old cannot be read"
+            raise UnreadableProgressError(message)
+
+    def close(self):
+        """Do nothing."""
+
+
+def test_a_sink_whose_progress_cannot_be_read_hides_no_other(monkeypatch, tmp_path):
+    """
+    During an upgrade the drivers publish in two formats.
+    """
+    path = tmp_path / "towpath.toml"
+    path.write_text(CONFIGURATION + EVENT_LOG.format("old") + EVENT_LOG.format("new"))
+    topics = SimpleNamespace(names=lambda: [TOPIC])
+    monkeypatch.setattr(trace, "Topics", lambda _: topics)
+    monkeypatch.setattr(trace, "_search", lambda *_: (Scan(TOPIC, 0), []))
+    monkeypatch.setattr(trace, "ProgressReader", PublishedInTwoVersions)
+
+    found = trace.trace_aggregate(load(path, {}), "order", "7", None)
+
+    assert [RouteState.UNKNOWN, RouteState.APPLIED] == [
+        state_of(route, found) for route in found.routes
+    ]
+    assert "the progress of old cannot be read" == found.routes[0].error

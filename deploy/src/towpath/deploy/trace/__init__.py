@@ -307,17 +307,16 @@ def _route(
     key: str,
 ) -> TracedRoute:
     sink, route = place
-    progress = progress_of(published, sink)
     # A route with a key of its own stores other keys, and an event log stores none.
     keeps = route.kind is not RouteKind.EVENT_LOG and not route.key
     traced = TracedRoute(
-        sink=sink.name,
-        route=route.name,
-        keeps_position=keeps,
-        applied=progress.applied,
-        updated_at=progress.updated_at,
+        sink=sink.name, route=route.name, keeps_position=keeps, applied={}
     )
     try:
+        progress = progress_of(published, sink)
+        traced = replace(
+            traced, applied=progress.applied, updated_at=progress.updated_at
+        )
         letters = _dead_letters(settings, sink, topic, key, progress.dead_letters)
         stored = _stored(settings, sink, route, key) if keeps else None
     except TowpathError as error:

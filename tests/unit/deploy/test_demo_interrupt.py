@@ -1,5 +1,7 @@
 """Signals end the demo once, and never its clean-up."""
 
+import errno
+import io
 import signal
 import threading
 from contextlib import nullcontext
@@ -166,6 +168,36 @@ def test_a_step_of_the_clean_up_that_fails_skips_no_other(monkeypatch):
         run.run_demo(DemoOptions(), Path("demo"), Console(quiet=True))
 
     assert ["down", "all", "children"] == done
+
+
+class ClosedTerminal(io.StringIO):
+    """A terminal whose window was closed."""
+
+    def write(self, _text):
+        """Fail as the system does."""
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_closed_terminal_does_not_keep_the_parts_running(monkeypatch):
+    """
+    SIGHUP ends the demo, which can no longer print that it stops its parts.
+    """
+    done = []
+    stack = SimpleNamespace(down=lambda: done.append("down"), state=None)
+    supervisor = SimpleNamespace(stop=lambda _: done.append("parts"))
+    parts = {
+        "demo_folder": lambda _: nullcontext(stack),
+        "Supervisor": lambda _: supervisor,
+        "_run_own": failing,
+        "stop_all": lambda _: done.append("all"),
+        "kill_children": lambda _: done.append("children"),
+    }
+    for name, part in parts.items():
+        monkeypatch.setattr(run, name, part)
+    with pytest.raises(OSError, match="Input/output"):
+        run.run_demo(DemoOptions(), Path("demo"), Console(file=ClosedTerminal()))
+
+    assert ["parts", "down", "all", "children"] == done
 
 
 def test_children_are_killed_even_if_a_stack_cannot_be_removed(monkeypatch, tmp_path):

@@ -226,10 +226,11 @@ def _keep(stage: OwnStage, console: Console) -> None:
 
 
 def _stop_everything(stack: Stack, supervisor: Supervisor, console: Console) -> None:
-    console.print("[dim]stopping all parts[/dim]")
     # In reverse order, each even if the one before it fails.
     with contextlib.ExitStack() as steps:
         steps.callback(kill_children, _STOP_WITHIN_S)
         steps.callback(stop_all, stack.state)
         steps.callback(stack.down)
         steps.callback(supervisor.stop, _STOP_WITHIN_S)
+        # Nothing can be printed on a terminal that was closed.
+        console.print("[dim]stopping all parts[/dim]")

@@ -1,6 +1,7 @@
 """The archives of a comparison, and the remains of benchmarks that were killed."""
 
 import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -92,3 +93,50 @@ def test_a_kill_searches_no_settings():
 
     with pytest.raises(ValidationError, match="Mutually exclusive"):
         bench_app.parse_args(words, print_error=False, exit_on_error=False)
+
+
+def test_a_closed_terminal_ends_the_benchmark_that_runs(monkeypatch):
+    """
+    It runs in a session of its own, in which no other signal reaches it.
+    """
+    sent = []
+
+    class Running:
+        """A benchmark during which the terminal is closed."""
+
+        returncode = 0
+
+        def __init__(self, _command, **_):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def communicate(self):
+            """Receive the signal, and print nothing."""
+            signal.raise_signal(signal.SIGHUP)
+            return b"", None
+
+        def send_signal(self, number):
+            """Take a signal."""
+            sent.append(number)
+
+        def wait(self):
+            """End."""
+
+    monkeypatch.setattr(runner, "prepare", lambda *_: None)
+    monkeypatch.setattr(runner.subprocess, "Popen", Running)
+    options = runner.AllOptions(
+        is_quick=True, with_debezium=False, as_json=True, plot_file=None
+    )
+    before = signal.signal(signal.SIGHUP, lambda *_: None)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            runner.run_all(options)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+    assert [signal.SIGINT] == sent

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from towpath.cli.options import check_output
 from towpath.deploy.local import ports, postgres
+from towpath.deploy.local.interrupts import interrupted_once
 from towpath.deploy.local.own_stack import Launcher, environment, own_stack, prepare
 from towpath.deploy.local.part import StateFolder
 from towpath.deploy.local.stack import Stack
@@ -320,12 +321,14 @@ def run_all(options: AllOptions) -> int:
     if options.with_debezium:
         fetch_connect(console.print)
     documents, codes, took_s = {}, [], {}
-    for name in summary.BENCHMARKS:
-        began_s = _CLOCK.monotonic_s()
-        code, documents[name] = _run(name, options)
-        took_s[name] = round(_CLOCK.monotonic_s() - began_s)
-        codes.append(code)
-        console.print(f"bench {name}: {took_s[name]} s, exit {code}", highlight=False)
+    with interrupted_once():
+        for name in summary.BENCHMARKS:
+            began_s = _CLOCK.monotonic_s()
+            code, documents[name] = _run(name, options)
+            took_s[name] = round(_CLOCK.monotonic_s() - began_s)
+            codes.append(code)
+            line = f"bench {name}: {took_s[name]} s, exit {code}"
+            console.print(line, highlight=False)
     lines = summary.lines(documents)
     if options.as_json:
         whole = {"machine": machine(), "took_s": took_s, "benchmarks": documents}

@@ -1,6 +1,7 @@
 """The records of a topic that the console finds, and how many it holds meanwhile."""
 
 import weakref
+from types import SimpleNamespace
 
 import pytest
 
@@ -94,3 +95,28 @@ def test_a_search_by_key_keeps_only_the_records_that_it_returns(monkeypatch):
     look_into(SETTINGS, Look(TOPIC, key="7", limit=3))
 
     assert max(most) < 10
+
+
+def test_a_search_by_key_from_an_offset_reads_more_than_it_shows(monkeypatch):
+    """
+    Without a key, the records from the offset on are those that are shown.
+    """
+    ranges = []
+    offsets = SimpleNamespace(
+        names=lambda: [TOPIC],
+        end_offsets=lambda _: {TOPIC: {"0": 1_000, "1": 1_000}},
+        first_offsets=lambda _: {TOPIC: {"0": 0, "1": 0}},
+    )
+    consumer = SimpleNamespace(close=lambda: None)
+
+    def records_to(ends, _consumer, _topic, begins):
+        ranges.append((dict(begins), dict(ends)))
+        return iter(())
+
+    monkeypatch.setattr(messages, "Topics", lambda _: offsets)
+    monkeypatch.setattr(messages.client, "consumer", lambda *_: consumer)
+    monkeypatch.setattr(messages, "records_to", records_to)
+    for key in ("7", None):
+        look_into(SETTINGS, Look(TOPIC, key=key, partition=0, offset=100, limit=3))
+
+    assert [({0: 100}, {0: 1_000}), ({0: 100}, {0: 103})] == ranges

@@ -42,7 +42,7 @@ from towpath.sinks.state.declare import sink_named
 
 HIDDEN: Final = "••••••"
 MOST_RECORDS: Final = 200
-# A search by key reads at most this many of the newest records.
+# A search by key reads at most this many records: the newest, or those from an offset.
 SEARCHED: Final = 50_000
 _READING: Final = {"isolation.level": "read_committed", "fetch.wait.max.ms": 10}
 
@@ -123,14 +123,14 @@ def _read(settings: Settings, look: Look) -> Iterator[Message]:
     begins = by_number(cluster.first_offsets([look.topic]).get(look.topic, {}))
     if look.partition is not None:
         ends = {p: end for p, end in ends.items() if p == look.partition}
+    most = look.limit if look.key is None else SEARCHED // max(1, len(ends))
     consumer = client.consumer(settings.kafka, SINKS_GROUP, _READING)
     try:
         if look.since is not None:
             begins |= offsets_at(consumer, look.topic, ends, look.since)
         if look.offset is not None:
             begins = {p: max(look.offset, begins.get(p, 0)) for p in ends}
-            ends = {p: min(end, begins[p] + look.limit) for p, end in ends.items()}
-        most = look.limit if look.key is None else SEARCHED // max(1, len(ends))
+            ends = {p: min(end, begins[p] + most) for p, end in ends.items()}
         begins = {p: max(begins.get(p, 0), ends[p] - most) for p in ends}
         yield from records_to(ends, consumer, look.topic, begins)
     except KafkaException as error:

@@ -97,6 +97,38 @@ def test_a_search_by_key_keeps_only_the_records_that_it_returns(monkeypatch):
     assert max(most) < 10
 
 
+class FixedTopics:
+    """Topics of the platform and of others, without a broker."""
+
+    def __init__(self, _kafka):
+        pass
+
+    def names(self):
+        """Return the topics of two templates, a table's, and another program's."""
+        own = ["order.events", "order.events.backfill.cache", "outbox.event.order"]
+        return [*own, TOPIC, "orders"]
+
+
+@pytest.mark.parametrize(
+    ("template", "found"),
+    [
+        ("outbox.event.{aggregate_type}", ["outbox.event.order"]),
+        ("{aggregate_type}.events", ["order.events", "order.events.backfill.cache"]),
+        ("{aggregate_type}", []),
+    ],
+)
+def test_the_topics_of_events_are_those_of_the_template(monkeypatch, template, found):
+    """
+    Debezium's template may begin with the type, whose name alone says nothing.
+    """
+    monkeypatch.setattr(messages, "Topics", FixedTopics)
+    outbox = SETTINGS.relay.outbox.model_copy(update={"topic": template})
+    relay = SETTINGS.relay.model_copy(update={"outbox": outbox})
+    settings = SETTINGS.model_copy(update={"relay": relay})
+
+    assert [*found, TOPIC] == messages.topic_names(settings)
+
+
 def test_a_search_by_key_from_an_offset_reads_more_than_it_shows(monkeypatch):
     """
     Without a key, the records from the offset on are those that are shown.

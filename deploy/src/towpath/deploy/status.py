@@ -365,10 +365,15 @@ def table_records(settings: Settings, ends: Ends) -> int:
     return _records(ends, names)
 
 
+def is_event_topic(settings: Settings, topic: str) -> bool:
+    """Return whether a topic has a name of the outbox's topics."""
+    head, _, tail = settings.relay.outbox.topic.partition("{aggregate_type}")
+    return topic.startswith(head) and topic.endswith(tail)
+
+
 def event_records(settings: Settings, ends: Ends) -> int:
     """Count all records ever written to the outbox topics that all sinks share."""
-    head, _, tail = settings.relay.outbox.topic.partition("{aggregate_type}")
-    names = (n for n in ends if n.startswith(head) and n.endswith(tail))
+    names = (name for name in ends if is_event_topic(settings, name))
     return _records(ends, (n for n in names if not is_backfill(n)))
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import KafkaException, Message
 
 from towpath.deploy.console import Document
+from towpath.deploy.status import is_event_topic
 from towpath.deploy.trace import (
     UnknownTopicError,
     by_number,
@@ -26,7 +27,7 @@ from towpath.deploy.trace import (
     time_of,
 )
 from towpath.schemas import headers as names
-from towpath.schemas.topics import dead_letter_topic, is_backfill
+from towpath.schemas.topics import BACKFILL, dead_letter_topic, is_backfill
 from towpath.settings import Route, Settings
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
 from towpath.sinks.dead_letters.requests import (
@@ -80,15 +81,18 @@ def topic_names(settings: Settings) -> list[str]:
     """
     Return the topics of the platform's tables, events and state.
 
+    Topics that are named by the aggregate type alone cannot be recognized.
+
     Raises:
         BrokerUnavailableError: The broker does not answer.
     """
     prefix = settings.database.prefix
-    events = settings.relay.outbox.topic.partition("{")[0]
+    is_known = settings.relay.outbox.topic != "{aggregate_type}"
     return [
         name
         for name in Topics(settings.kafka).names()
-        if name.startswith(f"{prefix}.") or (events and name.startswith(events))
+        if name.startswith(f"{prefix}.")
+        or (is_known and is_event_topic(settings, name.partition(BACKFILL)[0]))
     ]
 
 

@@ -57,7 +57,7 @@ def bench_relay(  # noqa: PLR0913 - each is an option of the command
     measurement; each case is printed when it ends.
 
     Exit 0 if every run's topic held every event once, unchanged and in order per key;
-    1 if not: that case and later ones have no figures; 3 if a part was unavailable.
+    1 if not: the result has no figures; 3 if a part was unavailable.
 
     Args:
         case: Only these cases; may be given several times.
@@ -127,8 +127,8 @@ def bench_snapshot(  # noqa: PLR0913 - each is an option of the command
     temporary folder, and removes it at the end.
 
     Exit 0 if every run's topic held every key, its last value, every update, and (for
-    the relay) no row older than a change that precedes it; 1 if not: that case and
-    later ones have no figures; 3 if a part was unavailable.
+    the relay) no row older than a change that precedes it; 1 if not: the result
+    has no figures; 3 if a part was unavailable.
 
     Args:
         case: The only case, million_rows, which runs by default.
@@ -195,8 +195,8 @@ def bench_sinks(  # noqa: PLR0913 - each is an option of the command
     without a target, which shows the cost of the path up to one. Each case starts its
     own stack in a temporary folder, and removes it at the end.
 
-    Exit 0 if every sink equalled the source afterwards, key by key; 1 if not: that case
-    and later ones have no figures; 3 if a part was unavailable.
+    Exit 0 if every sink equalled the source afterwards, key by key; 1 if not: the result
+    has no figures; 3 if a part was unavailable.
 
     Args:
         case: Only these cases; may be given several times.

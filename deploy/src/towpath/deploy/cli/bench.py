@@ -195,8 +195,8 @@ def bench_sinks(  # noqa: PLR0913 - each is an option of the command
     without a target, which shows the cost of the path up to one. Each case starts its
     own stack in a temporary folder, and removes it at the end.
 
-    Exit 0 if every sink equalled the source afterwards, key by key; 1 if not: the result
-    has no figures; 3 if a part was unavailable.
+    Exit 0 if every sink equalled the source afterwards, key by key; 1 if not: the
+    result has no figures; 3 if a part was unavailable.
 
     Args:
         case: Only these cases; may be given several times.

@@ -195,7 +195,7 @@ def bench_sinks(  # noqa: PLR0913 - each is an option of the command
     without a target, which shows the cost of the path up to one. Each case starts its
     own stack in a temporary folder, and removes it at the end.
 
-    Exit 0 if every sink equalled the source afterwards, key by key; 1 if not: the
+    Exit 0 if every sink equaled the source afterwards, key by key; 1 if not: the
     result has no figures; 3 if a part was unavailable.
 
     Args:
@@ -299,7 +299,7 @@ def bench_checkout(  # noqa: PLR0913 - each is an option of the command
     of a saga, and the CPU time of each part. The benchmark starts its own stack in a
     temporary folder, and removes it at the end.
 
-    Exit 0 if every sink equalled the source afterwards, and, after checkouts, money,
+    Exit 0 if every sink equaled the source afterwards, and, after checkouts, money,
     stock and parcels agreed in the source and in every sink; 1 if not: the result has
     no figures; 3 if a part was unavailable.
 

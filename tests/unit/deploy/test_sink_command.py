@@ -1,6 +1,7 @@
 """The tables read to fill a new sink, and the report once it is filled."""
 
 import pytest
+from cyclopts import ValidationError
 
 from support.published import OneDriver
 from towpath.cli.app import app
@@ -114,3 +115,17 @@ def test_a_block_that_is_no_text_is_refused(tmp_path):
     file.write_bytes("[[sink]] # f\u00fcr".encode("latin-1"))
     with pytest.raises(UsageError, match="is not UTF-8 text"):
         add(file)
+
+
+@pytest.mark.parametrize("words", [("add", "block.toml"), ("refill", "cache")])
+@pytest.mark.parametrize("speed", ["0", "-5", "3000000000"])
+def test_a_speed_that_the_relay_refuses_is_refused_before_the_sink_is_declared(
+    words, speed
+):
+    """
+    The sink would stay declared, without its rows.
+    """
+    command = ["sink", *words, "--max-rows-per-second", speed]
+
+    with pytest.raises(ValidationError, match="max-rows-per-second"):
+        app.parse_args(command, print_error=False, exit_on_error=False)

@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 from rich.console import Console
 from rich.table import Table
 
@@ -25,6 +26,10 @@ from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Settings, load
 from towpath.settings.logs import configure_logs
+
+# The relay refuses other speeds, but only once the sink is declared.
+_LARGEST_SPEED: Final = 2**31 - 1
+_Speed = Annotated[int | None, Parameter(validator=Number(gte=1, lte=_LARGEST_SPEED))]
 
 
 def list_sinks(*, config: ConfigOption = None) -> int:
@@ -62,7 +67,7 @@ def add(
     block: Path,
     /,
     *,
-    max_rows_per_second: int | None = None,
+    max_rows_per_second: _Speed = None,
     signal: str | None = None,
     config: ConfigOption = None,
 ) -> int:
@@ -97,7 +102,7 @@ def refill(
     /,
     *,
     route: str | None = None,
-    max_rows_per_second: int | None = None,
+    max_rows_per_second: _Speed = None,
     config: ConfigOption = None,
 ) -> int:
     """

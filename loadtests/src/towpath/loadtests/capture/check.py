@@ -4,7 +4,7 @@ Checks a topic against the table and against the committed changes; does no I/O.
 The check answers three questions, each key by key:
 
 - Does a reader that applies every record in the order of the topic end with the rows of
-  the table? A key can be *missing*, a *ghost* (deleted in the table, and never in the
+  the table? A key can be *missing*, a *ghost* (deleted in the table, but not in the
   topic), or *stale*.
 - Did every committed change arrive? One that never did is *unseen*, even if a later
   change of its key made up for it. A record can also be a *duplicate*, or *unknown*:

@@ -268,7 +268,7 @@ def create_missing(
     settings: Settings, records: Iterable[Record], reader: TopicReader
 ) -> Mapping[str, int]:
     """
-    Create the topics of records that do not exist; return all partition counts.
+    Create the missing topics of records; return all partition counts.
 
     The relay creates a topic with its first published event: there may be none yet. A
     topic that was deleted with its records is not created: the next start of the relay
@@ -294,7 +294,7 @@ def create_missing(
 def placed_records(
     records: Iterable[Record], counts: Mapping[str, int]
 ) -> list[Record]:
-    """Return the records; the key places each whose topic lacks its partition."""
+    """Return the records; one whose topic lacks its partition is placed by its key."""
     return [
         record
         if record.partition < counts.get(record.topic, 0)

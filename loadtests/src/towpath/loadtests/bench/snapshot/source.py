@@ -245,7 +245,7 @@ class ItemSource(BenchSource):
 def original(
     environment: BenchEnvironment, name: str, clock: Clock
 ) -> Iterator[ItemSource]:
-    """Create the database that the runs copy; the caller closes it before a copy."""
+    """Create the database that the runs copy; close the source before any copy."""
     with database(environment, name), ItemSource(environment, name, clock) as source:
         yield source
 

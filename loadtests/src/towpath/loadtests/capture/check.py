@@ -59,8 +59,9 @@ class CaptureCheck:
         unseen_late: Unseen changes of the transactions that the load and the scene
             ``late`` held open.
         disordered: Changes that arrived after a later one of their key.
-        duplicates: Records of changes that had arrived before.
-        unknown: Records of changes that were never committed.
+        duplicates: Records of changes, except deletes, that had arrived before.
+        unknown: Records of changes that were never committed, and repeated records of a
+            delete.
     """
 
     missing: int

@@ -142,7 +142,7 @@ class TopicReader:
         self._folds[topic] = folds
 
     def poll(self, within_s: float) -> int:
-        """Pass on available records, waiting for the first; return their number."""
+        """Pass on the records that arrive within ``within_s``; return their number."""
         self._find_topics()
         if not self._next:
             self._clock.wait(within_s)

@@ -115,7 +115,7 @@ class Workers:
         setattr(options, STREAMS, self._runner.target_user_count)
 
     def finish(self) -> None:
-        """Wait until every worker has finished and sent its statistics."""
+        """Wait until all workers have sent their statistics, or the time is up."""
         if not self._runner.user_count:
             return
         self._all_finished.clear()

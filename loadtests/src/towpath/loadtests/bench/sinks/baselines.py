@@ -97,7 +97,8 @@ def measure_bulk_load(bench: Bench, source: ItemSource, url: str) -> Figures:
     Load the whole table into a new index, and return the rate.
 
     Raises:
-        BenchError: The server refuses, or does not answer.
+        BenchError: The server refuses, or does not answer, or the index has a different
+            number of documents.
     """
     rows = bench.options.rows
     path = bench.environment.folder / "bulk.ndjson"

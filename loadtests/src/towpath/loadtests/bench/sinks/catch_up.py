@@ -158,8 +158,8 @@ class SinkCatchUp:
         Run the sink until it has applied the whole backlog; return its figures.
 
         Raises:
-            BenchError: The sink or a worker ended, or the sink has dead letters or is
-                stuck.
+            BenchError: The sink or a worker ended, the sink has dead letters or is
+                stuck, or half of the backlog is too short to measure.
         """
         environment = self._bench.environment
         config = str(self._backlog.config)

@@ -10,7 +10,7 @@ The result of the snapshot benchmark, as JSON and as tables. Does no I/O.
      "ratio_of": "rows_per_s", "ratio_to_debezium": ..., "ratio_to_stock": ...,
      "ratio_to_initial": ..., "share_of_copy": ..., "live_p99_ms": ...,
      "idle_p99_ms": ..., "live_ratio": ..., "peak_rss_bytes": ...,
-     "cpu_us_per_row": ..., "paper": {"rows": 50000000, "relay": {...}, ...}}
+     "cpu_us_per_row": ..., "paper": {"relay": {"rows": 50000000, ...}, ...}}
 
 A ratio is the relay's median rows per second divided by the other system's.
 ``debezium`` is the faster of its two tuned incremental snapshots, with and without

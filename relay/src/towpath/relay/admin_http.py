@@ -11,7 +11,7 @@ has passed through the source's log.
                             a used id
 ``GET /signals/<id>``       the signal's row
 ``GET /snapshots``          the tables of the newest snapshots, at most 1,000
-``GET /snapshots/<id>``     the tables of one snapshot
+``GET /snapshots/<id>``     the tables of one snapshot, at most 1,000
 ==========================  ==========================================================
 
 These four respond with 503 while the source cannot be reached. Separate threads serve
@@ -82,10 +82,20 @@ class SignalService(Protocol):
         """
 
     def signal(self, signal_id: str) -> Any:  # noqa: ANN401 - JSON
-        """Return a signal's row, or None."""
+        """
+        Return a signal's row, or None.
+
+        Raises:
+            TowpathError: The source cannot be reached.
+        """
 
     def snapshots(self, snapshot_id: str | None) -> list[Any]:
-        """Return the tables of one snapshot, or of all."""
+        """
+        Return the tables of one snapshot, or of the newest ones; at most 1,000.
+
+        Raises:
+            TowpathError: The source cannot be reached.
+        """
 
 
 class SignalPages:

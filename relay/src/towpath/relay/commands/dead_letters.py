@@ -224,6 +224,7 @@ def release_aggregate(
         StateRefusedError: The aggregate is not parked, or a dead letter that is to be
             published holds no record.
         SlotHeldError: The relay runs.
+        SourceUnavailableError: The source cannot be reached.
         BrokerUnavailableError: Kafka did not acknowledge an event; all stay parked.
         BrokerRefusedError: Kafka refuses an event; all stay parked.
         TopicTruncatedError: A topic that had records was deleted.

@@ -128,7 +128,7 @@ class StateContext(NamedTuple):
 
     Attributes:
         topic: The state topic.
-        ends: The end offset of each partition that has a mark.
+        ends: The end offset of each partition that has a mark; -1 if it is missing.
         parked: The parked aggregates.
         skips: The documents of requested skips, by their keys in the state topic.
         differing: Settings of the file that differ from the stored ones.
@@ -265,6 +265,7 @@ def show_state(settings: Settings, first: int) -> dict[str, Any]:
 
     Raises:
         StateRefusedError: There is no state topic.
+        StateLostError: The state cannot be read.
         BrokerUnavailableError: Kafka cannot be reached.
     """
     source = settings.database
@@ -327,11 +328,13 @@ def resolve_skip(settings: Settings, text: str) -> int:
 
     Raises:
         StateRefusedError: The transaction cannot be skipped.
+        StateLostError: The state cannot be read.
+        BrokerUnavailableError: Kafka cannot be reached.
     """
     state = parse_state(newest_values(settings))
     lineages = parse_lineages(state.lineage)
     if not lineages:
-        reason = "the state has no checkpoint and no lineage: the relay has not run yet"
+        reason = "the state has no lineage: the relay has not run yet"
         raise StateRefusedError(reason)
     lsn = _parse_target(text, lineages[-1].offset)
     if lsn % _ALIGNMENT:
@@ -397,6 +400,8 @@ def request_skip(settings: Settings, lsn: int, clock: Clock | None = None) -> No
     Request the skip of the transaction whose LSN ``resolve_skip`` returned.
 
     Raises:
+        StateRefusedError: There is no state topic.
+        StateLostError: The state cannot be read.
         BrokerUnavailableError: Kafka cannot be reached.
         BrokerRefusedError: Kafka refuses the record.
     """
@@ -416,6 +421,9 @@ def cancel_skip(settings: Settings, text: str) -> str:
 
     Raises:
         StateRefusedError: No skip of this LSN is pending.
+        StateLostError: The state cannot be read.
+        BrokerUnavailableError: Kafka cannot be reached.
+        BrokerRefusedError: Kafka refuses the record.
     """
     state = parse_state(newest_values(settings))
     lineages = parse_lineages(state.lineage)

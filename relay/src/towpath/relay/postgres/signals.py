@@ -239,7 +239,10 @@ class SourceSignalService:
 
     def snapshots(self, snapshot_id: str | None) -> list[Any]:
         """
-        Return the tables of one snapshot, or of all snapshots of this relay's signals.
+        Return the tables of one snapshot, or of this relay's snapshots; at most 1,000.
+
+        Without an id, the tables are those of the newest snapshots that signals
+        requested.
 
         Raises:
             TowpathError: The source is unreachable, or not prepared.

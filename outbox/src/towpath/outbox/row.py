@@ -131,7 +131,7 @@ class RowRules:
 
         Raises:
             EventTooLargeError: There is no claim check, or the record is too large even
-                without its payload.
+                without its payload, or with only the place of its payload.
         """
         if self.claim_check is None or text is None:
             self._refuse_size(_size(event, text, given), event, "")

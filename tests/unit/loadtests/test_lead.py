@@ -24,6 +24,7 @@ lead.LagSampling = refuse
 options = SimpleNamespace(
     load_progress="",
     load_report="",
+    headless=False,
     load_shape="",
     load_lag_interval=1.0,
     load_lag_after=0.0,
@@ -38,8 +39,9 @@ def prepare():
         print(error)
 
 prepare()
-options.load_report = "/dev/null/report"
-prepare()
+for place in ("/dev/null/report", "r" * 300):
+    options.load_report = place
+    prepare()
 options.load_progress = "/nowhere/progress.json"
 prepare()
 
@@ -55,6 +57,38 @@ try:
 except LoadOptionError:
     print("the run before goes on")
 """
+
+_UNWRITABLE_FOLDER = """
+import os
+from types import SimpleNamespace
+from towpath.loadtests.errors import LoadOptionError
+from towpath.loadtests.load.report import check_places
+
+os.access = lambda *_: False
+for is_headless in (False, True):
+    options = SimpleNamespace(load_progress="", load_report="", headless=is_headless)
+    try:
+        check_places(options)
+    except LoadOptionError as error:
+        print(error)
+"""
+
+
+@pytest.mark.timeout(30)
+def test_the_report_of_a_headless_run_needs_a_writable_folder(tmp_path):
+    """
+    By default the report goes into the current folder; a run of the page has none.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", _UNWRITABLE_FOLDER],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+
+    assert f"--load-report: {tmp_path} is not a writable folder\n" == done.stdout
+
 
 _ABANDONED_RUN = """
 from types import SimpleNamespace
@@ -150,6 +184,7 @@ def test_a_mistake_ends_the_preparation():
         "the check is closed",
         "no cache",
         "--load-report: /dev/null/report is not a writable folder",
+        f"--load-report: {'r' * 300} is not a writable folder",
         "--load-progress: /nowhere/progress.json is not in a writable folder",
         "the run before goes on",
     ] == done.stdout.splitlines()

@@ -156,19 +156,25 @@ def check_places(options: argparse.Namespace) -> None:
         LoadOptionError: A folder is missing or is not writable.
     """
     progress, named = options.load_progress, options.load_report
-    if progress and not _is_writable(Path(progress).parent):
+    if progress and not _is_writable([Path(progress).parent]):
         message = f"--load-progress: {progress} is not in a writable folder"
         raise LoadOptionError(message)
-    if named in {"", NO_REPORT}:
+    if named == NO_REPORT or not (named or options.headless):
         return
     folder = Path(named).absolute()
-    if not _is_writable(next(p for p in (folder, *folder.parents) if p.exists())):
-        message = f"--load-report: {named} is not a writable folder"
+    if not _is_writable((folder, *folder.parents)):
+        message = f"--load-report: {named or folder} is not a writable folder"
         raise LoadOptionError(message)
 
 
-def _is_writable(folder: Path) -> bool:
-    return folder.is_dir() and os.access(folder, os.W_OK)
+def _is_writable(places: Iterable[Path]) -> bool:
+    """Return whether the first of these places that exists is a writable folder."""
+    try:
+        found = next((place for place in places if place.exists()), None)
+    except OSError:
+        # A name that is too long, or a folder that may not be searched.
+        return False
+    return found is not None and found.is_dir() and os.access(found, os.W_OK)
 
 
 def write_progress(load: LoadReport, lag: Mapping[str, Any], path: Path) -> None:

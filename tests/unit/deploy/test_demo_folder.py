@@ -126,6 +126,14 @@ def test_a_result_that_could_not_be_written_is_refused_first(tmp_path, monkeypat
         demo_platform(json=tmp_path / "none" / "result.json", state=tmp_path)
 
 
+def test_a_result_whose_name_is_too_long_is_refused_first(tmp_path):
+    """
+    The system's reason is in the error.
+    """
+    with pytest.raises(UsageError, match="--json: .*: File name too long"):
+        demo_platform(json=tmp_path / ("r" * 300), state=tmp_path)
+
+
 @pytest.mark.parametrize("given", [{"keep": True}, {"orders": 50_000}])
 def test_options_of_an_own_platform_are_refused_with_a_joined_one(given, tmp_path):
     """

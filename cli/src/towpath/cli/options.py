@@ -84,14 +84,22 @@ def check_output(option: str, file: Path | None) -> None:
     Check, before a long run, that an option names a file in an existing folder.
 
     Raises:
-        UsageError: The file's folder does not exist, or the path names a folder.
+        UsageError: The file's folder does not exist, or the path names a folder or
+            cannot be used.
     """
     from towpath.schemas.failure import UsageError  # noqa: PLC0415 - keeps --help fast
 
-    if file is not None and not file.parent.is_dir():
+    if file is None:
+        return
+    try:
+        has_folder, is_folder = file.parent.is_dir(), file.is_dir()
+    except OSError as error:
+        message = f"{option}: {file}: {error.strerror}"
+        raise UsageError(message) from error
+    if not has_folder:
         message = f"{option}: there is no folder {file.parent}"
         raise UsageError(message)
-    if file is not None and file.is_dir():
+    if is_folder:
         message = f"{option}: {file} is a folder; name a file"
         raise UsageError(message)
 

@@ -1,6 +1,8 @@
 """The library's fixtures for tests of an application, without a server."""
 
 import sqlite3
+import subprocess
+import sys
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -40,3 +42,28 @@ def test_a_connection_without_transactions_is_no_open_transaction(factory, is_re
             found.append(error)
 
     assert is_refused == bool(found)
+
+
+# The guard replaces the classes of its process.
+_GUARDED = """
+import sys
+from types import ModuleType
+
+sys.modules["kafka"] = ModuleType("kafka")
+
+from towpath.outbox.testing import guard_producers
+
+guard_producers()
+print("guarded")
+"""
+
+
+def test_a_module_of_the_application_may_have_the_name_of_a_client():
+    """
+    A module ``kafka`` without a producer is left as it is.
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", _GUARDED], check=False, capture_output=True, text=True
+    )
+
+    assert ran.stdout == "guarded\n", ran.stderr

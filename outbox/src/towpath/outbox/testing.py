@@ -271,8 +271,9 @@ def guard_producers() -> None:
             module = importlib.import_module(module_name)
         except ImportError:
             continue
-        cls = getattr(module, class_name)
-        # Releases of a client differ in their methods.
+        # Releases of a client differ in their classes and methods, and a module of the
+        # application may have a client's name.
+        cls = getattr(module, class_name, None)
         send = getattr(cls, method, None)
         if send is None or hasattr(send, "is_guarded_by_towpath"):
             continue

@@ -32,6 +32,22 @@ def test_a_process_has_its_time_and_its_peak():
     )
 
 
+def test_a_restart_counts_time_from_then_on():
+    """
+    A process that ended before the restart used no time after it.
+    """
+    watch = ProcessWatch()
+    watch.add("process", os.getpid(), is_new=True)
+    watch.sample()
+    watch.restart()
+    figures = watch.figures()
+
+    assert (0.0, True) == (
+        figures["process_cpu_s"],
+        figures["process_peak_rss_bytes"] > 0,
+    )
+
+
 def test_time_per_event_is_in_microseconds():
     """
     Two seconds for a million events are two microseconds each; for none, nothing.

@@ -103,6 +103,7 @@ class ProcessWatch:
     def restart(self) -> None:
         """Count CPU time from now on; keep peaks of memory."""
         for usage in self._usages.values():
+            usage.cpu_s = 0.0
             with contextlib.suppress(psutil.NoSuchProcess):
                 usage.began_s = _cpu_s(usage.process)
 

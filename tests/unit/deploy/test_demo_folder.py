@@ -130,7 +130,7 @@ def test_a_result_whose_name_is_too_long_is_refused_first(tmp_path):
     """
     The system's reason is in the error.
     """
-    with pytest.raises(UsageError, match="--json: .*: File name too long"):
+    with pytest.raises(UsageError, match="File name too long"):
         demo_platform(json=tmp_path / ("r" * 300), state=tmp_path)
 
 

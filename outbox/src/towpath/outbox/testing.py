@@ -273,7 +273,7 @@ def guard_producers() -> None:
             continue
         # Releases of a client differ in their classes and methods, and a module of the
         # application may have a client's name.
-        cls = getattr(module, class_name, None)
+        cls: Any = getattr(module, class_name, None)
         send = getattr(cls, method, None)
         if send is None or hasattr(send, "is_guarded_by_towpath"):
             continue

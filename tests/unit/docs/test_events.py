@@ -91,6 +91,7 @@ def test_a_file_that_cannot_be_written_is_named(command, tmp_path, capsys):
         ("towpath.outbox", "cannot be imported"),
         (".outbox:events", "must give the module's full name"),
         ("towpath.outbox.plain:Any", "is not an Events object of towpath.outbox"),
+        ("towpath.outbox:record", "is a function that needs arguments"),
     ],
 )
 def test_events_that_cannot_be_imported_are_a_wrong_command(place, reason, capsys):

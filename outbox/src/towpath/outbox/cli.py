@@ -1,6 +1,7 @@
 """``towpath schema freeze | check | catalogue``: release event schemas."""
 
 import importlib
+import inspect
 import json as json_text
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -197,6 +198,11 @@ def _events(place: str) -> Events:
         message = f"--events {place} cannot be imported: {error}"
         raise UsageError(message) from error
     if callable(found) and not isinstance(found, type):
+        try:
+            inspect.signature(found).bind()
+        except TypeError as error:
+            message = f"--events {place} is a function that needs arguments"
+            raise UsageError(message) from error
         found = found()
     if not isinstance(found, Events):
         message = f"--events {place} is not an Events object of towpath.outbox"

@@ -8,7 +8,7 @@ The relay's errors, and the loop's reaction to each.
     │   └── StateRefusedError        the state does not allow the command
     ├── UnavailableError          RETRY: reconnect, resume from the log
     │   ├── SourceUnavailableError   Postgres cannot be reached
-    │   │   └── SourceBusyError          Postgres gave a statement up
+    │   │   └── SourceBusyError          Postgres abandoned a statement
     │   ├── SlotBusyError            another process holds the slot
     │   ├── BrokerUnavailableError   Kafka cannot be reached
     │   ├── DeliveryFailedError      a record or commit failed: restart from the log
@@ -59,7 +59,7 @@ class SourceUnavailableError(UnavailableError):
 
 
 class SourceBusyError(SourceUnavailableError):
-    """Postgres gave a statement up: a conflict, a time limit, or an I/O error."""
+    """Postgres abandoned a statement: a conflict, a time limit, or an I/O error."""
 
     remedy = "If it persists, see the server's log for what the message names."
 

@@ -42,7 +42,7 @@ class _ParkedSpans:
         last: The highest position of a dead letter.
         releases: The positions up to which events were released, ascending.
         is_mixed: Whether a span has dead letters from both sides of a release that was
-            read after them; which of them end the first part is not known any more.
+            read after them; which of them ends the first part is no longer known.
     """
 
     bounds: list[bytes] = field(default_factory=list)

@@ -11,8 +11,9 @@ An invalid signal is refused with its offset. Sinks request refetches through th
 topic, which needs no permission on the source.
 
 A separate thread reads the topic with the relay's own consumer group, which begins with
-the earliest record. It creates a missing topic, also one that is deleted meanwhile. A
-record that is read again after a crash has the same id, and is ignored.
+the earliest record. It creates the topic if it is missing, even if it was deleted while
+the relay runs. A record that is read again after a crash has the same id, and is
+ignored.
 """
 
 import threading

@@ -6,7 +6,7 @@ transaction; lock the table; read the snapshot's text; read the table's shape; C
 commit; write HIGH into the log. The lock comes before any query, because a rewrite that
 commits after a snapshot was taken makes the table look empty to that snapshot.
 
-In two cases the snapshot comes before the lock: an exported snapshot, and that of a
+In two cases the snapshot comes before the lock: for an exported snapshot, and for a
 SELECT, whose tables only the server knows. The tables are then locked and compared with
 the versions that the snapshot shows.
 

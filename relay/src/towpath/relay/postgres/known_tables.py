@@ -11,8 +11,8 @@ so a table that was recreated while the relay was down is recognized.
 ``RECREATED``   the name belongs to another table
 ==============  ======================================================================
 
-In a new lineage all oids may differ, as in a restored dump. Then they are stored again
-and no table counts as recreated: the plan of the gap reads all tables.
+In a new lineage all oids may differ, as in a restored dump. Then they are stored again,
+and another oid does not mean ``RECREATED``: the plan of the gap reads all tables.
 
 The columns of each table's key are stored too (``key_changes``).
 

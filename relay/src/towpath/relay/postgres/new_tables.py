@@ -2,7 +2,7 @@
 New tables: captured while the relay runs, by publication and snapshot.
 
 Every few seconds the catalog is compared with ``[[source]] tables``. Each table that
-should be captured and is not yet gets its own transaction::
+should be captured but is not captured yet gets its own transaction::
 
     lock it against writers -> add it to the publication -> request its rows
 

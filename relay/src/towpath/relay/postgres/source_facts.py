@@ -111,7 +111,7 @@ class ServerFacts(NamedTuple):
 
 
 class OldTransaction(NamedTuple):
-    """A transaction that blocks a slot's creation; another role's has no age."""
+    """A transaction that blocks a slot's creation; another role's may have no age."""
 
     who: str
     application: str

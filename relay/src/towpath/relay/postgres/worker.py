@@ -4,12 +4,12 @@ The snapshot worker: performs the snapshot driver's effects in the database.
 Each thread has its own connection, so that the loop never blocks and an answer never
 waits for a chunk. The *readers* write watermarks, read plans and read chunks; a failure
 is a fact, and the driver decides whether to retry. The *commands* store and look up, in
-order, since later ones depend on earlier ones: each is retried while it may succeed;
-another error ends the worker, and the loop raises it.
+order, since later ones depend on earlier ones: each is retried while it may succeed; an
+error that no retry cures ends the worker, and the loop raises it.
 
-An error may pass if ``connect`` says so by its SQLSTATE, as for every statement of the
-relay. Two kinds may pass only here: 25P03 and 25P04 (the timeouts of a transaction) and
-25006 (a standby, while another server takes over).
+An error is temporary if ``connect`` says so by its SQLSTATE, as for every statement of
+the relay. Two kinds are temporary only here: 25P03 and 25P04 (the timeouts of a
+transaction) and 25006 (a standby, while another server takes over).
 """
 
 import threading

@@ -2,8 +2,8 @@
 Rebuilds a lost state from the records in Kafka and the source, without I/O.
 
 Marks that do not match their topics are replaced. A deleted or truncated topic has lost
-records: it is recreated, and snapshots fill it. A topic with added partitions uses
-them from the next position on.
+records: a deleted one is recreated, and snapshots fill both. A topic with added
+partitions uses them from the next position on.
 
 Without a stored lineage the whole state is rebuilt, and the lineage's offset must be
 found. If a row change proves it, or if everything published is within the server's log,

@@ -136,8 +136,8 @@ def _collections(collections: Iterable[str], current: str = "") -> dict[str, str
     """
     Return the names of a snapshot's tables.
 
-    If all names exceed ``_MAX_NAMES`` characters, a table's notification has only its
-    own; other notifications have none above ``_MAX_DETAIL``.
+    If the names together exceed ``_MAX_NAMES`` characters, a notification of one table
+    names only that table; other notifications name none above ``_MAX_DETAIL``.
     """
     text = ", ".join(collections)
     if len(text) <= _MAX_NAMES:

@@ -8,8 +8,8 @@ there all elements are in one list, row by row.
 
 Composite types: ``(1,"a b",)`` becomes an object of the fields, by name.
 
-Nothing between commas is NULL, two quotes are the empty text; in quotes a backslash or
-a quote escapes the next character. A row may be older or newer than the known type: a
+An empty field is NULL, two quotes are the empty text; in quotes a backslash or a quote
+escapes the next character. A row may be older or newer than the known type: a
 value with a different number of fields stays a text if there is no schema; with one,
 additional fields are dropped and reported to ``on_lost``, and missing ones are null.
 

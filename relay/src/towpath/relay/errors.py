@@ -197,7 +197,7 @@ class TopicTruncatedError(HaltError):
 
     remedy = (
         "Restore the topic, or stop the relay and run towpath relay state repair, "
-        "which recreates the topic and requests snapshots of its lost records."
+        "which recreates a deleted topic and requests snapshots of the lost records."
     )
 
 

@@ -67,6 +67,11 @@ class RecordProducer(Protocol):
         The caller polls, and then produces the rest again. The records of a partition
         are appended in their order. If one of them cannot be appended, the producer
         fails before a later one is sent.
+
+        Raises:
+            DeliveryFailedError: The producer has failed.
+            BrokerRefusedError: The client refuses a record.
+            BrokerUnavailableError: The client reports a transient error.
         """
 
     def poll(self, timeout_s: float) -> None:

@@ -191,7 +191,12 @@ class TableRoute:
         return read_records(self._codec.keys(columns), values, place)
 
     def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:
-        """Return the records of a key (in key order) that its chunk does not have."""
+        """
+        Return the records of a key (in key order) that its chunk does not have.
+
+        Raises:
+            MalformedMessageError: The configured key has columns that are not given.
+        """
         if "d" in self._skipped:
             return self._skip(SKIPPED_OPERATION)
         if not set(self._key_places) <= set(self.relation.key):

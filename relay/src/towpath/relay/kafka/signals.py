@@ -126,7 +126,7 @@ class SignalTopicReader:
                 reason = str(relay_error(error, f"reading {self._place.topic}"))
             else:
                 continue
-            _LOG.warning("signal topic not readable: retrying", reason=reason)
+            _LOG.warning("signal topic not read: retrying", reason=reason)
             self._ending.wait(self._backoff.delay_s(self._attempt))
             self._attempt += 1
 

@@ -258,8 +258,8 @@ def _slot_findings(facts: SourceFacts, settings: Settings) -> Iterator[CheckFind
             "slot-lost",
             f"slot {slot} has lost part of the log that it needed ({cause})",
             "changes are missing, and a new lineage begins at the next start",
-            "raise the bound that the reason names, then start the relay with "
-            'relay.on_gap = "snapshot"',
+            "raise max_slot_wal_keep_size (or idle_replication_slot_timeout, for "
+            'idle_timeout), then start the relay with relay.on_gap = "snapshot"',
         )
 
 

@@ -15,9 +15,9 @@ stored range's ``after_key``, up to which Kafka has acknowledged. If rows cannot
 deduplicated, they are read again from ``_emitted_key``; after a crash, from
 ``after_key``.
 
-A key to be read, because a signal lists it or the stream does not carry its row, is in
-exactly one place: pending (shared by all readers of a table), requested by a window, or
-emitted and not acknowledged. All of them are stored with the progress.
+A key to be read, because a signal lists it or the stream does not carry its row, is
+pending (shared by all readers of a table), requested by a window, or emitted and not
+acknowledged; one that is read again is pending too. All are stored with the progress.
 """
 
 import itertools

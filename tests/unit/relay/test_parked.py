@@ -278,13 +278,14 @@ def test_parked_aggregates_are_recovered_from_dead_letters():
         (b"42", b"{}", [("parked", b"42")]),
         (b"42", None, [("position", at(5))]),
         (None, None, [("released", at(5))]),
+        (b"42", b"{}", [("aggregate_type", b"\xff")]),
     ],
 )
 def test_dead_letters_of_rows_park_nothing(
     key: bytes | None, value: bytes | None, marks: list[tuple[str, bytes]]
 ):
     """
-    Row changes, messages and incomplete records change nothing.
+    Row changes, messages, incomplete records and those of another program do nothing.
     """
     parked = ParkedAggregates(10)
     parked.recall(key, value, marks)

@@ -1,16 +1,21 @@
 """The tail of a partition shows which records Kafka has already."""
 
+from typing import NamedTuple
+
+import orjson
 import pytest
 
 from towpath.relay.kafka.recovery import (
     PartitionScan,
     TailScan,
+    read_announced,
     streamed_position,
     topic_contents,
 )
 from towpath.relay.recovery.marks import Mark
 from towpath.schemas import headers
 from towpath.schemas.position import format_position
+from towpath.schemas.table_name import TableName
 
 PLACE = ("orders", 0)
 
@@ -121,3 +126,54 @@ def test_a_topic_of_another_program_with_a_header_position_is_not_ours(foreign: 
     scan.take(Message(foreign))
 
     assert {} == topic_contents({PLACE: scan}).marks
+
+
+class Written(NamedTuple):
+    """A record of the topic of relations."""
+
+    made: bytes | None
+
+    def value(self) -> bytes | None:
+        return self.made
+
+
+class Relations(tuple[Written, ...]):
+    """Reads the topic of relations, beside the topic of one table."""
+
+    __slots__ = ()
+
+    def partition_counts(self) -> dict[str, int]:
+        return {"towpath.relations": 1, "towpath.shop.orders": 6}
+
+    def read_to_ends(self, _starts: object, _what: str) -> "Relations":
+        return self
+
+
+ORDERS = orjson.dumps(
+    {
+        "schema": "shop",
+        "table": "orders",
+        "columns": [{"name": "id", "type": "bigint"}],
+        "position": position(8).decode(),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        None,
+        b"not JSON",
+        b"7",
+        b'{"schema": "shop"}',
+        ORDERS.replace(b'{"name"', b'7,{"name"'),
+        ORDERS.replace(b'"orders"', b'["orders"]'),
+    ],
+)
+def test_a_record_of_another_program_announces_no_table(foreign: bytes | None):
+    """
+    It ended every start, and stays in a compacted topic.
+    """
+    written = Relations((Written(foreign), Written(ORDERS), Written(foreign)))
+
+    assert {TableName("shop", "orders")} == read_announced(written, "towpath")

@@ -18,7 +18,7 @@ which names the tables whose rows are in topics.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import orjson
 from confluent_kafka import Message
@@ -435,11 +435,10 @@ def read_announced_tables(
     starts = {(topic, partition): 0 for partition in range(existing[topic])}
     found: dict[TableName, AnnouncedTable] = {}
     for message in reader.read_to_ends(starts, _WHAT):
-        if (value := message.value()) is None:
+        announced = _announcement(message.value() or b"")
+        if announced is None:
             continue
-        document = orjson.loads(value)
-        name = TableName(document["schema"], document["table"])
-        table = _announced_table(document)
+        name, table = announced
         # A restarted relay repeats older announcements.
         is_newer = name not in found or table.position >= found[name].position
         if is_newer and table_topic(prefix, name) in existing:
@@ -447,11 +446,17 @@ def read_announced_tables(
     return found
 
 
-def _announced_table(document: Mapping[str, Any]) -> AnnouncedTable:
-    columns = tuple(
-        AnnouncedColumn(
-            each["name"], each["type"], each.get("source_name") or each["name"]
+def _announcement(value: bytes) -> tuple[TableName, AnnouncedTable] | None:
+    """Return a table and its announcement; None if another program wrote the record."""
+    try:
+        document = orjson.loads(value)
+        columns = tuple(
+            AnnouncedColumn(
+                each["name"], each["type"], each.get("source_name") or each["name"]
+            )
+            for each in document["columns"]
         )
-        for each in document["columns"]
-    )
-    return AnnouncedTable(document["position"], columns)
+        name = TableName(str(document["schema"]), str(document["table"]))
+        return name, AnnouncedTable(str(document["position"]), columns)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None

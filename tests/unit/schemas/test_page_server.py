@@ -61,3 +61,12 @@ def test_an_address_of_no_host_or_another_one_is_refused(host):
     """
     with pytest.raises(OSError, match=r"Cannot assign|not known|resolution"):
         PageServer(host, 0, Page)
+
+
+@pytest.mark.parametrize("host", ["pages..example", f"{'a' * 64}.example"])
+def test_a_name_that_no_host_can_have_is_refused(host):
+    """
+    It cannot be encoded for a look-up; the owners of the pages report that too.
+    """
+    with pytest.raises(OSError, match="not the name of a host"):
+        PageServer(host, 0, Page)

@@ -23,7 +23,8 @@ class PageServer(ThreadingHTTPServer):
         IPv6 address may have brackets; ``::`` includes all IPv4 addresses.
 
         Raises:
-            OSError: The port is in use, or the address is not this host's.
+            OSError: The port is in use, or the address is not this host's, or is no
+                address at all.
         """
         address = host.strip("[]")
         self.address_family = _family(address, port)
@@ -41,9 +42,14 @@ class PageServer(ThreadingHTTPServer):
 
 def _family(address: str, port: int) -> socket.AddressFamily:
     """Return the family of an address; an empty one means every IPv4 address."""
-    found = socket.getaddrinfo(
-        address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )
+    try:
+        found = socket.getaddrinfo(
+            address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    # A part of the name is empty or too long.
+    except ValueError as error:
+        message = f"{address!r} is not the name of a host"
+        raise OSError(message) from error
     return min((family for family, *_ in found), key=_is_not_ipv4)
 
 

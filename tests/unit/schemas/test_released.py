@@ -449,6 +449,25 @@ def test_files_are_compared_with_the_registry(ours, theirs, expected):
     assert [(rule, f"blog.PostPublished{name}") for rule, name in expected] == found
 
 
+@pytest.mark.parametrize(
+    ("level", "more"),
+    [
+        (Level.BACKWARD_TRANSITIVE, [("compatibility", "blog.PostPublished:3")]),
+        (Level.BACKWARD, []),
+    ],
+)
+def test_a_new_version_is_compared_with_those_of_the_level(level, more):
+    """
+    At a level that is not transitive, only with the last one of the registry.
+    """
+    third = post(text("title"), text("more"))
+    schemas = EventSchemas.from_files(files(FIRST, SECOND, third)).history
+    theirs = held(post({"name": "title", "type": "int"}), SECOND)
+    found = rules(registered(schemas, theirs, level))
+
+    assert [("registry", "blog.PostPublished:1"), *more] == found
+
+
 def test_a_version_of_another_kind_is_one_finding():
     """
     The version is there, so it is not missing; later ones are compared as before.

@@ -403,7 +403,7 @@ def _of_subject(
     new = [schema for version, schema in ours.items() if version > newest]
     found += [
         _of_history(one)
-        for one in check_history([*others, *new], level)
+        for one in check_history([*theirs.values(), *new], level)
         if one.newer in new and (one.writer in others or one.reader in others)
     ]
     return found

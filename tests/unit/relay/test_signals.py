@@ -226,6 +226,17 @@ def test_an_invalid_signal_is_rejected_with_its_reason(kind, data, reason):
     assert reason in str(rejection.value)
 
 
+def test_a_deeply_nested_signal_is_rejected_at_every_depth():
+    """
+    A value that could just be parsed is shown in the reason, or the JSON is refused.
+    """
+    for depth in range(3, 1_100):
+        nested = "[" * depth + "]" * depth
+        data = f'{{"data-collections": ["a.b"], "keys": [{nested}]}}'
+        with pytest.raises(SignalRejectedError):
+            parse_signal("execute-snapshot", data)
+
+
 def test_names_and_patterns_find_captured_tables_once():
     """
     A pattern matches whole names, and a table found twice is read once (A10, A11).

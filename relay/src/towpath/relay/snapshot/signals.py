@@ -307,7 +307,11 @@ def _key_part(value: object) -> bytes:
 
 
 def _shown(value: object) -> str:
-    return json.dumps(value, default=str)[:100]
+    try:
+        return json.dumps(value, default=str)[:100]
+    except RecursionError:
+        # The value could just be parsed.
+        return "a deeply nested value"
 
 
 def _json_object(text: str | bytes, not_json: str, no_object: str) -> Mapping[str, Any]:

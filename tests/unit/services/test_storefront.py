@@ -209,6 +209,11 @@ def test_the_read_side_is_described_and_the_pages_are_not():
         for path, operations in document["paths"].items()
         if "Towpath-Lsn" in [each["name"] for each in operations["get"]["parameters"]]
     }
+    linked = {
+        path
+        for path, operations in document["paths"].items()
+        if "Link" in operations["get"]["responses"]["200"]["headers"]
+    }
 
     summary = document["paths"]["/search"]["get"]["summary"]
 
@@ -218,6 +223,7 @@ def test_the_read_side_is_described_and_the_pages_are_not():
     assert 8 == MAX_WORDS
     assert [] == errors
     assert {"/search", "/customers/{customer_id}/orders"} == waiting
+    assert {"/customers/{customer_id}/orders"} == linked
     assert waiting | {"/health/live", "/health/ready", "/openapi.json"} == {
         *document["paths"]
     }

@@ -25,6 +25,7 @@ from pydantic.json_schema import models_json_schema
 from werkzeug.routing import Rule
 
 from towpath.services.plumbing import http, idempotency
+from towpath.services.plumbing.pagination import PageQuery
 from towpath.services.plumbing.tracing import REQUEST_ID
 
 OPENAPI: Final = "3.1.0"
@@ -385,7 +386,7 @@ def _answer(operation: Operation) -> dict[str, Any]:
         names.append("Location")
     if operation.has_version:
         names.append("ETag")
-    if operation.query is not None:
+    if operation.query is not None and issubclass(operation.query, PageQuery):
         names.append("Link")
     return {
         "description": operation.status.phrase,

@@ -278,8 +278,8 @@ def test_a_password_is_in_no_representation():
             {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"},
             (
                 "kafka.client: sasl.mechanism = OAUTHBEARER has no counterpart in "
-                "Spark's client, which lists the sinks' offsets: leave it out "
-                "(docs/configuration.md)"
+                "Spark's client, which lists the sinks' offsets: set it to PLAIN or "
+                "SCRAM-SHA-256 or SCRAM-SHA-512 (docs/configuration.md)"
             ),
         ),
     ],

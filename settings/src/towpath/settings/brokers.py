@@ -156,15 +156,16 @@ def unused(kafka: Kafka) -> Iterator[str]:
             yield name
 
 
-def without_counterpart(kafka: Kafka) -> Iterator[str]:
-    """List TLS and login settings that have no counterpart in Spark's client."""
+def without_counterpart(kafka: Kafka) -> Iterator[tuple[str, str]]:
+    """Yield TLS and login settings that Spark's client lacks, each with its cure."""
     for name in sorted(kafka.client):
         is_known = name in _COUNTERPARTS or name in _TRANSLATED
         if name.startswith((*_TLS, *_LOGIN)) and not is_known:
-            yield name
+            yield name, "leave it out"
     if kafka.protocol.startswith("SASL") and kafka.mechanism not in _MODULES:
         # GSSAPI is librdkafka's default.
-        yield f"sasl.mechanism = {kafka.mechanism or 'GSSAPI'}"
+        given = kafka.mechanism or "GSSAPI"
+        yield f"sasl.mechanism = {given}", f"set it to {' or '.join(_MODULES)}"
 
 
 def _login(kafka: Kafka) -> dict[str, str]:

@@ -75,10 +75,10 @@ def clients_are_secure(settings: Settings) -> Iterator[str]:
 def engine_has_counterparts(settings: Settings) -> Iterator[str]:
     """List settings that Spark's client, which lists offsets, does not have."""
     if settings.sink and settings.kafka.protocol in PROTOCOLS:
-        for name in without_counterpart(settings.kafka):
+        for name, cure in without_counterpart(settings.kafka):
             yield (
                 f"kafka.client: {name} has no counterpart in Spark's client, which "
-                "lists the sinks' offsets: leave it out (docs/configuration.md)"
+                f"lists the sinks' offsets: {cure} (docs/configuration.md)"
             )
 
 

@@ -89,7 +89,7 @@ _KEY_EXISTS: Final = "calls_pkey"
 class ProviderTimeoutError(UnavailableError):
     """The provider has not answered; it may have carried out the operation."""
 
-    remedy = "Nothing: the call is repeated under its idempotency key."
+    remedy = "Do nothing: the call is repeated under its idempotency key."
 
 
 class Provider(Protocol):

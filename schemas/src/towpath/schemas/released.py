@@ -207,8 +207,8 @@ def misnamed(
             "name",
             file.name,
             f"{file.name} has {what}, which Avro forbids.",
-            "Write names of letters, digits and underscores that begin with no digit "
-            "and are no primitive types, and aliases as a list.",
+            "Write names of letters, digits and underscores that do not begin with a "
+            "digit and are not primitive types, and aliases as a list.",
         )
         for file in files
         if file.name not in released
@@ -316,7 +316,7 @@ def _alias_faults(named: Mapping[str, Any], owners: Iterable[str]) -> Iterator[_
 
 
 def _fault(words: str, owners: Iterable[str]) -> _Name:
-    """Return a fault, which a released type with one of the names may have too."""
+    """Return a fault, allowed if a released type with an owner's name has it too."""
     return _Name(words, is_forbidden=True, keys=frozenset((o, words) for o in owners))
 
 

@@ -160,8 +160,8 @@ RELAY_SOURCE_PROBLEMS: Final = _gauge(
 )
 RELAY_DROPPED_TABLE: Final = _gauge(
     "towpath_relay_dropped_table_info",
-    "1 for each captured name whose table was dropped or renamed, and whose rows"
-    " topic and sinks keep (`on_drop`)",
+    "1 for each captured name whose table was dropped or renamed; topic and sinks"
+    " keep its rows (`on_drop`)",
     "table",
 )
 

@@ -168,7 +168,7 @@ class RegistryUnavailableError(UnavailableError):
 
 
 class RegistryRefusedError(HaltError):
-    """The registry's login, URL or certificates are wrong, or it denies access."""
+    """The registry's login, URL or certificate file is wrong, or it denies access."""
 
     remedy = (
         "Correct [registry] url, or --registry, or grant the rights that the message "

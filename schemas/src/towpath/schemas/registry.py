@@ -61,7 +61,7 @@ class SchemaRegistry:
 
         Raises:
             RegistryUnavailableError: The registry cannot answer now.
-            RegistryRefusedError: The login, the address or the certificates are wrong.
+            RegistryRefusedError: The login, address or certificate file is wrong.
             SchemaRefusedError: The registry refuses the schema.
         """
         known = self._known.get((subject, schema))
@@ -78,7 +78,7 @@ class SchemaRegistry:
 
         Raises:
             RegistryUnavailableError: The registry cannot answer now.
-            RegistryRefusedError: The login, the address or the certificates are wrong.
+            RegistryRefusedError: The login, address or certificate file is wrong.
         """
         answer = self._answer("GET", "/schemas/types")
         _check(answer)
@@ -91,7 +91,7 @@ class SchemaRegistry:
 
         Raises:
             RegistryUnavailableError: The registry cannot answer now.
-            RegistryRefusedError: The login, the address or the certificates are wrong.
+            RegistryRefusedError: The login, address or certificate file is wrong.
         """
         answer = self._answer("GET", f"/subjects/{quote(subject, safe='')}/versions")
         if answer.status_code == HTTPStatus.NOT_FOUND and "error_code" in _json(answer):
@@ -108,7 +108,8 @@ class SchemaRegistry:
 
         Raises:
             RegistryUnavailableError: The registry cannot answer now.
-            RegistryRefusedError: The login, the address or the certificates are wrong.
+            RegistryRefusedError: The login, address or certificate file is wrong, or
+                the subject has no such version.
         """
         path = f"/subjects/{quote(subject, safe='')}/versions/{version}"
         answer = self._answer("GET", path)
@@ -129,7 +130,7 @@ class SchemaRegistry:
 
         Raises:
             RegistryUnavailableError: The registry cannot answer now.
-            RegistryRefusedError: The address or the certificates are wrong.
+            RegistryRefusedError: The address or certificate file is wrong.
         """
         answer = self._answer("GET", "/mode")
         _check_available(answer)
@@ -143,7 +144,7 @@ class SchemaRegistry:
 
         Raises:
             RegistryUnavailableError: The registry cannot answer now.
-            RegistryRefusedError: The address or the certificates are wrong.
+            RegistryRefusedError: The address or certificate file is wrong.
         """
         path = f"/config/{quote(subject, safe='')}"
         for each in (path, "/config"):

@@ -70,6 +70,7 @@ class SnapshotPublisher:
         Raises:
             DeliveryFailedError: A record could not be delivered.
             UnavailableError: The topic is new and Kafka cannot be reached.
+            SourceUnavailableError: The catalog cannot be read.
         """
         context = self._context
         route, place, delivery = self._context_of(effect)
@@ -97,6 +98,7 @@ class SnapshotPublisher:
         Raises:
             DeliveryFailedError: A record could not be delivered.
             UnavailableError: The topic is new and Kafka cannot be reached.
+            SourceUnavailableError: The catalog cannot be read.
         """
         context = self._context
         route, place, delivery = self._context_of(effect)

@@ -230,6 +230,14 @@ def test_a_metrics_port_in_use_is_a_mistake_of_the_command(
             metrics.listen(host, port)
 
 
+def test_a_name_that_no_host_can_have_is_a_mistake_of_the_command_line():
+    """
+    It cannot be encoded for a look-up.
+    """
+    with pytest.raises(UsageError, match="pages..example: not the name of a host"):
+        ServiceMetrics().listen("pages..example", 0)
+
+
 def test_an_application_that_is_not_served_has_no_page():
     """
     The console, which is made of the same parts, asks for a login on every page.

@@ -110,12 +110,17 @@ class ServiceMetrics:
         An IPv6 address may have brackets, as that of the service's port may.
 
         Raises:
-            UsageError: The port is in use, or the address is not this machine's.
+            UsageError: The port is in use, or the address is not this machine's, or is
+                no address at all.
         """
         try:
             start_http_server(port, host.strip("[]"), self._registry)
         except OSError as error:
             message = f"--metrics-port {port} of --host {host}: {error.strerror}"
+            raise UsageError(message) from error
+        # A part of the name is empty or too long.
+        except ValueError as error:
+            message = f"--metrics-port {port} of --host {host}: not the name of a host"
             raise UsageError(message) from error
 
     def _committed(self, session: Session) -> None:

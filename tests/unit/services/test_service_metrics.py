@@ -234,7 +234,7 @@ def test_a_name_that_no_host_can_have_is_a_mistake_of_the_command_line():
     """
     It cannot be encoded for a look-up.
     """
-    with pytest.raises(UsageError, match="pages..example: not the name of a host"):
+    with pytest.raises(UsageError, match="not the name of a host"):
         ServiceMetrics().listen("pages..example", 0)
 
 

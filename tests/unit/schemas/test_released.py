@@ -330,6 +330,18 @@ def test_aliases_that_are_no_list_are_found(aliases):
     assert "aliases that are not a list" in found.sentence
 
 
+@pytest.mark.parametrize("aliases", [None, 5, "Post", [5]])
+def test_a_version_after_wrong_aliases_is_compared(aliases):
+    """
+    Each file has its finding, and no comparison ends with an error of Python.
+    """
+    both = files(post(aliases=aliases), post(text("title"), aliases=aliases))
+
+    assert [("name", "post.v1.avsc"), ("name", "post.v2.avsc")] == rules(
+        check_files(both, {})
+    )
+
+
 @pytest.mark.parametrize(
     "field",
     [

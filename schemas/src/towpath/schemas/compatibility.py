@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from towpath.schemas.events import EventSchema
+from towpath.schemas.schema_files import aliases_of
 
 
 class Level(enum.StrEnum):
@@ -271,7 +272,7 @@ def _into_union(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Fin
 
 def _renamed(old: _Side, new: _Side) -> bool:
     """Return whether a named type was renamed; its namespace may change (Avro 1.12)."""
-    names = {new.schema["name"], *new.schema.get("aliases", ())}
+    names = {new.schema["name"], *aliases_of(new.schema)}
     bare = {name.rpartition(".")[2] for name in names}
     return old.schema["name"].rpartition(".")[2] not in bare
 
@@ -286,7 +287,7 @@ def _records(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Findin
     written = {f["name"]: f for f in old.schema["fields"]}
     for field in new.schema["fields"]:
         place = f"{path}.{field['name']}".removeprefix(".")
-        names = (field["name"], *field.get("aliases", ()))
+        names = (field["name"], *aliases_of(field))
         writer = next((written[name] for name in names if name in written), None)
         if writer is not None:
             sides = old.to(writer["type"]), new.to(field["type"])

@@ -22,6 +22,7 @@ from towpath.schemas.events import EventSchema, EventSchemas, make_schema
 from towpath.schemas.schema_files import (
     EventSchemaError,
     SchemaFile,
+    aliases_of,
     qualified,
     read_schema_text,
 )
@@ -275,7 +276,7 @@ def _full_names(schema: Mapping[str, Any], outer: str) -> tuple[str, ...]:
     own = schema.get("namespace")
     name = qualified(str(schema["name"]), outer if own is None else str(own))
     namespace = name.rpartition(".")[0]
-    return name, *(qualified(alias, namespace) for alias in _aliases(schema))
+    return name, *(qualified(alias, namespace) for alias in aliases_of(schema))
 
 
 def _type_names(full_name: str, outer: str) -> Iterator[_Name]:
@@ -297,17 +298,12 @@ def _field_names(
         if not isinstance(field, dict):
             continue
         if "name" in field:
-            for name in (str(field["name"]), *_aliases(field)):
+            for name in (str(field["name"]), *aliases_of(field)):
                 # Only names of types have a namespace.
                 if not _NAME_PART.fullmatch(name):
                     yield _fault(f"the name {name!r}", owners)
             yield from _alias_faults(field, owners)
         yield from _names(field.get("type"), outer, owners)
-
-
-def _aliases(named: Mapping[str, Any]) -> list[str]:
-    aliases = named.get("aliases")
-    return list(map(str, aliases)) if isinstance(aliases, list) else []
 
 
 def _alias_faults(named: Mapping[str, Any], owners: Iterable[str]) -> Iterator[_Name]:

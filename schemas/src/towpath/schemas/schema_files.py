@@ -93,6 +93,12 @@ def qualified(name: str, namespace: str | None) -> str:
     return f"{namespace}.{name}" if namespace and "." not in name else name
 
 
+def aliases_of(named: Mapping[str, Any]) -> list[str]:
+    """Return the aliases of a type or a field; none if they are not a list."""
+    aliases = named.get("aliases")
+    return list(map(str, aliases)) if isinstance(aliases, list) else []
+
+
 def read_files(folder: Path | Traversable) -> tuple[SchemaFile, ...]:
     """
     Read the schema files of a folder, by name.

@@ -267,7 +267,7 @@ _PRICE: Final = re.compile(_PRICE_PATTERN + r"\Z")
 def _price(value: object) -> Decimal:
     """Read a price from text only: a client may have rounded a JSON number."""
     if not isinstance(value, str) or _PRICE.match(value) is None:
-        message = 'must be a decimal as text with at most two digits, such as "9.99"'
+        message = 'must be a number as text with at most two decimals, such as "9.99"'
         raise ValueError(message)
     return Decimal(value).quantize(Decimal("0.01"))
 

@@ -67,7 +67,7 @@ def register_event_schemas(
 
     Raises:
         UsageError: The address is not an HTTP URL.
-        RegistryRefusedError: The registry refuses the login or a right.
+        RegistryRefusedError: The registry refuses the login or denies access.
         RegistryUnavailableError: The registry was unavailable until the deadline.
         RegistryConflictError: The registry refuses a schema, or numbers its versions
             differently.
@@ -125,7 +125,7 @@ def _register(client: SchemaRegistryClient, schemas: Sequence[EventSchema]) -> N
     except SchemaRegistryError as error:
         if error.http_status_code in _DENIED:
             answer = f"{error.http_status_code} {error.error_message}"
-            message = f"the schema registry refuses the login or a right: {answer}"
+            message = f"the schema registry refuses the login or access: {answer}"
             raise RegistryRefusedError(message) from error
         message = f"the schema registry failed: {error.error_message}"
         raise RegistryUnavailableError(message) from error

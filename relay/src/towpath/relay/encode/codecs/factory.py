@@ -305,7 +305,7 @@ class CodecFactory:
         Raises:
             NameCollisionError: Two tables, or two fields of a struct, share a name.
             SchemaRefusedError: The registry refuses the schema.
-            RegistryRefusedError: The registry refuses the login or a right.
+            RegistryRefusedError: The registry refuses the login or denies access.
             RegistryUnavailableError: The registry cannot be reached.
         """
         self._claim(names.topic, names)
@@ -363,7 +363,7 @@ class Documents:
 
         Raises:
             SchemaRefusedError: The registry refuses the schema.
-            RegistryRefusedError: The registry refuses the login or a right.
+            RegistryRefusedError: The registry refuses the login or denies access.
             RegistryUnavailableError: The registry cannot be reached.
         """
         match self.format:

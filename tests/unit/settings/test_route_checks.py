@@ -132,6 +132,7 @@ def test_a_warehouse_table_is_not_named_as_anothers_view(tmp_path: Path):
     ("kind", "name", "is_fit"),
     [
         ("search", "orders-2026.v_1", True),
+        ("search", "", False),
         ("search", "Orders", False),
         ("search", "_orders", False),
         ("search", "all orders", False),

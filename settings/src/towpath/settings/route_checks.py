@@ -98,7 +98,8 @@ def _too_long(route: Route, sink: Sink, where: str) -> Iterator[str]:
 def _index_mistake(name: str) -> str:
     """Return why a name cannot be an index's; empty if it can."""
     is_index = (
-        name == name.lower()
+        name
+        and name == name.lower()
         and not name.startswith(("-", "_", "+", "."))
         and not _NOT_IN_INDEX.search(name)
         and len(name.encode()) <= _LONGEST_INDEX_BYTES

@@ -108,7 +108,7 @@ def _index_mistake(name: str) -> str:
         ""
         if is_index
         else (
-            f"{name!r} is not an index name: at most {_LONGEST_INDEX_BYTES} bytes in "
+            f"{name!r} is not an index name: 1 to {_LONGEST_INDEX_BYTES} bytes in "
             'lower case, without spaces or \\ / * ? " < > | , # :, '
             "not beginning with - _ + ."
         )

@@ -1,12 +1,15 @@
 """The places of routes by OpenLineage's names, and the origins of their columns."""
 
+from threading import Event, Thread
+
 import pytest
 
-from towpath.schemas.lineage import DatasetName
+from support.waiting import TIMEOUT_S
+from towpath.schemas.lineage import DatasetName, Job, JobDatasets
 from towpath.settings import Sink
 from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.changes.routing import Routing
-from towpath.sinks.engine.lineage import _routed, target_of
+from towpath.sinks.engine.lineage import SinkRuns, _routed, target_of
 
 SHAPE = RelationShape(
     "shop",
@@ -81,3 +84,37 @@ def test_columns_come_from_those_that_decide_them():
         "address": [(TOPIC, "email"), (TOPIC, "name")],
     } == found.origins
     assert ["id", "title", "address", "region"] == [each.name for each in found.fields]
+
+
+def test_two_threads_of_a_sink_begin_one_run():
+    """
+    The query and its first batch begin the run at the same time; it ends once.
+    """
+    begun, may_return, events = Event(), Event(), []
+
+    class Reporter:
+        """Holds the first start until the test lets it return."""
+
+        def start(self, job):
+            """Begin a run, which is this reporter."""
+            events.append(job.name)
+            begun.set()
+            may_return.wait(TIMEOUT_S)
+            return self
+
+        def end(self, failure=None):
+            """End the run."""
+            events.append(failure)
+
+    runs = SinkRuns(Reporter(), Job("it", "SINK", JobDatasets))
+    threads = [Thread(target=runs.begin, daemon=True) for _ in range(2)]
+    threads[0].start()
+    assert begun.wait(TIMEOUT_S)
+    threads[1].start()
+    threads[1].join(0.1)
+    may_return.set()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    runs.end()
+
+    assert ["it", None] == events

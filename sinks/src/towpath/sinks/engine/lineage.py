@@ -8,6 +8,7 @@ has those that the relay announced, and an output has those of the route, each w
 published columns that it comes from.
 """
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from urllib.parse import urlsplit
@@ -38,15 +39,18 @@ class SinkRuns:
         self._reporter = reporter
         self._job = job
         self._run: LineageRun | None = None
+        self._lock = threading.Lock()
 
     def begin(self) -> None:
         """Begin a run, unless one has begun."""
-        if self._run is None:
-            self._run = self._reporter.start(self._job)
+        with self._lock:
+            if self._run is None:
+                self._run = self._reporter.start(self._job)
 
     def end(self, failure: str | None = None) -> None:
         """End the run that has begun, if any."""
-        run, self._run = self._run, None
+        with self._lock:
+            run, self._run = self._run, None
         if run is not None:
             run.end(failure)
 

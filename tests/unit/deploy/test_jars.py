@@ -274,17 +274,18 @@ def test_a_fetch_without_java_ends_with_the_cure(
     )
 
 
+@pytest.mark.parametrize("name", ["s4", "s3/s3"])
 def test_an_unknown_lock_is_named_beside_those_there_are(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
     A mistyped name is a mistake of the command line.
     """
-    monkeypatch.setattr("sys.argv", ["jars", "s4"])
+    monkeypatch.setattr("sys.argv", ["jars", name])
     with pytest.raises(SystemExit, match="2"):
         command.main()
 
-    assert "there is no lock s4 (locks: " in capsys.readouterr().err
+    assert f"there is no lock {name} (locks: " in capsys.readouterr().err
 
 
 def test_an_unknown_use_is_named_beside_those_there_are(

@@ -23,11 +23,12 @@ def main() -> int:
         "--only", action="append", help="fetch only the archives of this use [all]"
     )
     wanted = parser.parse_args()
-    further = [store.LOCK.with_name(f"{word}.lock") for word in wanted.locks]
-    for path in further:
-        if not path.exists():
-            known = ", ".join(sorted(p.stem for p in path.parent.glob("*.lock")))
-            parser.error(f"there is no lock {path.stem} (locks: {known})")
+    locks = {path.stem: path for path in store.LOCK.parent.glob("*.lock")}
+    for name in wanted.locks:
+        if name not in locks:
+            known = ", ".join(sorted(locks))
+            parser.error(f"there is no lock {name} (locks: {known})")
+    further = (locks[name] for name in wanted.locks)
     jars = [jar for path in (store.LOCK, *further) for jar in store.read_lock(path)]
     if wanted.only:
         uses = {jar.use for jar in jars}

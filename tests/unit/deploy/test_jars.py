@@ -75,6 +75,29 @@ def test_a_store_is_below_the_clone_or_in_the_users_cache(
     assert Path.home() / ".cache/towpath/jars" / digest == store.folder({})
 
 
+def test_a_user_without_a_home_must_name_the_folder(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """
+    A service may run as such a user.
+    """
+
+    def home() -> Path:
+        message = "Could not determine home directory."
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(store, "CLONE", tmp_path / "no-clone")
+    monkeypatch.setattr(store.Path, "home", home)
+    for name in ("XDG_CACHE_HOME", "TOWPATH_JARS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.argv", ["jars"])
+
+    assert JarsError.exit_code == command.main()
+    assert "this user has no home: name a folder" in capsys.readouterr().err
+
+
 def test_no_use_has_two_versions_of_one_archive() -> None:
     """
     Within one use a file name occurs once, for it becomes one folder.

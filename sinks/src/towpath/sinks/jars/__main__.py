@@ -37,9 +37,9 @@ def main() -> int:
                 known = ", ".join(sorted(uses))
                 parser.error(f"there is no use {use} (uses: {known})")
         jars = [jar for jar in jars if jar.use in wanted.only]
-    if not store.missing(jars, store.folder(environ)):
-        return 0
     try:
+        if not store.missing(jars, store.folder(environ)):
+            return 0
         count = fetch.ensure(_print, environ, jars)
     except TowpathError as error:
         print(f"error: {error}\nremedy: {error.remedy}", file=sys.stderr)

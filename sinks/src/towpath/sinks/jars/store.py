@@ -74,14 +74,23 @@ _PACKED: Final = ".tar.gz"
 
 
 def folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the folder of this lock; ``TOWPATH_JARS`` names another."""
+    """
+    Return the folder of this lock; ``TOWPATH_JARS`` names another.
+
+    Raises:
+        JarsError: It would be in the home of the user, who has none.
+    """
     variables = os.environ if environ is None else environ  # noqa: TID251 - asked once, here
     named = variables.get("TOWPATH_JARS")
     if named:
         return Path(named)
     if (CLONE / "deploy" / "setup.py").exists():
         return CLONE / ".towpath" / "jars" / lock_digest()
-    cache = variables.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    try:
+        cache = variables.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:
+        message = "this user has no home: name a folder for archives in TOWPATH_JARS"
+        raise JarsError(message) from error
     return Path(cache) / "towpath" / "jars" / lock_digest()
 
 

@@ -11,14 +11,20 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from towpath.schemas.clock import SystemClock
+from towpath.settings import Settings
 from towpath.sinks.errors import BrokerUnavailableError
-from towpath.sinks.kafka import client
+from towpath.sinks.kafka import client, state_topic
 from towpath.sinks.kafka.client import (
     REQUEST_TIMEOUT_S,
     KafkaRelations,
     end_offset,
     records_to,
 )
+from towpath.sinks.kafka.progress_topic import ProgressReader
+from towpath.sinks.kafka.state_topic import StateTopic
+from towpath.sinks.state.progress import Progress
+from towpath.sinks.state.published import PublishedProgress, encode_published
 from towpath.sinks.wait import KafkaHistory
 
 
@@ -161,12 +167,18 @@ class OneTopic:
         self.records = []
         self._next = 0
 
+    def create(self, *_, is_compacted):
+        assert is_compacted
+
+    def close(self):
+        """Do nothing."""
+
     def end_offsets(self, names):
         return {name: {"0": len(self.records)} for name in names}
 
     def list_topics(self, timeout):
         assert timeout
-        return SimpleNamespace(topics={"p.relations", "p.relay-state"})
+        return SimpleNamespace(topics={"p.relations", "p.relay-state", "p.progress"})
 
     def get_watermark_offsets(self, _place, _timeout_s):
         return 0, len(self.records)
@@ -234,3 +246,38 @@ def test_the_history_in_a_recreated_topic_counts(topic):
     seen.append(history.start_lsn())
 
     assert [5, None, 9] == seen
+
+
+SETTINGS = Settings.model_validate(
+    {
+        "version": 1,
+        "source": [{"dsn": "postgresql://unused", "prefix": "p"}],
+        "kafka": {"bootstrap_servers": "unused"},
+    }
+)
+# A record that another program has written.
+FOREIGN = (b"\xff", {})
+
+
+def test_a_foreign_key_does_not_end_the_reading_of_progress(topic):
+    """
+    Otherwise one such record would keep a driver from publishing for any sink.
+    """
+    record = PublishedProgress(
+        1, 0, "2026-01-02T03:04:05+00:00", "host", 7, Progress("cache")
+    )
+    topic.records = [FOREIGN, (b"cache", orjson.loads(encode_published(record)))]
+    heard = ProgressReader(SETTINGS, SystemClock()).read("cache")
+
+    assert heard is not None
+    assert record == heard.record
+
+
+def test_a_foreign_key_does_not_end_the_reading_of_copies(topic, monkeypatch):
+    """
+    Otherwise one such record would keep every driver from running the sink.
+    """
+    monkeypatch.setattr(state_topic, "Topics", lambda _: topic)
+    topic.records = [FOREIGN, (b"owner", {"id": "x"})]
+
+    assert b'{"id":"x"}' == StateTopic(SETTINGS, "cache").read()["owner"]

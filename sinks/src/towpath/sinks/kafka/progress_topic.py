@@ -124,7 +124,8 @@ class ProgressReader:
             self._take(message)
 
     def _take(self, message: Message) -> None:
-        sink, value = (message.key() or b"").decode(), message.value()
+        sink = (message.key() or b"").decode(errors="replace")
+        value = message.value()
         verified = verified_sink(sink)
         if verified is not None:
             found = None if value is None else decode_verification(value)

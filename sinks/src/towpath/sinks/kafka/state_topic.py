@@ -52,7 +52,8 @@ class StateTopic:
         consumer = client.consumer(self._settings.kafka, SINKS_GROUP, _READING)
         try:
             for message in records_to({0: self.end()}, consumer, self.name, {}):
-                key, value = (message.key() or b"").decode(), message.value()
+                key = (message.key() or b"").decode(errors="replace")
+                value = message.value()
                 if value is None:
                     records.pop(key, None)
                 else:

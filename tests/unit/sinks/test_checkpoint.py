@@ -1,14 +1,18 @@
 """Offsets as the engine writes them, and as it expects them."""
 
+from types import SimpleNamespace
+
 import orjson
 import pytest
 
+from towpath.settings import Kafka, Sink
 from towpath.sinks.engine.checkpoint import (
     planned_offsets,
     read_offsets,
     span,
     starting_offsets,
 )
+from towpath.sinks.engine.query import QueryPlan, start_query
 from towpath.sinks.errors import RecordsGoneError
 from towpath.sinks.state.progress import records_in
 
@@ -53,6 +57,45 @@ def test_a_sink_without_stored_offsets_begins_at_the_earliest():
     Without stored offsets, all retained records are read.
     """
     assert starting_offsets({}, {"a": {"0": 8}}) == "earliest"
+
+
+class FakeSpark:
+    """A session, and its readers and writers, that only keep their options."""
+
+    def __init__(self):
+        self.kept = {}
+        self.readStream = self.writeStream = self.sparkContext = self
+
+    def option(self, name, value):
+        self.kept[name] = value
+        return self
+
+    def __getattr__(self, _name):
+        return lambda *_, **__: self
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"), [(b'{"a":{"0":5}}', b'{"a":{"0":5}}'), (b"", b"earliest")]
+)
+def test_a_file_of_offsets_that_was_cut_off_counts_as_empty(
+    content, expected, tmp_path
+):
+    """
+    A crash of the machine may leave it so; the sink would never start again.
+    """
+    described = {"name": "s", "kind": "cache", "url": "redis://x"}
+    route = {"topic": "a", "name": "a"}
+    sink = Sink.model_validate(described | {"route": [route]})
+    plan = QueryPlan(sink, Kafka(bootstrap_servers="unused"), tmp_path)
+    plan.resumes_file.parent.mkdir(parents=True)
+    plan.resumes_file.write_bytes(content)
+    spark = FakeSpark()
+    cluster = SimpleNamespace(
+        names=lambda: ["a"], end_offsets=lambda _: {"a": {"0": 8}}
+    )
+    start_query(spark, plan, cluster, None)
+
+    assert expected.decode() == spark.kept["startingOffsets"]
 
 
 def test_a_batch_begins_where_the_one_before_it_ended(tmp_path):

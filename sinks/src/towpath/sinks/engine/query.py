@@ -12,13 +12,12 @@ The target is maintained between batches: the lock of the sink's writer keeps a 
 and maintenance apart.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
-import orjson
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -35,6 +34,7 @@ from towpath.sinks.kafka.fetch import FETCH_SLICE_RECORDS, KafkaBatches
 from towpath.sinks.ports import Cluster, Sink, SupportsUpkeep
 from towpath.sinks.state.copies import RESUMES_FILE
 from towpath.sinks.state.declare import STARTING_OFFSETS_FILE
+from towpath.sinks.state.files import JsonFile
 from towpath.sinks.state.progress import Span, records_in, sink_folder
 
 # A new topic must not wait for the default of five minutes.
@@ -200,10 +200,7 @@ def start_query(
 
 
 def _starting_offsets(plan: QueryPlan, routes: Routes, cluster: Cluster) -> str:
-    try:
-        stored = orjson.loads(plan.begins_file.read_bytes())
-    except FileNotFoundError:
-        stored = {}
+    stored = JsonFile[Mapping[str, int]](plan.begins_file).read()
     existing = cluster.end_offsets(routes.matching(cluster.names()))
     return starting_offsets(stored, existing)
 

@@ -153,7 +153,7 @@ def test_mistakes_of_the_environment_join_those_of_the_file(tmp_path: Path):
     [
         (('name = "orders"', 'name = "orders"\nkind = "event_log"'), "event log"),
         (('kind = "cache"', 'kind = "warehouse"'), "folder"),
-        (("version = 1", "version = 2"), "version"),
+        (("version = 1", "version = 2"), "version: must be 1, not 2"),
         (("[[source]]", "[[source]]\ndsn='x'\n[[source]]"), "source"),
     ],
 )

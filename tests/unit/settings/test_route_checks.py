@@ -182,7 +182,8 @@ def test_one_place_is_written_by_one_sink(
     except ConfigurationError as error:
         message = str(error)
 
-    assert is_same == ("two.route.orders.name: one also writes orders there" in message)
+    expected = "two.route.orders.name: the sink one also writes orders in this target"
+    assert is_same == (expected in message)
     assert is_same == bool(message)
 
 
@@ -212,7 +213,7 @@ def test_warehouses_of_one_catalog_are_one_place(
     except ConfigurationError as error:
         message = str(error)
 
-    assert is_same == ("one also writes shop.orders there" in message)
+    assert is_same == ("the sink one also writes shop.orders in this" in message)
     assert is_same == bool(message)
 
 

@@ -111,6 +111,17 @@ def test_a_hash_without_its_secret_names_the_variable_that_sets_it():
     assert "TOWPATH_SINK__MY_CACHE__HASH_SALTS__V2_FILE" in found
 
 
+def test_the_nearest_secret_is_named_last():
+    """
+    The variable would set the name that the entry has.
+    """
+    environ = {"TOWPATH_SINK__MY_CACHE__HASH_SALTS__V2": SALT}
+    found = mistakes({"hash": "email", "salt": "v3"}, environ=environ)
+
+    name = "TOWPATH_SINK__MY_CACHE__HASH_SALTS__V3_FILE"
+    assert f"set the salt by {name}; did you mean 'v2'?" in found
+
+
 def test_the_named_variable_sets_the_secret(tmp_path: Path):
     """
     The secret may be in a file that only its owner can read.

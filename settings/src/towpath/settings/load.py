@@ -30,7 +30,7 @@ def load(path: Path, environ: Mapping[str, str]) -> Settings:
 
     Raises:
         ConfigurationMissingError: There is no such file.
-        ConfigurationError: The file has mistakes; all are listed.
+        ConfigurationError: The file cannot be read, or has mistakes; all are listed.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))

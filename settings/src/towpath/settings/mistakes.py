@@ -127,6 +127,8 @@ def _reason(detail: ErrorDetails) -> str:
 
 def _none_of(value: object, expected: str) -> str:
     words = expected.replace(" or ", ", ")
+    if "," not in words:
+        return f"must be {words}, not {_shown(value)}"
     if not isinstance(value, str):
         return f"{_shown(value)} is not one of {words}"
     known = [word.strip("'") for word in words.split(", ")]

@@ -148,8 +148,9 @@ def _written_twice(sinks: Iterable[Sink]) -> Iterator[str]:
             other = first.setdefault(place, sink.name)
             if other != sink.name:
                 yield (
-                    f"sink.{sink.name}.route.{route.name}.name: {other} also "
-                    f"writes {route.name} there: choose another name or another url"
+                    f"sink.{sink.name}.route.{route.name}.name: the sink {other} "
+                    f"also writes {route.name} in this target: choose another name or "
+                    "another url"
                 )
 
 
@@ -235,8 +236,9 @@ def _transforms_agree(route: Route, sink: Sink, where: str) -> Iterator[str]:
         if entry.hash is not None and entry.salt not in sink.hash_salts:
             yield (
                 f"{place}.salt: there is no {entry.salt!r} in sink.{sink.name}."
-                f"hash_salts{did_you_mean(entry.salt, sink.hash_salts)}; set it by "
+                "hash_salts: set the salt by "
                 f"{_salt_variable(sink, entry.salt)}_FILE"
+                f"{did_you_mean(entry.salt, sink.hash_salts)}"
             )
         for name in entry.outputs:
             if name.startswith(_OWN):

@@ -109,7 +109,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_boolean(cls, value: object, info: ValidationInfo) -> object:
-        """Refuse a boolean as the number of a key: pydantic takes true for 1."""
+        """Refuse a boolean as the value of a numeric key: pydantic takes true for 1."""
         if isinstance(value, bool) and info.field_name is not None:
             annotation = cls.model_fields[info.field_name].annotation
             kinds = {annotation, *typing.get_args(annotation)}

@@ -379,8 +379,8 @@ to = "summary"
     lakes = [one for one in found if one["place"].startswith("sink lake")]
 
     assert ["fine", "fine"] == [one["level"] for one in lakes]
-    assert "stays a bigint" in lakes[0]["sentence"]
-    assert "stays a string" in lakes[1]["sentence"]
+    assert "stays bigint" in lakes[0]["sentence"]
+    assert "stays string" in lakes[1]["sentence"]
 
 
 @pytest.mark.parametrize(

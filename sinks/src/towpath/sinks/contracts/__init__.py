@@ -278,9 +278,9 @@ def _search(view: _RouteView, old: Column, new: Column) -> _Judged:
 
     before, after = field_of(old.type), field_of(new.type)
     if before == after:
-        return Level.FINE, f"The field of the index stays a {before['type']}.", ()
+        return Level.FINE, f"The field of the index stays {before['type']}.", ()
     sentence = (
-        f"The field of the index stays a {before['type']} instead of becoming a "
+        f"The field of the index stays {before['type']} instead of becoming "
         f"{after['type']}: values that it does not accept become dead letters."
     )
     name = view.sink.name
@@ -308,11 +308,11 @@ def _warehouse(view: _RouteView, old: Column, new: Column) -> _Judged | None:
     except HaltError:
         return None
     if before == after:
-        return Level.FINE, f"The column of the warehouse stays a {before}.", ()
+        return Level.FINE, f"The column of the warehouse stays {before}.", ()
     if widens(before, after):
         return Level.FINE, f"The column grows from {before} to {after}.", ()
     if widens(after, before):
-        return Level.NOTICE, f"The column keeps its width, and stays a {before}.", ()
+        return Level.NOTICE, f"The column keeps its width, and stays {before}.", ()
     sentence = (
         f"A warehouse column cannot change from {before} to {after}: all changes of "
         "the route become dead letters (ForeignTableError)."
@@ -339,9 +339,9 @@ def _postgres(view: _RouteView, old: Column, new: Column) -> _Judged | None:
         return None
     kept, wanted = before[old.name], after[new.name]
     if kept == wanted:
-        return Level.FINE, f"The column of the target stays a {kept}.", ()
+        return Level.FINE, f"The column of the target stays {kept}.", ()
     sentence = (
-        f"The column of the target stays a {kept} instead of becoming a {wanted}: "
+        f"The column of the target stays {kept} instead of becoming {wanted}: "
         "rows with values that it does not accept become dead letters."
     )
     name = view.sink.name

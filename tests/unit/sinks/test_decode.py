@@ -143,7 +143,7 @@ def test_a_composite_value_in_a_key_is_its_text():
         (row_change({"op": "c", "after": {"_x": 1}}), "sinks reserve"),
         (row_change({"op": "d"}, key=None), "without a key"),
         (row_change({"op": "d"}, key=b"7"), "the key is not a JSON object"),
-        (row_change({"op": "d"}, key=b"{}"), "the key is not a JSON object"),
+        (row_change({"op": "d"}, key=b"{}"), "the key is an empty JSON object"),
         (row_change({"op": "d"}, position="7"), "not a position"),
         (row_change({"op": "d"}, position=POSITION + "x"), "not a position"),
         (row_change({"op": "d"}, unchanged="7"), "not a list of columns"),
@@ -462,6 +462,7 @@ def test_an_event_without_the_state_is_left_out_and_counted():
     ("record", "reason"),
     [
         (event(b"[1]"), "the value is not a JSON object"),
+        (event(b"{}"), "the value is an empty JSON object"),
         (event(b"\x00\x00\x00\x00\x01abc"), "the value is not JSON"),
         (event(b'{"_position": "1"}'), "that sinks reserve"),
         (event(key=None), "the key is missing"),

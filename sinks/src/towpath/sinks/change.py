@@ -189,8 +189,10 @@ def object_in(text: bytes, what: str) -> dict[str, Any]:
         document = orjson.loads(text)
     except orjson.JSONDecodeError:
         refuse(f"the {what} is not JSON")
-    if not isinstance(document, dict) or not document:
+    if not isinstance(document, dict):
         refuse(f"the {what} is not a JSON object")
+    if not document:
+        refuse(f"the {what} is an empty JSON object")
     return document
 
 

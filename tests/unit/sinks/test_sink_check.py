@@ -179,3 +179,23 @@ def test_a_sink_whose_state_cannot_be_written_does_not_run(tmp_path, monkeypatch
 
     with pytest.raises(StateNotWrittenError, match="state/java: Not a directory"):
         command.run("s", config=config)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"), [(["a"], "1 sink: no"), (["a", "b"], "2 sinks: no")]
+)
+def test_the_checked_sinks_are_counted(names, expected, monkeypatch, capsys):
+    """
+    A check without a mistake says how many sinks it has checked.
+    """
+    shapes = SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr(command, "configure_logs", lambda: None)
+    monkeypatch.setattr(command, "read_settings", lambda _: None)
+    monkeypatch.setattr(command, "sink_named", lambda _, name: name)
+    monkeypatch.setattr(command, "TableShapes", lambda _: shapes)
+    for name in ("check_topics", "check_sink", "routes_without_table", "check_target"):
+        monkeypatch.setattr(command, name, lambda *_: [])
+    monkeypatch.setattr(command, "check_kinds", lambda _: None)
+
+    assert 0 == command.check(*names)
+    assert f"{expected} mistakes\n" == capsys.readouterr().out

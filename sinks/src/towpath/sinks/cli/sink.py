@@ -92,7 +92,8 @@ def check(*names: str, config: ConfigOption = None) -> int:
         print(finding.text)
     is_bad = any(finding.is_mistake for finding in found)
     if not is_bad:
-        print(f"{len(chosen)} sinks: no mistakes")
+        count = len(chosen)
+        print(f"{count} {'sink' if count == 1 else 'sinks'}: no mistakes")
     return int(is_bad)
 
 
@@ -100,10 +101,10 @@ def fetch_jars() -> int:
     """
     Fetch the engine's Java archives, each checked against its sha256.
 
-    They are fetched with Maven where it is installed, else with the Ivy of Spark, and
-    kept in the user's cache, or in .towpath of a clone; TOWPATH_JARS names another
-    folder. Complete archives are not fetched again. Then the engine is started once,
-    and Java records its classes, so that drivers start faster.
+    Maven fetches them where it is installed, and the Ivy of Spark those that Maven did
+    not. They are kept in the user's cache, or in .towpath of a clone; TOWPATH_JARS
+    names another folder. Complete archives are not fetched again. Then the engine is
+    started once, and Java records its classes, so that drivers start faster.
     """
     environ = os.environ  # noqa: TID251 - a root
     wanted = [jar for jar in store.read_lock() if jar.use == "spark"]
@@ -168,7 +169,12 @@ class TableShapes:
         return True
 
     def refresh(self) -> None:
-        """Read the announcements that have arrived since the last read."""
+        """
+        Read the announcements that have arrived since the last read.
+
+        Raises:
+            UnavailableError: The broker does not answer.
+        """
         self._announced.refresh()
 
     def close(self) -> None:

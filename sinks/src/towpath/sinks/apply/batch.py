@@ -86,7 +86,8 @@ COUNTERS: Final = (
     *("records", "rows", "stale", "dead_letters", "skipped", "refetches_requested"),
     *("nulled", "tombstones", "left"),
 )
-# These fields add up over the slices of a batch; all others are levels.
+# These fields add up over the slices of a batch. The position is a maximum, and the
+# others are levels.
 _SUMMED: Final = (*COUNTERS, "held_back", "decode_ms", "apply_ms", "flush_ms")
 
 

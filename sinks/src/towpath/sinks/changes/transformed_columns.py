@@ -28,7 +28,8 @@ _NUMBERS: Final = frozenset({*INTEGERS, *FLOATS, "numeric", "oid"})
 _TIMES: Final = frozenset(
     {"date", "timestamp with time zone", "timestamp without time zone"}
 )
-# For each type, the source types that can never be cast to it.
+# For each type, the source types that no route casts to it: no value can be cast, or
+# only by a guess, such as the time zone of a date.
 _IMPOSSIBLE: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
         **dict.fromkeys(INTEGERS, frozenset({*_TIMES, "uuid", "bytea"})),

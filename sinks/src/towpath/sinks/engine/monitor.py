@@ -7,7 +7,8 @@ Publishes the state of a driver's sinks: metrics on a port, their lag, and alarm
     engine  -- listener ---------> durations of a trigger's steps
     broker  -- every two seconds -> lag, and the alarm above twice the budget
 
-Nothing here delays a batch: a failure is logged once and retried at the next check.
+Nothing here delays a batch. A system that does not answer is logged once, and asked
+again at the next check; any other failure is logged at each check.
 
 PySpark's own listener fetches each field of an event by a separate call into the
 engine, about sixty in all: at several triggers a second that costs more than writing

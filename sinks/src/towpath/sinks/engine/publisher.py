@@ -30,7 +30,7 @@ from towpath.sinks.state.published import (
 )
 from towpath.sinks.state.refetches import refetch_ids, refetches_path
 
-# The longest time that a stopping driver waits for its last records to be sent.
+# The longest time that a stopping driver waits for the last record of each sink.
 _ENDED_WITHIN_S: Final = 5.0
 
 _log = structlog.get_logger("towpath.sinks")

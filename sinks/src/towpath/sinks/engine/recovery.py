@@ -3,10 +3,10 @@ Recovers a query that cannot continue at its offsets, before it starts.
 
 The engine refuses to continue if unread records were deleted, even after a restart.
 Each finding has a name (``RecoveryOutcome``), which the log, the recoveries file and
-the runbook use. The routes affected by the gap are requested as a whole. Unless the
-engine can continue from the checkpoint, it is then dropped: each partition continues at
-its committed offset or, if records after it were deleted, at the earliest retained one.
-After a crash in between, every step is repeated. ``examine`` is pure.
+the runbook use. The routes affected by the gap are requested as a whole. The
+checkpoint is then dropped, unless the engine can continue from it: each partition
+continues at its committed offset or, if records after it were deleted, at the earliest
+retained one. After a crash in between, every step is repeated. ``examine`` is pure.
 """
 
 import enum

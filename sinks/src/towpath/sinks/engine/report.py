@@ -156,7 +156,8 @@ class Report:
             result: The counts of the batch.
             applied: The next offset of each topic and partition.
             batch_ms: The duration of the batch.
-            oldest_ms: The lowest timestamp of its records, if it is known.
+            oldest_ms: The lowest timestamp in a sample of its records; ``None`` if it
+                is unknown.
         """
         before = self._progress
         stages_ms = _stages_ms(result)

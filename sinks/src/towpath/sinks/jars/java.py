@@ -103,6 +103,9 @@ def spark_home(folder: Path, environ: Mapping[str, str] | None = None) -> Path:
     Args:
         folder: The folder of the wrapper; it may exist already.
         environ: The environment; by default, the process's own.
+
+    Raises:
+        PrerequisiteError: There is no Java 21.
     """
     java_home = home(environ)
     archive = shlex.quote(str(spark_classes(environ)))
@@ -128,6 +131,9 @@ def spark_classes(environ: Mapping[str, str] | None = None) -> Path:
 
     Its name identifies the runtime and the jars of Spark, because Java accepts an
     archive only with the very files that it was recorded with.
+
+    Raises:
+        PrerequisiteError: There is no Java 21.
     """
     content = hashlib.sha256()
     for path in (home(environ) / "lib" / "modules", *_spark_jars()):

@@ -161,7 +161,7 @@ def _made(
 
 
 class Topics:
-    """The topics of the cluster, with their partitions and end offsets."""
+    """Lists, creates and deletes topics, and returns their ids and offsets."""
 
     def __init__(self, kafka: Kafka, clock: Clock | None = None) -> None:
         self._admin = admin(kafka)
@@ -402,7 +402,7 @@ def end_offset(
     consumer: Consumer, place: TopicPartition, clock: Clock | None = None
 ) -> int:
     """
-    Return the offset of a partition's next record, retried while its leader changes.
+    Return the offset of a partition's next record; retry while its leader changes.
 
     Raises:
         BrokerUnavailableError: The broker does not answer.

@@ -48,9 +48,9 @@ from towpath.sinks.kafka.client import (
 _WRITING: Final = {"message.max.bytes": topics.LARGEST_RECORD_BYTES}
 # Enough records in flight to keep the broker busy, few enough to hold in memory.
 _PRODUCED_AT_ONCE: Final = 5_000
-# The client drops a record that it could not send this long before the wait for it
-# ends. Otherwise it might send a dead letter after the record has been applied by a
-# retry. The client looks for such records once a second.
+# The client drops an unsent record this long before the wait for it ends. Otherwise it
+# might send a dead letter after a retry has applied the record. The client looks for
+# such records once a second.
 _DROPPED_BEFORE_S: Final = 2.0
 
 _log = structlog.get_logger("towpath.sinks.kafka")

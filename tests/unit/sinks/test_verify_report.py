@@ -165,6 +165,19 @@ def test_a_sample_without_rows_proves_nothing():
     )
 
 
+def test_a_sample_that_could_not_be_read_is_not_called_empty():
+    """
+    The route's error is the reason; nobody knows what rows there are.
+    """
+    found = Verification("cache", [BROKEN], "1%")
+
+    assert (Verdict.UNVERIFIED, None) == (found.verdict, found.reason)
+    assert printed(BROKEN, sample="1%")[-2:] == [
+        "lines could not be compared: the cache does not answer",
+        "cache could not be verified",
+    ]
+
+
 def test_two_empty_sides_are_equal():
     """
     That is no sample: nothing was left out.

@@ -130,8 +130,9 @@ class Verification:
     @property
     def reason(self) -> str | None:
         """The reason why the result proves nothing, if there is one."""
+        is_failed = any(route.error for route in self.routes)
         picked = sum(route.source_rows + route.sink_rows for route in self.routes)
-        if self.sample and not self.error and not picked:
+        if self.sample and not (self.error or is_failed or picked):
             return f"the random sample of {self.sample} has no rows"
         return self.error
 

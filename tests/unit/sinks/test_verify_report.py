@@ -10,6 +10,7 @@ from rich.console import Console
 from towpath.sinks.verify.compare import Difference, DifferenceKind
 from towpath.sinks.verify.report import (
     FIRST_SHOWN,
+    ProgressBars,
     RouteReport,
     Verdict,
     Verification,
@@ -176,6 +177,21 @@ def test_a_sample_that_could_not_be_read_is_not_called_empty():
         "lines could not be compared: the cache does not answer",
         "cache could not be verified",
     ]
+
+
+@pytest.mark.parametrize("name", ["orders[v2]", "orders[/v2]"])
+def test_brackets_in_the_name_of_a_route_are_printed(name):
+    """
+    They are no markup: not in the table, and not beside a bar.
+    """
+    bar, table = io.StringIO(), io.StringIO()
+    with ProgressBars(Console(file=bar, width=120, force_terminal=True)) as bars:
+        bars.advance(f"{name}: read the sink", 1, 2)
+    found = Verification("cache", [replace(EQUAL, route=name)])
+    show(Console(file=table, width=80), found)
+
+    assert f"{name}: read the sink" in bar.getvalue()
+    assert f" {name} " in table.getvalue()
 
 
 def test_two_empty_sides_are_equal():

@@ -180,7 +180,8 @@ def _table(found: Verification) -> Table:
             *(route.source_rows, route.sink_rows, route.tombstones),
             route.differences,
         )
-        table.add_row(route.route, *(f"{count:,}" for count in counts))
+        # As a text: brackets in a name are not markup.
+        table.add_row(Text(route.route), *(f"{count:,}" for count in counts))
     return table
 
 
@@ -257,7 +258,7 @@ class ProgressBars:
 
     def __init__(self, console: Console) -> None:
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
             _Rate(),

@@ -192,6 +192,20 @@ def test_a_finding_names_the_address_of_the_caches_server(url, address, monkeypa
     assert f"{address} has version 6.2" == found.what
 
 
+def test_a_cluster_behind_a_socket_file_is_reached_at_its_servers():
+    """
+    Only the first server has the file; the login is that of all.
+    """
+    first = cache_client.connect("unix://me:secret@/run/cache.sock")
+    other = cache_client.connect_to(first, "cache-2", 6380)
+    made = other.connection_pool.make_connection()
+
+    assert ("cache-2", 6380, "me", "secret") == (
+        *(made.host, made.port),
+        *(made.username, made.password),
+    )
+
+
 def test_a_refused_command_is_reported_whatever_the_users_name():
     """
     The refusal has the name, which may be one of the words of other refusals.

@@ -79,7 +79,11 @@ def connect_to(client: Any, host: str, port: int) -> Any:  # noqa: ANN401 - see 
     """Return a client of another server, with the first client's credentials."""
     pool = client.connection_pool
     given = {**pool.connection_kwargs, "host": host, "port": port, "db": 0}
-    other = redis.ConnectionPool(connection_class=pool.connection_class, **given)
+    kind = pool.connection_class
+    if given.pop("path", None) is not None:
+        # The first server is reached through a socket file; others have an address.
+        kind = redis.Connection
+    other = redis.ConnectionPool(connection_class=kind, **given)
     return redis.Redis.from_pool(other)
 
 
@@ -279,7 +283,7 @@ class Servers:
         An empty host is the server that was queried. Clients of replicas are kept, too:
         a replica may be the only server left.
         """
-        own = seed.connection_pool.connection_kwargs.get("host", "")
+        own = seed.connection_pool.connection_kwargs.get("host", "localhost")
         for low, high, *nodes in seed.cluster("SLOTS"):
             places = [(node[0] or own, node[1]) for node in nodes]
             for place in places:

@@ -9,8 +9,12 @@ import pytest
 from towpath.settings import PartitionField, WarehouseOptions
 from towpath.settings.sink import parse_partition
 from towpath.sinks.changes.relations import Column, RelationShape
+from towpath.sinks.errors import StatementRefusedError
 from towpath.sinks.ports import Commit
-from towpath.sinks.targets.warehouse.client import ForeignTableError
+from towpath.sinks.targets.warehouse.client import (
+    ForeignTableError,
+    PartitionFieldError,
+)
 from towpath.sinks.targets.warehouse.ddl import (
     FLOOR_PROPERTY,
     ID_PROPERTY,
@@ -34,6 +38,7 @@ class Session:
 
     def __init__(self, columns=COLUMNS, split=(), key=("id",), **properties):
         self.altered = []
+        self.is_missing = False
         self._columns = columns
         self._split = split
         self._properties = {
@@ -46,6 +51,9 @@ class Session:
     def sql(self, text):
         """Describe the table, or take a statement down."""
         if text.startswith("DESCRIBE"):
+            if self.is_missing:
+                message = "there is no such table"
+                raise StatementRefusedError(message)
             pairs = [*self._columns.items()]
             if self._split:
                 pairs += [("# Partitioning", ""), *self._split, ("", "")]
@@ -57,6 +65,11 @@ class Session:
         if text.startswith("ALTER"):
             self.altered.append(text.split(" ", 3)[3])
         return pa.table({})
+
+    def missing(self):
+        """Let there be no table."""
+        self.is_missing = True
+        return self
 
     def without(self, name):
         """Let the table lack a property."""
@@ -194,6 +207,32 @@ def test_a_table_that_is_split_otherwise_is_split_again():
     opened(session, replace(TABLE, partition=(field,)))
 
     assert any("PARTITION FIELD" in each for each in session.altered)
+
+
+def test_a_table_keeps_the_partitions_by_a_column_that_the_source_drops():
+    """
+    The sink does not halt, and its other routes go on.
+    """
+    columns = COLUMNS | {"day": "date"}
+    mode = {"write.distribution-mode": "hash", "write.merge.distribution-mode": "hash"}
+    session = Session(columns, split=[("day", "date")], **mode)
+    table, _ = opened(session, replace(TABLE, partition=(parse_partition("day"),)))
+
+    assert ([IDENTIFIED], ["day"]) == (
+        session.altered,
+        [column.name for column in table.retained],
+    )
+
+
+def test_a_new_table_needs_the_columns_of_its_partitions():
+    """
+    So does a field that an existing table does not have yet.
+    """
+    table = replace(TABLE, partition=(parse_partition("gone"),))
+
+    for session in (Session(), Session().missing()):
+        with pytest.raises(PartitionFieldError, match="no column gone"):
+            opened(session, table)
 
 
 @pytest.mark.parametrize(

@@ -110,8 +110,7 @@ def ensure(
         PartitionFieldError: The table cannot be partitioned as configured.
     """
     new_id = uuid.uuid4().hex
-    for statement in creation(table, options, new_id):
-        session.sql(statement)
+    _create(session, table, options, new_id)
     found = describe_table(session, table.name)
     _check_key(table, found)
     found = found._replace(is_new=found.properties.get(ID_PROPERTY) == new_id)
@@ -132,6 +131,29 @@ def ensure(
     for statement in statements:
         session.sql(statement)
     return whole, found
+
+
+def _create(
+    session: SqlSession, table: LakeTable, options: WarehouseOptions, id_: str
+) -> None:
+    """Create a table unless it exists."""
+    try:
+        statements = creation(table, options, id_)
+    except PartitionFieldError:
+        # An existing table keeps a partition column that its source has dropped.
+        if not _exists(session, table.name):
+            raise
+        return
+    for statement in statements:
+        session.sql(statement)
+
+
+def _exists(session: SqlSession, name: LakeName) -> bool:
+    try:
+        describe_table(session, name)
+    except StatementRefusedError:
+        return False
+    return True
 
 
 def describe_table(session: SqlSession, name: LakeName) -> TableState:

@@ -7,7 +7,7 @@ import pytest
 
 from towpath.settings import Route, Sink
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
-from towpath.sinks.errors import ShapeUnknownError
+from towpath.sinks.errors import BatchRefusedError, ShapeUnknownError
 from towpath.sinks.ports import Batch
 from towpath.sinks.targets.postgres import read
 from towpath.sinks.targets.postgres.client import ForeignRelationError
@@ -28,27 +28,34 @@ ROW = Change(
 class Relations:
     """A source whose announcements cannot be read."""
 
+    def __init__(self, error):
+        self._error = error
+
     def refresh(self):
         """Fail."""
         message = "no broker"
-        raise ShapeUnknownError(message)
+        raise self._error(message)
 
 
 @pytest.mark.parametrize(
-    "deliver",
+    ("deliver", "error"),
     [
-        lambda sink: sink.apply(Batch(0, (ROW,))),
-        lambda sink: sink.apply_columns(SimpleNamespace(route=ROW.route)),
+        (lambda sink: sink.apply(Batch(0, (ROW,))), ShapeUnknownError),
+        (lambda sink: sink.apply(Batch(0, (ROW,))), BatchRefusedError),
+        (
+            lambda sink: sink.apply_columns(SimpleNamespace(route=ROW.route)),
+            ShapeUnknownError,
+        ),
     ],
-    ids=["changes", "columns"],
+    ids=["changes", "refused", "columns"],
 )
-def test_a_failure_before_the_transaction_drops_the_counts_of_its_batch(deliver):
+def test_a_failure_before_the_transaction_drops_the_counts_of_its_batch(deliver, error):
     """
     An earlier call has counted rows, and the batch comes again as a whole.
     """
-    sink = PostgresSink(SINK, Relations())
+    sink = PostgresSink(SINK, Relations(error))
     sink._tally.applied = 1000  # as after a call of ``apply_columns``
-    with pytest.raises(ShapeUnknownError):
+    with pytest.raises(error):
         deliver(sink)
 
     assert 0 == sink.flush().applied

@@ -80,6 +80,14 @@ class PostgresSink:
                 )
 
     def apply(self, batch: Batch) -> None:
+        try:
+            self._apply(batch)
+        except BatchRefusedError:
+            # All records since the last flush are delivered again.
+            self._tally = Tally()
+            raise
+
+    def _apply(self, batch: Batch) -> None:
         tally = Tally()
         changes, events = by_route(batch.changes), by_route(batch.events)
         floors = highest_per_route(batch.floors)

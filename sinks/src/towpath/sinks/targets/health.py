@@ -171,7 +171,7 @@ def _persistence_findings(sink: Sink, server: CacheHealth) -> Iterator[CheckFind
             "cache-file-failed",
             f"{server.address} failed to write its file the last time",
             "it refuses writes, or loses them when it restarts",
-            "free its disk, then read INFO persistence",
+            "free space on its disk, then read INFO persistence",
         )
     if not server.keeps_file:
         effect = "a restart loses all rows"
@@ -227,7 +227,7 @@ def _index_findings(
             "search-blocked",
             f"index {index.name} is blocked: {', '.join(index.blocks)}",
             "its rows are not written",
-            f'free disk, then PUT /{index.name}/_settings {{"index.blocks.'
+            f'free disk space, then PUT /{index.name}/_settings {{"index.blocks.'
             f'{index.blocks[0]}": null}}',
         )
     if node_count is not None and index.replicas >= node_count:

@@ -115,7 +115,7 @@ def test_a_period_that_is_no_pause_is_refused(every_s):
     """
     Passes would follow each other at once, or the pause would be an error.
     """
-    with pytest.raises(UsageError, match=r"--every is above 0 and at most 604800 "):
+    with pytest.raises(UsageError, match=r"--every must be above 0 and at most 604800"):
         chosen_sinks(SETTINGS, ("it",), VerifyOptions(every_s=every_s))
 
 

@@ -126,8 +126,8 @@ def chosen_sinks(
     # Not a number (``nan``) compares false.
     if options.every_s is not None and not 0 < options.every_s <= _LONGEST_PERIOD_S:
         message = (
-            f"--every is above 0 and at most {_LONGEST_PERIOD_S} seconds (a week), "
-            f"not {options.every_s:g}"
+            f"--every must be above 0 and at most {_LONGEST_PERIOD_S} seconds (a "
+            f"week), not {options.every_s:g}"
         )
         raise UsageError(message)
     readable = (one.name for one in settings.sink if kind_of(one).read is not None)

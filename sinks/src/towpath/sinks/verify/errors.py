@@ -5,7 +5,7 @@ Errors of verifying a sink.
 
     TowpathError
     ├── UnavailableError
-    │   ├── IncomparableError        rows cannot be distinguished, or not filtered
+    │   ├── IncomparableError        rows cannot be distinguished or filtered
     │   ├── NoOutboxError            an event log has no outbox table to compare with
     │   ├── UnfitViewError           a view cannot be compared with documents
     │   └── NotAtRestError           changes are still in flight

@@ -2,7 +2,7 @@
 Temporary databases on disk: the sink's rows by key, and the suspects.
 
 Memory use does not grow with the rows: after the loss of a sink, every key is a
-suspect. A sink returns its rows in any order, the source returns them by key. The
+suspect. A sink returns its rows in any order; the source returns them by key. The
 sink's rows are stored as digests only, because differing rows are read again anyway. A
 database is deleted with its connection.
 

@@ -144,7 +144,15 @@ class CacheLosses:
 def loss_in(
     known: KnownState, answers: Collection[int], states: Sequence[ServerState]
 ) -> str | None:
-    """Return the reason for a loss, if there was one."""
+    """
+    Return the reason for a loss, if there was one.
+
+    Args:
+        known: The known state.
+        answers: The new count of each witness; 0 if its count was below the known one,
+            negative if it is missing or has another id.
+        states: The states of the servers.
+    """
     if any(state.evicted > known.evicted.get(state.run_id, 0) for state in states):
         return "the cache evicted keys because its memory was full"
     if min(answers) < 0:

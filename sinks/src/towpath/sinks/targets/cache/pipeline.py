@@ -80,7 +80,7 @@ class RedisPipeline(Generic[Context]):
             yield from self._resend(unanswered)
 
     def release(self) -> None:
-        """Return the connection to its pool; no call is in flight."""
+        """Return the connection to its pool; no call may be in flight."""
         if self._connection is not None:
             self._client.connection_pool.release(self._connection)
             self._connection = None

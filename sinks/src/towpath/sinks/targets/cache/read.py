@@ -39,8 +39,8 @@ class CacheReader:
 
         A value of another type, which another program wrote under the name of a row,
         counts as a row without fields or a position. Bytes of another program that are
-        not UTF-8 are escaped, because reports and temporary files hold text; keys as
-        by ``text_of_name``.
+        not UTF-8 are escaped, because reports and temporary files hold text; those of a
+        key are escaped by ``text_of_name``.
         """
         with translated():
             self._servers.discover()

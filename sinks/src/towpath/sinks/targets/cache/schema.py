@@ -77,8 +77,8 @@ def text_of_name(name: str) -> str:
     Return the name of a row as text; no two names share one.
 
     A name that the sink wrote is its own text. In a name of another program, a byte
-    that is not UTF-8 is ``%FF``, and a percent sign is ``%%``, unless it is that of
-    ``%25``, ``%3A`` or ``%00``.
+    that is not UTF-8 is written in hex, such as ``%FF``, and a percent sign as ``%%``,
+    unless it is that of ``%25``, ``%3A`` or ``%00``.
     """
     return _FOREIGN_SIGN.sub(_text_of_sign, name)
 

@@ -367,7 +367,7 @@ def values_of(column: pa.Array) -> list[Value]:
     """Return a column's values in the form of records."""
     kind = column.type
     if pa.types.is_timestamp(kind):
-        # Arrow writes a space between date and time, and six digits of seconds.
+        # Arrow writes a space between date and time, and six decimals of the second.
         texts = pc.replace_substring(
             column.cast(pa.string()), " ", "T", max_replacements=1
         )

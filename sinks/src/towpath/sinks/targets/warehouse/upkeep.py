@@ -224,7 +224,7 @@ def _delete(table: Table, file: str) -> None:
 
 
 def _files(table: Table) -> Iterator[str]:
-    """Yield a table's files but its newest metadata, each before those that name it."""
+    """Yield all files but the newest metadata, each before the files that name it."""
     lists: dict[str, None] = {}
     manifests: dict[str, ManifestFile] = {}
     for version in table.metadata.snapshots:

@@ -194,6 +194,7 @@ class SinkReader(Protocol):
 
         Raises:
             UnavailableError: The target cannot be reached.
+            HaltError: The target refuses the call, or its table is not the sink's.
         """
 
     def close(self) -> None:

@@ -68,7 +68,8 @@ def store_starting_offsets(
 
     Raises:
         SinkExistsError: A sink of that name has run before, or is not fully dropped.
-        UnavailableError: The broker does not answer.
+        UnavailableError: The broker does not answer, or the state folder cannot
+            be written.
     """
     folder = sink_folder(settings.state_folder, sink.name)
     if (folder / DROPPING_FILE).exists():
@@ -126,7 +127,8 @@ def declare_sink(
         SinkUnfitError: Tables or target do not fit; nothing was changed.
         SinkExistsError: The block does not declare exactly one sink with a new name, or
             a sink of that name has run before or is not fully dropped.
-        UnavailableError: The broker does not answer; the configuration is unchanged.
+        UnavailableError: The broker does not answer, or the state folder cannot be
+            written; the configuration is unchanged.
         UsageError: The file cannot be replaced.
     """
     # A link stays a link, and relative paths begin at the folder of the file itself.

@@ -95,7 +95,8 @@ def translated() -> Iterator[None]:
     Raises:
         TargetBusyError: The server loads its file, is full, moves slots, or accepts no
             writes for now.
-        TargetUnavailableError: The server does not answer, or is a replica.
+        TargetUnavailableError: The server does not answer, is a replica, or has no
+            append-only file to wait for.
         CacheRefusedError: The server returns any other error.
     """
     try:

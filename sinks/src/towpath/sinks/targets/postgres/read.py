@@ -48,6 +48,8 @@ class PostgresReader:
 
         Raises:
             UnavailableError: The target cannot be reached.
+            HaltError: The target refuses the statement, or the table lacks a column
+                that the sink has created.
         """
         yield from self._read(route, sql.SQL(""))
 
@@ -57,6 +59,8 @@ class PostgresReader:
 
         Raises:
             UnavailableError: The target cannot be reached.
+            HaltError: The target refuses the statement, or the table lacks a column
+                that the sink has created.
         """
         remaining = iter(keys)
         while some := list(islice(remaining, _KEYS_PER_READ)):
@@ -68,6 +72,8 @@ class PostgresReader:
 
         Raises:
             UnavailableError: The target cannot be reached.
+            HaltError: The target refuses the statement, or the table lacks a column
+                that the sink has created.
         """
         limit = sql.SQL(" order by random() limit {}").format(sql.Literal(count))
         yield from self._read(route, limit)

@@ -161,6 +161,7 @@ class Rebuild:
         Delete the new index; the old one stays in use.
 
         Raises:
+            NothingToRebuildError: The sink has no index of this route.
             UnavailableError: The new index may still exist.
         """
         _, new = self._current_and_next(route.name)

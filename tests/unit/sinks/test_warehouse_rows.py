@@ -156,7 +156,7 @@ def test_an_unrepresentable_value_is_null_if_configured(name, value):
 )
 def test_an_invalid_value_is_refused_even_so(name, value):
     """
-    Only valid values of a source are made null; the neighbours' too.
+    Only valid values are made null, the neighbours' too; a refused row has none.
     """
     row = {"day": "infinity"} if name == "id" else {"day": "infinity", name: value}
     key = value if name == "id" else 7
@@ -164,9 +164,10 @@ def test_an_invalid_value_is_refused_even_so(name, value):
     encoded = encode_changes(TABLE, [other, change(row, key=key)], nulls_unfit=True)
     ((refused, reason, _),) = encoded.refused
 
-    assert ([(6,)], (key,), [None]) == (
+    assert ([(6,)], (key,), {"day": 1}, [None]) == (
         [c.key for c in encoded.changes],
         refused.key,
+        encoded.nulled,
         encoded.rows.column("day").to_pylist(),
     )
     assert f"the value of {name} does not fit" in reason

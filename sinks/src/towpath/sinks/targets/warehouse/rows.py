@@ -107,9 +107,12 @@ def encode_changes(
     except _MISFIT:
         if not nulls_unfit:
             return _fitting(table, changes, retained)
-        nulled: Counter[str] = Counter()
-        cleared = [_without_unfit(table, change, nulled) for change in changes]
-        return encode_changes(table, cleared, retained)._replace(nulled=nulled)
+        cleared = [_without_unfit(table, change) for change in changes]
+        encoded = encode_changes(table, cleared, retained)
+        refused = {refusal.change.key for refusal in encoded.refused}
+        written = (change for change in changes if change.key not in refused)
+        nulled = Counter(name for one in written for name in _unfit_columns(table, one))
+        return encoded._replace(nulled=nulled)
 
 
 def encode_keys(table: LakeTable, changes: Sequence[Change]) -> pa.Table:
@@ -245,18 +248,22 @@ def _fitting(
     return EncodedChanges(rows, tuple(fitting), tuple(refused))
 
 
-def _without_unfit(table: LakeTable, change: Change, nulled: Counter[str]) -> Change:
-    """Make unrepresentable values null, and count them by column."""
+def _without_unfit(table: LakeTable, change: Change) -> Change:
+    """Make unrepresentable values null."""
+    unfit = _unfit_columns(table, change)
+    if not unfit:
+        return change
+    return change._replace(row={**(change.row or {}), **dict.fromkeys(unfit)})
+
+
+def _unfit_columns(table: LakeTable, change: Change) -> list[str]:
+    """Return the columns of unrepresentable values."""
     row = change.row or {}
-    unfit = [
+    return [
         column.name
         for column in table.columns
         if _is_unfit(column, row.get(column.name))
     ]
-    nulled.update(unfit)
-    if not unfit:
-        return change
-    return change._replace(row={**row, **dict.fromkeys(unfit)})
 
 
 def _is_unfit(column: LakeColumn, value: Value) -> bool:

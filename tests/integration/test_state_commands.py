@@ -268,7 +268,7 @@ def test_nothing_can_be_skipped_while_nothing_is_known(site: Site):
     site.state.write("settings", {})
     answer = site.run("relay", "state", "skip", "0/8", "--yes")
 
-    assert (answer[0], "has no checkpoint" in answer[2]) == (2, True)
+    assert (answer[0], "has no lineage" in answer[2]) == (2, True)
 
 
 def test_status_tells_of_slot_and_state(site: Site):

@@ -143,9 +143,15 @@ async def drive_async(session: Any, steps: Steps[Result]) -> Result:  # noqa: AN
 
 
 def _kind(session: object) -> tuple[str, bool]:
-    """Return the driver that a session comes from, and whether it is asynchronous."""
+    """
+    Return the driver of a session (empty: none), and whether it is asynchronous.
+
+    A driver's engines, pools and transactions are not sessions.
+    """
     # A class is hashable, though mypy does not believe it.
-    return _kind_of(type(session))  # type: ignore[arg-type]
+    kind, is_async = _kind_of(type(session))  # type: ignore[arg-type]
+    names = _ATTRIBUTES.get((kind, is_async), ("cursor", "execute"))
+    return kind if any(hasattr(session, name) for name in names) else "", is_async
 
 
 @functools.cache
@@ -300,3 +306,10 @@ _RUNNERS: Final[Mapping[str, Callable[[Any, Sequence[Statement]], Rows]]] = {
     "django": _run_django,
 }
 _KINDS: Final = frozenset({*_RUNNERS, "asyncpg"})
+# Attributes of sessions, any of which is enough; the other drivers are like psycopg.
+_ATTRIBUTES: Final[Mapping[tuple[str, bool], tuple[str, ...]]] = {
+    ("sqlalchemy", False): ("execute",),
+    ("sqlalchemy", True): ("run_sync",),
+    ("django", False): ("in_atomic_block",),
+    ("asyncpg", True): ("is_in_transaction",),
+}

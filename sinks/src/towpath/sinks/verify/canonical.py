@@ -148,8 +148,8 @@ def canonical_document(value: Json) -> str:
 
 
 def parsed(text: str) -> Json:
-    """Parse JSON without losing a digit; Python limits the digits of an integer."""
-    return json.loads(text, parse_float=Decimal, parse_int=Decimal)
+    """Parse JSON without losing a digit."""
+    return json.loads(text, parse_float=Decimal)
 
 
 def value_differences(difference: Difference) -> Iterator[Difference]:

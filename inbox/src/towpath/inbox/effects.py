@@ -44,7 +44,7 @@ class UnavailableEffectError(EffectError):
 
 
 class _SessionEndedError(UnavailableEffectError):
-    """A command ended the session: to it alone, or to the whole server."""
+    """A command ended this session alone, or the whole server."""
 
 
 def check_headers(event: Event) -> None:
@@ -185,7 +185,7 @@ class Effects:
         """
         Return whether the server is the one that the call before this one found.
 
-        The first call does not know that, and neither does one without an answer.
+        The first call returns False, and so does a call that gets no answer.
         """
         before = self._started_at
         try:
@@ -270,7 +270,7 @@ class AsyncEffects(Effects):
 
 def _cause(error: Exception, admission: Admission | None) -> Exception:
     """
-    Return the error of an admitted event's effect, or the given error before one.
+    Return the error of an event's effect; the given error if no event was admitted.
 
     A part that may be down is the database, or a service that the handler or the
     decoder needs.

@@ -1,5 +1,5 @@
 """
-Lookups of first records: their lowest position, and the oldest unapplied one.
+Lookups of first records: their lowest position, and the lowest timestamp.
 
 The lowest position of the first records shows how far back a replay can still reach.
 For the oldest unapplied record, a consumer that joins no group reads one committed

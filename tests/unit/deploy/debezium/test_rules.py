@@ -36,6 +36,11 @@ def text_of(conversion: Conversion, name: str) -> str:
         ),
         ("heartbeat.interval.ms", "ten", "not supported: 'ten' is not a whole number"),
         (
+            "heartbeat.interval.ms",
+            "9223372036854775807",
+            "not supported: '9223372036854775807' has more than 18 digits",
+        ),
+        (
             "topic.creation.default.retention.ms",
             "3600000",
             "taken as topics.retention_hours = 1",
@@ -363,7 +368,8 @@ def test_expressions_stay_expressions(
                 "snapshot.select.statement.overrides": "d.s.a",
             },
             "snapshot.select.statement.overrides",
-            "not supported: d.s.a has no snapshot.select.statement.overrides.<table>",
+            "not supported: there is no snapshot.select.statement.overrides.<table> for "
+            "d.s.a: add it",
         ),
         (
             {

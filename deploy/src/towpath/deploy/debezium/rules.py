@@ -108,6 +108,7 @@ def assignments(keys: Keys) -> str:
     )
 
 
+_MOST_DIGITS: Final = 18
 _BOOLEANS: Final = {"true": True, "false": False}
 
 
@@ -163,9 +164,13 @@ def boolean(text: str) -> bool:
 
 
 def whole(text: str) -> int:
-    """Read a whole number."""
-    if re.fullmatch(r"-?[0-9]{1,18}", text.strip(), re.ASCII) is None:
+    """Read a whole number of at most 18 digits."""
+    found = re.fullmatch(r"-?([0-9]+)", text.strip(), re.ASCII)
+    if found is None:
         message = f"{text!r} is not a whole number"
+        raise ValueError(message)
+    if len(found[1]) > _MOST_DIGITS:
+        message = f"{text!r} has more than {_MOST_DIGITS} digits"
         raise ValueError(message)
     return int(text)
 

@@ -317,7 +317,8 @@ def snapshot_overrides(given: PropertyValue, connector: Connector) -> Outcome:
     keys: dict[KeyPath, object] = {(*_SNAPSHOT, "select"): found} if found else {}
     if missing and given.name == _OVERRIDES:
         names = ", ".join(missing)
-        return not_supported(f"{names} has no {_OVERRIDES}.<table>: add it", keys)
+        lacking = f"there is no {_OVERRIDES}.<table> for {names}: add it"
+        return not_supported(lacking, keys)
     return taken(keys)
 
 

@@ -150,7 +150,7 @@ def _seed(options: argparse.Namespace) -> None:
     log.info("shop seeded", orders=options.orders, customers=options.customers)
 
 
-def _window(text: str) -> float:
+def seconds(text: str) -> float:
     """Parse the seconds that an order waits."""
     if not 0 <= (value := float(text)) <= _MAX_WINDOW_S:
         message = f"must be from 0 to {_MAX_WINDOW_S} seconds"
@@ -174,7 +174,7 @@ def _add_windows(parser: argparse.ArgumentParser) -> None:
     for name, described in helps.items():
         usual_s = getattr(DEFAULT_WINDOWS, name).total_seconds()
         parser.add_argument(
-            f"--{name}-seconds", type=_window, default=usual_s, help=described
+            f"--{name}-seconds", type=seconds, default=usual_s, help=described
         )
 
 

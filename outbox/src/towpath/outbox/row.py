@@ -210,7 +210,7 @@ def _is_storable(text: str) -> bool:
 def _check_headers(event_type: str, given: Mapping[str, str]) -> None:
     for name, value in given.items():
         if name in _RELAY_HEADERS or not _are_texts(name, value):
-            reason = "is a header of the relay, or its value is not text"
+            reason = "is a header of the relay, or its name or value is not text"
             raise InvalidEventError(event_type, f"headers.{name}", reason)
         if not name or not _is_storable(name + value):
             reason = "has no name, or contains a NUL character or half a surrogate pair"

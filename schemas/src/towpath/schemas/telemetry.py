@@ -288,7 +288,7 @@ SINK_LEFT: Final = _counter(
 )
 SINK_ASKED: Final = _counter(
     "towpath_sink_asked_total",
-    "changes whose rows were refetched, because the target lacks them",
+    "rows that were refetched, because a partial change could not be applied",
     "sink",
 )
 SINK_PENDING_REFETCHES: Final = _gauge(

@@ -99,7 +99,7 @@ class Progress:
         left: Records of large batches that the driver wrote after their slices.
         records: Records read.
         tombstones: Deletes among the rows.
-        asked: Keys whose rows were requested because the target lacks them.
+        asked: Rows requested because a partial change could not be applied.
         nulled: Values that were made null because the target cannot represent them.
         parked: Keys that are parked behind a dead letter.
         pending_refetches: Rows whose refetch is pending.

@@ -112,13 +112,15 @@ class Routing:
         A key made by a template has no column names.
 
         Raises:
-            UnreadableError: The template names columns that the key does not have.
+            UnreadableError: The template does not name the key's columns in key order.
         """
         if not self._parts:
             return tuple([self._rename.get(c, c) for c in columns]), values
         if columns != self._template_columns:
             listed = ", ".join(columns)
-            refuse(f"the route's key names other columns than the row's key: {listed}")
+            refuse(
+                f"the route's key must name the row's key columns in order: {listed}"
+            )
         left = iter(values)
         return (), tuple([_format_part(part, left) for part in self._parts])
 
@@ -127,6 +129,9 @@ class Routing:
         Return the source's key values for a key in the sink, in key order.
 
         Values of a key that a template built are text.
+
+        Raises:
+            ValueError: The key does not have as many parts as the template.
         """
         if not self._parts:
             return key

@@ -263,7 +263,8 @@ class TableWriter:
         Args:
             rows: The rows.
             before: The commit to write on.
-            to_merge: The hashes of the keys whose rows are merged; ``None``: all.
+            to_merge: The hashes of the keys whose rows are merged; ``None`` or empty:
+                all rows are merged.
         """
         appended = None
         if to_merge is not None and len(to_merge):
@@ -440,7 +441,7 @@ def run_upkeep(session: LakeSession, upkeep: TableUpkeep, writer: TableWriter) -
     except TowpathError as error:
         # The rows are safe without upkeep.
         _log.warning(
-            "warehouse upkeep failed: it is due again when the table has grown",
+            "warehouse upkeep failed: it is tried again later",
             table=task.name.table,
             error=str(error),
             remedy=error.remedy,

@@ -179,7 +179,7 @@ def test_a_template_of_other_columns_refuses_the_record():
     """
     decoded = decode([record({"order_id": 7})], routes({"key": "{order_id}"}))
 
-    assert "other columns than the row's key" in decoded.unreadable[0].reason
+    assert "name the row's key columns in order" in decoded.unreadable[0].reason
 
 
 @pytest.mark.parametrize("key", ["{a}:{b}", "x{a}y:z:{b}", "x:{a}:{b}x", ""])

@@ -368,8 +368,7 @@ def test_expressions_stay_expressions(
                 "snapshot.select.statement.overrides": "d.s.a",
             },
             "snapshot.select.statement.overrides",
-            "not supported: there is no snapshot.select.statement.overrides.<table> for "
-            "d.s.a: add it",
+            "not supported: there is no snapshot.select.statement.overrides.<table>",
         ),
         (
             {

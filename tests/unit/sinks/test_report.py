@@ -363,6 +363,38 @@ def test_an_unknown_lag_is_not_shown(monitor, cluster, tmp_path):
     assert 'towpath_sink_lag_seconds{sink="cache"}' not in metrics
 
 
+class Fading:
+    """A watched sink whose lag becomes unknown each time that it was read."""
+
+    def __init__(self, watched):
+        self._watched = watched
+
+    def __getattr__(self, name):
+        return getattr(self._watched, name)
+
+    @property
+    def lag(self):
+        """Return the lag, and forget it."""
+        lag, self._watched.lag = self._watched.lag, None
+        return lag
+
+
+def test_a_lag_that_becomes_unknown_during_a_request_does_not_fail_it(
+    monitor, tmp_path
+):
+    """
+    The monitor's thread writes the lag while the thread of a request reads it.
+    """
+    monitor.report(tmp_path, SINK)
+    monitor.check()
+    sinks = monitor.metrics.sinks
+    sinks["cache"] = Fading(sinks["cache"])
+    metrics = values(monitor.metrics.page())
+
+    assert 25.0 == metrics['towpath_sink_lag_seconds{sink="cache"}']
+    assert 'towpath_sink_lag_records{sink="cache"}' not in metrics
+
+
 def test_a_run_is_open_once_it_has_compared_its_offsets(monitor, store, tmp_path):
     """
     Until then its offsets are those of an earlier run; a restart begins again.

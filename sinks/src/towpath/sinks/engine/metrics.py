@@ -178,8 +178,8 @@ def _gauges(seen: list[tuple[str, WatchedSink, Progress]]) -> Iterator[Metric]:
     values: Mapping[
         telemetry.Metric, Callable[[WatchedSink, Progress], float | None]
     ] = {
-        telemetry.SINK_LAG_SECONDS: lambda one, _: one.lag and one.lag.seconds,
-        telemetry.SINK_LAG_RECORDS: lambda one, _: one.lag and one.lag.records,
+        telemetry.SINK_LAG_SECONDS: lambda one, _: _lag_s(one.lag),
+        telemetry.SINK_LAG_RECORDS: lambda one, _: _lag_records(one.lag),
         telemetry.SINK_LAG_ALARM: lambda one, _: int(one.alarm.is_raised),
         telemetry.SINK_BUDGET: lambda one, _: one.alarm.budget_s,
         telemetry.SINK_PARKED_KEYS: lambda _, progress: progress.parked,
@@ -206,6 +206,14 @@ def _counter(metric: telemetry.Metric) -> CounterMetricFamily:
 
 def _gauge(metric: telemetry.Metric) -> GaugeMetricFamily:
     return GaugeMetricFamily(metric, metric.help, labels=metric.labels)
+
+
+def _lag_s(lag: Lag | None) -> float | None:
+    return None if lag is None else lag.seconds
+
+
+def _lag_records(lag: Lag | None) -> int | None:
+    return None if lag is None else lag.records
 
 
 def _log_lsn(progress: Progress) -> int | None:

@@ -430,3 +430,22 @@ def test_an_id_that_is_not_utf_8_can_be_named():
     found = chosen(parked_events([own]), "order", given)
 
     assert (b"\xff", "\ufffd") == (found.id, printable_id(given))
+
+
+def test_a_dead_letter_of_another_program_is_listed():
+    """
+    Its headers need not be UTF-8; the relay parks its aggregate in the same way.
+    """
+    own = row(1)
+    foreign = {"position": b"\xff", "form": b"\xff", "aggregate_type": b"\xff"}
+    own.own_headers[:] = [(name, foreign.get(name, v)) for name, v in own.own_headers]
+
+    parked = parked_events([own])
+
+    assert ["\ufffd", "\ufffd"] == [
+        value
+        for name, value in listed(parked)[0].items()
+        if name in {"aggregate_type", "first_position"}
+    ]
+    with pytest.raises(StateRefusedError, match="at \ufffd holds a \ufffd"):
+        publishable(parked[chosen(parked, "\ufffd", "7")], drops=False)

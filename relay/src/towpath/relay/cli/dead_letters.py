@@ -72,7 +72,7 @@ def show(
     letters = parked[dead_letters.chosen(parked, type, id)]
     documents: list[dict[str, Any]] = [
         {
-            "position": letter.position.decode(),
+            "position": letter.position.decode(errors="replace"),
             "reason": letter.reason,
             "form": letter.form,
             "topic": letter.record and letter.record.topic,

@@ -101,7 +101,7 @@ def parked_events(messages: Iterable[Message], only: Aggregate | None = None) ->
         if aggregate_id is None or position is None:
             continue
         kind = by_name.get(headers.AGGREGATE_TYPE)
-        aggregate = _parked_as(None if kind is None else kind.decode(), aggregate_id)
+        aggregate = _parked_as(None if kind is None else _text(kind), aggregate_id)
         if only not in {None, aggregate}:
             continue
         # A relay that restarts after a crash may write a dead letter twice.
@@ -125,7 +125,7 @@ def _dead_letter(
     message: Message, given: list[Header], by_name: Mapping[str, bytes]
 ) -> RelayDeadLetter:
     form, position = by_name.get(headers.FORM, b""), by_name[headers.POSITION]
-    reason = by_name.get(headers.REASON, b"").decode(errors="replace")
+    reason = _text(by_name.get(headers.REASON, b""))
     record = None
     if form == _RECORD:
         # The dead letter's own headers follow those of its record.
@@ -141,7 +141,7 @@ def _dead_letter(
             len(message.value() or b""),
             _partition(given[own:]),
         )
-    return RelayDeadLetter(position, reason, form.decode(), record)
+    return RelayDeadLetter(position, reason, _text(form), record)
 
 
 def _partition(added: Sequence[Header]) -> int:
@@ -157,6 +157,11 @@ def _pairs(message: Message) -> Iterable[Header]:
 
 def _bytes(value: str | bytes | None) -> bytes:
     return value.encode() if isinstance(value, str) else value or b""
+
+
+def _text(value: bytes) -> str:
+    """Return a header's text; another program may have written other bytes."""
+    return value.decode(errors="replace")
 
 
 def named(kind: str | None, id_: str) -> Aggregate:
@@ -198,7 +203,7 @@ def listed(parked: Parked) -> list[dict[str, Any]]:
             "aggregate_type": aggregate.type,
             "aggregate_id": aggregate.id.decode(errors="replace"),
             "letters": len(letters),
-            "first_position": letters[0].position.decode(),
+            "first_position": _text(letters[0].position),
             "reason": letters[0].reason,
             "publishable": sum(letter.record is not None for letter in letters),
         }
@@ -257,7 +262,7 @@ def publishable(letters: Sequence[RelayDeadLetter], *, drops: bool) -> list[Reco
     for letter in letters:
         if letter.record is None and not drops:
             reason = (
-                f"the dead letter at {letter.position.decode()} holds a {letter.form}"
+                f"the dead letter at {_text(letter.position)} holds a {letter.form}"
                 f" and no record, so it cannot be published: {letter.reason}; "
                 "discard it with --drop"
             )

@@ -45,6 +45,7 @@ def test_a_bar_has_the_values_of_its_own_bucket(page):
     "text",
     [
         "<html>404</html>",
+        "{, =:=#a",
         'towpath_sink_batch_seconds_bucket{le="1",stage="batch"} 3\n',
     ],
 )

@@ -97,7 +97,7 @@ def histograms_of(page: str) -> Iterator[SinkHistogram]:
     """
     try:
         families = {each.name: each for each in text_string_to_metric_families(page)}
-    except ValueError:
+    except (ValueError, IndexError):
         return
     for name, stage, title in _DRAWN:
         if name in families:

@@ -121,7 +121,7 @@ def _tasks(
     stopping: threading.Event,
 ) -> Sequence[BackgroundTask]:
     # Orders that always fail must not keep later ones from being cancelled: the next
-    # check skips them, until one has come to the last overdue order.
+    # checks skip them, until a check has come to the last overdue order.
     skipped = 0
 
     def expire() -> None:

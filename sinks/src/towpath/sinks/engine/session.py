@@ -144,8 +144,8 @@ def tune_worker() -> None:
     Before each task the engine makes Python forget the directories of its archives,
     including the large archive with the engine's classes. Reading the directories again
     takes longer than the records of a small task, and the archives do not change while
-    the process runs. After each task the engine collects garbage, which need not
-    include a scan of the objects that the first task has loaded.
+    the process runs. The engine collects garbage after each task; the collection need
+    not scan the objects that the first task has loaded.
     """
     zipimporter.invalidate_caches = _keep_directory  # type: ignore[method-assign, assignment]
     gc.collect()
@@ -428,8 +428,8 @@ def engine_reason(error: Exception) -> str:
     """
     Return the first line of an engine's error, or of the wrapped Java error.
 
-    For an error that a task's Python has raised, that is the line of this error: the
-    engine reports its traceback.
+    If Python code in a task raised the error, the engine reports a traceback: then the
+    line is that of the Python error, at the traceback's end.
     """
     cause = error.java_exception if isinstance(error, Py4JJavaError) else error
     _, is_raised, traceback = str(cause).rpartition(_TRACEBACK)

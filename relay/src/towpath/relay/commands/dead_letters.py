@@ -78,6 +78,7 @@ def read_parked_events(settings: Settings, only: Aggregate | None = None) -> Par
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
+        BrokerRefusedError: Kafka refuses to read the topic.
     """
     topic = names.dead_letter_topic(settings.database.prefix, "relay")
     with TopicReader(settings.kafka) as reader:
@@ -190,7 +191,7 @@ def chosen(parked: Parked, kind: str | None, id_: str) -> Aggregate:
     """
     aggregate = named(kind, id_)
     if aggregate not in parked:
-        what = f"{kind or 'any type'} {printable_id(id_)}"
+        what = f"{kind or 'the untyped aggregate'} {printable_id(id_)}"
         reason = f"{what} is not parked: see towpath relay dead-letters list"
         raise StateRefusedError(reason)
     return aggregate
@@ -231,7 +232,7 @@ def release_aggregate(
         SlotHeldError: The relay runs.
         SourceUnavailableError: The source cannot be reached.
         BrokerUnavailableError: Kafka did not acknowledge an event; all stay parked.
-        BrokerRefusedError: Kafka refuses an event; all stay parked.
+        BrokerRefusedError: Kafka refuses an event or a topic; all stay parked.
         TopicTruncatedError: A topic that had records was deleted.
         StateLostError: An event's topic does not exist, and the state cannot be read.
     """

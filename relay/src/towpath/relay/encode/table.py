@@ -241,7 +241,7 @@ class TableRoute:
     def _is_moved(self, old: Row, new: Row, *, is_full: bool) -> bool:
         """Return whether the record's key changed."""
         # A short old row has only the identity's columns, and is sent only if one of
-        # them changed.
+        # them changed or is TOASTed.
         places = self._key_places if is_full else self.relation.key
         return any(old[at] != new[at] for at in places)
 

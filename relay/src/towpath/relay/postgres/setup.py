@@ -156,7 +156,7 @@ def run_setup(connection: Connection, steps: Iterable[SetupStep]) -> None:
 
     Raises:
         SourceRefusedError: The server refuses a statement; earlier steps stay.
-        NotPreparedError: A statement timed out behind older transactions.
+        NotPreparedError: A statement timed out behind older transactions or a lock.
         SourceUnavailableError: The connection is lost.
     """
     with translated_errors("setting the statement timeout"):

@@ -10,7 +10,7 @@ chunk is deduplicated and emitted slice by slice, so that the stream continues b
 the slices.
 
 A reader has three places in its range: ``_requested_key``, the end of the last
-requested chunk; ``_emitted_key``, up to which rows were emitted or dropped; and the
+chunk that was read; ``_emitted_key``, up to which rows were emitted or dropped; and the
 stored range's ``after_key``, up to which Kafka has acknowledged. If rows cannot be
 deduplicated, they are read again from ``_emitted_key``; after a crash, from
 ``after_key``.
@@ -46,7 +46,7 @@ MAX_KEYS_PER_CHUNK: Final = 500
 
 
 class EmittedSlice(NamedTuple):
-    """A slice of a chunk: the rows to emit, if any, and the used share of the turn."""
+    """The rows to emit of a slice, if any, and how much of its limit it has used."""
 
     emission: EmitRows | None
     used_rows: int

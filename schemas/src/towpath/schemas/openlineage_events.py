@@ -2,8 +2,9 @@
 Sends events with OpenLineage's own client, which reads its variables and file itself.
 
 Its transport decides where events go (HTTP, a file, Kafka and others) and how often it
-retries; only the reporter's thread calls it. Events contain no values of rows, and only
-the scheme, host and port of an address.
+retries; only the reporter's thread calls it. Datasets contain no values of rows, and
+only the scheme, host and port of an address. The event of a failed run has the text of
+the error, which may quote a value.
 """
 
 from collections.abc import Mapping

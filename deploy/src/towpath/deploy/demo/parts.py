@@ -47,7 +47,8 @@ _MAX_OUTSTANDING: Final = 100
 _PAYMENT_S: Final = 15
 # Longer than a saga takes on two busy cores.
 _SAGA_S: Final = 120
-# Longer than any response takes under load; the demo waits this long at its end.
+# Longer than any response takes under load; the load waits at most this long for
+# responses at its end.
 _VISIT_WITHIN_S: Final = 15
 # The warehouse's readers tolerate seconds of delay: other parts get the CPU first.
 _LOW_PRIORITY: Final = ("nice", "-n", "10")

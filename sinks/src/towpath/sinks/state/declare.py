@@ -227,7 +227,7 @@ def _declared_before(
 def _blocks(block: str) -> list[dict[str, Any]]:
     try:
         found = tomllib.loads(block).get("sink", [])
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError([f"the block: not TOML: {error}"]) from error
     is_list = isinstance(found, list) and all(isinstance(one, dict) for one in found)
     return found if is_list else []

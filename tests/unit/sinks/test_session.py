@@ -1,11 +1,13 @@
 """The engine's settings: on one machine, on a cluster, and as submitted."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JNetworkError
+from pyspark import SparkContext
 
 from towpath.sinks.engine.session import (
     Engine,
@@ -14,8 +16,13 @@ from towpath.sinks.engine.session import (
     is_alive,
     scratch_folder,
     settings_of,
+    start_session,
 )
-from towpath.sinks.errors import StateNotWrittenError, TargetUnavailableError
+from towpath.sinks.errors import (
+    EngineDiedError,
+    StateNotWrittenError,
+    TargetUnavailableError,
+)
 
 
 def engine(master="local[2]", **extra):
@@ -84,6 +91,22 @@ def test_submitted_settings_override_all_others():
 
     assert set() == submitted.keys() & found.keys()
     assert "spark.driver.host" not in found
+
+
+def test_a_submitted_engine_that_has_ended_is_one_clear_error(tmp_path, monkeypatch):
+    """
+    Its settings are read before anything else is asked of it.
+    """
+
+    def ended():
+        message = "An error occurred while trying to connect to the Java server"
+        raise Py4JNetworkError(message)
+
+    monkeypatch.setattr(SparkContext, "_ensure_initialized", ended)
+    submitted = replace(engine(), folder=tmp_path, is_submitted=True)
+
+    with pytest.raises(EngineDiedError, match="did not start: An error occurred"):
+        start_session(submitted)
 
 
 class Context:

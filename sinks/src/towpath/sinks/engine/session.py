@@ -236,11 +236,11 @@ def start_session(engine: Engine) -> SparkSession:
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     with progress.writing(engine.folder):
         engine.folder.mkdir(parents=True, exist_ok=True)
-    submitted = _submitted() if engine.is_submitted else {}
-    builder = SparkSession.builder.appName(engine.name)
-    for name, value in settings_of(engine, submitted).items():
-        builder = builder.config(name, value)
     try:
+        submitted = _submitted() if engine.is_submitted else {}
+        builder = SparkSession.builder.appName(engine.name)
+        for name, value in settings_of(engine, submitted).items():
+            builder = builder.config(name, value)
         return builder.getOrCreate()
     except (PySparkException, Py4JError, OSError) as error:
         reason = f"the engine's Java process did not start: {first_line(error)}"

@@ -219,6 +219,30 @@ def test_a_value_that_a_provider_fills_in_is_not_written() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("table.include.list", "source.tables"),
+        ("column.mask.with.5.chars", "relay.rows.mask"),
+        ("heartbeat.action.query", "relay.heartbeat_query"),
+        ("signal.data.collection", "relay.snapshot.signal_table"),
+        ("producer.override.client.rack", "kafka.client.client.rack"),
+        ("producer.override.bootstrap.servers", "kafka.bootstrap_servers"),
+    ],
+)
+def test_a_value_of_a_key_that_is_filled_in_is_not_written(name: str, key: str) -> None:
+    """
+    A placeholder selects no table, and masks no column.
+    """
+    conversion = converted({name: "shop.${file:/s.properties:value}"})
+
+    assert text_of(conversion, name) == (
+        "not supported: Kafka Connect's configuration provider fills in the value: "
+        f"write it to {key}"
+    )
+    assert "${" not in json.dumps(conversion.document)
+
+
+@pytest.mark.parametrize(
     ("login", "password"),
     [
         ("""username="k" password="it's";""", "it's"),

@@ -32,6 +32,7 @@ from towpath.deploy.debezium.rules import (
     same,
     sentence,
 )
+from towpath.deploy.debezium.running import PROVIDER
 from towpath.schemas.failure import ConfigurationError
 from towpath.settings import Settings, read
 from towpath.settings.secrets import MASKED, masked
@@ -44,6 +45,8 @@ _SECRET: Final = re.compile(
     r"(?i)(password|passphrase|secret|jaas|token|keystore\.key|auth\.user\.info)"
 )
 _TRANSFORM: Final = "transforms."
+# As Kafka Connect finds a value of a provider; ${name} is a group of a replacement.
+_PROVIDED: Final = re.compile(r"\$\{[^}]*:[^}]*\}")
 
 
 class Conversion(NamedTuple):
@@ -114,9 +117,16 @@ class _Draft:
 
     def _outcome(self, found: _Rule) -> Outcome:
         try:
-            return found.known.rule(found.given, self._connector)
+            outcome = found.known.rule(found.given, self._connector)
         except ValueError as error:
             return not_supported(str(error))
+        keys = outcome.keys.items()
+        provided = [
+            ".".join(path) for path, value in keys if _PROVIDED.search(str(value))
+        ]
+        if provided:
+            return not_supported(f"{PROVIDER} value: write it to {', '.join(provided)}")
+        return outcome
 
     def _merged(self, outcome: Outcome) -> Outcome:
         """Merge the keys into the document, if it can still be loaded with them."""

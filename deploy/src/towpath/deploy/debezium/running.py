@@ -36,7 +36,7 @@ _JAAS: Final = re.compile(
 )
 # A value that a configuration provider of Kafka Connect fills in, such as ${file:a:b}.
 _PROVIDED: Final = re.compile(r"\$\{[^}]*\}")
-_PROVIDER: Final = "Kafka Connect's configuration provider fills in the"
+PROVIDER: Final = "Kafka Connect's configuration provider fills in the"
 # Options that the relay sets itself, with the reason.
 _OURS: Final = {
     "acks": "every record is acknowledged by all replicas (acks=all)",
@@ -184,7 +184,7 @@ def _login(given: PropertyValue, connector: Connector) -> Outcome:
     secret = found.get("password", "")
     if _is_provided(secret):
         return not_supported(
-            f"{_PROVIDER} password: set TOWPATH_KAFKA__CLIENT__SASL_PASSWORD", keys
+            f"{PROVIDER} password: set TOWPATH_KAFKA__CLIENT__SASL_PASSWORD", keys
         )
     if connector.includes_secrets and secret:
         keys[(*CLIENT, "sasl.password")] = secret
@@ -268,7 +268,7 @@ def part_of_dsn(given: PropertyValue, connector: Connector) -> Outcome:
     if not given.value:
         return not_needed("it is empty")
     if _is_provided(given.value):
-        return not_supported(f"{_PROVIDER} value: add it to source.dsn")
+        return not_supported(f"{PROVIDER} value: add it to source.dsn")
     if given.name == "database.port" and not _is_port(given.value.strip()):
         message = f"{given.value!r} is not a port"
         raise ValueError(message)
@@ -287,7 +287,7 @@ def password(given: PropertyValue, connector: Connector) -> Outcome:
         return not_needed("it is empty")
     if _is_provided(given.value):
         return not_supported(
-            f"{_PROVIDER} password: set PGPASSWORD where the relay runs, or "
+            f"{PROVIDER} password: set PGPASSWORD where the relay runs, or "
             "TOWPATH_SOURCE__DSN_FILE"
         )
     if connector.includes_secrets:
@@ -303,7 +303,7 @@ def key_password(given: PropertyValue, connector: Connector) -> Outcome:
     """Leave the private key's password out of the file, as ``password`` does."""
     if _is_provided(given.value):
         return not_supported(
-            f"{_PROVIDER} password: add sslpassword to the address in "
+            f"{PROVIDER} password: add sslpassword to the address in "
             "TOWPATH_SOURCE__DSN_FILE"
         )
     if given.value and connector.includes_secrets:

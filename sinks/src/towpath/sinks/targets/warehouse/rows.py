@@ -107,11 +107,13 @@ def encode_changes(
     except _MISFIT:
         if not nulls_unfit:
             return _fitting(table, changes, retained)
-        cleared = [_without_unfit(table, change) for change in changes]
+        unfit = [_unfit_columns(table, change) for change in changes]
+        pairs = list(zip(changes, unfit, strict=True))
+        cleared = [_without(change, names) for change, names in pairs]
         encoded = encode_changes(table, cleared, retained)
         refused = {refusal.change.key for refusal in encoded.refused}
-        written = (change for change in changes if change.key not in refused)
-        nulled = Counter(name for one in written for name in _unfit_columns(table, one))
+        written = (names for change, names in pairs if change.key not in refused)
+        nulled = Counter(name for names in written for name in names)
         return encoded._replace(nulled=nulled)
 
 
@@ -248,12 +250,11 @@ def _fitting(
     return EncodedChanges(rows, tuple(fitting), tuple(refused))
 
 
-def _without_unfit(table: LakeTable, change: Change) -> Change:
-    """Make unrepresentable values null."""
-    unfit = _unfit_columns(table, change)
-    if not unfit:
+def _without(change: Change, names: Sequence[str]) -> Change:
+    """Make the values of columns null."""
+    if not names:
         return change
-    return change._replace(row={**(change.row or {}), **dict.fromkeys(unfit)})
+    return change._replace(row={**(change.row or {}), **dict.fromkeys(names)})
 
 
 def _unfit_columns(table: LakeTable, change: Change) -> list[str]:

@@ -314,6 +314,17 @@ def test_the_owners_own_folder_is_kept(first):
     assert "checkpoint/commits/9" in first.files()
 
 
+def test_a_record_of_another_program_replaces_no_folder(first):
+    """
+    The topic was lost, so that the foreign record is its only one.
+    """
+    first.put("checkpoint/commits/9")
+    first.store.shared.records = {"\ufffd": b"x"}
+
+    assert not first.restarted().copies.claim()
+    assert "checkpoint/commits/9" in first.files()
+
+
 def test_a_restored_backup_of_the_owners_folder_is_replaced(first):
     """
     Its id is the owner's, and its number is older.

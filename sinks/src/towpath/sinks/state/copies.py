@@ -194,7 +194,8 @@ class StateCopies:
         before = _owner_in(records)
         number = int(mine.get("number", 0))
         is_current = before.id == id_ and before.number <= number
-        is_replaced = bool(records) and not is_current
+        # Another program may have written records, too.
+        is_replaced = _OWNER in records and not is_current
         if is_replaced:
             self._replace(records, before)
         self._stored, self._parts = {}, _parts_in(records)

@@ -1,15 +1,19 @@
 """Long actions of the console: progress, outcomes, and one at a time."""
 
 import threading
+from functools import partial
 from http import HTTPStatus
 from types import SimpleNamespace
 
 import pytest
+from pydantic import ValidationError
 
 from support.waiting import until
 from towpath.deploy.console import long_actions
+from towpath.deploy.console.actions import SnapshotInput
 from towpath.deploy.console.long_actions import (
     AddSinkInput,
+    RefillInput,
     VerificationInput,
     begin_verification,
     missing_folder_reason,
@@ -279,6 +283,20 @@ def test_a_block_without_one_named_sink_is_refused(block):
     """
     with pytest.raises(UsageError):
         _ = AddSinkInput(block=block).name
+
+
+@pytest.mark.parametrize("speed", [0, 2**31])
+@pytest.mark.parametrize(
+    "document",
+    [partial(AddSinkInput, block="b"), partial(RefillInput, sink="s"), SnapshotInput],
+)
+def test_a_speed_that_the_relay_refuses_is_refused_before_the_run(document, speed):
+    """
+    A sink would stay declared, without its rows.
+    """
+    assert document(max_rows_per_second=2**31 - 1).max_rows_per_second
+    with pytest.raises(ValidationError, match="max_rows_per_second"):
+        document(max_rows_per_second=speed)
 
 
 def test_a_sink_that_cannot_be_verified_holds_back_no_other(

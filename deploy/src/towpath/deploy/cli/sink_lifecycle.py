@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -19,7 +19,7 @@ from rich.table import Table
 
 from towpath.cli.options import ConfigOption, Flag, config_file, reading
 from towpath.deploy.sinks import dropping, lifecycle
-from towpath.deploy.snapshots.signals import TableProgress
+from towpath.deploy.snapshots.signals import LARGEST_SPEED, TableProgress
 from towpath.deploy.snapshots.view import open_bars
 from towpath.deploy.status import overview
 from towpath.schemas.clock import SystemClock
@@ -28,8 +28,7 @@ from towpath.settings import Settings, load
 from towpath.settings.logs import configure_logs
 
 # The relay refuses other speeds, but only once the sink is declared.
-_LARGEST_SPEED: Final = 2**31 - 1
-_Speed = Annotated[int | None, Parameter(validator=Number(gte=1, lte=_LARGEST_SPEED))]
+_Speed = Annotated[int | None, Parameter(validator=Number(gte=1, lte=LARGEST_SPEED))]
 
 
 def list_sinks(*, config: ConfigOption = None) -> int:

@@ -22,7 +22,7 @@ from towpath.deploy.snapshots.requests import (
     request_snapshot,
     signal_running,
 )
-from towpath.deploy.snapshots.signals import wait_answer
+from towpath.deploy.snapshots.signals import LARGEST_SPEED, wait_answer
 from towpath.relay.commands import dead_letters as relay
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import TowpathError
@@ -95,7 +95,7 @@ class SnapshotInput(Input):
     )
     type: Literal["incremental", "blocking"] = "incremental"
     surrogate_key: list[str] = Field(default=[], max_length=32)
-    max_rows_per_second: int | None = Field(default=None, ge=1)
+    max_rows_per_second: int | None = Field(default=None, ge=1, le=LARGEST_SPEED)
     sweep: bool = Field(
         default=False, description="Delete rows in sinks that the tables do not have."
     )

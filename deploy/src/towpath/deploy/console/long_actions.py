@@ -25,7 +25,7 @@ from towpath.deploy.console.messages import HIDDEN, hidden_fields
 from towpath.deploy.console.runs import Run, RunEnd, Runs
 from towpath.deploy.console.security import actor
 from towpath.deploy.sinks import dropping, lifecycle
-from towpath.deploy.snapshots.signals import TableProgress
+from towpath.deploy.snapshots.signals import LARGEST_SPEED, TableProgress
 from towpath.schemas.failure import TowpathError, UsageError, with_remedy
 from towpath.services.plumbing.http import ConflictError, Input
 from towpath.settings import Settings, Sink
@@ -152,7 +152,7 @@ class AddSinkInput(Input):
     """A sink to add: one ``[[sink]]`` block with its routes, as TOML."""
 
     block: str = Field(min_length=1, max_length=_MOST_CHARACTERS)
-    max_rows_per_second: int | None = Field(default=None, ge=1)
+    max_rows_per_second: int | None = Field(default=None, ge=1, le=LARGEST_SPEED)
 
     @property
     def name(self) -> str:
@@ -181,7 +181,7 @@ class RefillInput(Input):
 
     sink: str = Field(min_length=1)
     route: str | None = None
-    max_rows_per_second: int | None = Field(default=None, ge=1)
+    max_rows_per_second: int | None = Field(default=None, ge=1, le=LARGEST_SPEED)
 
 
 class RebuildInput(Input):

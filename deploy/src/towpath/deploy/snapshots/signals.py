@@ -29,6 +29,8 @@ from towpath.sinks.postgres import connected
 _INSERT: Final = "insert into towpath.signal (id, type, data) values (%s, %s, %s)"
 # The characters of an id that the signal table holds.
 LONGEST_ID: Final = 64
+# The largest limit on the reading speed that the relay takes.
+LARGEST_SPEED: Final = 2**31 - 1
 # Short enough to read in a table, and to retype.
 _ID_CHARACTERS: Final = 12
 # As JSON, so that older tables, which have no relay column, can be read too.

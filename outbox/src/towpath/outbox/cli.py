@@ -203,6 +203,9 @@ def _events(place: str) -> Events:
         except TypeError as error:
             message = f"--events {place} is a function that needs arguments"
             raise UsageError(message) from error
+        except ValueError:
+            # A compiled function may have no signature.
+            pass
         found = found()
     if not isinstance(found, Events):
         message = f"--events {place} is not an Events object of towpath.outbox"

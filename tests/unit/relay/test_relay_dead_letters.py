@@ -21,7 +21,7 @@ from towpath.relay.commands.dead_letters import (
     publishable,
     release_of,
 )
-from towpath.relay.encode.parked_aggregates import parking_type
+from towpath.relay.encode.parked_aggregates import ParkedAggregates, parking_type
 from towpath.relay.encode.record import ANY_PARTITION, Record
 from towpath.relay.errors import (
     BrokerRefusedError,
@@ -149,6 +149,22 @@ def test_a_long_type_is_that_of_its_hash():
 
     assert {chosen(parked, kind, "7"): 2} == {of: len(parked[of]) for of in parked}
     assert parked == parked_events([*letters, row(1)], Aggregate(hashed, b"7"))
+
+
+def test_a_type_that_is_not_text_is_listed_as_it_is_parked():
+    """
+    Another program wrote the record; the relay parks its id, too.
+    """
+    marks = [("position", at(1)), ("aggregate_type", b"\xff"), ("form", b"\xff")]
+    foreign = Written(b"7", b"{}", [*marks, PARKED])
+    parked = parked_events([row(1), foreign])
+    known = ParkedAggregates(10)
+    known.recall(foreign.key(), foreign.value(), foreign.headers())
+
+    assert {ORDER, Aggregate("\N{REPLACEMENT CHARACTER}", b"7")} == parked.keys()
+    assert [["\N{REPLACEMENT CHARACTER}"]] == [
+        list(each) for each in known.spans.values()
+    ]
 
 
 def test_a_release_leaves_later_dead_letters_parked():

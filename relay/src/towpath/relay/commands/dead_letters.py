@@ -21,6 +21,7 @@ from confluent_kafka import Message
 
 from towpath.relay.encode.parked_aggregates import (
     ParkedAggregates,
+    as_text,
     parking_id,
     parking_type,
 )
@@ -101,8 +102,8 @@ def parked_events(messages: Iterable[Message], only: Aggregate | None = None) ->
         position = by_name.get(headers.POSITION)
         if aggregate_id is None or position is None:
             continue
-        kind = by_name.get(headers.AGGREGATE_TYPE)
-        aggregate = _parked_as(None if kind is None else _text(kind), aggregate_id)
+        kind = as_text(by_name.get(headers.AGGREGATE_TYPE))
+        aggregate = _parked_as(kind, aggregate_id)
         if only not in {None, aggregate}:
             continue
         # A relay that restarts after a crash may write a dead letter twice.

@@ -42,8 +42,9 @@ prepare()
 for place in ("/dev/null/report", "r" * 300):
     options.load_report = place
     prepare()
-options.load_progress = "/nowhere/progress.json"
-prepare()
+for place in ("/nowhere/progress.json", "p" * 300, "."):
+    options.load_progress = place
+    prepare()
 
 lead.users.choose_users = lambda _environment: None
 leader = SimpleNamespace(
@@ -62,7 +63,7 @@ _UNWRITABLE_FOLDER = """
 import os
 from types import SimpleNamespace
 from towpath.loadtests.errors import LoadOptionError
-from towpath.loadtests.load.report import check_places
+from towpath.loadtests.load.places import check_places
 
 os.access = lambda *_: False
 for is_headless in (False, True):
@@ -185,6 +186,8 @@ def test_a_mistake_ends_the_preparation():
         "no cache",
         "--load-report: /dev/null/report is not a writable folder",
         f"--load-report: {'r' * 300} is not a writable folder",
-        "--load-progress: /nowhere/progress.json is not in a writable folder",
+        "--load-progress: /nowhere/progress.json is not a file in a writable folder",
+        f"--load-progress: {'p' * 300} is not a file in a writable folder",
+        "--load-progress: . is not a file in a writable folder",
         "the run before goes on",
     ] == done.stdout.splitlines()

@@ -6,7 +6,6 @@ exact. The counts of a running load are also written as JSON for other processes
 plotting library is imported only when a report is written.
 """
 
-import argparse
 import csv
 import dataclasses
 import json
@@ -27,11 +26,11 @@ from locust.runners import MasterRunner
 from locust.stats import RequestStats, StatsEntry
 
 from towpath.loadtests.bench.machine import summary
-from towpath.loadtests.errors import LoadOptionError
 from towpath.loadtests.load import customers, users
 from towpath.loadtests.load.customers import options_of, runner_of
 from towpath.loadtests.load.lag import LagSample
-from towpath.loadtests.load.options import NO_REPORT, OPTIONS
+from towpath.loadtests.load.options import OPTIONS
+from towpath.loadtests.load.places import beside_of
 from towpath.loadtests.load.saga import (
     DECLINED,
     SagaReport,
@@ -148,42 +147,13 @@ def _reasons(stats: RequestStats) -> dict[str, int]:
     return dict(found)
 
 
-def check_places(options: argparse.Namespace) -> None:
-    """
-    Check that the progress file and the report can be written.
-
-    Raises:
-        LoadOptionError: A folder is missing or is not writable.
-    """
-    progress, named = options.load_progress, options.load_report
-    if progress and not _is_writable([Path(progress).parent]):
-        message = f"--load-progress: {progress} is not in a writable folder"
-        raise LoadOptionError(message)
-    if named == NO_REPORT or not (named or options.headless):
-        return
-    folder = Path(named).absolute()
-    if not _is_writable((folder, *folder.parents)):
-        message = f"--load-report: {named or folder} is not a writable folder"
-        raise LoadOptionError(message)
-
-
-def _is_writable(places: Iterable[Path]) -> bool:
-    """Return whether the first of these places that exists is a writable folder."""
-    try:
-        found = next((place for place in places if place.exists()), None)
-    except OSError:
-        # A name that is too long, or a folder that may not be searched.
-        return False
-    return found is not None and found.is_dir() and os.access(found, os.W_OK)
-
-
 def write_progress(load: LoadReport, lag: Mapping[str, Any], path: Path) -> None:
     """
     Replace the file in one step, so that a reader never sees half a report.
 
     A file that cannot be written keeps its former counts, with a log record.
     """
-    beside = path.with_name(f"{path.name}.new")
+    beside = beside_of(path)
     document = {"load": dataclasses.asdict(load), "lag": lag}
     try:
         beside.write_text(json.dumps(document), encoding="utf-8")

@@ -395,11 +395,13 @@ def _of_subject(
     unlike |= {v: "differs" for v in common if _plain(ours[v]) != _plain(theirs[v])}
     found += [_unlike(f"{subject}:{v}", why) for v, why in sorted(unlike.items())]
     # ``check_files`` compares the versions that are alike.
-    others = [theirs[version] for version in unlike if version in theirs]
+    last = max(theirs, default=0)
+    compared = [v for v in theirs if level.is_transitive or v == last]
+    others = [theirs[version] for version in compared if version in unlike]
     new = [schema for version, schema in ours.items() if version > newest]
     found += [
         _of_history(one)
-        for one in check_history([*theirs.values(), *new], level)
+        for one in check_history([*others, *new], level)
         if one.newer in new and (one.writer in others or one.reader in others)
     ]
     return found

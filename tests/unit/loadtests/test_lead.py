@@ -63,7 +63,7 @@ _UNWRITABLE_FOLDER = """
 import os
 from types import SimpleNamespace
 from towpath.loadtests.errors import LoadOptionError
-from towpath.loadtests.load.places import check_places
+from towpath.loadtests.load.report import check_places
 
 os.access = lambda *_: False
 for is_headless in (False, True):

@@ -33,7 +33,7 @@ from locust.runners import (
 from locust.web import WebUI
 
 from towpath.loadtests.errors import LoadOptionError, ShopDatabaseError
-from towpath.loadtests.load import places, report, users
+from towpath.loadtests.load import report, users
 from towpath.loadtests.load.customers import (
     SHAPE,
     STREAMS,
@@ -181,7 +181,7 @@ def prepare(
         TargetUnavailableError: A sink's target cannot be sampled.
         ShopDatabaseError: The shop's database cannot be read.
     """
-    places.check_places(options)
+    report.check_places(options)
     shape = _shape(options)
     address = shop_address(host)
     given = given_customers(options)

@@ -7,7 +7,9 @@ makes sense, a field on locust's web page.
 
 import argparse
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -366,3 +368,28 @@ def split_address(url: str) -> SplitResult | None:
     except ValueError:
         return None
     return address
+
+
+def is_replaceable(file: Path) -> bool:
+    """Return whether a file may be written beside this one, and replace it."""
+    try:
+        is_folder = file.is_dir() or beside_of(file).is_dir()
+    except OSError:
+        # A name that is too long, or a folder that may not be searched.
+        return False
+    return not is_folder and is_writable([file.parent])
+
+
+def beside_of(file: Path) -> Path:
+    """Return the file that is written first, and then replaces this one."""
+    return file.with_name(f"{file.name}.new")
+
+
+def is_writable(places: Iterable[Path]) -> bool:
+    """Return whether the first of these places that exists is a writable folder."""
+    try:
+        found = next((place for place in places if place.exists()), None)
+    except OSError:
+        # As above.
+        return False
+    return found is not None and found.is_dir() and os.access(found, os.W_OK)

@@ -6,6 +6,7 @@ exact. The counts of a running load are also written as JSON for other processes
 plotting library is imported only when a report is written.
 """
 
+import argparse
 import csv
 import dataclasses
 import json
@@ -26,11 +27,17 @@ from locust.runners import MasterRunner
 from locust.stats import RequestStats, StatsEntry
 
 from towpath.loadtests.bench.machine import summary
+from towpath.loadtests.errors import LoadOptionError
 from towpath.loadtests.load import customers, users
 from towpath.loadtests.load.customers import options_of, runner_of
 from towpath.loadtests.load.lag import LagSample
-from towpath.loadtests.load.options import OPTIONS
-from towpath.loadtests.load.places import beside_of
+from towpath.loadtests.load.options import (
+    NO_REPORT,
+    OPTIONS,
+    beside_of,
+    is_replaceable,
+    is_writable,
+)
 from towpath.loadtests.load.saga import (
     DECLINED,
     SagaReport,
@@ -145,6 +152,26 @@ def _reasons(stats: RequestStats) -> dict[str, int]:
         if _is_of_users(failure.method, failure.name):
             found[f"{failure.name}: {failure.error}"] += failure.occurrences
     return dict(found)
+
+
+def check_places(options: argparse.Namespace) -> None:
+    """
+    Check that the progress file and the report can be written.
+
+    Raises:
+        LoadOptionError: A folder is missing or is not writable, or a name is too long
+            or that of a folder.
+    """
+    progress, named = options.load_progress, options.load_report
+    if progress and not is_replaceable(Path(progress)):
+        message = f"--load-progress: {progress} is not a file in a writable folder"
+        raise LoadOptionError(message)
+    if named == NO_REPORT or not (named or options.headless):
+        return
+    folder = Path(named).absolute()
+    if not is_writable((folder, *folder.parents)):
+        message = f"--load-report: {named or folder} is not a writable folder"
+        raise LoadOptionError(message)
 
 
 def write_progress(load: LoadReport, lag: Mapping[str, Any], path: Path) -> None:

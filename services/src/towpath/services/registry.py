@@ -125,7 +125,7 @@ def _register(client: SchemaRegistryClient, schemas: Sequence[EventSchema]) -> N
     except SchemaRegistryError as error:
         if error.http_status_code in _DENIED:
             answer = f"{error.http_status_code} {error.error_message}"
-            message = f"the schema registry refuses the login or denies access: {answer}"
+            message = f"the schema registry denies access: {answer}"
             raise RegistryRefusedError(message) from error
         message = f"the schema registry failed: {error.error_message}"
         raise RegistryUnavailableError(message) from error

@@ -12,6 +12,13 @@ from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.kafka import client, progress_topic
 from towpath.sinks.kafka.progress_topic import ProgressTopic
 
+SETTINGS = Settings(
+    version=1,
+    source=(Source(dsn="postgresql://x/y"),),
+    kafka=Kafka(bootstrap_servers="x"),
+    registry=Registry(url="x"),
+)
+
 
 class Lines(logging.Handler):
     """Keeps what the library prints."""
@@ -71,13 +78,7 @@ def test_progress_is_published_again_after_a_clients_fatal_error(monkeypatch):
     fine = Fine()
     made = iter((Broken(), Broken(), fine))
     monkeypatch.setattr(client, "Producer", lambda _: next(made))
-    settings = Settings(
-        version=1,
-        source=(Source(dsn="postgresql://x/y"),),
-        kafka=Kafka(bootstrap_servers="x"),
-        registry=Registry(url="x"),
-    )
-    topic = ProgressTopic(settings, Clock())
+    topic = ProgressTopic(SETTINGS, Clock())
     known = SimpleNamespace(names=lambda: {topic.name})
     monkeypatch.setattr(progress_topic, "Topics", lambda _: known)
     topic.send("cache", b"1")
@@ -86,3 +87,42 @@ def test_progress_is_published_again_after_a_clients_fatal_error(monkeypatch):
     topic.send("cache", b"2")
 
     assert (1, [b"2"]) == (topic.failures("cache"), fine.records)
+
+
+def test_another_threads_fatal_error_does_not_end_a_flush(monkeypatch):
+    """
+    The other thread may drop the client between any two steps of this one.
+    """
+
+    class Raced(ProgressTopic):
+        """Loses its client to another thread as soon as it has looked at it."""
+
+        def __getattribute__(self, name):
+            found = super().__getattribute__(name)
+            if name == "_producer":
+                self.__dict__[name] = None
+            return found
+
+    class Fine:
+        """A client that takes every record."""
+
+        def __init__(self):
+            self.flushed = []
+
+        def produce(self, *_, **__):
+            """Take the record."""
+
+        def poll(self, _timeout_s):
+            """Call no callback."""
+
+        def flush(self, within_s):
+            self.flushed.append(within_s)
+
+    fine = Fine()
+    monkeypatch.setattr(client, "Producer", lambda _: fine)
+    topic = Raced(SETTINGS, Clock())
+    topic.send("cache", b"1")
+    topic.flush(5)
+    topic.flush(5)
+
+    assert [5] == fine.flushed

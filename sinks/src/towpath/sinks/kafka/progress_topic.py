@@ -190,8 +190,10 @@ class ProgressTopic:
             self._failed(sink, str(error))
 
     def flush(self, within_s: float) -> None:
-        if self._producer is not None:
-            self._producer.flush(within_s)
+        # Another thread's ``send`` may drop the client meanwhile.
+        producer = self._producer
+        if producer is not None:
+            producer.flush(within_s)
 
     def failures(self, sink: str) -> int:
         return self._failures[sink]
@@ -251,10 +253,12 @@ class ProgressTopic:
 
     def _connected(self) -> Producer:
         with self._connecting:
-            if self._producer is None:
+            producer = self._producer
+            if producer is None:
                 kafka = self._settings.kafka
-                self._producer = client.producer(kafka, more=_PUBLISHING)
-            return self._producer
+                producer = client.producer(kafka, more=_PUBLISHING)
+                self._producer = producer
+            return producer
 
     def _answered(self, sink: str, error: KafkaError | None, _message: Message) -> None:
         if error is not None:

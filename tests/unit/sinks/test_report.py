@@ -658,3 +658,25 @@ def test_a_progress_that_cannot_be_written_is_published(
         for e in logs
         if e["event"].startswith("sink ") and "written" in e["event"]
     ]
+
+
+def test_the_last_record_shows_a_progress_that_was_not_written(
+    monitor, store, tmp_path, full_disk
+):
+    """
+    The sink was stopped on the full disk: the next driver finds older counts.
+    """
+    report = monitor.report(tmp_path, SINK)
+    report.running()
+    monitor.check()
+    full_disk(0)
+    report.done(RESULT, {TOPIC: {"0": 9}}, 1)
+    report.end()
+    read = store.records[-1]
+
+    assert (False, State.FAILED, 9) == (
+        read.is_running,
+        read.progress.state,
+        read.progress.applied[TOPIC]["0"],
+    )
+    assert read.progress.error.startswith("disk full: ")

@@ -115,7 +115,7 @@ class Report:
         if self._runs is not None:
             self._runs.end()
         if self._publisher is not None:
-            self._publisher.end(self._progress)
+            self._publisher.end(self.progress)
 
     def starting(self) -> None:
         """

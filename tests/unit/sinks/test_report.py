@@ -669,9 +669,11 @@ def test_the_last_record_shows_a_progress_that_was_not_written(
     report = monitor.report(tmp_path, SINK)
     report.running()
     monitor.check()
-    full_disk(0)
-    report.done(RESULT, {TOPIC: {"0": 9}}, 1)
-    report.end()
+    with capture_logs():
+        full_disk(0)
+        report.done(RESULT, {TOPIC: {"0": 9}}, 1)
+        report.end()
+        full_disk(resource.RLIM_INFINITY)
     read = store.records[-1]
 
     assert (False, State.FAILED, 9) == (

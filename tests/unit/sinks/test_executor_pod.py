@@ -52,6 +52,7 @@ def test_only_the_engines_own_classes_are_usual() -> None:
 @pytest.mark.parametrize(
     ("word", "lacking", "error"),
     [
+        ("executor", None, "error: JAVA_HOME: /java/bin/java cannot be run: No such "),
         ("driver", None, "invalid choice: 'driver'"),
         ("executor", "JAVA_HOME", "error: JAVA_HOME is not set: Spark's driver starts"),
         ("executor", "SPARK_DRIVER_URL", "error: SPARK_DRIVER_URL is not set: Spark's"),

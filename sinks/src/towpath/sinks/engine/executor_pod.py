@@ -70,7 +70,10 @@ def main() -> NoReturn:
             f"{error.args[0]} is not set: Spark's driver starts this program,"
             " in a pod of the image towpath/sinks"
         )
-    os.execv(command[0], command)  # noqa: S606 - no shell is needed
+    try:
+        os.execv(command[0], command)  # noqa: S606 - no shell is needed
+    except OSError as error:
+        parser.error(f"JAVA_HOME: {command[0]} cannot be run: {error.strerror}")
 
 
 if __name__ == "__main__":

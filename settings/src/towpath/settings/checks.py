@@ -15,6 +15,8 @@ Aggregate views must be consistent with each other and with the rest. A READ eve
 to the topic of the aggregate's streamed events, so the view must have the columns that
 choose the topic.
 
+Topics: a name that the file determines must not be too long for Kafka.
+
 Addresses: only the form is checked; no server is contacted.
 """
 
@@ -26,6 +28,7 @@ from urllib.parse import urlsplit
 
 from towpath.schemas import headers, topics
 from towpath.schemas.failure import ConfigurationError
+from towpath.schemas.table_name import TableName
 from towpath.settings.brokers import PROTOCOLS, unused, without_counterpart
 from towpath.settings.mistakes import did_you_mean
 from towpath.settings.model import Settings
@@ -184,6 +187,40 @@ def views_have_topics(settings: Settings) -> Iterator[str]:
                 f"relay.outbox.view: {view.aggregate_type} makes a topic name that "
                 "Kafka refuses: use letters, digits, dots, dashes and underscores"
             )
+
+
+def topics_are_short(settings: Settings) -> Iterator[str]:
+    """List topics whose names are too long; a prefix that no topic fits only once."""
+    prefix, signals = settings.database.prefix, settings.signal_topic
+    # The longest of the relay's own names.
+    if too_long := _too_long(topics.heartbeat_topic(prefix)):
+        yield f"source.prefix: the topic of heartbeats {too_long}: shorten the prefix"
+        return
+    if too_long := _too_long(signals):
+        yield (
+            f"relay.snapshot.signal_topic: the topic of signals {too_long}: "
+            "shorten it, or source.prefix"
+        )
+    for name in settings.capture.names:
+        if too_long := _too_long(topics.table_topic(prefix, TableName.parse(name))):
+            yield (
+                f"source.tables: the topic of the table {name} {too_long}: "
+                "shorten source.prefix, or leave the table out"
+            )
+    for sink in settings.sink:
+        # The topic with the copies of its state has a name of the same length.
+        if too_long := _too_long(topics.dead_letter_topic(prefix, sink.name)):
+            yield (
+                f"sink.{sink.name}.name: the topic of its dead letters {too_long}: "
+                "give the sink a shorter name"
+            )
+
+
+def _too_long(topic: str) -> str:
+    """Return why Kafka refuses the length of a topic's name; empty if it does not."""
+    if len(topic) <= topics.MAX_TOPIC_LENGTH:
+        return ""
+    return f"has {len(topic)} characters; Kafka allows {topics.MAX_TOPIC_LENGTH}"
 
 
 _BROKER: Final = re.compile(r"[^\s,:/]+:\d{1,5}|\[[0-9A-Fa-f:]+\]:\d{1,5}")
@@ -422,6 +459,10 @@ _CHECKS: Final[tuple[tuple[tuple[str, ...], Check], ...]] = (
     (("relay.outbox",), _cloudevents_have_types),
     (("relay.outbox", "source.tables"), views_agree),
     (("relay.outbox",), views_have_topics),
+    (
+        ("source.prefix", "source.tables", "relay.snapshot", "sink"),
+        topics_are_short,
+    ),
     (("sink",), routes_agree),
     (
         ("sink", "source.tables", "source.exclude_tables", "source.prefix"),

@@ -46,16 +46,16 @@ def mistakes(
             {"prefix": "p" * 228},
             {"prefix": "p" * 300},
             (
-                "source.prefix: the topic of heartbeats has 321 characters; Kafka allows "
-                "249: shorten the prefix"
+                "source.prefix: the topic of heartbeats has 321 characters; Kafka "
+                "allows 249: shorten the prefix"
             ),
         ),
         (
             {"prefix": "p" * 200, "table": "t" * 43},
             {"prefix": "p" * 200, "table": "t" * 44},
             (
-                f"source.tables: the topic of the table shop.{'t' * 44} has 250 characters;"
-                " Kafka allows 249: shorten source.prefix, or leave the table out"
+                f"source.tables: the topic of the table shop.{'t' * 44} has 250 "
+                "characters; Kafka allows 249: shorten source.prefix, or leave the table out"
             ),
         ),
         (
@@ -70,8 +70,8 @@ def mistakes(
             {"sink": "i" * 236},
             {"sink": "i" * 237},
             (
-                f"sink.{'i' * 237}.name: the topic of its dead letters has 250 characters;"
-                " Kafka allows 249: give the sink a shorter name"
+                f"sink.{'i' * 237}.name: the topic of its dead letters has 250 "
+                "characters; Kafka allows 249: give the sink a shorter name"
             ),
         ),
     ],

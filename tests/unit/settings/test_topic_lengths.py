@@ -55,7 +55,8 @@ def mistakes(
             {"prefix": "p" * 200, "table": "t" * 44},
             (
                 f"source.tables: the topic of the table shop.{'t' * 44} has 250 "
-                "characters; Kafka allows 249: shorten source.prefix, or leave the table out"
+                "characters; Kafka allows 249: shorten source.prefix, or leave the "
+                "table out"
             ),
         ),
         (

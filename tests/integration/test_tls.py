@@ -9,7 +9,11 @@ from support.tls_proxy import tls_before
 from towpath import settings
 from towpath.deploy.snapshots import signals
 from towpath.relay.postgres.connect import connect as connect_source
-from towpath.schemas.failure import TowpathError, UnavailableError
+from towpath.schemas.failure import (
+    RegistryRefusedError,
+    TowpathError,
+    UnavailableError,
+)
 from towpath.schemas.registry import SchemaRegistry
 from towpath.sinks.targets.cache.read import CacheReader
 from towpath.sinks.targets.search.read import SearchReader
@@ -74,7 +78,7 @@ def test_a_registry_is_reached_by_tls_and_only_if_it_is_known(
     path = urlsplit(stack.registry_url).path
     with tls_before(port, folder / "broker.pem") as outside:
         ids = SchemaRegistry(f"https://127.0.0.1:{outside}{path}")
-        with pytest.raises(UnavailableError):
+        with pytest.raises(RegistryRefusedError, match="REQUESTS_CA_BUNDLE must name"):
             ids(unique, '"string"')
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(folder / "ca.pem"))
         found = ids(unique, '"string"')

@@ -6,7 +6,9 @@ from contextlib import closing
 
 import pytest
 
-from towpath.schemas.failure import RegistryRefusedError
+from support.secure_kafka import write_certificates
+from support.tls_proxy import tls_before
+from towpath.schemas.failure import RegistryRefusedError, RegistryUnavailableError
 from towpath.schemas.registry import SchemaRegistry
 
 
@@ -39,3 +41,28 @@ def test_certificates_that_cannot_be_read_are_named(monkeypatch):
 
     with closing(registry), pytest.raises(RegistryRefusedError, match="/nowhere/ca"):
         registry.ping()
+
+
+def test_a_certificate_of_an_unknown_authority_is_refused_with_its_cure(
+    tmp_path, monkeypatch
+):
+    """
+    The next attempt would fail as well: the file with the authority is not named.
+    """
+    monkeypatch.delenv("REQUESTS_CA_BUNDLE", raising=False)
+    write_certificates(tmp_path)
+    with (
+        tls_before(1, tmp_path / "broker.pem") as port,
+        closing(SchemaRegistry(f"https://user:secret@127.0.0.1:{port}")) as registry,
+    ):
+        with pytest.raises(RegistryRefusedError) as refused:
+            registry.ping()
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "ca.pem"))
+        with pytest.raises(RegistryUnavailableError, match="reached: ConnectionError"):
+            registry.ping()
+
+    assert (
+        "the certificate of the schema registry is not trusted: unable to get local "
+        "issuer certificate; if its authority is unknown here, REQUESTS_CA_BUNDLE must "
+        "name a file with the authority's certificate"
+    ) == str(refused.value)

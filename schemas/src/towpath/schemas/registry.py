@@ -8,6 +8,7 @@ compatibility levels; nothing here changes one.
 ``requests`` comes with the package's extra ``registry``.
 """
 
+import ssl
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
@@ -199,6 +200,8 @@ class SchemaRegistry:
             reason = "the address of the schema registry is not a valid URL"
             raise RegistryRefusedError(reason) from e
         except requests.RequestException as e:
+            if distrust := _distrust(e):
+                raise RegistryRefusedError(distrust) from e
             # Not the error's text, which may hold the address with its password.
             reason = f"the schema registry cannot be reached: {type(e).__name__}"
             raise RegistryUnavailableError(reason) from e
@@ -206,6 +209,26 @@ class SchemaRegistry:
             # The path of the certificates, in REQUESTS_CA_BUNDLE, leads nowhere.
             reason = f"the certificates for the schema registry cannot be read: {e}"
             raise RegistryRefusedError(reason) from e
+
+
+def _distrust(error: requests.RequestException) -> str:
+    """
+    Return why the registry's certificate is not trusted; empty for any other error.
+
+    A retry finds the same certificate and the same authorities, so it cannot succeed.
+    """
+    found: object = error
+    while isinstance(found, Exception):
+        if isinstance(found, ssl.SSLCertVerificationError):
+            return (
+                "the certificate of the schema registry is not trusted: "
+                f"{found.verify_message}; if its authority is unknown here, "
+                "REQUESTS_CA_BUNDLE must name a file with the authority's certificate"
+            )
+        # An error of requests or urllib3 has the one that it replaces as its reason or
+        # its first argument.
+        found = getattr(found, "reason", None) or next(iter(found.args), None)
+    return ""
 
 
 def _check(answer: requests.Response) -> None:

@@ -257,3 +257,27 @@ def test_a_schema_that_has_no_digest_is_refused_by_name(text):
     """
     with pytest.raises(EventSchemaError, match=r"a\.v1\.avsc: the schema cannot be"):
         parse_file("a.v1.avsc", text)
+
+
+# Lists in lists, and lists of values that may be null.
+_LISTS = '{"type": "array", "items": ' * 700 + '"string"' + "}" * 700
+_UNIONS = '["null", {"type": "array", "items": ' * 350 + '"string"' + "}]" * 350
+
+
+@pytest.mark.parametrize("nested", [_LISTS, _UNIONS])
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_schema_that_is_nested_too_deeply_is_refused_by_name(nested, is_shared):
+    """
+    Its JSON can be read, but no check of it can be made.
+    """
+    field = f'{{"name": "f", "type": {nested}}}'
+    text = f'{{"type": "record", "name": "Deep", "fields": [{field}]}}'
+    files = [parse_file("deep.v1.avsc", text)]
+    if is_shared:
+        user = {"type": "record", "name": "User", "references": {"Deep": 1}}
+        user["fields"] = [{"name": "deep", "type": "Deep"}]
+        files.append(parse_file("user.v1.avsc", json.dumps(user)))
+    name = "user" if is_shared else "deep"
+
+    with pytest.raises(EventSchemaError, match=rf"{name}\.v1\.avsc: the schema cannot"):
+        EventSchemas.from_files(files)

@@ -206,7 +206,13 @@ def make_schema(text: str, version: int = 1, place: str = "schema") -> EventSche
             "version, if it has a file of its own"
         )
         raise EventSchemaError(message) from error
-    except (ValueError, KeyError, TypeError, SchemaParseException) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+        SchemaParseException,
+    ) as error:
         message = f"{place}: the schema cannot be read: {error}"
         raise EventSchemaError(message) from error
     subject = str(parsed["name"])

@@ -206,10 +206,13 @@ def _whole(file: SchemaFile, known: _Known) -> SchemaFile:
     """Return a file with its shared types embedded, and its text written again."""
     shared: dict[str, SchemaFile] = {}
     _collect(file, known, (), shared)
-    document = embed(
-        file.name, file.definition, [part.definition for part in shared.values()]
-    )
-    return file._replace(text=json.dumps(document), document=document)
+    parts = [part.definition for part in shared.values()]
+    try:
+        document = embed(file.name, file.definition, parts)
+        return file._replace(text=json.dumps(document), document=document)
+    except RecursionError as error:
+        message = f"{file.name}: the schema cannot be read: {error}"
+        raise EventSchemaError(message) from error
 
 
 def _collect(

@@ -20,6 +20,7 @@ from towpath.relay.errors import MalformedMessageError
 from towpath.relay.ports import TopicFacts
 from towpath.relay.publish.in_flight import Delivery, DeliveryLedger
 from towpath.relay.snapshot.protocol import EmitRows, EmitSweep
+from towpath.relay.snapshot.shape import Key
 from towpath.relay.stats import Stats
 from towpath.relay.stream.snapshot_publisher import (
     UNREPORTED_DELETE,
@@ -27,6 +28,7 @@ from towpath.relay.stream.snapshot_publisher import (
     SnapshotPublisher,
 )
 from towpath.relay.wal.messages import Column, Relation
+from towpath.schemas import headers
 from towpath.settings.relay import Relay
 
 RELATION = Relation(1, "s", "a", (Column("id", 20), Column("note", 25)), (0,))
@@ -62,18 +64,29 @@ class AggregateRoute:
 class EmissionBench:
     """Emission over fakes, with topics of two partitions."""
 
-    def __init__(self, *, is_compacted: bool = False, is_refused: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        is_compacted: bool = False,
+        is_refused: bool = False,
+        dead_keys: Sequence[bytes] = (),
+    ) -> None:
         self.sent: list[Record] = []
+        self.notices: list[Record] = []
         self.announced: list[str] = []
         self.announced_with: list[Delivery] = []
         self.stats = Stats()
         self.ledger = DeliveryLedger(0)
         self._is_refused = is_refused
+        self._dead_keys = dead_keys
         facts = TopicFacts(1000, 2, is_compacted=is_compacted)
         core = SimpleNamespace(
             ledger=self.ledger,
             sender=SimpleNamespace(facts=lambda _: facts),
-            publisher=SimpleNamespace(publish_reads=self._send),
+            publisher=SimpleNamespace(
+                publish_reads=self._send,
+                publish_unordered=lambda record, _: self.notices.append(record),
+            ),
             router=SimpleNamespace(
                 table=self._table, place=SourceNames("t", "db"), relay=RELAY
             ),
@@ -105,12 +118,12 @@ class EmissionBench:
         delivery.pending += len(records)
         for _ in records:
             delivery.pending -= 1
-        return ()
+        return [at for at, one in enumerate(records) if one.key in self._dead_keys]
 
-    def emit(self, relation: Relation, **fields) -> None:
-        """Emit rows of a chunk."""
+    def emit(self, relation: Relation, **fields) -> Sequence[Key]:
+        """Emit rows of a chunk; return the keys of the dead letters."""
         defaults = {"rows": (), "log_lsn": 8, "snapshot_id": "s1", "target": None}
-        self.emission.rows(EmitRows(CHUNK, relation, **defaults | fields))
+        return self.emission.rows(EmitRows(CHUNK, relation, **defaults | fields))
 
     def sweep(self, relation: Relation, target: str | None = None) -> None:
         """Emit a sweep."""
@@ -198,6 +211,23 @@ def test_deletes_of_absent_keys_follow_the_chunks_topic():
         [(record.topic, record.key) for record in bench.sent],
         bench.stats.snapshot_rows,
     )
+
+
+@pytest.mark.parametrize(("target", "notices"), [("search2", 2), (None, 0)])
+def test_a_target_is_told_of_each_dead_letter(target: str | None, notices: int):
+    """
+    Also of a delete, once with its tombstone; otherwise its refetch would never end.
+    """
+    keys = [b'{"id":2}', b'{"id":9}']
+    bench = EmissionBench(dead_keys=keys)
+    dead = bench.emit(RELATION, rows=ROWS, absent=((b"9",), (b"8",)), target=target)
+
+    told = [("t.s.a.backfill.search2", key) for key in keys[:notices]]
+    assert ([(b"2",), (b"9",)], told) == (
+        dead,
+        [(notice.topic, notice.key) for notice in bench.notices],
+    )
+    assert all(headers.UNDELIVERED in dict(n.headers) for n in bench.notices)
 
 
 def test_a_delete_with_an_unknown_record_key_is_counted():

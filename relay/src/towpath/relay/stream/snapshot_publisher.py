@@ -75,16 +75,12 @@ class SnapshotPublisher:
         context = self._context
         route, place, delivery = self._context_of(effect)
         records = route.reads(effect.rows, place)
-        refused = context.publisher.publish_reads(records, delivery)
-        if refused and effect.target is not None:
-            self._notify_target([records[at] for at in refused], place, delivery)
+        refused = self._publish(records, effect, place, delivery)
         undelivered = [key_of(effect.rows[at], effect.relation.key) for at in refused]
         undelivered += [
             key
             for key in effect.absent
-            if context.publisher.publish_reads(
-                self._deletes(route, key, place), delivery
-            )
+            if self._publish(self._deletes(route, key, place), effect, place, delivery)
         ]
         context.stats.snapshot_rows += len(effect.rows) + len(effect.absent)
         if effect.is_last:
@@ -158,12 +154,26 @@ class SnapshotPublisher:
             self._routes[relation.oid] = route
         return route
 
+    def _publish(
+        self,
+        records: Sequence[Record],
+        effect: EmitRows,
+        place: ReadSlice,
+        delivery: Delivery,
+    ) -> Sequence[int]:
+        """Publish records, and return the indexes of those that are dead letters."""
+        refused = self._context.publisher.publish_reads(records, delivery)
+        if refused and effect.target is not None:
+            self._notify_target([records[at] for at in refused], place, delivery)
+        return refused
+
     def _notify_target(
         self, records: Sequence[Record], place: ReadSlice, delivery: Delivery
     ) -> None:
-        """Notify the target sink of its rows that are dead letters."""
-        for record in records:
-            if record.key is not None:
+        """Notify the target sink of its rows and deletes that are dead letters."""
+        # A delete and its tombstone have the same key.
+        for key, record in {one.key: one for one in records}.items():
+            if key is not None:
                 found = dict(record.headers).get(headers.REASON)
                 reason = found.decode() if isinstance(found, bytes) else TOO_LARGE
                 notice = undelivered_read(

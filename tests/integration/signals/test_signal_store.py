@@ -4,6 +4,7 @@ import json
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import psycopg
 import pytest
@@ -14,7 +15,10 @@ from structlog.testing import capture_logs
 from support.copying import replace
 from towpath.relay.errors import SourceUnavailableError
 from towpath.relay.kafka.signals import SignalSource, SignalTopicReader
+from towpath.relay.postgres.exported_snapshots import ExportedSnapshots
 from towpath.relay.postgres.signals import USED_ID, SignalInbox, SourceSignalService
+from towpath.relay.postgres.views import CollectionCatalog
+from towpath.relay.postgres.worker import SnapshotCommands
 from towpath.relay.snapshot import protocol
 from towpath.relay.snapshot.signals import (
     ExternalSignal,
@@ -130,6 +134,66 @@ def test_an_ended_snapshot_is_read_whole(connection, worker):
         replace(tables[0], **failed),
         replace(tables[1], **failed, pending_keys=None),
     ) == fact.tables
+
+
+class Lost:
+    """A connection that breaks after each commit, before the server confirms it."""
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str):
+        return getattr(self._connection, name)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit, and lose the answer."""
+        with self._connection.transaction():
+            yield
+        message = "server closed the connection unexpectedly"
+        raise psycopg.OperationalError(message)
+
+
+@pytest.mark.parametrize("has_row", [True, False])
+def test_an_answer_whose_commit_was_not_confirmed_is_the_first_one(connection, has_row):
+    """
+    The retry finds its own answer, also if the signal's row was deleted.
+    """
+    catalog, exported = CollectionCatalog("towpath", {}), ExportedSnapshots(None)
+    commands = SnapshotCommands(catalog, exported, list, "towpath")
+    if has_row:
+        connection.execute("insert into towpath.signal values ('s1', 'x')")
+    tables = (RUNNING, replace(RUNNING, collection="s.u", ordinal=1))
+    effects = [protocol.StoreSignal("s1", "accepted", {}, tables) for _ in range(2)]
+    with pytest.raises(psycopg.OperationalError):
+        commands.perform(Lost(connection), effects[0])
+    found = [commands.perform(connection, each) for each in (effects[0], *effects)]
+    row = connection.execute("select status from towpath.signal").fetchall()
+
+    # The last one is another signal with the same id.
+    assert [True, True, False] == [each.is_new for each in found]
+    assert ([("accepted",)] if has_row else []) == row
+    assert 2 == len(states(connection))
+
+
+def test_an_attempt_that_did_not_commit_is_repeated(connection):
+    """
+    What it would have stored is stored by the retry, unless another answer came first.
+    """
+    catalog, exported = CollectionCatalog("towpath", {}), ExportedSnapshots(None)
+    commands = SnapshotCommands(catalog, exported, list, "towpath")
+    connection.execute("insert into towpath.signal values ('s1', 'x'), ('s2', 'x')")
+    fine = protocol.StoreSignal("s1", "accepted", {}, (RUNNING,))
+    late = protocol.StoreSignal("s2", "completed", {})
+    is_new = []
+    for effect in (fine, late):
+        with pytest.raises(psycopg.OperationalError), connection.transaction():
+            commands.perform(Lost(connection), effect)
+        if effect is late:
+            connection.execute("update towpath.signal set status = 'rejected'")
+        is_new.append(commands.perform(connection, effect).is_new)
+
+    assert [True, False] == is_new
 
 
 # The inbox ----------------------------------------------------------------------------

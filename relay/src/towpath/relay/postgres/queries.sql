@@ -496,6 +496,21 @@ set status = %(status)s, detail = %(detail)s, updated_at = now(),
 where id = %(id)s and status is null
 returning id
 
+-- name: read_now
+-- The start of this transaction.
+select now()
+
+-- name: read_whether_stored
+-- Whether a transaction that began at one of these times has answered the signal. The
+-- signal's row may be deleted.
+select exists (
+    select from towpath.signal
+    where id = %(id)s and status is not null and updated_at = any (%(attempts)s)
+) or exists (
+    select from towpath.snapshot
+    where snapshot_id = %(id)s and updated_at = any (%(attempts)s)
+)
+
 -- name: read_signal_relay
 select relay from towpath.signal where id = %(id)s
 

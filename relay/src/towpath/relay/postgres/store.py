@@ -5,6 +5,7 @@ Keys are stored as JSON lists of their text, so that people can read them.
 """
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 from psycopg.types.json import Jsonb
@@ -82,11 +83,23 @@ class SnapshotStore:
             return SignalClaimed(effect.signal_id, found.refusal)
         return SignalStored(effect.signal_id, is_new=False)
 
-    def store_signal(self, effect: StoreSignal) -> SignalStored:
-        """Answer a signal and store its tables, unless it was answered before."""
+    def store_signal(
+        self, effect: StoreSignal, attempts: list[datetime]
+    ) -> SignalStored:
+        """
+        Answer a signal and store its tables, unless it was answered before.
+
+        An attempt whose commit was not confirmed may have stored the answer: it is
+        recognized by the time at which its transaction began, which its rows have.
+
+        Args:
+            effect: The answer.
+            attempts: When earlier attempts at this effect began; this one is added.
+        """
         with self._connection.transaction():
             is_new = self._store_first_answer(effect)
             if is_new:
+                attempts += self._connection.execute(query("read_now")).fetchone() or ()
                 self._insert(effect.tables, "insert_snapshot")
                 for table in effect.changed:
                     fields = {
@@ -102,6 +115,10 @@ class SnapshotStore:
                 for snapshot_id in sorted(queued):
                     reopened = {"id": snapshot_id}
                     self._connection.execute(query("reopen_signal"), reopened)
+            elif attempts:
+                made = {"id": effect.signal_id, "attempts": attempts}
+                found = self._connection.execute(query("read_whether_stored"), made)
+                is_new = found.fetchone() == (True,)
         return SignalStored(effect.signal_id, is_new)
 
     def store_keys(self, effect: StoreKeys) -> KeysStored:

@@ -15,6 +15,7 @@ transaction) and 25006 (a standby, while another server takes over).
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from queue import SimpleQueue
 from typing import Final
 
@@ -53,7 +54,6 @@ from towpath.relay.snapshot.protocol import (
     ReadSnapshotTables,
     ReleaseSnapshot,
     SaveProgress,
-    SignalStored,
     StoreKeys,
     StoreSignal,
     TablesInspected,
@@ -79,8 +79,8 @@ _LOG = structlog.get_logger("towpath.relay")
 LookupEffect = (
     ProbeVisibility | InspectTables | ReadSnapshotTables | ClaimSignal | ProbeLoad
 )
-StoreEffect = StoreSignal | StoreKeys | AnswerSignal | SaveProgress
-CommandEffect = LookupEffect | StoreEffect | ReleaseSnapshot
+StoreEffect = StoreKeys | AnswerSignal | SaveProgress
+CommandEffect = LookupEffect | StoreSignal | StoreEffect | ReleaseSnapshot
 
 
 class SnapshotCommands:
@@ -106,6 +106,9 @@ class SnapshotCommands:
         self._catalog = catalog
         self._exported = exported
         self._own_pids = own_pids
+        # The answer that is being stored, and when its attempts began.
+        self._answer: StoreSignal | None = None
+        self._attempts: list[datetime] = []
 
     def perform(
         self, connection: Connection, effect: CommandEffect
@@ -120,10 +123,32 @@ class SnapshotCommands:
             case ReleaseSnapshot():
                 self._exported.release(effect.view)
                 return None
-            case StoreSignal() | StoreKeys() | AnswerSignal() | SaveProgress():
+            case StoreSignal():
+                return self._store_signal(connection, effect)
+            case StoreKeys() | AnswerSignal() | SaveProgress():
                 return _store(SnapshotStore(connection, self._relay), effect)
             case _:
                 return self._look_up(connection, effect)
+
+    def _store_signal(self, connection: Connection, effect: StoreSignal) -> WorkerFact:
+        """Store an answer, and log whether it is the signal's first."""
+        if effect is not self._answer:
+            self._answer, self._attempts = effect, []
+        store = SnapshotStore(connection, self._relay)
+        fact = store.store_signal(effect, self._attempts)
+        if fact.is_new:
+            _LOG.info(
+                "signal answered",
+                signal_id=effect.signal_id,
+                status=effect.status,
+                detail=effect.detail,
+            )
+        else:
+            _LOG.info(
+                "signal not run: answered before, or its id is used",
+                signal_id=effect.signal_id,
+            )
+        return fact
 
     def _look_up(self, connection: Connection, effect: LookupEffect) -> WorkerFact:
         match effect:
@@ -208,8 +233,6 @@ def _exact_names(connection: Connection, effect: InspectTables) -> dict[str, str
 
 def _store(store: SnapshotStore, effect: StoreEffect) -> WorkerFact | None:
     match effect:
-        case StoreSignal():
-            return _store_signal(store, effect)
         case StoreKeys():
             _LOG.info(
                 "snapshot of moved rows stored",
@@ -222,24 +245,6 @@ def _store(store: SnapshotStore, effect: StoreEffect) -> WorkerFact | None:
         case AnswerSignal():
             store.answer_signal(effect)
             return None
-
-
-def _store_signal(store: SnapshotStore, effect: StoreSignal) -> SignalStored:
-    """Store an answer, and log whether it is the signal's first."""
-    fact = store.store_signal(effect)
-    if fact.is_new:
-        _LOG.info(
-            "signal answered",
-            signal_id=effect.signal_id,
-            status=effect.status,
-            detail=effect.detail,
-        )
-    else:
-        _LOG.info(
-            "signal not run: answered before, or its id is used",
-            signal_id=effect.signal_id,
-        )
-    return fact
 
 
 # The bound of one chunk as COPY text. Rows take about twice as much in memory.

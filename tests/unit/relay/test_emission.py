@@ -214,7 +214,7 @@ def test_deletes_of_absent_keys_follow_the_chunks_topic():
 
 
 @pytest.mark.parametrize(("target", "notices"), [("search2", 2), (None, 0)])
-def test_a_target_is_told_of_each_dead_letter(target: str | None, notices: int):
+def test_a_target_gets_a_notice_of_each_dead_letter(target: str | None, notices: int):
     """
     Also of a delete, once with its tombstone; otherwise its refetch would never end.
     """
@@ -222,8 +222,8 @@ def test_a_target_is_told_of_each_dead_letter(target: str | None, notices: int):
     bench = EmissionBench(dead_keys=keys)
     dead = bench.emit(RELATION, rows=ROWS, absent=((b"9",), (b"8",)), target=target)
 
-    told = [("t.s.a.backfill.search2", key) for key in keys[:notices]]
-    assert ([(b"2",), (b"9",)], told) == (
+    expected = [("t.s.a.backfill.search2", key) for key in keys[:notices]]
+    assert ([(b"2",), (b"9",)], expected) == (
         dead,
         [(notice.topic, notice.key) for notice in bench.notices],
     )

@@ -64,8 +64,10 @@ class Observer:
     Receives what a consumer does; each method does nothing until it is overridden.
 
     A consumer calls the methods between two polls, after the transaction that they
-    report. Only ``handled`` is called inside the transaction, where the handler ran. No
-    method may block. An error that a method raises is logged and has no other effect.
+    report. Only ``handled`` is called inside the transaction, where the handler ran,
+    and ``lag`` without a number inside a poll, or while the consumer leaves the group.
+    No method may block. An error that a method raises is logged and has no other
+    effect.
     """
 
     def handled(self, event: Event, duration_s: float) -> None:

@@ -345,10 +345,14 @@ def test_a_wait_out_of_its_range_is_refused(wait, capsys):
     [
         ("orders", "orders:8080"),
         ("inventory", "http://inventory:port"),
+        ("orders", "http://orders..local"),
+        ("inventory", f"http://{'i' * 64}"),
+        ("search", "http://search..local"),
         ("search", "http://search:port"),
         ("search", ""),
         ("cache", "cache:6379"),
         ("cache", "redis://:secret/word@cache:6379"),
+        ("cache", "redis://:secret@cache..local:6379"),
     ],
 )
 def test_an_address_that_is_no_url_is_one_error(option, address):

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
+from urllib.parse import urlsplit
 
 from flask import Flask
 from httpx2 import URL, InvalidURL
@@ -142,14 +143,24 @@ def _app_of(options: argparse.Namespace, waits: SinkWaits | None) -> Flask:
     """
     for option in ("orders", "inventory"):
         with _parsing(option, "http://localhost:8080"):
-            if URL(getattr(options, option)).scheme not in ("http", "https"):
+            url = getattr(options, option)
+            if URL(url).scheme not in ("http", "https"):
                 raise InvalidURL(option)
+            _check_host(url)
     shop = Shop(options.orders, options.inventory)
     with _parsing("search", "http://localhost:9200"):
+        _check_host(options.search)
         search = SearchIndex(options.search)
     with _parsing("cache", "redis://localhost:6379"):
+        _check_host(options.cache)
         cache = OrderCache(options.cache, options.cache_prefix)
     return create_app(shop, ReadSide(search, cache, waits))
+
+
+def _check_host(url: str) -> None:
+    """Raise a ``ValueError`` if no lookup accepts the host's name, such as a..b."""
+    # A client does so at each connection, by an error that is not its own.
+    (urlsplit(url).hostname or "").encode("idna")
 
 
 @contextmanager

@@ -8,10 +8,12 @@ from support.published import OneDriver
 from towpath.deploy.cli import sink_lifecycle as command
 from towpath.deploy.sinks import lifecycle
 from towpath.deploy.snapshots.signals import SignalAnswer
+from towpath.schemas.schema_files import EventSchemaError
 from towpath.settings import Settings
 from towpath.sinks.errors import NothingToRebuildError
 from towpath.sinks.state.progress import Progress
 from towpath.sinks.targets.search import rebuild as search_rebuild
+from towpath.sinks.targets.search import schema as search_schema
 from towpath.sinks.targets.search.rebuild import RebuildStart
 
 
@@ -71,6 +73,7 @@ class Bench:
         self.rebuild = Rebuild()
         self.kind = "search"
         self.driver = OneDriver()
+        self.closed = []
         self._folder = folder
 
     def settings(self, *_):
@@ -93,7 +96,7 @@ class Bench:
 def bench(monkeypatch, tmp_path):
     """Return a bench without a server."""
     lent = Bench(tmp_path)
-    announced = SimpleNamespace(close=lambda: None)
+    announced = SimpleNamespace(close=lambda: lent.closed.append("relations"))
     monkeypatch.setattr(command, "load", lent.settings)
     monkeypatch.setattr(lifecycle, "KafkaRelations", lambda *_: announced)
     monkeypatch.setattr(lifecycle, "ProgressReader", lambda *_: lent.driver)
@@ -111,6 +114,22 @@ def test_a_filled_index_takes_the_old_ones_place(bench):
     """
     assert (0, ["retire", "begin", "swap", "retire"]) == bench.run()
     assert [("it", ("shop.orders",))] == bench.asked
+
+
+def test_schemas_that_cannot_be_used_leave_no_reader_open(bench, monkeypatch):
+    """
+    The console goes on after the failure: the reader would keep its connections.
+    """
+
+    def fail(*_):
+        message = "no schema"
+        raise EventSchemaError(message)
+
+    monkeypatch.setattr(search_schema, "event_schemas", fail)
+    with pytest.raises(EventSchemaError):
+        bench.run()
+
+    assert ["relations"] == bench.closed
 
 
 @pytest.mark.parametrize("status", ["failed", "rejected"])

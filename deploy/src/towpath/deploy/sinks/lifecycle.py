@@ -333,15 +333,11 @@ def _open_rebuild(settings: Settings, sink: Sink) -> Iterator["Rebuild"]:
     from towpath.sinks.targets.search.schema import RouteFields, event_schemas  # noqa: PLC0415 - keeps --help fast
 
     kafka, prefix = settings.kafka, settings.database.prefix
-    announced = KafkaRelations(kafka, prefix)
-    relations = RoutedRelations(announced, sink.route)
-    fields = RouteFields(relations, event_schemas(sink.search, sink.route))
-    opened = Rebuild(sink.url, sink.search, fields)
-    try:
-        yield opened
-    finally:
-        opened.close()
-        announced.close()
+    with closing(KafkaRelations(kafka, prefix)) as announced:
+        relations = RoutedRelations(announced, sink.route)
+        fields = RouteFields(relations, event_schemas(sink.search, sink.route))
+        with closing(Rebuild(sink.url, sink.search, fields)) as opened:
+            yield opened
 
 
 def _rebuild_route(context: _RebuildContext, route: Route) -> bool:

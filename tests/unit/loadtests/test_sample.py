@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import redis
 
-from towpath.loadtests.load.sampler import CacheProbe
+from towpath.loadtests.load.sampler import CacheProbe, SearchProbe
 from towpath.loadtests.load.samples import LOST_AFTER_S, Latency, Samples, SinkReport
 
 
@@ -68,3 +68,22 @@ def test_a_key_may_have_braces_of_its_own(monkeypatch: pytest.MonkeyPatch):
     found = CacheProbe("redis://c", "{shop}:orders:{}").find((7,))
 
     assert ({7}, ["{shop}:orders:7"]) == (found, asked)
+
+
+def test_a_search_asks_for_no_more_hits_than_an_index_gives(monkeypatch):
+    """
+    After an outage more orders may be awaited; each poll would be refused.
+    """
+    sizes = []
+
+    def search(*, body, **_):
+        sizes.append(body["size"])
+        hits = [{"_id": each} for each in body["query"]["ids"]["values"]]
+        return {"hits": {"hits": hits}}
+
+    probe = SearchProbe("http://s", "orders")
+    monkeypatch.setattr(probe, "_client", SimpleNamespace(search=search))
+    awaited = range(20_001)
+
+    assert {*awaited} == probe.find(awaited)
+    assert [10_000, 10_000, 1] == sizes

@@ -51,6 +51,8 @@ from towpath.loadtests.load.shop import basket, session_with
 from towpath.schemas.clock import Clock, Deadline, SystemClock
 
 _TIMEOUT_S: Final = 10.0
+# An index refuses a search for more: index.max_result_window, by default.
+_MOST_HITS: Final = 10_000
 
 
 class Probe(Protocol):
@@ -120,16 +122,20 @@ class SearchProbe:
 
     def find(self, order_ids: Sequence[int]) -> set[int]:
         wanted = [str(order_id) for order_id in order_ids]
-        query = {
-            "query": {"ids": {"values": wanted}},
-            "size": len(wanted),
-            "_source": False,
-        }
-        try:
-            answer = self._client.search(index=self._index, body=query)
-        except NotFoundError:
-            return set()
-        return {int(hit["_id"]) for hit in answer["hits"]["hits"]}
+        found = set()
+        for begin in range(0, len(wanted), _MOST_HITS):
+            some = wanted[begin : begin + _MOST_HITS]
+            query = {
+                "query": {"ids": {"values": some}},
+                "size": len(some),
+                "_source": False,
+            }
+            try:
+                answer = self._client.search(index=self._index, body=query)
+            except NotFoundError:
+                return set()
+            found.update(int(hit["_id"]) for hit in answer["hits"]["hits"])
+        return found
 
 
 class WarehouseProbe:

@@ -189,6 +189,17 @@ def test_the_login_of_a_registry_is_written_only_when_asked_for() -> None:
     assert "set TOWPATH_REGISTRY__URL to the address" in text_of(closed, name)
 
 
+@pytest.mark.parametrize("prefix", ["", "schema.registry."])
+def test_a_registrys_login_of_its_own_belongs_into_the_address(prefix: str) -> None:
+    """
+    The report says so, whichever of its two names the option has.
+    """
+    name = f"value.converter.{prefix}basic.auth.user.info"
+    conversion = converted({"value.converter": "AvroConverter", name: "k:s"})
+
+    assert "set TOWPATH_REGISTRY__URL to the address" in text_of(conversion, name)
+
+
 def test_a_value_that_a_provider_fills_in_is_not_written() -> None:
     """
     The file would have the placeholder as the password, and libpq no other one.

@@ -183,6 +183,12 @@ def converter_option(given: PropertyValue, connector: Connector) -> Outcome:
         return not_needed("relay.rows.format decides it")
     if option in _REGISTRY_OPTIONS:
         return _registry(given, connector)
+    if option.endswith("basic.auth.user.info"):
+        return not_supported(
+            "the login is part of the registry's address: set TOWPATH_REGISTRY__URL to "
+            "the address with it, as in http://user:password@registry:8081, with its "
+            "special characters percent-encoded"
+        )
     if option.endswith("auto.register.schemas"):
         return same("schemas are registered by the relay")
     return not_supported("the formats of relay.rows have no such option")

@@ -266,6 +266,28 @@ def test_an_invalid_connector_exits_2_with_one_sentence(
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("dsn", "code", "said"),
+    [
+        ("postgresql://u:s3cret@h/x y", 2, "--dsn is not postgresql://"),
+        ("postgresql://u:s3cret@127.0.0.1:1/x", 3, "that --dsn names does not answer"),
+    ],
+)
+def test_a_database_that_cannot_be_asked_is_one_error_of_its_option(
+    dsn: str, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    The remedy names no configuration, which this command makes.
+    """
+    given = str(DATA / "inventory.json")
+
+    assert code == root.run(["config", "from-debezium", given, "--dsn", dsn])
+    error = capsys.readouterr().err
+    assert said in error
+    assert "towpath.toml" not in error
+    assert "s3cret" not in error
+
+
 def test_a_missing_connector_exits_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,8 +15,7 @@ from towpath.cli.options import ConfigOption, JsonOption, config_file, reading
 from towpath.deploy.debezium.connector import Connector, read_properties
 from towpath.deploy.debezium.conversion import Conversion, convert, toml_text
 from towpath.deploy.debezium.rules import PropertyStatus
-from towpath.deploy.errors import SourceUnreachableError
-from towpath.schemas.failure import UsageError
+from towpath.schemas.failure import UnavailableError, UsageError
 from towpath.schemas.table_name import TableName
 from towpath.settings import Settings, Sink, load
 from towpath.settings.secrets import masked
@@ -232,18 +231,29 @@ def read_catalog(dsn: str) -> Mapping[str, tuple[str, ...]]:
     Return every table of the database with its columns; partitions are left out.
 
     Raises:
-        SourceUnreachableError: The database does not answer.
+        UsageError: The connection string cannot be read.
+        UnavailableError: The database does not answer.
     """
     import psycopg  # noqa: PLC0415 - seldom needed
+    from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415 - seldom needed
 
     from towpath.sinks.postgres import connected  # noqa: PLC0415 - seldom needed
 
     try:
+        conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        message = (
+            "--dsn is not postgresql://user@host:port/database, nor pairs such as "
+            "host=... dbname=..."
+        )
+        # Without its cause, which quotes the string with its password.
+        raise UsageError(message) from None
+    try:
         with connected(dsn) as connection:
             rows = connection.execute(_TABLE_COLUMNS).fetchall()
     except psycopg.Error as error:
-        message = f"the source does not answer: {str(error).strip()}"
-        raise SourceUnreachableError(message) from error
+        message = f"the database that --dsn names does not answer: {str(error).strip()}"
+        raise UnavailableError(message) from error
     return {
         TableName(schema, table).text: tuple(columns) for schema, table, columns in rows
     }

@@ -1,6 +1,7 @@
 """``towpath config``: its output, where it goes, and its exit codes."""
 
 import json
+import resource
 import tomllib
 from pathlib import Path
 
@@ -216,6 +217,28 @@ def test_a_file_with_passwords_is_its_owners_only(tmp_path: Path) -> None:
     assert [0o600, any_file.stat().st_mode & 0o777] == [
         path.stat().st_mode & 0o777 for path in (private, other)
     ]
+
+
+def test_a_full_disk_leaves_no_part_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    The next run writes the file, where it would refuse to replace the part.
+    """
+    out = tmp_path / "towpath.toml"
+    command = ["config", "from-debezium", str(DATA / "inventory.json"), "--out"]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        code = root.run([*command, str(out)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert (2, f"error: {out}: File too large") == (
+        code,
+        capsys.readouterr().err.partition("\n")[0],
+    )
+    assert root.run([*command, str(out)]) == 0
 
 
 def test_without_out_the_file_is_on_standard_output(

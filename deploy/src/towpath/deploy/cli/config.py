@@ -175,11 +175,15 @@ def _calls(sink: Sink) -> bool:
 
 
 def _write(path: Path, text: str, *, mode: int) -> None:
-    opened = partial(os.open, mode=mode)
+    opened, is_ours = partial(os.open, mode=mode), False
     try:
         with open(path, "x", encoding="utf-8", opener=opened) as file:
+            is_ours = True
             file.write(text)
     except OSError as error:
+        if is_ours:
+            # The next run would refuse to replace the part that was written.
+            path.unlink(missing_ok=True)
         message = f"{path}: {error.strerror or 'cannot be written'}"
         raise UsageError(message) from error
 

@@ -4,6 +4,7 @@ import errno
 import io
 import signal
 import threading
+from collections import defaultdict
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -198,6 +199,58 @@ def test_a_closed_terminal_does_not_keep_the_parts_running(monkeypatch):
         run.run_demo(DemoOptions(), Path("demo"), Console(file=ClosedTerminal()))
 
     assert ["parts", "down", "all", "children"] == done
+
+
+def test_brackets_in_the_folder_of_a_kept_stack_are_shown(monkeypatch, tmp_path):
+    """
+    They are part of its name, not markup.
+    """
+    folder, console = tmp_path / "a[b]", Console(file=io.StringIO())
+    folder.mkdir()
+    monkeypatch.setattr(Stack, "up", lambda *_: None)
+    monkeypatch.setattr(own_stack, "kill_children", lambda _: None)
+    monkeypatch.setattr(own_stack.tempfile, "mkdtemp", lambda **_: str(folder))
+    with own_stack.own_stack("x", console, keep=True):
+        pass
+
+    assert f"{folder}\n" in console.file.getvalue()
+
+
+def test_brackets_in_the_folder_of_a_kept_demo_are_shown(monkeypatch):
+    """
+    The lines name its configuration, which may lie below a folder with brackets.
+    """
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    console, config = Console(file=io.StringIO()), Path("a[b]/towpath.toml")
+    urls = ("kafka", "registry_url", "opensearch_url", "redis_url")
+    stage = SimpleNamespace(
+        addresses=SimpleNamespace(dsn=str, **dict.fromkeys(urls, "")),
+        ports=defaultdict(int),
+        shop_url="",
+        shop_dsn="",
+        config=config,
+        pause=interrupt,
+    )
+    result = SimpleNamespace(equal=True, adds_up=True)
+    stack = SimpleNamespace(down=lambda: None, state=None)
+    parts = {
+        "demo_folder": lambda _: nullcontext(stack),
+        "Supervisor": lambda _: SimpleNamespace(stop=lambda _: None),
+        "_run_own": lambda *_: (stage, result),
+        "stop_all": lambda _: None,
+        "kill_children": lambda _: None,
+    }
+    for name, part in parts.items():
+        monkeypatch.setattr(run, name, part)
+    monkeypatch.setattr(run.table, "draw", lambda _: "")
+    monkeypatch.setattr(run.platform, "start_console", lambda _: None)
+    monkeypatch.setattr(run.parts, "console_token", lambda _: "token")
+
+    assert run.run_demo(DemoOptions(keep=True), Path("demo"), console) == 0
+    assert f" {config}\n" in console.file.getvalue()
 
 
 def test_children_are_killed_even_if_a_stack_cannot_be_removed(monkeypatch, tmp_path):

@@ -1,6 +1,7 @@
 """The demo's live screen and its plain lines."""
 
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -100,6 +101,22 @@ def test_the_summary_is_one_line():
     assert "\n" not in text
     assert "cache 1,234 behind" in text
     assert "snapshot of shop.orders 20%" in text
+
+
+def test_brackets_in_the_name_of_a_table_are_shown():
+    """
+    The live screen and the plain line print them: they are no markup.
+    """
+    table = SNAPSHOT._replace(collection="shop.a[b]")
+    view = replace(VIEW, snapshots=(table,))
+    console = Console(width=200, file=io.StringIO(), force_terminal=False)
+    with open_screen(console) as screen:
+        screen.show(view)
+
+    assert ["shop.a[b]" in text for text in (drawn(view), console.file.getvalue())] == [
+        True,
+        True,
+    ]
 
 
 def test_without_a_terminal_lines_are_printed_and_looks_are_rare():

@@ -218,7 +218,8 @@ def _keep(stage: OwnStage, console: Console) -> None:
         "configuration": str(stage.config),
     }
     for name, place in places.items():
-        console.print(f"{name:20} {place}", soft_wrap=True, highlight=False)
+        line = f"{name:20} {place}"
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
     console.print("\nEverything keeps running; Ctrl-C stops it.")
     with contextlib.suppress(KeyboardInterrupt):
         while True:

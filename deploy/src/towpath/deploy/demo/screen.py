@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from rich.columns import Columns
 from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -119,7 +120,8 @@ class PlainScreen:
     def show(self, view: View) -> None:
         if view.elapsed_s >= self._due_at_s:
             self._due_at_s = view.elapsed_s + _PLAIN_INTERVAL_S
-            self.print(f"[dim]{view.elapsed_s:6.1f} s    {summary(view)}[/dim]")
+            line = escape(summary(view))
+            self.print(f"[dim]{view.elapsed_s:6.1f} s    {line}[/dim]")
 
 
 class LiveScreen:
@@ -218,7 +220,7 @@ def _snapshots(snapshots: tuple[TableProgress, ...]) -> Table:
     for one in snapshots:
         left_s = time_left_s(one)
         table.add_row(
-            one.collection,
+            escape(one.collection),
             one.target or "all sinks",
             _bar(one),
             f"{one.rows:,}",

@@ -197,7 +197,8 @@ def _end(stack: Stack, console: Console, *, keep: bool) -> None:
     stop_all(stack.state)
     stack.down()
     (stack.state.root / _OWNER).unlink()
-    console.print(f"logs and files: {stack.state.root}", soft_wrap=True)
+    line = f"logs and files: {stack.state.root}"
+    console.print(line, soft_wrap=True, markup=False)
 
 
 def environment() -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import psycopg
 from confluent_kafka import KafkaException
 from rich.console import Console, RenderableType
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -258,7 +259,7 @@ class RunRecords:
         """Add and print a run's findings, or print the number of checked events."""
         if findings:
             self._findings.append(f"{run}: {', '.join(findings)}")
-            self._bench.screen.log(f"[red]{self._findings[-1]}[/red]")
+            self._bench.screen.log(f"[red]{escape(self._findings[-1])}[/red]")
         else:
             self._bench.screen.log(f"{run}: {checked:,} events verified")
 

@@ -2,6 +2,9 @@
 The log of a part: its last lines, and what is appended to it.
 """
 
+import pytest
+
+from towpath.cli import app as root
 from towpath.deploy.cli.stack import follow_file, last_lines
 
 
@@ -58,3 +61,21 @@ def test_a_log_is_followed_while_it_is_rotated(tmp_path):
     found = follow_file(log, 4, Steps(log.unlink, create))
 
     assert "a longer line\n" == next(found)
+
+
+@pytest.mark.parametrize("command", ["status", "down", "logs kafka"])
+def test_a_state_folder_that_cannot_be_used_is_one_error(command, capsys):
+    """
+    A name is longer than the file system takes.
+    """
+    assert root.run([*command.split(), "--state", "a" * 300]) == 2
+    assert "File name too long\nremedy: " in capsys.readouterr().err
+
+
+def test_a_log_that_cannot_be_read_is_one_error(tmp_path, capsys):
+    """
+    The name of the part is longer than the file system takes.
+    """
+    (tmp_path / "logs").mkdir()
+    assert root.run(["logs", "a" * 300, "--state", str(tmp_path)]) == 2
+    assert "File name too long\nremedy: " in capsys.readouterr().err

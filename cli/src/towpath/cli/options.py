@@ -31,8 +31,26 @@ JsonOption = Annotated[
 
 
 def state_folder(named: Path | None, environ: Mapping[str, str] | None = None) -> Path:
-    """Return the state folder: as named, else ``TOWPATH_STATE``, else ``.towpath``."""
-    return named or Path(_environ(environ).get("TOWPATH_STATE") or ".towpath")
+    """
+    Return the state folder: as named, else ``TOWPATH_STATE``, else ``.towpath``.
+
+    It may be missing.
+
+    Raises:
+        UsageError: The path cannot be used: a name in it is too long, for instance.
+    """
+    from towpath.schemas.failure import UsageError  # noqa: PLC0415 - keeps --help fast
+
+    folder = named or Path(_environ(environ).get("TOWPATH_STATE") or ".towpath")
+    try:
+        # A file in it, because the folder itself may be one that cannot be searched.
+        (folder / "towpath.toml").stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return folder
+    except OSError as error:
+        message = f"the state folder {folder}: {error.strerror}"
+        raise UsageError(message) from error
+    return folder
 
 
 def config_file(named: Path | None, environ: Mapping[str, str] | None = None) -> Path:

@@ -22,6 +22,7 @@ from towpath.cli.options import (
     StateOption,
     config_file,
     read_settings,
+    reading,
     state_folder,
 )
 from towpath.deploy.local.configuration import (
@@ -175,11 +176,13 @@ def logs(
         state: State folder.
     """
     path = StateFolder(state_folder(state).resolve()).log(part)
-    if not path.exists():
-        known = ", ".join(sorted(p.stem for p in path.parent.glob("*.log"))) or "none"
-        message = f"there is no log of {part!r}; known: {known}"
-        raise UsageError(message)
-    text, place = last_lines(path, lines)
+    with reading(path):
+        if not path.exists():
+            others = path.parent.glob("*.log")
+            known = ", ".join(sorted(log.stem for log in others)) or "none"
+            message = f"there is no log of {part!r}; known: {known}"
+            raise UsageError(message)
+        text, place = last_lines(path, lines)
     sys.stdout.write(text)
     if follow:
         sys.stdout.flush()

@@ -122,7 +122,7 @@ class SearchProbe:
 
     def find(self, order_ids: Sequence[int]) -> set[int]:
         wanted = [str(order_id) for order_id in order_ids]
-        found = set()
+        found: set[int] = set()
         for begin in range(0, len(wanted), _MOST_HITS):
             some = wanted[begin : begin + _MOST_HITS]
             query = {

@@ -2,6 +2,7 @@
 
 import errno
 import tomllib
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,11 @@ from towpath.deploy.snapshots.signals import SignalAnswer, TableProgress
 from towpath.schemas.failure import ConfigurationError, UnavailableError, UsageError
 from towpath.settings import load
 from towpath.sinks.errors import SinkExistsError, UnknownSinkError
-from towpath.sinks.state.declare import DROPPING_FILE, store_starting_offsets
+from towpath.sinks.state.declare import (
+    DROPPING_FILE,
+    changing,
+    store_starting_offsets,
+)
 from towpath.sinks.state.files import lock_sink
 
 HEAD = """\
@@ -181,6 +186,29 @@ def test_a_dropped_sink_leaves_nothing(config, tmp_path):
     )
 
     assert [("cache", "towpath")] == erased
+    assert ["search"] == [sink.name for sink in load(config, {}).sink]
+    assert ["search"] == [path.name for path in (tmp_path / "state/sinks").iterdir()]
+
+
+def test_a_drop_whose_block_another_drop_has_removed_goes_on(config, tmp_path):
+    """
+    Both have read the file before; the second deletes what is left.
+    """
+    second = plan(config)
+    text = config.read_text()
+
+    class Late(Clock):
+        """While it waits for the file, the other drop ends."""
+
+        def wait(self, delay_s):
+            super().wait(delay_s)
+            config.write_text(text.replace(CACHE, ""))
+            first.close()
+
+    first = ExitStack()
+    first.enter_context(changing(config, Clock()))
+    drop(config, second, clock=Late())
+
     assert ["search"] == [sink.name for sink in load(config, {}).sink]
     assert ["search"] == [path.name for path in (tmp_path / "state/sinks").iterdir()]
 

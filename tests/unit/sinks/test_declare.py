@@ -1,6 +1,7 @@
 """A new sink is declared in an order that loses nothing."""
 
 import errno
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -95,6 +96,20 @@ class Clock:
         self._now_s += delay_s
 
 
+class WaitingClock(Clock):
+    """Announces its first wait, and waits in fact."""
+
+    def __init__(self, begun):
+        super().__init__()
+        self._begun = begun
+
+    def wait(self, delay_s):
+        """Let a little time pass."""
+        super().wait(delay_s)
+        self._begun.set()
+        threading.Event().wait(0.01)
+
+
 @pytest.fixture
 def config(tmp_path):
     """Write a configuration with one sink."""
@@ -149,6 +164,44 @@ def test_a_file_in_a_folder_that_cannot_be_written_is_one_clear_error(
         declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
 
     assert CONFIG == config.read_text()
+
+
+def other_sink(number):
+    """Return a block of a sink that another command adds."""
+    return BLOCK.replace("search2", f"search{number}").replace("orders2", f"o{number}")
+
+
+def test_two_commands_that_change_the_file_at_once_keep_each_others_change(config):
+    """
+    The second one reads the file only after the first has replaced it.
+    """
+    threads, begun = [], threading.Event()
+
+    def check(*_):
+        if not threads:
+            again = (config, other_sink(3), {}, Cluster(), WaitingClock(begun))
+            threads.append(threading.Thread(target=declare.declare_sink, args=again))
+            threads[0].start()
+            assert begun.wait(10)
+
+    declare.declare_sink(config, BLOCK, {}, Cluster(), Clock(), check)
+    threads[0].join(10)
+
+    assert ["cache", "search2", "search3"] == [s.name for s in load(config, {}).sink]
+
+
+def test_a_command_that_keeps_the_file_too_long_is_one_error(config):
+    """
+    The later one changes nothing, and deletes nothing of the other's.
+    """
+    with (
+        declare.changing(config, Clock()),
+        pytest.raises(UsageError, match="another command is changing"),
+    ):
+        declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
+
+    assert CONFIG == config.read_text()
+    assert [config.name] == [each.name for each in config.parent.iterdir()]
 
 
 def test_a_variable_may_override_the_new_sink(config):

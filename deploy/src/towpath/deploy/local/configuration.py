@@ -13,6 +13,7 @@ from typing import Final
 
 from towpath.deploy.local.ports import LOOPBACK
 from towpath.deploy.local.stack import NAMES, Addresses
+from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 
 # The captured tables. Their names are unique, for the sinks that have no schemas.
@@ -139,13 +140,15 @@ def update_ports(addresses: Addresses, path: Path) -> None:
         UsageError: The file cannot be read or replaced.
     """
     path = path.resolve()
-    old = _read(path)
-    text = with_ports(old, addresses)
-    if text == old:
+    text = _read(path)
+    if with_ports(text, addresses) == text:
         return
-    from towpath.sinks.state.declare import candidate_of  # noqa: PLC0415 - is slow
+    from towpath.sinks.state.declare import candidate_of, changing  # noqa: PLC0415 - is slow
 
-    with candidate_of(path, text) as candidate:
+    with (
+        changing(path, SystemClock()),
+        candidate_of(path, with_ports(_read(path), addresses)) as candidate,
+    ):
         candidate.replace(path)
 
 

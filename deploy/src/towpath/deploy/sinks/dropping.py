@@ -42,7 +42,13 @@ from towpath.schemas.topics import (
 from towpath.settings import Settings, Sink, Source, load
 from towpath.settings.section import NAME
 from towpath.sinks.errors import UnknownSinkError
-from towpath.sinks.state.declare import DROPPING_FILE, candidate_of, filled, sink_named
+from towpath.sinks.state.declare import (
+    DROPPING_FILE,
+    candidate_of,
+    changing,
+    filled,
+    sink_named,
+)
 from towpath.sinks.state.files import LOCK_FILE, FolderLock, lock_sink
 from towpath.sinks.state.progress import replace_file, sink_folder
 
@@ -290,7 +296,7 @@ def carry_out_drop(
     settings = load(config, environ)
     folder = sink_folder(settings.state_folder, name)
     if sink is not None and settings.sink_named(name) is not None:
-        _cut(config, environ, plan, sink, folder)
+        _cut(config, environ, plan, sink, services.clock)
         report(f"deleted: the block of {name} in {config}")
     held = _hold(settings, name, services.clock)
     try:
@@ -313,15 +319,21 @@ def _cut(
     environ: Mapping[str, str],
     plan: DropPlan,
     sink: Sink,
-    folder: Path,
+    clock: Clock,
 ) -> None:
     """Record the plan, then remove the block from the file."""
     config = config.resolve()
-    text = without_sink(config.read_text(encoding="utf-8"), sink.name)
-    with candidate_of(config, text) as candidate:
-        load(candidate, environ)
-        _write(folder / DROPPING_FILE, sink, has_data=plan.has_data)
-        candidate.replace(config)
+    with changing(config, clock):
+        settings = load(config, environ)
+        if settings.sink_named(sink.name) is None:
+            # Another drop has removed it meanwhile.
+            return
+        folder = sink_folder(settings.state_folder, sink.name)
+        text = without_sink(config.read_text(encoding="utf-8"), sink.name)
+        with candidate_of(config, text) as candidate:
+            load(candidate, environ)
+            _write(folder / DROPPING_FILE, sink, has_data=plan.has_data)
+            candidate.replace(config)
 
 
 def _refuse_shared(settings: Settings, sink: Sink) -> None:

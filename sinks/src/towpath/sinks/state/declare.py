@@ -8,11 +8,13 @@ positions above everything committed before. A change between the listing and th
 snapshot is read once or twice.
 """
 
+import fcntl
 import os
 import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -43,6 +45,8 @@ READY_FILE: Final = "ready"
 DROPPING_FILE: Final = "dropping.json"
 
 _LOOK_EVERY_S: Final = 0.2
+# Longer than the checks of a new sink, whose target or broker may not answer.
+_UNLOCKED_WITHIN_S: Final = 60.0
 
 
 class Broker(Cluster, Protocol):
@@ -129,29 +133,82 @@ def declare_sink(
             a sink of that name has run before or is not fully dropped.
         UnavailableError: The broker does not answer, or the state folder cannot be
             written; the configuration is unchanged.
-        UsageError: The file cannot be replaced.
+        UsageError: The file cannot be replaced, or another command is changing it.
     """
     # A link stays a link, and relative paths begin at the folder of the file itself.
     config = config.resolve()
-    text = config.read_text(encoding="utf-8")
-    names, wanted = _names_in(text), [one.get("name") for one in _blocks(block)]
-    # Environment variables of the new sink are valid only with its block.
-    if names.intersection(map(str, wanted)):
-        known = _declared_before(load(config, environ), text, block, environ, config)
-        if known is not None:
+    # A file that has the block already may be one that cannot be replaced.
+    if (known := _known_sink(config, block, environ)) is not None:
+        return known
+    with changing(config, clock):
+        if (known := _known_sink(config, block, environ)) is not None:
             return known
-    whole = text.rstrip("\n") + "\n\n" + block.strip("\n") + "\n"
-    with candidate_of(config, whole) as candidate:
-        settings = load(candidate, environ)
-        added = [sink for sink in settings.sink if sink.name not in names]
-        if len(added) != 1:
-            message = "the block must declare one sink with a new name"
-            raise SinkExistsError(message)
-        if check is not None:
-            check(settings, added[0])
-        store_starting_offsets(settings, added[0], broker, clock)
-        candidate.replace(config)
+        text = config.read_text(encoding="utf-8")
+        names = _names_in(text)
+        whole = text.rstrip("\n") + "\n\n" + block.strip("\n") + "\n"
+        with candidate_of(config, whole) as candidate:
+            settings = load(candidate, environ)
+            added = [sink for sink in settings.sink if sink.name not in names]
+            if len(added) != 1:
+                message = "the block must declare one sink with a new name"
+                raise SinkExistsError(message)
+            if check is not None:
+                check(settings, added[0])
+            store_starting_offsets(settings, added[0], broker, clock)
+            candidate.replace(config)
     return added[0]
+
+
+@contextmanager
+def changing(config: Path, clock: Clock) -> Iterator[None]:
+    """
+    Keep other commands from changing a configuration while the block changes it.
+
+    The block must read the file, too: a text that was read before would undo the change
+    of another command.
+
+    Args:
+        config: The configuration file, not a link to it.
+        clock: Waits while another command changes it.
+
+    Raises:
+        UsageError: Another command takes too long, or the configuration cannot be
+            replaced.
+    """
+    path = config.with_name(f".{config.name}.lock")
+    deadline = Deadline(clock, _UNLOCKED_WITHIN_S)
+    try:
+        while (lock := _locked(path)) is None:
+            if deadline.passed():
+                message = f"another command is changing {config}; try again"
+                raise UsageError(message)
+            clock.wait(_LOOK_EVERY_S)
+    except OSError as error:
+        message = f"{config} cannot be replaced: {error.strerror or error}"
+        raise UsageError(message) from error
+    with lock:
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _locked(path: Path) -> FileIO | None:
+    """Create a file and lock it; ``None`` if another process has locked it."""
+    file = FileIO(path, "w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The process that had locked it may have deleted it.
+        is_ours = path.stat().st_ino == os.fstat(file.fileno()).st_ino
+    except (BlockingIOError, FileNotFoundError):
+        is_ours = False
+    except OSError:
+        file.close()
+        raise
+    if is_ours:
+        return file
+    file.close()
+    return None
 
 
 @contextmanager
@@ -192,6 +249,22 @@ def _names_in(text: str) -> set[str]:
         return {str(one.get("name")) for one in _blocks(text)}
     except ConfigurationError:
         return set()
+
+
+def _known_sink(config: Path, block: str, environ: Mapping[str, str]) -> Sink | None:
+    """
+    Return a sink of the file that has the block's name; ``None`` for a new name.
+
+    Raises:
+        ConfigurationError: The block is not TOML, or it or the file has mistakes.
+        SinkExistsError: The sink has another block, or is filled already.
+    """
+    text = config.read_text(encoding="utf-8")
+    wanted = {str(one.get("name")) for one in _blocks(block)}
+    # Environment variables of the new sink are valid only with its block.
+    if not wanted & _names_in(text):
+        return None
+    return _declared_before(load(config, environ), text, block, environ, config)
 
 
 def _declared_before(

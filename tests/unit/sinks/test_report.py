@@ -151,8 +151,8 @@ def test_sink_counters_continue_over_restarts(tmp_path):
     """
     A batch's counts are added to those on disk; parked keys are a gauge.
     """
-    for _ in range(2):
-        Report(tmp_path, "cache", Clock()).done(RESULT, {TOPIC: {"0": 9}}, 330)
+    for end in (9, 18):
+        Report(tmp_path, "cache", Clock()).done(RESULT, {TOPIC: {"0": end}}, 330)
     read = stored_progress(progress_path(tmp_path, "cache"), "cache")
 
     assert (18, 10, 4, 2, 2, 8, 4, 3, 2, POSITION) == (
@@ -160,6 +160,19 @@ def test_sink_counters_continue_over_restarts(tmp_path):
         *(read.asked, read.tombstones, read.parked, read.batches, read.position),
     )
     assert {"decode": 1, "apply": 20, "flush": 300} == read.last_stages_ms
+
+
+def test_a_batch_that_the_engine_repeats_is_counted_once(tmp_path):
+    """
+    Its report was stored, and the copies of the state were not, for instance.
+    """
+    for _ in range(2):
+        Report(tmp_path, "cache", Clock()).done(RESULT, {TOPIC: {"0": 9}}, 330)
+    read = stored_progress(progress_path(tmp_path, "cache"), "cache")
+
+    assert (9, 5, 2, 1, 3) == (
+        *(read.records, read.rows, read.stale, read.batches, read.parked),
+    )
 
 
 def test_the_sinks_position_never_goes_back(tmp_path):

@@ -469,7 +469,9 @@ def test_the_reports_counters_continue_after_a_restart(bench, tmp_path, monkeypa
     A new report begins where the old one ended.
     """
     bench.run([0])
-    Bench(tmp_path, monkeypatch).run([0])
+    later = Bench(tmp_path, monkeypatch)
+    later.engine.ends = {0: 6}
+    later.run([0])
 
     assert (2, 4) == (bench.look().batches, bench.look().rows)
 
@@ -743,6 +745,28 @@ def test_a_resolved_dead_letter_has_its_refetch_in_the_copies(bench):
     assert ("claim", "release") == (seen[0], seen[-1])
     # Once between batches, and once before the resolution.
     assert ["claim", "copy", "copy", "resolve"] == seen[:4]
+
+
+class UncopiedBatch(Copies):
+    """Copies that cannot be stored once, after the first batch."""
+
+    def save(self):
+        """Note it."""
+        before = self._seen[-1]
+        super().save()
+        if before == "check" and self._seen.count("check") == 1:
+            message = "no broker"
+            raise TargetUnavailableError(message)
+
+
+def test_a_batch_whose_state_was_not_copied_is_counted_once(bench):
+    """
+    The engine repeats it, because the copy failed after its report.
+    """
+    started = bench.run([0], [0], make_copies=lambda _: UncopiedBatch(bench.seen))
+
+    assert 2 == started
+    assert (1, 2) == (bench.look().batches, bench.look().rows)
 
 
 def test_a_sink_of_a_former_driver_is_checked_and_its_floors_wait(bench, monkeypatch):

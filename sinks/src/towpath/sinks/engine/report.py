@@ -152,6 +152,9 @@ class Report:
         """
         Report a durable batch.
 
+        The engine repeats a batch that was reported, but that the engine or the copies
+        of the state had not stored when the driver failed. It is counted once.
+
         Args:
             result: The counts of the batch.
             applied: The next offset of each topic and partition.
@@ -160,16 +163,17 @@ class Report:
                 is unknown.
         """
         before = self._progress
+        is_new = applied != before.applied
         stages_ms = _stages_ms(result)
         counts = {name: getattr(result, name) for name in COUNTERS}
         counts["asked"] = counts.pop("refetches_requested")
-        sums = {name: getattr(before, name) + n for name, n in counts.items()}
+        sums = {name: getattr(before, name) + n * is_new for name, n in counts.items()}
         pending = result.pending_refetches
         self._write(
             state=self._healthy_state(),
             error=None,
             applied=applied,
-            batches=before.batches + 1,
+            batches=before.batches + is_new,
             parked=result.parked,
             pending_refetches=before.pending_refetches if pending is None else pending,
             position=max(before.position, result.position),

@@ -65,4 +65,4 @@ def test_a_database_that_does_not_answer_is_reported(tmp_path: Path, capsys):
 
     assert (code, out.exists()) == (3, False)
 
-    assert "the source does not answer" in capsys.readouterr().err
+    assert "the database that --dsn names does not answer" in capsys.readouterr().err

@@ -232,6 +232,8 @@ def test_a_declared_sink_stores_the_ids_of_its_topics(config, tmp_path):
         (BLOCK.replace('"search2"', '"search2'), Cluster(), ConfigurationError),
         (BLOCK + f"x = {'9' * 5_000}", Cluster(), ConfigurationError),
         (BLOCK + f"x = {'[' * 5_000}", Cluster(), ConfigurationError),
+        ("standby = true\n" + BLOCK, Cluster(), ConfigurationError),
+        ("sink = 1", Cluster(), ConfigurationError),
         ("", Cluster(), SinkExistsError),
         (BLOCK + BLOCK.replace("2", "3"), Cluster(), SinkExistsError),
         (BLOCK, Cluster(fail=True), UnavailableError),

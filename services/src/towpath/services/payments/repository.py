@@ -105,10 +105,12 @@ def _claim() -> Update:
         .order_by(operations.c.due_at)
         .limit(bindparam("most"))
         .with_for_update(skip_locked=True)
+        # Evaluated once: a subquery that a join scans again would claim further rows.
+        .cte("due")
     )
     return (
         update(operations)
-        .where(operations.c.id.in_(due.scalar_subquery()))
+        .where(operations.c.id == due.c.id)
         .where(payments.c.order_id == operations.c.order_id)
         .values(attempts=operations.c.attempts + 1, due_at=bindparam("lease_until"))
         .returning(

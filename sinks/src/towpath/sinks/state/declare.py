@@ -256,9 +256,11 @@ def _known_sink(config: Path, block: str, environ: Mapping[str, str]) -> Sink | 
     Return a sink of the file that has the block's name; ``None`` for a new name.
 
     Raises:
-        ConfigurationError: The block is not TOML, or it or the file has mistakes.
+        ConfigurationError: The block is not TOML or has keys before its tables, or it
+            or the file has mistakes.
         SinkExistsError: The sink has another block, or is filled already.
     """
+    _refuse_loose_keys(block)
     text = config.read_text(encoding="utf-8")
     wanted = {str(one.get("name")) for one in _blocks(block)}
     # Environment variables of the new sink are valid only with its block.
@@ -297,13 +299,30 @@ def _declared_before(
     return declared
 
 
+def _refuse_loose_keys(block: str) -> None:
+    """Refuse keys before the first table: the file's last table would take them."""
+    loose = [name for name, value in _parsed(block).items() if not _has_tables(value)]
+    if loose:
+        message = f"the block: {', '.join(loose)} must follow [[sink]]"
+        raise ConfigurationError([message])
+
+
+def _has_tables(value: object) -> bool:
+    """Return whether the value of a key is a table or an array of tables."""
+    members = value if isinstance(value, list) else [value]
+    return all(isinstance(one, dict) for one in members)
+
+
 def _blocks(block: str) -> list[dict[str, Any]]:
+    found = _parsed(block).get("sink", [])
+    return found if isinstance(found, list) and _has_tables(found) else []
+
+
+def _parsed(block: str) -> dict[str, Any]:
     try:
-        found = tomllib.loads(block).get("sink", [])
+        return tomllib.loads(block)
     except (ValueError, RecursionError) as error:
         raise ConfigurationError([f"the block: not TOML: {error}"]) from error
-    is_list = isinstance(found, list) and all(isinstance(one, dict) for one in found)
-    return found if is_list else []
 
 
 def wait_running(

@@ -21,7 +21,7 @@ from towpath.services.inventory.domain import RESERVE, ReservedLine
 from towpath.services.inventory.repository import InventoryRepository
 from towpath.services.orders import app as orders
 from towpath.services.payments import app as payments
-from towpath.services.payments.domain import Payment
+from towpath.services.payments.domain import OperationKind, Payment
 from towpath.services.payments.repository import PaymentRepository
 from towpath.services.plumbing.consumer import begin_in, make_sessions
 from towpath.services.plumbing.metrics import metrics_of
@@ -278,6 +278,24 @@ def test_the_shipment_of_an_order_can_be_read(parcels: Place):
 
     assert ("dispatched", True) == (found["status"], bool(found["tracking_number"]))
     assert 404 == parcels.client.get("/shipments/8").status_code
+
+
+def test_no_plan_claims_more_operations_than_asked_for(money):
+    """
+    A nested loop may scan the claiming query again, which skips what it has changed.
+    """
+    with money.begin() as session:
+        repository = PaymentRepository(session)
+        for order_id in range(1, 21):
+            price = Decimal("9.99")
+            repository.add(Payment.request(order_id, price, "EUR", "card", AT))
+            repository.add_operation(order_id, OperationKind.AUTHORIZE, AT)
+    with money.begin() as session:
+        for planner in ("hashjoin", "mergejoin", "hashagg", "sort", "material"):
+            session.execute(text(f"set local enable_{planner} = off"))
+        claimed = PaymentRepository(session).claim_operations(AT, 3)
+
+    assert 3 == len(claimed)
 
 
 @pytest.mark.parametrize("name", ["inventory", "payments", "shipping"])

@@ -20,7 +20,7 @@ from typing import Final
 
 from towpath.relay.wal.transactions import Transaction
 
-# The bounds are narrow around the goals (3, 10 and 40 ms), and wide above them.
+# The bounds are narrow up to 40 ms, where latencies usually lie, and wide above it.
 _BOUNDS_MS: Final = (1, 2, 3, 5, 10, 20, 40, 100, 250, 500, 1_000, 2_500)
 BOUNDS_S: Final = (*(ms / 1000 for ms in _BOUNDS_MS), 10.0, 60.0, 600.0)
 

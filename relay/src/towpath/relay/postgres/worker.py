@@ -136,6 +136,7 @@ class SnapshotCommands:
             self._answer, self._attempts = effect, []
         store = SnapshotStore(connection, self._relay)
         fact = store.store_signal(effect, self._attempts)
+        self._answer = None
         if fact.is_new:
             _LOG.info(
                 "signal answered",

@@ -31,6 +31,7 @@ from towpath.sinks.state.progress import (
     replace_file,
     sink_folder,
     stored_progress,
+    write_progress,
 )
 from towpath.sinks.state.published import PublishedVerification
 
@@ -173,6 +174,31 @@ def test_a_batch_that_the_engine_repeats_is_counted_once(tmp_path):
     assert (9, 5, 2, 1, 3) == (
         *(read.records, read.rows, read.stale, read.batches, read.parked),
     )
+
+
+def test_what_only_the_repetition_of_a_batch_adds_is_counted(tmp_path):
+    """
+    Dead letters and requests of the first attempt are not in the counts of the second.
+    """
+    report, applied = Report(tmp_path, "cache", Clock()), {TOPIC: {"0": 9}}
+    for result in (BatchResult(9, 9, 0, 0), RESULT):
+        report.done(result, applied, 1)
+    found = report.progress
+
+    assert (9, 9, 1, 4) == (found.records, found.rows, found.dead_letters, found.asked)
+
+
+def test_a_first_batch_without_records_is_counted(tmp_path):
+    """
+    A sink that was just added has applied its starting offsets; it has run now.
+    """
+    started = Progress(sink="cache", applied={TOPIC: {"0": 9}})
+    write_progress(progress_path(tmp_path, "cache"), started)
+    report = Report(tmp_path, "cache", Clock())
+    for _ in range(2):
+        report.done(BatchResult(0, 0, 0, 0), started.applied, 1)
+
+    assert 1 == report.progress.batches
 
 
 def test_the_sinks_position_never_goes_back(tmp_path):

@@ -31,6 +31,8 @@ from towpath.sinks.state.progress import (
 
 # The label of the whole batch, beside those of its stages.
 WHOLE: Final = "batch"
+# A repeated batch counts only dead letters and requests that it adds.
+_NEVER_REPEATED: Final = frozenset({"dead_letters", "refetches_requested"})
 
 _log = structlog.get_logger("towpath.sinks")
 
@@ -153,7 +155,8 @@ class Report:
         Report a durable batch.
 
         The engine repeats a batch that was reported, but that the engine or the copies
-        of the state had not stored when the driver failed. It is counted once.
+        of the state had not stored when the driver failed. It is counted once; dead
+        letters and requests that only the repetition has are added.
 
         Args:
             result: The counts of the batch.
@@ -163,11 +166,13 @@ class Report:
                 is unknown.
         """
         before = self._progress
-        is_new = applied != before.applied
+        # A first batch without records leaves the starting offsets as they are.
+        is_new = not before.batches or applied != before.applied
         stages_ms = _stages_ms(result)
-        counts = {name: getattr(result, name) for name in COUNTERS}
+        counted = COUNTERS if is_new else _NEVER_REPEATED
+        counts = {name: getattr(result, name) for name in counted}
         counts["asked"] = counts.pop("refetches_requested")
-        sums = {name: getattr(before, name) + n * is_new for name, n in counts.items()}
+        sums = {name: getattr(before, name) + n for name, n in counts.items()}
         pending = result.pending_refetches
         self._write(
             state=self._healthy_state(),

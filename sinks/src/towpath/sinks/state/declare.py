@@ -45,7 +45,7 @@ READY_FILE: Final = "ready"
 DROPPING_FILE: Final = "dropping.json"
 
 _LOOK_EVERY_S: Final = 0.2
-# Longer than the checks of a new sink, whose target or broker may not answer.
+# Longer than the checks of a new sink take, unless several servers do not answer.
 _UNLOCKED_WITHIN_S: Final = 60.0
 
 

@@ -204,6 +204,17 @@ def test_a_command_that_keeps_the_file_too_long_is_one_error(config):
     assert [config.name] == [each.name for each in config.parent.iterdir()]
 
 
+def test_a_lock_that_cannot_be_taken_is_named(config):
+    """
+    Another user's command that was killed may have left it, for instance.
+    """
+    config.with_name(f".{config.name}.lock").mkdir()
+    with pytest.raises(UsageError, match=r"replaced: .*\.toml\.lock: Is a directory"):
+        declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
+
+    assert CONFIG == config.read_text()
+
+
 def test_a_variable_may_override_the_new_sink(config):
     """
     It fits the file with the block, and no file without it.

@@ -184,7 +184,8 @@ def changing(config: Path, clock: Clock) -> Iterator[None]:
                 raise UsageError(message)
             clock.wait(_LOOK_EVERY_S)
     except OSError as error:
-        message = f"{config} cannot be replaced: {error.strerror or error}"
+        reason = f"{path}: {error.strerror or error}"
+        message = f"{config} cannot be replaced: {reason}"
         raise UsageError(message) from error
     with lock:
         try:

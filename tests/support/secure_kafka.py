@@ -144,19 +144,21 @@ def toml(client: Mapping[str, str]) -> str:
     return "\n".join(("[kafka.client]", *lines))
 
 
-def write_certificates(folder: Path) -> None:
+def write_certificates(folder: Path, age_days: int = 1) -> None:
     """
     Write an authority, a server of the loopback address and a client, as files.
+
+    Certificates are valid for two days from their issue, which was ``age_days`` ago.
 
     ``ca.pem``; ``broker.pem``, certificate and key; ``client.pem`` and ``client.key``;
     ``client-secret.key`` and ``client.p12``, which need the password.
     """
     authority = ec.generate_private_key(ec.SECP256R1())
-    ca = _certificate("authority", authority, None, authority)
+    ca = _certificate("authority", authority, None, authority, age_days)
     _write(folder / "ca.pem", _pem(ca))
     for name in ("broker", OWNER):
         key = ec.generate_private_key(ec.SECP256R1())
-        certificate = _certificate(name, key, ca, authority)
+        certificate = _certificate(name, key, ca, authority, age_days)
         if name == "broker":
             _write(folder / "broker.pem", _pem(certificate) + _key(key))
             _write(folder / "broker.key", _key(key))
@@ -171,10 +173,10 @@ def write_certificates(folder: Path) -> None:
         _write(folder / "client.p12", store)
 
 
-def _certificate(name, key, issuer, signer) -> x509.Certificate:
+def _certificate(name, key, issuer, signer, age_days) -> x509.Certificate:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = dt.datetime.now(dt.UTC)  # noqa: TID251 - of real certificates
-    day = dt.timedelta(days=1)
+    issued = now - dt.timedelta(days=age_days)
     hosts = [
         x509.DNSName("localhost"),
         x509.IPAddress(ipaddress.ip_address(ports.LOOPBACK)),
@@ -185,8 +187,8 @@ def _certificate(name, key, issuer, signer) -> x509.Certificate:
         .issuer_name(subject if issuer is None else issuer.subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - day)
-        .not_valid_after(now + day)
+        .not_valid_before(issued)
+        .not_valid_after(issued + dt.timedelta(days=2))
         .add_extension(x509.BasicConstraints(issuer is None, None), critical=True)
         .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
         .sign(signer, hashes.SHA256())

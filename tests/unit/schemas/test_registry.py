@@ -66,3 +66,27 @@ def test_a_certificate_of_an_unknown_authority_is_refused_with_its_cure(
         "issuer certificate; if its authority is unknown here, REQUESTS_CA_BUNDLE must "
         "name a file with the authority's certificate"
     ) == str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("age_days", "reason"),
+    [(3, "certificate has expired"), (-1, "certificate is not yet valid")],
+)
+def test_a_certificate_that_is_out_of_date_is_tried_again(
+    age_days, reason, tmp_path, monkeypatch
+):
+    """
+    The registry may get a new one, and the certificate's time may come.
+    """
+    write_certificates(tmp_path, age_days)
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "ca.pem"))
+    with (
+        tls_before(1, tmp_path / "broker.pem") as port,
+        closing(SchemaRegistry(f"https://127.0.0.1:{port}")) as registry,
+        pytest.raises(RegistryUnavailableError) as failed,
+    ):
+        registry.ping()
+
+    assert f"the certificate of the schema registry is not trusted: {reason}" == str(
+        failed.value
+    )

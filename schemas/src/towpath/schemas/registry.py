@@ -27,6 +27,9 @@ REQUEST_TIMEOUT_S: Final = 5.0
 
 _INCOMPATIBLE: Final = (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
 _TRANSIENT: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+# OpenSSL's codes of a certificate that is not valid yet, or no longer: time, or a
+# renewal in the registry, cures it.
+_OUT_OF_DATE: Final = (9, 10)
 _NO_REGISTRY: Final = "the server at the address is not a schema registry"
 _AVRO: Final = "AVRO"
 _MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
@@ -200,35 +203,46 @@ class SchemaRegistry:
             reason = "the address of the schema registry is not a valid URL"
             raise RegistryRefusedError(reason) from e
         except requests.RequestException as e:
-            if distrust := _distrust(e):
-                raise RegistryRefusedError(distrust) from e
-            # Not the error's text, which may hold the address with its password.
-            reason = f"the schema registry cannot be reached: {type(e).__name__}"
-            raise RegistryUnavailableError(reason) from e
+            raise _failure(e) from e
         except OSError as e:
             # The path of the certificates, in REQUESTS_CA_BUNDLE, leads nowhere.
             reason = f"the certificates for the schema registry cannot be read: {e}"
             raise RegistryRefusedError(reason) from e
 
 
-def _distrust(error: requests.RequestException) -> str:
-    """
-    Return why the registry's certificate is not trusted; empty for any other error.
+def _failure(
+    error: requests.RequestException,
+) -> RegistryUnavailableError | RegistryRefusedError:
+    """Return the error of a request without an answer: whether a retry may help."""
+    distrusted = _distrusted(error)
+    if distrusted is None:
+        # Not the error's text, which may hold the address with its password.
+        reason = f"the schema registry cannot be reached: {type(error).__name__}"
+        return RegistryUnavailableError(reason)
+    reason = (
+        "the certificate of the schema registry is not trusted: "
+        f"{distrusted.verify_message}"
+    )
+    if distrusted.verify_code in _OUT_OF_DATE:
+        return RegistryUnavailableError(reason)
+    return RegistryRefusedError(
+        f"{reason}; if its authority is unknown here, REQUESTS_CA_BUNDLE must name a "
+        "file with the authority's certificate"
+    )
 
-    A retry finds the same certificate and the same authorities, so it cannot succeed.
-    """
+
+def _distrusted(
+    error: requests.RequestException,
+) -> ssl.SSLCertVerificationError | None:
+    """Return the error of a certificate that is not trusted; None for any other."""
     found: object = error
     while isinstance(found, Exception):
         if isinstance(found, ssl.SSLCertVerificationError):
-            return (
-                "the certificate of the schema registry is not trusted: "
-                f"{found.verify_message}; if its authority is unknown here, "
-                "REQUESTS_CA_BUNDLE must name a file with the authority's certificate"
-            )
+            return found
         # An error of requests or urllib3 has the one that it replaces as its reason or
         # its first argument.
         found = getattr(found, "reason", None) or next(iter(found.args), None)
-    return ""
+    return None
 
 
 def _check(answer: requests.Response) -> None:

@@ -94,6 +94,7 @@ def test_a_file_that_cannot_be_written_is_named(command, tmp_path, capsys):
         ("towpath.outbox:record", "is a function that needs arguments"),
         # A compiled function may have no signature.
         ("builtins:vars", "is not an Events object of towpath.outbox"),
+        ("builtins:max", "cannot be called without arguments: max expected"),
     ],
 )
 def test_events_that_cannot_be_imported_are_a_wrong_command(place, reason, capsys):

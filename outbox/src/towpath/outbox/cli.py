@@ -4,7 +4,7 @@ import importlib
 import inspect
 import json as json_text
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -204,13 +204,23 @@ def _events(place: str) -> Events:
             message = f"--events {place} is a function that needs arguments"
             raise UsageError(message) from error
         except ValueError:
-            # A compiled function may have no signature.
-            pass
-        found = found()
+            # A compiled function may have no signature: the call itself shows it.
+            found = _called(found, place)
+        else:
+            found = found()
     if not isinstance(found, Events):
         message = f"--events {place} is not an Events object of towpath.outbox"
         raise UsageError(message)
     return found
+
+
+def _called(function: Callable[[], object], place: str) -> object:
+    """Call a function without a signature."""
+    try:
+        return function()
+    except TypeError as error:
+        message = f"--events {place} cannot be called without arguments: {error}"
+        raise UsageError(message) from error
 
 
 def _outbox_settings(config: Path | None) -> "OutboxSettings":

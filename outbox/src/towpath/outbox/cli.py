@@ -198,16 +198,7 @@ def _events(place: str) -> Events:
         message = f"--events {place} cannot be imported: {error}"
         raise UsageError(message) from error
     if callable(found) and not isinstance(found, type):
-        try:
-            inspect.signature(found).bind()
-        except TypeError as error:
-            message = f"--events {place} is a function that needs arguments"
-            raise UsageError(message) from error
-        except ValueError:
-            # A compiled function may have no signature: the call itself shows it.
-            found = _called(found, place)
-        else:
-            found = found()
+        found = _called(found, place)
     if not isinstance(found, Events):
         message = f"--events {place} is not an Events object of towpath.outbox"
         raise UsageError(message)
@@ -215,12 +206,20 @@ def _events(place: str) -> Events:
 
 
 def _called(function: Callable[[], object], place: str) -> object:
-    """Call a function without a signature."""
+    """Call the application's function that returns its events."""
     try:
-        return function()
+        inspect.signature(function).bind()
     except TypeError as error:
-        message = f"--events {place} cannot be called without arguments: {error}"
+        message = f"--events {place} is a function that needs arguments"
         raise UsageError(message) from error
+    except ValueError:
+        # A compiled function may have no signature: the call itself shows it.
+        try:
+            return function()
+        except TypeError as error:
+            message = f"--events {place} cannot be called without arguments: {error}"
+            raise UsageError(message) from error
+    return function()
 
 
 def _outbox_settings(config: Path | None) -> "OutboxSettings":

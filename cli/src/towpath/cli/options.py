@@ -60,6 +60,9 @@ def config_file(named: Path | None, environ: Mapping[str, str] | None = None) ->
     The first that applies: ``named``; ``TOWPATH_CONFIG``; ``towpath.toml`` in the
     current folder, if it exists; the file that ``towpath up`` writes into the state
     folder.
+
+    Raises:
+        UsageError: The path of the state folder cannot be used.
     """
     variables = _environ(environ)
     if named is not None:

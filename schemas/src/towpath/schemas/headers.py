@@ -12,7 +12,8 @@ SWEEP: Final = "sweep"
 SWEEP_PARTITIONS: Final = "sweep_partitions"
 # The oid of the dropped table whose rows the sweep removes.
 DROPPED: Final = "dropped"
-# The reason why a row read for one sink cannot be delivered; the record has no row.
+# The reason why a row read for one sink, or its delete, cannot be delivered; the
+# record has no row.
 UNDELIVERED: Final = "undelivered"
 # Marks an empty record: once all replicas have it, all records before it can be read.
 BARRIER: Final = "towpath-barrier"

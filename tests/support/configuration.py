@@ -1,7 +1,11 @@
 """The configuration of a relay that a test runs, without a template."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from towpath.schemas.failure import ConfigurationError
+from towpath.settings import read
 
 NO_REGISTRY = "http://127.0.0.1:1"
 
@@ -49,3 +53,12 @@ ADDRESSES = {
     "warehouse": "postgresql://localhost/lake",
     "webhook": "https://localhost/hook",
 }
+
+
+def mistakes_of(document: Mapping[str, object]) -> tuple[str, ...]:
+    """List the mistakes of a configuration that is a document of TOML."""
+    try:
+        read(document, {}, Path("/"))
+    except ConfigurationError as error:
+        return tuple(error.mistakes)
+    return ()

@@ -1,12 +1,8 @@
 """Addresses that no server of their kind can have are mistakes of the file."""
 
-from pathlib import Path
-
 import pytest
 
-from support.configuration import ADDRESSES
-from towpath.schemas.failure import ConfigurationError
-from towpath.settings import read
+from support.configuration import ADDRESSES, mistakes_of
 
 DSN = "postgresql://localhost/shop"
 
@@ -34,11 +30,7 @@ def mistakes(
     }
     if registry is not None:
         document["registry"] = {"url": registry}
-    try:
-        read(document, {}, Path("/"))
-    except ConfigurationError as error:
-        return tuple(error.mistakes)
-    return ()
+    return mistakes_of(document)
 
 
 @pytest.mark.parametrize("kind", list(ADDRESSES))

@@ -1,11 +1,8 @@
 """Row forms that a file's own sinks cannot read are mistakes of the file."""
 
-from pathlib import Path
-
 import pytest
 
-from towpath.schemas.failure import ConfigurationError
-from towpath.settings import read
+from support.configuration import mistakes_of
 
 TABLE = {"topic": "towpath.shop.orders", "name": "orders"}
 LOG = {"topic": "outbox.event.*", "name": "shop.events", "kind": "event_log"}
@@ -29,11 +26,7 @@ def mistakes(relay: dict, *sinks: dict) -> tuple[str, ...]:
         "relay": relay,
         "sink": list(sinks),
     }
-    try:
-        read(document, {}, Path("/"))
-    except ConfigurationError as error:
-        return tuple(error.mistakes)
-    return ()
+    return mistakes_of(document)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,8 @@
 """Topics whose names are too long for Kafka are mistakes of the file."""
 
-from pathlib import Path
-
 import pytest
 
-from support.configuration import ADDRESSES
-from towpath.schemas.failure import ConfigurationError
-from towpath.settings import read
+from support.configuration import ADDRESSES, mistakes_of
 
 
 def mistakes(
@@ -32,11 +28,7 @@ def mistakes(
         "sinks": {"state_copies": True},
         "sink": [{"name": sink, "route": [route], **lake}],
     }
-    try:
-        read(document, {}, Path("/"))
-    except ConfigurationError as error:
-        return tuple(error.mistakes)
-    return ()
+    return mistakes_of(document)
 
 
 @pytest.mark.parametrize(

@@ -295,8 +295,11 @@ def carry_out_drop(
     name, sink, report = plan.name, plan.sink, services.report
     settings = load(config, environ)
     folder = sink_folder(settings.state_folder, name)
-    if sink is not None and settings.sink_named(name) is not None:
-        _cut(config, environ, plan, sink, services.clock)
+    if (
+        sink is not None
+        and settings.sink_named(name) is not None
+        and _cut(config, environ, plan, sink, services.clock)
+    ):
         report(f"deleted: the block of {name} in {config}")
     held = _hold(settings, name, services.clock)
     try:
@@ -320,20 +323,20 @@ def _cut(
     plan: DropPlan,
     sink: Sink,
     clock: Clock,
-) -> None:
-    """Record the plan, then remove the block from the file."""
+) -> bool:
+    """Record the plan, then remove the block; False if another drop has removed it."""
     config = config.resolve()
     with changing(config, clock):
         settings = load(config, environ)
         if settings.sink_named(sink.name) is None:
-            # Another drop has removed it meanwhile.
-            return
+            return False
         folder = sink_folder(settings.state_folder, sink.name)
         text = without_sink(config.read_text(encoding="utf-8"), sink.name)
         with candidate_of(config, text) as candidate:
             load(candidate, environ)
             _write(folder / DROPPING_FILE, sink, has_data=plan.has_data)
             candidate.replace(config)
+    return True
 
 
 def _refuse_shared(settings: Settings, sink: Sink) -> None:

@@ -178,7 +178,7 @@ def test_an_answer_whose_commit_was_not_confirmed_is_the_first_one(connection, h
 
 def test_an_attempt_that_did_not_commit_is_repeated(connection):
     """
-    What it would have stored is stored by the retry, unless another answer came first.
+    The retry stores the same, unless another answer came first.
     """
     catalog, exported = CollectionCatalog("towpath", {}), ExportedSnapshots(None)
     commands = SnapshotCommands(catalog, exported, list, "towpath")

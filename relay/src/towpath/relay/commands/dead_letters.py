@@ -102,8 +102,9 @@ def parked_events(messages: Iterable[Message], only: Aggregate | None = None) ->
         position = by_name.get(headers.POSITION)
         if aggregate_id is None or position is None:
             continue
-        kind = as_text(by_name.get(headers.AGGREGATE_TYPE))
-        aggregate = _parked_as(kind, aggregate_id)
+        kind = by_name.get(headers.AGGREGATE_TYPE)
+        type_name = None if kind is None else as_text(kind)
+        aggregate = _parked_as(type_name, aggregate_id)
         if only not in {None, aggregate}:
             continue
         # A relay that restarts after a crash may write a dead letter twice.
@@ -127,7 +128,7 @@ def _dead_letter(
     message: Message, given: list[Header], by_name: Mapping[str, bytes]
 ) -> RelayDeadLetter:
     form, position = by_name.get(headers.FORM, b""), by_name[headers.POSITION]
-    reason = _text(by_name.get(headers.REASON, b""))
+    reason = as_text(by_name.get(headers.REASON, b""))
     record = None
     if form == _RECORD:
         # The dead letter's own headers follow those of its record.
@@ -143,7 +144,7 @@ def _dead_letter(
             len(message.value() or b""),
             _partition(given[own:]),
         )
-    return RelayDeadLetter(position, reason, _text(form), record)
+    return RelayDeadLetter(position, reason, as_text(form), record)
 
 
 def _partition(added: Sequence[Header]) -> int:
@@ -159,11 +160,6 @@ def _pairs(message: Message) -> Iterable[Header]:
 
 def _bytes(value: str | bytes | None) -> bytes:
     return value.encode() if isinstance(value, str) else value or b""
-
-
-def _text(value: bytes) -> str:
-    """Return a header's text; another program may have written other bytes."""
-    return value.decode(errors="replace")
 
 
 def named(kind: str | None, id_: str) -> Aggregate:
@@ -205,7 +201,7 @@ def listed(parked: Parked) -> list[dict[str, Any]]:
             "aggregate_type": aggregate.type,
             "aggregate_id": aggregate.id.decode(errors="replace"),
             "letters": len(letters),
-            "first_position": _text(letters[0].position),
+            "first_position": as_text(letters[0].position),
             "reason": letters[0].reason,
             "publishable": sum(letter.record is not None for letter in letters),
         }
@@ -264,7 +260,7 @@ def publishable(letters: Sequence[RelayDeadLetter], *, drops: bool) -> list[Reco
     for letter in letters:
         if letter.record is None and not drops:
             reason = (
-                f"the dead letter at {_text(letter.position)} holds a {letter.form}"
+                f"the dead letter at {as_text(letter.position)} holds a {letter.form}"
                 f" and no record, so it cannot be published: {letter.reason}; "
                 "discard it with --drop"
             )

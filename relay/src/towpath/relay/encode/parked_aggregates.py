@@ -212,7 +212,7 @@ class ParkedAggregates:
         # Of two headers with one name, the event's is first and the dead letter's last.
         by_name = {name: _as_bytes(value) for name, value in found}
         aggregate_type = by_name.get(headers.AGGREGATE_TYPE)
-        type_name = as_text(aggregate_type)
+        type_name = None if aggregate_type is None else as_text(aggregate_type)
         position = by_name.get(headers.RELEASED)
         if position is not None and value is None and key is not None:
             if headers.AGGREGATE_TYPE in by_name:
@@ -242,9 +242,9 @@ def parking_type(aggregate_type: str | None) -> str | None:
     return parking_id(aggregate_type.encode()).decode()
 
 
-def as_text(value: bytes | None) -> str | None:
+def as_text(value: bytes) -> str:
     """Return a header's text; another program may have written other bytes."""
-    return None if value is None else value.decode(errors="replace")
+    return value.decode(errors="replace")
 
 
 def _as_bytes(value: str | bytes | None) -> bytes | None:

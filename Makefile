@@ -1,9 +1,8 @@
 # One command surface. Every target sets up what it needs; a second run sets up nothing.
 
-IS_FIT := 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'
-# The newest Python that will do. Another one: make PYTHON=/usr/bin/python3.12 demo
-PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
-	$$p -c $(IS_FIT) 2>/dev/null && { echo $$p; break; }; done)
+# The best Python that will do, looked for once. Another: make PYTHON=python3.12 setup
+PYTHON ?= $(eval PYTHON := $$(shell sh deploy/find_python.sh))$(PYTHON)
+INTERPRETER := loadtests/src/towpath/loadtests/bench/interpreter.py
 BIN := .venv/bin
 MEMBERS := schemas settings cli outbox inbox relay sinks services loadtests deploy
 # Processes that run tests side by side; 0: all in one. Each has a stack of its own, but a
@@ -113,7 +112,7 @@ setup-dev: python
 	@$(PYTHON) deploy/setup.py dev
 
 python:
-	@test -n "$(PYTHON)" && $(PYTHON) -c $(IS_FIT) 2>/dev/null || { echo "error:" \
+	@test -n "$(PYTHON)" && $(PYTHON) -I $(INTERPRETER) >/dev/null 2>&1 || { echo "error:" \
 	"no Python 3.11, 3.12 or 3.13 with venv was found$(PYTHON:%= in '%')." \
 	"Install one (Debian: apt-get install python3 python3-venv) or name it: make PYTHON=..." \
 	>&2; exit 2; }

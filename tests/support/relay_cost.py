@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from towpath.loadtests.bench.machine import python
+from towpath.loadtests.bench import interpreter
 from towpath.relay.commands import compiled
 
 if __name__ == "__main__":
@@ -257,7 +257,7 @@ def _drain(bench: Bench, producer: ClientProducer) -> None:
 def main() -> None:
     """Print the least CPU time of several rounds, for each kind and number of rows."""
     configure_logs()
-    print(f"Python {python()}, {compiled.running()}")  # noqa: T201 - its output
+    print(f"Python {interpreter.describe()}, {compiled.running()}")  # noqa: T201 - its output
     for rows in ROWS:
         _report(f"outbox, {rows} rows", partial(cost_us, rows))
         _report(f"table, {rows} rows", partial(cost_us, rows, replayed=TABLE_ROWS))

@@ -199,3 +199,28 @@ def test_the_locks_name_no_place() -> None:
     ]
 
     assert found == []
+
+
+@pytest.mark.parametrize(("is_optimized", "lines"), [(True, 1), (False, 2)])
+def test_the_environment_is_made_with_a_word_about_this_python(
+    setup: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    is_optimized: bool,
+    lines: int,
+) -> None:
+    """
+    The version and the build are named, and a slow build with what to do.
+    """
+    monkeypatch.setattr(setup, "ENVIRONMENT", tmp_path / "venv")
+    monkeypatch.setattr(setup, "run", lambda *_: None)
+    build = {"is_optimized": lambda: is_optimized}
+    monkeypatch.setattr(setup, "INTERPRETER", setup.INTERPRETER | build)
+
+    setup.make_environment()
+
+    printed = capsys.readouterr().out.splitlines()
+    version = ".".join(map(str, sys.version_info[:3]))
+    assert (lines, True) == (len(printed), f", Python {version} with" in printed[0])

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from towpath.loadtests.bench.machine import python
+from towpath.loadtests.bench import interpreter
 from towpath.relay.commands import compiled
 from towpath.schemas.findings import (
     CheckFinding,
@@ -19,7 +19,6 @@ from towpath.schemas.findings import (
 )
 from towpath.settings import Settings
 
-_PYTHONS: Final = ((3, 11), (3, 14))
 _PACKAGES: Final = ("towpath-relay", "towpath-sinks")
 _GIBIBYTE: Final = 1024**3
 # Progress and checkpoints take megabytes; the engine's temporary files more.
@@ -63,7 +62,8 @@ def describe_code(environ: Mapping[str, str]) -> str:
     Raises:
         ConfigurationError: ``TOWPATH_COMPILED`` is neither on nor off.
     """
-    return f"Python {python()}; the relay's hot modules: {compiled.available(environ)}"
+    form = compiled.available(environ)
+    return f"Python {interpreter.describe()}; the relay's hot modules: {form}"
 
 
 def machine_findings(settings: Settings) -> list[CheckFinding]:
@@ -134,8 +134,8 @@ def _installed(names: Iterable[str]) -> dict[str, str]:
 
 def findings_of(facts: MachineFacts, *, has_sinks: bool) -> Iterator[CheckFinding]:
     """Yield the findings about a machine; a pure function of its facts."""
-    oldest, beyond = _PYTHONS
-    if not oldest <= facts.python < beyond:
+    oldest, newest = interpreter.SUPPORTED
+    if not oldest <= facts.python <= newest:
         yield error_finding(
             "machine-python",
             f"this Python is {facts.python[0]}.{facts.python[1]}",

@@ -12,13 +12,13 @@ the server's shared memory that it used.
 import contextlib
 import os
 import platform
-import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import psutil
 
+from towpath.loadtests.bench import interpreter
 from towpath.loadtests.bench.figures import Figures
 
 _GIBIBYTE: Final = 1024**3
@@ -29,15 +29,8 @@ def summary() -> str:
     memory_gib = psutil.virtual_memory().total / _GIBIBYTE
     return (
         f"{os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.system()}"
-        f" {platform.machine()}, Python {python()}"
+        f" {platform.machine()}, Python {interpreter.describe()}"
     )
-
-
-def python() -> str:
-    """Return the version of this Python, and whether it was built with PGO."""
-    options = sysconfig.get_config_var("CONFIG_ARGS") or ""
-    build = "with" if "--enable-optimizations" in options else "without"
-    return f"{platform.python_version()} {build} PGO"
 
 
 def machine() -> dict[str, object]:
@@ -47,7 +40,7 @@ def machine() -> dict[str, object]:
         "cores": psutil.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / _GIBIBYTE, 1),
         "system": f"{platform.system()} {platform.release()}",
-        "python": python(),
+        "python": interpreter.describe(),
     }
 
 

@@ -205,6 +205,7 @@ def lake(stack: LazyStack) -> Iterator[tuple[Sink, SqlSession]]:
         folder=folder / "spark",
         memory="2g",
         extra=catalog_conf(sink) | _SMALL_TABLES,
+        has_tables=True,
     )
     spark = session.start_session(engine)
     yield sink, session.SparkSql(spark)

@@ -80,7 +80,7 @@ STARTED = """
 from pathlib import Path
 from sys import argv
 from towpath.sinks.engine import session
-spark = session.start_session(session.Engine("e", (), Path(argv[1]), "512m", {}))
+spark = session.start_session(session.Engine("e", (), Path(argv[1]), "512m", {}, False))
 maps = Path(f"/proc/{spark.sparkContext._gateway.proc.pid}/maps").read_text()
 print(*{line.split()[-1] for line in maps.splitlines() if line.endswith(".jsa")})
 """

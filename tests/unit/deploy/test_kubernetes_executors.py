@@ -256,6 +256,7 @@ def test_the_driver_reads_the_settings(files: Files) -> None:
         folder=settings.state_folder,
         memory="512m",
         extra=settings.spark.settings,
+        has_tables=False,
         master=settings.spark.master,
     )
 

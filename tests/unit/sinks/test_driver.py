@@ -177,7 +177,7 @@ def test_a_stopping_driver_waits_as_long_as_a_stop_may_take(place, more_s, aband
     A batch has its time to finish, and then the engine its own to stop the query.
     """
     place.look("a")
-    engine = Engine("a", (), place.path.parent, "1g", {})
+    engine = Engine("a", (), place.path.parent, "1g", {}, has_tables=False)
     stops_within = settings_of(engine, {})["spark.sql.streaming.stopTimeout"]
     stops_within_s = float(stops_within.removesuffix("s"))
     Supervisor.made[0].ends_at_s = FINISH_WITHIN_S + stops_within_s + more_s

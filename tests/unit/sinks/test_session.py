@@ -25,7 +25,7 @@ from towpath.sinks.errors import (
 )
 
 
-def engine(master="local[2]", **extra):
+def engine(master="local[2]", *, has_tables=False, **extra):
     """Describe an engine."""
     return Engine(
         name="towpath-sinks",
@@ -33,6 +33,7 @@ def engine(master="local[2]", **extra):
         folder=Path("/state/.sinks"),
         memory="2g",
         extra=extra,
+        has_tables=has_tables,
         master=master,
     )
 
@@ -59,11 +60,33 @@ def test_an_engine_with_tables_has_the_usual_file_system():
     Without tables, an engine on this machine starts no process for a checkpoint's file.
     """
     name = "spark.hadoop.fs.file.impl"
-    catalog = {"spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog"}
+    cluster = "spark://master:7077"
+    configured = {"spark.eventLog.enabled": "true"}
 
     assert name in settings_of(engine(), {})
-    assert name not in settings_of(engine(**catalog), {})
-    assert name not in settings_of(engine("spark://master:7077"), {})
+    assert name in settings_of(engine(**configured), {})
+    assert name not in settings_of(engine(has_tables=True), {})
+    assert name not in settings_of(engine(cluster), {})
+
+
+def test_an_engine_that_only_plans_batches_compiles_once():
+    """
+    Merges of tables, and the tasks of a cluster, are worth the second compiler.
+    """
+    engines = {
+        "plans": engine(),
+        "tables": engine(has_tables=True),
+        "cluster": engine("spark://master:7077"),
+    }
+    options = {
+        name: settings_of(each, {})["spark.driver.extraJavaOptions"]
+        for name, each in engines.items()
+    }
+
+    assert ["plans"] == [
+        name for name, each in options.items() if "TieredStopAtLevel=1" in each
+    ]
+    assert all(each.startswith("-Xss4m ") for each in options.values())
 
 
 def test_configured_settings_override_ours():

@@ -194,13 +194,15 @@ def _engine(
     jars: Path | None,
 ) -> Engine:
     is_submitted = _SUBMITTED in environ
+    of_sinks = engine_settings(sinks)
     return Engine(
         name=f"towpath-{name}",
         # A submitted driver has its jars already: by --jars, or in its image.
         jars=() if is_submitted else _connectors(environ, jars),
         folder=settings.state_folder / "sinks" / f".{name}",
         memory=environ.get("TOWPATH_SPARK_MEMORY", engine_memory(sinks)),
-        extra={**engine_settings(sinks), **settings.spark.settings},
+        extra={**of_sinks, **settings.spark.settings},
+        has_tables=bool(of_sinks),
         master=settings.spark.master,
         is_submitted=is_submitted,
     )

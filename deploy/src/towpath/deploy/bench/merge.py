@@ -56,6 +56,7 @@ def _engine(settings: Settings, sink: Sink, folder: Path) -> Engine:
         folder=folder,
         memory=engine_memory([sink]),
         extra=engine_settings([sink]),
+        has_tables=True,
     )
 
 

@@ -94,12 +94,12 @@ def record(archive: Path, folder: Path) -> None:
     environ["PYSPARK_PYTHON"] = sys.executable
     jars = tuple(sorted(store.of("spark").glob("*.jar")))
     options = (
-        f"{session.JAVA_OPTIONS} -XX:TieredStopAtLevel=1"
+        f"{session.JAVA_OPTIONS} {session.FIRST_COMPILER_ONLY}"
         f" -XX:ArchiveClassesAtExit={archive} -Xlog:disable"
     )
     extra = {**_catalog(folder), "spark.driver.extraJavaOptions": options}
     spark = session.start_session(
-        session.Engine("towpath-classes", jars, folder, _HEAP, extra)
+        session.Engine("towpath-classes", jars, folder, _HEAP, extra, has_tables=True)
     )
     rows = spark.range(_ROWS).selectExpr("id % 10 as k", "cast(id as string) v")
     rows.groupBy("k").count().toArrow()

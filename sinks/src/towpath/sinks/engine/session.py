@@ -54,6 +54,8 @@ from towpath.sinks.state.files import lock_folder
 JAVA_OPTIONS: Final = (
     "-Xss4m -XX:+UseSerialGC -XX:-UsePerfData -Djdk.lang.Process.launchMechanism=VFORK"
 )
+# The second compiler takes more processor time than the planning of batches ever does.
+FIRST_COMPILER_ONLY: Final = "-XX:TieredStopAtLevel=1"
 
 # A stop of a query waits this long for the calls that it interrupts.
 STOP_QUERY_WITHIN_S: Final = 30.0
@@ -87,11 +89,13 @@ _LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.shuffle.partitions": "2",
 }
 
-# Without them Hadoop starts a process, such as readlink, for each operation on a
-# checkpoint file: ten a batch, a third of the time of an engine with small batches.
-# A warehouse's tables need Hadoop's default file system: the raw one does not know its
-# own scheme, for example.
-_CHECKPOINT_SETTINGS: Final[Mapping[str, str]] = {
+# For an engine on this machine that only plans batches, because no sink has tables.
+# Without these file systems Hadoop starts a process, such as readlink, for each
+# operation on a checkpoint file: ten a batch, a third of the time of an engine with
+# small batches. A warehouse's tables need Hadoop's default file system: the raw one
+# does not know its own scheme, for example.
+_PLANNING_SETTINGS: Final[Mapping[str, str]] = {
+    "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} {FIRST_COMPILER_ONLY}",
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing"
@@ -167,6 +171,7 @@ class Engine:
         folder: The engine's folder for temporary files.
         memory: Heap of the Java process, in Java's notation (``1g``).
         extra: Further settings, such as a warehouse's catalog; they take precedence.
+        has_tables: Whether the engine writes tables; otherwise it only plans batches.
         master: The Spark master.
         is_submitted: Whether ``spark-submit`` has started this process.
     """
@@ -176,6 +181,7 @@ class Engine:
     folder: Path
     memory: str
     extra: Mapping[str, str]
+    has_tables: bool
     master: str = "local[2]"
     is_submitted: bool = False
 
@@ -256,12 +262,12 @@ def settings_of(engine: Engine, submitted: Mapping[str, str]) -> dict[str, str]:
         submitted: The settings that ``spark-submit`` has set.
     """
     master = submitted.get("spark.master", engine.master)
-    has_tables = bool(engine.extra)
+    only_plans = is_local(master) and not engine.has_tables
     jars = {"spark.jars": ",".join(map(str, engine.jars))} if engine.jars else {}
     wanted = {
         **_SETTINGS,
         **(_LOCAL_SETTINGS if is_local(master) else _CLUSTER_SETTINGS),
-        **(_CHECKPOINT_SETTINGS if is_local(master) and not has_tables else {}),
+        **(_PLANNING_SETTINGS if only_plans else {}),
         **jars,
         "spark.master": master,
         "spark.driver.memory": engine.memory,

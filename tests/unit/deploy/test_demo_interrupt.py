@@ -15,7 +15,7 @@ from rich.console import Console
 from towpath.deploy.demo import run
 from towpath.deploy.demo.stage import DemoOptions
 from towpath.deploy.local import lifecycle, own_stack
-from towpath.deploy.local.interrupts import interrupted_once, interrupts_deferred
+from towpath.deploy.local.process import interrupted_once, interrupts_deferred
 from towpath.deploy.local.stack import Stack
 
 

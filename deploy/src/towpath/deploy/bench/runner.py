@@ -20,9 +20,9 @@ from rich.text import Text
 
 from towpath.cli.options import check_output
 from towpath.deploy.local import ports, postgres
-from towpath.deploy.local.interrupts import interrupted_once
 from towpath.deploy.local.own_stack import Launcher, environment, own_stack, prepare
 from towpath.deploy.local.part import StateFolder
+from towpath.deploy.local.process import interrupted_once
 from towpath.deploy.local.stack import Stack
 from towpath.loadtests.bench import summary
 from towpath.loadtests.bench.broker import Broker

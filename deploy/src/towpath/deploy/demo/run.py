@@ -24,9 +24,9 @@ from towpath.deploy.demo.stage import (
     make_plan,
 )
 from towpath.deploy.local import process
-from towpath.deploy.local.interrupts import interrupted_once
 from towpath.deploy.local.own_stack import demo_folder, kill_children, stop_all
 from towpath.deploy.local.part import StateFolder
+from towpath.deploy.local.process import interrupted_once
 from towpath.deploy.local.stack import Stack
 from towpath.deploy.local.supervisor import Supervisor
 from towpath.schemas.clock import SystemClock

@@ -30,8 +30,8 @@ from towpath.deploy.errors import (
     StateFolderError,
 )
 from towpath.deploy.local import process
-from towpath.deploy.local.interrupts import interrupted_once
 from towpath.deploy.local.part import Part, StateFolder
+from towpath.deploy.local.process import interrupted_once
 from towpath.deploy.local.stack import Stack
 from towpath.relay.commands import compiled
 from towpath.schemas.clock import Deadline, SystemClock

@@ -19,10 +19,10 @@ from typing import Final
 
 from towpath.deploy.errors import PartError, StateFolderError
 from towpath.deploy.local import lifecycle, ports, postgres, process, servers
-from towpath.deploy.local.interrupts import interrupts_deferred
 from towpath.deploy.local.lifecycle import PartStatus
 from towpath.deploy.local.part import Part, StateFolder
 from towpath.deploy.local.ports import LOOPBACK
+from towpath.deploy.local.process import interrupts_deferred
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import TowpathError, UsageError, has_no_descriptor
 

@@ -64,6 +64,7 @@ log.cleaner.dedupe.buffer.size=16777216
 auto.create.topics.enable=false
 broker.session.timeout.ms=6000
 broker.heartbeat.interval.ms=500
+metadata.max.idle.interval.ms=0
 """
 _KAFKA_LOGGING: Final = """\
 status=WARN

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import orjson
 import pytest
+from structlog.testing import capture_logs
 
 from towpath.relay.kafka.recovery import (
     PartitionScan,
@@ -128,6 +129,9 @@ def test_a_topic_of_another_program_with_a_header_position_is_not_ours(foreign: 
     assert {} == topic_contents({PLACE: scan}).marks
 
 
+PLACE_KEYS = ("partition", "offset")
+
+
 class Written(NamedTuple):
     """A record of the topic of relations."""
 
@@ -135,6 +139,12 @@ class Written(NamedTuple):
 
     def value(self) -> bytes | None:
         return self.made
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return 3
 
 
 class Relations(tuple[Written, ...]):
@@ -172,8 +182,25 @@ ORDERS = orjson.dumps(
 )
 def test_a_record_of_another_program_announces_no_table(foreign: bytes | None):
     """
-    It ended every start, and stays in a compacted topic.
+    It ended every start, and stays in a compacted topic: a warning names the first.
     """
     written = Relations((Written(foreign), Written(ORDERS), Written(foreign)))
 
-    assert {TableName("shop", "orders")} == read_announced(written, "towpath")
+    with capture_logs() as logs:
+        announced = read_announced(written, "towpath")
+
+    assert {TableName("shop", "orders")} == announced
+    assert [("warning", "towpath.relations", 2, 0, 3)] == [
+        tuple(each[key] for key in ("log_level", "topic", "records", *PLACE_KEYS))
+        for each in logs
+    ]
+
+
+def test_announcements_of_tables_are_read_without_a_warning():
+    """
+    A topic without foreign records is the rule.
+    """
+    with capture_logs() as logs:
+        read_announced(Relations((Written(ORDERS),)), "towpath")
+
+    assert [] == logs

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 import orjson
+import structlog
 from confluent_kafka import Message
 
 from towpath.relay.encode.parked_aggregates import ParkedAggregates
@@ -35,6 +36,8 @@ from towpath.schemas.topics import relations_topic, table_topic
 
 # The maximum number of topics that an error message names.
 _NAMED: Final = 5
+
+_LOG = structlog.get_logger("towpath.relay.kafka")
 
 
 class Tails(NamedTuple):
@@ -434,15 +437,25 @@ def read_announced_tables(
         return {}
     starts = {(topic, partition): 0 for partition in range(existing[topic])}
     found: dict[TableName, AnnouncedTable] = {}
+    ignored: list[Message] = []
     for message in reader.read_to_ends(starts, _WHAT):
         announced = _announcement(message.value() or b"")
         if announced is None:
+            ignored.append(message)
             continue
         name, table = announced
         # A restarted relay repeats older announcements.
         is_newer = name not in found or table.position >= found[name].position
         if is_newer and table_topic(prefix, name) in existing:
             found[name] = table
+    if ignored:
+        _LOG.warning(
+            "announcements ignored: another program wrote these records",
+            topic=topic,
+            records=len(ignored),
+            partition=ignored[0].partition(),
+            offset=ignored[0].offset(),
+        )
     return found
 
 
@@ -456,7 +469,10 @@ def _announcement(value: bytes) -> tuple[TableName, AnnouncedTable] | None:
             )
             for each in document["columns"]
         )
-        name = TableName(str(document["schema"]), str(document["table"]))
-        return name, AnnouncedTable(str(document["position"]), columns)
+        names = document["schema"], document["table"], document["position"]
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+    if not all(isinstance(each, str) for each in names):
+        return None
+    schema, table, position = names
+    return TableName(schema, table), AnnouncedTable(position, columns)

@@ -73,6 +73,7 @@ class Supervisor:
 
     def __init__(self, _spark, plan, parts, report, stop):
         self.sink = plan.sink
+        self.plan = plan
         self.clock = parts.clock
         self.ends_at_s = None
         self.report = report
@@ -111,14 +112,14 @@ class DriverBench:
         self.driver = Driver(None, choice, self, parts, self.stop)
         self._is_new = False
 
-    def write(self, *sinks):
+    def write(self, *sinks, head=HEAD):
         """Write the file: names, or names with further options."""
         said = [one if isinstance(one, tuple) else (one, {}) for one in sinks]
         blocks = [
             SINK.format(**{"driver": "serving", "trigger_ms": 1} | more, name=name)
             for name, more in said
         ]
-        self.path.write_text(HEAD + "".join(blocks))
+        self.path.write_text(head + "".join(blocks))
         self._is_new = True
 
     def changed(self):
@@ -169,6 +170,37 @@ def test_added_and_removed_sinks_leave_others_running(place):
     free.release()
 
     assert ["a", "b", "c"] == [one.sink.name for one in Supervisor.made]
+
+
+def test_a_driver_keeps_its_state_folder_and_its_brokers(place):
+    """
+    A sink that starts later has its state where the others have theirs.
+    """
+    place.look("a")
+    moved = HEAD.replace('"state"', '"elsewhere"').replace("kafka:9092", "other:9092")
+    place.write("a", "b", head=moved)
+    with structlog.testing.capture_logs() as logs:
+        place.look()
+
+    assert [(place.state, "kafka:9092")] * 2 == [
+        (one.plan.state_folder, one.plan.kafka.bootstrap_servers)
+        for one in Supervisor.made
+    ]
+    assert not place.state.with_name("elsewhere").exists()
+    assert [["state_folder", "kafka"]] == [
+        each["names"] for each in logs if "names" in each
+    ]
+
+
+def test_a_changed_sink_is_no_change_of_the_driver(place):
+    """
+    Only what needs a restart is named.
+    """
+    place.look("a")
+    with structlog.testing.capture_logs() as logs:
+        place.look("a", "b")
+
+    assert [] == [each for each in logs if "names" in each]
 
 
 @pytest.mark.parametrize(("more_s", "abandoned"), [(0, []), (60, ["a"])])

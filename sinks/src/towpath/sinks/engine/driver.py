@@ -120,6 +120,10 @@ class ExecutorWatch:
             )
 
 
+# The settings that a driver keeps while it runs.
+_OF_PROCESS: Final = ("state_folder", "kafka")
+
+
 class Driver:
     """Runs sinks until it is stopped."""
 
@@ -180,9 +184,27 @@ class Driver:
                 )
         if settings is not None:
             self._mistakes = ()
-            self._settings = settings
+            self._settings = self._with_own_places(settings)
         if self._settings is not None:
             self._reconcile(self._settings)
+
+    def _with_own_places(self, settings: Settings) -> Settings:
+        """
+        Return new settings with the state folder and the brokers of this process.
+
+        Only sinks change while a driver runs: one that starts now must find its state,
+        and the records, where the others have theirs.
+        """
+        if self._settings is None:
+            return settings
+        own = {name: getattr(self._settings, name) for name in _OF_PROCESS}
+        changed = [name for name in own if getattr(settings, name) != own[name]]
+        if changed:
+            _log.warning(
+                "configuration of the driver changed: it applies after a restart",
+                names=changed,
+            )
+        return settings.model_copy(update=own)
 
     def _reconcile(self, settings: Settings) -> None:
         wanted = {sink.name: sink for sink in self._choice.of(settings)}

@@ -450,7 +450,7 @@ def read_announced_tables(
             found[name] = table
     if ignored:
         _LOG.warning(
-            "announcements ignored: another program wrote these records",
+            "topic of relations has records of another program: ignoring them",
             topic=topic,
             records=len(ignored),
             partition=ignored[0].partition(),

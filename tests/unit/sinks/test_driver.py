@@ -9,6 +9,7 @@ import structlog
 
 from towpath.schemas.failure import ConfigurationError, UnavailableError
 from towpath.settings import load
+from towpath.sinks import __main__ as main
 from towpath.sinks.engine import driver as module
 from towpath.sinks.engine.driver import (
     EXECUTORS_WITHIN_S,
@@ -109,7 +110,9 @@ class DriverBench:
         parts = SupervisorParts(None, None, None, None, self.clock, check=self._check)
         self.stop = threading.Event()
         choice = SinkSelection((), "serving")
-        self.driver = Driver(None, choice, self, parts, self.stop)
+        self.path.write_text(HEAD)
+        started = load(self.path, {})
+        self.driver = Driver(None, choice, started, self, parts, self.stop)
         self._is_new = False
 
     def write(self, *sinks, head=HEAD):
@@ -176,7 +179,6 @@ def test_a_driver_keeps_its_state_folder_and_its_brokers(place):
     """
     A sink that starts later has its state where the others have theirs.
     """
-    place.look("a")
     moved = HEAD.replace('"state"', '"elsewhere"').replace("kafka:9092", "other:9092")
     place.write("a", "b", head=moved)
     with structlog.testing.capture_logs() as logs:
@@ -190,6 +192,42 @@ def test_a_driver_keeps_its_state_folder_and_its_brokers(place):
     assert [["state_folder", "kafka"]] == [
         each["names"] for each in logs if "names" in each
     ]
+
+
+@pytest.mark.parametrize("name", ["spark.sql.catalog.lake", "spark.eventLog.dir"])
+def test_an_engine_with_a_configured_catalog_writes_tables(tmp_path, name):
+    """
+    A sink that a package provides may use it.
+    """
+    for executable in ("java", "javac"):
+        place = tmp_path / "bin" / executable
+        place.parent.mkdir(exist_ok=True)
+        place.touch()
+    (tmp_path / "one.jar").touch()
+    path = tmp_path / "towpath.toml"
+    path.write_text(f'{HEAD}[spark.settings]\n"{name}" = "x"\n')
+    environ = {"JAVA_HOME": str(tmp_path)}
+    engine = main._engine("a", load(path, {}), (), environ, tmp_path)
+
+    assert engine.has_tables == name.startswith("spark.sql")
+
+
+def test_parts_of_sinks_have_the_places_of_the_start(tmp_path):
+    """
+    Copies and repairs are made from the newest file, and must meet the running sinks.
+    """
+    path = tmp_path / "towpath.toml"
+    path.write_text(HEAD)
+    newest = main._Newest(path, {}, load(path, {}))
+    edited = HEAD.replace('"state"', '"elsewhere"').replace("kafka:9092", "other:9092")
+    path.write_text(edited + SINK.format(name="a", driver="serving", trigger_ms=1))
+    found = newest()
+
+    assert (tmp_path / "state", "kafka:9092", ["a"]) == (
+        found.state_folder,
+        found.kafka.bootstrap_servers,
+        [sink.name for sink in found.sink],
+    )
 
 
 def test_a_changed_sink_is_no_change_of_the_driver(place):

@@ -33,7 +33,7 @@ from towpath.schemas.tracing import Tracer, start_tracing
 from towpath.settings import Settings, WatchedFile, load
 from towpath.settings import Sink as SinkSettings
 from towpath.settings.logs import configure_logs
-from towpath.sinks.engine.driver import Driver, SinkSelection
+from towpath.sinks.engine.driver import Driver, SinkSelection, with_places_of
 from towpath.sinks.engine.executors import executor_spec, is_spread
 from towpath.sinks.engine.lineage import sink_job
 from towpath.sinks.engine.monitor import Monitor
@@ -74,6 +74,8 @@ _OWN_JARS: Final = Path(pyspark.__file__).resolve().parent / "jars"
 
 # Set by spark-submit in the process that it starts.
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
+# The names of the engine's settings for tables begin so.
+_CATALOGS: Final = "spark.sql.catalog."
 
 
 def run(
@@ -130,6 +132,7 @@ def run(
         Driver(
             spark,
             SinkSelection(tuple(names), driver),
+            settings,
             WatchedFile(config, environ),
             _parts(_Newest(config, environ, settings), spark, monitor, tracer),
             stop,
@@ -195,6 +198,7 @@ def _engine(
 ) -> Engine:
     is_submitted = _SUBMITTED in environ
     of_sinks = engine_settings(sinks)
+    catalogs = [one for one in settings.spark.settings if one.startswith(_CATALOGS)]
     return Engine(
         name=f"towpath-{name}",
         # A submitted driver has its jars already: by --jars, or in its image.
@@ -202,7 +206,7 @@ def _engine(
         folder=settings.state_folder / "sinks" / f".{name}",
         memory=environ.get("TOWPATH_SPARK_MEMORY", engine_memory(sinks)),
         extra={**of_sinks, **settings.spark.settings},
-        has_tables=bool(of_sinks),
+        has_tables=bool(of_sinks or catalogs),
         master=settings.spark.master,
         is_submitted=is_submitted,
     )
@@ -226,19 +230,23 @@ def _connectors(environ: Mapping[str, str], jars: Path | None) -> tuple[Path, ..
 
 
 class _Newest:
-    """Loads the configuration; returns the last valid one if the file has mistakes."""
+    """
+    Loads the configuration, with the places of the driver's start.
+
+    If the file has mistakes, the last valid one is returned; the driver reports them.
+    """
 
     def __init__(
-        self, config: Path, environ: Mapping[str, str], settings: Settings
+        self, config: Path, environ: Mapping[str, str], started: Settings
     ) -> None:
         self._config = config
         self._environ = environ
-        self._settings = settings
+        self.started = self._settings = started
 
     def __call__(self) -> Settings:
-        # The driver reports mistakes.
         with suppress(ConfigurationError):
-            self._settings = load(self._config, self._environ)
+            found = load(self._config, self._environ)
+            self._settings = with_places_of(self.started, found)
         return self._settings
 
 
@@ -257,7 +265,7 @@ def _check_engine(sink: SinkSettings, spark: SparkSession) -> None:
 def _parts(
     newest: _Newest, spark: SparkSession, monitor: Monitor, tracer: Tracer
 ) -> SupervisorParts:
-    clock, settings = SystemClock(), newest()
+    clock, settings = SystemClock(), newest.started
     prefix = settings.database.prefix
 
     def check(sink: SinkSettings) -> None:

@@ -124,6 +124,17 @@ class ExecutorWatch:
 _OF_PROCESS: Final = ("state_folder", "kafka")
 
 
+def with_places_of(started: Settings, settings: Settings) -> Settings:
+    """
+    Return new settings with the state folder and the brokers of the driver's start.
+
+    A sink that starts later must find its state, and the records, where the others
+    have theirs.
+    """
+    own = {name: getattr(started, name) for name in _OF_PROCESS}
+    return settings.model_copy(update=own)
+
+
 class Driver:
     """Runs sinks until it is stopped."""
 
@@ -131,11 +142,24 @@ class Driver:
         self,
         spark: SparkSession,
         choice: SinkSelection,
+        started: Settings,
         configuration: WatchedFile,
         parts: SupervisorParts,
         stop: threading.Event,
     ) -> None:
+        """
+        Store the parameters; no sink is started yet.
+
+        Args:
+            spark: The engine.
+            choice: Selects the sinks of this driver.
+            started: The settings with which the process started.
+            configuration: The file, which may change while the driver runs.
+            parts: The parts of supervisors.
+            stop: Stops the driver.
+        """
         self._spark = spark
+        self._started = started
         self._choice = choice
         self._configuration = configuration
         self._parts = parts
@@ -189,22 +213,19 @@ class Driver:
             self._reconcile(self._settings)
 
     def _with_own_places(self, settings: Settings) -> Settings:
-        """
-        Return new settings with the state folder and the brokers of this process.
-
-        Only sinks change while a driver runs: one that starts now must find its state,
-        and the records, where the others have theirs.
-        """
-        if self._settings is None:
-            return settings
-        own = {name: getattr(self._settings, name) for name in _OF_PROCESS}
-        changed = [name for name in own if getattr(settings, name) != own[name]]
-        if changed:
+        """Return new settings with the driver's own places; name edited ones."""
+        kept = with_places_of(self._started, settings)
+        edited = [
+            name
+            for name in _OF_PROCESS
+            if getattr(settings, name) != getattr(kept, name)
+        ]
+        if edited:
             _log.warning(
                 "configuration of the driver changed: it applies after a restart",
-                names=changed,
+                names=edited,
             )
-        return settings.model_copy(update=own)
+        return kept
 
     def _reconcile(self, settings: Settings) -> None:
         wanted = {sink.name: sink for sink in self._choice.of(settings)}

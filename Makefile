@@ -78,11 +78,11 @@ dist: setup-dev ## Build wheels, source distributions and SBOMs of all packages 
 	@$(BIN)/python deploy/dist.py $(ARGS)
 
 wheels: python ## Build the wheels alone, of which the images are made.
-	@$(PYTHON) deploy/setup.py build
+	@"$(PYTHON)" deploy/setup.py build
 	@.towpath/build-tools/bin/python deploy/dist.py --wheels
 
 lock: python ## Make the locks of the Python packages anew; ARGS=--upgrade for newer ones.
-	@$(PYTHON) requirements/lock.py $(ARGS)
+	@"$(PYTHON)" requirements/lock.py $(ARGS)
 
 clean: ## Stop the local stack and remove all that was made or fetched.
 	@if [ -x $(BIN)/towpath ]; then $(BIN)/towpath down --purge; fi
@@ -106,13 +106,13 @@ imports:
 	$(BIN)/lint-imports
 
 setup-run: python
-	@$(PYTHON) deploy/setup.py run
+	@"$(PYTHON)" deploy/setup.py run
 
 setup-dev: python
-	@$(PYTHON) deploy/setup.py dev
+	@"$(PYTHON)" deploy/setup.py dev
 
 python:
-	@test -n "$(PYTHON)" && $(PYTHON) -I $(INTERPRETER) >/dev/null 2>&1 || { echo "error:" \
-	"no Python 3.11, 3.12 or 3.13 with venv was found$(PYTHON:%= in '%')." \
+	@test -n "$(PYTHON)" && "$(PYTHON)" -I $(INTERPRETER) >/dev/null 2>&1 || { echo "error:" \
+	"no Python 3.11, 3.12 or 3.13 with venv was found$(if $(PYTHON), in '$(PYTHON)')." \
 	"Install one (Debian: apt-get install python3 python3-venv) or name it: make PYTHON=..." \
 	>&2; exit 2; }

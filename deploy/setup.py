@@ -27,9 +27,8 @@ from typing import NamedTuple
 CLONE = Path(__file__).resolve().parents[1]
 ENVIRONMENT = CLONE / ".venv"
 STATE = CLONE / ".towpath"
-INTERPRETER = runpy.run_path(
-    str(CLONE / "loadtests/src/towpath/loadtests/bench/interpreter.py")
-)
+INTERPRETER_FILE = CLONE / "loadtests/src/towpath/loadtests/bench/interpreter.py"
+INTERPRETER = runpy.run_path(str(INTERPRETER_FILE))
 LOCKS = CLONE / "requirements"
 # dev holds everything that run holds, at the same versions.
 COVERED_BY = {"run": ("run", "dev"), "dev": ("dev",)}
@@ -153,8 +152,8 @@ def make_environment() -> None:
     report(f"making the virtual environment .venv, Python {INTERPRETER['describe']()}")
     if not INTERPRETER["is_optimized"]():
         report(
-            "a Python built with PGO, such as Debian's python3, takes a sixth less"
-            " processor time; to use one: make clean, then make PYTHON=... setup"
+            "with a Python built with PGO, such as Debian's python3, the relay takes a"
+            " sixth less processor time: make clean, then make PYTHON=... setup"
         )
     shutil.rmtree(ENVIRONMENT, ignore_errors=True)
     run([sys.executable, "-m", "venv", str(ENVIRONMENT)], "the environment")
@@ -188,7 +187,7 @@ def fingerprint() -> str:
     """Return a digest of the environment's sources, its place and this script."""
     content = hashlib.sha256(str(CLONE).encode())
     sources = [*LOCKS.glob("*.lock"), *CLONE.glob("*/pyproject.toml")]
-    sources += [CLONE / "VERSION", Path(__file__)]
+    sources += [CLONE / "VERSION", Path(__file__), INTERPRETER_FILE]
     for path in sorted(sources):
         content.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return content.hexdigest()

@@ -61,7 +61,7 @@ def test_a_python_that_fails_is_passed_over(tmp_path):
     """
     Pyenv's commands of versions that are not chosen fail, and say so.
     """
-    place(tmp_path / "a", "python3.13", "echo not chosen >&2; exit 127")
+    place(tmp_path / "a", "python3.13", "echo 1113 /a/python3.13; exit 127")
     place(tmp_path / "b", "python3.11", 'echo "1011 /b/python3.11"')
 
     assert "/b/python3.11" == found(tmp_path / "a", tmp_path / "b")
@@ -71,7 +71,7 @@ def test_without_a_suitable_python_nothing_is_printed(tmp_path):
     """
     Make then names the versions that it needs.
     """
-    place(tmp_path / "a", "python3", "exit 1")
+    place(tmp_path / "a", "python3", "echo 1111 /a/python3; exit 1")
 
     assert "" == found(tmp_path / "a")
 
@@ -119,9 +119,9 @@ def test_a_python_without_venv_is_not_supported(monkeypatch):
     assert not interpreter.is_supported()
 
 
-def test_the_rank_of_this_python_names_it():
+def test_the_rank_of_this_python_names_its_base():
     """
-    Run by its path and without site packages, the file prints one line.
+    A set-up removes a broken environment, so it makes the next one from the base.
     """
     done = subprocess.run(
         [sys.executable, "-I", str(MODULE)],
@@ -132,7 +132,29 @@ def test_the_rank_of_this_python_names_it():
     )
     rank, path = done.stdout.removesuffix("\n").split(" ", 1)
 
-    assert (4, f"{sys.version_info[1]}", sys.executable) == (len(rank), rank[2:], path)
+    assert (4, f"{sys.version_info[1]}", sys.base_prefix) == (
+        *(len(rank), rank[2:]),
+        str(Path(path).parents[1]),
+    )
+
+
+def test_make_takes_a_python_from_a_folder_with_a_space(tmp_path):
+    """
+    The recipes quote its path.
+    """
+    link = tmp_path / "a b" / "python3"
+    link.parent.mkdir()
+    link.symlink_to(Path(sys.base_prefix, "bin", "python3"))
+
+    done = subprocess.run(
+        ["make", "--no-print-directory", "python", f"PYTHON={link}"],
+        cwd=store.CLONE,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (0, "") == (done.returncode, done.stderr)
 
 
 def test_another_version_prints_no_rank(monkeypatch, capsys):

@@ -51,10 +51,10 @@ def main() -> int:
     """Print a rank, higher for a better Python, and the path of this; or return 1."""
     if not is_supported():
         return 1
+    # A set-up may remove an environment, such as the clone's own, before it makes one.
+    base = getattr(sys, "_base_executable", sys.executable)
     minor = sys.version_info[1]
-    sys.stdout.write(
-        f"{has_headers():d}{is_optimized():d}{minor:02} {sys.executable}\n"
-    )
+    sys.stdout.write(f"{has_headers():d}{is_optimized():d}{minor:02} {base}\n")
     return 0
 
 

@@ -17,7 +17,8 @@ change also has the commit LSN of the source, which proves the offset of its lin
 which names the tables whose rows are in topics.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import Final, NamedTuple
 
 import orjson
@@ -413,20 +414,41 @@ class AnnouncedTable(NamedTuple):
 
 def read_announced(reader: TopicReader, prefix: str) -> frozenset[TableName]:
     """
-    Return the announced tables whose topics still exist.
+    Return the announced tables whose topics still exist; log a foreign record.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
         BrokerRefusedError: Kafka refuses the topic.
     """
-    return frozenset(read_announced_tables(reader, prefix))
+    foreign: list[TopicOffset] = []
+
+    def note(message: Message) -> None:
+        if not foreign:
+            foreign.append(topic_offset(message))
+            _LOG.warning(
+                "topic of relations has a record of another program: ignoring it",
+                topic=message.topic(),
+                partition=message.partition(),
+                offset=message.offset(),
+            )
+
+    return frozenset(read_announced_tables(reader, prefix, note))
+
+
+def _ignore(_: Message) -> None:
+    """Ignore a record of another program."""
 
 
 def read_announced_tables(
-    reader: TopicReader, prefix: str
+    reader: TopicReader, prefix: str, on_foreign: Callable[[Message], None] = _ignore
 ) -> Mapping[TableName, AnnouncedTable]:
     """
     Return the newest announcement of each table whose topic still exists.
+
+    Args:
+        reader: Reads the topic.
+        prefix: The topics' prefix.
+        on_foreign: Called with each record that another program wrote.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
@@ -437,25 +459,19 @@ def read_announced_tables(
         return {}
     starts = {(topic, partition): 0 for partition in range(existing[topic])}
     found: dict[TableName, AnnouncedTable] = {}
-    ignored: list[Message] = []
     for message in reader.read_to_ends(starts, _WHAT):
-        announced = _announcement(message.value() or b"")
+        value = message.value()
+        if value is None:
+            continue
+        announced = _announcement(value)
         if announced is None:
-            ignored.append(message)
+            on_foreign(message)
             continue
         name, table = announced
         # A restarted relay repeats older announcements.
         is_newer = name not in found or table.position >= found[name].position
         if is_newer and table_topic(prefix, name) in existing:
             found[name] = table
-    if ignored:
-        _LOG.warning(
-            "topic of relations has records of another program: ignoring them",
-            topic=topic,
-            records=len(ignored),
-            partition=ignored[0].partition(),
-            offset=ignored[0].offset(),
-        )
     return found
 
 
@@ -472,7 +488,7 @@ def _announcement(value: bytes) -> tuple[TableName, AnnouncedTable] | None:
         names = document["schema"], document["table"], document["position"]
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    if not all(isinstance(each, str) for each in names):
+    if not all(isinstance(each, str) for each in chain(names, *columns)):
         return None
     schema, table, position = names
     return TableName(schema, table), AnnouncedTable(position, columns)

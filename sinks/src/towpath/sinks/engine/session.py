@@ -54,7 +54,7 @@ from towpath.sinks.state.files import lock_folder
 JAVA_OPTIONS: Final = (
     "-Xss4m -XX:+UseSerialGC -XX:-UsePerfData -Djdk.lang.Process.launchMechanism=VFORK"
 )
-# The second compiler takes more processor time than the planning of batches ever does.
+# For an engine that only plans batches: the second compiler costs more than it saves.
 FIRST_COMPILER_ONLY: Final = "-XX:TieredStopAtLevel=1"
 
 # A stop of a query waits this long for the calls that it interrupts.
@@ -89,7 +89,7 @@ _LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.shuffle.partitions": "2",
 }
 
-# For an engine on this machine that only plans batches, because no sink has tables.
+# For an engine on this machine that only plans batches, because it writes no tables.
 # Without these file systems Hadoop starts a process, such as readlink, for each
 # operation on a checkpoint file: ten a batch, a third of the time of an engine with
 # small batches. A warehouse's tables need Hadoop's default file system: the raw one
@@ -171,7 +171,8 @@ class Engine:
         folder: The engine's folder for temporary files.
         memory: Heap of the Java process, in Java's notation (``1g``).
         extra: Further settings, such as a warehouse's catalog; they take precedence.
-        has_tables: Whether the engine writes tables; otherwise it only plans batches.
+        has_tables: Whether the engine writes tables of its own, as for a warehouse. On
+            one machine it otherwise only plans batches.
         master: The Spark master.
         is_submitted: Whether ``spark-submit`` has started this process.
     """

@@ -204,6 +204,9 @@ def test_nothing_is_done_while_the_audit_log_cannot_be_written(console):
     The action is refused before it begins.
     """
     log = console.audit_log
+    # No test before this one need have written to it.
+    log.parent.mkdir(exist_ok=True)
+    log.touch()
     kept = log.rename(log.with_suffix(".kept"))
     log.mkdir()
     try:

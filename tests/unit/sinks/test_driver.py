@@ -207,7 +207,7 @@ def test_an_engine_with_a_configured_catalog_writes_tables(tmp_path, name):
     path = tmp_path / "towpath.toml"
     path.write_text(f'{HEAD}[spark.settings]\n"{name}" = "x"\n')
     environ = {"JAVA_HOME": str(tmp_path)}
-    engine = main._engine("a", load(path, {}), (), environ, tmp_path)
+    engine = main.engine_for("a", load(path, {}), (), environ, tmp_path)
 
     assert engine.has_tables == name.startswith("spark.sql")
 
@@ -218,7 +218,7 @@ def test_parts_of_sinks_have_the_places_of_the_start(tmp_path):
     """
     path = tmp_path / "towpath.toml"
     path.write_text(HEAD)
-    newest = main._Newest(path, {}, load(path, {}))
+    newest = main.NewestSettings(path, {}, load(path, {}))
     edited = HEAD.replace('"state"', '"elsewhere"').replace("kafka:9092", "other:9092")
     path.write_text(edited + SINK.format(name="a", driver="serving", trigger_ms=1))
     found = newest()

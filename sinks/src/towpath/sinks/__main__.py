@@ -116,7 +116,7 @@ def run(
     # By default executors run the interpreter of this process.
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
     name = driver or "-".join(names)
-    engine = _engine(name, settings, chosen, environ, jars)
+    engine = engine_for(name, settings, chosen, environ, jars)
     with ExitStack() as parts:
         scratch = parts.enter_context(scratch_folder(engine.folder))
         spark = start_session(replace(engine, folder=scratch))
@@ -132,9 +132,8 @@ def run(
         Driver(
             spark,
             SinkSelection(tuple(names), driver),
-            settings,
-            WatchedFile(config, environ),
-            _parts(_Newest(config, environ, settings), spark, monitor, tracer),
+            *(settings, WatchedFile(config, environ)),
+            _parts(NewestSettings(config, environ, settings), spark, monitor, tracer),
             stop,
         ).run()
     _log.info("driver stopped", driver=name)
@@ -189,13 +188,14 @@ def _stop_event() -> threading.Event:
     return stop
 
 
-def _engine(
+def engine_for(
     name: str,
     settings: Settings,
     sinks: Sequence[SinkSettings],
     environ: Mapping[str, str],
     jars: Path | None,
 ) -> Engine:
+    """Return the parameters of the engine for a driver's sinks."""
     is_submitted = _SUBMITTED in environ
     of_sinks = engine_settings(sinks)
     catalogs = [one for one in settings.spark.settings if one.startswith(_CATALOGS)]
@@ -229,7 +229,7 @@ def _connectors(environ: Mapping[str, str], jars: Path | None) -> tuple[Path, ..
     return () if folder.resolve() == _OWN_JARS else found
 
 
-class _Newest:
+class NewestSettings:
     """
     Loads the configuration, with the places of the driver's start.
 
@@ -263,7 +263,7 @@ def _check_engine(sink: SinkSettings, spark: SparkSession) -> None:
 
 
 def _parts(
-    newest: _Newest, spark: SparkSession, monitor: Monitor, tracer: Tracer
+    newest: NewestSettings, spark: SparkSession, monitor: Monitor, tracer: Tracer
 ) -> SupervisorParts:
     clock, settings = SystemClock(), newest.started
     prefix = settings.database.prefix
@@ -292,7 +292,7 @@ def _parts(
 
 @contextmanager
 def _sink(
-    newest: _Newest, settings: Settings, spark: SparkSession, sink: SinkSettings
+    newest: NewestSettings, settings: Settings, spark: SparkSession, sink: SinkSettings
 ) -> Iterator[Sink]:
     """Make a sink; close it, and the connection that it was made with, at the end."""
     check_kinds([sink])

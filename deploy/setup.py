@@ -148,7 +148,7 @@ def prepare(mode: str) -> None:
 
 
 def make_environment() -> None:
-    """Make the virtual environment anew, and say what this Python costs."""
+    """Replace the virtual environment, and report the build of this Python."""
     report(f"making the virtual environment .venv, Python {INTERPRETER['describe']()}")
     if not INTERPRETER["is_optimized"]():
         report(

@@ -182,7 +182,7 @@ ORDERS = orjson.dumps(
 )
 def test_a_record_of_another_program_announces_no_table(foreign: bytes):
     """
-    It ended every start, and stays in a compacted topic: a warning names the first.
+    It ended every start, and stays in a compacted topic: a warning names one.
     """
     written = Relations((Written(foreign), Written(ORDERS), Written(foreign)))
 

@@ -17,6 +17,7 @@ change also has the commit LSN of the source, which proves the offset of its lin
 which names the tables whose rows are in topics.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Final, NamedTuple
@@ -420,19 +421,17 @@ def read_announced(reader: TopicReader, prefix: str) -> frozenset[TableName]:
         BrokerUnavailableError: Kafka cannot be reached.
         BrokerRefusedError: Kafka refuses the topic.
     """
-    foreign: list[TopicOffset] = []
-
-    def note(message: Message) -> None:
-        if not foreign:
-            foreign.append(topic_offset(message))
-            _LOG.warning(
-                "topic of relations has a record of another program: ignoring it",
-                topic=message.topic(),
-                partition=message.partition(),
-                offset=message.offset(),
-            )
-
-    return frozenset(read_announced_tables(reader, prefix, note))
+    # One is enough for a warning.
+    foreign: deque[Message] = deque(maxlen=1)
+    announced = frozenset(read_announced_tables(reader, prefix, foreign.append))
+    for message in foreign:
+        _LOG.warning(
+            "topic of relations has a record of another program: ignoring it",
+            topic=message.topic(),
+            partition=message.partition(),
+            offset=message.offset(),
+        )
+    return announced
 
 
 def _ignore(_: Message) -> None:

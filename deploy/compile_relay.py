@@ -1,5 +1,5 @@
 """
-Compile the relay's hot modules with mypyc, where there is a C compiler.
+Compile the relay's hot modules with mypyc and from C, where there is a C compiler.
 
 ``deploy/setup.py run`` starts it with the environment's Python. It compiles the modules
 that ``towpath.relay.commands.compiled`` lists, into the folder where the relay looks
@@ -109,22 +109,29 @@ def compile_into(folder: Path, wanted: str) -> None:
 def build(scratch: Path, made: Path) -> None:
     """Translate the modules to C and compile them; runs in a separate process."""
     from mypyc.build import mypycify  # noqa: PLC0415 - installed by this script
-    from setuptools import setup  # noqa: PLC0415 - installed by this script
+    from setuptools import Extension, setup  # noqa: PLC0415 - installed by this script
 
     os.chdir(CLONE)
     # Optimization by -O3 gains nothing over -O1 here, and takes twice as long.
     os.environ["CFLAGS"] = "-g0"
     source = CLONE / "relay" / "src"
-    files = [f"{source}/{name.replace('.', '/')}.py" for name in compiled.MODULES]
+    files = [f"{source}/{name.replace('.', '/')}.py" for name in compiled.BY_MYPYC]
+    from_c = [
+        Extension(name, [f"{source}/{name.replace('.', '/')}.c"])
+        for name in compiled.FROM_C
+    ]
     options = ("--config-file", "pyproject.toml", "--cache-dir", f"{scratch}/cache")
     setup(
         name="towpath-compiled",
-        ext_modules=mypycify(
-            [*options, *files],
-            opt_level="1",
-            debug_level="0",
-            target_dir=f"{scratch}/c",
-        ),
+        ext_modules=[
+            *mypycify(
+                [*options, *files],
+                opt_level="1",
+                debug_level="0",
+                target_dir=f"{scratch}/c",
+            ),
+            *from_c,
+        ],
         script_args=[
             *("--quiet", "build_ext", f"--parallel={os.cpu_count()}"),
             *("--build-temp", f"{scratch}/objects", "--build-lib", str(made)),

@@ -18,7 +18,7 @@ from psycopg.conninfo import make_conninfo
 
 from towpath.deploy.local import postgres
 from towpath.relay.postgres.replication import SlotStream, Wakeup
-from towpath.relay.wal.frames import KEEPALIVE, PAYLOAD_AT
+from towpath.relay.wal.pgoutput import KEEPALIVE, PAYLOAD_AT
 from towpath.schemas.clock import Deadline, SystemClock
 
 FOLDER: Final = Path(__file__).parent

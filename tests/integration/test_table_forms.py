@@ -26,9 +26,8 @@ from towpath.relay.postgres.catalog import PostgresCatalog
 from towpath.relay.postgres.connect import Connection, connect
 from towpath.relay.postgres.replication import SlotStream, Wakeup
 from towpath.relay.snapshot.sql import decode_lines
-from towpath.relay.wal.frames import PAYLOAD_AT, WAL_DATA, start_lsn
 from towpath.relay.wal.messages import Relation, RelationShape
-from towpath.relay.wal.pgoutput import parse_message
+from towpath.relay.wal.pgoutput import PAYLOAD_AT, WAL_DATA, parse_message, start_lsn
 from towpath.relay.wal.transactions import Change, Committed, Sequencer
 from towpath.schemas.clock import Deadline
 from towpath.schemas.table_name import TableName

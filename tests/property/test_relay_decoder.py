@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from towpath.relay.encode.relations import NOTHING_KNOWN, bind
 from towpath.relay.errors import MalformedMessageError
-from towpath.relay.wal.frames import (
+from towpath.relay.wal.messages import RelationShape
+from towpath.relay.wal.pgoutput import (
     PAYLOAD_AT,
     parse_keepalive,
+    parse_message,
     sent_us,
     start_lsn,
     status_update,
 )
-from towpath.relay.wal.messages import RelationShape
-from towpath.relay.wal.pgoutput import parse_message
 from towpath.relay.wal.transactions import Sequencer
 
 DATA = Path(__file__).parents[1] / "data"

@@ -9,9 +9,7 @@ from towpath.relay.publish.in_flight import Delivery, DeliveryLedger, PartitionB
 
 def acknowledge(delivery: Delivery) -> None:
     """Acknowledge a batch of one record."""
-    batch = PartitionBatch(delivery.ledger, ("t", 0))
-    batch.deliveries.append(delivery)
-    batch.position = b"p"
+    batch = PartitionBatch(delivery.ledger, ("t", 0), [delivery], 0, b"p")
     batch.acknowledge(None, Acknowledged())
 
 

@@ -8,6 +8,7 @@ support.compiled_relay HOME`` is that process. Reads, lines and outcomes travel 
 of JSON.
 """
 
+import fcntl
 import json
 import os
 import subprocess
@@ -30,13 +31,17 @@ Chosen = tuple[str, str, int]
 def compile_relay(home: Path = HOME, **variables: str) -> str:
     """Run the script of the set-up for another folder; return what it printed."""
     inherited = os.environ  # noqa: TID251 - a root
-    done = subprocess.run(
-        [sys.executable, str(CLONE / "deploy" / "compile_relay.py"), str(home)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**inherited, compiled.VARIABLE: "on", **variables},
-    )
+    home.parent.mkdir(exist_ok=True)
+    with home.with_suffix(".lock").open("w", encoding="utf-8") as file:
+        # Another worker waits for the modules instead of compiling them, too.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        done = subprocess.run(
+            [sys.executable, str(CLONE / "deploy" / "compile_relay.py"), str(home)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**inherited, compiled.VARIABLE: "on", **variables},
+        )
     return done.stdout
 
 

@@ -13,11 +13,8 @@ from towpath.relay.publish.in_flight import (
 
 def batch(*deliveries: Delivery, position: bytes = b"p", size: int = 1):
     """Make a batch of one record of ``size`` bytes for each delivery."""
-    made = PartitionBatch(deliveries[0].ledger, ("t", 0))
-    made.deliveries += deliveries
-    made.size_bytes = len(deliveries) * (size + RECORD_BYTES)
-    made.position = position
-    return made
+    ledger, size_bytes = deliveries[0].ledger, len(deliveries) * (size + RECORD_BYTES)
+    return PartitionBatch(ledger, ("t", 0), list(deliveries), size_bytes, position)
 
 
 def test_a_new_ledger_stands_at_its_start_lsn():

@@ -3,7 +3,7 @@
 import pytest
 
 from towpath.relay.errors import MalformedMessageError
-from towpath.relay.wal.frames import (
+from towpath.relay.wal.pgoutput import (
     PAYLOAD_AT,
     Keepalive,
     parse_keepalive,

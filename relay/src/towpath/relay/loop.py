@@ -25,7 +25,7 @@ from towpath.relay.stats import Stats
 from towpath.relay.stream.consumer import StreamConsumer
 from towpath.relay.stream.context import LoopContext
 from towpath.relay.stream.snapshot_runner import TICK_INTERVAL_S
-from towpath.relay.wal.frames import WAL_DATA, parse_keepalive, sent_us
+from towpath.relay.wal.pgoutput import WAL_DATA, parse_keepalive, sent_us
 from towpath.schemas.clock import Clock, Deadline
 from towpath.schemas.position import format_lsn
 

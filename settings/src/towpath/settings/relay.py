@@ -152,7 +152,7 @@ class Relay(Section):
     admin_port: int = Field(default=0, ge=0, le=65535)
     delivery: DeliveryMode = DeliveryMode.IDEMPOTENT
     on_gap: OnGap = OnGap.PLAN
-    max_in_flight_bytes: int = Field(default=64 * _MEBIBYTE, ge=_MEBIBYTE)
+    max_in_flight_bytes: int = Field(default=16 * _MEBIBYTE, ge=_MEBIBYTE)
     max_parked_keys: int = Field(default=100_000, ge=1)
     heartbeat_interval_s: float = Field(default=10.0, gt=0)
     heartbeat_query: str = ""

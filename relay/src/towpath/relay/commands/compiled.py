@@ -1,5 +1,5 @@
 """
-The relay's hot modules, compiled by mypyc from the same source.
+The relay's hot modules, compiled by mypyc from the same source, one of them from C.
 
 ``make setup`` compiles them with ``deploy/compile_relay.py``, if there is a C compiler,
 into a folder of the environment. The folder's name is a digest of the source, of the
@@ -24,12 +24,12 @@ from typing import Final
 
 from towpath.schemas.failure import ConfigurationError
 
-# The modules on the path of each row, from the frame to the client and back.
-MODULES: Final = tuple(
+# The modules on the path of each row, from the frame to the client and back: those that
+# mypyc compiles, and those that a C file beside the Python file replaces.
+BY_MYPYC: Final = tuple(
     f"towpath.relay.{name}"
     for name in (
         "wal.messages",
-        "wal.frames",
         "wal.pgoutput",
         "wal.transactions",
         "encode.record",
@@ -52,11 +52,14 @@ MODULES: Final = tuple(
         "loop",
     )
 )
+FROM_C: Final = ("towpath.relay.publish.hot_path",)
+MODULES: Final = (*BY_MYPYC, *FROM_C)
 HOME: Final = Path(sys.prefix, "lib", "towpath-compiled")
 VARIABLE: Final = "TOWPATH_COMPILED"
 _CHOICES: Final = {"on": True, "off": False}
 # The compiled modules contain constants from all of these packages.
 _SOURCES: Final = ("towpath.relay", "towpath.schemas", "towpath.settings")
+_SUFFIXES: Final = frozenset({".py", ".c"})
 
 
 class Code(StrEnum):
@@ -88,7 +91,10 @@ def folder(home: Path = HOME) -> Path:
     for package in _SOURCES:
         spec = find_spec(package)
         root = Path(spec.origin or "").parent if spec else Path()
-        for path in sorted(root.rglob("*.py")):
+        paths = (
+            path for suffix in ("py", "c", "h") for path in root.rglob(f"*.{suffix}")
+        )
+        for path in sorted(paths):
             content.update(f"\0{package}/{path.relative_to(root)}\0".encode())
             content.update(path.read_bytes())
     return home / content.hexdigest()[:32]

@@ -20,7 +20,7 @@ import json
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 import orjson
 
@@ -40,9 +40,10 @@ from towpath.relay.encode.outbox_columns import (
     column_place,
     continue_trace,
     part_picker,
+    plain_places,
     type_oid,
 )
-from towpath.relay.encode.parked_aggregates import ParkedAggregates
+from towpath.relay.encode.parked_aggregates import ParkedAggregates, Spans
 from towpath.relay.encode.record import (
     ANY_PARTITION,
     FIXED_BYTES,
@@ -113,6 +114,23 @@ OnTraced = Callable[[Transaction, Record, bytes], None]
 _OwnHeaders = tuple[tuple[Header, ...], int, bytes | None, bool]
 
 
+class EventLayout(NamedTuple):
+    """
+    How the usual events of one schema of the outbox are made.
+
+    Attributes:
+        places: The index of each part's column in a row; -1 for a missing part.
+        types: The cached topics, headers and sizes of aggregate types.
+        own_headers: The cached headers of rows, by their text.
+        spans: The parked aggregates; while there are any, no event is usual.
+    """
+
+    places: tuple[int, ...]
+    types: dict[Value, tuple[str, Header, int]]
+    own_headers: dict[bytes, _OwnHeaders]
+    spans: Spans
+
+
 class EventWriter:
     """
     Writes the events of one schema of the outbox.
@@ -142,6 +160,7 @@ class EventWriter:
             NotPreparedError: The table lacks a column that the options name.
         """
         self._pick = part_picker(relation, outbox.columns)
+        self._places = plain_places(relation, outbox.columns)
         self._rule = TopicRule(outbox, reserved)
         self._is_routed_by_type = not outbox.route_by
         self._steps = tuple(self._resolve(relation, outbox))
@@ -190,6 +209,13 @@ class EventWriter:
             Record,
             (topic, key, payload, own, position, timestamp_ms, size, ANY_PARTITION),
         )
+
+    def layout(self, spans: Spans) -> EventLayout | None:
+        """Return how its usual events are made; None if its options make others."""
+        if self._steps or self._places is None:
+            return None
+        types, own_headers = self._cached_types, self._cached_headers
+        return EventLayout(self._places, types, own_headers, spans)
 
     def aggregate(self, row: Row) -> tuple[bytes | None, bytes | None]:
         """Return a row's aggregate type and id."""
@@ -408,6 +434,7 @@ class OutboxRoute:
         self._writer = EventWriter(relation, outbox, reserved, on_skipped)
         self._event = self._writer.event
         self.event = self._make_event
+        self.layout = self._writer.layout(parked.spans)
         self._relation = relation
         self._dead = dead
         self._spans = parked.spans
@@ -444,6 +471,7 @@ class OutboxRoute:
             return record
 
         self.event = watched
+        self.layout = None
 
     def _make_event(self, transaction: Transaction, ordinal: int, row: Row) -> Record:
         """

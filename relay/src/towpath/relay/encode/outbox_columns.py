@@ -170,6 +170,7 @@ _ABSENT: Final = -1
 # An inserted row has no unchanged values.
 EventParts = tuple[bytes | None, ...]
 Picker = Callable[[Row], EventParts]
+Conversion = Callable[[bytes], bytes | None]
 
 
 def column_names(columns: OutboxColumns) -> tuple[str, ...]:
@@ -202,6 +203,15 @@ def type_oid(relation: Relation, column: str) -> int:
     return types.get(column, 0)
 
 
+def plain_places(relation: Relation, columns: OutboxColumns) -> tuple[int, ...] | None:
+    """Return the index of each part's column; None if a part needs a conversion."""
+    known = column_places(relation)
+    names = column_names(columns)
+    if _conversions(relation, columns):
+        return None
+    return tuple(known.get(name, _ABSENT) for name in names)
+
+
 def part_picker(relation: Relation, columns: OutboxColumns) -> Picker:
     """
     Return the function that takes the parts of an event from a row.
@@ -220,14 +230,8 @@ def part_picker(relation: Relation, columns: OutboxColumns) -> Picker:
         # The index of a missing part is -1: it picks the appended None.
         inner = pick
         pick = lambda row: inner((*row, None))  # noqa: E731 - a closure, not a name
-    steps: dict[int, Callable[[bytes], bytes | None]] = {
-        at: _unhex
-        for at in (_KEY_AT, _PAYLOAD_AT)
-        if type_oid(relation, names[at]) == BYTEA
-    }
-    if columns.traceparent == TRACING_COLUMN:
-        steps[_TRACE_AT] = trace_from_properties
-    return _with_steps(pick, steps) if steps else pick
+    conversions = _conversions(relation, columns)
+    return _converted(pick, conversions) if conversions else pick
 
 
 def as_bytes(value: Value, oid: int) -> bytes | None:
@@ -237,17 +241,28 @@ def as_bytes(value: Value, oid: int) -> bytes | None:
     return _unhex(value) if oid == BYTEA else value
 
 
-def _with_steps(
-    pick: Picker, steps: dict[int, Callable[[bytes], bytes | None]]
-) -> Picker:
-    listed = tuple(steps.items())
+def _conversions(relation: Relation, columns: OutboxColumns) -> dict[int, Conversion]:
+    """Return the conversion of each part that needs one, by the part's index."""
+    names = column_names(columns)
+    conversions: dict[int, Conversion] = {
+        at: _unhex
+        for at in (_KEY_AT, _PAYLOAD_AT)
+        if type_oid(relation, names[at]) == BYTEA
+    }
+    if columns.traceparent == TRACING_COLUMN:
+        conversions[_TRACE_AT] = trace_from_properties
+    return conversions
+
+
+def _converted(pick: Picker, conversions: dict[int, Conversion]) -> Picker:
+    listed = tuple(conversions.items())
 
     def picked(row: Row) -> EventParts:
         parts = list(pick(row))
-        for at, step in listed:
+        for at, convert in listed:
             value = parts[at]
             if value is not None:
-                parts[at] = step(value)
+                parts[at] = convert(value)
         return tuple(parts)
 
     return picked

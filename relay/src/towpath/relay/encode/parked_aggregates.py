@@ -88,6 +88,10 @@ class _ParkedSpans:
         self.last, self.is_mixed = _NOWHERE, False
 
 
+# The spans of aggregates, by id and then by type.
+Spans = dict[bytes, dict[str | None, _ParkedSpans]]
+
+
 class ParkedAggregates:
     """
     The parked aggregates, by id and then by type.
@@ -97,7 +101,7 @@ class ParkedAggregates:
 
     def __init__(self, max_keys: int) -> None:
         # Empty until the first dead letter or release: the hot path checks only this.
-        self.spans: dict[bytes, dict[str | None, _ParkedSpans]] = {}
+        self.spans: Spans = {}
         # By id: the releases that apply to all its types.
         self._released: dict[bytes, list[bytes]] = {}
         self._max_keys = max_keys

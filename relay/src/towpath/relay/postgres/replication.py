@@ -32,7 +32,7 @@ from towpath.relay.postgres.connect import (
     translated_errors,
 )
 from towpath.relay.recovery.lineage import Fork
-from towpath.relay.wal.frames import status_update
+from towpath.relay.wal.pgoutput import status_update
 from towpath.schemas.clock import Clock
 from towpath.schemas.failure import TowpathError
 from towpath.schemas.position import parse_lsn

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from towpath.relay.encode.record import Acknowledgement, Partition
+from towpath.relay.encode.record import Acknowledgement, Partition, Record
 from towpath.schemas.position import format_lsn
 
 # The memory of a record in flight in addition to its value: the client's structures,
@@ -43,6 +43,11 @@ class Delivery:
         self.ledger.in_flight_bytes += size_bytes
 
 
+# A record, the delivery that waits for it, and the record's position in the stream. The
+# position of a record outside the stream's order is empty.
+Queued = tuple[Record, Delivery, bytes]
+
+
 class PartitionBatch:
     """
     Records of one partition that were given to the producer together.
@@ -59,12 +64,19 @@ class PartitionBatch:
 
     __slots__ = ("_ledger", "_partition", "deliveries", "position", "size_bytes")
 
-    def __init__(self, ledger: "DeliveryLedger", partition: Partition) -> None:
+    def __init__(
+        self,
+        ledger: "DeliveryLedger",
+        partition: Partition,
+        deliveries: list[Delivery],
+        size_bytes: int,
+        position: bytes,
+    ) -> None:
         self._ledger = ledger
         self._partition = partition
-        self.deliveries: list[Delivery] = []
-        self.size_bytes = 0
-        self.position = b""
+        self.deliveries = deliveries
+        self.size_bytes = size_bytes
+        self.position = position
 
     def acknowledge(self, error: object, acknowledgement: Acknowledgement) -> None:
         """Record the acknowledgement, or the error, of the last record. Hot path."""

@@ -15,7 +15,6 @@ until the answer is stored, or a watermark, if watermarks are written as rows. A
 the signal table that the configuration names is an external signal.
 """
 
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -25,7 +24,7 @@ from towpath.relay.encode.record import Record
 from towpath.relay.encode.router import SIGNAL_TABLE, Route
 from towpath.relay.encode.table import TableRoute
 from towpath.relay.encode.transaction_metadata import TransactionMetadata
-from towpath.relay.errors import MalformedMessageError, UnroutableError
+from towpath.relay.publish.hot_path import PlainEvents, parse_begin, parse_commit
 from towpath.relay.publish.in_flight import Delivery
 from towpath.relay.recovery.state import StateRecords
 from towpath.relay.snapshot.protocol import SignalSeen
@@ -41,7 +40,6 @@ from towpath.relay.stream.logical_messages import (
     publish_outside_transaction,
 )
 from towpath.relay.stream.snapshot_runner import SnapshotRunner
-from towpath.relay.wal.frames import PAYLOAD_AT, UNPACK_START, WAL_DATA
 from towpath.relay.wal.messages import (
     Begin,
     Commit,
@@ -49,32 +47,25 @@ from towpath.relay.wal.messages import (
     Insert,
     LogicalMessage,
     RelationShape,
-    Row,
     Truncate,
     Update,
 )
 from towpath.relay.wal.pgoutput import (
     KINDS,
-    NEW,
     PARSER_ERRORS,
     PARSERS,
+    PAYLOAD_AT,
+    UNPACK_START,
+    WAL_DATA,
     malformed,
-    read_values,
 )
 from towpath.relay.wal.transactions import (
-    BEGIN_TAG,
-    COMMIT_TAG,
-    INSERT_TAG,
-    UNPACK_INSERT,
-    VALUES_AT,
     Change,
     Committed,
     LogicalMessageEvent,
     Sequencer,
     Transaction,
     Truncation,
-    parse_begin,
-    parse_commit,
 )
 from towpath.schemas.envelope import Operation
 from towpath.schemas.position import Position, format_lsn
@@ -181,11 +172,9 @@ TRUNCATED_OUTBOX: Final = "the outbox table was truncated"
 TRUNCATED_SIGNALS: Final = "a signal table was truncated"
 
 
-# Raised on the fast path for a row that is not a valid event, or a message that was
-# cut short.
-_NOT_PLAIN: Final = (UnroutableError, MalformedMessageError, IndexError, struct.error)
-
-MakeEvent = Callable[[Transaction, int, Row], Record]
+_INSERT_TAG, _BEGIN_TAG, _COMMIT_TAG = b"IBC"
+_OID_AT: Final = PAYLOAD_AT + 1
+_OID_END: Final = _OID_AT + 4
 
 # The parser, the sequencer's step and the handler of a kind of message.
 _Path = tuple[
@@ -225,8 +214,8 @@ class StreamConsumer:
             context.router.relay.outbox, snapshots, context.stats
         )
         self._routes: dict[int, Route | None] = {}
-        # By oid of an outbox table: the event maker, and the number of columns.
-        self._events: dict[int, tuple[MakeEvent, int]] = {}
+        # By the oid of an outbox table, as it is in a frame.
+        self._plain_events: dict[bytes, PlainEvents] = {}
         self._delivery: Delivery | None = None
         self._sequence = 0
         self._now_us = 0
@@ -275,19 +264,19 @@ class StreamConsumer:
         while at < count and not aggregates and (frame := frames[at])[0] == WAL_DATA:
             at += 1
             tag = frame[PAYLOAD_AT] if len(frame) > PAYLOAD_AT else 0
-            if tag == INSERT_TAG and transaction is not None and delivery is not None:
+            if tag == _INSERT_TAG and transaction is not None and delivery is not None:
                 record = self._plain_event(frame, transaction, ordinal)
                 if record is not None:
                     ordinal += 1
                     publish(record, delivery)
                     continue
-            elif tag == BEGIN_TAG and transaction is None:
+            elif tag == _BEGIN_TAG and transaction is None:
                 transaction = parse_begin(frame, offset)
                 if transaction is not None:
                     ordinal = 0
                     delivery = self._open(transaction.committed_us)
                     continue
-            elif tag == COMMIT_TAG:
+            elif tag == _COMMIT_TAG:
                 end_lsn = parse_commit(frame, transaction)
                 if end_lsn is not None and transaction is not None:
                     self._close(end_lsn)
@@ -308,16 +297,8 @@ class StreamConsumer:
         self, frame: bytes, transaction: Transaction, ordinal: int
     ) -> Record | None:
         """Return the event of an inserted row; None if it is not a plain event."""
-        try:
-            oid, form, count = UNPACK_INSERT(frame)
-            event = self._events.get(oid)
-            if event is None or form != NEW or count != event[1]:
-                return None
-            make, width = event
-            row, end = read_values(frame, VALUES_AT, width)
-            return make(transaction, ordinal, row) if end == len(frame) else None
-        except _NOT_PLAIN:
-            return None
+        events = self._plain_events.get(frame[_OID_AT:_OID_END])
+        return None if events is None else events.record(frame, transaction, ordinal)
 
     def consume(self, frame: bytes, now_us: int) -> None:
         """
@@ -444,11 +425,14 @@ class StreamConsumer:
         self._sequencer.bind(relation)
         facts = relations.facts_of(relation)
         route = self._routes[relation.oid] = router.route(relation, facts)
-        self._events.pop(relation.oid, None)
+        oid = relation.oid.to_bytes(4, "big")
+        self._plain_events.pop(oid, None)
         if router.is_outbox(relation.name):
             self._aggregate_keys.bind(relation)
         if isinstance(route, OutboxRoute):
-            self._events[relation.oid] = route.event, len(relation.columns)
+            self._plain_events[oid] = PlainEvents(
+                len(relation.columns), route.event, route.layout
+            )
 
     def _on_logical_message(self, step: LogicalMessageEvent) -> None:
         self._sequence += 1

@@ -22,9 +22,8 @@ from towpath.relay.errors import MalformedMessageError, UnroutableError
 from towpath.relay.snapshot.changed_keys import ChangedKeyFeed
 from towpath.relay.snapshot.visibility import NO_TRANSACTION
 from towpath.relay.stats import Stats
-from towpath.relay.wal.frames import PAYLOAD_AT
 from towpath.relay.wal.messages import UNCHANGED, Relation, Row
-from towpath.relay.wal.pgoutput import parse_message
+from towpath.relay.wal.pgoutput import PAYLOAD_AT, parse_message
 from towpath.relay.wal.transactions import (
     Change,
     LogicalMessageEvent,

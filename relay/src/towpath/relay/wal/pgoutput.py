@@ -20,13 +20,24 @@ A strict prefix, an extra byte, an unknown tag or an unexpected value raises
 ``MalformedMessageError`` and nothing else. Rows are read by plain slices, which cannot
 fail; one comparison with the length at the end finds those that are cut short. Other
 messages are read by ``Reader``, which never reads past the end.
+
+The frames of a replication connection, inside CopyData, have one message each::
+
+    w  start_lsn u64, end_lsn u64, sent i64, one pgoutput message
+    k  wal_end u64, sent i64, reply_requested u8
+    r  written u64, flushed u64, applied u64, sent i64, reply_requested u8   (ours)
+
+The payload of ``w`` is not copied: the parsers read it in place, at ``PAYLOAD_AT``.
+``parse_begin`` and ``parse_commit`` read the frames of most transactions directly. A
+frame of any other form gives None: the caller leaves it to the parsers and the
+sequencer, which also raise its error.
 """
 
 import struct
 from collections.abc import Callable, Mapping
 from struct import Struct
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from towpath.relay.errors import MalformedMessageError
 from towpath.relay.wal.messages import (
@@ -46,6 +57,7 @@ from towpath.relay.wal.messages import (
     Update,
     Value,
 )
+from towpath.relay.wal.transactions import Transaction
 
 _U8: Final = Struct(">B")
 _U16_STRUCT: Final = Struct(">H")
@@ -332,3 +344,116 @@ KINDS: Final[Mapping[int, type]] = MappingProxyType(
         ord("M"): LogicalMessage,
     }
 )
+
+
+WAL_DATA: Final = ord("w")
+KEEPALIVE: Final = ord("k")
+PAYLOAD_AT: Final = 25
+
+# Reads the start LSN of a frame that is known to be WAL data.
+UNPACK_START: Final = Struct(">xQ16x").unpack_from
+_SENT: Final = Struct(">q")
+_SENT_AT: Final = {WAL_DATA: 17, KEEPALIVE: 9}
+_KEEPALIVE: Final = Struct(">BQqB")
+_STATUS: Final = Struct(">cQQQqB")
+
+
+class Keepalive(NamedTuple):
+    """The end of the server's WAL, and whether the server requests feedback."""
+
+    wal_end: int
+    reply_requested: bool
+
+
+def start_lsn(frame: bytes) -> int:
+    """
+    Return the LSN of the message in a ``w`` frame; 0 if the message has none.
+
+    Raises:
+        MalformedMessageError: It is not a ``w`` frame, or has no message.
+    """
+    if len(frame) <= PAYLOAD_AT or frame[0] != WAL_DATA:
+        reason = f"a frame of {len(frame)} bytes without a message: {frame[:8]!r}"
+        raise MalformedMessageError(reason)
+    lsn: int = UNPACK_START(frame)[0]
+    return lsn
+
+
+def sent_us(frame: bytes) -> int:
+    """
+    Return when the server sent the frame, in microseconds since 1970.
+
+    Raises:
+        MalformedMessageError: The frame is of an unknown kind, or cut short.
+    """
+    at = _SENT_AT.get(frame[0]) if frame else None
+    if at is None or len(frame) < at + _SENT.size:
+        reason = f"a frame without a send time: {frame[:8]!r}"
+        raise MalformedMessageError(reason)
+    sent: int = _SENT.unpack_from(frame, at)[0]
+    return sent + EPOCH_US
+
+
+def parse_keepalive(frame: bytes) -> Keepalive:
+    """
+    Decode a ``k`` frame.
+
+    Raises:
+        MalformedMessageError: It is not a keepalive.
+    """
+    if len(frame) != _KEEPALIVE.size or frame[0] != KEEPALIVE or frame[-1] > 1:
+        reason = f"not a keepalive: {frame[:8]!r}"
+        raise MalformedMessageError(reason)
+    _, wal_end, _, reply = _KEEPALIVE.unpack(frame)
+    return Keepalive(wal_end, bool(reply))
+
+
+def status_update(confirmed_lsn: int, sent_us: int) -> bytes:
+    """
+    Encode feedback: the server may drop the log below ``confirmed_lsn``.
+
+    The written and applied LSNs are the same: only Kafka makes a change durable.
+    ``sent_us`` is the wall time in microseconds since 1970.
+    """
+    return _STATUS.pack(
+        b"r", confirmed_lsn, confirmed_lsn, confirmed_lsn, sent_us - EPOCH_US, 0
+    )
+
+
+_BODY_AT: Final = PAYLOAD_AT + 1
+_BEGIN_BYTES: Final = _BODY_AT + BEGIN.size
+_COMMIT_BYTES: Final = _BODY_AT + COMMIT.size
+
+_unpack_begin: Final = BEGIN.unpack_from
+_unpack_commit: Final = COMMIT.unpack_from
+
+# C's integers do not go beyond, and no server's LSN or time does.
+_MAX_LSN: Final = 2**64 - 1
+_MAX_COMMITTED_US: Final = 2**63 - 1 - EPOCH_US
+
+
+def parse_begin(frame: bytes, offset: int) -> Transaction | None:
+    """
+    Return the transaction that a frame begins; None for an unexpected frame.
+
+    ``offset`` is the lineage's.
+    """
+    if len(frame) != _BEGIN_BYTES:
+        return None
+    lsn, committed_us, xid = _unpack_begin(frame, _BODY_AT)
+    log_lsn = offset + lsn
+    if log_lsn > _MAX_LSN or committed_us > _MAX_COMMITTED_US:
+        return None
+    place = b"%016x." % log_lsn
+    return _make(
+        Transaction, (xid, lsn, log_lsn, committed_us + EPOCH_US, place, None, None)
+    )
+
+
+def parse_commit(frame: bytes, transaction: Transaction | None) -> int | None:
+    """Return the end LSN if the frame commits the transaction; otherwise None."""
+    if len(frame) != _COMMIT_BYTES or transaction is None:
+        return None
+    flags, lsn, end_lsn, _ = _unpack_commit(frame, _BODY_AT)
+    is_its_end = not flags and lsn == transaction.commit_lsn
+    return end_lsn if is_its_end else None

@@ -8,18 +8,12 @@ Binds messages to their relation and their position in the total order.
 The ordinal counts every row message, truncate and transactional logical message of a
 transaction as received, before any filter, so that it is the same on every replay.
 ``log_lsn`` is the lineage's offset plus the LSN of the commit record, known at Begin.
-
-``parse_begin``, ``UNPACK_INSERT`` with ``read_values``, and ``parse_commit`` read most
-messages of a backlog directly from frames. Hot path. Every other message is left to
-``pgoutput`` and the sequencer, which raise any error.
 """
 
 from collections.abc import Callable, Mapping
-from struct import Struct
 from typing import Any, Final, NamedTuple
 
 from towpath.relay.errors import MalformedMessageError
-from towpath.relay.wal.frames import PAYLOAD_AT
 from towpath.relay.wal.messages import (
     Begin,
     Commit,
@@ -35,7 +29,6 @@ from towpath.relay.wal.messages import (
     TypeName,
     Update,
 )
-from towpath.relay.wal.pgoutput import BEGIN, COMMIT, EPOCH_US
 from towpath.schemas.envelope import Operation
 from towpath.schemas.position import READ_ORDINAL
 
@@ -307,42 +300,3 @@ def _relation_shape(message: RelationShape, _lsn: int) -> RelationShape:
 
 def _ignore(_message: TypeName, _lsn: int) -> None:
     return None
-
-
-INSERT_TAG, BEGIN_TAG, COMMIT_TAG = b"IBC"
-
-_BODY_AT: Final = PAYLOAD_AT + 1
-# The relation's oid, the tag of the new row and its column count; the values follow.
-_INSERT: Final = Struct(f">{PAYLOAD_AT}xxIBH")
-UNPACK_INSERT: Final = _INSERT.unpack_from
-VALUES_AT: Final = _INSERT.size
-_BEGIN_BYTES: Final = _BODY_AT + BEGIN.size
-_COMMIT_BYTES: Final = _BODY_AT + COMMIT.size
-
-_unpack_begin: Final = BEGIN.unpack_from
-_unpack_commit: Final = COMMIT.unpack_from
-
-
-def parse_begin(frame: bytes, offset: int) -> Transaction | None:
-    """
-    Return the transaction that a frame begins; None if its length is unexpected.
-
-    ``offset`` is the lineage's.
-    """
-    if len(frame) != _BEGIN_BYTES:
-        return None
-    lsn, committed_us, xid = _unpack_begin(frame, _BODY_AT)
-    place = b"%016x." % (offset + lsn)
-    return _make(
-        Transaction,
-        (xid, lsn, offset + lsn, committed_us + EPOCH_US, place, None, None),
-    )
-
-
-def parse_commit(frame: bytes, transaction: Transaction | None) -> int | None:
-    """Return the end LSN if the frame commits the transaction; otherwise None."""
-    if len(frame) != _COMMIT_BYTES or transaction is None:
-        return None
-    flags, lsn, end_lsn, _ = _unpack_commit(frame, _BODY_AT)
-    is_its_end = not flags and lsn == transaction.commit_lsn
-    return end_lsn if is_its_end else None

@@ -62,7 +62,7 @@ def test_all_forms_of_the_preset_are_reported_at_once():
     """
     found = mistakes({"preset": "debezium", "rows": {"hstore": "map"}}, CACHE)
     keys = ["format", "decimals", "times", "intervals", "hstore"]
-    gives = ', which relay.preset = "debezium" gives: set it to '
+    gives = ', which relay.preset = "debezium" sets: set it to '
 
     assert [f"relay.rows.{key}" for key in keys] == [m.split(":")[0] for m in found]
     assert [True, True, True, True, False] == [gives in m for m in found]

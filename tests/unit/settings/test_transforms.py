@@ -119,7 +119,7 @@ def test_the_nearest_secret_is_named_last():
     found = mistakes({"hash": "email", "salt": "v3"}, environ=environ)
 
     name = "TOWPATH_SINK__MY_CACHE__HASH_SALTS__V3_FILE"
-    assert f"set the salt by {name}; did you mean 'v2'?" in found
+    assert f"set the salt with {name}; did you mean 'v2'?" in found
 
 
 def test_the_named_variable_sets_the_secret(tmp_path: Path):
@@ -178,7 +178,7 @@ def test_two_routes_of_a_topic_have_one_shape_in_an_index():
     other = {"topic": "towpath.shop.orders", "name": "plain"}
     whole["sink"][0]["route"].append(other)
 
-    with pytest.raises(ConfigurationError, match="in another shape"):
+    with pytest.raises(ConfigurationError, match="in a different shape"):
         read(whole, {}, Path("/"))
 
 

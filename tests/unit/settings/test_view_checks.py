@@ -50,7 +50,7 @@ def mistakes(folder: Path, **parts: str) -> str:
         ({"options": 'table = "s.state"'}, "s.state is the outbox"),
         ({"options": 'route_by = "tenant"'}, "tenant is not a column of views"),
         ({"options": 'placements = ["p:partition"]'}, "p:partition needs a column"),
-        ({"name": "an order"}, "an order makes a topic name that"),
+        ({"name": "an order"}, "an order produces a topic name that"),
     ],
 )
 def test_a_view_that_contradicts_is_a_mistake(

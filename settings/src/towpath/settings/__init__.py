@@ -2,7 +2,7 @@
 The one configuration file, ``towpath.toml``: its shape and its mistakes.
 
 Every process reads the whole file, so an unknown key is noticed in any section. All
-mistakes are reported together; an unknown name comes with the nearest known one.
+mistakes are reported together; an unknown name is reported with the nearest known one.
 """
 
 from towpath.settings.brokers import Kafka, client_settings, spark_options

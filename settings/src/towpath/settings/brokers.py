@@ -24,7 +24,7 @@ class Kafka(Section):
     """
     ``[kafka]``: the brokers.
 
-    ``client`` has further settings of all clients by librdkafka's names: TLS, login,
+    ``client`` has further settings of all clients under librdkafka's names: TLS, login,
     timeouts. Settings that Towpath sets itself are refused there.
     """
 
@@ -157,7 +157,7 @@ def unused(kafka: Kafka) -> Iterator[str]:
 
 
 def without_counterpart(kafka: Kafka) -> Iterator[tuple[str, str]]:
-    """Yield TLS and login settings that Spark's client lacks, each with its cure."""
+    """Yield TLS and login settings that Spark's client lacks, each with its remedy."""
     for name in sorted(kafka.client):
         is_known = name in _COUNTERPARTS or name in _TRANSLATED
         if name.startswith((*_TLS, *_LOGIN)) and not is_known:

@@ -46,7 +46,7 @@ from towpath.settings.rows import (
     Times,
     UnknownTypes,
 )
-from towpath.settings.section import Place
+from towpath.settings.section import KeyPath
 from towpath.settings.sink import CatalogKind, Sink, SinkKind
 from towpath.settings.syntax import (
     ROUTED_VALUE,
@@ -78,10 +78,10 @@ def clients_are_secure(settings: Settings) -> Iterator[str]:
 def engine_has_counterparts(settings: Settings) -> Iterator[str]:
     """List settings that Spark's client, which lists offsets, does not have."""
     if settings.sink and settings.kafka.protocol in PROTOCOLS:
-        for name, cure in without_counterpart(settings.kafka):
+        for name, remedy in without_counterpart(settings.kafka):
             yield (
                 f"kafka.client: {name} has no counterpart in Spark's client, which "
-                f"lists the sinks' offsets: {cure} (docs/configuration.md)"
+                f"lists the sinks' offsets: {remedy} (docs/configuration.md)"
             )
 
 
@@ -110,10 +110,10 @@ def rows_are_readable(settings: Settings) -> Iterator[str]:
     for key, readable in _READABLE.items():
         form = getattr(settings.relay.rows, key)
         if form not in readable:
-            cure = " or ".join(f'"{each}"' for each in readable)
+            remedy = " or ".join(f'"{each}"' for each in readable)
             yield (
                 f"relay.rows.{key}: sinks of tables ({', '.join(readers)}) cannot read "
-                f'"{form}"{_origin(settings, key, form)}: set it to {cure}'
+                f'"{form}"{_origin(settings, key, form)}: set it to {remedy}'
             )
 
 
@@ -121,7 +121,7 @@ def _origin(settings: Settings, key: str, form: str) -> str:
     """Name the preset if a form comes from it rather than from the file."""
     preset = settings.relay.preset
     is_preset = preset == "debezium" and DEBEZIUM_ROWS.get(key) == form
-    return f', which relay.preset = "{preset}" gives' if is_preset else ""
+    return f', which relay.preset = "{preset}" sets' if is_preset else ""
 
 
 def views_agree(settings: Settings) -> Iterator[str]:
@@ -138,11 +138,11 @@ def views_agree(settings: Settings) -> Iterator[str]:
         if view.view == settings.relay.outbox.table:
             yield (
                 f"relay.outbox.view: {view.view} is the outbox (relay.outbox.table): "
-                "name a view that gives the aggregates' state"
+                "name a view that returns the aggregates' state"
             )
         if view.collection in tables:
             yield (
-                f"source.tables: {view.collection} is also the name by which signals "
+                f"source.tables: {view.collection} is also the name with which signals "
                 f"request {view.aggregate_type}'s view (relay.outbox.view): rename one "
                 "of them"
             )
@@ -184,13 +184,13 @@ def views_have_topics(settings: Settings) -> Iterator[str]:
         name = topics.outbox_topic(outbox.topic, view.aggregate_type)
         if not topics.is_legal_topic(name):
             yield (
-                f"relay.outbox.view: {view.aggregate_type} makes a topic name that "
+                f"relay.outbox.view: {view.aggregate_type} produces a topic name that "
                 "Kafka refuses: use letters, digits, dots, dashes and underscores"
             )
 
 
 def topics_are_short(settings: Settings) -> Iterator[str]:
-    """List topics whose names are too long; a prefix that no topic fits only once."""
+    """List topics whose names are too long; a prefix that is too long only once."""
     prefix, signals = settings.database.prefix, settings.signal_topic
     # The longest of the relay's own names.
     if too_long := _too_long(topics.heartbeat_topic(prefix)):
@@ -287,19 +287,19 @@ def _target(sink: Sink) -> Iterator[str]:
 
 Check = Callable[[Settings], Iterator[str]]
 
-# Besides the headers of every event: those by which a restart recognizes records.
+# In addition to the headers of every event, those that identify records on a restart.
 _OUR_HEADERS: Final = frozenset(
     {headers.POSITION, headers.SNAPSHOT, headers.PARKED, headers.RELEASED}
 )
 
 
-def contradictions(settings: Settings, wrong: Iterable[Place] = ()) -> list[str]:
+def contradictions(settings: Settings, wrong: Iterable[KeyPath] = ()) -> list[str]:
     """
     List the contradictions between keys of the file.
 
     Args:
         settings: The parsed file; a wrong key has its default.
-        wrong: The places of wrong keys.
+        wrong: The paths of the wrong keys.
     """
     spoiled = [".".join(s for s in place if isinstance(s, str)) for place in wrong]
     return [
@@ -387,7 +387,7 @@ def _thresholds_rise(settings: Settings) -> Iterator[str]:
         )
 
 
-def _route_is_whole(settings: Settings) -> Iterator[str]:
+def _route_is_complete(settings: Settings) -> Iterator[str]:
     outbox = settings.relay.outbox
     if outbox.route_replacement and not outbox.route_regex:
         yield "relay.outbox.route_replacement: needs relay.outbox.route_regex"
@@ -411,16 +411,16 @@ def _placements_agree(settings: Settings) -> Iterator[str]:
         if count > 1:
             which = f"{place} {name}".strip()
             yield f"relay.outbox.placements: {which} is given more than once"
-    standing = outbox.columns.standing_headers
+    standard = outbox.columns.standard_headers
     for each in placements:
         if each.place is PlacedIn.ENVELOPE and each.name == "payload":
             yield (
                 "relay.outbox.placements: an envelope already has the event's payload: "
                 "place the column under another name"
             )
-        is_ours = each.name in standing or each.name in _OUR_HEADERS
+        is_ours = each.name in standard or each.name in _OUR_HEADERS
         is_header = each.place is PlacedIn.HEADER
-        if is_header and is_ours and standing.get(each.name) != each.column:
+        if is_header and is_ours and standard.get(each.name) != each.column:
             yield f"relay.outbox.placements: header {each.name} is the relay's own"
 
 
@@ -454,7 +454,7 @@ _CHECKS: Final[tuple[tuple[tuple[str, ...], Check], ...]] = (
         ("relay.retained_warning_bytes", "relay.retained_critical_bytes"),
         _thresholds_rise,
     ),
-    (("relay.outbox",), _route_is_whole),
+    (("relay.outbox",), _route_is_complete),
     (("relay.outbox",), _placements_agree),
     (("relay.outbox",), _cloudevents_have_types),
     (("relay.outbox", "source.tables"), views_agree),

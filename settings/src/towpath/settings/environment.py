@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from towpath.settings.model import Settings
 from towpath.settings.secrets import masked
 from towpath.settings.section import (
-    Place,
+    KeyPath,
     annotation_at,
     is_list_of_sections,
     is_structured,
@@ -36,14 +36,14 @@ class Overlay(NamedTuple):
 
     Attributes:
         mistakes: The variables that could not be applied, with reasons.
-        variables: For each overridden place, the variable.
-        sections: For each section that the file lacks, the first variable that
-            overrides a key in it.
+        variables: The variables that override keys, by the keys' paths.
+        sections: The first variable that overrides a key of each section that the file
+            lacks, by the section's path.
     """
 
     mistakes: list[str]
-    variables: dict[Place, str]
-    sections: dict[Place, str]
+    variables: dict[KeyPath, str]
+    sections: dict[KeyPath, str]
 
 
 class _RefusedError(Exception):
@@ -69,7 +69,7 @@ def lay_over(document: dict[str, Any], environ: Mapping[str, str]) -> Overlay:
 
 
 def is_override(variable: str) -> bool:
-    """Return whether a variable overrides a key, by its name."""
+    """Return whether a variable's name makes it an override."""
     return variable.startswith(_PREFIX) and _SEPARATOR in variable
 
 
@@ -80,15 +80,15 @@ def variable_for(path: tuple[str, ...]) -> str:
 
 def _put(
     document: dict[str, Any], path: list[str], variable: str, text: str
-) -> tuple[Place, list[Place]]:
-    """Set a value; return its place, and those of the sections that it created."""
+) -> tuple[KeyPath, list[KeyPath]]:
+    """Set a value; return its path, and those of the sections that it created."""
     if variable.endswith(_FILE_SUFFIX) and not _is_key(path):
         path = [*path[:-1], path[-1].removesuffix(_FILE_SUFFIX.lower())]
         text = _read(text)
     if path[:-1] == _CLIENT:
         # A shell variable's name has no dots, and no client setting has an underscore.
         path = [*path[:-1], path[-1].replace("_", ".")]
-    created: list[Place] = []
+    created: list[KeyPath] = []
     section, place = _section(document, path, created)
     where = (*place, path[-1])
     section[path[-1]] = _value(where, text)
@@ -109,12 +109,12 @@ def _read(name: str) -> str:
 
 
 def _section(
-    document: dict[str, Any], path: list[str], created: list[Place]
-) -> tuple[dict[str, Any], Place]:
+    document: dict[str, Any], path: list[str], created: list[KeyPath]
+) -> tuple[dict[str, Any], KeyPath]:
     """
-    Return the table of a path's last step and its place.
+    Return the table of a path's last step and its own path.
 
-    Missing tables are created, and their places are added to ``created``.
+    Missing tables are created, and their paths are added to ``created``.
     """
     here: Any = document
     place: list[int | str] = []
@@ -152,7 +152,7 @@ def _element(tables: list[Any], name: str) -> tuple[int, bool]:
     return 0, False
 
 
-def _value(place: Place, text: str) -> object:
+def _value(place: KeyPath, text: str) -> object:
     """Parse a list or a table from text; return any other text as it is."""
     if not is_structured(annotation_at(Settings, place)):
         return text

@@ -18,7 +18,7 @@ from towpath.settings.checks import contradictions
 from towpath.settings.environment import lay_over
 from towpath.settings.mistakes import describe_all
 from towpath.settings.model import Settings
-from towpath.settings.section import Place
+from towpath.settings.section import KeyPath
 
 
 def load(path: Path, environ: Mapping[str, str]) -> Settings:
@@ -78,7 +78,7 @@ def read(
 
 
 def _remaining_contradictions(
-    document: dict[str, Any], wrong: list[Place]
+    document: dict[str, Any], wrong: list[KeyPath]
 ) -> list[str]:
     """List contradictions between the valid keys, if enough of them are valid."""
     pruned = copy.deepcopy(document)
@@ -99,7 +99,7 @@ def _remaining_contradictions(
 _STAND_INS: Final[Mapping[str, object]] = {"version": 1, "kafka": {}}
 
 
-def _prune(document: dict[str, Any], place: Place) -> None:
+def _prune(document: dict[str, Any], place: KeyPath) -> None:
     """Remove a wrong value, or put a stand-in where one is missing."""
     if place[:1] == ("sink",):
         document.pop("sink", None)
@@ -139,8 +139,8 @@ def _anchor_sink(sink: dict[str, Any], folder: Path) -> None:
         sink["search"] = {**search, "event_schemas": anchored}
 
 
-# Identifies the state of a file: inode (a replaced file has another), size, mtime, and
-# ctime, which also changes with the file's permissions.
+# Identifies the state of a file: inode (a replaced file has a new one), size, mtime,
+# and ctime, which also changes with the file's permissions.
 _Stamp: TypeAlias = tuple[int, int, int, int]
 
 

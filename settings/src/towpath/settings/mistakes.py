@@ -2,8 +2,8 @@
 Messages about mistakes: the key, the expected value, and the nearest valid name.
 
 A key is named as in the file (``relay.delivery``), or by the variable that set the
-value. A section that the file lacks is named with the variable that names it. The
-wording is ours, not the validating library's.
+value. A section that the file lacks is reported with the variable that refers to it.
+The wording is ours, not the validating library's.
 """
 
 import datetime as dt
@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from towpath.settings.environment import variable_for
 from towpath.settings.model import Settings
 from towpath.settings.secrets import masked
-from towpath.settings.section import PATTERN_WORDS, Place, keys, section_at
+from towpath.settings.section import PATTERN_WORDS, KeyPath, keys, section_at
 
 # Below this similarity a name is not suggested.
 _ALIKE: Final = 0.6
@@ -50,8 +50,8 @@ _TOO_SHORT_TABLE: Final = "a table of {} or more keys"
 
 def describe_all(
     details: Sequence[ErrorDetails],
-    variables: Mapping[Place, str],
-    sections: Mapping[Place, str],
+    variables: Mapping[KeyPath, str],
+    sections: Mapping[KeyPath, str],
 ) -> list[str]:
     """
     Describe each mistake once.
@@ -60,8 +60,8 @@ def describe_all(
 
     Args:
         details: The mistakes.
-        variables: For each overridden place, the variable.
-        sections: For each section that the file lacks, a variable that names it.
+        variables: The variables that override keys, by the keys' paths.
+        sections: The variables that refer to sections that the file lacks, by path.
     """
     places = [detail["loc"] for detail in details]
     return [
@@ -78,12 +78,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def _has_below(place: Place, places: Iterable[Place]) -> bool:
+def _has_below(place: KeyPath, places: Iterable[KeyPath]) -> bool:
     return any(p[: len(place)] == place != p for p in places)
 
 
 def _describe(
-    detail: ErrorDetails, variables: Mapping[Place, str], sections: Mapping[Place, str]
+    detail: ErrorDetails,
+    variables: Mapping[KeyPath, str],
+    sections: Mapping[KeyPath, str],
 ) -> str:
     place = tuple(step for step in detail["loc"] if step != _KEY_STEP)
     variable = _variable(place, variables)
@@ -95,7 +97,7 @@ def _describe(
     return f"{name}: {_reason(detail)}"
 
 
-def _variable(place: Place, variables: Mapping[Place, str]) -> str | None:
+def _variable(place: KeyPath, variables: Mapping[KeyPath, str]) -> str | None:
     """Find the variable that set this value or the table around it."""
     for length in range(len(place), 0, -1):
         found = variables.get(place[:length])
@@ -163,7 +165,7 @@ def _shown(value: object, name: str = "") -> str:
     return "a list" if isinstance(value, list) else "a table"
 
 
-def _nearest(place: Place, *, is_variable: bool) -> str:
+def _nearest(place: KeyPath, *, is_variable: bool) -> str:
     """Suggest the nearest key of the section, or a section that has the key."""
     word, above = str(place[-1]), place[:-1]
     section = section_at(Settings, above)

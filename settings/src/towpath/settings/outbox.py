@@ -4,7 +4,7 @@
 ``route_regex`` and ``route_replacement`` rewrite the value in a topic's name. The
 replacement has Java's syntax, as in Debezium's router: ``$1`` and ``${name}`` refer to
 groups, and a backslash escapes the next character. The pattern must match the whole
-value; otherwise the value stays as it is.
+value; otherwise the value remains unchanged.
 """
 
 import enum
@@ -82,7 +82,7 @@ class OutboxColumns(Section):
     schema_version: str = ""
 
     @property
-    def standing_headers(self) -> Mapping[str, str]:
+    def standard_headers(self) -> Mapping[str, str]:
         """The headers of every event, each with its column."""
         return {
             headers.EVENT_ID: self.id,
@@ -108,7 +108,7 @@ class IdForm(enum.StrEnum):
 
 class AggregateView(Section):
     """
-    ``[[relay.outbox.view]]``: a SQL view that gives the state of each aggregate.
+    ``[[relay.outbox.view]]``: a SQL view that returns the state of each aggregate.
 
     The view has the columns ``aggregate_id, type, payload`` and one row per aggregate.
     It is read in place of outbox rows that no longer exist. ``id_form`` is the form of
@@ -203,7 +203,7 @@ def rewriting(route_regex: str, replacement: str) -> Callable[[str], str]:
 
 
 def _parts(replacement: str, pattern: "re.Pattern[str]") -> Iterable[_Part]:
-    """Split a replacement into plain texts and references to groups."""
+    """Split a replacement into plain text and references to groups."""
     at = 0
     for found in _REFERENCE.finditer(replacement):
         yield _plain_text(replacement[at : found.start()])

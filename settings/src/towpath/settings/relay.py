@@ -70,8 +70,8 @@ class Snapshot(Section):
     chunk has ``chunk_rows``; later ones grow or shrink towards ``chunk_time_ms`` and
     ``chunk_bytes``. Reading pauses while the stream lags by more than ``max_lag_s``, or
     while more than ``max_active_sessions`` sessions of other clients are active in the
-    source (0: no limit). With ``fill_new_tables``, a table that begins to match the
-    source's ``tables`` while the relay runs gets a snapshot. ``signal_topic`` and
+    source (0 means no limit). With ``fill_new_tables``, a table that begins to match
+    the source's ``tables`` while the relay runs gets a snapshot. ``signal_topic`` and
     ``signal_table`` are further channels for signals: a Kafka topic, through which
     sinks request rows, and a plain table like Debezium's signal table.
     """

@@ -140,7 +140,7 @@ def _table_mistake(name: str) -> str:
 
 
 def _written_twice(sinks: Iterable[Sink]) -> Iterator[str]:
-    """List routes that write to the same place as another sink's route does."""
+    """List routes that write to the same table or index as another sink's route."""
     first: dict[tuple[object, ...], str] = {}
     for sink in sinks:
         for route in sink.route if sink.kind in _HAVE_PLACES else ():
@@ -213,8 +213,8 @@ def _of_rows_only(route: Route, where: str) -> Iterator[str]:
 
 def _columns_agree(route: Route, where: str) -> Iterator[str]:
     yield from _left_out(route, where)
-    stay = [name for name in route.include if name not in route.rename]
-    names = Counter([*stay, *route.rename.values()])
+    kept = [name for name in route.include if name not in route.rename]
+    names = Counter([*kept, *route.rename.values()])
     for name, count in names.items():
         if count > 1:
             yield f"{where}: two columns get the name {name}"
@@ -236,7 +236,7 @@ def _transforms_agree(route: Route, sink: Sink, where: str) -> Iterator[str]:
         if entry.hash is not None and entry.salt not in sink.hash_salts:
             yield (
                 f"{place}.salt: there is no {entry.salt!r} in sink.{sink.name}."
-                "hash_salts: set the salt by "
+                "hash_salts: set the salt with "
                 f"{_salt_variable(sink, entry.salt)}_FILE"
                 f"{did_you_mean(entry.salt, sink.hash_salts)}"
             )
@@ -287,8 +287,8 @@ def _shapes_differ(sink: Sink) -> Iterator[str]:
         if _shape(route) != _shape(other):
             yield (
                 f"sink.{sink.name}.route.{route.name}.topic: {other.name} reads "
-                f"{route.topic} in another shape: move one of the routes to another "
-                "sink"
+                f"{route.topic} in a different shape: move one of the routes to "
+                "another sink"
             )
 
 

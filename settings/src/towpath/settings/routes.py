@@ -8,7 +8,7 @@ A *key template* builds a row's id in a cache or an index from its key columns.
 ``orders:{tenant}:{id}`` has three parts, joined by colons. A part is plain text, or
 contains one column. Sinks escape colons in values, so two keys never have the same id,
 and the key can be read back from the id. Two columns in one part would be ambiguous:
-``{a}-{b}`` makes ``1-2-3`` from the values 1-2 and 3, and also from 1 and 2-3.
+``{a}-{b}`` produces ``1-2-3`` from the values 1-2 and 3, and also from 1 and 2-3.
 """
 
 import enum
@@ -40,7 +40,7 @@ def parse_template(text: str) -> tuple[KeyPart, ...]:
     Raises:
         ValueError: The text is malformed, or two keys could have the same id.
     """
-    # Texts at even indices, columns at odd ones.
+    # Plain text at even indices, columns at odd ones.
     pieces = _COLUMN.split(text)
     if any(brace in piece for piece in pieces[::2] for brace in "{}"):
         _refuse(f"{text!r} has a brace outside a column: write it as 'order-{{id}}'")
@@ -100,15 +100,15 @@ class Route(Section):
     warehouse.
 
     For tables, values are changed first (``transforms``, in order). Then columns are
-    removed (``include`` names those that stay, ``exclude`` those that go) and renamed
+    removed (``include`` names those to keep, ``exclude`` those to remove) and renamed
     (``rename``, old to new). ``constants`` are added columns with the same value in
     every row. ``key`` is the template of the row's id; without it the id is the key's
     values. With ``on_truncate = "keep"`` a TRUNCATE of the table deletes nothing.
 
-    For aggregates, events of ``state_types`` carry the state (none named: all do),
-    events of ``delete_types`` delete the document, and others are skipped.
+    For aggregates, events of ``state_types`` carry the state (all do if none are
+    named), events of ``delete_types`` delete the document, and others are skipped.
 
-    ``fields`` maps paths of a document, or columns, to the Postgres types by which an
+    ``fields`` maps paths of a document, or columns, to the Postgres types as which an
     index searches them: ``total = "numeric"``, ``"lines[].product_id" = "uuid"``.
     """
 

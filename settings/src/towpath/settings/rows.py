@@ -105,8 +105,8 @@ class Rows(Section):
     ``[relay.rows]``.
 
     ``include_columns`` and ``exclude_columns`` are regular expressions on
-    ``schema.table.column``; key columns always stay in the key. ``key_columns`` maps a
-    table to the columns of its key. ``placeholder`` replaces unchanged TOASTed values
+    ``schema.table.column``; key columns always remain in the key. ``key_columns`` maps
+    a table to the columns of its key. ``placeholder`` replaces unchanged TOASTed values
     of columns whose type can express it; others are omitted. ``source_types`` are
     regular expressions on columns whose schema carries the Postgres type.
     """

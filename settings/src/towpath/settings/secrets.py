@@ -1,9 +1,9 @@
 """
 Masking of secrets wherever a configuration is shown.
 
-A value is a secret by its key's name (password, token, salt, account key), or contains
-one: the password in an address, in either of the two forms of libpq. A transform's
-``salt`` names a secret and is not one itself.
+A value is a secret because of its key's name (password, token, salt, account key), or
+contains one: the password in an address, in either of the two forms of libpq. A
+transform's ``salt`` names a secret and is not one itself.
 """
 
 import re
@@ -15,7 +15,7 @@ _NAMES: Final = re.compile(
     r"password|passphrase|secret|salt|token|credential|\.pem$|oauthbearer\.config"
     r"|(?:account|api)[._-]?key|connection[._-]string|authorization"
 )
-# Section and key of those keys that have such a name but hold no secret.
+# Section and key of those keys that have such a name but do not hold a secret.
 _REFERENCES: Final = frozenset({("transforms", "salt")})
 # Greedy on purpose: a stray @ in a password masks too much, never too little.
 _IN_ADDRESS: Final = re.compile(r"(://[^:/@\s]*:).*@", re.DOTALL)
@@ -44,7 +44,7 @@ def masked(value: object, name: str = "") -> object:
         }
     if isinstance(value, list | tuple):
         return [masked(each, name) for each in value]
-    # An empty text shows that there is none; true and false are no secrets.
+    # An empty string shows that there is no secret; true and false are not secrets.
     if value is None or isinstance(value, bool) or value == "":
         return value
     if _NAMES.search(name.lower()):

@@ -25,7 +25,7 @@ from pydantic_core import PydanticCustomError
 
 from towpath.schemas.table_name import TableName
 
-# A slot name that Postgres accepts; the same rule serves publications.
+# A slot name that Postgres accepts; the same rule applies to publications.
 IDENTIFIER = r"^[a-z_][a-z0-9_]{0,62}$"
 NAME = r"^[a-z0-9][a-z0-9_-]*$"
 PREFIX = r"^[A-Za-z0-9._-]+$"
@@ -129,13 +129,13 @@ def _check_whole(value: object) -> object:
     return value
 
 
-# Refuses a boolean as a whole number in a table or a list, where a section does not
-# look. It follows the bounds of the number: they would not be in the schema otherwise.
+# Refuses a boolean as a whole number in a table or a list, which a section does not
+# check. It follows the bounds of the number: they would not be in the schema otherwise.
 NO_BOOLEAN: Final = BeforeValidator(_check_whole)
 
 
 # The path of a key or a mistake: names of keys, and indices of lists.
-Place = tuple[int | str, ...]
+KeyPath = tuple[int | str, ...]
 
 
 class Key(NamedTuple):
@@ -172,8 +172,8 @@ def section_of(annotation: object) -> type[BaseModel] | None:
     return next((c for c in candidates if _is_section(c)), None)
 
 
-def section_at(root: type[BaseModel], place: Place) -> type[BaseModel] | None:
-    """Return the section at a place, if there is one."""
+def section_at(root: type[BaseModel], place: KeyPath) -> type[BaseModel] | None:
+    """Return the section at a path, if there is one."""
     model: type[BaseModel] | None = root
     for step in place:
         if isinstance(step, int):
@@ -184,7 +184,7 @@ def section_at(root: type[BaseModel], place: Place) -> type[BaseModel] | None:
     return model
 
 
-def annotation_at(root: type[BaseModel], place: Place) -> object:
+def annotation_at(root: type[BaseModel], place: KeyPath) -> object:
     """Return the type of a key; None if there is no such key."""
     model = section_at(root, place[:-1])
     name = place[-1] if place else None
@@ -194,7 +194,7 @@ def annotation_at(root: type[BaseModel], place: Place) -> object:
     return None if field is None else field.annotation
 
 
-def is_list_of_sections(root: type[BaseModel], place: Place) -> bool:
+def is_list_of_sections(root: type[BaseModel], place: KeyPath) -> bool:
     """Return whether the sections of a key are written as ``[[key]]``."""
     annotation = annotation_at(root, place)
     is_list = typing.get_origin(annotation) is tuple

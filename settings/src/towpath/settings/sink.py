@@ -7,8 +7,8 @@
 - ``[sink.webhook]``: requests to another server.
 - ``[sink.warehouse]``: catalog, files, partitions and upkeep of a warehouse.
 
-A package adds a kind of sink by an entry point of the group ``towpath.sinks``, whose
-name is the kind. Only names are read here: nothing of the package is imported.
+A package adds a kind of sink through an entry point of the group ``towpath.sinks``,
+whose name is the kind. Only names are read here: nothing of the package is imported.
 
 A partition field has Iceberg's own syntax: ``bucket(8, id)``,
 ``truncate(4, name)``, ``years(at)``, ``months(at)``, ``days(at)``, ``hours(at)``, or a
@@ -114,9 +114,9 @@ class Spark(Section):
     """
     ``[spark]``.
 
-    ``master`` is the master's URL. ``settings`` are further settings by Spark's names;
-    they override those that a driver sets itself, and options of ``spark-submit``
-    override both.
+    ``master`` is the master's URL. ``settings`` are further settings under Spark's
+    names; they override those that a driver sets itself, and options of
+    ``spark-submit`` override both.
     """
 
     master: str = Field(default="local[2]", min_length=1)
@@ -150,8 +150,8 @@ class SearchOptions(Section):
     """
     ``[sink.search]``.
 
-    ``shards`` and ``replicas`` apply to each index; -1 replicas mean one where there is
-    a second node. A document is searchable at most ``refresh_ms`` after it was written,
+    ``shards`` and ``replicas`` apply to each index; -1 replicas means one if there is a
+    second node. A document is searchable at most ``refresh_ms`` after it was written,
     or ten seconds while a backlog is applied. Replicas and refresh are changed in
     place, shards by a rebuild.
 
@@ -160,8 +160,8 @@ class SearchOptions(Section):
     ``purged_at_once`` documents of deleted rows that no replay can need.
 
     ``event_schemas`` are folders of an application's event schemas, which give the
-    documents of aggregates their fields. Installed packages may declare theirs by the
-    entry-point group ``towpath.events``; these folders come in addition.
+    documents of aggregates their fields. Installed packages may declare theirs through
+    the entry-point group ``towpath.events``; these folders come in addition.
     """
 
     event_schemas: tuple[Path, ...] = ()
@@ -182,7 +182,7 @@ class WebhookOptions(Section):
     ``[sink.webhook]``.
 
     ``secrets`` sign every request; during a rotation there are two, and the request has
-    a signature of each. A request carries at most ``changes_per_request`` changes,
+    a signature with each. A request carries at most ``changes_per_request`` changes,
     ``concurrency`` requests are open at a time, and one without a response within
     ``timeout_s`` is sent again. A change becomes a dead letter after
     ``give_up_attempts`` failed attempts over ``give_up_after_s``, if the receiver
@@ -275,7 +275,7 @@ class WarehouseOptions(Section):
 
     ``catalog`` is the kind of server at the sink's ``url``. ``location`` is the URI of
     the files (``s3://bucket/lake``), instead of the sink's ``folder``. ``properties``
-    are further properties of the catalog and its files, by Iceberg's names
+    are further properties of the catalog and its files, under Iceberg's names
     (``s3.endpoint``, ``credential``), for writer and reader.
 
     ``partition`` lists partition fields by the route's name. With
@@ -286,7 +286,7 @@ class WarehouseOptions(Section):
 
     A table is compacted after ``compact_after_files`` more files, or after
     ``compact_after_s`` if it has grown at all or has tombstones to purge. Old versions
-    stay readable for ``history_s``, and at least ``history_versions`` of them;
+    remain readable for ``history_s``, and at least ``history_versions`` of them;
     ``metadata_versions`` metadata files are kept. Files that no version references are
     removed after ``orphans_after_s``. One statement merges at most ``statement_bytes``
     of rows. The writer keeps the hashes of a table's keys in memory, up to

@@ -25,7 +25,8 @@ ROUTED_VALUE: Final = "{aggregate_type}"
 _PARTS: Final = (2, 3)
 _HEX: Final = "hex:"
 _FIELD_PATH: Final = re.compile(r"(?:[^.\[\]]+(?:\[\])?\.)*[^.\[\]]+")
-# The beginning of a named group; or what may look like one: an escape, a set.
+# The beginning of a named group, or something that may look like one: an escape or a
+# set.
 _JAVA_GROUP: Final = re.compile(
     r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\(\?<(?=[A-Za-z])", re.DOTALL
 )
@@ -87,10 +88,10 @@ def compiled(text: str) -> re.Pattern[str]:
 
 def linear_matcher(text: str) -> Callable[[str], bool]:
     """
-    Return a function that says whether an expression matches the whole of a text.
+    Return a function that returns whether an expression matches a whole string.
 
-    The time grows in proportion to the text. A backtracking search, like Python's own,
-    can take hours, so expressions from outside the configuration are matched here.
+    The time grows in proportion to the string. A backtracking search, like Python's
+    own, can take hours, so expressions from outside the configuration are matched here.
 
     Raises:
         ValueError: The text is not a regular expression that can be matched in linear

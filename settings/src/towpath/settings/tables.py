@@ -93,7 +93,7 @@ class Capture:
 
 
 def matches(entry: str, table: str) -> bool:
-    """Return whether an entry names or matches a table, given by its text."""
+    """Return whether an entry names or matches a table, whose name is given as text."""
     if not is_expression(entry):
         return TableName.parse(entry).text == table
     name = TableName.parse(table).joined

@@ -22,7 +22,7 @@ from towpath.settings.syntax import compiled, parsed_by
 # The range of a column of eight bytes.
 _WHOLE_NUMBERS: Final = range(-(2**63), 2**63)
 # A shorter hash key could be found by brute force.
-_LEAST_SALT_CHARACTERS: Final = 16
+_MIN_SALT_CHARACTERS: Final = 16
 
 
 def _check_constant(value: object) -> object:
@@ -45,8 +45,8 @@ Constant = Annotated[Any, BeforeValidator(_check_constant)]
 
 
 def _check_salt(salt: str) -> str:
-    if len(salt) < _LEAST_SALT_CHARACTERS:
-        message = f"must be at least {_LEAST_SALT_CHARACTERS} characters, and secret"
+    if len(salt) < _MIN_SALT_CHARACTERS:
+        message = f"must be at least {_MIN_SALT_CHARACTERS} characters, and secret"
         raise ValueError(message)
     return salt
 
@@ -60,7 +60,7 @@ class TemplateParts(NamedTuple):
     A template, split at its columns.
 
     Attributes:
-        texts: The texts around the columns, one more than there are columns.
+        texts: The plain text around the columns, with one more entry than ``columns``.
         columns: The columns; one may occur several times.
     """
 
@@ -135,7 +135,7 @@ class Condition(NamedTuple):
 
     Attributes:
         operator: ``in``, ``not``, ``is_null``, ``below``, ``at_least`` or ``matches``.
-        values: Its operands, of one kind: texts, numbers or booleans.
+        values: Its operands, of one kind: strings, numbers or booleans.
     """
 
     operator: str
@@ -148,7 +148,7 @@ class Condition(NamedTuple):
 
 
 def kind_of_value(value: object) -> str:
-    """Return the kind of a value of the file: ``text``, ``boolean`` or ``number``."""
+    """Return the kind of a value in the file: ``text``, ``boolean`` or ``number``."""
     if isinstance(value, bool):
         return "boolean"
     return "text" if isinstance(value, str) else "number"
@@ -174,7 +174,7 @@ def _values(value: object) -> tuple[Any, ...]:
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
     kinds = {kind_of_value(one) for one in values}
     if len(kinds) != 1 or not all(map(_is_constant, values)):
-        message = "values must be one or more texts, numbers or booleans, of one kind"
+        message = "values must be one or more strings, numbers or booleans, of one kind"
         raise ValueError(message)
     return values
 
@@ -243,9 +243,9 @@ class Transform(Section):
     ``[[sink.route.transforms]]``: one verb, and its options.
 
     ``rename`` moves a column to the name ``to``. ``constant`` writes a value into the
-    column ``to``, ``template`` a text with the values of other columns. ``mask``
+    column ``to``, ``template`` a string with the values of other columns. ``mask``
     replaces the text of a column with asterisks except for its first ``keep_first`` and
-    last ``keep_last`` characters. ``hash`` replaces a value by its keyed digest
+    last ``keep_last`` characters. ``hash`` replaces a value with its keyed digest
     (HMAC-SHA-256) with the secret ``salt`` of ``sink.hash_salts``. ``cast`` converts a
     value to ``type``. ``mask``, ``hash`` and ``cast`` write into the column itself, or
     into ``to``. ``drop_if`` maps columns to conditions: rows for which all conditions

@@ -109,8 +109,8 @@ def _changes(old: EventSchema, new: EventSchema) -> str:
             if before.get(path, row).type != row.type
         ],
     }
-    said = [f"{verb} {_listed(paths)}" for verb, paths in words.items() if paths]
-    return "; ".join(said) or "changes descriptions or defaults"
+    sentences = [f"{verb} {_listed(paths)}" for verb, paths in words.items() if paths]
+    return "; ".join(sentences) or "changes descriptions or defaults"
 
 
 def _listed(paths: list[str]) -> str:

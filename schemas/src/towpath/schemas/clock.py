@@ -47,12 +47,12 @@ def time_after(before: datetime, at: datetime) -> datetime:
     """
     Return the time of a change that follows another one.
 
-    The clock's time may be earlier than that of the change before it, because this
+    The clock's time may be earlier than that of the previous change, because this
     change waited longer for the row or comes from a machine whose clock is behind.
 
     Args:
-        before: The time of the change before it.
-        at: The time by the clock.
+        before: The time of the previous change.
+        at: The clock's time.
     """
     return max(at, before + TICK)
 

@@ -5,10 +5,10 @@ The rules are those of Avro's schema resolution, with the new version as the rea
 field may be removed, or added with a default; a type may only widen; an enum may lose a
 symbol only if it has a default; a union may only gain branches. Avro's resolution
 ignores logical types; here a value may not change from one to another, because a reader
-would take milliseconds for microseconds, or misread the scale of a decimal.
+would mistake milliseconds for microseconds, or misread the scale of a decimal.
 
 ``check_history`` compares each version with earlier versions as the registry's level
-says: by default with all of them, not only the last (``BACKWARD_TRANSITIVE``). At a
+requires: by default with all of them, not only the last (``BACKWARD_TRANSITIVE``). At a
 level that looks forward, the earlier version is the reader. The comparison is pure and
 returns findings.
 """
@@ -23,7 +23,7 @@ from towpath.schemas.schema_files import aliases_of
 
 
 class Level(enum.StrEnum):
-    """The registry's levels of compatibility, by its own names."""
+    """The registry's levels of compatibility, under its own names."""
 
     BACKWARD = "BACKWARD"
     BACKWARD_TRANSITIVE = "BACKWARD_TRANSITIVE"
@@ -65,9 +65,9 @@ _WIDENS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 
 class Rule(enum.Enum):
     """
-    A rule of Avro's resolution, with its cure in the new version.
+    A rule of Avro's resolution, with its remedy in the new version.
 
-    The first cure applies if the new version is the reader, the second if it is the
+    The first remedy applies if the new version is the reader, the second if it is the
     writer.
     """
 
@@ -168,7 +168,7 @@ _COMPLEX: Final = frozenset({"record", "enum", "array", "map", "fixed"})
 def check_history(
     schemas: Sequence[EventSchema], level: Level = LEVEL
 ) -> tuple[HistoryFinding, ...]:
-    """Compare each version with earlier versions of its subject, as the level says."""
+    """Compare each version with earlier ones of its subject, as the level requires."""
     return tuple(
         HistoryFinding(writer, reader, found)
         for new in schemas
@@ -203,7 +203,7 @@ def compare(
     old: Mapping[str, Any] | object, new: Mapping[str, Any] | object
 ) -> tuple[Finding, ...]:
     """
-    Return the reasons why ``new`` cannot read data of ``old``; none if it can.
+    Return the reasons why ``new`` cannot read data of ``old``; empty if it can.
 
     Args:
         old: The writer's schema, parsed by fastavro.

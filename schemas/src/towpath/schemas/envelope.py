@@ -1,5 +1,5 @@
 """
-The envelope: the value of a row change, in Debezium's shape.
+The envelope: the value of a row change, in Debezium's format.
 
 ``{"before", "after", "source", "op", "ts_ms", "ts_us", "ts_ns", "transaction"}``;
 ``source`` also contains ``commit_lsn``. Columns that the stream left out of an update
@@ -16,7 +16,7 @@ Value: TypeAlias = str | int | float | bool | None
 
 
 class Operation(enum.StrEnum):
-    """The kind of a change, by Debezium's letters."""
+    """The kind of a change, as Debezium's letters."""
 
     CREATE = "c"
     UPDATE = "u"

@@ -9,7 +9,7 @@ subject in the registry is the record's full name, because several event types s
 topic.
 
 Processes that do not know the application, such as a sink, find the folders of
-installed packages by the entry-point group ``towpath.events``, whose values name
+installed packages through the entry-point group ``towpath.events``, whose values name
 packages with schema files.
 
 ``EventSchemas.check`` validates a payload within the writer's own request. The relay
@@ -70,7 +70,7 @@ class EventSchema:
 
     Attributes:
         name: The event type, such as ``OrderPlaced``.
-        version: Counts from 1; the registry gives the same numbers.
+        version: Counts from 1; the registry assigns the same numbers.
         subject: The record's full name, such as ``shop.OrderPlaced``.
         text: The text of the file, as registered.
         parsed: The schema as fastavro parses it.
@@ -124,7 +124,7 @@ class EventSchemas:
         Read the schema files of a folder.
 
         Raises:
-            EventSchemaError: The folder has no schema, or one that cannot be used.
+            EventSchemaError: The folder has no schema, or a schema that cannot be used.
         """
         place = Path(folder) if isinstance(folder, str) else folder
         return cls.from_files(read_files(place))
@@ -132,7 +132,7 @@ class EventSchemas:
     @classmethod
     def from_files(cls, files: Iterable[SchemaFile]) -> "EventSchemas":
         """
-        Take the events of schema files, with the types that they share.
+        Collect the events of schema files, with the types that they share.
 
         Raises:
             EventSchemaError: A schema cannot be used.
@@ -167,7 +167,8 @@ def installed_schemas() -> EventSchemas:
     Return the event schemas of all installed packages that declare any.
 
     Raises:
-        EventSchemaError: A declared package has no schemas, or one that cannot be used.
+        EventSchemaError: A declared package has no schemas, or a schema that cannot be
+            used.
     """
     found = EventSchemas()
     for point in metadata.entry_points(group=ENTRY_POINTS):
@@ -188,7 +189,7 @@ def make_schema(text: str, version: int = 1, place: str = "schema") -> EventSche
     Args:
         text: An Avro record as JSON.
         version: Counts from 1.
-        place: The place that errors name.
+        place: The location that errors name.
 
     Raises:
         EventSchemaError: The text is not the schema of a record, or uses an unknown

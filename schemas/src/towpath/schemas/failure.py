@@ -99,7 +99,7 @@ class UnavailableError(TowpathError):
     """A part cannot be reached now; a retry may succeed."""
 
     disposition = Disposition.RETRY
-    remedy = "Check that the part runs and can be reached: towpath status."
+    remedy = "Check that the part is running and can be reached: towpath status."
 
 
 class BusyError(UnavailableError):
@@ -162,8 +162,8 @@ class RegistryUnavailableError(UnavailableError):
     """The schema registry cannot be reached, or is overloaded."""
 
     remedy = (
-        "Check that the schema registry runs and that [registry] url, or --registry, "
-        "points to it."
+        "Check that the schema registry is running and that [registry] url, or "
+        "--registry, points to it."
     )
 
 

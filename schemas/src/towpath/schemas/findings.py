@@ -1,8 +1,8 @@
 """
-Findings of checks: a problem, its consequence, and its exact cure.
+Findings of checks: a problem, its consequence, and its exact remedy.
 
-A finding has an id, which is a heading of docs/doctor.md. If a cure loses nothing, the
-finding also holds the cure as a ``Fix``, a value that ``towpath doctor --fix`` applies.
+A finding has an id, which is a heading of docs/doctor.md. If a remedy loses nothing,
+the finding also holds it as a ``Fix``, a value that ``towpath doctor --fix`` applies.
 """
 
 import enum
@@ -18,8 +18,8 @@ class Severity(enum.StrEnum):
     """
     The severity of a finding.
 
-    An error prevents the start, or loses data; a warning is a risk; information costs
-    nothing now.
+    An error prevents the start, or loses data; a warning is a risk; information needs
+    no action soon.
     """
 
     ERROR = "error"
@@ -62,9 +62,9 @@ class CheckFinding(NamedTuple):
         level: Its severity.
         what: The object and its state.
         why: The consequence, in half a sentence.
-        cure: The exact command or change.
+        cure: The remedy: the exact command or change.
         id: Its id, a heading of docs/doctor.md.
-        fix: The cure as a value, if it loses nothing.
+        fix: The remedy as a value, if it loses nothing.
     """
 
     level: Severity
@@ -81,7 +81,7 @@ class CheckFinding(NamedTuple):
 def error_finding(
     finding_id: str, what: str, why: str, cure: str | Fix
 ) -> CheckFinding:
-    """Return a finding that prevents the start."""
+    """Return a finding that prevents the start, or loses data."""
     return _finding(Severity.ERROR, finding_id, what, why, cure)
 
 
@@ -98,7 +98,7 @@ def info_finding(finding_id: str, what: str, why: str, cure: str | Fix) -> Check
 
 
 def blocking_findings(findings: Sequence[CheckFinding]) -> list[CheckFinding]:
-    """Return the findings that prevent the start."""
+    """Return the errors among findings."""
     return [finding for finding in findings if finding.level is Severity.ERROR]
 
 

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from towpath.schemas.clock import Clock, Deadline, SystemClock
 
-# The time between two RUNNING events, by which a catalog sees that a run is alive.
+# The time between two RUNNING events, from which a catalog sees that a run is alive.
 RUNNING_EVERY_S: Final = 60.0
 # Two events of each of a hundred runs: more wait only if the receiver is unavailable.
 _QUEUE_EVENTS: Final = 200
@@ -95,7 +95,7 @@ class Job:
 
 
 class RunState(enum.StrEnum):
-    """The states of a run, by OpenLineage's names."""
+    """The states of a run, under OpenLineage's names."""
 
     START = "START"
     RUNNING = "RUNNING"
@@ -128,7 +128,7 @@ class LineageRun(Protocol):
 
 
 class LineageReporter(Protocol):
-    """Reports runs; no call but ``close`` waits for the receiver, and none raises."""
+    """Reports runs; only ``close`` waits for the receiver, and no call raises."""
 
     def start(self, job: Job) -> LineageRun:
         """Begin a run of a job."""
@@ -138,14 +138,14 @@ class LineageReporter(Protocol):
 
 
 class _NoRun:
-    """Implements ``LineageRun`` where reporting is off."""
+    """Implements ``LineageRun`` while reporting is off."""
 
     def end(self, failure: str | None = None, *, is_aborted: bool = False) -> None:
         """Do nothing."""
 
 
 class NoReporter:
-    """Implements ``LineageReporter`` where reporting is off."""
+    """Implements ``LineageReporter`` while reporting is off."""
 
     def start(self, job: Job) -> LineageRun:
         """Return a run that is not reported."""
@@ -299,13 +299,13 @@ class _QueuedRun:
 
 
 def kafka_dataset(bootstrap_servers: str, topic: str) -> DatasetName:
-    """Name a topic, by the first of the brokers' addresses."""
+    """Name a topic after the first of the brokers' addresses."""
     first = bootstrap_servers.partition(",")[0].strip()
     return DatasetName(f"kafka://{first}", topic)
 
 
 def postgres_dataset(place: Mapping[str, object], name: str) -> DatasetName:
-    """Name a table of a database, by the parameters of libpq."""
+    """Name a table of a database, from libpq's parameters."""
     address = f"{place.get('host', 'localhost')}:{place.get('port', 5432)}"
     database = place.get("dbname", place.get("user", "postgres"))
     return DatasetName(f"postgres://{address}", f"{database}.{name}")
@@ -330,7 +330,7 @@ def start_lineage(
 
     Args:
         environ: The variables; OpenLineage reads its own from the process.
-        folders: Where OpenLineage looks for its file.
+        folders: The folders in which OpenLineage looks for its file.
         on_problem: Called with the reason why events are not sent; from any thread.
     """
     is_disabled = environ.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true"
@@ -342,7 +342,7 @@ def start_lineage(
     if find_spec("openlineage") is None:
         on_problem("the extra lineage of this package is not installed")
         return NO_REPORTER
-    # Not imported where reporting is off: it takes half a second.
+    # Not imported while reporting is off: the import takes half a second.
     from towpath.schemas.openlineage_events import sender  # noqa: PLC0415
 
     try:

@@ -23,8 +23,8 @@ class PageServer(ThreadingHTTPServer):
         IPv6 address may have brackets; ``::`` includes all IPv4 addresses.
 
         Raises:
-            OSError: The port is in use, or the address is not this host's, or is no
-                address at all.
+            OSError: The port is in use, or the address is not this host's, or not an
+                address.
         """
         address = host.strip("[]")
         self.address_family = _family(address, port)

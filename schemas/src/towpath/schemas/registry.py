@@ -28,7 +28,7 @@ REQUEST_TIMEOUT_S: Final = 5.0
 _INCOMPATIBLE: Final = (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
 _TRANSIENT: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 # OpenSSL's codes of a certificate that is not valid yet, or no longer: time, or a
-# renewal in the registry, cures it.
+# renewal in the registry, fixes that.
 _OUT_OF_DATE: Final = (9, 10)
 _NO_REGISTRY: Final = "the server at the address is not a schema registry"
 _AVRO: Final = "AVRO"
@@ -64,7 +64,7 @@ class SchemaRegistry:
         Return the id of a schema; register it if the subject does not have it.
 
         Raises:
-            RegistryUnavailableError: The registry cannot answer now.
+            RegistryUnavailableError: The registry cannot respond now.
             RegistryRefusedError: The login, address or certificate file is wrong.
             SchemaRefusedError: The registry refuses the schema.
         """
@@ -78,15 +78,15 @@ class SchemaRegistry:
 
     def ping(self) -> None:
         """
-        Make sure that a schema registry answers.
+        Make sure that a schema registry responds.
 
         Raises:
-            RegistryUnavailableError: The registry cannot answer now.
+            RegistryUnavailableError: The registry cannot respond now.
             RegistryRefusedError: The login, address or certificate file is wrong.
         """
-        answer = self._answer("GET", "/schemas/types")
-        _check(answer)
-        if not isinstance(_content(answer), list):
+        response = self._request("GET", "/schemas/types")
+        _check(response)
+        if not isinstance(_content(response), list):
             raise RegistryRefusedError(_NO_REGISTRY)
 
     def versions(self, subject: str) -> tuple[int, ...]:
@@ -94,14 +94,15 @@ class SchemaRegistry:
         Return a subject's version numbers, in order; none if the subject is unknown.
 
         Raises:
-            RegistryUnavailableError: The registry cannot answer now.
+            RegistryUnavailableError: The registry cannot respond now.
             RegistryRefusedError: The login, address or certificate file is wrong.
         """
-        answer = self._answer("GET", f"/subjects/{quote(subject, safe='')}/versions")
-        if answer.status_code == HTTPStatus.NOT_FOUND and "error_code" in _json(answer):
+        response = self._request("GET", f"/subjects/{quote(subject, safe='')}/versions")
+        is_missing = response.status_code == HTTPStatus.NOT_FOUND
+        if is_missing and "error_code" in _json(response):
             return ()
-        _check(answer)
-        numbers = _content(answer)
+        _check(response)
+        numbers = _content(response)
         if not isinstance(numbers, list) or not all(map(_is_number, numbers)):
             raise RegistryRefusedError(_NO_REGISTRY)
         return tuple(sorted(numbers))
@@ -111,14 +112,14 @@ class SchemaRegistry:
         Return one version of a subject.
 
         Raises:
-            RegistryUnavailableError: The registry cannot answer now.
+            RegistryUnavailableError: The registry cannot respond now.
             RegistryRefusedError: The login, address or certificate file is wrong, or
                 the subject has no such version.
         """
         path = f"/subjects/{quote(subject, safe='')}/versions/{version}"
-        answer = self._answer("GET", path)
-        _check(answer)
-        document = _json(answer)
+        response = self._request("GET", path)
+        _check(response)
+        document = _json(response)
         text, references = document.get("schema"), document.get("references") or []
         # The registry leaves the kind out of Avro schemas.
         kind = document.get("schemaType") or _AVRO
@@ -133,12 +134,12 @@ class SchemaRegistry:
         Return the registry's mode: READWRITE, READONLY or IMPORT; empty if it has none.
 
         Raises:
-            RegistryUnavailableError: The registry cannot answer now.
+            RegistryUnavailableError: The registry cannot respond now.
             RegistryRefusedError: The address or certificate file is wrong.
         """
-        answer = self._answer("GET", "/mode")
-        _check_available(answer)
-        return str(_json(answer).get("mode", ""))
+        response = self._request("GET", "/mode")
+        _check_available(response)
+        return str(_json(response).get("mode", ""))
 
     def compatibility(self, subject: str) -> str:
         """
@@ -147,14 +148,14 @@ class SchemaRegistry:
         The level is empty if the registry shows none.
 
         Raises:
-            RegistryUnavailableError: The registry cannot answer now.
+            RegistryUnavailableError: The registry cannot respond now.
             RegistryRefusedError: The address or certificate file is wrong.
         """
         path = f"/config/{quote(subject, safe='')}"
         for each in (path, "/config"):
-            answer = self._answer("GET", each)
-            _check_available(answer)
-            found = _json(answer)
+            response = self._request("GET", each)
+            _check_available(response)
+            found = _json(response)
             if level := found.get("compatibilityLevel") or found.get("compatibility"):
                 return str(level)
         return ""
@@ -164,29 +165,29 @@ class SchemaRegistry:
         self._session.close()
 
     def _find(self, subject: str, schema: str) -> int | None:
-        answer = self._post(f"/subjects/{quote(subject, safe='')}", schema)
-        if answer.status_code == HTTPStatus.NOT_FOUND:
+        response = self._post(f"/subjects/{quote(subject, safe='')}", schema)
+        if response.status_code == HTTPStatus.NOT_FOUND:
             return None
         # Some registries refuse to look up a schema that they would not register.
-        if answer.status_code in _INCOMPATIBLE:
+        if response.status_code in _INCOMPATIBLE:
             return None
-        return _id(answer)
+        return _id(response)
 
     def _register(self, subject: str, schema: str) -> int:
-        answer = self._post(f"/subjects/{quote(subject, safe='')}/versions", schema)
-        if answer.status_code in _INCOMPATIBLE:
+        response = self._post(f"/subjects/{quote(subject, safe='')}/versions", schema)
+        if response.status_code in _INCOMPATIBLE:
             reason = (
                 f"the schema registry refuses a schema for the subject {subject}: "
-                f"{_reason(answer)}"
+                f"{_reason(response)}"
             )
             raise SchemaRefusedError(reason)
-        return _id(answer)
+        return _id(response)
 
     def _post(self, path: str, schema: str) -> requests.Response:
         content = {"schemaType": _AVRO, "schema": schema}
-        return self._answer("POST", path, content)
+        return self._request("POST", path, content)
 
-    def _answer(
+    def _request(
         self, method: str, path: str, content: dict[str, str] | None = None
     ) -> requests.Response:
         try:
@@ -205,7 +206,7 @@ class SchemaRegistry:
         except requests.RequestException as e:
             raise _failure(e) from e
         except OSError as e:
-            # The path of the certificates, in REQUESTS_CA_BUNDLE, leads nowhere.
+            # The path of the certificates, in REQUESTS_CA_BUNDLE, does not exist.
             reason = f"the certificates for the schema registry cannot be read: {e}"
             raise RegistryRefusedError(reason) from e
 
@@ -213,7 +214,7 @@ class SchemaRegistry:
 def _failure(
     error: requests.RequestException,
 ) -> RegistryUnavailableError | RegistryRefusedError:
-    """Return the error of a request without an answer: whether a retry may help."""
+    """Return the error of a request without a response; some errors allow a retry."""
     distrusted = _distrusted(error)
     if distrusted is None:
         # Not the error's text, which may hold the address with its password.
@@ -245,30 +246,30 @@ def _distrusted(
     return None
 
 
-def _check(answer: requests.Response) -> None:
+def _check(response: requests.Response) -> None:
     """
     Raise the error that a failed response means.
 
     Raises:
-        RegistryUnavailableError: The registry cannot answer now.
+        RegistryUnavailableError: The registry cannot respond now.
         RegistryRefusedError: The registry refuses the request.
     """
-    _check_available(answer)
-    if not answer.ok:
-        reason = f"the schema registry refuses the request: {_reason(answer)}"
+    _check_available(response)
+    if not response.ok:
+        reason = f"the schema registry refuses the request: {_reason(response)}"
         raise RegistryRefusedError(reason)
 
 
-def _check_available(answer: requests.Response) -> None:
-    status = answer.status_code
+def _check_available(response: requests.Response) -> None:
+    status = response.status_code
     if status in _TRANSIENT or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        reason = f"the schema registry cannot answer now: {_reason(answer)}"
+        reason = f"the schema registry cannot respond now: {_reason(response)}"
         raise RegistryUnavailableError(reason)
 
 
-def _id(answer: requests.Response) -> int:
-    _check(answer)
-    schema_id = _json(answer).get("id")
+def _id(response: requests.Response) -> int:
+    _check(response)
+    schema_id = _json(response).get("id")
     if not isinstance(schema_id, int):
         raise RegistryRefusedError(_NO_REGISTRY)
     return schema_id
@@ -286,20 +287,20 @@ def _reference(found: object) -> Reference:
             raise RegistryRefusedError(_NO_REGISTRY)
 
 
-def _reason(answer: requests.Response) -> str:
+def _reason(response: requests.Response) -> str:
     """Return the status and the registry's message."""
-    message = _json(answer).get("message") or answer.reason
-    return f"{answer.status_code} {message}"
+    message = _json(response).get("message") or response.reason
+    return f"{response.status_code} {message}"
 
 
-def _json(answer: requests.Response) -> dict[str, Any]:
+def _json(response: requests.Response) -> dict[str, Any]:
     """Return the JSON object of a response; empty if it has none."""
-    document = _content(answer)
+    document = _content(response)
     return document if isinstance(document, dict) else {}
 
 
-def _content(answer: requests.Response) -> object:
+def _content(response: requests.Response) -> object:
     try:
-        return answer.json()
+        return response.json()
     except requests.JSONDecodeError:
         return None

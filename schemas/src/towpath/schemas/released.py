@@ -5,7 +5,7 @@ Released schema files: the lock that freezes them, and the findings of checks.
 of its content and its name. The content is compared as JSON, so a formatter may change
 a file. Freezing only adds lines.
 
-Every check is pure and returns findings: the mistake in one sentence, and its cure.
+Every check is pure and returns findings: the mistake in one sentence, and its remedy.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ class SchemaFinding(NamedTuple):
         rule: The rule that is broken, in one word.
         name: The file, or subject and version.
         sentence: The mistake, as one sentence.
-        cure: Its cure, as one sentence.
+        cure: Its remedy, as one sentence.
     """
 
     rule: str
@@ -182,7 +182,7 @@ def _repeated(name: str, files: Sequence[SchemaFile]) -> list[SchemaFinding]:
             "repeated",
             file.name,
             f"{file.name} has the content of version {known} of {name}, and the "
-            "registry would answer with that version.",
+            "registry would return that version.",
             "Remove the file, or change its schema.",
         )
         for file in files
@@ -230,7 +230,7 @@ class _Name(NamedTuple):
     A name, namespace or alias in a schema, or aliases that are not a list.
 
     Attributes:
-        words: The name in words.
+        words: The name, as an error describes it.
         keys: A released name with one of these keys is the same one.
     """
 
@@ -394,7 +394,7 @@ def _of_subject(
     common = ours.keys() & theirs.keys()
     unlike |= {v: "differs" for v in common if _plain(ours[v]) != _plain(theirs[v])}
     found += [_unlike(f"{subject}:{v}", why) for v, why in sorted(unlike.items())]
-    # ``check_files`` compares the versions that are alike.
+    # ``check_files`` compares the versions that are equal.
     last = max(theirs, default=0)
     compared = [v for v in theirs if level.is_transitive or v == last]
     others = [theirs[version] for version in compared if version in unlike]

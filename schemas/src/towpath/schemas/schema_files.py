@@ -109,7 +109,7 @@ def read_files(folder: Path | Traversable) -> tuple[SchemaFile, ...]:
     """
     try:
         entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
-    # A ValueError: the place is in an archive, which has no such folder.
+    # A ValueError: the path is in an archive, which has no such folder.
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         message = f"{folder}: there is no such folder of event schemas"
         raise EventSchemaError(message) from error
@@ -141,7 +141,7 @@ def read_schema_text(file: Path | Traversable) -> str:
 
 def refuse_other_languages(name: str) -> None:
     """
-    Refuse a file of another schema language, by its name.
+    Refuse a file whose name belongs to another schema language.
 
     Raises:
         EventSchemaError: The name belongs to another schema language.
@@ -241,13 +241,13 @@ def embed(
     Embed shared types into a type, each at its first use.
 
     Args:
-        place: The place that errors name.
+        place: The location that errors name.
         definition: The type.
         shared: The types that it uses, each after its own dependencies.
 
     Raises:
-        EventSchemaError: A type is unknown, a definition is no schema, or a shared type
-            has no name of its own.
+        EventSchemaError: A type is unknown, a definition is not a schema, or a shared
+            type has no name of its own.
     """
     names: dict[str, Any] = {}
     parts: list[Any]
@@ -271,12 +271,12 @@ def embed(
     if not all(isinstance(part, dict) and "name" in part for part in parts):
         message = f"{place}: only records, enums and fixed types can be shared"
         raise EventSchemaError(message)
-    made: dict[str, Any] = _embed(whole, {part["name"]: part for part in parts})
-    return made
+    completed: dict[str, Any] = _embed(whole, {part["name"]: part for part in parts})
+    return completed
 
 
 def _embed(schema: Any, missing: dict[str, Any]) -> Any:  # noqa: ANN401 - any Avro
-    """Replace the first use of each missing type by its definition."""
+    """Replace the first use of each missing type with its definition."""
     if isinstance(schema, list):
         return [_embed(branch, missing) for branch in schema]
     if isinstance(schema, str):

@@ -11,7 +11,7 @@ The tables of the source that applications and the relay share, as SQL.
 is the same, and may be repeated. A table of an earlier release gets its missing
 columns. The other tables of schema ``towpath`` belong to the relay alone.
 
-A partitioned outbox has one partition per day in UTC, by the time of the insert. That
+A partitioned outbox has one partition per day in UTC, for the time of the insert. That
 is the server's own time: an event's ``occurred_at`` may be earlier than its partition.
 """
 
@@ -43,7 +43,7 @@ class Column(NamedTuple):
         name: Its name.
         type: Its type, as the catalog writes it.
         constraint: Its constraint and its default.
-        was_added: Whether an earlier release made the table without it.
+        was_added: Whether an earlier release created the table without it.
     """
 
     name: str
@@ -99,8 +99,8 @@ class SourceTable:
         """
         Return a statement that fails unless the table has these columns and types.
 
-        Its error lists each column that is missing or has another type. It is SQL, so
-        that a migration that is only printed contains the check too.
+        Its error lists each column that is missing or has a different type. It is SQL,
+        so that a migration that is only printed contains the check too.
         """
         rows = ",\n        ".join(
             f"({_literal(c.name)}, {_literal(c.type)})" for c in self.columns

@@ -143,7 +143,7 @@ class OtlpTracer:
         Start the thread that exports.
 
         Args:
-            service: The name of the part, unless a variable gives another.
+            service: The name of the part, unless a variable sets a different one.
             on_problem: Called with the reason why spans are lost.
         """
         # ``on_problem`` reports each failure once; the library's own logs repeat it.
@@ -187,8 +187,8 @@ class OtlpTracer:
         )
         # The clocks of two machines may differ.
         recorded.end(max(span.begin_us, span.end_us) * _NS_PER_US)
-        made = recorded.get_span_context()
-        return _text_of(made) if made.trace_flags.sampled else None
+        own = recorded.get_span_context()
+        return _text_of(own) if own.trace_flags.sampled else None
 
     def close(self) -> None:
         """Export the remaining spans, for a short time at most."""
@@ -206,7 +206,7 @@ def _resource(service: str) -> Resource:
 
 
 def _remote(traceparent: str) -> NonRecordingSpan:
-    """Return the span of another part, by its valid trace context."""
+    """Return the span of another part, from its valid trace context."""
     _, trace_id, span_id, flags = traceparent.split("-")
     context = SpanContext(
         trace_id=int(trace_id, 16),

@@ -20,9 +20,9 @@ _BARE: Final = rf"[^{_SPECIAL}.]+"
 _QUOTED_PAIR: Final = re.compile(
     rf'(?=.*")(?:{_QUOTED}|{_BARE})\.(?:{_QUOTED}|{_BARE})', re.DOTALL
 )
-_MOST_KNOWN: Final = 65_536
+_CACHE_SIZE: Final = 65_536
 
-# Postgres cuts longer names off (NAMEDATALEN less one).
+# Postgres truncates longer names (NAMEDATALEN less one).
 LONGEST_NAME_BYTES: Final = 63
 
 
@@ -44,8 +44,8 @@ class TableName:
         """
         Parse the text of a name.
 
-        Older releases did not quote parts that contain dots; such text is split at its
-        first dot.
+        Earlier releases did not quote parts that contain dots; such text is split at
+        its first dot.
 
         Raises:
             ValueError: The text has no schema or no table.
@@ -91,7 +91,7 @@ def _part(name: str) -> str:
     return quoted(name) if "." in name or name.startswith('"') else name
 
 
-@lru_cache(_MOST_KNOWN)
+@lru_cache(_CACHE_SIZE)
 def _parts(text: str) -> tuple[str, str]:
     found = _TEXT.fullmatch(text)
     if found is not None:

@@ -178,7 +178,7 @@ SLOT_SAFE: Final = _gauge(
 )
 SLOT_STATUS: Final = _gauge(
     "towpath_relay_slot_wal_status",
-    "1 for the present status, 0 for the others: `reserved`, `extended`,"
+    "1 for the current status, 0 for the others: `reserved`, `extended`,"
     " `unreserved`, `lost`",
     "status",
 )
@@ -213,7 +213,7 @@ SNAPSHOT_TABLE_ROWS: Final = _gauge(
 SNAPSHOT_YIELDING: Final = _gauge(
     "towpath_snapshot_yielding",
     "1 while nothing is read because of `max_lag_s` or `max_active_sessions`; the"
-    " log says which",
+    " log reports which",
 )
 SNAPSHOT_DURATION: Final = _gauge(
     "towpath_snapshot_duration_seconds",
@@ -223,15 +223,15 @@ SNAPSHOT_DURATION: Final = _gauge(
 
 SINK_STATE: Final = _gauge(
     "towpath_sink_state",
-    "1 for the present state, 0 for the others: `starting`, `running`, `ready`,"
+    "1 for the current state, 0 for the others: `starting`, `running`, `ready`,"
     " `failed`",
     "sink",
     "state",
 )
 SINK_LAG_SECONDS: Final = _gauge(
     "towpath_sink_lag_seconds",
-    "age of the oldest record that is not applied yet, by the commit's time; 0:"
-    " nothing is behind",
+    "age of the oldest record that is not applied yet, by the commit's time; 0"
+    " if there is none",
     "sink",
 )
 SINK_LAG_RECORDS: Final = _gauge(
@@ -299,7 +299,7 @@ SINK_PENDING_REFETCHES: Final = _gauge(
 )
 SINK_NULLED: Final = _counter(
     "towpath_sink_nulled_total",
-    "values that a warehouse's type cannot hold and that were made null (`unfit`)",
+    "values that a warehouse's type cannot hold and that became null (`unfit`)",
     "sink",
 )
 SINK_RETRIES: Final = _counter(
@@ -309,7 +309,7 @@ SINK_RETRIES: Final = _counter(
 )
 SINK_UNPUBLISHED: Final = _counter(
     "towpath_sink_unpublished_total",
-    "records of the sink's progress that could not be published; the sink runs on,"
+    "records of the sink's progress that could not be published; the sink continues,"
     " but its progress is not visible to others",
     "sink",
 )
@@ -377,7 +377,7 @@ INBOX_RETRIES: Final = _counter(
 )
 INBOX_PARKED: Final = _counter(
     "towpath_inbox_parked_total",
-    "events that were parked, by their own failure or behind another",
+    "events that were parked, after their own failure or behind another event",
     "consumer",
     "topic",
 )

@@ -65,7 +65,7 @@ def sampled_traceparent(header: bytes | None) -> str | None:
 
 
 class Kind(enum.Enum):
-    """The kinds of spans, by OpenTelemetry's names."""
+    """The kinds of spans, under OpenTelemetry's names."""
 
     SERVER = enum.auto()
     INTERNAL = enum.auto()
@@ -83,7 +83,7 @@ class PastSpan:
     A span that has ended.
 
     Attributes:
-        parent: The trace context of its parent; None: it begins a trace.
+        parent: The trace context of its parent; None if it begins a trace.
         begin_us: When it began, in microseconds since 1970.
         end_us: When it ended.
         links: The trace contexts of other spans that it belongs to.
@@ -173,7 +173,7 @@ class _PassedOn:
 
 @dataclass(frozen=True, slots=True)
 class NoTracer:
-    """Implements ``Tracer`` where tracing is off."""
+    """Implements ``Tracer`` while tracing is off."""
 
     is_on: bool = False
     counts: SpanCounts = field(default_factory=SpanCounts)
@@ -206,7 +206,8 @@ def start_tracing(
     Return the tracer of this process: off, unless the variables name a receiver.
 
     Args:
-        service: The name of the part, unless ``OTEL_SERVICE_NAME`` gives another.
+        service: The name of the part, unless ``OTEL_SERVICE_NAME`` sets a different
+            one.
         environ: The variables; OpenTelemetry reads all others from the process.
         on_problem: Called with the reason why spans are not exported; from any thread.
     """
@@ -219,7 +220,7 @@ def start_tracing(
         on_problem(f"the protocol is {protocol}, and must be {PROTOCOL}")
         return NO_TRACER
     try:
-        # Not imported where tracing is off: it takes a third of a second.
+        # Not imported while tracing is off: it takes a third of a second.
         from towpath.schemas.spans import OtlpTracer  # noqa: PLC0415
     except ImportError:
         on_problem("the extra tracing of this package is not installed")

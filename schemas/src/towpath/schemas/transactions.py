@@ -7,7 +7,7 @@ imported that the application does not use:
 ================  ==================================================================
 SQLAlchemy 2      ``Session``, ``scoped_session``, ``Connection``; ``AsyncSession``,
                   ``AsyncConnection``
-psycopg 3         connections and cursors, also asynchronous ones
+psycopg 3         connections and cursors, including asynchronous ones
 psycopg2          connections and cursors
 Django            ``django.db.connection``
 asyncpg           connections
@@ -59,7 +59,7 @@ class Statement(NamedTuple):
 
     Attributes:
         parts: The SQL texts before, between and after the parameters.
-        values: The parameters by their names, in their order.
+        values: The parameters by name, in order.
     """
 
     parts: tuple[str, ...]
@@ -144,7 +144,7 @@ async def drive_async(session: Any, steps: Steps[Result]) -> Result:  # noqa: AN
 
 def _kind(session: object) -> tuple[str, bool]:
     """
-    Return the driver of a session (empty: none), and whether it is asynchronous.
+    Return the driver of a session (empty if none), and whether it is asynchronous.
 
     A driver's engines, pools and transactions are not sessions.
     """
@@ -156,7 +156,7 @@ def _kind(session: object) -> tuple[str, bool]:
 
 @functools.cache
 def _kind_of(cls: type) -> tuple[str, bool]:
-    """Return the driver of a class (empty: none), and whether it is asynchronous."""
+    """Return the driver of a class (empty if none), and whether it is asynchronous."""
     roots = (base.__module__.partition(".")[0] for base in cls.__mro__)
     kind = next((root for root in roots if root in _KINDS), "")
     is_async = any(base.__name__.lower().startswith("async") for base in cls.__mro__)
@@ -215,7 +215,7 @@ def _require_rows_read(connection: Any, statements: Sequence[Statement]) -> Rows
 
     Raises:
         SessionTypeError: A pipeline of psycopg has not read the last statement's rows
-            yet, and taking them for none would lose an event.
+            yet, and treating them as absent would lose an event.
     """
     pgconn = getattr(connection, "pgconn", None)
     if pgconn is None or not pgconn.pipeline_status:

@@ -1,5 +1,5 @@
 """
-Signatures by the Standard Webhooks specification, for senders and receivers.
+Signatures of the Standard Webhooks specification, for senders and receivers.
 
 The signed content is ``id.timestamp.body``. A signature is ``v1,`` and an HMAC-SHA256
 in base64; there is one per secret, separated by spaces. A receiver accepts any of them,
@@ -98,7 +98,7 @@ def verify(
     # Every pair is compared, in the same time whether they match or not.
     matches = [hmac.compare_digest(one, known) for one in given for known in expected]
     if not webhook_id or not any(matches):
-        message = "the request has no signature by an accepted secret"
+        message = "the request has no signature with an accepted secret"
         raise SignatureRefusedError(message)
     is_number = timestamp.isascii() and timestamp.isdigit()
     if not is_number or abs(now_s - int(timestamp)) > TOLERANCE_S:

@@ -3,13 +3,13 @@ The aggregate route: turns a row of an aggregate view into a READ event of its t
 
 The row becomes an outbox row, so that streamed and read events have one format. A
 view has no columns for headers, trace or ``occurred_at``; placements of columns that it
-lacks are dropped. A requested id that a type's main view lacks gives a tombstone. The
-event's id is a UUID made from snapshot, view and aggregate id, so it stays the same
+lacks are dropped. A requested id that a type's main view lacks results in a tombstone.
+The event's id is a UUID derived from snapshot, view and aggregate id, so it is the same
 when a chunk is read again.
 
 ``canonical_id`` writes an aggregate's id as Postgres does, in the form that its view
 declares: ``text`` unchanged; ``integer`` decimal, without plus sign or leading zeros;
-``uuid`` in lower case with dashes. Other texts have no canonical form.
+``uuid`` in lower case with dashes. Other strings have no canonical form.
 """
 
 import re
@@ -227,7 +227,7 @@ _INTEGER: Final = re.compile(rb"([+-]?)0*([0-9]+)")
 # Postgres allows a dash after every four digits, and braces around the whole UUID.
 _UUID: Final = re.compile(rb"(?:[0-9a-fA-F]{4}-?){7}[0-9a-fA-F]{4}")
 
-# Returns the id as Postgres writes it; None if it is not of the form.
+# Returns the id as Postgres writes it; None if it does not have the form.
 Canonical = Callable[[bytes], bytes | None]
 
 

@@ -1,17 +1,18 @@
 """
 The captured tables, and the check that each has its own topic.
 
-A topic's name is less exact than a table's. Kafka allows only letters, digits, dots,
-dashes and underscores, and does not distinguish names that differ only in dots and
-underscores. So two tables can share a topic: the rows of one would then overwrite and
-delete those of the other. A table's topic can also be one of the relay's own.
+The mapping from table names to topic names loses information. Kafka allows only
+letters, digits, dots, dashes and underscores, and does not distinguish names that
+differ only in dots and underscores. So two tables can share a topic: the rows of one
+would then overwrite and delete those of the other. A table's topic can also be one of
+the relay's own.
 
-Tables of the relations topic count, too: a topic belongs to the table whose rows it
+Tables in the relations topic count, too: a topic belongs to the table whose rows it
 has, even if that table is no longer captured.
 
-Tables can be added while the relay runs. Tables that the file names are captured from
-the start; tables that match its expressions are captured once the publication has them.
-The slot monitor replaces all names in one step, from its own thread.
+Tables can be added while the relay runs. Tables named in the configuration file are
+captured from the start; tables that match its expressions are captured once they are in
+the publication. The slot monitor replaces all names in one step, from its own thread.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -26,11 +27,11 @@ from towpath.schemas.findings import CheckFinding, error_finding
 from towpath.schemas.table_name import TableName
 from towpath.settings import RecordFormat, Settings
 
-_CURE: Final = (
+_REMEDY_FOR_BOTH: Final = (
     "rename one of them in the source, or leave one out of [source] tables (or name it "
     "in exclude_tables)"
 )
-_ALONE: Final = (
+_REMEDY_FOR_ONE: Final = (
     "rename the table in the source, or leave it out of [source] tables (or name it in "
     "exclude_tables)"
 )
@@ -102,7 +103,7 @@ def _shared_findings(
                 "table-topic-shared",
                 f"the tables {' and '.join(texts)} share one {kind}: {used}",
                 "the rows of one would overwrite and delete those of the other",
-                _CURE,
+                _REMEDY_FOR_BOTH,
             )
             yield from ((text, finding) for text in texts)
 
@@ -127,8 +128,8 @@ def _former_findings(
                     "table-topic-former",
                     f"the topic of {name.text}, {topic}, has the rows of {other.text}",
                     "the rows of one would overwrite and delete those of the other",
-                    f"{_ALONE}; or delete that topic, if nobody needs its rows, and "
-                    "run towpath relay state repair",
+                    f"{_REMEDY_FOR_ONE}; or delete that topic, if nobody needs its "
+                    "rows, and run towpath relay state repair",
                 ),
             )
 
@@ -154,7 +155,7 @@ def _reserved_findings(
                     "table-topic-reserved",
                     what,
                     "readers could not tell their records apart",
-                    _ALONE,
+                    _REMEDY_FOR_ONE,
                 ),
             )
         elif not topics.is_legal_topic(topic):
@@ -164,7 +165,7 @@ def _reserved_findings(
                     "table-topic-too-long",
                     f"the topic of the table {name.text} has {len(topic)} characters",
                     f"Kafka allows {topics.MAX_TOPIC_LENGTH}",
-                    f"shorten [source] prefix, or {_ALONE}",
+                    f"shorten [source] prefix, or {_REMEDY_FOR_ONE}",
                 ),
             )
 

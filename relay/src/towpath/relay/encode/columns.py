@@ -12,11 +12,10 @@ sanitize_names        names valid in Avro; two that become equal are refused
 ====================  ================================================================
 
 Rules are regular expressions that match the whole of ``schema.table.column``. NULL
-stays NULL. The record's key is not changed: masked keys could become equal. For the
+remains NULL. The record's key is not changed: masked keys could become equal. For the
 same reason, a key column of an unknown type is written as text; other columns of an
-unknown type may be left out.
-The digest is Debezium's, over the salt and the text as Java serializes it, so that
-earlier hashes stay comparable.
+unknown type may be left out. The digest is Debezium's, over the salt and the text as
+Java serializes it, so that earlier hashes remain comparable.
 """
 
 import hashlib
@@ -58,7 +57,7 @@ _ASTRAL: Final = re.compile("[\U00010000-\U0010ffff]")
 
 
 class ColumnRules:
-    """Makes column plans by the rules of ``[relay.rows]``."""
+    """Makes column plans according to ``[relay.rows]``."""
 
     def __init__(self, relay: Relay, on_lost: OnLost | None = None) -> None:
         rows = relay.rows
@@ -107,7 +106,7 @@ class ColumnRules:
         forms: FormChooser,
         key: Sequence[int],
     ) -> dict[int, Field]:
-        """Return the fields of columns of the value or the key, by their indexes."""
+        """Return the fields of the columns in the value or the key, by their index."""
         kept = {}
         for at, column in enumerate(relation.columns):
             if at not in key and not self._is_published(_full(relation, at)):
@@ -152,7 +151,7 @@ class ColumnRules:
     def _ruled(
         self, field: Field, relation: Relation, forms: FormChooser
     ) -> tuple[Field, bool]:
-        """Return the field with its rule applied, and whether it became a text."""
+        """Return the field with its rule applied, and whether it became text."""
         rule = self._rule(_full(relation, field.at))
         if rule is None:
             return field, False
@@ -200,7 +199,7 @@ def _matches(patterns: Sequence[re.Pattern[str]], full_name: str) -> bool:
 
 
 def _length(column: Column) -> int | None:
-    """Return the maximum length of a column's texts; None without one."""
+    """Return the maximum length of a column's values; None without one."""
     if column.type_oid in {_BPCHAR, _VARCHAR} and column.typmod >= _LENGTH_OFFSET:
         return column.typmod - _LENGTH_OFFSET
     if column.type_oid in _BITS and column.typmod >= 0:

@@ -4,7 +4,7 @@ Dead letters: records kept in ``<prefix>.dead.relay``, with reason and origin.
 =============  ==================================================================
 header form    value
 =============  ==================================================================
-``row``        a row that cannot be a record, as a JSON object of texts
+``row``        a row that cannot be a record, as a JSON object of strings
 ``message``    a logical message that cannot be an event: ``{"prefix", "content"}``
 ``record``     the record's own value, together with its own key and headers
 ``stub``       topic, position, size, reason and key, or the key's hash, of a record
@@ -13,8 +13,8 @@ header form    value
 =============  ==================================================================
 
 Every dead letter has its position, its reason (also in the headers of Kafka Connect)
-and, if known, topic and table. Rows are JSON objects of the log's texts; bytes are
-``{"base64": ...}``, unchanged TOASTed values ``{"unchanged": true}``.
+and, if known, topic and table. Rows are JSON objects of the strings in the log; bytes
+are ``{"base64": ...}``, unchanged TOASTed values ``{"unchanged": true}``.
 
 A dead letter of an event parks its aggregate, which the header ``parked`` names. A row
 change's dead letter parks nothing: a later full image of the row supersedes the change.

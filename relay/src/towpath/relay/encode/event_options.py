@@ -7,7 +7,7 @@ partition. ``column:envelope[:alias]`` makes the value ``{"payload": ..., "<alia
 ...}``, with JSON, integers, finite floats and booleans unchanged, ``bytea`` as base64,
 and all other values as text.
 
-CloudEvents are in binary mode: the value stays the payload, and headers describe it.
+CloudEvents are in binary mode: the value remains the payload, and headers describe it.
 
 =================  ====================================================
 ce_specversion     1.0
@@ -66,7 +66,7 @@ class EventDraft:
         topic: Its topic; empty until the topic rule has run.
         key: The aggregate's id.
         value: The payload.
-        headers: The record's headers, in their order.
+        headers: The record's headers, in order.
         position: The text of the position.
         timestamp_ms: The commit time, or the time from a column.
         size: An upper bound on its bytes.
@@ -172,8 +172,8 @@ def _applied(relation: Relation, outbox: Outbox) -> list[Placement]:
 
 def is_standard(placement: Placement, columns: OutboxColumns) -> bool:
     """Return whether every event has the placement's header, from the same column."""
-    standing = columns.standing_headers.get(placement.name)
-    return placement.place is PlacedIn.HEADER and standing == placement.column
+    standard = columns.standard_headers.get(placement.name)
+    return placement.place is PlacedIn.HEADER and standard == placement.column
 
 
 def _header(relation: Relation, placement: Placement) -> DraftStep:

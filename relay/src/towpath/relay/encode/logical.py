@@ -5,7 +5,7 @@ Logical messages as records of ``<prefix>.message``, and as events.
 
 ``{"op": "m", "message": {"prefix", "content"}, "source", "ts_*", "transaction"}``,
 keyed by ``{"prefix": ...}``, in the format of row changes. The content is written as
-``[relay.rows] binaries`` says; as bytes it is base64 in JSON.
+``[relay.rows] binaries`` specifies; bytes are base64 in JSON.
 
 The position of a transactional message has its ordinal in its transaction; ``source``
 has the transaction's id and commit. Any other message has its own LSN with the ordinal
@@ -250,7 +250,7 @@ def _sequence(commit_lsn: int | None, lsn: int) -> str:
 NOT_AN_OBJECT: Final = "the message is not a JSON object"
 TOO_DEEP: Final = "the message's JSON is nested too deeply"
 
-# Numbers stay texts: only the ends of values are needed.
+# Numbers remain strings: only the ends of values are needed.
 _DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str)
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _COLON: Final = re.compile(r"[ \t\n\r]*:[ \t\n\r]*")
@@ -260,7 +260,7 @@ _ESCAPES: Final = ("\\u004", "\\u005", "\\u006", "\\u007")
 
 
 class RawJson:
-    """A JSON object; of several members with one name, the last counts."""
+    """A JSON object; if several members have the same name, the last counts."""
 
     def __init__(self, content: bytes) -> None:
         """

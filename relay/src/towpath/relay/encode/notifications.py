@@ -86,7 +86,7 @@ class TableEvent(NamedTuple):
 def parse_table_event(message: LogicalMessageEvent) -> TableEvent | None:
     """Return the event of a message; None if another program wrote it."""
     try:
-        # Older releases write no ``more``.
+        # Earlier releases do not write ``more``.
         document: dict[str, Any] = {"more": None} | orjson.loads(message.content)
         event = TableEvent(**{name: document[name] for name in TableEvent._fields})
     except (ValueError, KeyError, TypeError):
@@ -176,16 +176,16 @@ def emptying_records(
 
 def _headers(event: TableEvent, position: bytes, partitions: int) -> list[Header]:
     """Return position and oid, and the floor for sinks unless a sweep follows."""
-    made: list[Header] = [
+    own: list[Header] = [
         (headers.POSITION, position),
         (headers.DROPPED, b"%d" % event.oid),
     ]
     if event.empties:
-        made += [
+        own += [
             (headers.SWEEP, position),
             (headers.SWEEP_PARTITIONS, b"%d" % partitions),
         ]
-    return made
+    return own
 
 
 def _facts(transaction: Transaction, now_us: int) -> EnvelopeFacts:

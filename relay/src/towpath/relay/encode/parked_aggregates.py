@@ -131,7 +131,7 @@ class ParkedAggregates:
             ParkedOverflowError: More aggregates are parked than allowed.
         """
         if self._open_count > self._max_keys:
-            reason = f"more than {self._max_keys} aggregates are parked"
+            reason = f"parked aggregates exceed the limit of {self._max_keys}"
             raise ParkedOverflowError(reason)
 
     @property
@@ -156,7 +156,7 @@ class ParkedAggregates:
     def release(
         self, aggregate_type: str | None, aggregate_id: bytes, position: bytes
     ) -> None:
-        """Release events of one type, or those without one, up to ``position``."""
+        """Release events of one type, or those without a type, up to ``position``."""
         spans = self._spans_of(aggregate_type, parking_id(aggregate_id))
         self._release(spans, position)
 
@@ -211,9 +211,9 @@ class ParkedAggregates:
 
         A release has a key, no value, the header ``released`` with a position, and the
         header ``aggregate_type``, null for events without a type. A release without
-        that header is for every type of the id.
+        that header applies to every type of the id.
         """
-        # Of two headers with one name, the event's is first and the dead letter's last.
+        # If two headers have one name, the event's is first and the dead letter's last.
         by_name = {name: _as_bytes(value) for name, value in found}
         aggregate_type = by_name.get(headers.AGGREGATE_TYPE)
         type_name = None if aggregate_type is None else as_text(aggregate_type)

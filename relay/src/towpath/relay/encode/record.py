@@ -40,10 +40,10 @@ class Record(NamedTuple):
         topic: Its topic.
         key: The partitioning and compaction key; None if it has none.
         value: None for a tombstone.
-        headers: Names and values, in their order.
+        headers: Names and values, in order.
         position: The position's text, which the headers carry too; empty without one.
-        timestamp_ms: The commit time, the time at which the record was made, or the
-            time from a column of an event; 0: the time at which it is sent.
+        timestamp_ms: The commit time, the time at which the record was created, or the
+            time from a column of an event; 0 for the time at which it is sent.
         size: An upper bound on its bytes in an uncompressed batch.
         partition: Explicit, or ``ANY_PARTITION``.
     """

@@ -1,5 +1,5 @@
 """
-Table schemas, made from the stream's relation message and the catalog.
+Table schemas, built from the stream's relation message and the catalog.
 
 The stream provides columns and types; the catalog provides the key's order and the
 names of types. Each schema is published to the compacted topic ``<prefix>.relations``
@@ -95,7 +95,7 @@ NOTHING_KNOWN = CatalogFacts((), {}, frozenset())
 
 def bind(shape: RelationShape, facts: CatalogFacts) -> Relation:
     """
-    Return the relation made from a relation message and the catalog's facts.
+    Return the relation of a relation message and the catalog's facts.
 
     The stream has the key as of its rows: the columns of the replica identity. The
     catalog has their order. It also provides the columns themselves if the identity is

@@ -2,7 +2,7 @@
 Chooses the route of a relation: outbox, table, or none for signal tables.
 
 If the registry refuses a table's schema, the relay halts, or the table's rows become
-dead letters, as ``on_refused_schema`` says.
+dead letters, as ``on_refused_schema`` specifies.
 
 With transaction metadata, ``CountedChanges`` and ``CountedEvents`` count records whose
 values have no field for their place in the transaction, because the END record's totals
@@ -43,14 +43,14 @@ class ChangeRoute(Protocol):
     """Makes records of changes."""
 
     def records(self, change: Change, now_us: int, /) -> Sequence[Record]:
-        """Return the records of the change, in their order."""
+        """Return the records of the change, in order."""
 
 
 class LogicalRoute(Protocol):
     """Makes records of logical messages."""
 
     def records(self, message: LogicalMessageEvent, now_us: int, /) -> Sequence[Record]:
-        """Return the records of the message, in their order."""
+        """Return the records of the message, in order."""
 
 
 class CountedChanges:
@@ -105,7 +105,7 @@ class Route(Protocol):
     """The interface of every route."""
 
     def records(self, change: Change, now_us: int) -> Sequence[Record]:
-        """Return the records of the change, in their order."""
+        """Return the records of the change, in order."""
 
 
 @dataclass(frozen=True, slots=True)

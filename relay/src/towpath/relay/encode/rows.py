@@ -52,7 +52,7 @@ class ReadSlice(NamedTuple):
         log_lsn: The chunk's low watermark; the position is ``Position(log_lsn, -1)``.
         snapshot_id: The signal's id, for the header ``snapshot``.
         topic: The route's own topic, or a target's.
-        now_us: When the records are made.
+        now_us: When the records are created.
     """
 
     log_lsn: int
@@ -69,7 +69,7 @@ class ReadRoute(Protocol):
 
     def reads(self, rows: Sequence[ReadRow], place: ReadSlice) -> Sequence[Record]:
         """
-        Return the records of rows of a chunk, one each, in their order.
+        Return the records of rows of a chunk, one each, in order.
 
         Raises:
             MalformedMessageError: A row does not have one value per column.

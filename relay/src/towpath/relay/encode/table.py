@@ -102,8 +102,8 @@ class RouteCallbacks:
             read again. Called again if the change is streamed again.
         enrich: Counts a table's envelope in its transaction and returns its place;
             None without enrichment.
-        on_traced: Called with each event whose row has a trace context; None where
-            tracing is off.
+        on_traced: Called with each event whose row has a trace context; None if tracing
+            is off.
     """
 
     on_skipped: Callable[[str], None] = _ignore_skipped
@@ -143,7 +143,7 @@ class TableRoute:
 
     def records(self, change: Change, now_us: int) -> Sequence[Record]:
         """
-        Return the records of a change, in their order.
+        Return the records of a change, in order.
 
         Raises:
             MalformedMessageError: The change lacks a column of its key.
@@ -176,7 +176,7 @@ class TableRoute:
 
     def reads(self, rows: Sequence[ReadRow], place: ReadSlice) -> Sequence[Record]:
         """
-        Return the records of rows of a chunk, one each, in their order.
+        Return the records of rows of a chunk, one each, in order.
 
         Raises:
             MalformedMessageError: A row has more or fewer values than columns.

@@ -11,7 +11,7 @@ The encoding function of a schema is created once. Hot path.
 ::
 
     boolean           one byte
-    int, long         zigzag, then seven bits a byte, lowest first
+    int, long         zigzag, then seven bits per byte, lowest first
     float, double     IEEE 754, little-endian
     string, bytes     length as a long, then the bytes
     array, map        count as a long, the entries, then a count of 0
@@ -51,7 +51,7 @@ Write = Callable[[Any], bytes]
 
 _ONE_BYTE: Final = 0x80
 
-# Longs from 0 to below this number are cached; most are lengths of texts.
+# Longs from 0 to below this number are cached; most are lengths of strings.
 _KNOWN_LONGS: Final = 1024
 
 
@@ -177,7 +177,7 @@ class EnvelopeStyle(NamedTuple):
     The configured options of envelopes.
 
     Attributes:
-        placeholder: Replaces unchanged values; None: they are null.
+        placeholder: Replaces unchanged values; None if they are null.
         is_debezium: Whether ``source`` has Debezium's finer times and sequence.
     """
 
@@ -267,7 +267,7 @@ class AvroCodec:
 
     def keys(self, columns: Sequence[Values]) -> Sequence[bytes | None]:
         """
-        Return the keys of rows of a chunk, which come column by column.
+        Return the keys of rows of a chunk, which are given column by column.
 
         Raises:
             MalformedMessageError: A row has no value for a key column.
@@ -290,7 +290,7 @@ class AvroCodec:
 
 
 class _Source:
-    """Writes ``source``; the bytes that a transaction's rows share are made once."""
+    """Writes ``source``; the bytes that a transaction's rows share are encoded once."""
 
     def __init__(self, names: TableNames, *, is_debezium: bool) -> None:
         self._head = b"".join(

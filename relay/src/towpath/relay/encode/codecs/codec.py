@@ -20,7 +20,8 @@ class EnvelopeFacts(NamedTuple):
 
     Attributes:
         operation: Debezium's letter: b"c", b"u", b"d", b"r", b"t" or b"m".
-        committed_us: When the transaction was committed, or a chunk's record was made.
+        committed_us: When the transaction was committed, or a chunk's record was
+            created.
         now_us: When the relay read the change.
         snapshot: ``false``, or ``incremental`` for a chunk's row.
         xid: The transaction's id; None for a chunk's row.

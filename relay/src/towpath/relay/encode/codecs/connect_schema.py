@@ -9,7 +9,7 @@ Makes the schemas of a table's keys and values from its columns, as Kafka Connec
 
 Names and fields are Debezium's; the additional fields ``commit_lsn``, ``origin`` and
 ``origin_lsn`` of ``source`` are optional. Outside the key every column may be null,
-even under NOT NULL: a delete has only its key, an update no unchanged TOASTed values,
+even with NOT NULL: a delete has only its key, an update lacks unchanged TOASTed values,
 and some values cannot be represented. So adding or removing a column, or changing NOT
 NULL, breaks no reader. Defaults of columns are omitted: Kafka Connect would use them
 for NULL.

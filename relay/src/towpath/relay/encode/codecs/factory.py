@@ -11,7 +11,7 @@ schemas from Connect's, as Confluent's converter does:
 
 ===================  ================================================================
 optional             a union with ``null`` first, and null as the field's default
-optional, default    a union with ``null`` last: a default in Avro has the first type
+optional, default    a union with ``null`` last: an Avro default has the first type
 int16                ``int``, with ``connect.type``
 semantic types       ``connect.name``, ``connect.version``, ``connect.parameters``
 Connect's Decimal    ``logicalType`` decimal, unless Avro forbids its scale

@@ -1,15 +1,14 @@
 """
 Writes keys and envelopes as plain JSON. Hot path.
 
-The parts that do not depend on the row are made once per table schema. An unchanged
+The parts that do not depend on the row are built once per table schema. An unchanged
 TOASTed value is missing, or is the configured placeholder where the column's type can
-express one: in texts and bytes, and as the only entry of their arrays and maps.
+express one: in strings and bytes, and as the only entry of their arrays and maps.
 
 ``source`` has Debezium's members and ``commit_lsn``, and has ``origin`` and
 ``origin_lsn`` only for changes that were replicated to this database. With Debezium's
-preset there are also ``ts_us``, ``ts_ns`` and ``sequence``: the text
-``["<LSN of the commit>","<LSN of the row>"]``, whose numbers order rows by their
-commits.
+preset there are also ``ts_us``, ``ts_ns`` and ``sequence``: the string ``["<LSN of the
+commit>","<LSN of the row>"]``, whose numbers order rows by their commits.
 
 The rows of a chunk are written column by column: a form encodes all values of a column,
 and each row is one join of its fragments.
@@ -205,7 +204,7 @@ class JsonCodec:
 
     def keys(self, columns: Sequence[Values]) -> Sequence[bytes | None]:
         """
-        Return the keys of rows of a chunk, which come column by column.
+        Return the keys of rows of a chunk, which are given column by column.
 
         Raises:
             MalformedMessageError: A row has no value for a key column.
@@ -338,8 +337,8 @@ def _column(field: Field, placeholder: str | None) -> _Column:
     head = _head(field)
     unchanged = _MISSING
     if placeholder is not None:
-        stands_in = filler(field.form.schema, placeholder)
-        unchanged = _MISSING if stands_in is None else head + stands_in
+        substitute = filler(field.form.schema, placeholder)
+        unchanged = _MISSING if substitute is None else head + substitute
     return head, field.form.json, head + NULL, unchanged
 
 

@@ -4,8 +4,8 @@ Forms: the conversion of a column's text to its value in records, with its schem
 Schemas are Kafka Connect's: a kind, a semantic name with parameters, and the parts of
 arrays, maps and structs. JSON with schemas and Avro are both written from them.
 
-``TypeFacts`` hold what the catalog says about a column's type and the types nested in
-it. A dropped type has no facts; its values stay texts.
+``TypeFacts`` hold the catalog's facts about a column's type and the types nested in it.
+A dropped type has no facts; its values remain text.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,7 @@ class Schema:
         kind: Its literal type, by Connect's name.
         name: Its semantic type, or a struct's name; None if it has none.
         version: The semantic type's version.
-        parameters: The semantic type's parameters, as texts.
+        parameters: The semantic type's parameters, as strings.
         is_optional: Whether null is a value.
         items: The schema of an array's elements, or of a map's values.
         fields: A struct's fields by name, in order.
@@ -68,7 +68,7 @@ class Fragments(NamedTuple):
     A column of many rows as JSON fragments.
 
     Attributes:
-        texts: One per value, in their order.
+        texts: One per value, in order.
         mark: Precedes and follows each: a quote, or nothing.
     """
 
@@ -85,7 +85,7 @@ class Form(NamedTuple):
         json: Returns the text as a JSON fragment. Hot path.
         value: Returns the text as a value of Avro's writer: int, float, bool, str,
             bytes, list, dict; None for a value that the form cannot express.
-        column: Does the same as ``json`` for many texts, where that is faster.
+        column: Does the same as ``json`` for many values, where that is faster.
     """
 
     schema: Schema
@@ -119,8 +119,8 @@ class TypeFacts(NamedTuple):
         delimiter: The delimiter of elements in an array of this type.
         base_oid: A domain's base type; 0 for other types.
         base_typmod: A domain's modifier of its base type.
-        labels: An enum's labels, in their order.
-        fields: A composite's fields, in their order.
+        labels: An enum's labels, in order.
+        fields: A composite's fields, in order.
     """
 
     name: str
@@ -157,7 +157,7 @@ class Modes(NamedTuple):
 
     @property
     def is_iso(self) -> bool:
-        """Whether times are texts."""
+        """Whether times are strings."""
         return self.rows.times is Times.ISO
 
 

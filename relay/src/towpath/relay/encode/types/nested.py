@@ -8,13 +8,15 @@ there all elements are in one list, row by row.
 
 Composite types: ``(1,"a b",)`` becomes an object of the fields, by name.
 
-An empty field is NULL, two quotes are the empty text; in quotes a backslash or a quote
-escapes the next character. A row may be older or newer than the known type: a
-value with a different number of fields stays a text if there is no schema; with one,
-additional fields are dropped and reported to ``on_lost``, and missing ones are null.
+An empty field is NULL, two quotes are the empty string; in quotes a backslash or a
+quote escapes the next character. A row may be older or newer than the known type: a
+value with a different number of fields remains a string if there is no schema; with a
+schema, additional fields are dropped and reported to ``on_lost``, and missing fields
+are null.
 
-``hstore``: ``"a"=>"1", "b"=>NULL`` becomes a JSON text, or a map, in hstore's order of
-keys. All keys and values but NULL are quoted; a backslash escapes the next character.
+``hstore``: ``"a"=>"1", "b"=>NULL`` becomes a string of JSON, or a map, in hstore's
+order of keys. All keys and values but NULL are quoted; a backslash escapes the next
+character.
 
 With Debezium's preset, points and PostGIS's types become Debezium's structs. The other
 geometric types count as unknown types.
@@ -75,7 +77,7 @@ def is_flat(text: bytes) -> bool:
 
 def parse_array(text: bytes, delimiter: bytes = b",") -> list[object]:
     """
-    Return the elements: texts, None for NULL, and lists of further dimensions.
+    Return the elements: bytes, None for NULL, and lists of further dimensions.
 
     Raises:
         MalformedMessageError: The text is not an array.
@@ -379,7 +381,7 @@ def postgis(name: Literal["Geometry", "Geography"]) -> Form:
 
 
 def java_numbers(text: bytes) -> bytes:
-    """Rewrite every number of a text as Java writes a double."""
+    """Rewrite every number in a text the way Java writes a double."""
     return _NUMBER.sub(lambda match: java_double(float(match[0])), text)
 
 

@@ -1,5 +1,5 @@
 """
-Scalar types: texts, booleans, numbers, decimals and bytes. Hot path.
+Scalar types: strings, booleans, numbers, decimals and bytes. Hot path.
 
 Characters, documents, network addresses and enums keep their text; their forms differ
 only in the semantic name. A document (json, jsonb, xml) is a string with its text, so
@@ -20,8 +20,8 @@ double      a number; ``NaN`` and the infinities as floats write them
 ==========  ===========================================================================
 
 ``bytea``, and unknown types as opaque bytes, are written as ``[relay.rows] binaries``
-says: bytes are base64 in JSON. Bit strings are their digits by default; Debezium's are
-a boolean for ``bit(1)``, and otherwise little-endian bytes with the length in the
+specifies: bytes are base64 in JSON. Bit strings are their digits by default; Debezium's
+are a boolean for ``bit(1)``, and otherwise little-endian bytes with the length in the
 schema.
 """
 
@@ -39,23 +39,23 @@ from towpath.settings.rows import Binaries, Decimals
 
 _QUOTE: Final = b'"'
 
-# Postgres's texts never contain a NUL, and JSON always escapes it.
+# Text from Postgres never contains a NUL, and JSON always escapes it.
 _NUL: Final = b"\0"
 _ESCAPED_NUL: Final = b"\\u0000"
 _ESCAPE_BYTES: Final = len(_ESCAPED_NUL) - len(_NUL)
 
 
 def text_json(text: bytes) -> bytes:
-    """Return a text as a JSON string."""
+    """Return text as a JSON string."""
     return orjson.dumps(text.decode())
 
 
 def text_column(texts: Sequence[bytes]) -> Fragments:
     """
-    Return texts as JSON strings.
+    Return values as JSON strings.
 
     They are joined by NUL and encoded in one call. If only the NULs were escaped, the
-    texts are used unchanged; otherwise the result is split at the NULs.
+    values are used unchanged; otherwise the result is split at the NULs.
     """
     joined = _NUL.join(texts)
     written = orjson.dumps(joined.decode())[1:-1]
@@ -64,27 +64,27 @@ def text_column(texts: Sequence[bytes]) -> Fragments:
     parts = written.split(_ESCAPED_NUL)
     if len(parts) == len(texts):
         return Fragments(parts, _QUOTE)
-    # A text itself contains the characters of an escaped NUL.
+    # A value itself contains the characters of an escaped NUL.
     return Fragments(list(map(text_json, texts)))
 
 
 def plain_json(text: bytes) -> bytes:
-    """Quote a text that has no characters to escape in JSON."""
+    """Quote text that has no characters to escape in JSON."""
     return b'"' + text + b'"'
 
 
 def plain_column(texts: Sequence[bytes]) -> Fragments:
-    """Quote texts that have no characters to escape in JSON."""
+    """Quote values that have no characters to escape in JSON."""
     return Fragments(texts, _QUOTE)
 
 
 def text_value(text: bytes) -> str:
-    """Decode a text."""
+    """Decode text."""
     return text.decode()
 
 
 def named_text(name: str | None, *, is_plain: bool = False) -> Form:
-    """Return the form of a text with a semantic name; a plain text needs no escapes."""
+    """Return the form of text with a semantic name; plain text needs no escapes."""
     schema = Schema("string", name=name, version=None if name is None else 1)
     if is_plain:
         return Form(schema, plain_json, text_value, plain_column)
@@ -101,7 +101,7 @@ TSVECTOR: Final = named_text("io.debezium.data.Tsvector")
 
 
 def enum(labels: tuple[str, ...]) -> Form:
-    """Return the form of an enum; the schema has its labels, in their order."""
+    """Return the form of an enum; the schema has its labels, in order."""
     schema = Schema(
         "string",
         name="io.debezium.data.Enum",
@@ -118,12 +118,12 @@ NON_FINITE: Final = MappingProxyType(
 
 
 def number_json(text: bytes) -> bytes:
-    """Return a text that is a JSON number already."""
+    """Return text that is already a JSON number."""
     return text
 
 
 def number_column(texts: Sequence[bytes]) -> Fragments:
-    """Return texts that are JSON numbers already."""
+    """Return values that are already JSON numbers."""
     return Fragments(texts)
 
 
@@ -133,7 +133,7 @@ def float_json(text: bytes) -> bytes:
 
 
 def float_column(texts: Sequence[bytes]) -> Fragments:
-    """Return floats' texts as JSON."""
+    """Return floats as JSON."""
     if NON_FINITE.keys().isdisjoint(texts):
         return Fragments(texts)
     return Fragments(list(map(float_json, texts)))
@@ -145,7 +145,7 @@ def boolean_json(text: bytes) -> bytes:
 
 
 def boolean_column(texts: Sequence[bytes]) -> Fragments:
-    """Return texts ``t`` or ``f`` as JSON booleans."""
+    """Return values ``t`` or ``f`` as JSON booleans."""
     return Fragments(list(map(_BOOLEANS.__getitem__, texts)))
 
 
@@ -301,7 +301,7 @@ def _variable(text: bytes) -> _Variable:
     try:
         unscaled = int(digits)
     except ValueError:
-        # ``int`` refuses a text of more than 4,300 digits, but not such a decimal.
+        # ``int`` refuses a string of more than 4,300 digits; ``Decimal`` does not.
         unscaled = int(Decimal(digits.decode()))
     return {"scale": len(fraction), "value": twos_complement(unscaled)}
 

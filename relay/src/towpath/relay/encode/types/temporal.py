@@ -1,5 +1,5 @@
 """
-Times as Debezium's numbers, by the column's precision.
+Times as Debezium's numbers, according to the column's precision.
 
 =========================  ========================  ==============  ===============
 mode                       date                      time            timestamp
@@ -15,11 +15,11 @@ so that years before 1 and above 9999 are numbers like the others. The infinitie
 the numbers that Debezium streams: for timestamps its driver's two sentinel instants, in
 either unit; for dates Postgres's lowest and Java's highest day. A connect time is
 int32, as Connect's converters require, although Debezium documents int64. Zoned
-timestamps are texts in every mode: ISO 8601 in UTC with the column's precision,
+timestamps are strings in every mode: ISO 8601 in UTC with the column's precision,
 ``infinity`` and ``-infinity``, and years beyond four digits with their sign. Zoned
 times are written as in the next table.
 
-Times as texts: Postgres's ISO output as ISO 8601, in UTC. Hot path.
+Times as strings: Postgres's ISO output as ISO 8601, in UTC. Hot path.
 
 ===========  ==========================================================================
 timestamptz  ``YYYY-MM-DDTHH:MM:SS.ffffffZ``, always six digits
@@ -28,10 +28,10 @@ timetz       ``HH:MM:SS[.f..]Z``, converted to UTC
 date, time   as Postgres writes them
 ===========  ==========================================================================
 
-Infinities stay words. Years before 1 keep Postgres's `` BC`` at the end, and years
+Infinities remain words. Years before 1 keep Postgres's `` BC`` at the end, and years
 above 9999 keep all their digits. The connection uses UTC and ISO dates.
 
-An ``interval`` in Postgres's style becomes an ISO 8601 text with every field, or
+An ``interval`` in Postgres's style becomes an ISO 8601 string with every field, or
 microseconds. A month is 365.25 / 12 days, as Debezium counts; the infinities of
 Postgres 17 are written as words, or as the lowest and highest 64-bit number.
 """
@@ -115,7 +115,7 @@ def instants(texts: Sequence[bytes]) -> list[bytes] | None:
     size, count = _FULL_INSTANT, len(texts)
     padded = [text if len(text) == size else _padded(text) for text in texts]
     joined = bytearray().join(padded)
-    # All texts have the same length, so a stride picks the same character of each.
+    # All values have the same length, so a stride picks the same character of each.
     is_plain = (
         {size} == set(map(len, padded))
         and joined[10::size] == b" " * count
@@ -323,7 +323,7 @@ def timestamp_form(typmod: int, mode: Times) -> Form:
 
 
 def zoned_form(typmod: int) -> Form:
-    """Return the form of a timestamptz: a text with the column's digits."""
+    """Return the form of a timestamptz: a string with the column's digits."""
     digits = precision(typmod)
 
     def value(text: bytes) -> str:

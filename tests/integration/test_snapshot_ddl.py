@@ -96,7 +96,7 @@ FAILING = {
     "drop schema s cascade": "does not exist",
     "drop table s.t; create table s.t (a int primary key, b int, c text)": "another",
     "create table s.n (like s.t including all); alter table s.t rename to old;"
-    " alter table s.n rename to t": "another table by now",
+    " alter table s.n rename to t": "a different table now",
     "alter table s.t set unlogged": "unlogged",
     "drop publication towpath": "not in the publication",
     "create view s.v as select * from s.t; alter table s.t rename to old;"

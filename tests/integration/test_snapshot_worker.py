@@ -441,7 +441,7 @@ def test_a_filter_keeps_its_precedence(connection, worker):
         ("alter table s.t replica identity nothing", "replica identity"),
         (
             "drop table s.t; create table s.t (a int primary key, b text)",
-            "it is another table by now",
+            "it is a different table now",
         ),
     ],
 )

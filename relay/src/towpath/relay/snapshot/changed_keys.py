@@ -60,7 +60,8 @@ class ChangedKeys:
         self._count = 0
         self._is_recording = False
         self._has_overflowed = False
-        # Per reader, the low mark and snapshot of its last chunk; None: no chunk yet.
+        # Per reader, the low mark and snapshot of its last chunk; None before the first
+        # chunk.
         self._passed: dict[int, tuple[int, XidSnapshot] | None] = {}
         self._next_reader = 0
 
@@ -256,7 +257,7 @@ class ChangedKeyFeeds:
         return self._views.keys()
 
     def set_reordered(self, queue: str, oids: Iterable[int]) -> None:
-        """Replace the reordered tables of a named queue; those of others stay."""
+        """Replace the reordered tables of a named queue; those of others are kept."""
         self._reordered_of[queue] = frozenset(oids)
         self.reordered.clear()
         self.reordered.update(*self._reordered_of.values())

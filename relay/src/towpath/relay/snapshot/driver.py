@@ -66,9 +66,10 @@ class SnapshotScope:
         captured: The collections that can be read; another thread updates it.
         sinks: Returns the names of the current sinks, which a signal may target.
         views: The aggregate type of each collection that is a view.
-        slot_snapshots: Snapshots whose view was exported with the slot.
-        start_log_lsn: The start of the stream, which is the point of those views.
-        relay: This relay's registration; None: no signal names a relay.
+        slot_snapshots: Snapshots that read the slot's exported snapshot.
+        start_log_lsn: The start of the stream, which is the consistent point of these
+            snapshots.
+        relay: This relay's registration; None if no signal names a relay.
     """
 
     captured: Collection[str]
@@ -154,12 +155,12 @@ class SnapshotDriver:
 
     @property
     def blocks_stream(self) -> bool:
-        """Whether the stream must wait: tables are read in an exported snapshot."""
+        """Whether the stream must wait: tables are read from an exported snapshot."""
         return any(queue.blocks_stream for queue in self._queues)
 
     @property
     def yield_reason(self) -> str:
-        """The reason why the reading of whole tables yields; empty: it does not."""
+        """The reason why the reading of whole tables yields; empty if it does not."""
         return self._throttle.reason if self._whole_tables.is_busy else ""
 
     def on(self, fact: Fact) -> list[Effect]:
@@ -284,16 +285,16 @@ class SnapshotDriver:
         self.requests.resume(fact.asked_until, fact.failed_requests)
         for snapshot_id, group in groupby(fact.tables, lambda table: table.snapshot_id):
             tables = tuple(
-                self._without_lost_view(snapshot_id, table) for table in group
+                self._without_lost_export(snapshot_id, table) for table in group
             )
             if tables[0].asked_until is not None:
                 self.requests.resume_batch(tables)
             self._add(tables)
 
-    def _without_lost_view(self, snapshot_id: str, table: StoredTable) -> StoredTable:
-        """Return a table without the slot's exported view, if that was lost."""
-        has_view = snapshot_id in self._scope.slot_snapshots
-        if table.kind != INITIAL or has_view:
+    def _without_lost_export(self, snapshot_id: str, table: StoredTable) -> StoredTable:
+        """Return a table without the slot's exported snapshot, if that was lost."""
+        has_export = snapshot_id in self._scope.slot_snapshots
+        if table.kind != INITIAL or has_export:
             return table
         return table._replace(kind=BLOCKING if table.condition else INCREMENTAL)
 

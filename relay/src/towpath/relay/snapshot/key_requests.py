@@ -5,7 +5,7 @@ Key requests: rows that moved to a new key with columns left out are read by tha
 
     requested -> batch open -> full, or alone, or a second old -> stored
 
-The stream never carries such a row whole, so a snapshot reads it and sends it as
+The stream never carries such a row in full, so a snapshot reads it and sends it as
 READ. Keys are batched across changes and transactions, since one snapshot per key would
 never catch up. A batch is named after the position of its first change and stores the
 position of its last. Batches are stored in the order of the stream: after a crash,
@@ -27,8 +27,9 @@ from towpath.schemas.position import Position, parse_position
 
 SNAPSHOT_PREFIX: Final = "towpath-keys-"
 
-# The number of keys in one stored row: half as many doubles the rows that a mass update
-# stores; twice as many doubles the text that each chunk's progress writes again.
+# The number of keys in one stored row: half this number doubles the rows that a mass
+# update stores; twice this number doubles the text that each chunk's progress writes
+# again.
 MAX_BATCH_KEYS: Final = 10_000
 MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
 
@@ -54,7 +55,7 @@ class _Batch:
     def add(self, relation: Relation, key: Key) -> None:
         oid, keys = self.tables.get(relation.name, (0, {}))
         if oid != relation.oid:
-            # Another table has the name now: the previous one has no rows to read.
+            # A different table has the name now: the previous one has no rows to read.
             keys = {}
             self.tables[relation.name] = (relation.oid, keys)
         if key not in keys:

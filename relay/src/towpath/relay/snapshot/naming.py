@@ -39,7 +39,7 @@ class AmbiguousNameError(ValueError):
 
 
 class NoExpressionError(ValueError):
-    """A text is neither a name nor a regular expression."""
+    """A string is neither a name nor a regular expression."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def expand(
         entries: The signal's entries.
         known: The existing collections.
         absent: The refusal of a name that no collection has.
-        unmatched: The refusal of an expression without a match; empty: it is accepted.
+        unmatched: The refusal of an expression without a match; empty to accept it.
     """
     found: dict[str, None] = {}
     refusals: dict[str, str] = {}
@@ -107,7 +107,7 @@ def matching_collections(entry: str, known: Iterable[str]) -> list[str]:
 
 
 class _ByName(NamedTuple):
-    """Collections, and those that each text names with or without quotes."""
+    """Collections, and those that each string names with or without quotes."""
 
     collections: Sequence[str]
     named: Mapping[str, Sequence[str]]
@@ -156,7 +156,7 @@ def matches(entry: str, collection: str) -> bool:
 
 
 def is_entry(text: str) -> bool:
-    """Return whether a text is a name or a regular expression."""
+    """Return whether a string is a name or a regular expression."""
     try:
         matches(text, "")
     except NoExpressionError:
@@ -174,7 +174,7 @@ def _is_name_of(entry: str, collection: str) -> bool:
 
 
 def _joined(collection: str) -> str:
-    """Return a collection's name without quotes, or the text if it is not a name."""
+    """Return a collection's name without quotes; return other strings unchanged."""
     if '"' not in collection:
         return collection
     try:
@@ -240,7 +240,7 @@ def resolve_address(
     Args:
         address: The relay that the signal names, if any.
         own: This relay's name.
-        registered: The names of all relays of the database, in their order.
+        registered: The names of all relays of the database, in order.
     """
     if address == own or (address is None and list(registered) == [own]):
         return SignalAddress(is_ours=True)

@@ -4,11 +4,11 @@ Notifications of snapshots, in Debezium's types and fields, and of signals, in o
 A snapshot sends STARTED, IN_PROGRESS per chunk, TABLE_SCAN_COMPLETED per table, PAUSED
 and RESUMED, and at the end COMPLETED, or ABORTED if a table failed, was stopped or is
 incomplete. The aggregate type is ``Incremental Snapshot``, or ``Initial Snapshot`` for
-tables that are read in an exported snapshot. The id is the signal's.
+tables that are read from an exported snapshot. The id is the signal's.
 
 The answer to a signal is published too, since neither a bare signal table nor a Kafka
-topic has a place for it: aggregate type ``Signal``, types ACCEPTED, REJECTED,
-COMPLETED, INCOMPLETE, FAILED.
+topic can hold it: aggregate type ``Signal``, types ACCEPTED, REJECTED, COMPLETED,
+INCOMPLETE, FAILED.
 """
 
 import json

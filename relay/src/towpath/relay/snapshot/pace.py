@@ -39,7 +39,7 @@ class Throttle:
     Attributes:
         max_lag_s: Nothing is read while the stream lags by more than this.
         max_active_sessions: Nothing is read while more sessions than this are active in
-            the source; 0: no limit.
+            the source; 0 means no limit.
         lag_s: The current lag of the stream.
         active_sessions: The current number of active sessions.
     """
@@ -51,7 +51,7 @@ class Throttle:
 
     @property
     def reason(self) -> str:
-        """The reason to yield now; empty: there is none."""
+        """The reason to yield now; empty if there is none."""
         if self.lag_s > self.max_lag_s:
             return "the stream is behind by more than max_lag_s"
         limit = self.max_active_sessions
@@ -153,7 +153,7 @@ class ReadRate:
 
     @property
     def rows_per_second(self) -> float | None:
-        """The rate; None: it is not known yet."""
+        """The rate; None if it is not known yet."""
         return self._rows_per_second
 
     def add(self, rows: int, now_s: float) -> None:

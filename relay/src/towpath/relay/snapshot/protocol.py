@@ -83,7 +83,7 @@ class EmitAllowed:
     The number of rows that may be deduplicated and emitted before the stream continues.
 
     A row is emitted the moment it is deduplicated, so the changes that the stream
-    brings between two turns are taken into account.
+    delivers between two turns are taken into account.
     """
 
     max_rows: int
@@ -130,7 +130,7 @@ class TablesInspected:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTablesRead:
-    """All stored tables of a snapshot; none: there is no such snapshot."""
+    """All stored tables of a snapshot; empty if there is no such snapshot."""
 
     signal_id: str
     tables: tuple[StoredTable, ...]
@@ -166,7 +166,7 @@ class KeysStored:
 
 @dataclass(frozen=True, slots=True)
 class WatermarkWritten:
-    """A ``WriteWatermark`` is in the log; the stream will bring it."""
+    """A ``WriteWatermark`` is in the log; the stream will deliver it."""
 
     request_id: int
 
@@ -253,7 +253,7 @@ class EmitRows:
         log_lsn: The log LSN of the chunk's low watermark.
         snapshot_id: The signal's id, for the header ``snapshot``.
         target: The one sink that receives them, through ``<topic>.backfill.<target>``;
-            None: they go to the table's topic.
+            None if they go to the table's topic.
         absent: Requested keys that have no row: deletes at the same position.
         is_last: Whether this is the last slice of the chunk.
     """
@@ -271,7 +271,7 @@ class EmitRows:
 @dataclass(frozen=True, slots=True)
 class EmitSweep:
     """
-    Produce a sweep into every partition of the collection's topic.
+    Produce a sweep to every partition of the collection's topic.
 
     Sinks delete each row of the table whose position is below the floor: the source
     deleted the row in a gap that no record covers.
@@ -280,7 +280,7 @@ class EmitSweep:
         chunk_id: Reported in ``Delivered``, like a chunk's.
         log_lsn: The sweep's position: the log LSN of the newest start mark.
         floor: The log LSN of the first start mark; 0 deletes no row.
-        target: The one sink that receives it; None: it goes to the table's topic.
+        target: The one sink that receives it; None if it goes to the table's topic.
     """
 
     chunk_id: int
@@ -294,7 +294,7 @@ class EmitSweep:
 @dataclass(frozen=True, slots=True)
 class Notify:
     """
-    Publish a notification in Debezium's shape.
+    Publish a notification in Debezium's format.
 
     ``type`` and ``aggregate_type`` are those of ``notifications``. The loop adds
     ``connector_name`` to the additional data, and the timestamp.
@@ -344,7 +344,7 @@ class ClaimSignal:
     Look up a signal's relay: ``SignalClaimed`` or ``SignalStored``.
 
     ``SignalStored`` means that the signal belongs to another relay. ``address`` is the
-    relay that the signal names; None: it names no relay.
+    relay that the signal names; None if it names none.
     """
 
     signal_id: str
@@ -417,10 +417,10 @@ class ReadPlan:
         table_oid: The table's oid; if it has changed, the snapshot fails.
         condition: The signal's filter, an SQL expression.
         keys_of: The snapshot whose stored keys are read instead of a range.
-        order_by: The columns of a surrogate key; none: the table's own key.
-        parts: The number of ranges into which the table may be cut.
-        view: The exported snapshot to read in, created by the first request that names
-            it; None: each chunk has its own snapshot.
+        order_by: The columns of a surrogate key; empty for the table's own key.
+        parts: The number of ranges into which the table may be split.
+        view: The exported snapshot to read from, created by the first request that
+            names it; None if each chunk has its own snapshot.
         select: A SELECT that is read in place of the table.
     """
 
@@ -441,14 +441,14 @@ class ReadChunk:
     Read one chunk between two watermarks: ``ChunkRead`` or ``ReadFailed``.
 
     Attributes:
-        shape: The table as planned: another oid or key fails the snapshot.
-        low_token: Written before the query; None: a low watermark exists already.
+        shape: The table as planned: a different oid or key fails the snapshot.
+        low_token: Written before the query; None if a low watermark already exists.
         high_token: Written after the query.
-        after_key: No row at or below it is read; None: from the beginning.
+        after_key: No row at or below it is read; None to read from the beginning.
         maximum_key: No row above it is read; None only for a list of keys.
         keys: The keys to read in place of a range, if any.
         condition: The signal's filter, an SQL expression.
-        view: The exported snapshot to read in, without watermarks; None: there is none.
+        view: The exported snapshot to read from, without watermarks; None without one.
         select: A SELECT that is read in place of the table.
     """
 

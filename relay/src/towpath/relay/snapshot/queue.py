@@ -4,8 +4,8 @@ A queue of snapshots whose tables are read in order, some of them at the same ti
 Whole tables, listed keys and key requests have a queue each, so that a few keys never
 wait behind a table that takes hours.
 
-All tables of a run with a consistent point begin together, since they share the mark
-behind which the stream is blocked.
+All tables of a run with a consistent point begin together, since they share the mark at
+which the stream is blocked.
 """
 
 from collections import deque
@@ -164,7 +164,7 @@ class SnapshotQueue:
             self._blocking, self._progressed_at_s = blocking, self._now_s
         if self._now_s - self._progressed_at_s <= MAX_BLOCKED_S:
             return []
-        left = [scan.leave_view(_BLOCKED) for scan in scans.values()]
+        left = [scan.leave_exported_snapshot(_BLOCKED) for scan in scans.values()]
         return [effect for effects in left for effect in effects]
 
     # Signals -------------------------------------------------------------------
@@ -239,7 +239,7 @@ class SnapshotQueue:
         for name, scan in list(self._scans.items()):
             if scan.stage is ScanStage.ENDED:
                 effects += self._end_scan(name, scan)
-        effects += self._release_views()
+        effects += self._release_exported()
         for run in list(self._runs):
             if run.has_ended:
                 effects += self._end_run(run)
@@ -252,7 +252,7 @@ class SnapshotQueue:
         effects: list[Effect] = []
         busy = {scan.table.table_oid for scan in self._scans.values()}
         for table in run.waiting:
-            if not table.is_of_one_view:
+            if not table.uses_exported_snapshot:
                 if len(self._scans) >= self._policy.readers + self._ahead:
                     break
                 if table.table_oid in busy:
@@ -276,7 +276,9 @@ class SnapshotQueue:
         pace = ScanPace(
             self._limits.chunk, table.max_rows_per_second, self._policy.throttle
         )
-        point = self._points.get(run.snapshot_id) if table.is_of_one_view else None
+        point = None
+        if table.uses_exported_snapshot:
+            point = self._points.get(run.snapshot_id)
         if point is not None:
             self._points_in_use[table[:2]] = point
         options = ScanOptions(
@@ -336,8 +338,8 @@ class SnapshotQueue:
             return []
         return [notifications.table_ended(table, run.collections)]
 
-    def _release_views(self) -> list[ReleaseSnapshot]:
-        """Release the views in which no scan reads any more."""
+    def _release_exported(self) -> list[ReleaseSnapshot]:
+        """Release the exported snapshots that no scan reads any more."""
         effects: list[ReleaseSnapshot] = []
         for name, point in list(self._points_in_use.items()):
             scan = self._scans.get(name)

@@ -9,7 +9,7 @@ A table is read by one reader, or by several, each with a range of its keys. A
 chunk is deduplicated and emitted slice by slice, so that the stream continues between
 the slices.
 
-A reader has three places in its range: ``_requested_key``, the end of the last
+A reader tracks three keys in its range: ``_requested_key``, the end of the last
 chunk that was read; ``_emitted_key``, up to which rows were emitted or dropped; and the
 stored range's ``after_key``, up to which Kafka has acknowledged. If rows cannot be
 deduplicated, they are read again from ``_emitted_key``; after a crash, from
@@ -61,10 +61,10 @@ class RangeReader:
 
         Args:
             context: The scan's context, shared by its readers.
-            key_range: The key range of this reader; None: it reads only pending keys.
+            key_range: The key range of this reader; None if it reads only pending keys.
         """
         self.range = key_range
-        # The chunk that is being read; None: there is none.
+        # The chunk that is being read; None if there is none.
         self.request_id: int | None = None
         # The chunk that was read last.
         self.last_read: int | None = None
@@ -145,7 +145,7 @@ class RangeReader:
         )
 
     def _next_keys(self, rows: int) -> tuple[Key, ...]:
-        """Return pending keys; none in an exported snapshot: its rows never change."""
+        """Return pending keys; none for an exported snapshot: its rows never change."""
         if self._context.consistent_point is not None:
             return ()
         return tuple(
@@ -239,7 +239,7 @@ class RangeReader:
 
     def deduplicate_next(self, max_rows: int) -> EmittedSlice | None:
         """
-        Deduplicate a slice of the first chunk; None: the stream has not passed it.
+        Deduplicate a slice of the first chunk; None if the stream has not passed it.
 
         The slice must be emitted before the stream continues.
         """
@@ -340,7 +340,7 @@ class RangeReader:
 
     def _detach_if_idle(self) -> None:
         """
-        Let recorded changes be dropped while there is no window.
+        Allow recorded changes to be dropped while there is no window.
 
         A later chunk sees every change that an earlier chunk saw, and has a later low
         watermark: the dropped changes would evict none of its rows.
@@ -411,7 +411,7 @@ class RangeReaders:
                 pace.succeeded(len(fact.chunk.rows))
 
     def drop_request(self, request_id: int) -> bool:
-        """Drop a chunk that could not be read; false: no reader requested it."""
+        """Drop a chunk that could not be read; return whether a reader requested it."""
         failed = [r for r in self._readers if r.request_id == request_id]
         for reader in failed:
             reader.drop_request()

@@ -10,9 +10,9 @@ from towpath.relay.snapshot.pace import ChunkSize, Throttle
 from towpath.relay.snapshot.protocol import AnswerSignal
 from towpath.relay.snapshot.stored import INCOMPLETE, StoredTable
 
-# In one of these states a table shows that its snapshot's start was announced, also if
-# its signal no longer runs, or has no row, as that of a key request. A failed one does
-# not: a table that is refused fails before the announcement.
+# A table in one of these states shows that its snapshot's start was announced, even if
+# its signal no longer runs or, for a key request, has no row. A failed table does not:
+# a refused table fails before the announcement.
 _BEGUN: Final = frozenset({"running", "completed", INCOMPLETE})
 # A table may be halted while it is queued; a planned scan was begun.
 _HALTED: Final = frozenset({"paused", "stopped"})
@@ -155,7 +155,7 @@ class QueuePolicy(NamedTuple):
     Attributes:
         name: Its name among the queues.
         readers: The number of tables, and ranges of a table, read at the same time.
-        throttle: The conditions under which it yields; None: it never does.
+        throttle: The conditions under which it yields; None if it never does.
         ahead: The number of further tables that are begun while tables turn out to be
             tiny, so that they do not wait for each other's round trips.
     """

@@ -47,12 +47,12 @@ class ConsistentPoint:
     The mark and the exported snapshot that the tables of one run share.
 
     All these tables record changes from this mark on. The stream stops at the mark
-    until the tables are read, so it could not bring a separate mark for each table.
+    until the tables are read, so it could not deliver a separate mark for each table.
 
     Attributes:
         view: The name of the exported snapshot, which is also the mark's content, so
-            that an earlier mark does not match. Empty: no mark has been requested yet.
-        mark: The mark in the stream; None: it has not been seen yet.
+            that an earlier mark does not match. Empty until a mark is requested.
+        mark: The mark in the stream; None until it is seen.
     """
 
     view: str = ""
@@ -65,15 +65,15 @@ class ScanContext(NamedTuple):
 
     Attributes:
         snapshot_id: The signal's id, or that of a batch of key requests.
-        target: The one sink that receives the rows; None: all do.
+        target: The one sink that receives the rows; None if all do.
         condition: The signal's filter, an SQL expression.
         select: A SELECT read in place of the table.
         shape: The table as planned.
         pending_keys: Keys to be read, in order.
         changed_keys: The recorded changes of the table.
         tokens: Request numbers and watermarks.
-        consistent_point: The exported snapshot in which all chunks are read; None: each
-            chunk has its own watermarks.
+        consistent_point: The exported snapshot from which all chunks are read; None if
+            each chunk has its own watermarks.
     """
 
     snapshot_id: str
@@ -95,8 +95,9 @@ class ConsistentPoints:
         Start with the points that exist already.
 
         Args:
-            slot_snapshots: Snapshots whose view was exported with the slot.
-            start_log_lsn: The start of the stream, which is the point of those views.
+            slot_snapshots: Snapshots that read the slot's exported snapshot.
+            start_log_lsn: The start of the stream, which is the consistent point of
+                these snapshots.
         """
         start = WatermarkSeen("", start_log_lsn, 0)
         self._points = {name: ConsistentPoint(name, start) for name in slot_snapshots}
@@ -110,7 +111,7 @@ class ConsistentPoints:
         self._points.pop(snapshot_id, None)
 
     def drop(self, snapshot_id: str, point: ConsistentPoint) -> str:
-        """Drop a point that no scan uses any more; return its view's name, if any."""
+        """Drop a point that no scan uses any more; return its snapshot, if any."""
         if self._points.get(snapshot_id) is point:
             self.forget(snapshot_id)
         return point.view
@@ -129,7 +130,7 @@ def key_ranges(stored: StoredTable, plan: ScanPlan) -> tuple[KeyRange, ...]:
 def _ranges_between(
     after_key: Key | None, boundaries: Iterable[Key], last_key: Key | None
 ) -> tuple[KeyRange, ...]:
-    """Return the ranges between keys, in order; none: there is nothing to read."""
+    """Return the ranges between keys, in order; none if there is nothing to read."""
     if last_key is None:
         return ()
     ranges = []
@@ -140,7 +141,7 @@ def _ranges_between(
 
 
 def acknowledged_key(ranges: Iterable[KeyRange]) -> Key | None:
-    """Return the key up to which all rows are acknowledged; None: there is none."""
+    """Return the key up to which all rows are acknowledged; None without one."""
     last_key: Key | None = None
     for one in ranges:
         if not one.is_done:

@@ -40,7 +40,7 @@ class KeyRange(NamedTuple):
 
     Attributes:
         after_key: Rows at or below it are acknowledged, or belong to another range;
-            None: the range starts at the table's first row.
+            None if the range starts at the table's first row.
         last_key: The end of the range.
         is_done: Whether all rows are acknowledged.
     """
@@ -59,13 +59,13 @@ class TableShape:
         relation: Its columns, in the order of a chunk's values, and its key.
         key_types: The SQL types of the key's columns, in key order.
         partitioned: Whether it is the root of partitions, which are read with it.
-        order: The indexes of the surrogate key's columns, by which it is read in order;
-            none: it is read by its key.
+        order: The indexes of the surrogate key's columns, in whose order it is read;
+            empty if that is the order of its key.
         order_types: The SQL types of the surrogate key's columns.
         collations: The oids of the collations of the key's columns, then of the
             surrogate key's.
         row_filter: The publication's filter, an SQL expression.
-        view: The view that is read; None: the collection is a table.
+        view: The view that is read; None if the collection is a table.
     """
 
     relation: Relation
@@ -85,7 +85,7 @@ class TableShape:
 
     @property
     def order_key(self) -> tuple[int, ...]:
-        """The indexes of the columns by which it is read in order."""
+        """The indexes of the columns in whose order it is read."""
         return self.order or self.relation.key
 
     def has_same_key(self, other: "TableShape") -> bool:
@@ -120,11 +120,11 @@ class ScanPlan:
 
     Attributes:
         shape: The table when the plan was made.
-        maximum_key: The end of the last chunk; None: there is no range to read.
+        maximum_key: The end of the last chunk; None if there is no range to read.
         estimated_rows: The row count in the server's statistics, for the percentage.
         keys: The listed keys that are not delivered yet.
-        boundaries: Keys, in order, that cut the range below the maximum key into parts
-            of about the same size; as many as requested, or fewer.
+        boundaries: Keys, in order, that split the range below the maximum key into
+            parts of about the same size; as many as requested, or fewer.
     """
 
     shape: TableShape
@@ -146,7 +146,7 @@ class Chunk:
         is_last: Whether the range, or the list of keys, holds no more rows.
         size_bytes: The size of the rows as COPY text.
         elapsed_s: The time that the server took.
-        widest_bytes: The size of the longest row; 0: there is no row.
+        widest_bytes: The size of the longest row; 0 without a row.
     """
 
     shape: TableShape
@@ -159,5 +159,5 @@ class Chunk:
 
     @property
     def last_key(self) -> Key | None:
-        """The order key of the last row; None: there is no row."""
+        """The order key of the last row; None without a row."""
         return key_of(self.rows[-1], self.shape.order_key) if self.rows else None

@@ -23,7 +23,7 @@ resume paused; of a named snapshot also        queued
 ====== ======================================= ================
 
 A named collection in another state is refused with the reason. Without names, tables in
-another state are skipped; if no table fits, all are refused.
+another state are skipped; if no table matches, all are refused.
 """
 
 from collections import deque
@@ -168,19 +168,19 @@ def select_tables(
         for table in pool
         if not request.collections or table.collection in expansion.collections
     ]
-    fit = tuple(table for table in meant if _mismatch_reason(table, states) is None)
+    selectable = tuple(t for t in meant if _mismatch_reason(t, states) is None)
     refusals = dict(expansion.refusals)
-    if request.collections or not fit:
-        found = {table.collection for table in fit}
+    if request.collections or not selectable:
+        found = {table.collection for table in selectable}
         for table in meant:
             reason = _mismatch_reason(table, states)
             if reason is not None and table.collection not in found:
                 refusals[table.collection] = reason
-    return SelectedTables(fit, refusals)
+    return SelectedTables(selectable, refusals)
 
 
 def _mismatch_reason(table: StoredTable, states: Collection[str]) -> str | None:
-    """Return why a table cannot be selected; None: it can."""
+    """Return why a table cannot be selected; None if it can."""
     if table.state not in states:
         return f"it is {table.state} in snapshot {table.snapshot_id}"
     if table.has_ended and not table.table_oid:
@@ -307,7 +307,7 @@ class SignalProcessor:
         """
         Remove a signal whose answer is durable; return its tables.
 
-        None: no answer was awaited, or the signal is not run.
+        None means that no answer was awaited, or that the signal is not run.
         """
         accepted = self._accepted
         if self._answer is None and not self._is_claiming:

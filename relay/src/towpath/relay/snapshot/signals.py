@@ -5,7 +5,7 @@ Signals: requests in the signal table's rows, with Debezium's names and JSON.
 ``blocking``: all tables in one exported snapshot while the stream waits),
 ``additional-conditions`` (each a ``data-collection`` and a ``filter``, which is a whole
 SELECT in a blocking snapshot), the older ``additional-condition`` for all collections,
-and ``surrogate-key``: the column, or columns, by which to read. Towpath adds
+and ``surrogate-key``: the column, or columns, in whose order to read. Towpath adds
 ``target``, ``max-rows-per-second``, ``sweep`` (sinks delete rows that the source does
 not have), ``keys`` (at most 10,000 primary keys of the only table, each a list of
 values in key order: no other rows are read), and ``columns`` (only rows in which one of
@@ -109,7 +109,7 @@ class TableSelection:
 
 
 class StopSnapshot(TableSelection):
-    """End the reading of these tables at their current place."""
+    """Stop reading these tables, and keep their progress."""
 
     __slots__ = ()
 
@@ -247,7 +247,7 @@ def _order_by(fields: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _columns(fields: Mapping[str, Any], kind: str) -> str:
-    """Return the condition that a listed column is not null; empty: none is listed."""
+    """Return the condition that a listed column is not null; empty without columns."""
     if "columns" not in fields:
         return ""
     names = fields["columns"]
@@ -310,7 +310,7 @@ def _shown(value: object) -> str:
     try:
         return json.dumps(value, default=str)[:100]
     except RecursionError:
-        # The value could just be parsed.
+        # The value was barely shallow enough to be parsed.
         return "a deeply nested value"
 
 
@@ -348,7 +348,7 @@ def _is_text(value: object) -> bool:
 
 
 def is_storable(text: str) -> bool:
-    """Return whether Postgres can store a text: no zero byte, no lone surrogate."""
+    """Return whether Postgres can store a string: no zero byte, no lone surrogate."""
     return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
 
@@ -394,10 +394,10 @@ class ExternalSignal(NamedTuple):
     Attributes:
         signal_id: The id of the signal and of its snapshot.
         type: The signal's type.
-        data: A JSON object, as text; None: the signal has no data.
+        data: A JSON object, as text; None if the signal has no data.
         source: The channel's name, for logs and notifications.
-        relay: The relay of the channel, for a signal that names none; None: the channel
-            belongs to all relays.
+        relay: The relay of the channel, for a signal that names none; None if the
+            channel belongs to all relays.
     """
 
     signal_id: str

@@ -6,7 +6,7 @@ Only the server compares keys, in the columns' own types and collations: as rows
 column's type. COPY takes no parameters, so values are written as literals.
 
 A table has two keys, usually the same: the key that identifies a row, for lists of
-keys, and the key by which the table is read in order, for all bounds.
+keys, and the key in whose order the table is read, for all bounds.
 
 In COPY's text format a line holds columns between tabs and ends with a newline. ``\N``
 alone is NULL. In a value a backslash begins an escape: ``\b \f \n \r \t \v`` are
@@ -28,7 +28,7 @@ from towpath.schemas.table_name import TableName, quoted
 
 
 # The start of the server's text form of bytes; base64 never begins with it.
-_SPELT_BYTES: Final = "\\x"
+_HEX_PREFIX: Final = "\\x"
 
 
 class _Columns(NamedTuple):
@@ -112,12 +112,12 @@ def boundaries_query(
     sample_percent: float,
 ) -> str:
     """
-    Return the COPY that cuts the range below the maximum key into parts.
+    Return the COPY that splits the range below the maximum key into parts.
 
-    A sample of the table's pages is sorted and cut into equal parts; the last row of
+    A sample of the table's pages is sorted and split into equal parts; the last row of
     each part but the last is a boundary. With fewer than a hundred sampled rows per
-    part there are no boundaries: few rows match the condition, or it is not known how
-    many.
+    part there are no boundaries: few rows match the condition, or their number is
+    unknown.
     """
     order = _order_columns(shape)
     named = [f"{name} as k{at}" for at, name in enumerate(order.names)]
@@ -156,7 +156,7 @@ def table_source(shape: TableShape) -> str:
 
 def _literal(text: str, kind: str) -> str:
     """Return a literal of a key's value; bytes are in the server's form or base64."""
-    if kind == "bytea" and not text.startswith(_SPELT_BYTES):
+    if kind == "bytea" and not text.startswith(_HEX_PREFIX):
         return f"decode({quoted_text(text)}, 'base64')"
     return f"{quoted_text(text)}::{kind}"
 

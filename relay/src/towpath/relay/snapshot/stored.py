@@ -38,19 +38,20 @@ class StoredTable(NamedTuple):
     """
     One row of ``towpath.snapshot``: a table of a snapshot with its progress.
 
-    ``pending_keys`` are still to be read, or read again; None: they are stored but not
-    loaded. Kafka has acknowledged all rows up to ``last_key``. ``asked_keys`` counts
-    the listed keys; None: the whole table is read. ``asked_until`` is the position of
-    the last change that led to a key request; None: a signal requested the snapshot.
-    ``kind`` is ``incremental``, ``blocking`` or ``initial``; ``condition`` is a filter
-    for the first kind and a SELECT for the others. ``order_by`` names the columns of a
-    surrogate key. ``ranges`` are the progress of several readers. ``floor`` is the log
-    LSN of the first start mark: with ``sweeps``, rows below the floor are deleted at
-    the end. ``key_columns`` are those of the key that the progress refers to: by
-    another key, it would mean other rows. ``undelivered`` counts the rows that are dead
-    letters; ``undelivered_keys`` are their keys, for a whole table only the first of
-    them. ``is_announced``: the signal was running when the row was read, so the
-    snapshot's start was announced. ``rows_per_second`` is a moving average.
+    ``pending_keys`` are still to be read, or read again; None if they are stored but
+    not loaded. Kafka has acknowledged all rows up to ``last_key``. ``asked_keys``
+    counts the listed keys; None if the whole table is read. ``asked_until`` is the
+    position of the last change that led to a key request; None if a signal requested
+    the snapshot. ``kind`` is ``incremental``, ``blocking`` or ``initial``;
+    ``condition`` is a filter for the first kind and a SELECT for the others.
+    ``order_by`` names the columns of a surrogate key. ``ranges`` are the progress of
+    several readers. ``floor`` is the log LSN of the first start mark: with ``sweeps``,
+    rows below the floor are deleted at the end. ``key_columns`` are those of the key
+    that the progress refers to: with a different key, it would mean different rows.
+    ``undelivered`` counts the rows that are dead letters; ``undelivered_keys`` are
+    their keys, for a whole table only the first of them. ``is_announced`` means that
+    the signal was running when the row was read, so the snapshot's start was announced.
+    ``rows_per_second`` is a moving average.
     """
 
     snapshot_id: str
@@ -84,7 +85,7 @@ class StoredTable(NamedTuple):
 
     @property
     def percent(self) -> float | None:
-        """The percentage of the server's row estimate that is done; None: unknown."""
+        """The percentage of the server's row estimate that is done; None if unknown."""
         if self.state == "completed":
             return 100.0
         if not self.estimated_rows:
@@ -94,15 +95,15 @@ class StoredTable(NamedTuple):
 
     @property
     def eta_s(self) -> float | None:
-        """The remaining time at the current rate; None: it is unknown."""
+        """The remaining time at the current rate; None if it is unknown."""
         left = self.estimated_rows - self.rows - self.dropped
         if self.state != "running" or not self.rows_per_second or left < 0:
             return None
         return round(left / self.rows_per_second, 1)
 
     @property
-    def is_of_one_view(self) -> bool:
-        """Whether it is read in the one exported snapshot of the tables of its run."""
+    def uses_exported_snapshot(self) -> bool:
+        """Whether it is read from the exported snapshot that its run's tables share."""
         return self.kind != INCREMENTAL
 
     def with_delivered(self, delivered: DeliveredRows) -> "StoredTable":
@@ -124,7 +125,7 @@ class StoredTable(NamedTuple):
 
         An incomplete table reads the undelivered rows again; if there are too many to
         list, it reads all of its rows. Listed keys that an earlier release did not keep
-        stay undelivered.
+        remain undelivered.
         """
         queued = self._replace(state="queued", error=None)
         if self.state != INCOMPLETE:
@@ -152,12 +153,12 @@ class StoredTable(NamedTuple):
     @property
     def filter(self) -> str | None:
         """The filter of the rows to read, an SQL expression."""
-        return None if self.is_of_one_view else self.condition
+        return None if self.uses_exported_snapshot else self.condition
 
     @property
     def select(self) -> str | None:
         """The SELECT that is read in place of the table."""
-        return self.condition if self.is_of_one_view else None
+        return self.condition if self.uses_exported_snapshot else None
 
     @property
     def has_ended(self) -> bool:

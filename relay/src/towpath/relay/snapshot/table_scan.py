@@ -7,14 +7,16 @@ The scan of one table, from its first chunk to its last.
        ^                                                               │ plan read
        └── changed keys lost, or exported snapshot lost ── READING <───┘
                                                               │ nothing left
-                                    a failure, a pause        v
+                                      a pause, a stop         v
                                         └──────> ENDED <── COMPLETING
+                                                   ^
+    a failure ──> FAILING ── rows acknowledged ────┘
 
 Recording begins at the start mark; each start and each resume writes a new one.
 Everything that was streamed before the mark must be visible before anything is read,
 including the plan.
 
-A scan with a *consistent point* reads in an exported snapshot, and the start mark is
+A scan with a *consistent point* reads from an exported snapshot, and the start mark is
 the low and high watermark of every chunk. It shares the mark and the snapshot with the
 other tables of its run, and the stream is not read meanwhile. If the exported snapshot
 is lost, the scan continues like any other.
@@ -93,9 +95,9 @@ class ScanOptions(NamedTuple):
     Attributes:
         changed_keys: The recorded changes of its table.
         pace: The size of its chunks, and the time of the next.
-        parts: The number of ranges into which its table may be cut.
-        consistent_point: The mark and exported snapshot that its run shares; None: each
-            chunk has its own watermarks.
+        parts: The number of ranges into which its table may be split.
+        consistent_point: The mark and exported snapshot that its run shares; None if
+            each chunk has its own watermarks.
     """
 
     changed_keys: ChangedKeys
@@ -108,7 +110,7 @@ _MOVES_LOST = (
     "rows whose key changed meanwhile could not be refetched by their new key; "
     "once they can be, resume the snapshot: it reads the whole table again"
 )
-_TOO_MANY_CHANGES = "too many rows changed while the exported snapshot was made"
+_TOO_MANY_CHANGES = "too many rows changed while the exported snapshot was created"
 _OTHER_KEY = "its key has changed since the snapshot began: "
 _TOO_SLOW = "reading even the smallest chunk takes longer than the server allows: "
 
@@ -162,7 +164,7 @@ class TableScan:
 
     @property
     def consistent_point(self) -> ConsistentPoint | None:
-        """The mark and exported snapshot of its chunks; None: it does not use them."""
+        """The mark and exported snapshot of its chunks; None if it uses neither."""
         return self._point
 
     @property
@@ -255,10 +257,10 @@ class TableScan:
         stored, key_columns = self._stored, plan.shape.key_columns
         if stored.key_columns not in {(), key_columns}:
             if stored.asked_keys is None:
-                # The rows after the last key are others now: a resume reads them all.
+                # Different rows now follow the last key: a resume reads all of them.
                 self._stored = stored.from_the_first_row()
             return self._fail(_OTHER_KEY + ", ".join(key_columns))
-        # A resumed scan keeps its maximum key: the stream brings the rows above it.
+        # A resumed scan keeps its maximum key: the stream delivers the rows above it.
         maximum_key = stored.maximum_key or plan.maximum_key
         if self._must_load:
             self._must_load = False
@@ -295,7 +297,7 @@ class TableScan:
             if self._point is not None and self.stage is ScanStage.MARKING:
                 self._point.view = ""
         if failure.has_lost_view:
-            return self.leave_view(failure.reason)
+            return self.leave_exported_snapshot(failure.reason)
         if not failure.may_recover:
             return self._fail(failure.reason)
         self._pace.failed(has_timed_out=failure.has_timed_out)
@@ -315,7 +317,7 @@ class TableScan:
         effects, is_over = self._count_delivered(), not self._readers.in_flight
         return effects + (self.end("failed", self._failure) if is_over else [])
 
-    def leave_view(self, reason: str | None) -> list[Effect]:
+    def leave_exported_snapshot(self, reason: str | None) -> list[Effect]:
         """Resume without the exported snapshot, from the last acknowledged row."""
         effects = self._readers.rewind()
         self._stored = self.table._replace(error=reason)
@@ -345,7 +347,7 @@ class TableScan:
     def _end_reading(self) -> list[Effect]:
         """Complete the scan; an exported snapshot is left first if keys are pending."""
         if self._readers.pending_keys:
-            return [] if self._point is None else self.leave_view(None)
+            return [] if self._point is None else self.leave_exported_snapshot(None)
         self.stage = ScanStage.COMPLETING
         if self._stored.asked_keys is None:
             self._awaited = self._requests.newest(self._stored.table_oid)
@@ -353,7 +355,7 @@ class TableScan:
 
     def _restart_recording(self) -> list[Effect]:
         if self._point is not None:
-            return self.leave_view(_TOO_MANY_CHANGES)
+            return self.leave_exported_snapshot(_TOO_MANY_CHANGES)
         self._request_id = None
         self.stage = ScanStage.MARKING
         return [*self._readers.rewind()]

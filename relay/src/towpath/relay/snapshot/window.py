@@ -3,12 +3,12 @@ A chunk between its watermarks, from which the stream evicts rows.
 
 ::
 
-    REQUESTED --low seen--> OPEN --high seen, rows here--> READY --slices--> DONE
+    REQUESTED --low seen--> OPEN --high seen, rows read--> READY --slices--> DONE
         └─────────────── rows may arrive at any moment ──────┘
 
 The high watermark of one chunk may be the low one of the next: every query starts after
 its low watermark is in the log and ends before its high one is. Changes that the stream
-brings between two slices evict rows of the remaining slices, like changes before the
+delivers between two slices evict rows of the remaining slices, like changes before the
 high watermark.
 """
 
@@ -39,7 +39,8 @@ class DeduplicatedRows:
         used_rows: The share of ``max_rows`` that is used up: all of it if long rows
             cut the slice short.
         dropped: The number of evicted rows.
-        incomplete: Keys whose row the stream does not carry whole; they are read again.
+        incomplete: Keys whose row the stream does not carry in full; they are read
+            again.
         absent: Requested keys that have no row and no change.
         last_key: The slice's last key, evicted or not; None for a list of keys.
         is_last: Whether this is the last slice of the chunk.
@@ -80,7 +81,7 @@ class Window:
         self._found: set[Key] = set()
 
     def observe(self, mark: WatermarkSeen) -> None:
-        """Process a watermark, of this window or of another."""
+        """Process a watermark of this window or of another one."""
         if mark.token == self.low_token:
             self.low = mark
         elif mark.token == self.high_token:
@@ -155,8 +156,8 @@ class Window:
         absent = [key for key in missing if outcome_of(key) is None]
         # A found row may have a listed key in another spelling (1.0 and 1.00): then
         # none of the missing keys is known to be absent.
-        is_respelt = not self._found.issubset(self.keys)
-        if is_respelt:
+        is_respelled = not self._found.issubset(self.keys)
+        if is_respelled:
             result.dropped += len(absent)
         else:
             result.absent.extend(absent)

@@ -147,7 +147,7 @@ def test_a_missing_outbox_is_one_finding(source: Source):
     found = source_findings(source.configure(), SystemClock())
 
     missing = [each.what for each in found if each.id == "own-table-missing"]
-    assert missing == ["table towpath.outbox is missing, or of an older release"]
+    assert missing == ["table towpath.outbox is missing, or from an earlier release"]
 
 
 @pytest.mark.parametrize(

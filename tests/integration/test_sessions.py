@@ -227,4 +227,4 @@ def test_too_few_file_descriptors_are_named(hostile: Rig):
         assert NAMED in printed, (command, free, printed[-3000:])
         assert CURE in printed, (command, free)
         assert "Traceback" not in printed, (command, free, printed[-3000:])
-        assert "Check that Postgres runs" not in printed, (command, free)
+        assert "Check that Postgres is running" not in printed, (command, free)

@@ -257,7 +257,7 @@ def only_initial() -> InitialSnapshot:
 
 def ends(logs: Sequence[dict[str, object]]) -> int:
     """Count the records of the end."""
-    return sum("snapshot at the first start ended" in log["event"] for log in logs)
+    return sum("snapshot for initial_only ended" in log["event"] for log in logs)
 
 
 def test_the_end_of_the_only_snapshot_is_logged_once(monkeypatch):

@@ -53,7 +53,7 @@ def test_the_streams_key_is_the_tables_key(indexes, identity, key):
     ("indexes", "identities", "reason"),
     [
         ([], [Identity("t", "f", None)], "no primary key and no unique index"),
-        ([index("x", None)], [Identity("t", "f", None)], "made of expressions"),
+        ([index("x", None)], [Identity("t", "f", None)], "consists of expressions"),
         ([index("x", "a", is_valid=False)], [Identity("t", "f", None)], "not valid"),
         ([PKEY, OTHER], [Identity("t", "i", ["c"])], "not its primary key"),
         ([PKEY], [Identity("t", "n", None)], "is nothing"),

@@ -194,8 +194,8 @@ def retry_failed_tables(
     Queue again the tables of the first snapshot that ended without being completed.
 
     They continue from their progress where possible. A table that the answer to a
-    signal refused has none: it is queued by its present oid and SELECT, without a
-    signal. The refusal of a table that is not published stays.
+    signal refused has none: it is queued with its current oid and SELECT, without a
+    signal. The refusal of a table that is not published remains.
     """
     ids = {"ids": _ids(relay)}
     tables = _published(connection, settings)

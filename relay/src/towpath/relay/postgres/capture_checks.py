@@ -3,7 +3,7 @@ Checks whether each table can be captured, from facts alone.
 
 A table that the configuration names must be fit for capture. A table that only an
 expression matches is skipped with a warning while it is unfit, unless the publication
-has it already: skipping it would end its stream.
+already has it: skipping it would end its stream.
 
 Before Postgres 18 no generated column is sent. From 18 on, stored ones are sent if the
 publication lists them or has ``publish_generated_columns``; virtual ones never are. If
@@ -69,7 +69,7 @@ def generated_findings(
     published = publication.tables.get(name)
     listed = published.columns if published else None
     left_out = _left_out(table, listed, publication)
-    cure = _cure(
+    remedy = _remedy(
         left_out <= table.stored, listed, settings.database.publication, version
     )
     wanted = frozenset(settings.relay.rows.key_columns.get(name, table.key))
@@ -80,20 +80,20 @@ def generated_findings(
                 "table-generated-key",
                 f"{name}: its key has generated columns that are not sent: "
                 f"{_listed_columns(lacking)}",
-                *("records would have no key", cure),
+                *("records would have no key", remedy),
             )
         )
     if publication.sends_old_rows:
         for member in table.members:
             lacking = left_out & _identity(member, left_out, version)
-            found += _identity_findings(member, lacking, listed, cure, version)
+            found += _identity_findings(member, lacking, listed, remedy, version)
     if left_out and listed is None and not found:
         found.append(
             warning_finding(
                 "table-generated-columns",
                 f"{name}: generated columns are left out: {_listed_columns(left_out)}",
                 "topics, snapshots and sinks lack them",
-                cure,
+                remedy,
             )
         )
     yield from found
@@ -113,8 +113,7 @@ class GeneratedColumns:
         Check once, and log new findings.
 
         Raises:
-            psycopg.Error: The connection is lost.
-            SourceUnavailableError: The same.
+            psycopg.Error, SourceUnavailableError: The connection is lost.
         """
         publication = {"publication": self._settings.database.publication}
         rows = connection.execute(query("list_generating"), publication).fetchall()
@@ -144,7 +143,7 @@ def _identity_findings(
     member: MemberFacts,
     lacking: frozenset[str],
     listed: frozenset[str] | None,
-    cure: str,
+    remedy: str,
     version: int,
 ) -> Iterator[CheckFinding]:
     """Yield the finding about a replica identity that is not sent as a whole."""
@@ -154,7 +153,7 @@ def _identity_findings(
             f"{member.name}: replica identity FULL and a column list",
             _REFUSED,
             f"run ALTER TABLE {_sql(member.name)} REPLICA IDENTITY DEFAULT, or"
-            " take the list out of the publication",
+            " remove the list from the publication",
         )
     elif lacking:
         yield error_finding(
@@ -162,7 +161,7 @@ def _identity_findings(
             f"{member.name}: its replica identity has generated columns that are not"
             f" sent: {_listed_columns(lacking)}",
             _REFUSED if version >= SENDING_VERSION else _UNKEYED,
-            cure,
+            remedy,
         )
 
 
@@ -183,7 +182,7 @@ def _identity(
     return left_out if version >= SENDING_VERSION else frozenset()
 
 
-def _cure(
+def _remedy(
     is_stored: bool,  # noqa: FBT001 - one caller
     listed: frozenset[str] | None,
     publication: str,
@@ -218,7 +217,7 @@ _PERMANENT: Final = "p"
 
 
 def tables_to_capture(facts: SourceFacts, settings: Settings) -> tuple[str, ...]:
-    """Return the tables to capture; those that only expressions match must be fit."""
+    """Return the tables to capture; skip unfit ones that only expressions match."""
     return tuple(
         name
         for name in settings.capture.chosen(facts.tables)

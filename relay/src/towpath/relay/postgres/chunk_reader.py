@@ -15,7 +15,7 @@ between: a Python call per line through the driver costs more than the line. Hot
 
 A watermark is a logical message, or a row of ``towpath.signal``. A row has the type
 ``snapshot-window-open`` (marks ``start`` and ``low``) or ``snapshot-window-close``
-(``high``), the watermark's content as ``data``, and an id made of its run, its
+(``high``), the watermark's content as ``data``, and an id composed of its run, its
 request's number and its mark.
 """
 
@@ -158,9 +158,9 @@ def write_watermark(connection: Connection, token: str, form: Watermarks) -> Non
 
 
 # A smaller table would be read completely before a second reader had started.
-_ROWS_WORTH_PARTS: Final = 50_000
-# These rows come from a few hundred pages at random places, and cut a table into parts
-# that differ by a few percent. Ten times as many cost a second.
+_MIN_ROWS_FOR_PARTS: Final = 50_000
+# These rows come from a few hundred random pages, and divide a table into parts that
+# differ by a few percent. Sampling ten times as many takes a second.
 _SAMPLED_ROWS: Final = 20_000
 # The errors of tables and schemas that no longer exist.
 _GONE: Final = (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)
@@ -244,11 +244,12 @@ class ChunkReader:
         Read the scan plan of a table.
 
         Raises:
-            TableRefusedError: The table cannot be read, or another table has its name.
+            TableRefusedError: The table cannot be read, or a different table has its
+                name.
             TableAlteredError: A table of the SELECT was altered before it was locked.
             ViewLostError: The exported snapshot is lost, or no longer shows the table.
             TowpathError: The snapshot could not be exported.
-            psycopg.Error: The server refuses, or the connection is lost.
+            psycopg.Error: The server refuses a statement, or the connection is lost.
         """
         # A lock needs a name; the shape that counts is read under the lock.
         arguments = (self._connection, request.collection, request.order_by)
@@ -287,9 +288,9 @@ class ChunkReader:
     def _boundaries(
         self, request: ReadPlan, shape: TableShape, maximum_key: Key | None, rows: int
     ) -> tuple[Key, ...]:
-        """Return the keys that cut a large table into parts; none for a small one."""
+        """Return the keys that split a large table into parts; () for a small one."""
         may_part = shape.view is None and request.select is None and request.parts > 1
-        if not may_part or maximum_key is None or rows < _ROWS_WORTH_PARTS:
+        if not may_part or maximum_key is None or rows < _MIN_ROWS_FOR_PARTS:
             return ()
         table_rows = self._estimate(shape, None)
         percent = min(100.0, 100.0 * _SAMPLED_ROWS / max(1, table_rows))
@@ -304,11 +305,11 @@ class ChunkReader:
 
         Raises:
             TableRefusedError: The table differs from its plan, or a row has no key, or
-                that of another row.
+                the same key as another row.
             TableAlteredError: A table of the SELECT was altered before it was locked.
             ViewLostError: The exported snapshot is lost, or no longer shows the table.
             TowpathError: The snapshot could not be exported.
-            psycopg.Error: The server refuses, or the connection is lost.
+            psycopg.Error: The server refuses a statement, or the connection is lost.
         """
         has_marks = request.view is None
         if request.low_token is not None and has_marks:
@@ -389,7 +390,7 @@ class ChunkReader:
 
 
 def _check_oid(shape: TableShape, request: ReadPlan) -> None:
-    """Refuse another table that now has the name of the signal's table."""
+    """Refuse a different table that now has the name of the signal's table."""
     if shape.relation.oid != request.table_oid:
         reason = "it was dropped and recreated, or renamed, since the signal"
         raise tables.TableRefusedError(reason)

@@ -7,10 +7,10 @@ Connections to the source, and the translation of the driver's errors.
                      time limit or an administrator canceled: retry
 58000, 58030         the server's system failed, its disk for instance: retry; other
                      errors of class 58 are missing files: halt
-no SQLSTATE          the connection broke, or was never made: retry; or an option of
+no SQLSTATE          the connection broke, or was never opened: retry; or an option of
                      the DSN has a wrong value: halt
 28, or a password    the login is refused: halt
-3D000, 42501         no such database, a missing right: halt
+3D000, 42501         no such database, a missing permission: halt
 55006                the slot is in use: retry, for a while
 42703, 42704, 42P01  an object of ``relay init`` is missing or outdated: halt
 everything else      the server refuses one of our statements: halt
@@ -68,12 +68,12 @@ _BY_STATE: Final = MappingProxyType(
 _PORTS: Final = re.compile(r"[0-9,]*\Z")
 _UNAVAILABLE: Final = ("08", "57P0", "53")
 _BUSY: Final = ("40", "55P03", "57014", "58000", "58030")
-# Texts of libpq and the server about a connection that a retry may open.
-_PASSING: Final = re.compile(
+# Messages of libpq and the server about a connection that a retry may open.
+_TRANSIENT: Final = re.compile(
     r"connection slots|too many (?:connections|clients)|closed the connection"
     r"|database system is|[Cc]onnection (?:reset|refused|timed out)|timeout expired"
 )
-# Texts of libpq and the driver about an option that no retry corrects.
+# Messages of libpq and the driver about an option that no retry corrects.
 _WRONG_OPTION: Final = re.compile(
     r"invalid \w+ value: |invalid integer value |invalid port number|bad value for "
     r"|could not match \d+ |definition of service "
@@ -149,7 +149,7 @@ def translated_errors(doing: str) -> Iterator[None]:
 
 
 def failure(error: psycopg.Error, doing: str) -> TowpathError:
-    """Return our error for the driver's, by its SQLSTATE."""
+    """Return our error for the driver's, according to its SQLSTATE."""
     if error.sqlstate is None and has_no_descriptor(error):
         return TooManyFilesError(doing)
     message = error.diag.message_primary or str(error).strip().partition("\n")[0]
@@ -160,7 +160,7 @@ def failure(error: psycopg.Error, doing: str) -> TowpathError:
 def failure_of(
     state: str | None, message: str, *, is_refused: bool = False
 ) -> TowpathError:
-    """Return our error for a SQLSTATE; None: the server did not answer."""
+    """Return our error for a SQLSTATE; None if the server did not answer."""
     if is_refused:
         return SourceRefusedError(message)
     if state is None or state.startswith(_UNAVAILABLE):
@@ -174,12 +174,12 @@ def _is_refused_login(error: psycopg.Error) -> bool:
     """
     Return whether a connection failed after the server had asked for a password.
 
-    The error of a refused login has no SQLSTATE, and neither has that of a dead server,
-    or of a full one that has accepted the password.
+    The errors of a refused login, of a dead server, and of a full server that has
+    accepted the password all lack a SQLSTATE.
     """
     if error.sqlstate is not None or error.pgconn is None:
         return False
-    if _PASSING.search(str(error)):
+    if _TRANSIENT.search(str(error)):
         return False
     return bool(error.pgconn.needs_password or error.pgconn.used_password)
 

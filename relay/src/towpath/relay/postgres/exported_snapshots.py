@@ -61,7 +61,7 @@ class _ExportedSnapshot:
     """
     An exported snapshot, and the session that holds it.
 
-    Without a name it is lost for good: another snapshot would show another moment.
+    Without a name it is lost for good: a new snapshot would show a different moment.
     """
 
     name: str | None
@@ -69,7 +69,7 @@ class _ExportedSnapshot:
 
 
 class ExportedSnapshots:
-    """The exported snapshots, by the name of their view in effects; thread-safe."""
+    """The exported snapshots, by the names that effects use; thread-safe."""
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
@@ -184,7 +184,7 @@ _DUPLICATE: Final = "42710"
 
 
 class SlotSnapshot:
-    """The connection that holds a slot's exported snapshot; it must stay idle."""
+    """The connection that holds a slot's exported snapshot; it must remain idle."""
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection = connection
@@ -219,7 +219,7 @@ class SlotMaker:
         Raises:
             SourceUnavailableError: The connection is lost, or another process has just
                 created the slot.
-            SourceRefusedError: The server refuses.
+            SourceRefusedError: The server refuses the command.
         """
         connection = connect(dsn, replication=True)
         try:

@@ -42,7 +42,7 @@ from towpath.settings import FirstStart, OnGap, Settings
 
 _LOG = structlog.get_logger("towpath.relay")
 
-# How long a heartbeat that is already decoded may stay invisible.
+# How long a heartbeat that is already decoded may remain invisible.
 _BEAT_TIMEOUT: Final = b"set local lock_timeout = '5s'"
 
 
@@ -61,7 +61,7 @@ class HistoryStore(NamedTuple):
 
 
 class LineageResolver:
-    """Finds the lineage to follow; connection and stream go to the same server."""
+    """Finds the lineage to follow; connection and stream lead to the same server."""
 
     def __init__(
         self,
@@ -82,11 +82,11 @@ class LineageResolver:
 
     def follow(self) -> LineageDecision:
         """
-        Return the lineage to follow, after all steps.
+        Perform all steps, and return the lineage to follow.
 
         Raises:
             HistoryChangedError: There is a gap, and ``on_gap`` is halt.
-            SlotLostError: The same, without a usable slot.
+            SlotLostError: As above, and there is no usable slot.
             NotPreparedError: Slot, publication or heartbeat table is missing.
             SlotBusyError: The slot is still being created.
             StateLostError: Kafka lacks the state of an existing slot or topic.
@@ -104,7 +104,7 @@ class LineageResolver:
         if decision.is_changed:
             if not decision.is_new and stored.has_checkpoint:
                 # An LSN confirmed beyond a fork does not exist on the new timeline,
-                # where the log would seem to have gone backwards.
+                # where the log would seem to have moved backwards.
                 self._store.confirm(decision.confirmed_lsn)
             self._store.write(decision.lineages)
         if decision.needs_slot:

@@ -7,7 +7,7 @@ The snapshots that the relay starts by itself when its process starts.
     delay -> signal                                        -> lineage -> stream
 
 Later ``InitialSnapshot`` is a periodic task of the slot monitor: it closes the exported
-snapshot once no table is read in it, requests the snapshot of ``always`` after its
+snapshot once no table is read from it, requests the snapshot of ``always`` after its
 delay, and ends the process of ``initial_only``.
 """
 
@@ -63,7 +63,7 @@ class InitialSnapshot:
         self._has_waited = False
         self._has_requested = self._options.mode is not FirstStart.ALWAYS
         self._has_retried = False
-        self._view: SlotSnapshot | None = None
+        self._exported: SlotSnapshot | None = None
         self._relay = Registration(settings.database.slot, 1)
         self._is_over = False
         self._failures: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class InitialSnapshot:
     @property
     def lent(self) -> tuple[str, ...]:
         """The id of the snapshot that reads the open exported snapshot, if any."""
-        return () if self._view is None else (self._first_id,)
+        return () if self._exported is None else (self._first_id,)
 
     def check(self) -> None:
         """
@@ -107,7 +107,7 @@ class InitialSnapshot:
             NotPreparedError: A publication is missing.
             SourceUnavailableError: The connection is lost.
         """
-        self._view, self._relay = None, relay
+        self._exported, self._relay = None, relay
         mode = self._options.mode
         known = StartFacts(
             has_run=bool(remembered.lineages),
@@ -125,7 +125,7 @@ class InitialSnapshot:
         if step is StartAction.REQUEST:
             tables = backfill.request_first_snapshot(connection, self._settings, relay)
             _LOG.info(
-                "snapshot at the first start requested for an existing slot",
+                "snapshot requested at first start: the slot exists",
                 tables=list(tables),
             )
         elif known.has_run and mode is FirstStart.INITIAL_ONLY:
@@ -134,15 +134,15 @@ class InitialSnapshot:
 
     def lend(self, worker: SnapshotWorker) -> None:
         """Lend the exported snapshot to the worker, if it is open."""
-        if self._view is not None:
-            worker.adopt(self._first_id, self._view.name)
+        if self._exported is not None:
+            worker.adopt(self._first_id, self._exported.name)
 
     # The slot monitor's task ---------------------------------------------------
 
     @property
     def interval_s(self) -> float:
         """The time until the next turn is due."""
-        if self._view is not None or self._options.mode is FirstStart.INITIAL_ONLY:
+        if self._exported is not None or self._options.mode is FirstStart.INITIAL_ONLY:
             return _WATCH_INTERVAL_S
         if not self._has_requested:
             now_s = self._clock.monotonic_s()
@@ -153,12 +153,12 @@ class InitialSnapshot:
         """Request the snapshot when it is due, and handle the end of open tables."""
         if not self._has_requested and self._requests_at_s <= self._clock.monotonic_s():
             self._request_all(connection)
-        if self._view is None and self._options.mode is not FirstStart.INITIAL_ONLY:
+        if self._exported is None and self._options.mode is not FirstStart.INITIAL_ONLY:
             return
         progress = backfill.read_progress(connection, self._relay)
-        if self._view is not None and not progress.view_count:
-            self._view.close()
-            self._view = None
+        if self._exported is not None and not progress.view_count:
+            self._exported.close()
+            self._exported = None
         if self._options.mode is FirstStart.INITIAL_ONLY and not progress.open_count:
             self._end(progress.failures)
 
@@ -186,17 +186,17 @@ class InitialSnapshot:
         source = self._settings.database
         require_publications(connection, source)
         maker = SlotMaker(self._clock, self._wakeup, self._is_stopping)
-        view = maker.make(source.dsn, source.slot, connection)
-        if view is None:
+        exported = maker.make(source.dsn, source.slot, connection)
+        if exported is None:
             return False
-        closing.callback(view.close)
+        closing.callback(exported.close)
         tables = backfill.store_first_snapshot(connection, self._settings, self._relay)
         if tables:
-            self._view = view
+            self._exported = exported
         else:
             # No table needs the snapshot, and an open one keeps VACUUM from removing
             # dead rows.
-            view.close()
+            exported.close()
         _LOG.info(
             "slot created with an exported snapshot",
             slot=source.slot,
@@ -221,13 +221,13 @@ class InitialSnapshot:
         if is_new:
             _LOG.info("snapshot of all tables requested")
         else:
-            _LOG.info("snapshot of an earlier start continues")
+            _LOG.info("snapshot continues from an earlier start")
         self._has_requested = True
 
     def _end(self, failures: tuple[str, ...]) -> None:
         # The monitor continues until the last records are acknowledged.
         if not self._is_over:
-            _LOG.info("snapshot at the first start ended: the relay stops")
+            _LOG.info("snapshot for initial_only ended: the relay stops")
         self._failures = failures
         self._is_over = True
         self._wakeup.wake()

@@ -7,12 +7,12 @@ so a table that was recreated while the relay was down is recognized.
 
 ==============  ======================================================================
 ``DROPPED``     the name no longer has a table
-``RENAMED``     the table of the name now has another name or schema
-``RECREATED``   the name belongs to another table
+``RENAMED``     the table of the name now has a different name or schema
+``RECREATED``   the name belongs to a different table
 ==============  ======================================================================
 
 In a new lineage all oids may differ, as in a restored dump. Then they are stored again,
-and another oid does not mean ``RECREATED``: the plan of the gap reads all tables.
+and a different oid does not mean ``RECREATED``: the plan of the gap reads all tables.
 
 The columns of each table's key are stored too (``key_changes``).
 
@@ -62,7 +62,7 @@ class KnownTable(NamedTuple):
     """
     A captured name, its last table, and whether that table was dropped.
 
-    ``key`` holds the columns of its key; None: an older release stored the row.
+    ``key`` holds the columns of its key; None if an earlier release stored the row.
     """
 
     schema: str
@@ -109,7 +109,7 @@ def captured_name_changes(
                 is_dropped = renamed_to is None
                 event = TableEventKind.DROPPED if is_dropped else TableEventKind.RENAMED
                 found.append(CapturedNameChange(each, event, None, renamed_to))
-        elif now.is_published if each.is_gone else _is_another(now, each, lineage):
+        elif now.is_published if each.is_gone else _is_different(now, each, lineage):
             found.append(
                 CapturedNameChange(
                     each, TableEventKind.RECREATED, now, by_oid.get(each.oid)
@@ -118,7 +118,7 @@ def captured_name_changes(
     return found
 
 
-def _is_another(now: ListedTable, known: KnownTable, lineage: int) -> bool:
+def _is_different(now: ListedTable, known: KnownTable, lineage: int) -> bool:
     return now.oid != known.oid and known.lineage == lineage
 
 
@@ -130,7 +130,7 @@ class KnownTables:
         Create the store.
 
         Args:
-            settings: Names the relay, by its slot.
+            settings: Names the relay through its slot.
             lineage: The number of the current lineage.
         """
         self.lineage = lineage
@@ -140,7 +140,7 @@ class KnownTables:
 
     def read(self, connection: Connection) -> dict[str, KnownTable]:
         """
-        Return the rows by name; add the columns that an older release did not have.
+        Return the rows by name; add the columns that an earlier release did not have.
 
         Raises:
             psycopg.Error: The connection is lost, or the role may not create the table.
@@ -168,7 +168,7 @@ class KnownTables:
         connection.execute(query("store_known_tables"), wanted)
 
     def store_first_keys(self, connection: Connection) -> None:
-        """Store the keys of tables that an older release captured."""
+        """Store the keys of tables that an earlier release captured."""
         known = self.read(connection).values()
         unknown = [each.oid for each in known if each.key is None]
         keys = read_table_keys(connection, unknown)
@@ -183,7 +183,7 @@ class KnownTables:
     def store_changed_key(
         self, connection: Connection, known: KnownTable, key: Sequence[str]
     ) -> None:
-        """Store a table's new key beside its former one."""
+        """Store a table's new key next to its former one."""
         names = self._names(known)
         changed = {**names, "oid": known.oid, "key": json.dumps(key)}
         connection.execute(query("store_changed_key"), changed)
@@ -285,7 +285,7 @@ class TableReport(NamedTuple):
                 f"{name}: the captured table was dropped or renamed",
                 "topic and sinks keep the rows that were captured under this name",
                 'set on_drop = "truncate" in [[source]] and start the relay again, or '
-                "take the name out of [source] tables",
+                "remove the name from [source] tables",
             )
         for name, change in self.changed_keys.items():
             yield warning_finding(

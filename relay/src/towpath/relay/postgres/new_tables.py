@@ -18,9 +18,9 @@ checked again each time. Postgres removes dropped tables from the publication.
 
 Before tables are captured, the captured names are compared with the tables that they
 had at the last check (``known_tables``), even if an earlier process ran it. ``on_drop``
-decides whether the rows of a name without a table are kept. A name that belongs to
-another table is filled with a sweep, since topic and sinks have the rows of the former
-one. A renamed captured table is filled under its new name.
+decides whether the rows of a name without a table are kept. A name that belongs to a
+different table is filled with a sweep, since topic and sinks have the rows of the
+former one. A renamed captured table is filled under its new name.
 """
 
 import hashlib
@@ -94,14 +94,14 @@ class NewTables:
         Check once, and capture new tables.
 
         Raises:
-            psycopg.Error: The connection is lost.
-            SourceUnavailableError: The same.
+            psycopg.Error, SourceUnavailableError: The connection is lost.
         """
         listed = list_tables(connection, self._settings)
         capture = self._settings.capture
         taken = [each for each in listed if capture.takes(each.name)]
         published = [each.name for each in taken if each.is_published]
-        # Before a signal is inserted: the loop must find its table captured.
+        # Replaced before a signal is inserted, so that the loop finds its table
+        # captured.
         self._captured.replace(capture.chosen(published))
         self._follow_names(connection, listed, taken)
         self._warn_of_uncaptured(listed)
@@ -188,7 +188,8 @@ class NewTables:
             if unread is not None and known is not None and known.oid != table.oid:
                 self._store.empty(connection, known, table)
             self._store.store(connection, [table.oid])
-            # Before the signal is streamed: it must find the table captured.
+            # Replaced before the signal is streamed, so that it finds the table
+            # captured.
             self._captured.replace((*self._captured.names, table.name))
         _LOG.info("table captured", table=table.name, signal_id=signal_id)
         if unread is not None:
@@ -278,8 +279,8 @@ class NewTables:
                 _LOG.warning(
                     "publication sends a table that is not captured",
                     table=each.name,
-                    remedy="run towpath relay init, which removes it, or take its "
-                    "schema out of the publication",
+                    remedy="run towpath relay init, which removes it, or remove "
+                    "its schema from the publication",
                 )
 
 

@@ -1,5 +1,5 @@
 """
-Removal of published events from a kept outbox.
+Removal of published events from an outbox that keeps its rows.
 
 An event may be removed once every reader of the log is past its commit. That is proved
 without the LSN of the commit, which no row has: first a batch of old rows is read,
@@ -7,7 +7,7 @@ without the LSN of the commit, which no row has: first a batch of old rows is re
 commits lie below that end. When every reader has confirmed it, only these rows are
 deleted. A row that an open transaction has inserted is not in the batch.
 
-Rows are read and deleted by ranges of the table's pages: no index is needed, and no
+Rows are read and deleted in ranges of the table's pages: no index is needed, and no
 step is longer than one range. A partition is detached first, which waits for all
 transactions that may write to it; only then is the end of the log read.
 """
@@ -61,7 +61,8 @@ class Partition(NamedTuple):
         end: Its upper bound; None if it has none, or no range.
         is_attached: Whether it is still a partition.
         is_pending: Whether its detachment was interrupted.
-        has_range: Whether it has a range: it is no default and no former partition.
+        has_range: Whether it has a range: it is neither a default nor a former
+            partition.
     """
 
     name: TableName
@@ -220,7 +221,8 @@ class OutboxTable:
             f"detach partition {partition.name.sql} {how}"
         )
         with translated_errors(f"detaching partition {partition.name}"):
-            # Marked first: only a former partition with a mark is ever dropped.
+            # The partition is marked first: only a former one with a mark is ever
+            # dropped.
             try:
                 self._comment_unless_detached(partition, f"'{_INTENT}'")
             except _LEFT_TO_NEXT_RUN:
@@ -231,7 +233,7 @@ class OutboxTable:
                 self._unmark_after_failure(partition)
                 raise
             # VACUUM may hold the lock again, or another run may have dropped the table:
-            # the next run does it then, or nothing is left to do.
+            # the next run then does it, or nothing is left to do.
             with suppress(
                 psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable
             ):
@@ -246,12 +248,13 @@ class OutboxTable:
         """
         Execute a statement that waits for transactions; return whether it succeeded.
 
-        False: it has not detached the partition, but the detachment may be pending.
+        False means that the partition is not detached, but its detachment may be
+        pending.
         """
         execute = self._connection.execute
         # The lock timeout would end the wait for older transactions.
         execute(b"set lock_timeout = 0")
-        # Zero would be no limit at all.
+        # Zero would mean no limit.
         limit_ms = max(1, int(min(wait_s * 1_000, _LARGEST_TIMEOUT_MS)))
         execute(f"set statement_timeout = {limit_ms}".encode())
         try:
@@ -265,10 +268,11 @@ class OutboxTable:
 
     def _unmark_after_failure(self, partition: Partition) -> None:
         """
-        Remove the mark: no later run may take an operator's detachment for this one.
+        Remove the mark: no later run may mistake an operator's detachment for this one.
 
-        The server may complete a statement that Ctrl-C was to cancel. Nobody can tell
-        such a partition from one that an operator has detached: it is kept, and named.
+        The server may complete a statement that Ctrl-C was meant to cancel. Such a
+        partition cannot be distinguished from one that an operator has detached: it is
+        kept, and logged.
         """
         with suppress(psycopg.Error, TowpathError):
             if self._unmark(partition):
@@ -280,10 +284,10 @@ class OutboxTable:
 
     def _unmark(self, partition: Partition) -> bool:
         """
-        Remove the mark, unless the detachment is pending, or another run's.
+        Remove the mark, unless the detachment is pending, or belongs to another run.
 
         Returns:
-            Whether it was the mark of a detached partition, which no run drops then.
+            Whether it was the mark of a detached partition, which no run then drops.
         """
         found = (each for each in self.partitions() if each.name == partition.name)
         now = next(found, None)
@@ -303,7 +307,7 @@ class OutboxTable:
         """
         table, execute = partition.name.sql, self._connection.execute
         with self._connection.transaction():
-            # The lock that a comment takes.
+            # A comment takes this lock.
             lock = f"lock table {table} in share update exclusive mode"
             execute(lock.encode())
             if execute(query("read_mark"), {"table": table}).fetchone() == (_MARK,):
@@ -319,7 +323,7 @@ class OutboxTable:
         """
         Return the time of the first insert into a partition.
 
-        None: it is empty, or another run has dropped it.
+        None means that it is empty, or that another run has dropped it.
         """
         statement = f"select min({quoted(INSERTED_AT)}) from {partition.name.sql}"
         with translated_errors(f"reading {partition.name}"):
@@ -372,7 +376,7 @@ _LEFT_TO_NEXT_RUN: Final = (
     psycopg.errors.UndefinedTable,
     psycopg.errors.ObjectNotInPrerequisiteState,
 )
-# The mark of a partition that is to be detached, and that of one that is.
+# The marks of a partition that is to be detached, and of a detached one.
 _INTENT: Final = "towpath outbox clean: to be detached"
 _MARK: Final = "towpath outbox clean: to be dropped once it is published"
 _PAGES: Final = "ctid >= %(first)s::tid and ctid < %(end)s::tid"

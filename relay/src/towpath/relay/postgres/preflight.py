@@ -1,8 +1,8 @@
 """
-Checks of the source: each finding has its effect and its cure.
+Checks of the source: each finding has its effect and its remedy.
 
-``capture_findings`` are the checks of ``relay init``; ``running_findings`` adds those
-of a prepared source. ``rights_findings`` lists the rights of docs/rights.md that the
+``capture_findings`` are the checks of ``relay init``; ``running_findings`` are those of
+a prepared source. ``rights_findings`` lists the rights of docs/rights.md that the
 relay's role lacks.
 """
 
@@ -80,8 +80,8 @@ def running_findings(facts: SourceFacts, settings: Settings) -> list[CheckFindin
     return [
         *_prepared_findings(facts, settings),
         *_slot_findings(facts, settings),
-        *_room_findings(facts),
-        *_bound_findings(facts),
+        *_capacity_findings(facts),
+        *_limit_findings(facts),
         *_old_findings(facts),
     ]
 
@@ -108,7 +108,8 @@ def _refused_replication(refused: TowpathError) -> CheckFinding:
     return error_finding(
         "postgres-replication-connection",
         f"no replication connection ({refused})",
-        "ordinary connections work, but the log is streamed over a replication one",
+        "ordinary connections work, but the log is streamed over a replication "
+        "connection",
         "point [source] dsn at the server itself, not at PgBouncer or another "
         "pooler; grant the role REPLICATION and allow it in pg_hba.conf",
     )
@@ -263,7 +264,7 @@ def _slot_findings(facts: SourceFacts, settings: Settings) -> Iterator[CheckFind
         )
 
 
-def _room_findings(facts: SourceFacts) -> Iterator[CheckFinding]:
+def _capacity_findings(facts: SourceFacts) -> Iterator[CheckFinding]:
     server = facts.server
     if facts.slot is None and server.slots >= server.max_slots:
         yield error_finding(
@@ -284,7 +285,7 @@ def _room_findings(facts: SourceFacts) -> Iterator[CheckFinding]:
         )
 
 
-def _bound_findings(facts: SourceFacts) -> Iterator[CheckFinding]:
+def _limit_findings(facts: SourceFacts) -> Iterator[CheckFinding]:
     server = facts.server
     if server.keep_mebibytes == _UNBOUNDED:
         yield warning_finding(

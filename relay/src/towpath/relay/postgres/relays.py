@@ -1,8 +1,8 @@
 """
 The relays of a database: the table ``towpath.relay``, which ``relay init`` fills.
 
-Signals, snapshots and heartbeats belong to one relay each. Rows of early releases
-name no relay. ``relay init`` assigns them to the relay that wrote them: a registered
+Signals, snapshots and heartbeats belong to one relay each. Rows of early releases do
+not name a relay. ``relay init`` assigns them to the relay that wrote them: a registered
 one qualifies if its number is 1, an unregistered one if its slot exists. If the
 database has no other slot, either qualifies.
 """

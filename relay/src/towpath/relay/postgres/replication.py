@@ -96,7 +96,7 @@ _COPY_ENDED: Final = -1
 
 
 class Wakeup:
-    """An event by which another thread, or a signal handler, ends the loop's wait."""
+    """An event with which another thread, or a signal handler, ends the loop's wait."""
 
     def __init__(self) -> None:
         self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -226,8 +226,8 @@ class SlotStream:
         Confirm to the server that it may drop the log below ``lsn``.
 
         Raises:
-            PublicationYoungerError: As for ``read``, if that ended the stream.
-            SlotLostError: The same.
+            PublicationYoungerError: The stream has already ended with this error.
+            SlotLostError: The stream has already ended with this error.
             SourceUnavailableError: The connection is lost.
         """
         if self._end is not None:

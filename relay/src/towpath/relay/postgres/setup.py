@@ -1,10 +1,10 @@
 """
 ``relay init``: read the facts, plan, run; a second run has an empty plan.
 
-The plan is pure: facts of the server in, statements out, so that ``--dry-run`` prints
-exactly the statements of a run. The slot comes last: publications committed before it
-exist at every position that it will ever stream. If the first snapshot is read in the
-slot's exported snapshot, the relay creates the slot itself.
+The plan is pure: facts about the server in, statements out, so that ``--dry-run``
+prints exactly the statements of a run. The slot comes last: publications committed
+before it exist at every position that it will ever stream. If the first snapshot is
+read from the slot's exported snapshot, the relay creates the slot itself.
 
 The tables of an existing publication are brought into line with the configuration. Its
 column lists, row filters, schemas and operations belong to its owner. The outbox's
@@ -88,8 +88,8 @@ def check_source(facts: SourceFacts, settings: Settings) -> None:
     Check that the source can be captured.
 
     Raises:
-        NotPreparedError: The source cannot be captured; each reason is listed with
-            its cure.
+        NotPreparedError: The source cannot be captured; each reason is listed with its
+            remedy.
     """
     problems = blocking_findings(list(preflight.capture_findings(facts, settings)))
     if problems:
@@ -155,7 +155,8 @@ def run_setup(connection: Connection, steps: Iterable[SetupStep]) -> None:
     Run each statement in its own transaction.
 
     Raises:
-        SourceRefusedError: The server refuses a statement; earlier steps stay.
+        SourceRefusedError: The server refuses a statement; earlier steps remain in
+            effect.
         NotPreparedError: A statement timed out behind older transactions or a lock.
         SourceUnavailableError: The connection is lost.
     """
@@ -176,7 +177,7 @@ def run_setup(connection: Connection, steps: Iterable[SetupStep]) -> None:
 def _blocked_by(connection: Connection, step: SetupStep) -> NotPreparedError:
     """Return the error that names the transactions that block a statement."""
     names = ", ".join(blocking_transactions(connection))
-    reason = "no older transaction runs now: look for a lock in pg_locks, or try again"
+    reason = "no older transaction is open: look for a lock in pg_locks, or try again"
     if names:
         reason = (
             f"it waited for the older transactions {names}. End them, or use "

@@ -80,8 +80,8 @@ def require_publications(connection: Connection, source: Source) -> None:
     for name in (source.publication, source.outbox_publication):
         with translated_errors("reading the publications"):
             found = connection.execute(query("read_publication"), {"publication": name})
-            is_there = found.fetchone() is not None
-        if not is_there:
+            exists = found.fetchone() is not None
+        if not exists:
             reason = f"publication {name} is missing: it must exist before the slot"
             raise NotPreparedError(reason)
 

@@ -162,7 +162,7 @@ class PeriodicTask(Protocol):
 
         Raises:
             psycopg.Error: The turn failed; the next one has a new connection.
-            TowpathError: The same.
+            TowpathError: As above.
         """
 
 
@@ -191,7 +191,7 @@ class SlotMonitor:
             on_lost: Called, in the monitor's thread, with the reason why the session
                 must end.
             relay: The relay of the heartbeat.
-            tasks: Periodic tasks run beside the heartbeat.
+            tasks: Periodic tasks, run between heartbeats.
         """
         self._relay = relay
         self._settings = settings

@@ -1,5 +1,5 @@
 """
-Periodic checks of objects that the source's owner can change under a running relay.
+Periodic checks of objects that the source's owner can change while a relay runs.
 
 At start and every few seconds, the relay checks the publications, the signal tables in
 them, the columns and partitions of the outbox, and that no publication is younger than
@@ -142,8 +142,8 @@ def _outbox_problems(
     """Yield the outbox's problems; its columns are checked by an event writer."""
     name = settings.relay.outbox.table
     full_name = TableName.parse(name)
-    asked = {"schema": full_name.schema, "table": full_name.table}
-    row = connection.execute(query("read_table_oid"), asked).fetchone()
+    parameters = {"schema": full_name.schema, "table": full_name.table}
+    row = connection.execute(query("read_table_oid"), parameters).fetchone()
     if row is None:
         yield error_finding(
             "own-table-missing",
@@ -153,10 +153,10 @@ def _outbox_problems(
         )
         return
     yield from _partition_problems(connection, row[0], name)
-    asked = {"oid": row[0], "publication": settings.database.outbox_publication}
+    parameters = {"oid": row[0], "publication": settings.database.outbox_publication}
     columns = tuple(
         Column(*column)
-        for column in connection.execute(query("describe_columns"), asked)
+        for column in connection.execute(query("describe_columns"), parameters)
     )
     if not columns:
         # There is no such publication, which is a separate finding.

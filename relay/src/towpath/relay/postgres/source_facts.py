@@ -25,8 +25,8 @@ OWN_TABLES: Final = (
 
 
 def missing_table_text(table: str) -> str:
-    """Return the text by which checks report a missing table of the relay."""
-    return f"table {table} is missing, or of an older release"
+    """Return the text with which checks report a missing table of the relay."""
+    return f"table {table} is missing, or from an earlier release"
 
 
 class MemberFacts(NamedTuple):
@@ -111,7 +111,7 @@ class ServerFacts(NamedTuple):
 
 
 class OldTransaction(NamedTuple):
-    """A transaction that blocks a slot's creation; another role's may have no age."""
+    """A transaction that blocks a slot's creation; another role's may hide its age."""
 
     who: str
     application: str
@@ -125,7 +125,7 @@ class SourceFacts:
 
     ``tables`` are those that the configuration names or its expressions match.
     ``has_run`` is true if this relay has followed this database before; ``relays`` are
-    the registered ones.
+    the registered relays.
     """
 
     server: ServerFacts
@@ -193,7 +193,7 @@ def read_source_facts(
     Args:
         connection: A connection to the source.
         settings: The configuration.
-        only: The captured tables to read; None: all.
+        only: The captured tables to read; None for all.
 
     Raises:
         SlotBusyError: The slot is still being created.

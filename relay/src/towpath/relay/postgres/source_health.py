@@ -34,13 +34,13 @@ _GIBIBYTE: Final = 1024**3
 _FAILOVER_VERSION: Final = 170000
 # The relay reports its position every ten seconds: a lower limit leaves no room for a
 # lost report.
-_SHORTEST_SENDER_TIMEOUT_MS: Final = 20_000
+_MIN_SENDER_TIMEOUT_MS: Final = 20_000
 # A slot that is idle over a weekend must survive.
-_SHORTEST_IDLE_S: Final = 3 * 86_400
+_MIN_IDLE_S: Final = 3 * 86_400
 # Autovacuum prevents a wraparound from 200 million transactions on.
 _OLD_CATALOG: Final = 100_000_000
 # Below a tenth of the allowed log, a burst of writes can end the slot.
-_LEAST_ROOM: Final = 0.1
+_MIN_REMAINING_SHARE: Final = 0.1
 # One in twenty transactions: the memory is too small, not one transaction too large.
 _SPILLED_SHARE: Final = 0.05
 _LARGE_OUTBOX_BYTES: Final = 10 * _GIBIBYTE
@@ -84,8 +84,8 @@ class SourceHealth(NamedTuple):
         standbys: The physical standbys that are connected.
         outbox: The size of the outbox.
         collation: The version of the database's collation when its indexes were built,
-            and the current one; None where there are no versions.
-        unarchived: The file of the log that cannot be archived; None without one.
+            and the current one; None if there are no versions.
+        unarchived: The WAL file that cannot be archived; None without one.
     """
 
     settings: Mapping[str, str]
@@ -214,7 +214,7 @@ def _collation_findings(health: SourceHealth) -> Iterator[CheckFinding]:
 
 def _limit_findings(health: SourceHealth, settings: Settings) -> Iterator[CheckFinding]:
     timeout_ms = int(health.settings.get("wal_sender_timeout", 60_000))
-    if timeout_ms < _SHORTEST_SENDER_TIMEOUT_MS:
+    if timeout_ms < _MIN_SENDER_TIMEOUT_MS:
         effect = "a connection that died keeps the slot, and no relay can take it over"
         if timeout_ms:
             effect = "the server ends the stream after one late report of the relay"
@@ -236,7 +236,7 @@ def _limit_findings(health: SourceHealth, settings: Settings) -> Iterator[CheckF
             "SELECT pg_reload_conf(); or lower [relay] retained_critical_bytes",
         )
     idle_s = int(health.settings.get("idle_replication_slot_timeout", 0))
-    if 0 < idle_s < _SHORTEST_IDLE_S:
+    if 0 < idle_s < _MIN_IDLE_S:
         yield warning_finding(
             "postgres-idle-slot-timeout",
             f"idle_replication_slot_timeout is {idle_s} s",
@@ -274,7 +274,7 @@ def _slot_findings(
         )
     is_ending, room = slot.wal_status == "unreserved", slot.room_bytes
     keep = int(health.settings.get("max_slot_wal_keep_size", -1)) * _MEBIBYTE
-    if is_ending or (room is not None and room < _LEAST_ROOM * keep):
+    if is_ending or (room is not None and room < _MIN_REMAINING_SHARE * keep):
         level = error_finding if is_ending else warning_finding
         yield level(
             "slot-near-limit",
@@ -345,7 +345,7 @@ def _foreign_slots(health: SourceHealth, settings: Settings) -> Iterator[CheckFi
 def _failover_findings(
     slot: Slot, health: SourceHealth, facts: SourceFacts
 ) -> Iterator[CheckFinding]:
-    """Yield findings about losses at a promotion; none without a standby."""
+    """Yield findings about losses on promotion; none without a standby."""
     physical = [each for each in health.slots if not each.is_logical]
     if not (health.standbys or physical):
         return
@@ -396,7 +396,7 @@ def _publications(facts: SourceFacts, settings: Settings) -> Iterator[CheckFindi
         yield warning_finding(
             "publication-outbox-deletes",
             f"publication {source.outbox_publication} sends deletes of {outbox.table}",
-            "every cleaned event passes the slot once more",
+            "every cleaned event passes through the slot again",
             "run towpath relay init, which corrects it",
         )
 
@@ -411,7 +411,7 @@ def _row_publication(
         if is_partitioned and not rows.via_root:
             yield error_finding(
                 "publication-via-root",
-                f"publication {source.publication} sends {name} by its partitions",
+                f"publication {source.publication} sends {name} as its partitions",
                 "changes arrive under the partitions' names, snapshots under the "
                 "table's: sinks have every row twice",
                 SqlFix(
@@ -430,7 +430,7 @@ def _row_publication(
             "publication-table-foreign",
             f"publication {source.publication} also sends {', '.join(foreign)}",
             "changes of tables that are not configured are published too",
-            "run towpath relay init, which takes them out of the publication",
+            "run towpath relay init, which removes them from the publication",
         )
 
 
@@ -443,7 +443,7 @@ def _outbox_findings(
     if size.bytes >= _LARGE_OUTBOX_BYTES:
         yield warning_finding(
             "outbox-large",
-            f"table {name} has {_size(size.bytes)} and about {size.rows} rows",
+            f"table {name} takes {_size(size.bytes)} and has about {size.rows} rows",
             "its inserts and backups become slow, and nobody reads old events there",
             "run towpath outbox clean, daily",
         )
@@ -475,7 +475,7 @@ def _full_identities(facts: SourceFacts, settings: Settings) -> Iterator[CheckFi
         if any(member.identity == "f" for member in table.members):
             yield info_finding(
                 "table-identity-full",
-                f"{name}: replica identity FULL, beside a primary key",
+                f"{name}: replica identity FULL, despite a primary key",
                 "every update and delete writes the whole old row into the log",
                 f"keep it if readers need old rows; else ALTER TABLE "
                 f"{TableName.parse(name).sql} REPLICA IDENTITY DEFAULT",

@@ -69,7 +69,7 @@ class SnapshotStore:
         self._connection.execute(query("reset_foreign_requests"), fields)
 
     def read_tables(self, effect: ReadSnapshotTables) -> SnapshotTablesRead:
-        """Return all tables of a snapshot, in their order, ended or not."""
+        """Return all tables of a snapshot, in order, ended or not."""
         return SnapshotTablesRead(effect.signal_id, self._read(effect.snapshot_id))
 
     def claim(self, effect: ClaimSignal) -> SignalClaimed | SignalStored:
@@ -116,8 +116,8 @@ class SnapshotStore:
                     reopened = {"id": snapshot_id}
                     self._connection.execute(query("reopen_signal"), reopened)
             elif attempts:
-                made = {"id": effect.signal_id, "attempts": attempts}
-                found = self._connection.execute(query("read_whether_stored"), made)
+                wanted = {"id": effect.signal_id, "attempts": attempts}
+                found = self._connection.execute(query("read_whether_stored"), wanted)
                 is_new = found.fetchone() == (True,)
         return SignalStored(effect.signal_id, is_new)
 
@@ -214,7 +214,7 @@ def _stored(row: tuple[Any, ...]) -> StoredTable:
     )
 
 
-def _ranges(stored: Any) -> tuple[KeyRange, ...]:  # noqa: ANN401 - what JSON holds
+def _ranges(stored: Any) -> tuple[KeyRange, ...]:  # noqa: ANN401 - a JSON value
     return tuple(
         KeyRange(_key(one["after"]), _bytes(one["last"]), one["done"])
         for one in stored or ()

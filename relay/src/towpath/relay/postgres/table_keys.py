@@ -1,11 +1,11 @@
 """
-The keys of a table: the key that identifies its rows, and the key to read it by.
+The keys of a table: the identifying key, and the key in whose order it is read.
 
-The identifying key must be the one by which the stream identifies changed rows: the
+The identifying key must be the one with which the stream identifies changed rows: the
 primary key, or the replica identity's index. Where the stream has none (FULL, or no
 identity at all) it is the catalog's first unique index, in the order in which
-``encode.relations`` selects it. The table is read by the same key unless a signal names
-a surrogate key. Both must be unique and complete in every row.
+``encode.relations`` selects it. The table is read in the order of the same key unless a
+signal names a surrogate key. Both must be unique and complete in every row.
 
 One statement reads a table's columns, indexes, identities and keys.
 """
@@ -42,7 +42,7 @@ class UniqueIndex(NamedTuple):
             "it is deferrable": not self.is_immediate,
             "it is not valid": not self.is_valid,
             "it is partial": self.is_partial,
-            "it is made of expressions": None in self.columns,
+            "it consists of expressions": None in self.columns,
             f"{nullable} may be null (alter column ... set not null)": bool(nullable),
         }
         return next((flaw for flaw, holds in flaws.items() if holds), "")
@@ -102,13 +102,13 @@ def chosen_key(
 
 
 def _no_key(indexes: Sequence[UniqueIndex]) -> str:
-    cure = "add a primary key, or a unique index on columns that are NOT NULL"
+    remedy = "add a primary key, or a unique index on columns that are NOT NULL"
     if not indexes:
-        return f"it has no primary key and no unique index: {cure}"
+        return f"it has no primary key and no unique index: {remedy}"
     primary = [index for index in indexes if index.is_primary]
     flawed = _flaws(primary or indexes)
     missing = "no usable primary key" if primary else "no primary key"
-    return f"it has {missing}, and no other usable unique index: {flawed}; {cure}"
+    return f"it has {missing}, and no other usable unique index: {flawed}; {remedy}"
 
 
 def _flaws(indexes: Iterable[UniqueIndex]) -> str:
@@ -120,15 +120,15 @@ def _identity_flaw(
 ) -> str:
     """Return why the stream does not carry the key of this table's rows."""
     table, kind = identity.table, identity.kind
-    cure = f"alter table {table} replica identity default"
+    remedy = f"alter table {table} replica identity default"
     if kind == _NOTHING:
-        return f"the replica identity of {table} is nothing: {cure}"
+        return f"the replica identity of {table} is nothing: {remedy}"
     primary = next((each for each in indexes if each.is_primary and not each.flaw), key)
     # Without an identity the server refuses updates and deletes.
     has_no_columns = kind == _FULL or (kind == _DEFAULT and not identity.columns)
     if (has_no_columns or identity.names == key.names) and primary.names == key.names:
         return ""
-    return f"the replica identity of {table} is not its primary key: {cure}"
+    return f"the replica identity of {table} is not its primary key: {remedy}"
 
 
 # The catalog queries, in the order of their results.

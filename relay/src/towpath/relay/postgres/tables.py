@@ -50,9 +50,9 @@ _ALTERED: Final = "it was dropped or altered while it was described: send a new 
 
 # The names of catalog queries that run in one statement, with their parameters; and the
 # statement's rows.
-_Question = tuple[tuple[str, ...], Mapping[str, object]]
+_CatalogQueries = tuple[tuple[str, ...], Mapping[str, object]]
 _Rows = list[tuple[Any, ...]]
-_Describing = Generator[_Question, _Rows, TableShape]
+_Describing = Generator[_CatalogQueries, _Rows, TableShape]
 # The tables described in one round trip: a few megabytes of statements and rows.
 _TABLES_AT_ONCE: Final = 500
 
@@ -90,7 +90,7 @@ def describe(
         connection: A connection to the source.
         collection: The table, as ``schema.table``.
         publication: The publication that streams its changes.
-        order_by: The columns of a surrogate key by which to read the table.
+        order_by: The columns of a surrogate key in whose order to read the table.
 
     Raises:
         TableRefusedError: The table is missing, cannot be read, or changed meanwhile.
@@ -107,7 +107,7 @@ def locate(connection: Connection, collection: str, publication: str) -> TableSh
         TableRefusedError: The table is missing, cannot be read, or changed meanwhile.
     """
     with _unaltered():
-        statement, fields = _statement(_find_question(collection, publication))
+        statement, fields = _statement(_find_queries(collection, publication))
         table = _located_table(
             connection.execute(statement, fields).fetchall(), publication
         )
@@ -127,18 +127,18 @@ def _unaltered() -> Iterator[None]:
         raise TableRefusedError(_ALTERED) from error
 
 
-def _statement(question: _Question) -> tuple[bytes, Mapping[str, object]]:
-    names, fields = question
+def _statement(queries: _CatalogQueries) -> tuple[bytes, Mapping[str, object]]:
+    names, fields = queries
     return (query(*names) if len(names) == 1 else together(*names)), fields
 
 
 def _describe(connection: Connection, describing: _Describing) -> TableShape:
     """Run the steps of a description; each may see a newer catalog than the last."""
-    question = next(describing)
+    queries = next(describing)
     while True:
-        answer = connection.execute(*_statement(question)).fetchall()
+        rows = connection.execute(*_statement(queries)).fetchall()
         try:
-            question = describing.send(answer)
+            queries = describing.send(rows)
         except StopIteration as described:
             shape: TableShape = described.value
             return shape
@@ -172,18 +172,18 @@ def _describe_some(
     connection: Connection, describing: Mapping[str, _Describing]
 ) -> Mapping[str, TableShape | TableRefusedError]:
     found: dict[str, TableShape | TableRefusedError] = {}
-    questions = {name: next(each) for name, each in describing.items()}
-    while questions:
+    pending = {name: next(each) for name, each in describing.items()}
+    while pending:
         with connection.pipeline():
             cursors = {
-                name: connection.execute(*_statement(question))
-                for name, question in questions.items()
+                name: connection.execute(*_statement(queries))
+                for name, queries in pending.items()
             }
-            answers = {name: cursor.fetchall() for name, cursor in cursors.items()}
-        questions = {}
-        for name, rows in answers.items():
+            results = {name: cursor.fetchall() for name, cursor in cursors.items()}
+        pending = {}
+        for name, rows in results.items():
             try:
-                questions[name] = describing[name].send(rows)
+                pending[name] = describing[name].send(rows)
             except StopIteration as described:
                 found[name] = described.value
             except TableRefusedError as refusal:
@@ -195,7 +195,7 @@ def _describing(
     collection: str, publication: str, order_by: Sequence[str]
 ) -> _Describing:
     """Describe one table, in steps: each yields queries and receives their rows."""
-    table = _located_table((yield _find_question(collection, publication)), publication)
+    table = _located_table((yield _find_queries(collection, publication)), publication)
     parts = yield TABLE_PARTS, {"oid": table.oid, "publication": publication}
     columns, indexes, identities, keys = table_parts(parts[0])
     places = {column.name: place for place, column in enumerate(columns)}
@@ -241,7 +241,7 @@ def canonical_keys(
         TableRefusedError: One of them is not a key of this table.
     """
     check_width(shape, keys)
-    spelt: dict[Key, None] = {}
+    spelled: dict[Key, None] = {}
     for place in range(0, len(keys), _KEYS_PER_QUERY):
         some = keys[place : place + _KEYS_PER_QUERY]
         statement = sql.spelling_query(some, shape).encode()
@@ -255,8 +255,8 @@ def canonical_keys(
                 f"a listed key does not fit this table: {error.diag.message_primary}"
             )
             raise TableRefusedError(reason) from error
-        spelt.update((key_of(row, range(len(row))), None) for row in rows)
-    return tuple(spelt)
+        spelled.update((key_of(row, range(len(row))), None) for row in rows)
+    return tuple(spelled)
 
 
 def check_width(shape: TableShape, keys: Sequence[Key]) -> None:
@@ -274,7 +274,7 @@ def check_width(shape: TableShape, keys: Sequence[Key]) -> None:
             raise TableRefusedError(reason)
 
 
-def _find_question(collection: str, publication: str) -> _Question:
+def _find_queries(collection: str, publication: str) -> _CatalogQueries:
     name = TableName.parse(collection)
     return ("describe_table",), {
         "schema": name.schema,
@@ -308,9 +308,9 @@ def _key_columns(
         _refuse(
             {
                 f"key column {name} is not in the publication's columns, or is a"
-                " generated one, which is not sent": name not in places,
+                " generated column, which is not sent": name not in places,
                 f"the collation of key column {name} is not deterministic: give the"
-                " column another": not column.is_deterministic,
+                " column a different one": not column.is_deterministic,
                 f"the order of key column {name} is defined outside pg_catalog: its"
                 " type belongs to an extension": not column.has_plain_order,
             }

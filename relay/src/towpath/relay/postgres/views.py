@@ -150,11 +150,11 @@ def _findings_of(connection: Connection, view: AggregateView) -> list[CheckFindi
     try:
         _, own = _inspect(connection, view)
     except TableRefusedError as refusal:
-        cure = f"change the view, or {view.view} in [[relay.outbox.view]]"
+        remedy = f"change the view, or {view.view} in [[relay.outbox.view]]"
         what = f"the view {view.view} cannot be read: {refusal}"
         return [
             error_finding(
-                "view-unreadable", what, f"{collection} cannot be filled", cure
+                "view-unreadable", what, f"{collection} cannot be filled", remedy
             )
         ]
     if not own:
@@ -279,8 +279,8 @@ def _functions_refusal(functions: Sequence[_Function], clauses: _Clauses) -> str
     """Return why a function or clause is refused; empty if none is."""
     for each in functions:
         if each.volatility == _VOLATILE:
-            cure = ": alter function ... stable, if that is true" if each.is_own else ""
-            return f"it calls {each.called}, which is volatile{cure}"
+            remedy = ": alter function ... stable, if it is" if each.is_own else ""
+            return f"it calls {each.called}, which is volatile{remedy}"
         if each.returns_time:
             return (
                 f"it calls {each.called}, which returns the time: "
@@ -361,6 +361,6 @@ class CollectionCatalog(NamedTuple):
         shape = self.describe(connection, name, order_by)
         if not shape.has_same_key(planned):
             kind = "table" if planned.view is None else "view"
-            reason = f"its key changed, or it is another {kind} by now"
+            reason = f"its key changed, or it is a different {kind} now"
             raise tables.TableRefusedError(reason)
         return shape

@@ -5,11 +5,11 @@ Each thread has its own connection, so that the loop never blocks and an answer 
 waits for a chunk. The *readers* write watermarks, read plans and read chunks; a failure
 is a fact, and the driver decides whether to retry. The *commands* store and look up, in
 order, since later ones depend on earlier ones: each is retried while it may succeed; an
-error that no retry cures ends the worker, and the loop raises it.
+error that no retry can resolve ends the worker, and the loop raises it.
 
-An error is temporary if ``connect`` says so by its SQLSTATE, as for every statement of
-the relay. Two kinds are temporary only here: 25P03 and 25P04 (the timeouts of a
-transaction) and 25006 (a standby, while another server takes over).
+An error is temporary if ``connect`` derives that from its SQLSTATE, as for every
+statement of the relay. Two kinds are temporary only here: 25P03 and 25P04 (the timeouts
+of a transaction) and 25006 (a standby, while another server takes over).
 """
 
 import threading
@@ -117,7 +117,7 @@ class SnapshotCommands:
         Perform an effect and return its fact, if it has one; safe to repeat.
 
         Raises:
-            psycopg.Error: The server refuses, or the connection is lost.
+            psycopg.Error: The server refuses a statement, or the connection is lost.
         """
         match effect:
             case ReleaseSnapshot():
@@ -433,7 +433,7 @@ class SnapshotWorker:
             reason = str(error)
             fact = ReadFailed(request_id, reason, may_recover=True, has_lost_view=True)
         except TowpathError as error:
-            # Connecting failed, or a table was altered: a retry may cure it.
+            # Connecting failed, or a table was altered: a retry may succeed.
             fact = ReadFailed(request_id, str(error), may_recover=True)
         except psycopg.Error as error:
             failed = failure(error, "reading")
@@ -492,7 +492,7 @@ class SnapshotWorker:
 
 
 def _may_recover(error: psycopg.Error, failed: TowpathError) -> bool:
-    """Return whether a retry may help, by the driver's error and ours for it."""
+    """Return whether a retry may help, given the driver's error and ours for it."""
     if (error.sqlstate or "").startswith(_ALSO_RECOVERABLE):
         return True
     return failed.disposition is Disposition.RETRY

@@ -147,7 +147,7 @@ def test_a_topic_that_forgets_too_early_is_found(
     _, rows = examined(config, capsys)
     found = [row["what"] for row in rows if name in row["what"]]
 
-    assert [f"topic {name} keeps records for 2 h, but [topics] says 168 h"] == found
+    assert [f"topic {name} keeps records for 2 h, but [topics] requires 168 h"] == found
 
 
 def test_a_declared_view_that_cannot_be_read_is_found(config: Path, capsys):

@@ -34,7 +34,7 @@ from towpath.settings import Kafka, client_settings
 REQUEST_TIMEOUT_S: Final = 10.0
 
 # A topic and a partition number.
-TopicOffset: TypeAlias = tuple[str, int]
+PartitionId: TypeAlias = tuple[str, int]
 
 _Client = TypeVar("_Client")
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -143,7 +143,7 @@ def make_client(
         raise ConfigurationError([message]) from error
 
 
-def end_offsets(kafka: Kafka, places: Iterable[TopicOffset]) -> dict[TopicOffset, int]:
+def end_offsets(kafka: Kafka, places: Iterable[PartitionId]) -> dict[PartitionId, int]:
     """
     Return the end offset of each partition; -1 for one that does not exist.
 

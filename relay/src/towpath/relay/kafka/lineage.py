@@ -183,7 +183,7 @@ class RelayDatasets:
     def _output(
         self, name: TableName, announced: AnnouncedTable | None, topic: str
     ) -> Dataset:
-        """Return a topic's dataset, and the table column behind each of its columns."""
+        """Return a topic's dataset, with the table column of each of its columns."""
         columns = () if announced is None else announced.columns
         table = self._table(name)
         return Dataset(

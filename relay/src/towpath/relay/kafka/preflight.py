@@ -1,4 +1,4 @@
-"""Checks of brokers and topics; each finding has its effect and its cure."""
+"""Checks of brokers and topics; each finding has its effect and its remedy."""
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -181,8 +181,8 @@ def _described(
 ) -> dict[tuple[ResourceType, str], dict[str, str]]:
     """Return the settings of resources, except foreign topics that Kafka hides."""
     found = {}
-    asked = admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
-    for resource, future in asked.items():
+    requested = admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
+    for resource, future in requested.items():
         try:
             entries = future.result()
         except KafkaException as refused:
@@ -284,7 +284,7 @@ def _compacted_findings(
 
 
 def _after_deletion(topic: str, prefix: str) -> str:
-    """Return the rest of a cure by which a compacted topic is created again."""
+    """Return the end of the remedy that recreates a compacted topic."""
     if topic == names.state_topic(prefix):
         return " and run towpath relay state repair"
     # A repair finds nothing wrong with a state that does not contain the topic.
@@ -305,7 +305,7 @@ def _streamed_findings(
         yield warning_finding(
             "topic-retention-time",
             f"topic {topic} keeps records for {_hours(retention_ms)} h, "
-            f"but [topics] says {settings.topics.retention_hours} h",
+            f"but [topics] requires {settings.topics.retention_hours} h",
             "a sink that is stopped for longer misses changes",
             TopicFix(topic, "retention.ms", str(wanted_ms)),
         )

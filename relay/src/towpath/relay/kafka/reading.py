@@ -6,8 +6,8 @@ arrived. The client reports the end of each partition immediately.
 
 On a replicated topic a record is on the leader first, and readers get it once every
 in-sync replica has it. Records of a killed process may be on the leader only: a scan
-would end below them, and they would be published again. Once a *barrier* behind them is
-acknowledged by all replicas, readers get them too.
+would end below them, and they would be published again. Once all replicas have
+acknowledged a *barrier* that follows them, readers get them too.
 
 A barrier has neither key nor value; in a compacted topic it is the tombstone of an
 unused key. The header ``towpath-barrier`` marks it.
@@ -35,7 +35,7 @@ from towpath.relay.encode.record import BARRIER_KEY
 from towpath.relay.errors import BrokerUnavailableError
 from towpath.relay.kafka.client import (
     REQUEST_TIMEOUT_S,
-    TopicOffset,
+    PartitionId,
     is_lasting,
     make_client,
     relay_error,
@@ -53,7 +53,7 @@ _READING: Final = {
 }
 
 
-def topic_offset(message: Message) -> TopicOffset:
+def partition_id(message: Message) -> PartitionId:
     """Return a record's topic and partition."""
     return message.topic() or "", message.partition() or 0
 
@@ -108,7 +108,7 @@ class TopicReader:
         }
 
     def read_to_ends(
-        self, starts: Mapping[TopicOffset, int], what: str
+        self, starts: Mapping[PartitionId, int], what: str
     ) -> Iterator[Message]:
         """
         Yield the records of partitions, each partition's in order.
@@ -146,7 +146,7 @@ class TopicReader:
 
 
 def _until_ends(
-    consumer: Consumer, open_places: set[TopicOffset], what: str
+    consumer: Consumer, open_places: set[PartitionId], what: str
 ) -> Iterator[Message]:
     while open_places:
         message = consumer.poll(REQUEST_TIMEOUT_S)
@@ -160,7 +160,7 @@ def _until_ends(
         if error is None:
             yield message
         elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - public
-            open_places.discard(topic_offset(message))
+            open_places.discard(partition_id(message))
         else:
             raise KafkaException(error)
 

@@ -28,8 +28,8 @@ from confluent_kafka import Message
 
 from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.errors import PartitionCountChangedError, TopicTruncatedError
-from towpath.relay.kafka.client import TopicOffset, end_offsets
-from towpath.relay.kafka.reading import TopicReader, topic_offset
+from towpath.relay.kafka.client import PartitionId, end_offsets
+from towpath.relay.kafka.reading import TopicReader, partition_id
 from towpath.relay.recovery.marks import Mark, TopicMarks
 from towpath.schemas import headers, topics
 from towpath.schemas.position import parse_position
@@ -115,7 +115,7 @@ def require_topics(reader: TopicReader, marks: Mapping[str, TopicMarks]) -> None
 
 
 def published_count(marks: TopicMarks) -> int:
-    """Return how many records a topic ever had, by its marks."""
+    """Return how many records a topic ever had, according to its marks."""
     return sum(mark.next_offset for mark in marks.values())
 
 
@@ -145,7 +145,7 @@ def _check_counts(reader: TopicReader, marks: Mapping[str, TopicMarks]) -> None:
 
 
 def _check_ends(
-    places: Mapping[TopicOffset, Mark], ends: Mapping[TopicOffset, int]
+    places: Mapping[PartitionId, Mark], ends: Mapping[PartitionId, int]
 ) -> None:
     for (topic, partition), mark in sorted(places.items()):
         end = ends[topic, partition]
@@ -161,7 +161,7 @@ def _check_ends(
 class TailScan:
     """Reads partitions from their marks to their ends."""
 
-    def __init__(self, places: Mapping[TopicOffset, Mark]) -> None:
+    def __init__(self, places: Mapping[PartitionId, Mark]) -> None:
         self.found = dict(places)
         self.log_lsn = 0
 
@@ -184,7 +184,7 @@ class TailScan:
         if position is None:
             return
         self.log_lsn = max(self.log_lsn, parse_position(position.decode()).log_lsn)
-        at = topic_offset(message)
+        at = partition_id(message)
         before = self.found[at].position
         is_streamed = headers.SNAPSHOT not in found_headers
         if is_streamed and (before is None or position > before):
@@ -282,11 +282,11 @@ def scan_topics(
     """
     counts = reader.partition_counts()
 
-    def ends_of(wanted: Iterable[str]) -> Mapping[TopicOffset, int]:
+    def ends_of(wanted: Iterable[str]) -> Mapping[PartitionId, int]:
         ats = [(topic, n) for topic in wanted for n in range(counts.get(topic, 0))]
         return end_offsets(reader.kafka, ats) if ats else {}
 
-    # A partition may end with all the dead letters that there ever were, replayed.
+    # A partition may end with replays of all dead letters that ever existed.
     letters = ends_of([topics.dead_letter_topic(prefix, _PART)])
     window = _WINDOW + sum(max(0, end) for end in letters.values())
     ends = ends_of(frozenset(names))
@@ -300,7 +300,7 @@ def scan_topics(
     return topic_contents(places)
 
 
-def topic_contents(places: Mapping[TopicOffset, PartitionScan]) -> TopicContents:
+def topic_contents(places: Mapping[PartitionId, PartitionScan]) -> TopicContents:
     """Combine the marks and offsets that the scans of partitions prove."""
     ours = {topic for (topic, _), place in places.items() if place.is_ours}
     return TopicContents(
@@ -319,7 +319,7 @@ def topic_contents(places: Mapping[TopicOffset, PartitionScan]) -> TopicContents
 
 def marked_ends(
     reader: TopicReader, marks: Mapping[str, TopicMarks]
-) -> dict[TopicOffset, int]:
+) -> dict[PartitionId, int]:
     """
     Return the end offset of each marked partition; -1 for a missing one.
 
@@ -331,18 +331,18 @@ def marked_ends(
     """
     counts = reader.partition_counts()
     ats = [(topic, n) for topic, of_topic in marks.items() for n in of_topic]
-    there = [(topic, n) for topic, n in ats if n < counts.get(topic, 0)]
-    found = end_offsets(reader.kafka, there) if there else {}
+    existing = [(topic, n) for topic, n in ats if n < counts.get(topic, 0)]
+    found = end_offsets(reader.kafka, existing) if existing else {}
     return {at: found.get(at, -1) for at in ats}
 
 
 def _read_windows(
-    reader: TopicReader, places: Mapping[TopicOffset, PartitionScan]
+    reader: TopicReader, places: Mapping[PartitionId, PartitionScan]
 ) -> None:
     """Read each window to its end."""
     starts = {at: place.start for at, place in places.items()}
     for message in reader.read_to_ends(starts, "the ends of the topics"):
-        places[topic_offset(message)].take(message)
+        places[partition_id(message)].take(message)
 
 
 def _commit_evidence(message: Message, position: bytes) -> tuple[int, int] | None:
@@ -381,7 +381,7 @@ def read_parked(
     if starts:
         _apply_records(reader.read_to_ends(starts, topic), parked)
         if parked.needs_second_reading:
-            # Dead letters of another partition came before a release below them.
+            # Dead letters of another partition were read before a release below them.
             parked.forget_dead_letters()
             _apply_records(reader.read_to_ends(starts, topic), parked)
         parked.check()
@@ -426,7 +426,7 @@ def read_announced(reader: TopicReader, prefix: str) -> frozenset[TableName]:
     announced = frozenset(read_announced_tables(reader, prefix, foreign.append))
     for message in foreign:
         _LOG.warning(
-            "topic of relations has a record of another program: ignoring it",
+            "topic of relations has a record from another program: ignoring it",
             topic=message.topic(),
             partition=message.partition(),
             offset=message.offset(),
@@ -435,7 +435,7 @@ def read_announced(reader: TopicReader, prefix: str) -> frozenset[TableName]:
 
 
 def _ignore(_: Message) -> None:
-    """Ignore a record of another program."""
+    """Ignore a record from another program."""
 
 
 def read_announced_tables(

@@ -92,7 +92,7 @@ class SignalTopicReader:
             clients: The brokers, and the settings of topics.
             place: The topic, the key of its signals, and the group.
             store: Stores a signal; raises ``SignalRejectedError`` for an invalid one,
-                and another ``TowpathError`` if a retry may help.
+                and a different ``TowpathError`` if a retry may help.
             refuse: Called with each refusal.
         """
         self._kafka, self._topics = clients

@@ -112,7 +112,7 @@ def write_now(kafka: Kafka, *records: Record) -> None:
 
 def publish_now(kafka: Kafka, *records: Record) -> None:
     """
-    Write records in their order, each once; they are durable when this returns.
+    Write records in order, each once; they are durable when this returns.
 
     A record goes to its explicit partition, or to the one that the topic's current
     partition count gives its key. Its timestamp is the current time, so that retention

@@ -1,8 +1,8 @@
 """
 Monitors the relay's topics for deletions and changed partition counts.
 
-The relay places keys by the partition count that it has stored; an operator who adds
-partitions should learn promptly that they are not used. A thread checks all topics
+The relay partitions keys with the partition count that it has stored; an operator who
+adds partitions should learn promptly that they are not used. A thread checks all topics
 every few seconds, in one request; a finding ends the session, and its error names the
 remedy.
 """
@@ -81,7 +81,7 @@ class TopicMonitor:
             raise self._found
 
     def _compare(self, existing: Mapping[str, int]) -> HaltError | None:
-        """Return the error of a topic that is gone or has another partition count."""
+        """Return the error of a topic that is gone or whose partition count differs."""
         for topic, count in tuple(self._counts.items()):
             if not self._is_marked(topic):
                 continue

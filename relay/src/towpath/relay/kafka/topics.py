@@ -30,7 +30,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
 from towpath.relay.errors import BrokerUnavailableError, TopicRefusedError
 from towpath.relay.kafka.client import (
     REQUEST_TIMEOUT_S,
-    TopicOffset,
+    PartitionId,
     end_offsets,
     make_client,
     relay_error,
@@ -297,7 +297,7 @@ class KafkaTopics:
         ends = self.known_ends(places)
         return {partition: end for (_, partition), end in ends.items()}
 
-    def known_ends(self, places: Collection[TopicOffset]) -> Mapping[TopicOffset, int]:
+    def known_ends(self, places: Collection[PartitionId]) -> Mapping[PartitionId, int]:
         """
         Return the end offsets of partitions of any topics, requested together.
 
@@ -305,7 +305,7 @@ class KafkaTopics:
             BrokerUnavailableError: Kafka cannot be reached.
             BrokerRefusedError: Kafka refuses the request.
         """
-        found: dict[TopicOffset, int] = {}
+        found: dict[PartitionId, int] = {}
         left, propagation = list(places), MetadataPropagation(self._clock)
         while True:
             try:
@@ -415,7 +415,7 @@ class KafkaTopics:
 
 def alter_topic(kafka: Kafka, change: TopicFix) -> None:
     """
-    Change one setting of a topic; its other settings stay.
+    Change one setting of a topic; its other settings remain.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
@@ -431,10 +431,10 @@ def alter_topic(kafka: Kafka, change: TopicFix) -> None:
     )
     admin = make_client(AdminClient, kafka)
     try:
-        asked = admin.incremental_alter_configs(
+        requested = admin.incremental_alter_configs(
             [resource], request_timeout=REQUEST_TIMEOUT_S
         )
-        for answer in asked.values():
-            answer.result()
+        for future in requested.values():
+            future.result()
     except KafkaException as failure:
         raise relay_error(failure, f"altering the topic {change.topic}") from failure

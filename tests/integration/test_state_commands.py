@@ -235,7 +235,7 @@ def test_skip_is_asked_about_written_and_taken_back(
     position = format_position(lsn + 64, 7)
     accepted = site.run("relay", "state", "skip", position)
     assert accepted[0] == 0
-    assert "a slot never goes back" in " ".join(accepted[1].split())
+    assert "a slot never moves back" in " ".join(accepted[1].split())
     assert site.stored().skips == frozenset({lsn + 64})
 
     assert site.run("relay", "state", "skip", "--undo", text)[0] == 0

@@ -240,7 +240,7 @@ def test_the_number_of_parked_aggregates_is_bounded():
         parked.park("order", b"1", at(5))
         parked.park("order", b"2", at(5))
 
-    with pytest.raises(ParkedOverflowError, match="more than 2"):
+    with pytest.raises(ParkedOverflowError, match="limit of 2"):
         parked.park("order", b"3", at(5))
 
 

@@ -59,9 +59,9 @@ _LOG = structlog.get_logger("towpath.relay")
 
 _OBJECTS_BETWEEN_COLLECTIONS: Final = 50_000
 
-# Threads that read chunks compute without a pause, and the loop waits this long for the
-# interpreter after each call that gives it up: a read, a poll. With Python's 5 ms, a
-# snapshot is a tenth slower.
+# Threads that read chunks compute without a pause, so after each call that releases the
+# interpreter, such as a read or a poll, the loop waits this long to get it back. With
+# Python's default of 5 ms, a snapshot is a tenth slower.
 _SWITCH_INTERVAL_S: Final = 0.0005
 
 

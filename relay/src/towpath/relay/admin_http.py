@@ -49,9 +49,9 @@ from towpath.schemas.failure import (
 )
 from towpath.schemas.page_server import PageServer
 
-# Room for ten thousand keys of a hundred bytes.
+# Enough for ten thousand keys of a hundred bytes.
 MAX_BODY_BYTES: Final = 1024 * 1024
-# Python refuses to convert a text of thousands of digits to a number.
+# Python refuses to convert a string of thousands of digits to a number.
 _MAX_DIGITS: Final = 20
 
 _TEXT: Final = "text/plain; charset=utf-8"
@@ -246,7 +246,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
         if signals is None:
             self._write(PageResponse(HTTPStatus.NOT_FOUND, _PAGES))
             return
-        # Of a repeated header, the last value counts, both here and in ``refuse``.
+        # The last value of a repeated header counts, both here and in ``refuse``.
         fields = {name.lower(): text for name, text in self.headers.items()}
         refused = signals.refuse(self.path, fields)
         if refused is not None:

@@ -69,8 +69,8 @@ class ProcessContext(NamedTuple):
         wakeup: Interrupts the loop's waits.
         captured: The captured tables.
         inbox: Stores external signals.
-        refusals: Refused signals of every channel.
-        lineage: Reports runs for catalogs.
+        refusals: Refused signals from every channel.
+        lineage: Reports runs to catalogs.
         tracer: Records spans.
     """
 

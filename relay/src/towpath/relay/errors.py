@@ -55,7 +55,7 @@ class StateRefusedError(UsageError):
 class SourceUnavailableError(UnavailableError):
     """Postgres cannot be reached, or ended the connection."""
 
-    remedy = "Check that Postgres runs and that [source] dsn points to it."
+    remedy = "Check that Postgres is running and that [source] dsn points to it."
 
 
 class SourceBusyError(SourceUnavailableError):
@@ -74,8 +74,8 @@ class BrokerUnavailableError(UnavailableError):
     """Kafka cannot be reached."""
 
     remedy = (
-        "Check that Kafka runs, that [kafka] bootstrap_servers points to it, and that "
-        "TLS and login in [kafka.client] are correct."
+        "Check that Kafka is running, that [kafka] bootstrap_servers points to it, and "
+        "that TLS and login in [kafka.client] are correct."
     )
 
 
@@ -125,7 +125,7 @@ class PublicationYoungerError(HaltError):
 
     remedy = (
         "Name the former publication in [source] until the log is read, or drop the "
-        'slot and close the gap by snapshots (relay.on_gap = "plan" or "snapshot").'
+        'slot and close the gap with snapshots (relay.on_gap = "plan" or "snapshot").'
     )
 
 
@@ -233,7 +233,7 @@ class HistoryChangedError(HaltError):
 
     remedy = (
         'Point [source] dsn at the former database, or set relay.on_gap to "plan" '
-        'or "snapshot" to continue and close the gap by snapshots.'
+        'or "snapshot" to continue and close the gap with snapshots.'
     )
 
 

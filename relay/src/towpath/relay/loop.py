@@ -50,7 +50,7 @@ CHECKPOINT_TIMEOUT_S: Final = 15.0
 MAX_UNSETTLED: Final = 200_000
 
 # The shortest time between two reads of whole transactions, so that at a high rate
-# several are handed over together: at 2,000 a second this saves a quarter of the
+# several are handed over together: at 2,000 per second this saves a quarter of the
 # relay's CPU time. At a low rate this time has passed before the next transaction
 # arrives.
 GATHER_S: Final = 0.002

@@ -135,22 +135,22 @@ def _slot(slot: SlotStats) -> Iterator[Metric]:
     )
 
 
-def _snapshot(view: SnapshotProgress, now_s: float) -> Iterator[Metric]:
+def _snapshot(progress: SnapshotProgress, now_s: float) -> Iterator[Metric]:
     yield _labelled(
         telemetry.SNAPSHOT_TABLES,
         {
-            "waiting": view.waiting,
-            "running": view.running,
-            "paused": view.paused,
-            "completed": view.completed,
-            "failed": view.failed,
-            "stopped": view.stopped,
-            "incomplete": view.incomplete,
+            "waiting": progress.waiting,
+            "running": progress.running,
+            "paused": progress.paused,
+            "completed": progress.completed,
+            "failed": progress.failed,
+            "stopped": progress.stopped,
+            "incomplete": progress.incomplete,
         },
     )
-    yield _labelled(telemetry.SNAPSHOT_TABLE_ROWS, view.rows)
-    if view.started_at_s is not None:
-        yield from _known({telemetry.SNAPSHOT_DURATION: now_s - view.started_at_s})
+    yield _labelled(telemetry.SNAPSHOT_TABLE_ROWS, progress.rows)
+    if progress.started_at_s is not None:
+        yield from _known({telemetry.SNAPSHOT_DURATION: now_s - progress.started_at_s})
 
 
 def _known(values: Mapping[telemetry.Metric, float | None]) -> Iterator[Metric]:

@@ -24,7 +24,7 @@ class ReplicationStream(Protocol):
         """
         Return a bounded number of received frames, in order.
 
-        Waits up to ``timeout_s`` for the first, or until it is woken.
+        Wait up to ``timeout_s`` for the first one, or until woken.
 
         Raises:
             SourceUnavailableError: The connection is lost.
@@ -62,10 +62,10 @@ class RecordProducer(Protocol):
 
     def produce(self, outgoing: Sequence[Outgoing]) -> int:
         """
-        Queue records in their order; return the number that had room. Hot path.
+        Queue records in order; return how many the queue accepted. Hot path.
 
         The caller polls, and then produces the rest again. The records of a partition
-        are appended in their order. If one of them cannot be appended, the producer
+        are appended in order. If one of them cannot be appended, the producer
         fails before a later one is sent.
 
         Raises:

@@ -138,7 +138,7 @@ def recover(
         fence(settings.kafka, transactional_id(settings))
     producer.begin()
     if was_transactional or is_transactional:
-        # An open transaction may have hidden the records behind it.
+        # An open transaction may have hidden the records after it.
         state = topic.read(reader)
     if not was_transactional:
         _write_barriers(settings, reader, topic, state)
@@ -167,7 +167,8 @@ def _write_barriers(
     """
     Make a dead process's records on replicated topics readable.
 
-    If the last process stopped cleanly, mark this run as unclean until it stops too.
+    If the last process stopped cleanly, mark this run as unclean until it, too, has
+    stopped.
     """
     confirmed = state.confirmed
     counts = reader.replicated(state.marks)

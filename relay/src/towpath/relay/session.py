@@ -338,7 +338,7 @@ class Session:
         state, topic = recovered.state, self._state
         confirmed = state.confirmed
 
-        # Cached: two parts of a start call it, and looking for records is a request to
+        # Cached: two steps of a start call it, and looking for records is a request to
         # Kafka.
         @cache
         def read() -> StoredHistory:

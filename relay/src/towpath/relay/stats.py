@@ -126,7 +126,7 @@ class SlotStats:
         wal_status: ``reserved``, ``extended``, ``unreserved`` or ``lost``.
         is_active: Whether a process follows it.
         inactive_s: For how long no process has followed it; None while one does, or if
-            the server does not say.
+            the server does not report it.
         is_archive_failing: Whether the server cannot archive its log, which it then
             keeps, whatever bounds the slot has.
     """
@@ -185,7 +185,7 @@ class Stats:
         marks: Marks published to the state topic.
         collection_rows: Rows that the last snapshot of each collection has sent.
         parked_keys: Parked aggregates.
-        yielding: Why snapshots yield to the stream or the source; empty: they do not.
+        yielding: Why snapshots yield to the stream or the source; empty if they do not.
         dropped_tables: Captured tables that no longer exist, whose rows are kept.
         source_problems: Problems with the publications and the outbox.
         unacknowledged_bytes: Bytes in flight when the stop deadline passed.
@@ -238,7 +238,7 @@ class Stats:
         self._count(self.skipped, "change not published", reason)
 
     def snapshots_yield(self, reason: str) -> None:
-        """Note why snapshots yield; empty: they do not."""
+        """Note why snapshots yield; empty if they do not."""
         if reason and reason != self.yielding:
             self._count(self.yields, "snapshot slowed down", reason)
         self.yielding = reason

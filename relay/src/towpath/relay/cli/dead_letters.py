@@ -97,9 +97,10 @@ def replay(
     """
     Publish the events of a parked aggregate in order, and release it.
 
-    The relay must not run. Within a partition, the published events follow records of
-    other aggregates that have higher positions. If the command dies between publishing
-    and releasing, a second run publishes the same events again, with the same ids.
+    The relay must not be running. Within a partition, the published events follow
+    records of other aggregates that have higher positions. If the command dies between
+    publishing and releasing, a second run publishes the same events again, with the
+    same ids.
 
     Args:
         id: The aggregate's id.
@@ -118,10 +119,10 @@ def discard(
     config: ConfigOption = None,
 ) -> int:
     """
-    Discard the events of a parked aggregate, and release it; the relay must not run.
+    Discard the events of a parked aggregate, and release it.
 
-    The events stay in the dead-letter topic. Later events of the aggregate are
-    published without them.
+    The relay must not be running. The events remain in the dead-letter topic. Later
+    events of the aggregate are published without them.
 
     Args:
         id: The aggregate's id.
@@ -154,6 +155,6 @@ def _release(
 def _settings(config: ConfigOption) -> "Settings":
     from towpath.settings.logs import configure_logs  # noqa: PLC0415 - fast --help
 
-    # Only the result goes to standard output, and log records to standard error.
+    # Only the result goes to standard output; log records go to standard error.
     configure_logs()
     return read_settings(config)

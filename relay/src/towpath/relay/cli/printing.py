@@ -118,7 +118,7 @@ unchanged to the dead letters ({dead}), and later transactions are published.
   rows; correct them and write them to the source again.
 - Other events of the same aggregates are published without it.
 - Once the relay has confirmed the transaction, Postgres may drop its WAL: a slot never
-  goes back.
+  moves back.
 - The relay reads this request when it starts or reconnects: restart a running relay.
 - Before the relay reads it, the request can be cancelled:
   towpath relay state skip --undo {lsn}
@@ -148,7 +148,7 @@ def print_cleaned(document: Mapping[str, object]) -> None:
 
 @contextmanager
 def cleaning_progress() -> Iterator[Callable[[int, int, int], None]]:
-    """Show pages, rate and time left of ``towpath outbox clean`` on a terminal."""
+    """Show the progress of ``towpath outbox clean`` on a terminal."""
     bars = Progress(
         TextColumn("pages"),
         BarColumn(),

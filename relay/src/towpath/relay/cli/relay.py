@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 app = App(name="relay", help="Set up the source, run the relay, show its status.")
 state_app = App(
     name="state",
-    help="Show what the relay knows, keep a copy, skip a transaction, repair.",
+    help="Show or export the relay's state, skip a transaction, repair the state.",
 )
 app.command(state_app)
 app.command(dead_letters_app)
@@ -72,10 +72,10 @@ def import_run() -> Callable[[Path], int]:
 
 def _import_structlog() -> None:
     """
-    Import structlog as it is where rich is not installed.
+    Import structlog as if rich were not installed.
 
-    It would import rich for tracebacks that no log record has: 11 MB of memory, and a
-    tenth of the processor time of a start.
+    Otherwise it would import rich for tracebacks that no log record has, which costs 11
+    MB of memory and a tenth of a start's CPU time.
     """
     if "rich" in sys.modules:
         return
@@ -118,7 +118,7 @@ def status(
     import towpath.relay.__main__ as relay  # noqa: PLC0415 - keeps --help fast
     from towpath.settings.logs import configure_logs  # noqa: PLC0415 - keeps --help fast
 
-    # Only the result goes to standard output, and log records to standard error.
+    # Only the result goes to standard output; log records go to standard error.
     configure_logs()
     return relay.status(config_file(config), json)
 
@@ -154,7 +154,7 @@ def show(
 
     Args:
         json: Print one JSON document.
-        parked: How many parked aggregates are listed.
+        parked: The number of parked aggregates to list.
         config: Configuration file.
     """
     from towpath.relay.cli import printing  # noqa: PLC0415 - keeps --help fast
@@ -206,7 +206,7 @@ def skip(
 
     Args:
         lsn: The commit's LSN, or a position.
-        undo: Cancel a skip that was not carried out yet.
+        undo: Cancel a skip that has not been carried out yet.
         yes: Do not ask for confirmation; for scripts.
         config: Configuration file.
     """
@@ -243,7 +243,7 @@ def repair(
     former partition count, a signal requests snapshots of tables whose records are
     lost, and added partitions are used from the next position on. The repair reads the
     ends of all topics of the relay, shows the new state, and writes it after a
-    confirmation. The relay must not run.
+    confirmation. The relay must not be running.
 
     Args:
         dry_run: Show the new state, and write nothing.
@@ -267,7 +267,7 @@ def repair(
 
 
 def _confirmed(word: str) -> bool:
-    """Return whether a person types the word; a closed input counts as no."""
+    """Return whether the user types the word; a closed input counts as no."""
     try:
         return input(f"Type {word} to continue: ").strip() == word
     except EOFError:
@@ -277,15 +277,15 @@ def _confirmed(word: str) -> bool:
 def _settings(config: ConfigOption) -> "Settings":
     from towpath.settings.logs import configure_logs  # noqa: PLC0415 - keeps --help fast
 
-    # Only the result goes to standard output, and log records to standard error.
+    # Only the result goes to standard output; log records go to standard error.
     configure_logs()
     return read_settings(config)
 
 
-# A century: the date that many days ago must lie after the year 1.
+# A century: the date that many days ago must be after the year 1.
 _MAX_KEEP_DAYS: Final = 36_500
 
-# A year: each day is a table, and a query of the outbox plans all of them.
+# A year: each day is a table, and a query on the outbox plans all of them.
 _MAX_DAYS_AHEAD: Final = 366
 
 KeepOption = Annotated[

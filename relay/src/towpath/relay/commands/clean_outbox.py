@@ -1,9 +1,9 @@
 """
-``towpath outbox clean``: remove old, published events from a kept outbox.
+``towpath outbox clean``: remove old events from an outbox that keeps its rows.
 
 The command keeps events younger than a given age, events that a reader of the log has
 not confirmed, and events from before the current lineage: its slot may begin after
-those, so they may never have been published. Rows are deleted in bounded steps, each
+them, so they may never have been published. Rows are deleted in bounded steps, each
 followed by a pause as long as the step took. In a partitioned outbox, whole partitions
 are dropped, and the partitions of the next days are created.
 """
@@ -48,11 +48,11 @@ class CleaningRules:
     The rules that decide which events are removed.
 
     Attributes:
-        keep: Events younger than this stay.
+        keep: Events younger than this are kept.
         wait_s: The longest wait for the readers of the log, and for transactions that
             may write to a partition.
         days_ahead: The number of daily partitions to create beyond today's.
-        keeps_former: Whether events from before the current lineage stay.
+        keeps_former: Whether events from before the current lineage are kept.
     """
 
     keep: timedelta
@@ -72,7 +72,8 @@ class Cleaned:
         kept_former: The number of old rows, or partitions, from before the lineage.
         added: The days for which partitions were created.
         dropped: The partitions that were dropped.
-        waiting: The partitions left to the next run, because another session uses one.
+        waiting: The partitions left for the next run, because a session uses one of
+            them.
     """
 
     table: str
@@ -92,8 +93,8 @@ def clean_outbox(
     Args:
         settings: The configuration.
         rules: Decide which events are removed.
-        report: Called with the end of the pages done, which may lie beyond the last
-            page, with the number of all pages, and with the number of deleted rows.
+        report: Called with three counts: the pages done, which may exceed all pages;
+            all pages; and the deleted rows.
         clock: Gives the time, and waits.
 
     Raises:
@@ -187,7 +188,7 @@ class _Cleaning:
         return count
 
     def _is_old(self, partition: Partition) -> bool:
-        """Return whether to drop a partition; count an old one that must stay."""
+        """Return whether to drop a partition; count an old one that must be kept."""
         if partition.is_attached:
             start, end = partition.start, partition.end
             if start is None or end is None or end > self._before:
@@ -211,7 +212,7 @@ class _Cleaning:
 
     def _wait_for_readers(self) -> None:
         """
-        Wait until every reader has confirmed, and the relay published, the log so far.
+        Wait until all readers have confirmed the log, and the relay has published it.
 
         Raises:
             NotPreparedError: A reader will never confirm anything.

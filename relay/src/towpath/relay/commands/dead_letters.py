@@ -57,7 +57,8 @@ class RelayDeadLetter(NamedTuple):
         position: The event's position, as text.
         reason: Why the event is a dead letter.
         form: The form of the value: a record, a row, a message or a stub.
-        record: The event as it would have been published; None if only parts are left.
+        record: The event as it would have been published; None if only parts of it
+            exist.
     """
 
     position: bytes
@@ -75,7 +76,7 @@ def read_parked_events(settings: Settings, only: Aggregate | None = None) -> Par
 
     Args:
         settings: The configuration.
-        only: The aggregate to return; None: all, with all their records in memory.
+        only: The aggregate to return; None for all, with all their records in memory.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
@@ -166,10 +167,10 @@ def named(kind: str | None, id_: str) -> Aggregate:
     """
     Return the aggregate that a command names.
 
-    The id of a ``bytea`` column may not be UTF-8: Python's ``surrogateescape`` stands
-    for its bytes, as in the arguments of a process.
+    The id of a ``bytea`` column may not be UTF-8: its bytes are then written with
+    Python's ``surrogateescape``, as in the arguments of a process.
     """
-    # A type is always text, so one that is not names no aggregate.
+    # A type is always UTF-8, so one that is not matches no aggregate.
     text = None if kind is None else kind.encode(errors="replace").decode()
     return _parked_as(text, id_.encode(errors="surrogateescape"))
 
@@ -226,7 +227,7 @@ def release_aggregate(
     Raises:
         StateRefusedError: The aggregate is not parked, or a dead letter that is to be
             published holds no record.
-        SlotHeldError: The relay runs.
+        SlotHeldError: The relay is running.
         SourceUnavailableError: The source cannot be reached.
         BrokerUnavailableError: Kafka did not acknowledge an event; all stay parked.
         BrokerRefusedError: Kafka refuses an event or a topic; all stay parked.
@@ -274,9 +275,9 @@ def create_missing(
     """
     Create the missing topics of records; return all partition counts.
 
-    The relay creates a topic with its first published event: there may be none yet. A
-    topic that was deleted with its records is not created: the next start of the relay
-    might then not notice that they are lost.
+    The relay creates a topic with its first published event, so the topic may not exist
+    yet. A topic that was deleted with its records is not created: otherwise the next
+    start of the relay might not detect that they are lost.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
@@ -311,7 +312,8 @@ def release_of(prefix: str, aggregate: Aggregate, position: bytes) -> Record:
     """Return the record that releases an aggregate's events up to a position."""
     topic = names.dead_letter_topic(prefix, "relay")
     kind = aggregate.type
-    # Null without a type: a release without this header is for every type of the id.
+    # Null without a type: a release without this header applies to every type of the
+    # id.
     added: list[Header] = [
         (headers.RELEASED, position),
         (headers.AGGREGATE_TYPE, None if kind is None else kind.encode()),

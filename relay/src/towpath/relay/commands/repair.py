@@ -136,7 +136,8 @@ def apply_repair(
     topics.recreate(source.prefix, repair.made)
     topics.open(source.prefix, settings.capture.names)
     if repair.asked:
-        # Before the marks, so that a repeated repair requests the snapshots again.
+        # Requested before the marks are written, so that a repeated repair requests
+        # them again.
         with (
             connect(source.dsn) as connection,
             translated_errors("requesting snapshots"),
@@ -167,7 +168,7 @@ def _whole_state(settings: Settings) -> State | None:
 
 
 def _source_history(settings: Settings, clock: Clock) -> SourceHistory:
-    """Read the source's history; its heartbeat is 0, as there is none to compare."""
+    """Read the source's history; its heartbeat is 0: there is none to compare."""
     source = settings.database
     with ExitStack() as closing:
         connection = closing.enter_context(connect(source.dsn))

@@ -1,8 +1,9 @@
 """
 ``towpath relay state``: show the state, export it, skip a transaction.
 
-The commands work beside a running relay, which reads their records at its next session.
-The log below the confirmed LSN cannot be streamed again: a slot never goes back.
+The commands also work while the relay runs; it reads their records when its next
+session starts. The log below the confirmed LSN cannot be streamed again: a slot never
+moves back.
 
 LSNs are written in Postgres' format, and positions in the format of headers.
 """
@@ -108,7 +109,7 @@ def slot_facts(settings: Settings) -> tuple[SlotFacts | None, str | None]:
 
 def table_report(settings: Settings) -> tuple[TableReport, list[CheckFinding]]:
     """
-    Return the report of all captured tables, and problems of publications and outbox.
+    Return the report on all captured tables, and problems of publications and outbox.
 
     Raises:
         SourceUnavailableError: The source cannot be reached.
@@ -369,7 +370,7 @@ def _parse_target(text: str, offset: int) -> int:
     Return the LSN that a text names, in the lineage with this offset.
 
     Raises:
-        StateRefusedError: The text names no transaction of this lineage.
+        StateRefusedError: The text does not name a transaction of this lineage.
     """
     try:
         return parse_lsn(text)

@@ -2,9 +2,9 @@
 Checkpoints: marks are stored in Kafka before an LSN is confirmed to Postgres.
 
 Every tenth of a second the marks that moved and the LSN that may be confirmed are
-written to the state topic, by the same producer as all other records. Only a stored LSN
-is confirmed to Postgres, so the slot is never ahead of the state topic: a slot that is
-ahead was moved by another program.
+written to the state topic, with the same producer as all other records. Only a stored
+LSN is confirmed to Postgres, so the slot is never ahead of the state topic: a slot that
+is ahead was moved by another program.
 
 A topic's first mark, with its end offsets, is acknowledged before its first streamed
 record is produced: after a crash every record beyond that mark is the relay's own.
@@ -100,7 +100,7 @@ class CheckpointWriter:
             self._write(is_clean=False)
 
     def write_age_s(self, now_s: float) -> float:
-        """Return the age of the unstored checkpoint; 0: there is none."""
+        """Return the age of the unstored checkpoint; 0 if there is none."""
         return 0.0 if self._writing is None else now_s - self._written_at_s
 
     def note_watermark(self, log_lsn: int) -> None:
@@ -109,7 +109,7 @@ class CheckpointWriter:
 
     def note_heartbeat(self, counter: int, log_lsn: int) -> None:
         """Note the counter of a heartbeat that was streamed, and its log LSN."""
-        # Any role can write a heartbeat, so only a counter that rises is a proof.
+        # Any role can write a heartbeat, so only a rising counter is proof.
         if counter <= self._heartbeat:
             return
         self._heartbeat = counter
@@ -139,7 +139,7 @@ class CheckpointWriter:
 
     def end_former_count(self, topic: str, barriers: Delivery) -> None:
         """
-        Have a topic's former partition count forgotten once no replay needs it.
+        Let a topic's former partition count be forgotten once no replay needs it.
 
         The topic's barriers, and a checkpoint beyond the last position of the former
         count, must be stored first.

@@ -18,14 +18,14 @@ initial,            no     none  create the slot, and read all tables in its exp
 initial_only,                    snapshot before the stream
 when_needed
 (the same)          no     yes   resume an untouched ``towpath-initial``; else request
-                                 all tables by a signal with that id
+                                 all tables with a signal of that id
 (the same)          yes    any   resume unfinished snapshots
 always              any    any   resume the unfinished snapshot of an earlier start;
                                  else request all tables
 ==================  =====  ====  =====================================================
 
 With ``initial_only`` the relay stops once every table has ended; the next start retries
-failed tables. ``when_needed`` also takes the snapshots that close a gap.
+failed tables. ``when_needed`` also requests the snapshots that close a gap.
 
 An exported snapshot ends with its connection. Remaining rows are then read chunk by
 chunk from the last acknowledged key, while the stream continues; a table with its own

@@ -2,7 +2,7 @@
 Lineages: the unbroken histories of the source's log. This module does no I/O.
 
 Lineages are stored in Kafka, in the state topic, because a database may be restored. A
-lineage's offset is above everything published before, so that positions never go back.
+lineage's offset is above everything published before, so that positions never decrease.
 A lineage is *pending* until its slot serves it. After a crash, a pending lineage is
 resumed.
 

@@ -28,7 +28,8 @@ class Mark(NamedTuple):
     """
     The position and offset of a partition.
 
-    ``position`` is that of the last streamed record, as text; None: there is none yet.
+    ``position`` is that of the last streamed record, as text; None if there is none
+    yet.
     """
 
     next_offset: int
@@ -65,7 +66,7 @@ class Confirmed(NamedTuple):
         lsn: The LSN to confirm to Postgres.
         log_lsn: The same LSN with the lineage's offset added.
         published_log_lsn: The highest log LSN of any record, READ rows included.
-        heartbeat: The highest heartbeat counter that was streamed; 0: none.
+        heartbeat: The highest heartbeat counter that was streamed; 0 if none was.
         is_clean: Whether the relay stopped with nothing in flight.
         at: The time, as RFC 3339.
         following_heartbeat: The counter of a heartbeat that was streamed after the
@@ -143,7 +144,7 @@ class Marks:
         unordered: Mapping[Partition, Acknowledgement],
     ) -> frozenset[str]:
         """
-        Move marks by acknowledgements; return the topics whose marks moved.
+        Move marks to acknowledged records; return the topics whose marks moved.
 
         Raises:
             PartitionCountChangedError: Partitions were added to a topic.

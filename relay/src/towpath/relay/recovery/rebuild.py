@@ -44,10 +44,10 @@ _NO_TOPICS: Final[Mapping[str, int]] = MappingProxyType({})
 # Above every ordinal: a transaction has one partition count.
 _LAST_ORDINAL: Final = 9_999_999_999
 _SIGNAL: Final = "repair"
-_AGAIN_FROM: Final = (
+_REPUBLISHED_FROM: Final = (
     "records that these topics lack are published from the confirmed position on"
 )
-_MOVED: Final = (
+_COUNT_CHANGED: Final = (
     "topic {topic} uses {count} partitions after position {until}: keys change "
     "partitions. Sinks compare positions and need no change; a consumer that needs the "
     "order of each key reads every partition up to its barrier (header "
@@ -62,7 +62,7 @@ _SETTINGS: Final = (
     "the file's settings are assumed to be those of the last run: if they differ, "
     "records that Kafka has may be published again"
 )
-_AGAIN: Final = "records that Kafka has are published again, at new positions"
+_REPUBLISHED: Final = "records that Kafka has are published again, at new positions"
 _CLOSED_BY: Final = (
     "snapshots of every captured table close the gap: relay.on_gap decides whether "
     "the relay requests them"
@@ -80,7 +80,7 @@ class Evidence(NamedTuple):
         offsets: Proven lineage offsets, by the log LSN of their proof.
         found: The history that the source reports.
         highest_gap: The highest number of a lineage whose gap has a signal in the
-            source; 0: there is none.
+            source; 0 if there is none.
         settings: The file's settings of ordinals, routes, keys and partitions.
         tables: The captured tables.
         at: The time, as RFC 3339.
@@ -124,7 +124,7 @@ class MarkMismatch(NamedTuple):
 
     Attributes:
         reason: The mismatch, as text.
-        partition_count: Its current partition count; 0: it was deleted.
+        partition_count: Its current partition count; 0 if it was deleted.
         has_lost: Whether records were lost; otherwise partitions were added.
     """
 
@@ -144,7 +144,7 @@ class MismatchFacts(NamedTuple):
         has: Their marks as read from the topics now; topics without records of the
             relay are omitted.
         collections: The table or view that can fill a topic, for each topic that the
-            relay still writes; None: there is none.
+            relay still writes; None if there is none.
         at: The time, as RFC 3339.
     """
 
@@ -234,7 +234,7 @@ def plan_marks(topics: MismatchFacts, found: SourceHistory) -> RepairPlan:
             now = _kept(now, topics.had[topic])
             former = (*topics.former.get(topic, ()), *_former(now, topics.had[topic]))
             notes += [
-                _MOVED.format(
+                _COUNT_CHANGED.format(
                     topic=topic, count=each.partition_count, until=last.until.decode()
                 )
                 for last in former[-1:]
@@ -251,7 +251,7 @@ def plan_marks(topics: MismatchFacts, found: SourceHistory) -> RepairPlan:
     notes += [_UNREAD.format(topic=topic) for topic in unread]
     return RepairPlan(
         documents,
-        (*notes, _AGAIN_FROM),
+        (*notes, _REPUBLISHED_FROM),
         is_whole=False,
         made={
             topic: len(topics.had[topic])
@@ -346,4 +346,4 @@ def _notes(slot: SlotHistory, *, is_exact: bool) -> tuple[str, ...]:
     begin = f"the log is streamed from {format_lsn(slot.confirmed_lsn)} on"
     if is_exact:
         return f"{begin}; records that Kafka has are skipped", _SETTINGS
-    return f"{begin}; {_AGAIN}", _CLOSED_BY, _SETTINGS
+    return f"{begin}; {_REPUBLISHED}", _CLOSED_BY, _SETTINGS

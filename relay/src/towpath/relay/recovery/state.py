@@ -19,9 +19,9 @@ Kafka may already hold. These records must get the same ordinals and partitions 
 before, or those in Kafka would not be recognized: the relay uses the stored settings
 until the confirmed LSN has passed every mark, and then those of the file.
 
-The slot is always the file's: its LSN decides whether the lineage continues. Settings
-that only change values (masks, and their salts, which are secret) are not stored; nor
-are the aggregate views, which only make READ events.
+The slot is always the file's: its LSN decides whether the lineage continues. Masks (and
+their salts, which are secret) only change values and are not stored; nor are the
+aggregate views, which only make READ events.
 """
 
 from collections.abc import Mapping

@@ -556,7 +556,7 @@ def test_a_server_that_is_away_is_an_error_of_its_own(contract):
     file.write_text("select 1", encoding="utf-8")
     code, _, err = contract.run(file)
 
-    assert (3, True) == (code, "the server of --dsn cannot be reached" in err)
+    assert (3, True) == (code, "the server given by --dsn cannot be reached" in err)
 
 
 ENV = """

@@ -1,5 +1,5 @@
 """
-The entry point of a driver: it joins the engine and the targets.
+The entry point of a driver, which joins the engine and the targets.
 
 ``run`` is the process of one Spark driver. The engine is found through ``JAVA_HOME``
 and ``TOWPATH_SPARK_JARS`` (a folder), and ``TOWPATH_SPARK_MEMORY`` sets its heap;
@@ -74,7 +74,7 @@ _OWN_JARS: Final = Path(pyspark.__file__).resolve().parent / "jars"
 
 # Set by spark-submit in the process that it starts.
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
-# The names of the engine's settings for tables begin so.
+# The prefix of the engine's settings for tables.
 _CATALOGS: Final = "spark.sql.catalog."
 
 
@@ -198,10 +198,10 @@ def engine_for(
     """Return the parameters of the engine for a driver's sinks."""
     is_submitted = _SUBMITTED in environ
     of_sinks = engine_settings(sinks)
-    catalogs = [one for one in settings.spark.settings if one.startswith(_CATALOGS)]
+    catalogs = [x for x in settings.spark.settings if x.startswith(_CATALOGS)]
     return Engine(
         name=f"towpath-{name}",
-        # A submitted driver has its jars already: by --jars, or in its image.
+        # A submitted driver already has its jars: from --jars, or in its image.
         jars=() if is_submitted else _connectors(environ, jars),
         folder=settings.state_folder / "sinks" / f".{name}",
         memory=environ.get("TOWPATH_SPARK_MEMORY", engine_memory(sinks)),
@@ -231,7 +231,8 @@ def _connectors(environ: Mapping[str, str], jars: Path | None) -> tuple[Path, ..
 
 class NewestSettings:
     """
-    Loads the configuration, with the places of the driver's start.
+    Loads the configuration, but keeps the state folder and brokers of the driver's
+    start.
 
     If the file has mistakes, the last valid one is returned; the driver reports them.
     """
@@ -255,9 +256,9 @@ def _check_engine(sink: SinkSettings, spark: SparkSession) -> None:
     for name, value in kind_of(sink).engine(sink).items():
         if spark.conf.get(name, None) != value:
             message = (
-                f"{sink.name}: the driver's engine has another value of {name}, or "
-                "none: restart the driver, unless [spark] settings or spark-submit set "
-                "it"
+                f"{sink.name}: the driver's engine has a different value of {name}, "
+                "or none: restart the driver, unless [spark] settings or spark-submit "
+                "set it"
             )
             raise SinkUnfitError(message)
 
@@ -294,7 +295,7 @@ def _parts(
 def _sink(
     newest: NewestSettings, settings: Settings, spark: SparkSession, sink: SinkSettings
 ) -> Iterator[Sink]:
-    """Make a sink; close it, and the connection that it was made with, at the end."""
+    """Make a sink; at the end, close it and the connection that it was made with."""
     check_kinds([sink])
     _check_engine(sink, spark)
     prefix = settings.database.prefix

@@ -4,9 +4,9 @@ Changes, events and floors: the values that records decode to. No I/O.
 They are made once per record, on the hot path, and are therefore named tuples, which
 are several times cheaper to make than frozen dataclasses, and just as immutable.
 
-The parsers of positions, texts and JSON objects raise ``UnreadableError`` with the
+The parsers of positions, strings and JSON objects raise ``UnreadableError`` with the
 reason; ``decode`` turns it into an ``UnreadableRecord``. ``is_no_instant`` and
-``is_no_number`` find values of Postgres that some targets cannot hold: infinite times,
+``is_no_number`` find Postgres values that some targets cannot hold: infinite times,
 years outside 1 to 9999, and NaN.
 """
 
@@ -61,7 +61,7 @@ class Change(NamedTuple):
             suffix that numbers the records of one change. Compare it, never parse it.
         row: Column values; ``None`` for a delete. A value of ``None`` is null; a column
             listed in ``unchanged`` is missing.
-        unchanged: Columns that the stream left out: the stored values stay.
+        unchanged: Columns that the stream left out: the stored values are kept.
         is_read: Whether the row comes from a snapshot.
         origin: The record of the change.
         text: The row as the record has it, if that is a JSON object: its numbers may
@@ -100,7 +100,7 @@ class Floor(NamedTuple):
 
     Attributes:
         route: Name of the route.
-        position: The floor as text; a row at the floor itself stays.
+        position: The floor as text; a row at the floor itself is kept.
         needs_all: Whether it takes effect only once each partition of its topic has
             delivered it. A sweep does, because the rows to keep precede it in each
             partition; a truncation takes effect immediately.
@@ -119,7 +119,7 @@ class Floor(NamedTuple):
 
     @property
     def is_end_only(self) -> bool:
-        """Whether no row lies below it: the snapshot read only some of the rows."""
+        """Whether no row is below it: the snapshot read only some of the rows."""
         return self.position == _LOWEST
 
 
@@ -154,7 +154,7 @@ class Refusal(NamedTuple):
 
     Attributes:
         reason: A sentence for the operator.
-        needs_refetch: Whether a refetch of the row cures it, as for a partial change
+        needs_refetch: Whether a refetch of the row repairs it, as for a partial change
             without a row. Any other refused change becomes a dead letter.
     """
 
@@ -197,7 +197,7 @@ def object_in(text: bytes, what: str) -> dict[str, Any]:
 
 
 def text_in(value: bytes | None, what: str) -> str:
-    """Decode a text that is not empty."""
+    """Decode a string that is not empty."""
     if not value:
         refuse(f"the {what} is missing")
     try:

@@ -53,11 +53,11 @@ class BatchResult:
 
     Attributes:
         skipped: Records that a route skips, counted once for each such route.
-        left: Records that slices left to the driver.
+        left: Records that the slices left to the driver.
         refetches_requested: Rows requested from the source.
         nulled: Values set to null because the target cannot hold them.
         parked: Keys that are parked after the batch.
-        held_back: Records that wait only behind an older record of their key.
+        held_back: Records that only wait for an older record of their key.
         pending_refetches: Rows whose refetch is pending; ``None`` if unchanged.
         tombstones: Deletes among the changes.
         position: The highest position of the changes; empty if there was none.
@@ -86,8 +86,8 @@ COUNTERS: Final = (
     *("records", "rows", "stale", "dead_letters", "skipped", "refetches_requested"),
     *("nulled", "tombstones", "left"),
 )
-# These fields add up over the slices of a batch. The position is a maximum, and the
-# others are levels.
+# These fields add up over the slices of a batch. The position is a maximum; the others
+# are levels.
 _SUMMED: Final = (*COUNTERS, "held_back", "decode_ms", "apply_ms", "flush_ms")
 
 
@@ -166,7 +166,7 @@ class RecordWriter:
         # them, and the next one finds them in the topic.
         self._stored = 0
         # Grows with each floor that is applied, and with each erasure of keys: other
-        # instances of the sink know of neither.
+        # instances of the sink are unaware of both.
         self.floors_epoch = 0
         # Held by callers whose consecutive calls must see the same state.
         self.lock = threading.RLock()
@@ -262,7 +262,7 @@ class RecordWriter:
         return key in self._context.refetches.record_keys()
 
     def _with_stored(self, result: BatchResult) -> BatchResult:
-        """Add the number of dead letters, also those of attempts that failed."""
+        """Add the number of dead letters, including those of failed attempts."""
         count, self._stored = self._stored, 0
         return replace(result, dead_letters=count)
 

@@ -2,12 +2,12 @@
 Deliver a batch to a sink, and bisect it to find the changes that a target refuses.
 
 A target that refuses a whole call does not always name the change that is to blame. The
-batch is then halved until the change stands alone: this change is refused with the
-target's answer, and all others are written. A target that refuses many consecutive
-changes is broken: no dead letters are created. Refusals are counted across batches and
-restarts of the query; otherwise small batches could move a whole topic into the dead
-letters. Records whose dead letters cannot be stored, and which are written again, do
-not count, nor does a replay. One accepted call resets the count.
+batch is then halved until that change is alone: it is refused with the target's answer,
+and all others are written. A target that refuses many consecutive changes is broken: no
+dead letters are created. Refusals are counted across batches and restarts of the query;
+otherwise small batches could move a whole topic into the dead letters. Records whose
+dead letters cannot be stored, and which are written again, do not count, nor does a
+replay. One accepted call resets the count.
 """
 
 import dataclasses
@@ -66,7 +66,7 @@ class ConsecutiveRefusals:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Count no refusals of records that fail: they are written again."""
+        """Count no refusals of an attempt that fails: its records are written again."""
         before = self.before
         try:
             yield
@@ -76,7 +76,7 @@ class ConsecutiveRefusals:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Count no refusals of a replay, which adds no dead letters."""
+        """Do not count refusals during a replay, which adds no dead letters."""
         before = self.before
         try:
             yield
@@ -84,11 +84,11 @@ class ConsecutiveRefusals:
             self.before = min(before, self.before)
 
     def begin(self) -> None:
-        """Begin a call of the target."""
+        """Begin a call to the target."""
         self.now = 0
 
     def reset(self) -> None:
-        """Reset the count: the target accepts calls."""
+        """Reset the count, because the target accepted a call."""
         self.before = self.now = 0
 
     def count(self, error: BatchRefusedError) -> None:
@@ -139,7 +139,7 @@ class Delivery:
 
         Args:
             batch: The changes, events and floors.
-            after: Changes of the same keys to be written afterwards. A change is
+            after: Changes of the same keys, to be written afterwards. A change is
                 refused if the earlier change of its key is refused.
 
         Raises:

@@ -21,9 +21,9 @@ class EncodedSummary(NamedTuple):
     Attributes:
         statement: Identifies the statement; the sink chooses the name.
         records: The number of changes or events that the rows were folded from.
-        span: The least and the greatest value of the column that limits the search for
-            stored rows; ``None`` if the search is not limited.
-        hashes: The hash of each row's key, equal in all processes.
+        span: The smallest and the largest value of the column that limits the search
+            for stored rows; ``None`` if the search is not limited.
+        hashes: The hash of each row's key, the same in all processes.
         lowest: The lowest position of the rows; empty if there is none.
     """
 
@@ -42,7 +42,7 @@ class SliceRows(NamedTuple):
 
 
 class RowEncoder(Sink, Protocol):
-    """A sink in a task that writes nothing: the engine writes the encoded rows."""
+    """A sink in a task: it writes nothing, because the engine writes encoded rows."""
 
     def encoded(self) -> Sequence[SliceRows]:
         """Return the applied rows: at most one ``SliceRows`` for each statement."""

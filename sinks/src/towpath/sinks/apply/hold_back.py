@@ -4,9 +4,9 @@ Hold back the records of a batch that follow an older dead letter of their key.
 Only positions decide, so that the outcome does not depend on how records are split into
 batches. A key may have been parked long ago, or by an unreadable record of this batch.
 The records of a key are checked in the order of positions: an unreadable one parks the
-key, and later ones are held back. A whole row from a snapshot, or a floor, that is
-above all of them supersedes them and releases the key, until another record parks it
-again. Events are never superseded: a row does not replace them.
+key, and later ones are held back. A whole row from a snapshot, or a floor, above all of
+them supersedes them and releases the key, until another record parks it again. Events
+are never superseded: a row does not replace them.
 
 A refused change may have been folded from several records. Each of them becomes a dead
 letter, because each is needed for a replay. No I/O.
@@ -35,7 +35,7 @@ from towpath.sinks.fold import highest_per_route
 
 class KeyRule(NamedTuple):
     """
-    Decides which keys keep an order, and which rows supersede their dead letters.
+    Decides which keys are kept in order, and which rows supersede their dead letters.
 
     Attributes:
         orders_events: Whether the events of a log are delivered in order per key.
@@ -48,7 +48,7 @@ class KeyRule(NamedTuple):
         """
         Return the key that a record parks if it becomes a dead letter.
 
-        ``None`` if it parks none.
+        ``None`` if it parks no key.
         """
         reading = self.routes.reading(record.origin.topic)
         is_ordered = any(
@@ -74,7 +74,8 @@ class HeldBack(NamedTuple):
         events: The events to be applied.
         unreadable: Records that cannot be read.
         held_back: Records behind a dead letter of their key.
-        superseding: Keys with a whole row from a snapshot above all their dead letters.
+        superseding: Keys with a whole row from a snapshot above all their dead letters;
+            each with that row's position.
         refetch_candidates: Changes held back for the first time, and rows from
             snapshots that were read too early: a refetch of their row may release the
             key.
@@ -220,7 +221,7 @@ def _waiting(
     blocking: Iterable[tuple[ParkedKey, Record]],
     parked: ParkedKeys,
 ) -> dict[Origin, ParkedKey]:
-    """Map the origins of records to their keys, if parked or about to be parked."""
+    """Map the origins of records to their keys if those are, or will be, parked."""
     blocked = {key for key, _ in blocking}
     found = {}
     for record in records:
@@ -270,7 +271,7 @@ def reasons_of(
     """
     Return the reason of each record that is a dead letter.
 
-    A held-back record that is also unreadable keeps the reason why it is unreadable.
+    The reason of an unreadable record takes precedence over being held back.
     """
     reasons = {record.origin: record.reason for record in decoded.unreadable}
     for origin in held.held_back:
@@ -309,7 +310,7 @@ class ReleasedKeys:
     """
     Keys that a batch releases: by whole rows from snapshots, and by floors.
 
-    A row that was refused releases nothing. Below a floor no row is left that a replay
+    A row that was refused releases nothing. Below a floor, no row remains that a replay
     could change.
     """
 

@@ -109,7 +109,7 @@ class PendingRefetches:
 
     def incomplete_routes(self) -> frozenset[str]:
         """
-        Return the routes that lack rows: no change may be merged with a row of them.
+        Return the routes that lack rows: their rows must not be merged with changes.
 
         A route that is read only for its pending refetches lacks no other rows.
         """
@@ -120,8 +120,8 @@ class PendingRefetches:
             if snapshots - whole.get(route, NO_SNAPSHOT)
         )
 
-    def has_room(self, route: str, rows: Iterable[Row]) -> bool:
-        """Return whether these rows of a route can be counted as pending, too."""
+    def can_count(self, route: str, rows: Iterable[Row]) -> bool:
+        """Return whether these rows of a route can be counted as pending as well."""
         refetches = {row for row in self._stored.rows if row[0] == route}
         return len(refetches.union(rows)) <= MAX_PENDING
 
@@ -141,15 +141,15 @@ class PendingRefetches:
         return route in self._stored.whole
 
     def is_postponed(self, route: str) -> bool:
-        """Return whether a request of the route, for uncounted rows, is postponed."""
+        """Return whether a request of the route for its uncounted rows is postponed."""
         return route in self._stored.postponed
 
     def postpone(self, route: str) -> None:
-        """Note that the route is to be requested for uncounted rows once it is due."""
+        """Postpone the request of a route for its uncounted rows until it is due."""
         self._store(self._stored._replace(postponed=self._stored.postponed | {route}))
 
     def overdue_routes(self) -> frozenset[str]:
-        """Return the routes to be requested as a whole that are due now."""
+        """Return the due routes that are waiting to be requested as a whole."""
         waiting = self._stored.postponed
         if self._stored.whole:
             refetches = {route for route, _ in self._stored.rows}
@@ -297,7 +297,7 @@ class PendingRefetches:
     def _request_again(
         self, row: Row, refetch: PendingRefetch, due: RefetchPlan
     ) -> None:
-        """Request a row once more, as of its newest change."""
+        """Request a row once more, because of its newest change."""
         requested_s = self._clock.monotonic_s()
         due.rows[row] = refetch._replace(
             requested_at=refetch.highest, requested_s=requested_s

@@ -5,8 +5,8 @@ Request the refetches of a batch: rows by key, or whole routes.
 rows to count is requested as a whole: it then counts as lacking rows, and the pending
 rows arrive with all others. So is a route whose rows no signal can list, because
 ``relay.rows.key_columns`` gives its records a key other than the primary key, or the
-key has an array or a composite. A route that is being read, or was requested a short
-time ago, is requested later. Event logs cannot be read again and are never requested.
+key has an array or a composite. A route that is being read, or was requested recently,
+is requested later. Event logs cannot be read again and are never requested.
 """
 
 from collections import defaultdict
@@ -50,8 +50,8 @@ class RequestedRefetches(NamedTuple):
     The refetches requested for a batch.
 
     Attributes:
-        refused: Refused changes that no refetch can cure.
-        rows: The number of rows that are requested, or will be with their route.
+        refused: Refused changes that no refetch can repair.
+        rows: The number of rows that are requested, now or later with their route.
         awaits_refetch: Whether the batch depends on rows whose refetch is pending.
     """
 
@@ -69,9 +69,9 @@ def request_refetches(
     Raises:
         UnavailableError: The requests are not known to be durable.
     """
-    curable = [refusal for refusal in applied.refused if refusal.needs_refetch]
+    repairable = [refusal for refusal in applied.refused if refusal.needs_refetch]
     refused = [refusal for refusal in applied.refused if not refusal.needs_refetch]
-    absent = [refusal.change for refusal in curable]
+    absent = [refusal.change for refusal in repairable]
     due = refetches.plan(_written(applied), absent, applied.records, applied.held_back)
     for refusal in refused:
         if refusal.change.is_row_as_it_is:
@@ -79,7 +79,7 @@ def request_refetches(
             refetches.complete(refusal.change, due)
     count, unavailable = _request(due, refetches, repairs)
     refetches.store(due, applied.floors)
-    refused += [refusal for refusal in curable if refusal.change.route in unavailable]
+    refused += [refusal for refusal in repairable if refusal.change.route in unavailable]
     return RequestedRefetches(refused, count, any(due.rows.values()) or count > 0)
 
 
@@ -152,24 +152,24 @@ def _request_route_of_pending(
 def _written(applied: AppliedBatch) -> Iterable[Change]:
     if not applied.refused:
         return applied.changes
-    refused = {_place(refusal.change) for refusal in applied.refused}
-    return [change for change in applied.changes if _place(change) not in refused]
+    refused = {_identity(refusal.change) for refusal in applied.refused}
+    return [change for change in applied.changes if _identity(change) not in refused]
 
 
-def _place(change: Change) -> tuple[object, ...]:
+def _identity(change: Change) -> tuple[object, ...]:
     return change.route, change.key, change.position
 
 
 def _request(
     due: RefetchPlan, refetches: PendingRefetches, repairs: Repairs
 ) -> tuple[int, set[str]]:
-    """Send the requests; return the number of rows, and routes that have no source."""
+    """Send the requests; return the number of rows, and routes without a source."""
     count, unavailable = 0, set()
     by_route: dict[str, list[Row]] = defaultdict(list)
     for row in due.requests:
         by_route[row[0]].append(row)
     for route, rows in by_route.items():
-        if not refetches.has_room(route, rows):
+        if not refetches.can_count(route, rows):
             is_requested = _request_route(route, refetches, repairs)
             due.forget(route)
         elif _request_by_key(rows, due, refetches, repairs):

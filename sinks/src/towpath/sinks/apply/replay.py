@@ -3,8 +3,8 @@ Carry out requests about dead letters: replay, discard, erase.
 
 The dead letters of a key are replayed together, in position order, through the same
 guard as any batch: a change older than the target's row changes nothing. The key is
-released once all of them are written; if one is refused again, all of them stay. After
-a discard the row is refetched, so that the target gets the source's row.
+released once all of them are written; if one is refused again, all of them remain.
+After a discard, the row is refetched, so that the target gets the source's row.
 
 An erase request removes keys from the target. Rows that the source may have are
 requested first, so that a crash in between leaves none of them missing.
@@ -76,10 +76,10 @@ class RetrySchedule:
 
     def due(self, requested: AbstractSet[Subject]) -> list[ParkedKey]:
         """
-        Return the keys to be retried now, the longest due first.
+        Return the keys to be retried now, longest overdue first.
 
         Args:
-            requested: The subjects of open requests: their keys wait for these.
+            requested: The subjects of open requests; their keys wait for the requests.
         """
         retried_keys = self._parked.retried_keys()
         now_s = self._clock.monotonic_s()
@@ -184,7 +184,7 @@ class DeadLetterRequests:
         # A write that seemed to fail may be in the topic.
         for resolution in book.resolutions():
             self._parked.end(resolution)
-        # Requests that came in the meantime wait: their dead letters were not read.
+        # Requests that arrived in the meantime wait: their dead letters were not read.
         late = book.requests.keys() - self._open.keys()
         try:
             self._carry_out_open(wanted, book)
@@ -214,7 +214,7 @@ class DeadLetterRequests:
             if count <= left or not wanted:
                 wanted.add(subject)
                 left -= count
-        # While no key is due, it stays their turn.
+        # If no key is due now, the keys to be retried keep their precedence.
         if due:
             self._are_due_first = not (were_first or wanted.issuperset(due))
         return frozenset(wanted)
@@ -230,7 +230,7 @@ class DeadLetterRequests:
         self, wanted: AbstractSet[Subject], book: OpenDeadLetters
     ) -> None:
         """
-        Carry out the requests of this turn until one fails; the next does it last.
+        Carry out the requests of this turn until one fails; that one is retried last.
 
         Raises:
             UnavailableError: A system does not answer; the other requests stay open.
@@ -338,7 +338,7 @@ class DeadLetterRequests:
         if written.awaits_refetch:
             return Reply(request.id, AWAITS_REFETCH, request.subject)
         is_stale = written.delivered.stale > 0
-        how = "replayed; newer rows of the sink stayed" if is_stale else "replayed"
+        how = "replayed; newer rows in the sink were kept" if is_stale else "replayed"
         return Resolution(request.subject, dead_letters[-1].position, how, request.id)
 
     def _discarded(
@@ -403,5 +403,5 @@ _VERBS: Final[
 
 
 def _bare(record: Record) -> Record:
-    """Return a record with its key alone: the rest may be unreadable."""
+    """Return a record with only its key, because the rest may be unreadable."""
     return record._replace(value=None, headers={names.POSITION: _ANY_POSITION})

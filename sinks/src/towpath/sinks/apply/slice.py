@@ -239,7 +239,7 @@ def decode_plain(
 
 
 def key_of(record: Record) -> ParkedKey | None:
-    """Return the key of a record, equal in all topics of its table."""
+    """Return the key of a record, which is the same in all topics of its table."""
     if record.key is None:
         return None
     return ParkedKey(shared_topic(record.origin.topic), record.key)

@@ -113,12 +113,12 @@ class Sweeps:
 
     def _forget(self, complete: Iterable[Floor]) -> bool:
         """
-        Forget the floors that these complete floors replace; return whether any were.
+        Forget the floors that complete floors replace; return whether there were any.
 
         A floor replaces the lower floors of its topic, but is itself kept: it can be
-        delivered again. A lower floor may still be waiting if it is of another topic,
-        such as a snapshot's own, or only marks the end of a snapshot. Such a mark
-        deletes nothing, so it is forgotten once it is complete.
+        delivered again. A lower floor may still be waiting if it belongs to a different
+        topic, such as a snapshot's own, or only marks the end of a snapshot. Such a
+        mark deletes nothing, so it is forgotten once it is complete.
         """
         is_changed = False
         for floor in complete:

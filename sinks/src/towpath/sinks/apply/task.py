@@ -10,7 +10,7 @@ Sinks stay open in the process between tasks, so that no batch waits for connect
 
 A task that the driver has abandoned may still be running, on a machine that the driver
 cannot reach. Targets refuse its stale rows, but only sinks compare floors: a row from
-below a later floor would come back. Therefore a task begins no call later than
+below a later floor would reappear. Therefore a task begins no call later than
 ``WRITES_WITHIN_S`` after the driver has sent the task, a call in flight ends within its
 own time limit, and after a task is abandoned no floor is applied until both have passed
 (``AbandonedTasks``). The age of a task is measured by wall clocks, because an executor
@@ -64,7 +64,7 @@ class AbandonedTasks:
         Args:
             clock: Measures the time since a task was abandoned.
             is_first_run: Whether there was no earlier run of the sink with tasks.
-            was_running: Whether a former driver, which starts no new call, may still
+            was_running: Whether an earlier driver, which starts no new call, may still
                 have one in flight.
         """
         self._clock = clock
@@ -93,7 +93,7 @@ class AbandonedTasks:
 @dataclass(frozen=True, slots=True)
 class PartitionTask:
     """
-    The parameters of a task, equal for all tasks of a batch.
+    The parameters of a task, the same for all tasks of a batch.
 
     Attributes:
         sink: The sink, as it is configured.
@@ -112,7 +112,7 @@ class Opening(NamedTuple):
     How a task opens the sink that it writes to.
 
     Attributes:
-        id: The id of this opening. A sink from an earlier opening does not know the
+        id: The id of this opening. A sink from an earlier opening is unaware of the
             floors that were applied later.
         make: Makes the sink on an executor.
         sent_at_s: When the driver sent the task, in seconds of the epoch.
@@ -241,7 +241,7 @@ def _opened(task: PartitionTask, opening: Opening) -> Sink:
 
 
 def _failed(error: Exception) -> TaskResult:
-    """Return the result of a failure, whose outcome names no left records yet."""
+    """Return the result of a failure; its outcome has no left records yet."""
     is_known = isinstance(error, TowpathError)
     text = str(error) if is_known else f"{type(error).__name__}: {error}"
     nothing = SliceOutcome(0, RECORDS.empty_table())

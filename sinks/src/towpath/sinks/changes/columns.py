@@ -40,7 +40,7 @@ _SOURCE: Final = '"source":{'
 # its stack overflows and the process crashes. A record that is read by itself may have
 # a thousand levels.
 _BRACKETS: Final = 500
-# A shorter text cannot be that deep, because each bracket is closed.
+# A shorter string cannot be that deep, because each bracket is closed.
 _SHORT_BYTES: Final = 2 * _BRACKETS
 _TEXT: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
@@ -83,7 +83,7 @@ class ParsedRows(NamedTuple):
     Attributes:
         rows: The rows of all records.
         is_whole: For each row, whether it is whole.
-        has_escapes: Whether a text may contain characters that JSON escapes.
+        has_escapes: Whether a string may contain characters that JSON escapes.
     """
 
     rows: pa.StructArray
@@ -92,14 +92,14 @@ class ParsedRows(NamedTuple):
 
 
 class _SplitEnvelopes(NamedTuple):
-    """Envelopes up to their sources, and the distinct texts that follow."""
+    """Envelopes up to their sources, and the distinct strings that follow."""
 
     heads: pa.LargeStringArray
     tails: pa.DictionaryArray
 
 
 class _ParsedObjects(NamedTuple):
-    """Parsed JSON objects, and whether any text in them is escaped."""
+    """Parsed JSON objects, and whether any string in them is escaped."""
 
     read: pa.Table
     has_escapes: bool
@@ -166,14 +166,14 @@ def newest_rows(rows: pa.Table, key: tuple[str, ...], position: str) -> pa.Table
     numbered = sorted_keys.append_column(position, pa.array(range(len(rows))))
     last = numbered.group_by(list(key)).aggregate([(position, "max")])
     newest = order.take(last.column(f"{position}_max").combine_chunks())
-    # ``take`` would need all texts in one chunk, which cannot have more than 2 GiB.
+    # ``take`` would need all strings in one chunk, which cannot have more than 2 GiB.
     return rows.filter(pc.is_in(pa.array(range(len(rows)), newest.type), newest))
 
 
 def _read(
     envelopes: pa.LargeStringArray, row: pa.StructType
 ) -> tuple[pa.StructArray, pa.StringArray, bool]:
-    """Return rows, operations, and whether a text in them is escaped."""
+    """Return rows, operations, and whether a string in them is escaped."""
     are_objects = pc.and_(pc.starts_with(envelopes, '{"'), pc.ends_with(envelopes, "}"))
     if not pc.all(are_objects).as_py():
         _refuse("a value is not a JSON object")
@@ -209,11 +209,11 @@ def _objects(
     closing: bytes = b"",
 ) -> _ParsedObjects:
     """
-    Parse each text as one JSON object.
+    Parse each string as one JSON object.
 
-    With ``opening`` and ``closing`` each text begins and ends with a brace. The number
-    of parsed objects reveals a text that is not exactly one object, because an object
-    cannot continue after its closing brace.
+    With ``opening`` and ``closing``, each string begins and ends with a brace. The
+    number of parsed objects reveals a string that is not exactly one object, because an
+    object cannot continue after its closing brace.
     """
     encoded = texts.cast(pa.large_binary())
     if any(map(_is_deep, _long(encoded))):
@@ -231,7 +231,7 @@ def _objects(
     if len(read) != len(texts):
         _refuse("a value is not one JSON object")
     if _is_beyond_json(read):
-        _refuse("a value has a number that JSON does not know")
+        _refuse("a value has a number that JSON does not have")
     return _ParsedObjects(read, b"\\" in lines)
 
 
@@ -242,7 +242,7 @@ def _long(texts: pa.LargeBinaryArray) -> Iterator[bytes]:
 
 def _is_deep(text: bytes) -> bool:
     """
-    Return whether a text may be nested too deeply.
+    Return whether a JSON text may be nested too deeply.
 
     Brackets in strings do not count.
     """

@@ -2,7 +2,7 @@
 Decode records into changes, events and floors. No I/O: bytes in, values out.
 
 A record that cannot be read becomes an ``UnreadableRecord`` with the reason: it neither
-raises an exception nor is dropped. Integers stay exact; numerics are text already. A
+raises an exception nor is dropped. Integers remain exact; numerics are already text. A
 tombstone is a delete at its own position: after compaction it may be all that remains
 of the delete. Columns that the header ``unchanged`` names are unknown, even if the
 value has them.
@@ -170,7 +170,7 @@ def records_of(table: pa.Table) -> list[Record]:
     """
     Convert Kafka's columns into records.
 
-    A repeated header has its last value.
+    The last value of a repeated header is used.
     """
     table = table.combine_chunks()
     if not len(table):
@@ -283,7 +283,7 @@ def _decoded(
         return None if names.SNAPSHOT in record.headers else logged_event(record, route)
     if names.SWEEP in record.headers and names.is_command(record.headers):
         # A dropped table counts as truncated: ``on_truncate`` decides whether its rows
-        # stay.
+        # are kept.
         is_kept = names.DROPPED in record.headers and route.on_truncate == "keep"
         return None if is_kept else _sweep(record, route.name)
     if route.kind is RouteKind.AGGREGATE:
@@ -305,7 +305,7 @@ def _sweep(record: Record, route: str) -> Floor:
 
 
 def _shown(headers: Headers, name: str) -> str:
-    """Return a header that need not be text; empty if it is missing."""
+    """Return a header as text, even if it is not UTF-8; empty if it is missing."""
     return headers.get(name, b"").decode("utf-8", "replace")
 
 
@@ -321,7 +321,7 @@ def _row_change(
         floor = position_in(record.headers)
         return Floor(route.name, floor, needs_all=False, origin=record.origin)
     if record.key is None:
-        refuse("a row change without a key")
+        refuse("the row change has no key")
     key = object_in(record.key, "key")
     unchanged = _unchanged(record.headers)
     change = Change(

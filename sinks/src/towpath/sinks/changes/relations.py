@@ -31,10 +31,10 @@ class Column:
 
     Attributes:
         type: Postgres's own spelling without modifiers (``bigint``, ``timestamp with
-            time zone``), ``schema.name`` for a user's type.
+            time zone``), ``schema.name`` for a user-defined type.
         typmod: The type's modifier as Postgres stores it; -1 for none.
         is_object: Whether its values are objects, or lists of objects: composite types.
-        source_name: Its name in the source, if it is published under another.
+        source_name: Its name in the source, if it is published under a different one.
     """
 
     name: str
@@ -76,7 +76,7 @@ class RelationShape:
 
     @property
     def name(self) -> str:
-        """Schema and table as one text."""
+        """Schema and table as one string."""
         return self.full_name.text
 
     def column(self, name: str) -> Column | None:

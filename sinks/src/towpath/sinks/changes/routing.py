@@ -109,7 +109,7 @@ class Routing:
         """
         Return the names and values of a row's key as the sink has them.
 
-        A key made by a template has no column names.
+        A key built from a template has no column names.
 
         Raises:
             UnreadableError: The template does not name the key's columns in key order.
@@ -128,7 +128,7 @@ class Routing:
         """
         Return the source's key values for a key in the sink, in key order.
 
-        Values of a key that a template built are text.
+        The values of a key built from a template are text.
 
         Raises:
             ValueError: The key does not have as many parts as the template.
@@ -197,7 +197,7 @@ _ANY: Final = "*"
 
 
 class Reading(NamedTuple):
-    """A route that reads a topic; ``routing`` is ``None`` if rows stay as they are."""
+    """A route that reads a topic; ``routing`` is ``None`` if rows are not mapped."""
 
     route: Route
     routing: Routing | None
@@ -232,7 +232,7 @@ class Routes:
         }
 
     def routing(self, name: str) -> Routing | None:
-        """Return the routing of the route with a name."""
+        """Return the routing of a route, given its name."""
         return self._routings[name]
 
     @property
@@ -240,9 +240,9 @@ class Routes:
         """
         A regular expression that matches exactly the topics of the sink.
 
-        Java and Python read it the same way. The engine searches for it anywhere in a
-        name, so it is anchored: other sinks' backfill topics begin with the table
-        topic's name.
+        Java and Python interpret it in the same way. The engine searches for it
+        anywhere in a name, so it is anchored: other sinks' backfill topics begin with
+        the table topic's name.
         """
         exact = [re.escape(topic) for topic in sorted(self._by_topic)]
         open_ended = [

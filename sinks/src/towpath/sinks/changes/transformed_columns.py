@@ -68,7 +68,7 @@ class OutputColumn:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The column's name."""
         return self.column.name
 
 
@@ -150,10 +150,10 @@ def _mistakes(
         if name in {entry.rename, *entry.outputs}:
             yield (
                 f"{name} is a column of the key, by which the sink finds rows: leave "
-                "it as it is, and write into another column"
+                "it as it is, and write to a different column"
             )
     if entry.rename is not None and entry.output in columns:
-        yield f"there is a column {entry.output} already"
+        yield f"there is already a column {entry.output}"
     for column in (columns[n].column for n in entry.inputs if n in columns):
         yield from _input_mistakes(entry, column)
 
@@ -174,10 +174,10 @@ def _condition_mistakes(column: Column, value: object) -> Iterator[str]:
     condition = parse_condition(value)
     kind = _kind(column)
     if condition.kind and condition.kind != kind:
-        yield f"{column.name} is {column.type}: {_cure(condition, kind)}"
+        yield f"{column.name} is {column.type}: {_remedy(condition, kind)}"
 
 
-def _cure(condition: Condition, kind: str) -> str:
+def _remedy(condition: Condition, kind: str) -> str:
     if condition.operator in {"below", "at_least", "matches"}:
         return f"{condition.operator} needs a column of {condition.kind}s"
     if kind not in _KINDS:

@@ -13,7 +13,7 @@ decide whether the row is dropped, nothing can be computed: the row must be read
 (``LacksColumnsError``).
 
 A transform in Python is an entry point of the group ``towpath.transforms``: a function
-of a row. It gets its own dictionary, with values in the form of records, and returns
+of a row. It gets its own dictionary, with values as records have them, and returns
 the columns that it writes, or ``None`` if the sink must not have the row. It must
 always return the same result for the same row, in the sink's driver, on executors and
 in the verifier.
@@ -59,7 +59,7 @@ class TransformedRow(NamedTuple):
     A row after its transforms.
 
     Attributes:
-        unchanged: Columns that are unknown here: the target's values stay.
+        unchanged: Columns that are unknown here: the target's values are kept.
     """
 
     row: dict[str, Value]

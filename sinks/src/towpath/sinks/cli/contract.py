@@ -3,8 +3,8 @@
 
 The schema before the migration is created in a scratch database, from SQL files or from
 earlier Alembic revisions; the migration is applied there, and the catalogs before and
-after are compared. The files are run as they are: no SQL is parsed. Do not use an
-important server: a migration may create roles, which outlive the scratch database.
+after are compared. The files are run as they are: no SQL is parsed. Do not use a
+production server: a migration may create roles, which outlive the scratch database.
 """
 
 import json as json_text
@@ -57,7 +57,7 @@ class MigrationFailedError(UsageError):
     """The migration or the schema before it cannot be applied to a scratch database."""
 
     remedy = (
-        "Correct what the message names: the migration must apply to the schema that "
+        "Correct the cause that is named: the migration must apply to the schema that "
         "the command is given."
     )
 
@@ -108,10 +108,10 @@ class AlembicRange:
     def _upgrade(self, dsn: str, revision: str) -> None:
         environ = dict(os.environ)  # noqa: TID251 - the application's own
         environ[self.variable] = sqlalchemy_url(dsn, environ.get(self.variable, ""))
-        words = [self.python, "-c", _UPGRADE, str(self.config), revision, self.variable]
+        args = [self.python, "-c", _UPGRADE, str(self.config), revision, self.variable]
         try:
             done = subprocess.run(  # noqa: S603 - the user's own application
-                words, env=environ, capture_output=True, check=False
+                args, env=environ, capture_output=True, check=False
             )
         except OSError as error:
             message = f"{self.python} cannot be run: {error.strerror}"
@@ -128,10 +128,10 @@ class AlembicRange:
 
 def sqlalchemy_url(dsn: str, model: str) -> str:
     """
-    Return a database's address as a URL, with the scheme of another URL.
+    Return a database's address as a URL, with the scheme of a model.
 
     Args:
-        dsn: An address as libpq takes it.
+        dsn: An address that libpq accepts.
         model: A URL whose scheme names the driver, such as ``postgresql+psycopg``;
             empty for SQLAlchemy's own choice.
     """
@@ -144,18 +144,18 @@ def sqlalchemy_url(dsn: str, model: str) -> str:
         user += f":{quote(password, safe='')}"
     name = quote(parts.pop("dbname", ""), safe="")
     host = parts.get("host", "")
-    place = ""
+    address = ""
     if host and not host.startswith("/") and "," not in host:
         port = parts.pop("port", "")
         host = f"[{host}]" if ":" in parts.pop("host") else host
-        place = host + (f":{port}" if port else "")
+        address = host +  (f":{port}" if port else "")
     login = f"{user}@" if user else ""
     rest = f"?{urlencode(parts)}" if parts else ""
-    return f"{scheme}://{login}{place}/{name}{rest}"
+    return f"{scheme}://{login}{address}/{name}{rest}"
 
 
 def sql_files(paths: Sequence[Path]) -> Step:
-    """Return the step that runs SQL files, one after the other."""
+    """Return the step that runs SQL files, one after another."""
 
     def apply(dsn: str) -> None:
         for path in paths:
@@ -197,7 +197,7 @@ def compare(dsn: str, before: Step, migrate: Step) -> MigratedSchema:
     Apply a migration to a scratch database; return both catalogs and row statements.
 
     Args:
-        dsn: The address of a server where a database may be created, as libpq takes it.
+        dsn: The address of a server where a database may be created, for libpq.
         before: Creates the schema before the migration.
         migrate: Applies the migration.
 
@@ -236,7 +236,7 @@ def _scratch(dsn: str) -> Iterator[str]:
             dsn, autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S
         )
     except psycopg.Error as error:
-        message = f"the server of --dsn cannot be reached: {first_line(error)}"
+        message = f"the server given by --dsn cannot be reached: {first_line(error)}"
         raise UnavailableError(message) from error
     create = sql.SQL("create database {} template template0")
     with closing(connection):
@@ -277,7 +277,7 @@ class _ScratchOptions:
     Attributes:
         dsn: A Postgres server where a scratch database may be created.
         schema: An SQL file with the schema before the migration. May be given several
-            times; the files run before the revisions of Alembic.
+            times; the files run before the Alembic revisions.
         alembic: The range of revisions START:END, such as 0007:0008 or base:head.
         alembic_config: Alembic's configuration file.
         url_variable: The environment variable in which Alembic's env.py expects the
@@ -298,7 +298,7 @@ class _ScratchOptions:
         Return the step that creates the schema, and the step that migrates it.
 
         Raises:
-            UsageError: No migration is named, or ``--alembic`` is not used as intended.
+            UsageError: No migration is named, or ``--alembic`` is used incorrectly.
         """
         files = sql_files(self.schema)
         if self.alembic is None:
@@ -336,7 +336,7 @@ def contract(
     applied there, and the catalogs before and after are compared. No sink is contacted.
 
     Args:
-        migrations: SQL files of the migration, in their order.
+        migrations: The migration's SQL files, in order.
         scratch: The scratch database.
         accept: A table (shop.orders) or a column (shop.orders.note) whose refused
             change is accepted. May be given several times.

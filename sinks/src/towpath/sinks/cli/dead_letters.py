@@ -29,7 +29,7 @@ from towpath.sinks.state.declare import sink_named
 
 app = App(
     name="dead-letters",
-    help="List, show, replay or discard what a sink could not apply.",
+    help="List, show, replay or discard records that a sink could not apply.",
 )
 SinkOption = Annotated[str, Parameter(name="--sink", help="The sink's name.")]
 KeyOption = Annotated[
@@ -54,10 +54,10 @@ def list_letters(
     config: ConfigOption = None,
 ) -> int:
     """
-    List the dead letters, a line per key; exit 1 if there are any.
+    List the dead letters, one line per key; exit 1 if there are any.
 
-    A key is parked from its first dead letter on: its later changes wait behind it,
-    until they are replayed or discarded, or a snapshot reads its row again.
+    A dead letter parks its key: later changes of the key wait until they are replayed
+    or discarded, or a snapshot reads the row again.
 
     Args:
         sink: The sink; all sinks by default.
@@ -137,7 +137,7 @@ def replay(*, request: _LetterOptions) -> int:
     Apply dead letters again, in order per key, under the usual position guard.
 
     A running sink applies them now, a stopped one at its next start. Exit 1 if any of
-    them is refused again: it stays a dead letter. Exit 3 if the sink has not answered
+    them is refused again: it remains a dead letter. Exit 3 if the sink has not answered
     in time: the request stays open.
     """
     return _send(Verb.REPLAY, request)

@@ -1,5 +1,5 @@
 """
-``towpath sink run | check | fetch-jars``, and the tables behind the routes of sinks.
+``towpath sink run | check | fetch-jars``, and the tables that the routes of sinks read.
 
 The relay announces a table with its first record. Until then the table is read from the
 source, if the source answers, so that a mistake in a route is found before the rows
@@ -101,10 +101,10 @@ def fetch_jars() -> int:
     """
     Fetch the engine's Java archives, each checked against its sha256.
 
-    Maven fetches them where it is installed, and the Ivy of Spark those that Maven did
-    not. They are kept in the user's cache, or in .towpath of a clone; TOWPATH_JARS
-    names another folder. Complete archives are not fetched again. Then the engine is
-    started once, and Java records its classes, so that drivers start faster.
+    Maven fetches them if it is installed, and Spark's Ivy fetches the rest. They are
+    kept in the user's cache, or in a clone's .towpath; TOWPATH_JARS names a different
+    folder. Complete archives are not fetched again. Then the engine is started once,
+    and Java records its classes, so that drivers start faster.
     """
     environ = os.environ  # noqa: TID251 - a root
     wanted = [jar for jar in store.read_lock() if jar.use == "spark"]

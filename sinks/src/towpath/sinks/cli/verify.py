@@ -131,5 +131,5 @@ def wait(
         return 0
     print(f"{sink} has applied {lsn}, after {applied.waited_s:.3f} s")
     if applied.parked:
-        print(f"{applied.parked:,} keys are parked: towpath dead-letters list")
+        print(f"parked keys: {applied.parked:,} (see towpath dead-letters list)")
     return 0

@@ -2,7 +2,7 @@
 Table contracts: what a migration does to row topics and to each sink. No I/O.
 
 A sink's route sees the table as the relay announces it, through its own exclusions and
-renames. The sink's kind judges types, by the functions that the sink itself uses: the
+renames. The sink's kind judges types with the functions that the sink itself uses: the
 field of an index, the column of a warehouse or of a Postgres table.
 
 Statements that change rows of captured tables are judged too.
@@ -92,7 +92,7 @@ class _RouteView(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The sink and its route, in words."""
+        """The sink and its route, as text."""
         return f"sink {self.sink.name}, route {self.route.name}"
 
 
@@ -184,7 +184,7 @@ def _mistakes(
 
 
 def _unfit_names(view: _RouteView, table: str) -> Iterator[ContractFinding]:
-    """Yield the reserved and ambiguous names that the warehouse does not take."""
+    """Yield the reserved and ambiguous names that the warehouse does not accept."""
     try:
         _lake_types(view.before)
     except HaltError:
@@ -208,7 +208,7 @@ _Judged = tuple[Level, str, tuple[str, ...]]
 def _judge(
     view: _RouteView, change: ColumnChange, old: list[Column], new: list[Column]
 ) -> Iterator[_Judged]:
-    """Yield judgements of a column's change; none if the sink does not have it."""
+    """Yield judgments of a column's change; none if the sink lacks the column."""
     kind = change.kind
     if not old and not new:
         return
@@ -239,7 +239,7 @@ _OF_EVERY_KIND: Final[Mapping[ChangeKind, tuple[str, str]]] = MappingProxyType(
         ChangeKind.RENAMED: (
             (
                 "The sink gets a new column, filled as its rows are read again; the "
-                "former column stays with its values."
+                "former column keeps its values."
             ),
             "Remove the former column: towpath sink refill {sink}",
         ),
@@ -249,7 +249,7 @@ _OF_EVERY_KIND: Final[Mapping[ChangeKind, tuple[str, str]]] = MappingProxyType(
         ),
     }
 )
-# A refill sets only the columns that the source has: a table's former ones stay.
+# A refill sets only the columns that the source has: a table's former columns remain.
 _OF_TABLES: Final[Mapping[str, str]] = MappingProxyType(
     {
         SinkKind.WAREHOUSE: (
@@ -267,7 +267,7 @@ _TYPE_CHANGES: Final = frozenset(
 
 
 def _untyped(view: _RouteView, _old: Column, _new: Column) -> _Judged:
-    sentence = "The sink stores values as they come; it reads the older rows again."
+    sentence = "The sink stores values as they arrive; it reads the older rows again."
     if kind_of(view.sink).has_types:
         sentence = "The sink's columns have types: read its package's documentation."
     return Level.NOTICE, sentence, (f"Check: towpath verify {view.sink.name}",)
@@ -278,9 +278,9 @@ def _search(view: _RouteView, old: Column, new: Column) -> _Judged:
 
     before, after = field_of(old.type), field_of(new.type)
     if before == after:
-        return Level.FINE, f"The field of the index stays {before['type']}.", ()
+        return Level.FINE, f"The index field stays {before['type']}.", ()
     sentence = (
-        f"The field of the index stays {before['type']} instead of becoming "
+        f"The index field stays {before['type']} instead of becoming "
         f"{after['type']}: values that it does not accept become dead letters."
     )
     name = view.sink.name
@@ -308,7 +308,7 @@ def _warehouse(view: _RouteView, old: Column, new: Column) -> _Judged | None:
     except HaltError:
         return None
     if before == after:
-        return Level.FINE, f"The column of the warehouse stays {before}.", ()
+        return Level.FINE, f"The warehouse column stays {before}.", ()
     if widens(before, after):
         return Level.FINE, f"The column grows from {before} to {after}.", ()
     if widens(after, before):
@@ -320,7 +320,7 @@ def _warehouse(view: _RouteView, old: Column, new: Column) -> _Judged | None:
     steps = (
         "Add a column with the new type instead of changing this one.",
         (
-            "Or drop the table of the warehouse, and run towpath sink refill "
+            "Or drop the warehouse table, and run towpath sink refill "
             f"{view.sink.name} --route {view.route.name} after the migration."
         ),
     )
@@ -339,9 +339,9 @@ def _postgres(view: _RouteView, old: Column, new: Column) -> _Judged | None:
         return None
     kept, wanted = before[old.name], after[new.name]
     if kept == wanted:
-        return Level.FINE, f"The column of the target stays {kept}.", ()
+        return Level.FINE, f"The target's column stays {kept}.", ()
     sentence = (
-        f"The column of the target stays {kept} instead of becoming {wanted}: "
+        f"The target's column stays {kept} instead of becoming {wanted}: "
         "rows with values that it does not accept become dead letters."
     )
     name = view.sink.name

@@ -25,7 +25,7 @@ FULL: Final = "f"
 
 
 class EnumType(NamedTuple):
-    """The labels of an enum by their oid, in their order."""
+    """The labels of an enum by their oid, in order."""
 
     labels: Mapping[int, str]
 
@@ -41,8 +41,8 @@ class TableColumn(NamedTuple):
         typmod: The modifier; -1 for none.
         full_type: The type with its modifier, for people.
         type_oid: The oid of the type.
-        value_type_oids: The oids of the types of its single values: of an array its
-            element type, of a domain its base type, of a composite those of its
+        value_type_oids: The oids of the types of its single values: for an array, its
+            element type; for a domain, its base type; for a composite, the types of its
             attributes.
         is_required: Whether it is NOT NULL.
         is_filled: Whether the column has a value even if a statement gives none: from a
@@ -118,7 +118,7 @@ class Table:
 
     @property
     def is_identified(self) -> bool:
-        """Whether the server can name the row of an update or a delete."""
+        """Whether the server can identify the row of an update or a delete."""
         if self.identity == FULL:
             return True
         if self._has_index_identity:
@@ -143,7 +143,7 @@ class Catalog:
     enums: Mapping[int, EnumType]
 
     def named(self, name: str) -> Table | None:
-        """Find a table by the text of its name."""
+        """Find a table by its name as text."""
         return next((t for t in self.tables.values() if t.name.text == name), None)
 
 
@@ -208,7 +208,7 @@ _KEYS: Final[LiteralString] = """
       and not exists (select from pg_attribute a
                       where a.attrelid = i.indrelid and not a.attnotnull
                         and a.attnum = any(k.numbers))
-    -- As the relay takes them: a migration's index is the youngest.
+    -- The order in which the relay tries them: a migration's index is the newest.
     order by i.indrelid, not i.indisprimary, i.indexrelid
 """
 _ENUMS: Final[LiteralString] = """
@@ -265,7 +265,7 @@ _TRIGGER: Final[LiteralString] = """
 create trigger towpath_contract after update or delete or truncate on {table}
     for each statement execute function towpath_contract.record({root})
 """
-# A statement on a partition's own name fires the triggers of the partition alone.
+# A statement on a partition's own name fires only the triggers of the partition.
 _RELATIONS: Final[LiteralString] = """
     select root::bigint, n.nspname::text, c.relname::text
     from unnest(%s::oid[]) as root

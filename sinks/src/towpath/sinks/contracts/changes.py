@@ -2,8 +2,8 @@
 The changes between two catalogs, and how a type changed. This module does no I/O.
 
 A type *grows* if every value of the old type is a value of the new one, and is written
-the same way in records. It *shrinks* if that holds the other way round. Any other
-change makes it another type.
+the same way in records. It *shrinks* if the reverse holds. Any other change makes it a
+different type.
 """
 
 import enum

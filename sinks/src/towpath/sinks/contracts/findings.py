@@ -37,13 +37,13 @@ class ContractFinding:
     One effect of a migration.
 
     Attributes:
-        level: The judgement.
+        level: The judgment.
         place: Where the effect shows: ``source``, ``relay``, a topic or a sink's route.
         name: The table, or the table and the column. The name is that before the
             migration, except for tables and columns that the migration adds.
         change: The change, such as ``column dropped``.
         sentence: The effect, as one sentence.
-        steps: Safe steps to the same end, or the steps that remain.
+        steps: Safe steps to the same result, or the steps that remain.
     """
 
     level: Level
@@ -118,7 +118,7 @@ def topic_of(table: Table, settings: Settings) -> str:
 
 
 def column_name(table: Table, column: str) -> str:
-    """Return the name that ``--accept`` takes for a column."""
+    """Return a column's name as ``--accept`` expects it."""
     return f"{table.name.text}.{column}"
 
 
@@ -217,7 +217,7 @@ def _of_column(change: ColumnChange, name: str, topic: str) -> ContractFinding:
     if change.kind is ChangeKind.REQUIRED:
         return _of_required(change, name)
     level, sentence, steps = _JUDGED[change.kind]
-    words = {
+    values = {
         "old": change.before.full_type if change.before else "",
         "new": change.after.full_type if change.after else "",
         "name": name,
@@ -226,8 +226,8 @@ def _of_column(change: ColumnChange, name: str, topic: str) -> ContractFinding:
         "detail": change.detail,
     }
     return ContractFinding(
-        *(level, topic, name, change.kind, sentence.format(**words)),
-        tuple(step.format(**words) for step in steps),
+        *(level, topic, name, change.kind, sentence.format(**values)),
+        tuple(step.format(**values) for step in steps),
     )
 
 
@@ -324,7 +324,7 @@ _JUDGED: Final[Mapping[ChangeKind, _Judged]] = MappingProxyType(
         ChangeKind.RETYPED: (
             Level.REFUSED,
             (
-                "From {old} to {new}: readers get values of another type, and older "
+                "From {old} to {new}: readers get values of a different type, and older "
                 "records keep values of the former type."
             ),
             _REPLACE,
@@ -429,7 +429,7 @@ def _of_gone(table: Table, after: Catalog, settings: Settings) -> ContractFindin
 def new_tables(
     before: Catalog, after: Catalog, settings: Settings
 ) -> list[ContractFinding]:
-    """Judge tables that are captured from now on."""
+    """Judge new tables that the relay captures."""
     names = {table.name for table in before.tables.values()}
     return [
         _of_new(table, settings)
@@ -477,7 +477,7 @@ def outbox_findings(
             change = "columns gone" if now else "table dropped or renamed"
             place = Level.REFUSED, "relay", name, change
             sentence = (
-                f"The relay reads {lacking} of {name}: it would halt, or publish no "
+                f"The relay reads {lacking} from {name}: it would halt, or publish no "
                 "events from there."
             )
             steps = (

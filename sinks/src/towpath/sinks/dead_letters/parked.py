@@ -42,7 +42,7 @@ class ParkedRecords:
         highest: The highest position of a dead letter.
         dead_letters: The number of dead letters.
         last_offsets: Per topic and partition, the offset of the last dead letter;
-            records up to it are in the dead-letter topic already.
+            records up to it are already in the dead-letter topic.
     """
 
     lowest: str
@@ -129,9 +129,9 @@ class ParkedKeys:
             waiting.lowest = position
             waiting.last_offsets.clear()
         waiting.highest = max(waiting.highest, position)
-        place = (origin.topic, origin.partition)
-        last = waiting.last_offsets.get(place, -1)
-        waiting.last_offsets[place] = max(last, origin.offset)
+        partition = (origin.topic, origin.partition)
+        last = waiting.last_offsets.get(partition, -1)
+        waiting.last_offsets[partition] = max(last, origin.offset)
 
     def end(self, resolution: Resolution) -> None:
         """Release a key whose records are resolved up to a position."""
@@ -149,7 +149,7 @@ class ParkedKeys:
             del self._ended[next(iter(self._ended))]
 
     def has(self, dead_letter: DeadLetter) -> bool:
-        """Return whether a dead letter is in the topic already."""
+        """Return whether a dead letter is already in the topic."""
         parked, origin = dead_letter.parked, dead_letter.record.origin
         waiting = None if parked is None else self._waiting.get(parked)
         # Offsets say nothing about other positions: a recreated topic restarts them.
@@ -157,8 +157,8 @@ class ParkedKeys:
             waiting.lowest <= dead_letter.position <= waiting.highest
         ):
             return False
-        place = (origin.topic, origin.partition)
-        return origin.offset <= waiting.last_offsets.get(place, -1)
+        partition = (origin.topic, origin.partition)
+        return origin.offset <= waiting.last_offsets.get(partition, -1)
 
     def is_retried(self, parked: ParkedKey) -> bool:
         """Return whether a key is retried automatically."""
@@ -237,7 +237,7 @@ class OpenDeadLetters:
         subject = subject_of(dead_letter)
         if self.wanted is not None and subject not in self.wanted:
             return
-        # The dead letter stays resolved: its position is not above the resolution's.
+        # The dead letter remains resolved: its position is not above the resolution's.
         if subject in self._ended and dead_letter.position <= self._ended[subject]:
             return
         self.dead_letters.setdefault(subject, {})[dead_letter.record.origin] = (

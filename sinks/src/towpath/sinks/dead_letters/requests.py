@@ -2,8 +2,8 @@
 Dead letters as operators see them, and the requests that operators send to a sink.
 
 A request is an entry of the dead-letter topic, and a stopped sink handles it at its
-next start. So the sink alone writes to its target, and a replay passes the same guard
-as any batch.
+next start. Therefore only the sink writes to its target, and a replay passes the same
+guard as any batch.
 """
 
 import uuid
@@ -56,9 +56,9 @@ def named_subjects(open_letters: OpenDeadLetters, key: str | None) -> list[Subje
 
     Args:
         open_letters: The open dead letters.
-        key: The key as in the records, also after its topic and a space; or only its
-            values (``7``, ``7:de``); or ``<topic>/<partition>/<offset>`` of one dead
-            letter; ``None`` for all.
+        key: The key as records have it, optionally after its topic and a space; or only
+            its values (``7``, ``7:de``); or ``<topic>/<partition>/<offset>`` of one
+            dead letter; ``None`` for all.
     """
     if key is None:
         return list(open_letters.dead_letters)
@@ -133,7 +133,7 @@ def chosen_subjects(
     Args:
         book: The open dead letters.
         sink: The name of their sink.
-        keys: The keys as ``named_subjects`` takes them; ``None`` for all.
+        keys: The keys as ``named_subjects`` accepts them; ``None`` for all.
 
     Raises:
         UsageError: A key has no dead letters, or there are none.

@@ -3,8 +3,8 @@ Compares a sink's block with the block that the sink last ran with.
 
 A query continues at its offsets and never reads records below them again. A new or
 changed route lacks the rows that come from those records, so the route is requested as
-a whole, with a sweep of its old rows. The request comes before the new block is stored:
-after a crash in between, all of it happens again.
+a whole, with a sweep of its old rows. The request is sent before the new block is
+stored: after a crash in between, both are repeated.
 """
 
 import enum
@@ -44,7 +44,7 @@ _DESCRIPTIONS: Final[Mapping[BlockChangeOutcome, str]] = {
     BlockChangeOutcome.ROUTE_ADDED: "the route is new",
     BlockChangeOutcome.ROUTE_CHANGED: "the settings of the route have changed",
     BlockChangeOutcome.ROUTE_REMOVED: "the route was removed: its rows remain",
-    BlockChangeOutcome.TARGET_CHANGED: "the sink has another target",
+    BlockChangeOutcome.TARGET_CHANGED: "the sink has a different target",
 }
 
 
@@ -83,7 +83,7 @@ def block_digest(sink: Sink) -> BlockDigest:
 
 
 def _address(sink: Sink) -> tuple[str, str]:
-    """Return the server and the place in it that a sink's url names."""
+    """Return the server, and the database or path on it, that a sink's url names."""
     if sink.kind == SinkKind.POSTGRES:
         # A connection string may also have pairs, or parameters in its query.
         at = parameters_of(sink.url)
@@ -151,7 +151,7 @@ class BlockChanges:
             incomplete.forget(self._state_folder, name, change.route)
         elif not self._repairs.request_all(change.route, why):
             _log.error(
-                "sink route not filled: it continues at the present offsets",
+                "sink route not filled: it continues at the current offsets",
                 sink=name,
                 route=change.route,
                 remedy=filling_remedy(self._sink, change.route),

@@ -29,7 +29,7 @@ from towpath.sinks.errors import RecordsGoneError
 from towpath.sinks.state.files import JsonFile
 from towpath.sinks.state.progress import Offsets, Span
 
-# Kafka's source reads this offset as "the earliest available".
+# Kafka's source interprets this offset as "the earliest available".
 EARLIEST: Final = -2
 
 _VERSION: Final = b"v1"
@@ -205,7 +205,7 @@ class PartitionCounts:
         Store the partition counts.
 
         If none of the partitions that were added to a topic has a record, the topic's
-        earlier count stays.
+        earlier count is kept.
 
         Args:
             ends: The next offset of each partition.

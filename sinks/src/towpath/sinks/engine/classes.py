@@ -2,10 +2,10 @@
 ``python -m towpath.sinks.engine.classes``: record the archive of Spark's classes.
 
 Java loads and verifies about 20,000 classes before a driver writes its first batch;
-that is most of the work of a driver's start. One engine is started and used as drivers
-use theirs; when it ends, Java writes its loaded classes into one file. Every engine
-with these jars then maps the file (``towpath.sinks.jars.java``). Nothing depends on the
-file: without it, engines start more slowly.
+that is most of the work of a driver's start. One engine is started and used in the same
+way as a driver's; when it ends, Java writes its loaded classes into one file. Every
+engine with these jars then maps the file (``towpath.sinks.jars.java``). Nothing depends
+on the file: without it, engines start more slowly.
 """
 
 import os
@@ -52,10 +52,10 @@ def ensure(report: Callable[[str], None]) -> Path | None:
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=archive.parent) as scratch:
         recorded = Path(scratch) / archive.name
-        words = (sys.executable, "-m", __spec__.name, str(recorded), scratch)
+        args = (sys.executable, "-m", __spec__.name, str(recorded), scratch)
         try:
             subprocess.run(
-                words, capture_output=True, check=True, timeout=_WRITTEN_WITHIN_S
+                args, capture_output=True, check=True, timeout=_WRITTEN_WITHIN_S
             )
         except subprocess.SubprocessError:
             return None
@@ -70,14 +70,14 @@ def ensure(report: Callable[[str], None]) -> Path | None:
 def _write_base_archive(java_home: Path) -> None:
     """Write the archive of Java's own classes, which the packaged Java lacks."""
     if not (java_home / "lib" / "server" / "classes.jsa").exists():
-        words = (str(java_home / "bin" / "java"), "-Xshare:dump")
+        args = (str(java_home / "bin" / "java"), "-Xshare:dump")
         with suppress(subprocess.TimeoutExpired):
-            subprocess.run(words, capture_output=True, check=False, timeout=60)
+            subprocess.run(args, capture_output=True, check=False, timeout=60)
 
 
 def record(archive: Path, folder: Path) -> None:
     """
-    Start an engine, use it as drivers do, and let Java write its classes as it exits.
+    Start an engine, use it as drivers do, and have Java write its classes as it exits.
 
     Args:
         archive: The file to write.
@@ -119,7 +119,7 @@ def record(archive: Path, folder: Path) -> None:
     stream = stream.foreachBatch(_count)
     stream = stream.option("checkpointLocation", str(folder / "checkpoint"))
     stream.trigger(availableNow=True).start().awaitTermination()
-    gateway = spark.sparkContext._gateway  # noqa: SLF001 - there is no public way
+    gateway = spark.sparkContext._gateway  # noqa: SLF001 - no public API
     spark.stop()
     if gateway is not None:
         # The process ends when its standard input closes, and then writes the archive.
@@ -144,10 +144,10 @@ def _count(batch: "DataFrame", _number: int) -> None:
     batch.count()
 
 
-def main(words: list[str]) -> int:
+def main(args: list[str]) -> int:
     """Record the archive, or do the work of the process that records it."""
-    if words:
-        record(Path(words[0]), Path(words[1]))
+    if args:
+        record(Path(args[0]), Path(args[1]))
     elif ensure(lambda line: print(line, flush=True)) is None:
         print("Java recorded no classes: drivers will start more slowly")
     return 0

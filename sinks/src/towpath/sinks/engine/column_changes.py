@@ -7,13 +7,14 @@ next row. So each batch first compares the announced shapes with the stored ones
 requests the rows that have a value in an altered column. Until they are applied, the
 route counts as lacking rows (``incomplete``).
 
-The request comes before the new shape is stored and before the batch is written: after
-a crash in between it is repeated, and no partial change is merged with a row that lacks
-a column without that row being requested.
+The request is sent before the new shape is stored and before the batch is written:
+after a crash in between, it is repeated, and no partial change is merged with a row
+that lacks a column without that row being requested.
 
 A column without a value in any old row, such as one added without a default, costs one
-query of the table and delivers nothing. A target with typed columns cannot take values
-of another type: no rows are requested, and a log record names the command to run.
+query of the table and delivers nothing. A target with typed columns cannot accept
+values of a different type: no rows are requested, and a log record names the command to
+run.
 """
 
 from collections.abc import Mapping

@@ -128,8 +128,8 @@ def with_places_of(started: Settings, settings: Settings) -> Settings:
     """
     Return new settings with the state folder and the brokers of the driver's start.
 
-    A sink that starts later must find its state, and the records, where the others
-    have theirs.
+    A sink that starts later must find its state and its records where the other sinks
+    find theirs.
     """
     own = {name: getattr(started, name) for name in _OF_PROCESS}
     return settings.model_copy(update=own)
@@ -213,7 +213,7 @@ class Driver:
             self._reconcile(self._settings)
 
     def _with_own_places(self, settings: Settings) -> Settings:
-        """Return new settings with the driver's own places; name edited ones."""
+        """Return new settings with the driver's folder and brokers; log edited ones."""
         kept = with_places_of(self._started, settings)
         edited = [
             name

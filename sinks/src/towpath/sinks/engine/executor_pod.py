@@ -51,7 +51,7 @@ def command_of(environ: Mapping[str, str]) -> list[str]:
         f"-Xmx{environ[_MEMORY]}",
         *("-cp", ":".join(filter(None, classes))),
         _BACKEND,
-        *(word for option, name in _OPTIONS for word in (option, environ[name])),
+        *(arg for option, name in _OPTIONS for arg in (option, environ[name])),
     ]
 
 

@@ -121,8 +121,8 @@ class Executors:
             batch_id: The batch.
             blocked_keys: Keys that only the driver may write.
             incomplete_routes: Routes that lack rows.
-            floors_epoch: Grows with each floor that the driver applies: executors
-                learn floors when they open the sink.
+            floors_epoch: Grows with each floor that the driver applies: executors learn
+                of floors when they open the sink.
 
         Raises:
             BatchRefusedError: The executors have failed twice to write the batch.
@@ -408,7 +408,7 @@ class ExecutorSpec:
         Make the sink; nothing is opened yet.
 
         Raises:
-            UsageError: The kind is written from the driver only.
+            UsageError: Only the driver writes sinks of this kind.
         """
         spread = kind_of(self.sink).spread
         if spread is None:
@@ -435,7 +435,7 @@ def is_spread(sink: SinkSettings, master: str) -> bool:
 
 
 def executor_spec(settings: Settings, sink: SinkSettings) -> ExecutorSpec:
-    """Return the executor's spec of a sink."""
+    """Return the spec from which an executor makes a sink."""
     return ExecutorSpec(
         *(sink, settings.kafka, settings.database.prefix),
         replay_window_s=settings.topics.replay_window_s,

@@ -1,11 +1,11 @@
 """
-The runs of sinks, and their datasets, for catalogs of data lineage.
+The runs of sinks, and their datasets, for data lineage catalogs.
 
 A sink's run begins when its query runs, or when a batch is written after a failure, and
 ends with the sink, or with a failure. Its inputs are the topics of its routes, and its
-outputs the places in the target. Columns are known for the routes of tables: an input
-has those that the relay announced, and an output has those of the route, each with the
-published columns that it comes from.
+outputs are the places in the target. Columns are known for the routes of tables: an
+input has those that the relay announced, and an output has those of the route, each
+with the published columns that it comes from.
 """
 
 import threading
@@ -33,7 +33,7 @@ from towpath.sinks.postgres import parameters_of
 
 
 class SinkRuns:
-    """The runs of one sink, one after the other; called by any thread of the sink."""
+    """The runs of one sink, one at a time; called by any thread of the sink."""
 
     def __init__(self, reporter: LineageReporter, job: Job) -> None:
         self._reporter = reporter
@@ -112,7 +112,7 @@ def _fields(shape: RelationShape | None) -> list[Field]:
 def _routed(
     name: DatasetName, shape: RelationShape, topic: DatasetName, routing: Routing
 ) -> Dataset:
-    """Return the dataset of a place; each column lists the columns it comes from."""
+    """Return a route's dataset; each column lists the columns that it comes from."""
     origins = {
         column: [(topic, origin) for origin in sorted(each.inputs)]
         for each in routing.transformed(shape.columns).columns
@@ -123,10 +123,11 @@ def _routed(
 
 def target_of(sink: Sink, route: Route, prefix: str) -> DatasetName:
     """
-    Name the place that a route writes to.
+    Return the name of the dataset that a route writes to.
 
-    A namespace has scheme, host and port of the target's address, never its login. The
-    namespace of a warehouse is the folder or the location of its files.
+    A namespace has the scheme, host and port of the target's address, never its login;
+    the scheme of a search index is ``opensearch``. The namespace of a warehouse is the
+    folder or the location of its files.
     """
     if sink.kind == SinkKind.POSTGRES:
         return postgres_dataset(parameters_of(sink.url), route.name)

@@ -256,7 +256,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _REQUEST_TIMEOUT_S
 
     def do_GET(self) -> None:
-        kind, body = self._answer(self.path.partition("?")[0])
+        kind, body = self._response(self.path.partition("?")[0])
         is_known = body is not None
         body = body if body is not None else b"/metrics\n"
         self.send_response(HTTPStatus.OK if is_known else HTTPStatus.NOT_FOUND)
@@ -266,7 +266,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _answer(self, path: str) -> tuple[str, bytes | None]:
+    def _response(self, path: str) -> tuple[str, bytes | None]:
         if path == "/metrics":
             return CONTENT_TYPE_LATEST, type(self).page()
         return "text/plain; charset=utf-8", None

@@ -7,11 +7,11 @@ Publishes the state of a driver's sinks: metrics on a port, their lag, and alarm
     engine  -- listener ---------> durations of a trigger's steps
     broker  -- every two seconds -> lag, and the alarm above twice the budget
 
-Nothing here delays a batch. A system that does not answer is logged once, and asked
+Nothing here delays a batch. A system that does not answer is logged once, and tried
 again at the next check; any other failure is logged at each check.
 
 PySpark's own listener fetches each field of an event by a separate call into the
-engine, about sixty in all: at several triggers a second that costs more than writing
+engine, about sixty in all: at several triggers per second, that costs more than writing
 small batches. ``EngineListener`` makes one call, for the event as JSON.
 """
 

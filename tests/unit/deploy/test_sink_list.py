@@ -9,7 +9,7 @@ from towpath.sinks.state.progress import Progress, State
 
 NOT_RUNNING = (
     "cache: its driver sinks is not running: the driver of the sink cache has not been "
-    "heard of since 2026-01-02T03:04:05+00:00 (process 8 on here)"
+    "heard from since 2026-01-02T03:04:05+00:00 (process 8 on here)"
 )
 CONFIGURATION = """
     version = 1

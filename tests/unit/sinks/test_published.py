@@ -171,7 +171,7 @@ def test_a_silent_driver_is_not_alive():
         None,
         "no driver has published any progress of the sink cache",
         f"the driver of the sink cache ended at {PLACE}",
-        f"the driver of the sink cache has not been heard of since {PLACE}",
+        f"the driver of the sink cache has not been heard from since {PLACE}",
     ] == [
         not_alive(heard, "cache")
         for heard in (HeardProgress(fresh), None, HeardProgress(ended), silent)

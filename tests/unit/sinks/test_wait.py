@@ -332,7 +332,7 @@ def test_a_driver_that_does_not_run_has_applied_nothing(place):
     place.driver.is_silent = True
 
     assert 0.0 == outcome.waited_s
-    assert "the driver of the sink cache has not been heard of since 2026" in silent
+    assert "the driver of the sink cache has not been heard from since 2026" in silent
     assert "the driver of the sink cache ended at 2026" in place.missing()
 
 

@@ -190,7 +190,10 @@ class SinkNotRunningError(UnavailableError):
 class PrerequisiteError(UsageError):
     """The machine lacks a program or package that cannot be fetched."""
 
-    remedy = "Install what the message names, then run the command again."
+    remedy = (
+        "Install the program or package that the message names, then run the command "
+        "again."
+    )
 
 
 class JarsError(UnavailableError):
@@ -276,7 +279,7 @@ class EvictingCacheError(HaltError):
 
 
 class CacheRefusedError(HaltError):
-    """The cache answers a call with an error that a retry does not cure."""
+    """The cache answers a call with an error, and a retry does not help."""
 
     remedy = "Read the cache's answer; towpath sink check lists the missing rights."
 

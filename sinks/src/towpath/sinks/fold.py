@@ -2,18 +2,18 @@
 Folds a batch to the newest change per key, whatever the order of its changes.
 
 From the newest change downwards, each column takes the newest value present, until a
-full image or a delete is met. Duplicates are harmless. Columns that every change of the
-key left out stay ``unchanged``: the target still has them.
+full image or a delete is reached. Duplicates are harmless. Columns that every change of
+the key left out remain ``unchanged``: the target still has them.
 
 A partial change above a delete of the same batch and partition has no row to be merged
 with: it is refused, and the delete remains.
 
-Changes of different partitions are not merged: rows refetched for this sink arrive in
-another topic, and a topic with added partitions has moved keys. Changes in between may
-be in an earlier batch or in a later one; only the target knows. A partial change
-above a whole row or a delete from another partition is kept apart and applied after it.
-A partial change above a partial change from another partition is refused, and its row
-is refetched.
+Changes of different partitions are not merged: rows refetched for this sink arrive in a
+separate topic, and a topic with added partitions has moved keys. Changes in between may
+be in an earlier batch or in a later one; only the target knows. A partial change above
+a whole row or a delete from another partition is kept apart and applied after it. A
+partial change above a partial change from another partition is refused, and its row is
+refetched.
 
 Changes below the floor of their route are dropped before merging: no change above a
 floor depends on one below.
@@ -102,7 +102,7 @@ def changes_above(
 
 
 def first_per_event(events: Iterable[EventRow]) -> tuple[EventRow, ...]:
-    """Keep each event id of a log once."""
+    """Keep the first event of each id in a log."""
     first: dict[tuple[str, str], EventRow] = {}
     for event in events:
         first.setdefault((event.route, event.id), event)

@@ -1,11 +1,11 @@
 """
-A key as one text, unique among the keys of its table.
+A key as one string, unique among the keys of its table.
 
 Parts are joined by colons. A colon or percent sign in a part is percent-encoded, and an
 empty part is ``%00`` (Postgres's text holds no NUL, and a search index accepts no empty
 id). All keys of one table have the same number of parts.
 
-Records have integers and floats as numbers, booleans as booleans, all else as text.
+Records have integers and floats as numbers, booleans as booleans, and all else as text.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ def text_of(value: Value) -> str:
     """
     Return a value as text.
 
-    Null is ``null``, so that each part of a key has a text.
+    Null is ``null``, so that each part of a key has text.
     """
     if type(value) is str:
         return value
@@ -33,14 +33,14 @@ _EMPTY_PART = "%00"
 
 
 def key_text(key: Sequence[Value]) -> str:
-    """Return the values of a key, in key order, as one text."""
+    """Return the values of a key, in key order, as one string."""
     if len(key) == 1 and type(key[0]) is int:
         return str(key[0])
     return ":".join([_part(value) for value in key])
 
 
 def key_parts(text: str) -> tuple[str, ...]:
-    """Return the texts of the values in a key's text."""
+    """Split a key's text into its values, each as text."""
     return tuple([_value(part) for part in text.split(":")])
 
 

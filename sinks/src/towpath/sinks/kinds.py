@@ -377,7 +377,7 @@ def _mistakes(sink: SinkSettings) -> Iterator[str]:
 
 
 def _missing_functions(sink: SinkSettings, route: Route) -> Iterator[str]:
-    """Yield a mistake per Python transform that no package provides; import others."""
+    """Yield a mistake for each Python transform that is missing; import the others."""
     for number, entry in enumerate(route.transforms):
         name, installed = entry.python, installed_transforms()
         if name is not None and name in installed:

@@ -22,7 +22,7 @@ from towpath.sinks.changes.relations import RelationShape
 @dataclass(frozen=True, slots=True)
 class Batch:
     """
-    The changes of one micro-batch, of any partitions and routes.
+    The changes of one micro-batch, from any partitions and routes.
 
     Attributes:
         batch_id: The same when the engine repeats the batch; a new checkpoint begins
@@ -133,7 +133,7 @@ class SupportsUpkeep(Protocol):
 
 @runtime_checkable
 class Columnar(Protocol):
-    """A sink that also writes rows as columns, which is many times faster."""
+    """A sink that can also write rows as columns, which is many times faster."""
 
     def apply_columns(self, columns: Columns) -> pa.Array | None:
         """
@@ -154,7 +154,7 @@ class Columnar(Protocol):
 @runtime_checkable
 class KeepsEventOrder(Protocol):
     """
-    A sink that delivers the events of an aggregate in their order.
+    A sink that delivers the events of an aggregate in order.
 
     Events behind a dead letter of their aggregate are parked, as changes of a row are.
 
@@ -167,10 +167,10 @@ class KeepsEventOrder(Protocol):
 
 class StoredRow(NamedTuple):
     """
-    A target's row of one key.
+    A target's row for one key.
 
     Attributes:
-        key: The key as one text (see ``key_text``).
+        key: The key as one string (see ``key_text``).
         fields: Columns as the target returns them, without the sink's own; a null
             column may be absent. Irrelevant for a deleted row.
         position: The position that the target compares.
@@ -309,7 +309,7 @@ class Commit(NamedTuple):
 
     @property
     def added_rows(self) -> int:
-        """The number of rows that it wrote, new ones and new versions of old ones."""
+        """The number of rows written: new rows, and new versions of old rows."""
         return int(self.summary.get("added-records", 0))
 
     @property
@@ -336,7 +336,7 @@ class SqlSession(Protocol):
         Register a table under ``name`` for later statements of this session.
 
         Raises:
-            TargetUnavailableError: The engine could not take the table.
+            TargetUnavailableError: The engine could not accept the table.
         """
 
 
@@ -363,7 +363,7 @@ class LakeSession(SqlSession, Protocol):
         """Move main to a branch, if the branch is a continuation of main."""
 
     def expire_snapshots(self, table: str) -> None:
-        """Delete versions by the table's properties, and the files only they need."""
+        """Delete versions that the table's properties let expire, and their files."""
 
 
 @runtime_checkable

@@ -25,13 +25,13 @@ Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 _CONNECT_TIMEOUT_S = 10
 
 
-def connected(dsn: str, place: str = "the source", /, **settings: str) -> Connection:
+def connected(dsn: str, name: str = "the source", /, **settings: str) -> Connection:
     """
     Open an autocommit session, unaffected by settings of environment, role or database.
 
     Args:
-        dsn: The connection string, as libpq takes it.
-        place: The database, for the message of an error.
+        dsn: The connection string, as libpq accepts it.
+        name: The name of the database in error messages.
         settings: The settings that differ from ``schemas.session``.
 
     Raises:
@@ -44,7 +44,7 @@ def connected(dsn: str, place: str = "the source", /, **settings: str) -> Connec
         )
     except psycopg.Error as error:
         if error.sqlstate is None and has_no_descriptor(error):
-            doing = f"connecting to {place}"
+            doing = f"connecting to {name}"
             raise TooManyFilesError(doing) from error
         raise
     try:

@@ -79,7 +79,7 @@ def request_refetches(
             refetches.complete(refusal.change, due)
     count, unavailable = _request(due, refetches, repairs)
     refetches.store(due, applied.floors)
-    refused += [refusal for refusal in repairable if refusal.change.route in unavailable]
+    refused += [r for r in repairable if r.change.route in unavailable]
     return RequestedRefetches(refused, count, any(due.rows.values()) or count > 0)
 
 

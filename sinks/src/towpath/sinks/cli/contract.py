@@ -57,8 +57,8 @@ class MigrationFailedError(UsageError):
     """The migration or the schema before it cannot be applied to a scratch database."""
 
     remedy = (
-        "Correct the cause that is named: the migration must apply to the schema that "
-        "the command is given."
+        "Correct the cause that the message names: the migration must apply to the "
+        "schema that the command is given."
     )
 
 
@@ -148,7 +148,7 @@ def sqlalchemy_url(dsn: str, model: str) -> str:
     if host and not host.startswith("/") and "," not in host:
         port = parts.pop("port", "")
         host = f"[{host}]" if ":" in parts.pop("host") else host
-        address = host +  (f":{port}" if port else "")
+        address = host + (f":{port}" if port else "")
     login = f"{user}@" if user else ""
     rest = f"?{urlencode(parts)}" if parts else ""
     return f"{scheme}://{login}{address}/{name}{rest}"

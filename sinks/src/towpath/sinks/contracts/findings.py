@@ -324,8 +324,8 @@ _JUDGED: Final[Mapping[ChangeKind, _Judged]] = MappingProxyType(
         ChangeKind.RETYPED: (
             Level.REFUSED,
             (
-                "From {old} to {new}: readers get values of a different type, and older "
-                "records keep values of the former type."
+                "From {old} to {new}: readers get values of a different type, and "
+                "older records keep values of the former type."
             ),
             _REPLACE,
         ),

@@ -200,7 +200,7 @@ class PartitionCounts:
             if any(_added(partitions, noted.get(topic)))
         )
 
-    def note(self, ends: Offsets, remade: Collection[str] = ()) -> None:
+    def note(self, ends: Offsets, recreated: Collection[str] = ()) -> None:
         """
         Store the partition counts.
 
@@ -209,10 +209,10 @@ class PartitionCounts:
 
         Args:
             ends: The next offset of each partition.
-            remade: Recreated topics, whose previous counts are void.
+            recreated: Recreated topics, whose previous counts are void.
         """
         noted = self._file.read()
-        counts = {topic: n for topic, n in noted.items() if topic not in remade}
+        counts = {topic: n for topic, n in noted.items() if topic not in recreated}
         for topic, partitions in ends.items():
             added = _added(partitions, counts.get(topic))
             if not added or any(added):

@@ -2,9 +2,9 @@
 Publishes the progress of one sink, from its report and its folder.
 
 A run takes its number before its first record: the time in milliseconds, or one more
-than the newest run that was read, also of a dropped sink, if that is higher. So neither
+than the newest run that was read, even of a dropped sink, if that is higher. So neither
 a clock that was set back nor a topic that has lost its records makes a run look older
-than the run before it.
+than its predecessor.
 """
 
 import os
@@ -99,7 +99,7 @@ class ProgressPublisher:
         try:
             heard = self._store.read(self._sink)
         except UnreadableProgressError as error:
-            # A driver of another version wrote it; the next record replaces it.
+            # A driver of a different version wrote it; the next record replaces it.
             self._log_unread(error)
             heard = None
         except TowpathError as error:
@@ -129,7 +129,7 @@ class ProgressPublisher:
 
         Args:
             progress: The progress.
-            activity: The run's state that no file has.
+            activity: The part of the run's state that is in no file.
             only_if_changed: Whether to publish only if the missing rows differ from
                 those of the last record.
         """
@@ -237,7 +237,7 @@ class _NumberedRefetches:
         return RefetchNumbers(self._next, oldest, len(self._numbers))
 
     def _file_version(self) -> tuple[int, int, int] | None:
-        """Return the file's inode, size and time; ``None``: there is no file."""
+        """Return the file's inode, size and time; ``None`` if there is no file."""
         try:
             found = self._path.stat()
         except FileNotFoundError:

@@ -8,8 +8,8 @@ The source lists the topics at each trigger, so new topics are read from the nex
 trigger on. Lost records are never skipped: a topic that lost unread records stops the
 query.
 
-The target is maintained between batches: the lock of the sink's writer keeps a batch
-and maintenance apart.
+The target is maintained between batches: a lock of the sink's writer prevents
+maintenance during a batch.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -90,9 +90,9 @@ class PartitionTasks:
         self._span = span
 
     def run(self, function: TaskFunction, schema: str) -> DataFrame:
-        of_places: list[Span] = [{place: at} for place, at in self._span.items()]
-        # The largest spans come first, so that no large one is begun last.
-        spans = sorted(filter(records_in, of_places), key=records_in, reverse=True)
+        singles: list[Span] = [{id_: offsets} for id_, offsets in self._span.items()]
+        # The largest spans come first, so that no large one starts last.
+        spans = sorted(filter(records_in, singles), key=records_in, reverse=True)
         kafka, sink = self._kafka, self._sink
 
         def task(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -146,7 +146,7 @@ class QueryPlan:
 
     @property
     def checkpoint(self) -> Path:
-        """The engine's own folder: offsets read, batches committed."""
+        """The engine's own folder, with the offsets read and the batches committed."""
         return sink_folder(self.state_folder, self.sink.name) / "checkpoint"
 
     @property
@@ -188,7 +188,7 @@ def start_query(
         .load()
     )
 
-    # So that a long statement of one sink leaves the others their share of the cores.
+    # A pool for each sink: a long statement of one leaves the others their cores.
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", plan.sink.name)
     return (
         source.writeStream.foreachBatch(on_batch)

@@ -125,18 +125,18 @@ class Retained(NamedTuple):
 
     Attributes:
         ids: The ids of the topics, read before the offsets.
-        remade: Recreated topics; no offset of them has been read yet.
+        recreated: Recreated topics; none of their offsets has been read yet.
     """
 
     first: Offsets
     ends: Offsets
     ids: Mapping[str, str]
-    remade: frozenset[str]
+    recreated: frozenset[str]
 
     def has(self, topic: str, partition: str, offset: int) -> bool:
         """Return whether reading can continue at an offset without a gap."""
         first = self.first[topic].get(partition)
-        if first is None or topic in self.remade:
+        if first is None or topic in self.recreated:
             return False
         return first <= offset <= self.ends.get(topic, {}).get(partition, first)
 
@@ -198,7 +198,7 @@ def _examine_topic(
         elif retained.has(topic, partition, offset):
             positions[partition] = offset
         else:
-            is_cut = offset < first and topic not in retained.remade
+            is_cut = offset < first and topic not in retained.recreated
             examined.found(
                 RecoveryOutcome.RETENTION_PASSED
                 if is_cut
@@ -214,7 +214,7 @@ def _examine_new(
     """Check topics and partitions that are read from the start."""
     for topic, partitions in retained.first.items():
         known = committed.get(topic, {})
-        if not known and topic in retained.remade:
+        if not known and topic in retained.recreated:
             examined.found(RecoveryOutcome.TOPIC_RECREATED, topic)
             continue
         new = {p: first for p, first in partitions.items() if p not in known}
@@ -336,9 +336,9 @@ class Recovery:
         self._next = Deadline(self._clock, LOOK_EVERY_S)
         names = self._topics()
         ids = self._cluster.topic_ids(names)
-        remade = self._ids.others(ids)
-        if remade:
-            message = f"{min(remade)} was deleted and recreated while it was read"
+        recreated = self._ids.recreated(ids)
+        if recreated:
+            message = f"{min(recreated)} was deleted and recreated while it was read"
             raise TopicRemadeError(message)
         self._ids.note(ids)
         ends = self._cluster.end_offsets(names)
@@ -354,7 +354,7 @@ class Recovery:
     def _examine(self, committed: Offsets, retained: Retained) -> ExaminedOffsets:
         examined = examine(committed, retained, self._is_read)
         for topic in self._counts.grown(retained.ends):
-            if topic not in retained.remade:
+            if topic not in retained.recreated:
                 examined.found(RecoveryOutcome.PARTITIONS_ADDED, topic)
         return examined
 
@@ -368,7 +368,7 @@ class Recovery:
         ids = self._cluster.topic_ids(names)
         first = self._cluster.first_offsets(names)
         ends = self._cluster.end_offsets(names)
-        return Retained(first, ends, ids, self._ids.others(ids))
+        return Retained(first, ends, ids, self._ids.recreated(ids))
 
     def _note_topics(self, committed: Offsets, retained: Retained) -> None:
         """
@@ -379,7 +379,7 @@ class Recovery:
         """
         gone = {t for t in committed if t not in retained.first or not self._is_read(t)}
         self._ids.note(retained.ids, gone)
-        self._counts.note(retained.ends, retained.remade | gone)
+        self._counts.note(retained.ends, retained.recreated | gone)
 
     def _is_read(self, topic: str) -> bool:
         return bool(self._routes.reading(topic))

@@ -29,7 +29,7 @@ from towpath.sinks.state.progress import (
     write_progress,
 )
 
-# The label of the whole batch, beside those of its stages.
+# The label of the whole batch, in addition to those of its stages.
 WHOLE: Final = "batch"
 # A repeated batch counts only dead letters and requests that it adds.
 _NEVER_REPEATED: Final = frozenset({"dead_letters", "refetches_requested"})
@@ -213,7 +213,7 @@ class Report:
             self._runs.end(message)
 
     def parked(self, keys: int) -> None:
-        """Report the number of parked keys, also between batches."""
+        """Report the number of parked keys; called between batches, too."""
         if keys != self._progress.parked:
             self._write(parked=keys)
 

@@ -1,7 +1,7 @@
 """
 The engine: one Spark session per driver process, tuned for small, frequent batches.
 
-The settings were chosen by measurements. The raw local file system writes no checksum
+The settings were chosen by measurement. The raw local file system writes no checksum
 file beside each file of a checkpoint, and VFORK halves the cost of each process that
 Hadoop starts for such a file. Stacks have 4 MB because stopping a query overflows a
 stack of the default size. The garbage collector is the serial one because a driver
@@ -91,9 +91,9 @@ _LOCAL_SETTINGS: Final[Mapping[str, str]] = {
 
 # For an engine on this machine that only plans batches, because it writes no tables.
 # Without these file systems Hadoop starts a process, such as readlink, for each
-# operation on a checkpoint file: ten a batch, a third of the time of an engine with
-# small batches. A warehouse's tables need Hadoop's default file system: the raw one
-# does not know its own scheme, for example.
+# operation on a checkpoint file: ten per batch, which is a third of the time of an
+# engine with small batches. A warehouse's tables need Hadoop's default file system: the
+# raw one does not know its own scheme, for example.
 _PLANNING_SETTINGS: Final[Mapping[str, str]] = {
     "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} {FIRST_COMPILER_ONLY}",
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
@@ -195,8 +195,8 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
     """
     Provide a folder for the temporary files of one engine; remove it at the end.
 
-    The engine copies all connectors there, and leaves them behind if it is killed:
-    57 MB each time. So each process has its own folder, locked as long as the process
+    The engine copies all connectors there, and leaves them behind if it is killed: 57
+    MB each time. So each process has its own folder, which is locked while the process
     lives, and removes the folders of processes that have ended.
 
     Args:
@@ -221,7 +221,7 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Remove the folders that nobody has locked."""
+    """Remove the folders that no process has locked."""
     for former in parent.glob(f"{_SCRATCH_PREFIX}*"):
         # Another process may be removing it at this moment.
         with suppress(StateNotWrittenError):
@@ -291,7 +291,7 @@ def is_alive(session: SparkSession) -> bool:
     The engine ends with its process, or when its cluster stops it.
     """
     context = session.sparkContext
-    gateway = context._gateway  # noqa: SLF001 - there is no public way
+    gateway = context._gateway  # noqa: SLF001 - no public API
     if gateway is None or (
         gateway.proc is not None and gateway.proc.poll() is not None
     ):
@@ -372,9 +372,9 @@ class SparkSql:
     def expire_snapshots(self, table: str) -> None:
         with _translated():
             change = self._load(table).expireSnapshots()
-            # Most file systems delete in bulk, by threads of their own. For one that
-            # cannot (OSS, an encrypting one), the default is one file after the other,
-            # and no batch is written meanwhile. Iceberg reads the manifests by another
+            # Most file systems delete in bulk, with threads of their own. For one that
+            # cannot (OSS, an encrypting one), the default is one file at a time, and no
+            # batch is written meanwhile. Iceberg reads the manifests with a different
             # pool of its own, and keeps only paths in memory.
             change.executeDeleteWith(
                 self._iceberg.util.ThreadPools.getDeleteWorkerPool()
@@ -382,11 +382,11 @@ class SparkSql:
             change.commit()
 
     @property
-    def _iceberg(self) -> Any:  # noqa: ANN401 - a package of Java's
-        jvm: Any = self._session._jvm  # noqa: SLF001 - there is no public way
+    def _iceberg(self) -> Any:  # noqa: ANN401 - a Java package
+        jvm: Any = self._session._jvm  # noqa: SLF001 - no public API
         return jvm.org.apache.iceberg
 
-    def _load(self, table: str) -> Any:  # noqa: ANN401 - an object of Java's
+    def _load(self, table: str) -> Any:  # noqa: ANN401 - a Java object
         """Read the newest state of a table from the catalog."""
         java = self._session._jsparkSession  # noqa: SLF001 - likewise
         return self._iceberg.spark.Spark3Util.loadIcebergTable(java, table)

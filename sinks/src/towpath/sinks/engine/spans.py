@@ -56,7 +56,7 @@ class WriteSpans:
         self._left_out = 0
 
     def watch(self, read: ReadRecords) -> ReadRecords:
-        """Return the reader of the batch, which notes sampled records as they come."""
+        """Return the reader of the batch, which notes sampled records as it reads."""
         if not self._tracer.is_on:
             return read
 
@@ -89,7 +89,7 @@ class WriteSpans:
             )
         )
         for record in self._seen:
-            place: dict[str, Attribute] = {
+            origin: dict[str, Attribute] = {
                 "messaging.system": "kafka",
                 "messaging.destination.name": record.topic,
                 "messaging.destination.partition.id": str(record.partition),
@@ -102,7 +102,7 @@ class WriteSpans:
                     parent=record.traceparent,
                     begin_us=self._began_us,
                     end_us=end_us,
-                    attributes=attributes | place,
+                    attributes=attributes | origin,
                     links=() if batch is None else (batch,),
                 )
             )
@@ -110,9 +110,9 @@ class WriteSpans:
     def _note(self, table: pa.Table) -> None:
         for batch in table.to_batches():
             found = _sampled(batch)
-            room = MAX_SPANS - len(self._seen)
-            self._left_out += max(0, len(found) - room)
-            self._seen += found[:room]
+            remaining = MAX_SPANS - len(self._seen)
+            self._left_out += max(0, len(found) - remaining)
+            self._seen += found[:remaining]
 
     def _now_us(self) -> int:
         return int(self._clock.now().timestamp() * 1_000_000)
@@ -128,14 +128,16 @@ def _sampled(batch: pa.RecordBatch) -> list[_SampledRecord]:
     values = headers.field("value").filter(is_trace)
     numbers = pc.list_parent_indices(lists).filter(is_trace)
     is_sampled = pc.match_substring_regex(values, _SAMPLED)
-    places = batch.select(["topic", "partition", "offset"]).take(
+    origins = batch.select(["topic", "partition", "offset"]).take(
         numbers.filter(is_sampled)
     )
     rows = zip(
-        values.filter(is_sampled).to_pylist(), *places.to_pydict().values(), strict=True
+        values.filter(is_sampled).to_pylist(),
+        *origins.to_pydict().values(),
+        strict=True,
     )
     return [
-        _SampledRecord(traceparent, *place)
-        for value, *place in rows
+        _SampledRecord(traceparent, *origin)
+        for value, *origin in rows
         if (traceparent := sampled_traceparent(value)) is not None
     ]

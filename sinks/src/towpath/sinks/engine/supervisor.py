@@ -151,7 +151,7 @@ class SupervisorParts:
     backoff: Backoff = Backoff()  # noqa: RUF009 - a frozen value
 
 
-# The longest delay until a stop is noticed, or the first topic of a sink that has none.
+# The longest delay until a stop, or the first topic of a sink without one, is noticed.
 STOP_CHECK_S: Final = 1
 
 _UNKNOWN_REMEDY: Final = "Read the driver's log."

@@ -144,7 +144,7 @@ class SinkWriter:
         return self._result(outcome, written)
 
     def _result(self, outcome: SliceOutcome, rest: BatchResult | None) -> BatchResult:
-        """Add up the counts of the slices, and those of the records after them."""
+        """Add up the counts of the slices and of the records written after them."""
         context = self._context
         result = BatchResult(
             records=outcome.records,

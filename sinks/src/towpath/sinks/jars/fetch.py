@@ -7,7 +7,7 @@ until all archives are fetched. One process at a time changes a store; others wa
 - Maven, where it is installed, fetches many files at once. Each use is a separate
   module, because uses need different versions of one artifact. Every archive is named,
   and its dependencies are excluded: the lock lists them all.
-- The Ivy inside PySpark fetches what Maven did not. It needs only a Java runtime, and
+- The Ivy inside PySpark fetches the rest. It needs only a Java runtime, and
   fetches one file after another, so several processes share the work, each with its
   own cache. Checksums are off, because the lock's sha256 is checked afterwards.
 - Java has its own list of certificate authorities. The certificates of
@@ -138,22 +138,22 @@ def ivy_commands(
 
 
 def _ivy_command(
-    java: Path, flags: Sequence[str], jars: Sequence[Jar], place: Path, target: Path
+    java: Path, flags: Sequence[str], jars: Sequence[Jar], folder: Path, target: Path
 ) -> list[str]:
-    place.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     confs = [f"c{number}" for number in range(len(jars))]
     # One configuration per archive: each can hold only one version of a module.
     text = _IVY_MODULE.format(
         configurations="".join(f'<conf name="{conf}"/>' for conf in confs),
         dependencies="".join(map(_ivy_dependency, jars, confs)),
     )
-    (place / "ivy.xml").write_text(text, encoding="utf-8")
-    settings = place / "settings.xml"
+    (folder / "ivy.xml").write_text(text, encoding="utf-8")
+    settings = folder / "settings.xml"
     settings.write_text(_IVY_SETTINGS, encoding="utf-8")
     return [
-        *(str(java), *flags, f"-Divy.default.ivy.user.dir={place / 'user'}"),
+        *(str(java), *flags, f"-Divy.default.ivy.user.dir={folder / 'user'}"),
         *("-jar", str(_ivy_program()), "-warn", "-settings", str(settings)),
-        *("-ivy", str(place / "ivy.xml"), "-cache", str(place / "cache")),
+        *("-ivy", str(folder / "ivy.xml"), "-cache", str(folder / "cache")),
         *("-types", "jar", "tar.gz", "-confs", *confs),
         *("-retrieve", f"{target}/{_IVY_LAYOUT}"),
     ]
@@ -181,7 +181,7 @@ def _ivy_program() -> Path:
 
 
 # A trust store needs a password although its content is public.
-_TRUST_STORE_PASSWORD: Final = "changeit"  # noqa: S105 - Java's own word for it
+_TRUST_STORE_PASSWORD: Final = "changeit"  # noqa: S105 - Java's own default
 _CERTIFICATE: Final = re.compile(
     rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL
 )
@@ -246,29 +246,29 @@ def ensure(report: ReportLine, environ: Mapping[str, str], jars: Sequence[Jar]) 
             lock.
         PrerequisiteError: There is no Java to fetch them with.
     """
-    place = store.folder(environ)
-    if not store.missing(jars, place):
+    folder = store.folder(environ)
+    if not store.missing(jars, folder):
         return 0
     try:
-        return _ensure(report, environ, jars, place)
+        return _ensure(report, environ, jars, folder)
     except OSError as error:
-        message = f"the archives cannot be fetched into {place}: {error}"
+        message = f"the archives cannot be fetched into {folder}: {error}"
         raise JarsError(message) from error
 
 
 def _ensure(
-    report: ReportLine, environ: Mapping[str, str], jars: Sequence[Jar], place: Path
+    report: ReportLine, environ: Mapping[str, str], jars: Sequence[Jar], folder: Path
 ) -> int:
     """Fetch the missing archives while no other process changes the store."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(place.parent / "lock", report):
-        wanted = store.missing(jars, place)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.parent / "lock", report):
+        wanted = store.missing(jars, folder)
         if not wanted:
             return 0
-        work = place.parent / f"{place.name}.fetch"
+        work = folder.parent / f"{folder.name}.fetch"
         _fetch(wanted, work, report, environ)
         for jar in wanted:
-            store.put(jar, repository(work) / jar.repository_path, place)
+            store.put(jar, repository(work) / jar.repository_path, folder)
         shutil.rmtree(work)
         return len(wanted)
 
@@ -284,8 +284,8 @@ def _fetch(
         if not left:
             return
         total = sum(jar.size_bytes for jar in left) / _MEGABYTE
-        word = "Maven" if fetch is _by_maven else "Ivy"
-        report(f"fetching {len(left)} Java archives, {total:.0f} MB, with {word}")
+        tool = "Maven" if fetch is _by_maven else "Ivy"
+        report(f"fetching {len(left)} Java archives, {total:.0f} MB, with {tool}")
         with _reporting(left, work, report):
             why = fetch(left, work, environ) or why
         left = _unchecked(left, work)
@@ -300,7 +300,7 @@ def _unchecked(jars: Sequence[Jar], work: Path) -> list[Jar]:
     """
     Return archives that are missing or differ from the lock; delete their folders.
 
-    Archives that share a folder, because they differ in their classifier only, are
+    Archives that share a folder, because they differ only in their classifier, are
     returned together.
     """
     paths = {jar: repository(work) / jar.repository_path for jar in jars}
@@ -347,11 +347,11 @@ def _run(commands: list[list[str]], work: Path, env: dict[str, str]) -> str:
     """
     running = []
     try:
-        for number, words in enumerate(commands):
+        for number, command in enumerate(commands):
             with (work / f"log-{number}").open("wb") as log:
                 running.append(
                     subprocess.Popen(  # noqa: S603 - commands are our own
-                        words,
+                        command,
                         cwd=work,
                         env=env,
                         stdin=subprocess.DEVNULL,

@@ -2,7 +2,8 @@
 The Java runtime of Spark and of the local stack's servers.
 
 A ``JAVA_HOME`` with a Java 21 is preferred; otherwise the runtime of a Python package
-is used. Spark gets a folder whose ``bin/java`` corrects what Spark's launcher requests:
+is used. Spark gets a folder whose ``bin/java`` corrects the arguments of Spark's
+launcher:
 
 - It drops the option for a module if the runtime lacks this module.
 - It adds the archive of Spark's loaded classes if it was recorded: a driver's start
@@ -64,7 +65,7 @@ def home(environ: Mapping[str, str] | None = None) -> Path:
     Raises:
         PrerequisiteError: There is no such Java.
     """
-    variables = os.environ if environ is None else environ  # noqa: TID251 - asked once, here
+    variables = os.environ if environ is None else environ  # noqa: TID251 - read once, here
     own = variables.get("JAVA_HOME", "")
     if own and release(Path(own)) == RELEASE and (Path(own) / "bin" / "java").exists():
         return Path(own)

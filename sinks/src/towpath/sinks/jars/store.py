@@ -5,9 +5,9 @@ The lock has one line for each archive::
 
     <use> <group>:<artifact>:<version>[:<type>[:<classifier>]] <file> <sha256> <bytes>
 
-Archives are in ``<clone>/.towpath/jars/<lock>/<use>/``: each content of ``jars.lock``
-has its own folder, which holds the archives of further locks, too. Without a clone they
-are in ``towpath/jars`` of the user's cache instead. A file is checked against its
+Archives are in ``<clone>/.towpath/jars/<lock>/<use>/``: each version of ``jars.lock``
+has its own folder, which also holds the archives of further locks. Without a clone they
+are in ``towpath/jars`` in the user's cache instead. A file is checked against its
 sha256 before it is put there, in one step, so that a name in the store guarantees the
 right bytes. Its size is checked before each use, which finds a file that was truncated
 later. The one archive that is unpacked has a list of its files' sizes beside it.
@@ -49,7 +49,7 @@ class Jar:
 
     @property
     def repository_path(self) -> Path:
-        """Its path in a Maven repository."""
+        """The archive's path in a Maven repository."""
         group, artifact, version, kind, classifier = self.parts
         name = f"{artifact}-{version}" + (f"-{classifier}" if classifier else "")
         return Path(*group.split("."), artifact, version, f"{name}.{kind}")
@@ -75,12 +75,12 @@ _PACKED: Final = ".tar.gz"
 
 def folder(environ: Mapping[str, str] | None = None) -> Path:
     """
-    Return the folder of this lock; ``TOWPATH_JARS`` names another.
+    Return the folder of this lock; ``TOWPATH_JARS`` names a different one.
 
     Raises:
         JarsError: It would be in the home of the user, who has none.
     """
-    variables = os.environ if environ is None else environ  # noqa: TID251 - asked once, here
+    variables = os.environ if environ is None else environ  # noqa: TID251 - read once, here
     named = variables.get("TOWPATH_JARS")
     if named:
         return Path(named)

@@ -60,14 +60,14 @@ _SETTLING: Final = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
         KafkaError.FENCED_LEADER_EPOCH,
-        # The client learned of a leader from one broker before another one did.
+        # The client learned of a leader from one broker before another broker did.
         KafkaError.UNKNOWN_LEADER_EPOCH,
     }
 )
 _SETTLED_WITHIN_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.1
 
-# Errors of a deletion that a retry does not cure.
+# Errors of a deletion for which a retry is of no use.
 _KEPT_BY: Final = frozenset(
     {
         KafkaError.TOPIC_DELETION_DISABLED,
@@ -88,7 +88,7 @@ _EARLIEST: Final = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _Client = TypeVar("_Client", Consumer, Producer, AdminClient)
-_Answer = TypeVar("_Answer")
+_Response = TypeVar("_Response")
 
 
 def admin(kafka: Kafka) -> AdminClient:
@@ -212,11 +212,11 @@ class Topics:
         if not known:
             return {}
         try:
-            asked = self._admin.describe_topics(
+            futures = self._admin.describe_topics(
                 TopicCollection(known), request_timeout=REQUEST_TIMEOUT_S
             )
             ids = {
-                name: str(answer.result().topic_id) for name, answer in asked.items()
+                name: str(future.result().topic_id) for name, future in futures.items()
             }
         except KafkaException as error:
             raise unavailable(error) from error
@@ -289,11 +289,11 @@ class Topics:
         known = sorted(self._partitions().keys() & set(names))
         if not known:
             return {}
-        asked = self._admin.delete_topics(known, request_timeout=REQUEST_TIMEOUT_S)
+        futures = self._admin.delete_topics(known, request_timeout=REQUEST_TIMEOUT_S)
         kept: dict[str, str] = {}
-        for name, answer in asked.items():
+        for name, future in futures.items():
             try:
-                answer.result()
+                future.result()
             except KafkaException as error:
                 if error.args[0].code() in _KEPT_BY:
                     kept[name] = error.args[0].str()
@@ -334,9 +334,11 @@ class Topics:
             for partition in known[name]
         }
         if wanted:
-            asked = self._admin.list_offsets(wanted, request_timeout=REQUEST_TIMEOUT_S)
-            for place, answer in asked.items():
-                found[place.topic][str(place.partition)] = answer.result().offset
+            futures = self._admin.list_offsets(
+                wanted, request_timeout=REQUEST_TIMEOUT_S
+            )
+            for at, future in futures.items():
+                found[at.topic][str(at.partition)] = future.result().offset
         return found
 
 
@@ -386,8 +388,8 @@ class KafkaRelations:
         if not self._next_offsets:
             ends = self._cluster.end_offsets([self._topic]).get(self._topic, {})
             return {int(partition): end for partition, end in ends.items()}
-        places = [TopicPartition(self._topic, p) for p in self._next_offsets]
-        return {one.partition: end_offset(self._consumer, one) for one in places}
+        partitions = [TopicPartition(self._topic, p) for p in self._next_offsets]
+        return {p.partition: end_offset(self._consumer, p) for p in partitions}
 
     def _take(self, value: bytes) -> None:
         shape = parse_relation(value)
@@ -399,7 +401,7 @@ class KafkaRelations:
 
 
 def end_offset(
-    consumer: Consumer, place: TopicPartition, clock: Clock | None = None
+    consumer: Consumer, partition: TopicPartition, clock: Clock | None = None
 ) -> int:
     """
     Return the offset of a partition's next record; retry while its leader changes.
@@ -407,14 +409,16 @@ def end_offset(
     Raises:
         BrokerUnavailableError: The broker does not answer.
     """
-    bounds = partial(consumer.get_watermark_offsets, place, REQUEST_TIMEOUT_S)
+    bounds = partial(consumer.get_watermark_offsets, partition, REQUEST_TIMEOUT_S)
     _, end = _settled(bounds, clock or SystemClock(), REQUEST_TIMEOUT_S)
     return end
 
 
-def _settled(request: Callable[[], _Answer], clock: Clock, within_s: float) -> _Answer:
+def _settled(
+    request: Callable[[], _Response], clock: Clock, within_s: float
+) -> _Response:
     """
-    Return the answer to a request, repeated while a partition settles.
+    Return the response to a request, which is repeated while a partition settles.
 
     Raises:
         BrokerUnavailableError: The broker does not answer, or no leader is elected in
@@ -468,7 +472,7 @@ def records_to(
             yield message
     finally:
         # Otherwise the client would keep fetching. The broker answers a fetch without
-        # records only after half a second, and the next request would wait behind it.
+        # records only after half a second, and the next request would wait for that.
         consumer.unassign()
 
 

@@ -49,8 +49,8 @@ _WRITING: Final = {"message.max.bytes": topics.LARGEST_RECORD_BYTES}
 # Enough records in flight to keep the broker busy, few enough to hold in memory.
 _PRODUCED_AT_ONCE: Final = 5_000
 # The client drops an unsent record this long before the wait for it ends. Otherwise it
-# might send a dead letter after a retry has applied the record. The client looks for
-# such records once a second.
+# might send a dead letter after a retry has applied the record. The client checks for
+# such records once per second.
 _DROPPED_BEFORE_S: Final = 2.0
 
 _log = structlog.get_logger("towpath.sinks.kafka")

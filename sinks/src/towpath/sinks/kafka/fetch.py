@@ -9,7 +9,8 @@ job.
 While a batch of a backlog is written, the client prefetches records of the next one.
 Without a backlog it fetches nothing between batches, since it would send a request for
 every few records that arrive. It seeks to the first batch after such a pause, and to a
-batch that does not continue the last one: a repeated batch, or one of other partitions.
+batch that does not continue the last one: a repeated batch, or one with different
+partitions.
 
 Hot path, once per record: no value is decoded here.
 """
@@ -35,7 +36,7 @@ from towpath.sinks.changes.decode import RECORDS
 from towpath.sinks.errors import BrokerUnavailableError, RecordsGoneError
 from towpath.sinks.kafka import client
 from towpath.sinks.kafka.client import REQUEST_TIMEOUT_S, unavailable
-from towpath.sinks.state.progress import Place, Span, records_in
+from towpath.sinks.state.progress import PartitionId, Span, records_in
 
 
 class Batches(Protocol):
@@ -172,25 +173,29 @@ class KafkaBatches:
         self._client_lock = threading.Lock()
         # The ends of the last batch, from which the client keeps fetching; empty while
         # a batch is incomplete, and while the client fetches nothing.
-        self._batch_ends: dict[Place, int] = {}
-        self._next_offsets: dict[Place, int] = {}
-        self._ahead: dict[Place, list[Message]] = {}
+        self._batch_ends: dict[PartitionId, int] = {}
+        self._next_offsets: dict[PartitionId, int] = {}
+        self._ahead: dict[PartitionId, list[Message]] = {}
         self._ahead_bytes = 0
         # The offset at which each partition ended; the client reports an end only once.
-        self._eof_offsets: dict[Place, int] = {}
-        self._paused: set[Place] = set()
+        self._eof_offsets: dict[PartitionId, int] = {}
+        self._paused: set[PartitionId] = set()
         self._oldest_ms: int | None = None
 
     def slices(self, span: Span) -> Iterator[pa.Table]:
         with self._client_lock:
             consumer = self._consumer_at(span)
         self._batch_ends = {}
-        left = {place: end for place, (begin, end) in span.items() if begin < end}
+        left = {
+            partition_id: end
+            for partition_id, (begin, end) in span.items()
+            if begin < end
+        }
         taken: list[Message] = []
-        for place, end in tuple(left.items()):
-            self._distribute(self._take_ahead(place), left, taken)
-            if self._eof_offsets.get(place, 0) >= end:
-                left.pop(place, None)
+        for partition_id, end in tuple(left.items()):
+            self._distribute(self._take_ahead(partition_id), left, taken)
+            if self._eof_offsets.get(partition_id, 0) >= end:
+                left.pop(partition_id, None)
         timeout = _FetchTimeout(consumer, self._clock)
         missing = requested = records_in(span) - len(taken)
         while left:
@@ -210,7 +215,9 @@ class KafkaBatches:
             requested = 2 * requested if is_full else missing
         for begin in range(0, len(taken), FETCH_SLICE_RECORDS):
             yield self._table(taken[begin : begin + FETCH_SLICE_RECORDS])
-        self._end_batch(consumer, {place: end for place, (_, end) in span.items()})
+        self._end_batch(
+            consumer, {partition_id: end for partition_id, (_, end) in span.items()}
+        )
 
     def take_oldest_ms(self) -> int | None:
         found, self._oldest_ms = self._oldest_ms, None
@@ -220,9 +227,9 @@ class KafkaBatches:
         # With a separate client: the one that reads slices may be in use.
         consumer = client.consumer(self._kafka, self._group, self._settings)
         try:
-            for place, (begin, end) in span.items():
+            for partition_id, (begin, end) in span.items():
                 if begin < end:
-                    _check_bounds(consumer, place, begin, end)
+                    _check_bounds(consumer, partition_id, begin, end)
         finally:
             consumer.close()
 
@@ -234,7 +241,7 @@ class KafkaBatches:
                 self._consumer.close()
                 self._consumer = None
 
-    def _end_batch(self, consumer: Consumer, ends: dict[Place, int]) -> None:
+    def _end_batch(self, consumer: Consumer, ends: dict[PartitionId, int]) -> None:
         """Keep fetching after a batch of a backlog; stop fetching after any other."""
         with self._client_lock:
             is_free = not self._closed and not self._paused
@@ -261,7 +268,7 @@ class KafkaBatches:
     def _consumer_at(self, span: Span) -> Consumer:
         """Return the client, positioned at the beginning of a batch."""
         self._check_open()
-        begins = {place: begin for place, (begin, _) in span.items()}
+        begins = {partition_id: begin for partition_id, (begin, _) in span.items()}
         try:
             if self._consumer is None:
                 self._consumer = client.consumer(
@@ -269,7 +276,9 @@ class KafkaBatches:
                 )
             consumer = self._consumer
             if self._paused:
-                consumer.resume([TopicPartition(*place) for place in self._paused])
+                consumer.resume(
+                    [TopicPartition(*partition_id) for partition_id in self._paused]
+                )
                 self._paused.clear()
             if self._batch_ends != begins:
                 self._ahead.clear()
@@ -282,7 +291,10 @@ class KafkaBatches:
         return consumer
 
     def _distribute(
-        self, messages: list[Message], left: dict[Place, int], taken: list[Message]
+        self,
+        messages: list[Message],
+        left: dict[PartitionId, int],
+        taken: list[Message],
     ) -> int:
         """
         Add the batch's records to ``taken``, and buffer those beyond its end.
@@ -293,41 +305,43 @@ class KafkaBatches:
         next_offsets = self._next_offsets
         for message in messages:
             offset = message.offset() or 0
-            place = (message.topic() or "", message.partition() or 0)
-            end = left.get(place, 0)
+            partition_id = (message.topic() or "", message.partition() or 0)
+            end = left.get(partition_id, 0)
             if (error := message.error()) is not None:
-                _check_error(error, place)
+                _check_error(error, partition_id)
                 # The last offsets may have no records: transaction markers, and records
                 # that compaction removed.
-                self._eof_offsets[place] = offset
+                self._eof_offsets[partition_id] = offset
                 if offset >= end:
-                    left.pop(place, None)
-            elif offset < next_offsets.get(place, offset + 1):
+                    left.pop(partition_id, None)
+            elif offset < next_offsets.get(partition_id, offset + 1):
                 # Read before, or from a partition that is no longer assigned.
                 continue
             elif offset < end:
                 taken.append(message)
-                next_offsets[place] = offset + 1
+                next_offsets[partition_id] = offset + 1
                 if offset == end - 1:
-                    del left[place]
+                    del left[partition_id]
             else:
-                left.pop(place, None)
-                self._ahead.setdefault(place, []).append(message)
+                left.pop(partition_id, None)
+                self._ahead.setdefault(partition_id, []).append(message)
                 self._ahead_bytes += len(message)
         return len(taken) - before
 
-    def _take_ahead(self, place: Place) -> list[Message]:
+    def _take_ahead(self, partition_id: PartitionId) -> list[Message]:
         """Remove and return the buffered messages of a partition."""
-        ahead = self._ahead.pop(place, [])
+        ahead = self._ahead.pop(partition_id, [])
         self._ahead_bytes -= sum(map(len, ahead))
         return ahead
 
     def _pause_ahead(self, consumer: Consumer) -> None:
         """Pause the partitions with buffered messages if the buffer is full."""
-        places = self._ahead.keys() - self._paused
-        if places and self._ahead_bytes > _AHEAD_BYTES:
-            consumer.pause([TopicPartition(*place) for place in places])
-            self._paused |= places
+        partition_ids = self._ahead.keys() - self._paused
+        if partition_ids and self._ahead_bytes > _AHEAD_BYTES:
+            consumer.pause(
+                [TopicPartition(*partition_id) for partition_id in partition_ids]
+            )
+            self._paused |= partition_ids
 
 
 class _FetchTimeout:
@@ -340,7 +354,7 @@ class _FetchTimeout:
         self._lowest_missing: int | None = None
         self._stall = StallTimeout(clock, REQUEST_TIMEOUT_S)
 
-    def check(self, missing: int, left: Mapping[Place, int]) -> None:
+    def check(self, missing: int, left: Mapping[PartitionId, int]) -> None:
         """
         Query the broker if the number of missing records has stalled.
 
@@ -355,24 +369,24 @@ class _FetchTimeout:
             return
         self._stall = StallTimeout(self._clock, REQUEST_TIMEOUT_S)
         self._checks += 1
-        for place, end in left.items():
-            self._check_partition(place, end)
+        for partition_id, end in left.items():
+            self._check_partition(partition_id, end)
 
-    def _check_partition(self, place: Place, end: int) -> None:
+    def _check_partition(self, partition_id: PartitionId, end: int) -> None:
         """Raise an error if a partition cannot progress; the client reports none."""
-        _check_bounds(self._consumer, place, None, end)
+        _check_bounds(self._consumer, partition_id, None, end)
         # The broker answers, but a large response may take long over a slow network.
         if self._checks >= _MAX_CHECKS:
-            raise _unreadable(place, "no records are returned")
+            raise _unreadable(partition_id, "no records are returned")
 
 
-def _has_backlog(consumer: Consumer, ends: Mapping[Place, int]) -> bool:
+def _has_backlog(consumer: Consumer, ends: Mapping[PartitionId, int]) -> bool:
     """Return whether many records follow a batch, as far as the client knows."""
     behind = 0
-    for place, end in ends.items():
+    for partition_id, end in ends.items():
         try:
             _, last = consumer.get_watermark_offsets(
-                TopicPartition(*place), cached=True
+                TopicPartition(*partition_id), cached=True
             )
         except KafkaException as error:
             raise unavailable(error) from error
@@ -382,24 +396,24 @@ def _has_backlog(consumer: Consumer, ends: Mapping[Place, int]) -> bool:
 
 
 def _check_bounds(
-    consumer: Consumer, place: Place, begin: int | None, end: int
+    consumer: Consumer, partition_id: PartitionId, begin: int | None, end: int
 ) -> None:
     """Check that a partition has the offsets from ``begin``, if given, to ``end``."""
-    at = TopicPartition(*place)
+    at = TopicPartition(*partition_id)
     try:
         first, last = consumer.get_watermark_offsets(at, _QUERY_TIMEOUT_S)
     except KafkaException as error:
         if error.args[0].code() in _GONE:
-            raise _gone(place, error.args[0].str()) from error
-        raise _unreadable(place, error.args[0].str()) from error
+            raise _gone(partition_id, error.args[0].str()) from error
+        raise _unreadable(partition_id, error.args[0].str()) from error
     if begin is not None and begin < first:
-        raise _gone(place, f"it begins at {first}, not at {begin}")
+        raise _gone(partition_id, f"it begins at {first}, not at {begin}")
     if last < end:
-        raise _gone(place, f"it ends at {last}, not at {end}")
+        raise _gone(partition_id, f"it ends at {last}, not at {end}")
 
 
-def _unreadable(place: Place, why: str) -> BrokerUnavailableError:
-    topic, partition = place
+def _unreadable(partition_id: PartitionId, why: str) -> BrokerUnavailableError:
+    topic, partition = partition_id
     message = f"Kafka: partition {partition} of {topic} cannot be read: {why}"
     return BrokerUnavailableError(message)
 
@@ -468,15 +482,15 @@ def _consume(consumer: Consumer, most: int) -> list[Message]:
         raise unavailable(error) from error
 
 
-def _check_error(error: KafkaError, place: Place) -> None:
+def _check_error(error: KafkaError, partition_id: PartitionId) -> None:
     """Raise the error of a message; the end of a partition is not an error."""
     if error.code() in _GONE:
-        raise _gone(place, error.str())
+        raise _gone(partition_id, error.str())
     if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own name
         raise unavailable(KafkaException(error))
 
 
-def _gone(place: Place, why: str) -> RecordsGoneError:
-    topic, partition = place
+def _gone(partition_id: PartitionId, why: str) -> RecordsGoneError:
+    topic, partition = partition_id
     message = f"partition {partition} of {topic} cannot be read: {why}"
     return RecordsGoneError(message)

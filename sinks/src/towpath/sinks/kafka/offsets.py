@@ -23,7 +23,7 @@ from towpath.sinks.kafka.client import (
     headers_of,
     unavailable,
 )
-from towpath.sinks.state.lag import Places
+from towpath.sinks.state.lag import PartitionOffsets
 
 
 class KafkaEarliestPositions:
@@ -124,9 +124,9 @@ class KafkaRecordAges:
             },
         )
 
-    def oldest_ms(self, places: Places) -> int | None:
+    def oldest_ms(self, offsets: PartitionOffsets) -> int | None:
         """
-        Return the lowest timestamp among the first records at or after the places.
+        Return the lowest timestamp among the first records at or after the offsets.
 
         Returns:
             Milliseconds since 1970; ``None`` if there are no such records.
@@ -134,9 +134,9 @@ class KafkaRecordAges:
         Raises:
             BrokerUnavailableError: The broker does not answer.
         """
-        waiting = set(places)
+        waiting = set(offsets)
         found: list[int] = []
-        wanted = [TopicPartition(*at, places[at]) for at in places]
+        wanted = [TopicPartition(*at, offset) for at, offset in offsets.items()]
         self._consumer.assign(wanted)
         # Partitions of the previous call may still be paused.
         self._consumer.resume(wanted)
@@ -157,14 +157,14 @@ class KafkaRecordAges:
         if message is None:
             text = "the timestamps of records could not be read"
             raise BrokerUnavailableError(text)
-        place = message.topic() or "", message.partition() or 0
+        at = message.topic() or "", message.partition() or 0
         error = message.error()
         if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own name
             text = f"Kafka: {error.str()}"
             raise BrokerUnavailableError(text) from KafkaException(error)
-        if place not in waiting:
+        if at not in waiting:
             return
-        waiting.discard(place)
+        waiting.discard(at)
         if error is None:
             found.append(message.timestamp()[1])
-            self._consumer.pause([TopicPartition(*place)])
+            self._consumer.pause([TopicPartition(*at)])

@@ -7,8 +7,8 @@ Kafka compacts the topic within minutes, so a reader that begins with the first 
 reads a few megabytes at most.
 
 ``ProgressTopic`` publishes for a driver, for the verifier, and for the command that
-drops a sink. ``ProgressReader.read`` reads on up to the current end of the topic, and
-fails while the broker does not answer: its result is never older than the call.
+drops a sink. ``ProgressReader.read`` reads up to the current end of the topic, and
+fails if the broker does not answer: its result is never older than the call.
 """
 
 import threading
@@ -89,15 +89,15 @@ class ProgressReader:
         return self._runs.heard(sink, self._clock.now(), began_s)
 
     def newest_run(self, sink: str) -> int:
-        """Return the number of a sink's newest run, as of the last reading."""
+        """Return the number of a sink's newest run, as of the last read."""
         return self._runs.newest_run(sink)
 
     def times(self) -> Mapping[str, datetime]:
-        """Return the time of each sink's newest record, as of the last reading."""
+        """Return the time of each sink's newest record, as of the last read."""
         return self._runs.times()
 
     def verification(self, sink: str) -> PublishedVerification | None:
-        """Return the last verification of a sink, as of the last reading."""
+        """Return the last verification of a sink, as of the last read."""
         return self._verifications.get(sink)
 
     def close(self) -> None:
@@ -113,8 +113,8 @@ class ProgressReader:
             known = self._consumer.list_topics(timeout=REQUEST_TIMEOUT_S).topics
             if self.name not in known:
                 return
-        place = TopicPartition(self.name, 0)
-        end = end_offset(self._consumer, place, self._clock)
+        partition = TopicPartition(self.name, 0)
+        end = end_offset(self._consumer, partition, self._clock)
         if end < self._next_offsets.get(0, 0):
             # The topic was recreated.
             self._next_offsets, self._runs = {}, NewestRuns()
@@ -178,7 +178,7 @@ class ProgressTopic:
                 self.name,
                 key=sink.encode(),
                 value=record,
-                on_delivery=partial(self._answered, sink),
+                on_delivery=partial(self._delivered, sink),
             )
             # Only calls the callbacks of earlier records.
             producer.poll(0)
@@ -229,14 +229,14 @@ class ProgressTopic:
             return
         failures: list[str] = []
 
-        def answered(error: KafkaError | None, _message: Message) -> None:
+        def delivered(error: KafkaError | None, _message: Message) -> None:
             if error is not None:
                 failures.append(error.str())
 
         producer = self._connected()
         try:
             for key, value in records.items():
-                producer.produce(self.name, key=key, value=value, on_delivery=answered)
+                producer.produce(self.name, key=key, value=value, on_delivery=delivered)
             if producer.flush(REQUEST_TIMEOUT_S):
                 failures.append("no answer in time")
         except KafkaException as error:
@@ -260,7 +260,9 @@ class ProgressTopic:
                 self._producer = producer
             return producer
 
-    def _answered(self, sink: str, error: KafkaError | None, _message: Message) -> None:
+    def _delivered(
+        self, sink: str, error: KafkaError | None, _message: Message
+    ) -> None:
         if error is not None:
             self._failed(sink, error.str())
         elif sink in self._failing:

@@ -110,13 +110,13 @@ class KafkaRepairs:
         data = {"data-collections": [collection], "columns": list(columns)}
         signal = self._signal(data)
         snapshot_id = str(signal["id"])
-        # Earlier entries stay: this snapshot does not read their rows.
+        # Earlier entries are kept: this snapshot does not read their rows.
         state_folder, sink = self._settings.state_folder, self._sink.name
         incomplete.note(state_folder, sink, route, snapshot_id)
         try:
             self._send([signal])
         except TowpathError:
-            # The request is repeated with another id.
+            # The request is repeated with a different id.
             incomplete.end(state_folder, sink, route, snapshot_id)
             raise
         _log.warning(
@@ -173,7 +173,7 @@ class KafkaRepairs:
         elif not self._topic:
             reason = "relay.snapshot.signal_topic is empty"
         elif is_by_key and self._has_key_columns(collection):
-            # Signals list primary keys: this key would match other rows.
+            # Signals list primary keys: this key would match the wrong rows.
             _log.info(
                 "refetch not possible by key",
                 sink=self._sink.name,
@@ -292,9 +292,10 @@ def table_behind(
     prefix = settings.database.prefix
     if announced is not None and settings.capture.takes(announced.text):
         return announced.text
-    taken = table_of(prefix, topic)
-    is_taken = taken is not None and settings.capture.takes(taken)
-    for name in (*settings.capture.names, *([taken] if taken and is_taken else [])):
+    derived = table_of(prefix, topic)
+    is_captured = derived is not None and settings.capture.takes(derived)
+    captured = [derived] if derived and is_captured else []
+    for name in (*settings.capture.names, *captured):
         if table_topic(prefix, TableName.parse(name)) == topic:
             return name
     return None

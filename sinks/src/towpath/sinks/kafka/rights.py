@@ -102,11 +102,11 @@ def missing_rights(kafka: Kafka, wanted: Rights) -> Iterator[str]:
     try:
         lacking = _lacking(admin, wanted.operations)
         lacking["create"] += _not_creatable(admin, wanted.made)
-        asked = admin.describe_consumer_groups(
+        futures = admin.describe_consumer_groups(
             list(wanted.groups), request_timeout=REQUEST_TIMEOUT_S
         )
         unseen = [
-            name for name, answer in asked.items() if _refused(answer, _NO_COORDINATOR)
+            name for name, each in futures.items() if _refused(each, _NO_COORDINATOR)
         ]
     except KafkaException as error:
         raise unavailable(error) from error
@@ -121,26 +121,26 @@ def _lacking(
     admin: AdminClient, wanted: Mapping[str, AbstractSet[AclOperation]]
 ) -> dict[str, list[str]]:
     """Return the topics by missing operation; those that do not exist are left out."""
-    asked = admin.describe_topics(
+    futures = admin.describe_topics(
         TopicCollection(list(wanted)),
         include_authorized_operations=True,
         request_timeout=REQUEST_TIMEOUT_S,
     )
     lacking: dict[str, list[str]] = defaultdict(list)
-    for name, answer in asked.items():
-        for operation in _missing(answer, wanted[name]):
+    for name, future in futures.items():
+        for operation in _missing(future, wanted[name]):
             lacking[operation.name.lower()].append(name)
     return lacking
 
 
 def _missing(
-    answer: Future[Any], wanted: AbstractSet[AclOperation]
+    future: Future[Any], wanted: AbstractSet[AclOperation]
 ) -> Iterable[AclOperation]:
-    if _refused(answer):
+    if _refused(future):
         return wanted
-    if answer.exception() is not None:
+    if future.exception() is not None:
         return ()
-    granted = answer.result().authorized_operations
+    granted = future.result().authorized_operations
     # Brokers before 2.3 do not report them.
     return () if granted is None else wanted - set(granted)
 
@@ -148,25 +148,25 @@ def _missing(
 def _not_creatable(admin: AdminClient, names: Sequence[str]) -> list[str]:
     """Return the topics that the user is not allowed to create; none is created."""
     wanted = [NewTopic(name, 1) for name in names]
-    asked = admin.create_topics(
+    futures = admin.create_topics(
         wanted, validate_only=True, request_timeout=REQUEST_TIMEOUT_S
     )
-    return [name for name, answer in asked.items() if _refused(answer)]
+    return [name for name, future in futures.items() if _refused(future)]
 
 
-def _refused(answer: Future[Any], no_refusal: AbstractSet[int] = _NONE) -> bool:
+def _refused(future: Future[Any], no_refusal: AbstractSet[int] = _NONE) -> bool:
     """
-    Return whether the broker refuses a right.
+    Return whether the broker denies a right.
 
     Args:
-        answer: The broker's answer.
-        no_refusal: Further errors that refuse nothing.
+        future: The broker's response.
+        no_refusal: Further errors that do not concern rights.
 
     Raises:
         KafkaException: The broker does not answer.
     """
     try:
-        answer.result()
+        future.result()
     except KafkaException as error:
         code = error.args[0].code()
         if code not in _REFUSED | _NO_REFUSAL | no_refusal:

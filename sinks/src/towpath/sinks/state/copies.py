@@ -157,7 +157,7 @@ class StateCopies:
         self._clock = clock
         self._own = JsonFile[str | int](folder / _COPIES_FILE)
         self._owner: Owner | None = None
-        # Why this is not the owner.
+        # Why this folder is not the owner.
         self._failure: TowpathError = SinkRunsElsewhereError("not claimed yet")
         self._lock = threading.Lock()
         self._until = Deadline(clock, 0)
@@ -340,7 +340,7 @@ class StateCopies:
         self._beat, self._until = Deadline(self._clock, BEAT_EVERY_S), until
 
     def _obsolete(self, parts: Mapping[str, int]) -> dict[str, None]:
-        """Return the stored parts that no file has any more."""
+        """Return the stored parts that no file has anymore."""
         return {
             f"{name}#{number}": None
             for name, count in self._parts.items()
@@ -385,8 +385,8 @@ def _moment(folder: Path, before: Mapping[str, _Mark]) -> _Moment:
     """
     Read the files whose marks differ from those in ``before``.
 
-    A crash may fall between the writes of any two files, so their order matters. All
-    contents must be of one moment: no file may change while they are read.
+    A crash may occur between the writes of any two files, so their order matters. All
+    contents must be from one moment: no file may change while they are read.
     """
     while True:
         marks = _marks(folder)
@@ -401,8 +401,8 @@ def _marks(folder: Path) -> dict[str, _Mark]:
     """Return the mark of each file that is copied."""
     found = {}
     for path in folder.glob("*"):
-        is_other = path.name.startswith((".", _CHECKPOINT))
-        if is_other or path.name in _NOT_COPIED:
+        is_excluded = path.name.startswith((".", _CHECKPOINT))
+        if is_excluded or path.name in _NOT_COPIED:
             continue
         for file in path.glob("*") if path.is_dir() else [path]:
             with suppress(FileNotFoundError):

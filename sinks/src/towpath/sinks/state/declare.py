@@ -137,7 +137,7 @@ def declare_sink(
     """
     # A link stays a link, and relative paths begin at the folder of the file itself.
     config = config.resolve()
-    # A file that has the block already may be one that cannot be replaced.
+    # A file that already has the block may be one that cannot be replaced.
     if (known := _known_sink(config, block, environ)) is not None:
         return known
     with changing(config, clock):
@@ -164,7 +164,7 @@ def changing(config: Path, clock: Clock) -> Iterator[None]:
     """
     Keep other commands from changing a configuration while the block changes it.
 
-    The block must read the file, too: a text that was read before would undo the change
+    The block must also read the file: text that was read earlier would undo the change
     of another command.
 
     Args:
@@ -215,7 +215,7 @@ def _locked(path: Path) -> FileIO | None:
 @contextmanager
 def candidate_of(config: Path, text: str) -> Iterator[Path]:
     """
-    Provide a file beside a configuration that may replace it, with another text.
+    Provide a file with different text, next to a configuration that it may replace.
 
     It has the mode and, if permitted, the owner of the configuration, which may hold a
     password. At the end it is deleted, unless it has replaced the configuration.
@@ -245,7 +245,7 @@ def candidate_of(config: Path, text: str) -> Iterator[Path]:
 
 
 def _names_in(text: str) -> set[str]:
-    """Return the names of the sinks in a text; ``load`` reports its mistakes."""
+    """Return the names of the sinks in TOML text; ``load`` reports its mistakes."""
     try:
         return {str(one.get("name")) for one in _blocks(text)}
     except ConfigurationError:
@@ -254,12 +254,12 @@ def _names_in(text: str) -> set[str]:
 
 def _known_sink(config: Path, block: str, environ: Mapping[str, str]) -> Sink | None:
     """
-    Return a sink of the file that has the block's name; ``None`` for a new name.
+    Return the file's sink with the block's name; ``None`` for a new name.
 
     Raises:
         ConfigurationError: The block is not TOML or has keys before its tables, or it
             or the file has mistakes.
-        SinkExistsError: The sink has another block, or is filled already.
+        SinkExistsError: The sink has a different block, or is already filled.
     """
     _refuse_loose_keys(block)
     text = config.read_text(encoding="utf-8")
@@ -278,7 +278,7 @@ def _declared_before(
 
     Raises:
         ConfigurationError: The block is not TOML, or has mistakes.
-        SinkExistsError: The sink has another block, or is filled already.
+        SinkExistsError: The sink has a different block, or is already filled.
     """
     blocks = _blocks(block)
     names = [one.get("name") for one in blocks]
@@ -292,16 +292,16 @@ def _declared_before(
         declared.name
     )
     if expected != declared:
-        message = f"a sink named {declared.name} is declared with another block"
+        message = f"a sink named {declared.name} is declared with a different block"
         raise SinkExistsError(message)
     if (sink_folder(settings.state_folder, declared.name) / READY_FILE).exists():
-        message = f"the sink {declared.name} is declared and filled already"
+        message = f"the sink {declared.name} is already declared and filled"
         raise SinkExistsError(message)
     return declared
 
 
 def _refuse_loose_keys(block: str) -> None:
-    """Refuse keys before the first table: the file's last table would take them."""
+    """Refuse keys before the first table: the file's last table would get them."""
     loose = [name for name, value in _parsed(block).items() if not _has_tables(value)]
     if loose:
         message = f"the block: {', '.join(loose)} must follow [[sink]]"
@@ -338,7 +338,7 @@ def wait_running(
 
     Raises:
         SinkNotRunningError: The sink does not run in time; the message has its error.
-        UnreadableProgressError: A driver of another version runs the sink.
+        UnreadableProgressError: A driver of a different version runs the sink.
         UnavailableError: The broker does not answer.
     """
     deadline = Deadline(clock, timeout_s)
@@ -383,7 +383,7 @@ def wait_applied(
 
     Raises:
         SinkNotRunningError: The sink makes no progress; the message has its error.
-        UnreadableProgressError: A driver of another version runs the sink.
+        UnreadableProgressError: A driver of a different version runs the sink.
     """
     stall = StallTimeout(clock, stuck_after_s)
     while True:

@@ -102,7 +102,7 @@ class TopicIds:
     def __init__(self, folder: Path) -> None:
         self._file = JsonFile[str](folder / TOPIC_IDS_FILE)
 
-    def others(self, found: Mapping[str, str]) -> frozenset[str]:
+    def recreated(self, found: Mapping[str, str]) -> frozenset[str]:
         """Return the topics whose id differs from the stored one."""
         noted = self._file.read()
         return frozenset(n for n, one in found.items() if noted.get(n, one) != one)
@@ -134,7 +134,7 @@ def lock_sink(state_folder: Path, sink: str) -> FolderLock | None:
 
 def lock_folder(folder: Path) -> FolderLock | None:
     """
-    Lock a folder, created if it is missing; ``None`` if it is locked already.
+    Lock a folder, created if it is missing; ``None`` if it is already locked.
 
     Raises:
         StateNotWrittenError: The folder or its lock cannot be created, or its file

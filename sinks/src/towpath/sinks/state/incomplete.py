@@ -27,7 +27,7 @@ def begin(state_folder: Path, sink: str, route: str, snapshot_id: str) -> None:
 
 
 def note(state_folder: Path, sink: str, route: str, snapshot_id: str) -> None:
-    """Create the file of a route and snapshot; other files of the route stay."""
+    """Create the file of a route and snapshot; keep the route's other files."""
     replace_file(_path(state_folder, sink, route, snapshot_id), b"")
 
 

@@ -21,7 +21,7 @@ from towpath.sinks.state.progress import Offsets
 _MS_PER_S: Final = 1000
 
 # By partition, the offset from which records are counted.
-Places = Mapping[tuple[str, int], int]
+PartitionOffsets = Mapping[tuple[str, int], int]
 
 
 class Lag(NamedTuple):
@@ -34,7 +34,7 @@ class Lag(NamedTuple):
 class RecordAges(Protocol):
     """Looks up the timestamps of records by their offsets."""
 
-    def oldest_ms(self, places: Places) -> int | None:
+    def oldest_ms(self, offsets: PartitionOffsets) -> int | None:
         """
         Return the lowest timestamp among the first records at or after the offsets.
 

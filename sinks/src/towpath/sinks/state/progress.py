@@ -35,7 +35,7 @@ _FULL_DISK_TEXTS: Final = tuple(map(os.strerror, _FULL_DISK_ERRNOS))
 
 
 def full_disk(error: BaseException) -> StateNotWrittenError | None:
-    """Return the failure that stands for a full disk, if an error reports one."""
+    """Return the failure that represents a full disk, if an error reports one."""
     if isinstance(error, OSError):
         return _failure(error) if error.errno in _FULL_DISK_ERRNOS else None
     for line in str(error).splitlines():
@@ -47,7 +47,7 @@ def full_disk(error: BaseException) -> StateNotWrittenError | None:
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """
-    Translate errors of writing below the state folder.
+    Translate errors that occur when writing below the state folder.
 
     Raises:
         StateNotWrittenError: The file cannot be written, for whatever reason.
@@ -61,18 +61,18 @@ def writing(path: Path) -> Iterator[None]:
 def _failure(error: OSError, path: Path | None = None) -> StateNotWrittenError:
     is_full = error.errno in _FULL_DISK_ERRNOS
     what = "disk full" if is_full else "the state folder cannot be written"
-    place = path or error.filename
+    file = path or error.filename
     reason = error.strerror or str(error)
     return StateNotWrittenError(
-        f"{what}: {place}: {reason}" if place else f"{what}: {reason}"
+        f"{what}: {file}: {reason}" if file else f"{what}: {reason}"
     )
 
 
 Offsets: TypeAlias = Mapping[str, Mapping[str, int]]
 
 # A topic and a partition, and per partition the offsets between which a batch reads.
-Place: TypeAlias = tuple[str, int]
-Span: TypeAlias = dict[Place, tuple[int, int]]
+PartitionId: TypeAlias = tuple[str, int]
+Span: TypeAlias = dict[PartitionId, tuple[int, int]]
 
 
 class State(enum.StrEnum):
@@ -96,7 +96,7 @@ class Progress:
         dead_letters: Records written to the dead letters.
         skipped: Records left out: snapshot rows of a log, events without the state of
             their aggregate, and truncations that a route ignores.
-        left: Records of large batches that the driver wrote after their slices.
+        left: Records that the slices of large batches left to the driver.
         records: Records read.
         tombstones: Deletes among the rows.
         asked: Rows requested because a partial change could not be applied.
@@ -154,14 +154,15 @@ def stored_progress(path: Path, sink: str) -> Progress:
     """
     Return a sink's progress as its file has it; empty if no file can be read.
 
-    Unknown fields of another version are ignored; missing fields have their defaults.
+    Unknown fields of a different version are ignored; missing fields have their
+    defaults.
     """
     try:
         return progress_of(orjson.loads(path.read_bytes()))
     except FileNotFoundError:
         return Progress(sink=sink)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        # For example of a later version; the checkpoint has the offsets.
+        # The file may be from a later version; the offsets are in the checkpoint.
         _log.warning("sink progress not readable", path=str(path), reason=str(error))
         return Progress(sink=sink)
 
@@ -205,8 +206,8 @@ def replace_file(
         mode: The file's mode, which the process's umask narrows.
 
     Raises:
-        StateNotWrittenError: The file cannot be written. The old content stays, or the
-            new one may not survive a crash of the machine.
+        StateNotWrittenError: The file cannot be written. The old content remains, or
+            the new one may not survive a crash of the machine.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with writing(path):
@@ -233,7 +234,7 @@ def _sync_folder(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network file systems store names at once, and refuse the call.
+        # Some network file systems store names immediately, and refuse the call.
         if error.errno != errno.EINVAL:
             raise
     finally:

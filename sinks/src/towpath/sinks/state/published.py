@@ -17,7 +17,7 @@ target. But a target, or a state folder, can be restored from a backup while no 
 runs, and an earlier record then claims too much. So a reader counts offsets as
 applied only if
 
-- the run has not ended, and was heard of in the last ``HEARD_WITHIN_S`` seconds, and
+- the run has not ended, and was heard from in the last ``HEARD_WITHIN_S`` seconds, and
 - the run itself has opened the target and compared its offsets with those of the
   topics, which reveals what the target or the topics have lost (``is_open``).
 
@@ -236,12 +236,12 @@ def not_alive(heard: HeardProgress | None, sink: str) -> str | None:
     if heard is None:
         return f"no driver has published any progress of the sink {sink}"
     record = heard.record
-    place = f"process {record.pid} on {record.host}"
+    process = f"process {record.pid} on {record.host}"
     if not record.is_running:
-        return f"the driver of the sink {sink} ended at {record.at} ({place})"
+        return f"the driver of the sink {sink} ended at {record.at} ({process})"
     if not heard.is_alive:
-        since = f"since {record.at} ({place})"
-        return f"the driver of the sink {sink} has not been heard of {since}"
+        since = f"since {record.at} ({process})"
+        return f"the driver of the sink {sink} has not been heard from {since}"
     return None
 
 
@@ -254,7 +254,7 @@ class ProgressSource(Protocol):
 
         Raises:
             UnavailableError: The progress cannot be read now.
-            UnreadableProgressError: A driver of another version publishes the progress.
+            UnreadableProgressError: A driver of a different version publishes it.
         """
 
 
@@ -263,7 +263,7 @@ class ProgressStore(ProgressSource, Protocol):
 
     def newest_run(self, sink: str) -> int:
         """
-        Return the number of a sink's newest run, as of the last reading.
+        Return the number of a sink's newest run, as of the last read.
 
         The sink may have been dropped since; -1 if no run is known.
         """
@@ -278,10 +278,10 @@ class ProgressStore(ProgressSource, Protocol):
         """Return how many records of a sink could not be published."""
 
     def times(self) -> Mapping[str, datetime]:
-        """Return the time of each sink's newest record, as of the last reading."""
+        """Return the time of each sink's newest record, as of the last read."""
 
     def verification(self, sink: str) -> PublishedVerification | None:
-        """Return the last verification of a sink, as of the last reading."""
+        """Return the last verification of a sink, as of the last read."""
 
 
 class _Arrived(NamedTuple):
@@ -313,7 +313,7 @@ class NewestRuns:
 
         Args:
             sink: The sink.
-            record: The record; ``None``: the sink was dropped.
+            record: The record; ``None`` if the sink was dropped.
             since_s: A time at which it had not been published yet, by the reader's own
                 clock; ``None`` if it may be of any age.
         """
@@ -334,7 +334,7 @@ class NewestRuns:
         return None if arrived is None else arrived.record
 
     def newest_run(self, sink: str) -> int:
-        """Return the number of the newest run, also of a dropped sink; -1: none."""
+        """Return the number of the newest run, even of a dropped sink; -1 for none."""
         arrived = self._newest.get(sink)
         return self._dropped.get(sink, -1) if arrived is None else arrived.record.run
 
@@ -356,7 +356,7 @@ class NewestRuns:
         Args:
             sink: The sink.
             now: The time by the reader's clock.
-            now_s: The time by which ``since_s`` was measured.
+            now_s: The current time of the clock that measured ``since_s``.
         """
         arrived = self._newest.get(sink)
         if arrived is None:

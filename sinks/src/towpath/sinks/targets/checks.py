@@ -80,7 +80,7 @@ def check_topics(sink: Sink, settings: Settings) -> Iterator[Finding]:
 
 
 def check_target(sink: Sink, settings: Settings) -> Iterator[Finding]:
-    """Yield what the target refuses, or that the target does not answer."""
+    """Yield the rights that the target denies, or the reason why it cannot be read."""
     kind = kind_of(sink)
     try:
         if kind.rights is not None:

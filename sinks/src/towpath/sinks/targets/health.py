@@ -123,7 +123,7 @@ class LakeHealth(NamedTuple):
 
 
 class TargetHealth(NamedTuple):
-    """A Postgres that a sink writes."""
+    """A Postgres server that a sink writes to."""
 
     version: int
     is_standby: bool = False
@@ -296,7 +296,7 @@ def lake_findings(sink: Sink, tables: Sequence[LakeHealth]) -> Iterator[CheckFin
 
 
 def target_findings(_sink: Sink, health: TargetHealth) -> Iterator[CheckFinding]:
-    """Yield the findings about a Postgres that a sink writes."""
+    """Yield the findings about a Postgres server that a sink writes to."""
     if health.version < _OLDEST_POSTGRES:
         yield error_finding(
             "target-version",

@@ -58,18 +58,18 @@ class MemorySink:
 
     def _put(self, change: Change, tally: Tally) -> None:
         rows = self.rows.setdefault(change.route, {})
-        place = key_text(change.key)
-        stored = rows.get(place)
+        key = key_text(change.key)
+        stored = rows.get(key)
         if stored is not None and stored.position > change.position:
             _count(tally, applied=False)
         elif change.row is None or not change.unchanged:
-            rows[place] = Stored(change.position, change.row)
+            rows[key] = Stored(change.position, change.row)
             _count(tally, applied=True)
         elif stored is None or stored.row is None:
             tally.refused.append(Refusal(change, ABSENT_ROW, needs_refetch=True))
         else:
             kept = {k: v for k, v in stored.row.items() if k in change.unchanged}
-            rows[place] = Stored(change.position, {**kept, **change.row})
+            rows[key] = Stored(change.position, {**kept, **change.row})
             _count(tally, applied=True)
 
 

@@ -52,7 +52,7 @@ _NO_FILE: Final = "WAITAOF cannot be used"
 _PAUSES: Final = ("BUSY ", "MISCONF", "NOREPLICAS")
 
 
-def connect(url: str) -> Any:  # noqa: ANN401 - redis-py types its answers as sync or async
+def connect(url: str) -> Any:  # noqa: ANN401 - redis-py types its results as sync or async
     """
     Return a client that does not retry: the driver retries, and logs it.
 
@@ -76,7 +76,7 @@ def connect(url: str) -> Any:  # noqa: ANN401 - redis-py types its answers as sy
 
 
 def connect_to(client: Any, host: str, port: int) -> Any:  # noqa: ANN401 - see connect
-    """Return a client of another server, with the first client's credentials."""
+    """Return a client for another server, with the first client's credentials."""
     pool = client.connection_pool
     given = {**pool.connection_kwargs, "host": host, "port": port, "db": 0}
     kind = pool.connection_class
@@ -113,7 +113,7 @@ def translated() -> Iterator[None]:
     except redis.ResponseError as error:
         raise as_target_error(error) from error
     except redis.RedisError as error:
-        # For example, the answer of a server that speaks another protocol.
+        # For example, the response of a server that speaks a different protocol.
         message = f"the cache does not answer: {type(error).__name__}: {error}"
         raise TargetUnavailableError(message) from error
 
@@ -201,7 +201,7 @@ class Servers:
         # slots.
         self.all = tuple(dict.fromkeys(c for c in of_slot if c is not None))
 
-    def client_of(self, place: str) -> Any:  # noqa: ANN401 - redis-py's
+    def client_of(self, key: str) -> Any:  # noqa: ANN401 - redis-py's
         """
         Return the client of the server that holds a key.
 
@@ -210,7 +210,7 @@ class Servers:
         """
         if not self.is_cluster:
             return self._first
-        client = self._of_slot[slot_of(place)]
+        client = self._of_slot[slot_of(key)]
         if client is None:
             message = "the cache has no server for a slot"
             raise TargetBusyError(message, retry_after_s=SHORTLY_RETRY_AFTER_S)
@@ -231,15 +231,15 @@ class Servers:
 
     def _check_slots(self, prefix: str) -> None:
         """
-        Check that every slot is at its server, and stays there.
+        Check that every slot is on its server, and stays there.
 
-        A server that gives a slot away answers for the keys that it still has. So each
-        slot is checked by a key that does not exist.
+        A server that is giving a slot away answers for the keys that it still has. So
+        each slot is checked with a key that does not exist.
         """
         by_client: dict[Any, Any] = {c: c.pipeline(transaction=False) for c in self.all}
-        for slot, place in slot_keys(prefix).items():
+        for slot, key in slot_keys(prefix).items():
             if (client := self._of_slot[slot]) is not None:
-                by_client[client].exists(place)
+                by_client[client].exists(key)
         for pipeline in by_client.values():
             pipeline.execute()
 
@@ -281,15 +281,15 @@ class Servers:
         """
         Yield ranges of slots with their primary.
 
-        An empty host is the server that was queried. Clients of replicas are kept, too:
-        a replica may be the only server left.
+        An empty host means the server that was queried. Clients of replicas are kept,
+        too: a replica may be the only server left.
         """
         own = seed.connection_pool.connection_kwargs.get("host", "localhost")
         for low, high, *nodes in seed.cluster("SLOTS"):
-            places = [(node[0] or own, node[1]) for node in nodes]
-            for place in places:
-                self._client(*place)
-            yield low, high, places[0]
+            addresses = [(node[0] or own, node[1]) for node in nodes]
+            for address in addresses:
+                self._client(*address)
+            yield low, high, addresses[0]
 
     def _client(self, host: str, port: int) -> Any:  # noqa: ANN401 - redis-py's
         known = self._peers.get((host, port))

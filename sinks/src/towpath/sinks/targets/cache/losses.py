@@ -9,7 +9,7 @@ most recent writes or everything:
 - the count is below the known one: the server lost its most recent writes (the last
   second if it keeps a file; everything since its last dump, or since a replica was
   copied). Each witness is compared with its own count: while one server refuses writes,
-  the counts of the others rise alone;
+  only the counts of the others rise;
 - keys were evicted, by the server's own count: any row may be among them, even if the
   witness is not.
 
@@ -93,8 +93,8 @@ class CacheLosses:
         except FileNotFoundError:
             return False
         except (orjson.JSONDecodeError, KeyError, TypeError):
-            # A torn file, or a file of another release.
-            _log.warning("cache state cannot be read: losses until now are not noticed")
+            # A torn file, or a file from a different release.
+            _log.warning("cache state cannot be read: earlier losses go undetected")
             return False
         self._known = known
         return True
@@ -150,7 +150,7 @@ def loss_in(
     Args:
         known: The known state.
         answers: The new count of each witness; 0 if its count was below the known one,
-            negative if it is missing or has another id.
+            negative if it is missing or has a different id.
         states: The states of the servers.
     """
     if any(state.evicted > known.evicted.get(state.run_id, 0) for state in states):

@@ -37,7 +37,7 @@ class _SentCall(NamedTuple, Generic[Context]):
 
 
 class RedisPipeline(Generic[Context]):
-    """Calls of the guard to one server, each with its caller's context."""
+    """Calls to the guard on one server, each with its caller's context."""
 
     def __init__(self, client: Any, load: Callable[[], None]) -> None:  # noqa: ANN401 - redis-py's
         """
@@ -145,23 +145,23 @@ def packed(function: str, keys: Sequence[str], arguments: Sequence[bytes]) -> by
     """Return a call of a function in the server's protocol."""
     # A key of another program, as a scan returns it, need not be valid text.
     encoded = [key.encode(errors="surrogateescape") for key in keys]
-    words = b"".join([part for key in encoded for part in _word(key)])
-    return packed_words(function, len(keys), words, arguments)
+    strings = b"".join([part for key in encoded for part in _bulk_string(key)])
+    return packed_words(function, len(keys), strings, arguments)
 
 
 def packed_words(
     function: str, count: int, keys: bytes, arguments: Sequence[bytes]
 ) -> bytes:
-    """Return a call whose keys are words of the protocol already."""
+    """Return a call whose keys are already bulk strings of the protocol."""
     parts = [b"*%d\r\n" % (3 + count + len(arguments))]
-    for word in (b"FCALL", function.encode(), b"%d" % count):
-        parts += _word(word)
+    for text in (b"FCALL", function.encode(), b"%d" % count):
+        parts += _bulk_string(text)
     parts.append(keys)
     for argument in arguments:
-        parts += _word(argument)
+        parts += _bulk_string(argument)
     return b"".join(parts)
 
 
-def _word(text: bytes) -> tuple[bytes, bytes, bytes]:
-    """Return a word in parts, so that a long word is copied only once."""
+def _bulk_string(text: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return a bulk string in parts, so that a long text is copied only once."""
     return b"$%d\r\n" % len(text), text, b"\r\n"

@@ -19,7 +19,7 @@ from towpath.sinks.targets.cache.schema import (
 # Hashes per round trip; the server returns them in about 5 ms.
 ROWS_PER_TRIP: Final = 1000
 
-# The error code of a value of another type.
+# The error code of a value of a different type.
 _NO_HASH: Final = "WRONGTYPE"
 
 # A server uses only as many bits of a cursor as its hash table has.
@@ -37,25 +37,25 @@ class CacheReader:
         """
         Yield the rows of all keys of a route; fields are text, null is absent.
 
-        A value of another type, which another program wrote under the name of a row,
-        counts as a row without fields or a position. Bytes of another program that are
-        not UTF-8 are escaped, because reports and temporary files hold text; those of a
-        key are escaped by ``text_of_name``.
+        A value of a different type, which another program wrote under the name of a
+        row, counts as a row without fields or a position. Bytes of another program that
+        are not UTF-8 are escaped, because reports and temporary files hold text; those
+        of a key are escaped by ``text_of_name``.
         """
         with translated():
             self._servers.discover()
-        places = self._places(route)
+        redis_keys = self._redis_keys(route)
         begins_at = len(route_key_prefix(self._prefix, route))
         while True:
             with translated():
-                batch = list(islice(places, ROWS_PER_TRIP))
+                batch = list(islice(redis_keys, ROWS_PER_TRIP))
                 hashes = self._hashes(batch)
             if not batch:
                 return
-            for place, fields in zip(batch, hashes, strict=True):
+            for redis_key, fields in zip(batch, hashes, strict=True):
                 # A tombstone that expired since the scan is left out.
                 if fields:
-                    yield _stored(text_of_name(place[begins_at:]), fields)
+                    yield _stored(text_of_name(redis_key[begins_at:]), fields)
 
     def at(self, route: str, keys: Iterable[str]) -> Iterator[StoredRow]:
         """Read the rows of some keys, in the form of ``rows``."""
@@ -79,22 +79,22 @@ class CacheReader:
         """
         with translated():
             self._servers.discover()
-            places = self._random_places(scan_pattern(self._prefix, route), count)
+            redis_keys = self._random_keys(scan_pattern(self._prefix, route), count)
         begins_at = len(route_key_prefix(self._prefix, route))
-        keys = [text_of_name(place[begins_at:]) for place in places]
+        keys = [text_of_name(redis_key[begins_at:]) for redis_key in redis_keys]
         yield from self.at(route, keys)
 
     def close(self) -> None:
         self._servers.close()
 
-    def _places(self, route: str) -> Iterator[str]:
+    def _redis_keys(self, route: str) -> Iterator[str]:
         seen: set[str] = set()  # a scan may return a key twice
-        for place in self._servers.scan(self._prefix, route):
-            if place not in seen:
-                seen.add(place)
-                yield place
+        for redis_key in self._servers.scan(self._prefix, route):
+            if redis_key not in seen:
+                seen.add(redis_key)
+                yield redis_key
 
-    def _random_places(self, pattern: str, count: int) -> Iterable[str]:
+    def _random_keys(self, pattern: str, count: int) -> Iterable[str]:
         found: dict[str, None] = {}
         # A cluster without slots has no server.
         share = -(-count // max(1, len(self._servers.all)))
@@ -109,20 +109,20 @@ class CacheReader:
                         break
         return found
 
-    def _hashes(self, places: Sequence[str]) -> list[dict[str, str]]:
+    def _hashes(self, redis_keys: Sequence[str]) -> list[dict[str, str]]:
         """Read hashes in one round trip per server, in the order of their keys."""
         pipelines: dict[Any, tuple[Any, list[int]]] = {}
-        for index, place in enumerate(places):
-            client = self._servers.client_of(place)
+        for index, redis_key in enumerate(redis_keys):
+            client = self._servers.client_of(redis_key)
             if client not in pipelines:
                 pipelines[client] = client.pipeline(transaction=False), []
             pipeline, indexes = pipelines[client]
-            pipeline.hgetall(place)
+            pipeline.hgetall(redis_key)
             indexes.append(index)
-        found: list[dict[str, str]] = [{}] * len(places)
+        found: list[dict[str, str]] = [{}] * len(redis_keys)
         for pipeline, indexes in pipelines.values():
-            answers = pipeline.execute(raise_on_error=False)
-            for index, fields in zip(indexes, answers, strict=True):
+            responses = pipeline.execute(raise_on_error=False)
+            for index, fields in zip(indexes, responses, strict=True):
                 found[index] = _row_or_foreign(fields)
         return found
 
@@ -137,15 +137,15 @@ def _stored(key: str, fields: dict[str, str]) -> StoredRow:
     return StoredRow(key, fields, position, is_deleted)
 
 
-def _row_or_foreign(answer: dict[str, str] | Exception) -> dict[str, str]:
-    """Return a hash; for a value of another type, a row below every position."""
-    if not isinstance(answer, Exception):
-        return answer
-    if str(answer).startswith(_NO_HASH):
+def _row_or_foreign(response: dict[str, str] | Exception) -> dict[str, str]:
+    """Return a hash; for a value of a different type, a row below every position."""
+    if not isinstance(response, Exception):
+        return response
+    if str(response).startswith(_NO_HASH):
         return {POSITION_FIELD: ""}
-    raise answer
+    raise response
 
 
 def _escaped(text: str) -> str:
-    """Return a text in which bytes that are not UTF-8 are escaped."""
+    """Escape the bytes of a string that are not UTF-8."""
     return text.encode(errors="surrogateescape").decode(errors="backslashreplace")

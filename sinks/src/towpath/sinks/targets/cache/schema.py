@@ -27,9 +27,10 @@ from towpath.sinks.change import Change
 from towpath.sinks.key_text import key_text, text_of
 
 _GLOB: Final = re.compile(r"([*?\[\]\\])")
-# The signs that only other programs' keys have, and their texts: a byte that is not
-# UTF-8, as a client decodes it, and a percent sign that ``key_text`` does not write.
-_FOREIGN_SIGN: Final = re.compile(r"[\udc80-\udcff]|%(?!25|3A|00)")
+# The characters that only keys of other programs have, and their text forms: a byte
+# that is not UTF-8, as a client decodes it, and a percent sign that ``key_text`` does
+# not write.
+_FOREIGN_CHARACTER: Final = re.compile(r"[\udc80-\udcff]|%(?!25|3A|00)")
 _FOREIGN_TEXT: Final = re.compile(r"%(%|[89A-F][0-9A-F])")
 _FIRST_STRAY: Final = 0xDC00
 
@@ -49,17 +50,17 @@ def floors_key(prefix: str) -> str:
 
 
 def slot_keys(prefix: str) -> dict[int, str]:
-    """Return a key of each slot; none of them is ever written."""
-    place = f"{key_text((prefix,))}:_slot"
-    return {slot: f"{place}.{{{tag}}}" for slot, tag in _tags(1).items()}
+    """Return a key for each slot; none of them is ever written."""
+    base = f"{key_text((prefix,))}:_slot"
+    return {slot: f"{base}.{{{tag}}}" for slot, tag in _tags(1).items()}
 
 
 def witness_keys(prefix: str, sink: str, *, is_cluster: bool) -> tuple[str, ...]:
     """Return the keys of a sink's witnesses; no row has these keys (``losses``)."""
-    place = f"{key_text((prefix,))}:_witness.{sink}"
+    base = f"{key_text((prefix,))}:_witness.{sink}"
     if not is_cluster:
-        return (place,)
-    return tuple(f"{place}.{{{tag}}}" for tag in _tags(_WITNESS_STEP).values())
+        return (base,)
+    return tuple(f"{base}.{{{tag}}}" for tag in _tags(_WITNESS_STEP).values())
 
 
 def route_key_prefix(prefix: str, route: str) -> str:
@@ -74,34 +75,34 @@ def scan_pattern(prefix: str, route: str) -> str:
 
 def text_of_name(name: str) -> str:
     """
-    Return the name of a row as text; no two names share one.
+    Return the name of a row as text; no two names have the same text.
 
     A name that the sink wrote is its own text. In a name of another program, a byte
     that is not UTF-8 is written in hex, such as ``%FF``, and a percent sign as ``%%``,
     unless it is that of ``%25``, ``%3A`` or ``%00``.
     """
-    return _FOREIGN_SIGN.sub(_text_of_sign, name)
+    return _FOREIGN_CHARACTER.sub(_text_of_character, name)
 
 
 def name_of(text: str) -> str:
-    """Return the name of a row from its text by ``text_of_name``."""
-    return _FOREIGN_TEXT.sub(_sign_of_text, text)
+    """Return the name of a row, given its text from ``text_of_name``."""
+    return _FOREIGN_TEXT.sub(_character_of_text, text)
 
 
-def _text_of_sign(found: re.Match[str]) -> str:
-    sign = found[0]
-    return "%%" if sign == "%" else f"%{ord(sign) - _FIRST_STRAY:02X}"
+def _text_of_character(found: re.Match[str]) -> str:
+    character = found[0]
+    return "%%" if character == "%" else f"%{ord(character) - _FIRST_STRAY:02X}"
 
 
-def _sign_of_text(found: re.Match[str]) -> str:
+def _character_of_text(found: re.Match[str]) -> str:
     code = found[1]
     return "%" if code == "%" else chr(_FIRST_STRAY + int(code, 16))
 
 
-def slot_of(place: str) -> int:
+def slot_of(key: str) -> int:
     """Return the slot of a key on a cluster."""
     # A key of another program, as a scan returns it, need not be valid text.
-    return key_slot(place.encode(errors="surrogateescape"))
+    return key_slot(key.encode(errors="surrogateescape"))
 
 
 @cache
@@ -132,7 +133,7 @@ _ROWS_PER_GROUPING: Final = 20_000
 
 
 class Call(NamedTuple):
-    """One call of the guard: a key for each row, and the changes of the rows."""
+    """One call to the guard: a key for each row, and the changes of the rows."""
 
     keys: list[str]
     rows: bytes
@@ -150,7 +151,7 @@ class Library(NamedTuple):
 
 
 class _CacheRow(NamedTuple):
-    place: str
+    key: str
     row: bytes
     change: Change
 
@@ -178,7 +179,7 @@ def calls(
     for rows in _slices(encoded):
         groups: dict[int, list[_CacheRow]] = {}
         for row in rows:
-            groups.setdefault(slot_of(row.place), []).append(row)
+            groups.setdefault(slot_of(row.key), []).append(row)
         for group in groups.values():
             yield from _cut(group)
 
@@ -197,12 +198,12 @@ def _slices(encoded: Iterable[_CacheRow]) -> Iterator[list[_CacheRow]]:
 
 
 def _encoded(prefix: str, changes: Iterable[Change]) -> Iterator[_CacheRow]:
-    places: dict[str, str] = {}
+    prefixes: dict[str, str] = {}
     for change in changes:
         route = change.route
-        if route not in places:
-            places[route] = route_key_prefix(prefix, route)
-        yield _CacheRow(places[route] + key_text(change.key), _row(change), change)
+        if route not in prefixes:
+            prefixes[route] = route_key_prefix(prefix, route)
+        yield _CacheRow(prefixes[route] + key_text(change.key), _row(change), change)
 
 
 def _cut(encoded: Iterable[_CacheRow]) -> Iterator[Call]:
@@ -210,13 +211,13 @@ def _cut(encoded: Iterable[_CacheRow]) -> Iterator[Call]:
     rows: list[bytes] = []
     taken: list[Change] = []
     size_bytes = 0
-    for place, row, change in encoded:
+    for key, row, change in encoded:
         if keys and (
             len(keys) == ROWS_PER_CALL or size_bytes + len(row) > BYTES_PER_CALL
         ):
             yield Call(keys, b"[" + b",".join(rows) + b"]", taken)
             keys, rows, taken, size_bytes = [], [], [], 0
-        keys.append(place)
+        keys.append(key)
         rows.append(row)
         taken.append(change)
         size_bytes += len(row)

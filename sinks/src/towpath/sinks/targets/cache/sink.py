@@ -237,8 +237,9 @@ class CacheSink:
             return
         known, counts = losses.known, losses.known.counts
         for key in self._witnesses():
-            words = (known.id.encode(), b"%d" % counts.get(key, 0))
-            self._pipeline_of(key).send(packed(library().witness, [key], words), key)
+            arguments = (known.id.encode(), b"%d" % counts.get(key, 0))
+            call = packed(library().witness, [key], arguments)
+            self._pipeline_of(key).send(call, key)
         losses.compare(dict(self._responses()), states)
 
     def _repair(self, states: Sequence[ServerState]) -> None:
@@ -296,8 +297,8 @@ class CacheSink:
         """
         Hold a connection to each server from a batch's first call to its flush.
 
-        After a failure the servers and their settings are looked up again, and the
-        batch is retried whole.
+        After a failure, the servers and their settings are looked up again, and the
+        whole batch is retried.
         """
         with translated():
             try:
@@ -321,7 +322,7 @@ class CacheSink:
         for pipeline in self._pipelines.values():
             pipeline.drop()
         self._pipelines = {}
-        # The batch is retried whole.
+        # The whole batch is retried.
         self._swept.clear()
         self._tally = Tally()
 

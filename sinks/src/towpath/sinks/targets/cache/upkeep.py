@@ -71,20 +71,20 @@ def erase(sink: Sink, prefix: str) -> None:
                 floors = floors_key(prefix)
                 servers.client_of(floors).hdel(floors, route.name)
             is_cluster = servers.is_cluster
-            for place in witness_keys(prefix, sink.name, is_cluster=is_cluster):
-                servers.client_of(place).unlink(place)
+            for key in witness_keys(prefix, sink.name, is_cluster=is_cluster):
+                servers.client_of(key).unlink(key)
     finally:
         servers.close()
 
 
-def _unlink(servers: Servers, places: Iterable[str]) -> None:
-    remaining = iter(places)
+def _unlink(servers: Servers, keys: Iterable[str]) -> None:
+    remaining = iter(keys)
     pipelines = {c: c.pipeline(transaction=False) for c in servers.all}
     while batch := list(islice(remaining, SCANNED_AT_ONCE)):
         # One command per key, because a cluster forbids keys of different slots in one
         # command; the commands are sent together.
-        for place in batch:
-            pipelines[servers.client_of(place)].unlink(place)
+        for key in batch:
+            pipelines[servers.client_of(key)].unlink(key)
         for pipeline in pipelines.values():
             pipeline.execute()
 
@@ -144,10 +144,10 @@ def _address(connection: Mapping[str, Any]) -> str:
     return f"{connection.get('host', 'localhost')}:{connection.get('port', 6379)}"
 
 
-def _if_permitted(call: Any, *words: str) -> Any:  # noqa: ANN401 - redis-py's
+def _if_permitted(call: Any, *arguments: str) -> Any:  # noqa: ANN401 - redis-py's
     """Return the response to a call; ``None`` if the server refuses the call."""
     try:
-        return call(*words)
+        return call(*arguments)
     except redis.ResponseError:  # Hosted servers do not know CONFIG.
         return None
 
@@ -195,11 +195,11 @@ def _refused_calls(servers: Servers, prefix: str) -> Iterator[str]:
             return
         servers.discover()
     for call in (*_KEYLESS, *_KEYED):
-        words = tuple(word.replace("{key}", key) for word in call)
+        command = tuple(part.replace("{key}", key) for part in call)
         client = servers.client_of(key) if is_known else first
-        refusal = _refusal(client, words)
+        refusal = _refusal(client, command)
         if refusal is not None and _KEY_REFUSAL not in refusal:
-            yield " ".join(words[:2]) if words[0] == "FUNCTION" else words[0]
+            yield " ".join(command[:2]) if command[0] == "FUNCTION" else command[0]
     if is_known and servers.append_each_write() and _refusal(first, _AWAITED):
         yield _AWAITED[0]
 
@@ -209,12 +209,11 @@ def _refused_names(servers: Servers, sink: Sink, prefix: str) -> Iterator[str]:
     if not servers.all:
         return
     yield from (
-        place
-        for place in _names(servers, sink, prefix)
+        key
+        for key in _names(servers, sink, prefix)
         if _KEY_REFUSAL
-        in (_refusal(servers.client_of(place), ("HSET", place, "f", "v", "none")) or "")
-        or _KEY_REFUSAL
-        in (_refusal(servers.client_of(place), ("HGETALL", place)) or "")
+        in (_refusal(servers.client_of(key), ("HSET", key, "f", "v", "none")) or "")
+        or _KEY_REFUSAL in (_refusal(servers.client_of(key), ("HGETALL", key)) or "")
     )
 
 
@@ -225,10 +224,10 @@ def _names(servers: Servers, sink: Sink, prefix: str) -> Iterable[str]:
         yield f"{route_key_prefix(prefix, route.name)}1"
 
 
-def _refusal(client: Any, words: tuple[str, ...]) -> str | None:  # noqa: ANN401 - redis-py's
+def _refusal(client: Any, command: tuple[str, ...]) -> str | None:  # noqa: ANN401 - redis-py's
     """Return the server's refusal of a command; ``None`` if the user may run it."""
     try:
-        client.execute_command(*words)
+        client.execute_command(*command)
     except redis.exceptions.NoPermissionError as error:
         return str(error)
     except redis.AuthenticationError:

@@ -1,5 +1,5 @@
 """
-Encode whole rows column by column, as calls of the guard, without any I/O.
+Encode whole rows column by column, as calls to the guard, without any I/O.
 
 The calls write what the calls of ``schema`` would write for the same records, folded:
 the newest row of each key, its fields as text, nulls left out. A record that needs
@@ -38,7 +38,7 @@ _FORMS: Final[Mapping[type, str]] = {
     bool: "(?P<{name}>true|false)",
 }
 # The percent sign comes first, because the code of a colon contains one.
-_CODED: Final = [(sign, key_text((sign,))) for sign in "%:"]
+_CODED: Final = [(character, key_text((character,))) for character in "%:"]
 _EMPTY: Final = key_text(("",))
 
 _READ_WHOLE: Final = (pa.string(), pa.int64(), pa.bool_())
@@ -109,8 +109,8 @@ def _coded(part: pa.StringArray, kind: type) -> pa.StringArray:
     """Escape the separators in a part of keys."""
     if kind is not str:
         return part
-    for sign, code in _CODED:
-        part = pc.replace_substring(part, sign, code)
+    for character, code in _CODED:
+        part = pc.replace_substring(part, character, code)
     return pc.if_else(pc.equal(part, ""), _EMPTY, part)
 
 
@@ -147,7 +147,7 @@ class EncodedRows(NamedTuple):
 
 class BulkCall(NamedTuple):
     """
-    One call of the guard.
+    One call to the guard.
 
     Attributes:
         row_count: The number of its rows.

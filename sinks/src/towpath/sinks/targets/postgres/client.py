@@ -6,7 +6,7 @@ The session with the target, its errors, and its transactions.
     TowpathError
     └── HaltError
         ├── ForeignRelationError      a table exists that does not belong to the route
-        └── StatementDeniedError      the target refuses a statement for good
+        └── StatementDeniedError      the target refuses a statement permanently
 
 Value errors (a cast, a constraint or a trigger of the target's owner) refuse a batch,
 which is then bisected. After temporary errors (a lost session, a deadlock, a full disk,
@@ -28,7 +28,7 @@ from towpath.sinks.errors import (
 )
 from towpath.sinks.postgres import Connection, connected, parameters_of
 
-_PLACE: Final = "the Postgres of a sink"
+_NAME: Final = "a sink's Postgres"
 # A target with a synchronous standby waits for it: a batch that counts as durable must
 # survive a failover.
 _SETTINGS: Final = {"synchronous_commit": "on"}
@@ -52,7 +52,7 @@ _BUSY_PAUSE_S: Final = 1.0
 
 class ForeignRelationError(HaltError):
     """
-    A table exists that no sink created for the route, or that has another key.
+    A table exists that no sink created for the route, or that has a different key.
 
     A verification raises it, too, for a table that lacks one of its key columns or of
     the sink's own columns.
@@ -78,7 +78,7 @@ class TargetSession:
         Store the address; nothing is opened yet.
 
         Args:
-            dsn: The address, as libpq takes it.
+            dsn: The address, as libpq accepts it.
             idle_limit: After this time without a statement the server ends a
                 transaction; "0" means never.
         """
@@ -107,7 +107,7 @@ class TargetSession:
                 with self._connection.transaction():
                     yield self._connection
         except BatchRefusedError:
-            # The session is intact, but tables that the transaction made are gone.
+            # The session is intact, but tables that the transaction created are gone.
             self.batch_tables.clear()
             raise
         except BaseException:
@@ -118,7 +118,7 @@ class TargetSession:
         given = {k: str(v) for k, v in parameters_of(self._dsn).items()}
         limited = make_conninfo("", **{**_LIMITS, **given})
         return connected(
-            *(limited, _PLACE),
+            *(limited, _NAME),
             **_SETTINGS,
             idle_in_transaction_session_timeout=self._idle_limit,
         )
@@ -147,19 +147,19 @@ def translated() -> Iterator[None]:
     except psycopg.Error as error:
         code = error.sqlstate or ""
         if code.startswith(_OF_VALUES):
-            raise BatchRefusedError(_answer(error)) from error
+            raise BatchRefusedError(_message(error)) from error
         if code.startswith(_BUSY):
-            message = f"the target's Postgres is busy: {_answer(error)}"
+            message = f"the target's Postgres is busy: {_message(error)}"
             raise TargetBusyError(message, retry_after_s=_BUSY_PAUSE_S) from error
         if not code or code.startswith(_PASSING):
-            message = f"the target's Postgres cannot be used: {_answer(error)}"
+            message = f"the target's Postgres cannot be used: {_message(error)}"
             raise TargetUnavailableError(message) from error
-        message = f"the target's Postgres refuses a statement: {_answer(error)}"
+        message = f"the target's Postgres refuses a statement: {_message(error)}"
         raise StatementDeniedError(message) from error
 
 
-def _answer(error: psycopg.Error) -> str:
-    """Return the server's message, with the place of the value that it refuses."""
+def _message(error: psycopg.Error) -> str:
+    """Return the server's message, with the column of the value that it refuses."""
     message = error.diag.message_primary or str(error).strip()
     # For a copied value: ``COPY batch_0, line 1, column v: "x"``.
     where = (error.diag.context or "").partition("\n")[0]

@@ -1,7 +1,7 @@
 """
 Read the target's rows back for the verifier, each value as the text that records have.
 
-Keys are compared as such texts, too, both to read rows and to erase them.
+Keys are compared as such text, too, both to read rows and to erase them.
 """
 
 import json
@@ -91,7 +91,7 @@ class PostgresReader:
             where = sql.SQL("") if keys is None else _of_keys(table, keys)
             texts = [_text(column) for column in table.stored]
             statement = sql.SQL("select {} from {} as t{}{}").format(
-                sql.SQL(", ").join(texts), table.place, where, tail
+                sql.SQL(", ").join(texts), table.identifier, where, tail
             )
             is_document = self._kinds.get(route) is RouteKind.AGGREGATE
             with connection.cursor(name="towpath_rows") as cursor:
@@ -102,8 +102,10 @@ class PostgresReader:
 
 
 def erasure(table: TargetTable, keys: Sequence[str]) -> sql.Composed:
-    """Return the statement that deletes the rows of given keys, of any position."""
-    return sql.SQL("delete from {} as t{}").format(table.place, _of_keys(table, keys))
+    """Return the statement that deletes the rows of given keys, at any position."""
+    return sql.SQL("delete from {} as t{}").format(
+        table.identifier, _of_keys(table, keys)
+    )
 
 
 def _described(connection: Connection, route: str) -> TargetTable | None:
@@ -140,7 +142,7 @@ def _of_keys(table: TargetTable, keys: Sequence[str]) -> sql.Composed:
     types = {column.name: column.type for column in table.columns}
     parts = [one for one in map(key_parts, keys) if len(one) == len(table.key)]
     listed = zip(*parts, strict=True) if parts else [()] * len(table.key)
-    names = [sql.Identifier(f"k{place}") for place in range(len(table.key))]
+    names = [sql.Identifier(f"k{index}") for index in range(len(table.key))]
     texts = [_text(TargetColumn(name, types[name])) for name in table.key]
     return sql.SQL(" where ({}) in (select {} from unnest({}) as listed ({}))").format(
         sql.SQL(", ").join(texts),

@@ -2,11 +2,11 @@
 Tables of the target: their names, columns and types, and the text of their statements.
 
 A table has the columns of its source and two of its own: ``_position``, which the guard
-compares, and ``_deleted``, because a deleted row stays as a tombstone. Its view
+compares, and ``_deleted``, because a deleted row remains as a tombstone. Its view
 ``<table>_live`` leaves out both columns and the tombstones.
 
-No column is ever given another type, because views of the target's users may depend on
-it. So integers and floats get the widest type of their kind from the start, and a
+No column is ever given a different type, because views of the target's users may depend
+on it. So integers and floats get the widest type of their kind from the start, and a
 numeric has no precision: a source that widens a column needs no change here.
 
 Each schema has a table ``towpath_tables`` with a row per table of the sink: its id, its
@@ -84,13 +84,13 @@ class TargetTable:
     is_log: bool = False
 
     @property
-    def place(self) -> sql.Identifier:
-        """Its quoted name."""
+    def identifier(self) -> sql.Identifier:
+        """The quoted name of the table."""
         return sql.Identifier(self.schema, self.name)
 
     @property
     def live(self) -> sql.Identifier:
-        """The quoted name of its view."""
+        """The quoted name of the table's view."""
         return sql.Identifier(self.schema, live_name(self.name))
 
     @property
@@ -171,13 +171,13 @@ def creation(table: TargetTable) -> list[sql.Composed]:
     columns = [_declared(column, table) for column in table.stored]
     key = sql.SQL("primary key ({})").format(_names(table.key))
     made = sql.SQL("create table {} ({})").format(
-        table.place, sql.SQL(", ").join([*columns, key])
+        table.identifier, sql.SQL(", ").join([*columns, key])
     )
     if table.is_log:
         return [made]
     # The index finds the tombstones that no replay needs, so that ``purge`` is fast.
     index = sql.SQL("create index on {} ({}) where {}").format(
-        table.place, sql.Identifier(POSITION), sql.Identifier(IS_DELETED)
+        table.identifier, sql.Identifier(POSITION), sql.Identifier(IS_DELETED)
     )
     return [made, index]
 
@@ -185,30 +185,30 @@ def creation(table: TargetTable) -> list[sql.Composed]:
 def addition(table: TargetTable, column: TargetColumn) -> sql.Composed:
     """Return the statement that adds a column."""
     return sql.SQL("alter table {} add column {}").format(
-        table.place, _declared(column, table)
+        table.identifier, _declared(column, table)
     )
 
 
 def live_view(table: TargetTable, columns: list[str]) -> sql.Composed:
-    """Return the statement that makes the view of the live rows, or extends it."""
+    """Return the statement that creates or extends the view of the live rows."""
     names = [name for name in columns if name not in {POSITION, IS_DELETED}]
     return sql.SQL(
         "create or replace view {} as select {} from {} where not {}"
-    ).format(table.live, _names(names), table.place, sql.Identifier(IS_DELETED))
+    ).format(table.live, _names(names), table.identifier, sql.Identifier(IS_DELETED))
 
 
 def batch_table(table: TargetTable, name: str) -> list[sql.Composed]:
-    """Return the statements that make the temporary table of a batch's rows."""
+    """Return the statements that create the temporary table of a batch's rows."""
     stored = [
-        # Bytes come as base64.
+        # Bytes arrive as base64.
         column._replace(type="text") if column.type == "bytea" else column
         for column in table.stored
     ]
     own = TargetColumn(KEPT, "text[]"), TargetColumn(ROW_NUMBER, "integer")
     columns = sql.SQL(", ").join(_typed(column) for column in (*stored, *own))
-    place = sql.Identifier("pg_temp", name)
+    temporary = sql.Identifier("pg_temp", name)
     return [
-        sql.SQL("drop table if exists {}").format(place),
+        sql.SQL("drop table if exists {}").format(temporary),
         sql.SQL("create temp table {} ({}) on commit delete rows").format(
             sql.Identifier(name), columns
         ),
@@ -244,7 +244,7 @@ def upsert(table: TargetTable, batch: str, floor: str) -> sql.Composed:
         " where (t.{position}, not t.{deleted})"
         " <= (excluded.{position}, not excluded.{deleted})"
     ).format(
-        table=table.place,
+        table=table.identifier,
         names=_names([column.name for column in stored]),
         keys=sql.SQL(", ").join(_key_of("b", table)),
         values=sql.SQL(", ").join(map(_value, stored)),
@@ -278,7 +278,7 @@ def merge(table: TargetTable, batch: str, floor: str, kept: set[str]) -> sql.Com
         "update {table} as t set {sets} from {partial} as b"
         " where {same} and not t.{deleted} and t.{position} <= b.{position}"
     ).format(
-        table=table.place,
+        table=table.identifier,
         sets=sets,
         partial=_partial_rows(table, batch, floor),
         position=sql.Identifier(POSITION),
@@ -296,7 +296,7 @@ def without_row(table: TargetTable, batch: str, floor: str) -> sql.Composed:
     ).format(
         row=sql.Identifier(ROW_NUMBER),
         partial=_partial_rows(table, batch, floor),
-        table=table.place,
+        table=table.identifier,
         same=_same_key(table),
         position=sql.Identifier(POSITION),
         deleted=sql.Identifier(IS_DELETED),
@@ -339,7 +339,7 @@ def insert_new(table: TargetTable, batch: str) -> sql.Composed:
         "insert into {} ({}) select distinct on ({}) {} from {} as b order by {}"
         " on conflict do nothing"
     ).format(
-        table.place,
+        table.identifier,
         _names([column.name for column in table.columns]),
         sql.SQL(", ").join(_key_of("b", table)),
         sql.SQL(", ").join(map(_value, table.columns)),
@@ -351,14 +351,14 @@ def insert_new(table: TargetTable, batch: str) -> sql.Composed:
 def sweep(table: TargetTable, floor: str) -> sql.Composed:
     """Return the statement that deletes all rows below a floor, even tombstones."""
     return sql.SQL("delete from {} where {} < {}").format(
-        table.place, sql.Identifier(POSITION), sql.Literal(floor)
+        table.identifier, sql.Identifier(POSITION), sql.Literal(floor)
     )
 
 
 def purge(table: TargetTable, safe: str) -> sql.Composed:
     """Return the statement that deletes the tombstones that no replay needs."""
     return sql.SQL("delete from {} where {} and {} < {}").format(
-        *(table.place, sql.Identifier(IS_DELETED), sql.Identifier(POSITION)),
+        *(table.identifier, sql.Identifier(IS_DELETED), sql.Identifier(POSITION)),
         sql.Literal(safe),
     )
 
@@ -372,7 +372,7 @@ def registry_creation(table: TargetTable) -> sql.Composed:
 
 
 def registration(table: TargetTable, id_: str) -> sql.Composed:
-    """Return the statement that registers a new table; a known floor stays."""
+    """Return the statement that registers a new table, and keeps a known floor."""
     return sql.SQL(
         "insert into {} (name, id, key) values ({}, {}, {}::text[])"
         " on conflict (name) do update set id = excluded.id, key = excluded.key"
@@ -383,7 +383,7 @@ def registration(table: TargetTable, id_: str) -> sql.Composed:
 
 
 def unregistration(table: TargetTable) -> sql.Composed:
-    """Return the statement that forgets a dropped table, and its floor."""
+    """Return the statement that unregisters a dropped table, with its floor."""
     return sql.SQL("delete from {} where name = {}").format(
         table.registry, sql.Literal(table.name)
     )
@@ -408,8 +408,8 @@ def _id(schema: str) -> sql.Composed:
     """
     Return the expression of a table's id in the registry and its relation's OID.
 
-    The OID is empty if the table was dropped, and differs if someone else has created
-    the table again.
+    The OID is empty if the table was dropped, and differs if someone else has recreated
+    the table.
     """
     return sql.SQL(
         "concat(id, ' ', to_regclass(format('%I.%I', {}::text, name))::oid)"

@@ -1,5 +1,5 @@
 """
-A sink that writes rows, documents and events into tables of another Postgres.
+A sink that writes rows, documents and events into tables of a Postgres database.
 
 A batch is one transaction: the rows of each table are copied into a temporary table,
 from which guarded statements write them. So ``apply`` is durable; ``flush`` only

@@ -91,7 +91,7 @@ def _drop(connection: Connection, table: TargetTable) -> None:
     """Drop a table that is registered as the sink's, with its view."""
     if connection.execute(schema.registered(table)).fetchone() is None:
         return
-    for kind, name in (("view", table.live), ("table", table.place)):
+    for kind, name in (("view", table.live), ("table", table.identifier)):
         drop = sql.SQL("drop {} if exists {}").format(sql.SQL(kind), name)
         connection.execute(drop)
     connection.execute(schema.unregistration(table))

@@ -123,4 +123,4 @@ def test_the_verifier_says_that_the_table_is_gone(sessions, change, database):
                 continue
             finally:
                 source._connection = inner
-            assert len(table.key_places) == len(table.key)
+            assert len(table.key_indexes) == len(table.key)

@@ -132,7 +132,7 @@ def test_a_sink_without_its_transaction_fails_the_contract(tmp_path):
 
     assert 1 == done.returncode, done.stdout
     assert "1 failed" in done.stdout
-    assert "test_a_call_that_fails_in_its_middle_is_not_counted" in done.stdout
+    assert "test_a_call_that_fails_midway_is_not_counted" in done.stdout
 
 
 def test_the_guides_sink_is_written_by_tasks(described):

@@ -31,4 +31,4 @@ def test_a_probe_that_cannot_be_read_counts_as_none(tmp_path, content):
     probe = HealthProbe(file)
     probe.load()
 
-    assert not probe.receiver_is_well(None)
+    assert not probe.is_receiver_healthy(None)

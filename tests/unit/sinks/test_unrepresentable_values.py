@@ -2,7 +2,7 @@
 
 import pytest
 
-from towpath.sinks.change import is_no_instant, is_no_number
+from towpath.sinks.change import is_nan, is_unrepresentable_time
 from towpath.sinks.verify.canonical import canonical_of
 from towpath.sinks.verify.forms import RowForm
 from towpath.sinks.verify.table import SourceColumn, SourceTable
@@ -29,7 +29,7 @@ def test_an_instant_is_of_the_years_1_to_9999(value, expected):
     """
     Any other text in place of a time is another mistake.
     """
-    assert is_no_instant(value) is expected
+    assert is_unrepresentable_time(value) is expected
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_numeric_may_be_nan(value, expected):
     """
     It has no digits then.
     """
-    assert is_no_number(value) is expected
+    assert is_nan(value) is expected
 
 
 @pytest.mark.parametrize(

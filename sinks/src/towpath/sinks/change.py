@@ -5,9 +5,9 @@ They are made once per record, on the hot path, and are therefore named tuples, 
 are several times cheaper to make than frozen dataclasses, and just as immutable.
 
 The parsers of positions, strings and JSON objects raise ``UnreadableError`` with the
-reason; ``decode`` turns it into an ``UnreadableRecord``. ``is_no_instant`` and
-``is_no_number`` find Postgres values that some targets cannot hold: infinite times,
-years outside 1 to 9999, and NaN.
+reason; ``decode`` turns it into an ``UnreadableRecord``. ``is_unrepresentable_time``
+and ``is_nan`` find Postgres values that some targets cannot hold: infinite times, years
+outside 1 to 9999, and NaN.
 """
 
 import re
@@ -211,14 +211,14 @@ def refuse(reason: str) -> NoReturn:
     raise UnreadableError(reason)
 
 
-_NO_INSTANT: Final = re.compile(r"-?infinity|\d{5,}-.*|.* BC")
+_UNREPRESENTABLE_TIME: Final = re.compile(r"-?infinity|\d{5,}-.*|.* BC")
 
 
-def is_no_instant(value: Value) -> bool:
+def is_unrepresentable_time(value: Value) -> bool:
     """Return whether a date or time is infinite, or outside the years 1 to 9999."""
-    return isinstance(value, str) and _NO_INSTANT.fullmatch(value) is not None
+    return isinstance(value, str) and _UNREPRESENTABLE_TIME.fullmatch(value) is not None
 
 
-def is_no_number(value: Value) -> bool:
+def is_nan(value: Value) -> bool:
     """Return whether a numeric is NaN."""
     return value == "NaN"

@@ -1,5 +1,5 @@
 """
-The contract that every sink keeps, as tests for the author of a sink.
+The contract that every sink fulfills, as tests for the author of a sink.
 
 A test module subclasses ``ContractSuite`` and provides a fixture ``target`` that yields
 a ``SinkTarget``. The contract holds under any duplication, reordering, replay or split:

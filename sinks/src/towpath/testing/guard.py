@@ -78,7 +78,7 @@ class GuardCases:
 
         assert {"7": gone(7, at(2))} == target.contents(target.orders)
 
-    def test_a_delete_is_remembered_over_a_restart(self, target: SinkTarget) -> None:
+    def test_a_delete_is_remembered_across_a_restart(self, target: SinkTarget) -> None:
         """Another client, opened later, refuses the older insert too."""
         first = target.connect()
         apply(first, order(target, at(1), {"status": "placed"}))
@@ -98,7 +98,7 @@ class GuardCases:
 
         assert {"7": gone(7, at(2))} == target.contents(target.orders)
 
-    def test_a_key_that_is_used_again_lives(self, target: SinkTarget) -> None:
+    def test_a_reused_key_is_a_live_row(self, target: SinkTarget) -> None:
         """A newer insert after a delete is an ordinary row."""
         sink = target.connect()
         apply(sink, order(target, at(1), {"status": "placed", "note": "first"}))
@@ -125,7 +125,7 @@ class GuardCases:
 
         assert expected == target.contents(target.orders)
 
-    def test_positions_compare_exactly_at_any_height(self, target: SinkTarget) -> None:
+    def test_large_positions_compare_exactly(self, target: SinkTarget) -> None:
         """Positions that differ in one bit far above 2^53 are distinct."""
         sink = target.connect()
         high = 2**47 + 1
@@ -143,7 +143,7 @@ class GuardCases:
     def test_changes_of_one_huge_transaction_keep_their_order(
         self, target: SinkTarget
     ) -> None:
-        """Ordinals too large for a packed version still decide."""
+        """Ordinals that are too large for a packed version still decide."""
         sink = target.connect()
         apply(sink, order(target, at(3, 70_000), {"status": "paid"}))
         apply(sink, order(target, at(3, 5_000), {"status": "placed"}))
@@ -229,12 +229,12 @@ class PartialCases:
 
 
 class FloorCases:
-    """Rows below a floor are deleted, and never come back."""
+    """Rows below a floor are deleted, and do not return."""
 
     def test_a_floor_deletes_rows_below_it_and_no_others(
         self, target: SinkTarget
     ) -> None:
-        """Rows and tombstones below the floor go; others, and other routes, stay."""
+        """Rows and tombstones below the floor are deleted; others are kept."""
         sink = target.connect()
         apply(
             sink,
@@ -253,7 +253,7 @@ class FloorCases:
         assert {"3", "4"} == target.contents(target.orders).keys()
 
     def test_a_late_change_below_a_floor_is_refused(self, target: SinkTarget) -> None:
-        """Late changes of new or swept keys are stale; later ones are applied."""
+        """Changes below the floor are stale, even of new keys; others are applied."""
         sink = target.connect()
         apply(sink, order(target, at(1), {"status": "placed"}, key=1))
         sweep(sink, floor(target, at(5, 3)))
@@ -273,7 +273,7 @@ class FloorCases:
             _live_keys(target, target.labels),
         )
 
-    def test_a_floor_is_remembered_over_a_restart(self, target: SinkTarget) -> None:
+    def test_a_floor_is_remembered_across_a_restart(self, target: SinkTarget) -> None:
         """Another client, opened later, refuses changes below the floor, too."""
         first = target.connect()
         sweep(first, floor(target, at(5)), order(target, at(6), {"status": "paid"}))
@@ -284,7 +284,7 @@ class FloorCases:
         assert (1, {"7"}) == (checkpoint.stale, _live_keys(target, target.orders))
 
     def test_a_lower_floor_changes_nothing(self, target: SinkTarget) -> None:
-        """Repeated and late floors delete no rows and let none in."""
+        """Repeated and lower floors delete no rows and accept no older changes."""
         sink = target.connect()
         sweep(sink, floor(target, at(5)), order(target, at(6), {"status": "paid"}))
         sweep(sink, floor(target, at(5)))

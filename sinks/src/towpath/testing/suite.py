@@ -86,7 +86,7 @@ class ValueCases:
     def test_keys_with_odd_characters_are_different_rows(
         self, target: SinkTarget
     ) -> None:
-        """Separators, escapes, globs, spaces and empty text are keys like any other."""
+        """Separators, escapes, globs, spaces and "" are keys like any other."""
         names = [
             *("a:b", "a%3Ab", "a%253Ab", "a", "b", "", " ", "%00", ":", "*", "[a]"),
             *("a/b", "a?b", "a#b", "ä", "😀", "A", "-", "_", 'quo"te', "new\nline"),
@@ -113,7 +113,7 @@ class ValueCases:
         )
 
     def test_a_column_added_later_is_written(self, target: SinkTarget) -> None:
-        """A row with a column announced after the sink was opened is written whole."""
+        """A column that is announced after the sink was opened is written, too."""
         sink = target.connect()
         apply(sink, order(target, at(1), {"status": "placed"}))
         old = target.relations.shape(target.orders_topic)
@@ -157,10 +157,8 @@ class DeliveryCases:
 
         assert expected == target.contents(target.orders)
 
-    def test_a_call_that_fails_in_its_middle_is_not_counted(
-        self, target: SinkTarget
-    ) -> None:
-        """The batch is delivered again; an atomic target shows no part of it before."""
+    def test_a_call_that_fails_midway_is_not_counted(self, target: SinkTarget) -> None:
+        """The batch is delivered again; before, an atomic target shows none of it."""
         sink = target.connect()
         apply(sink, order(target, at(1), {"status": "placed"}))
         before = target.contents(target.orders)
@@ -198,8 +196,8 @@ class DeliveryCases:
 
         assert (1, 0, 0) == (first.applied, second.applied, second.stale)
 
-    def test_any_delivery_ends_equal_to_the_reference(self, target: SinkTarget) -> None:
-        """Shuffled, repeated and split histories give the ordered history's result."""
+    def test_any_delivery_matches_the_reference(self, target: SinkTarget) -> None:
+        """Shuffled, repeated and split histories have the result of the ordered one."""
         rng = random.Random(20_260_101)  # noqa: S311 - a repeatable test
         history = _history(target, rng, changes=120, keys=25)
         expected = _expected(target, history)

@@ -69,7 +69,7 @@ class StaticRelations:
 @dataclass(frozen=True, slots=True)
 class SinkTarget:
     """
-    A place to write to, new for each test.
+    A target to write to, new for each test.
 
     Attributes:
         orders: Name of the route of orders.
@@ -182,14 +182,14 @@ def memory_target() -> SinkTarget:
 
 READ: Final = -1
 
-# A repeated batch gets another id: a sink must tolerate this repetition.
+# A repeated batch gets a different id: a sink must tolerate this repetition.
 _batch_ids = count()
 
 
 def at(log_lsn: int, ordinal: int = 0) -> str:
     """Return a position; LSNs grow in steps of eight bytes."""
-    place = "-" if ordinal == READ else f"{ordinal:010d}"
-    return f"{log_lsn * 8:016x}.{place}"
+    text = "-" if ordinal == READ else f"{ordinal:010d}"
+    return f"{log_lsn * 8:016x}.{text}"
 
 
 def order(

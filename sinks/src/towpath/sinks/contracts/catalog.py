@@ -198,9 +198,9 @@ _COLUMNS: Final[LiteralString] = """
 _KEYS: Final[LiteralString] = """
     select i.indrelid::bigint, k.numbers, i.indisprimary, i.indisreplident
     from pg_index i,
-         lateral (select array_agg(number order by place) as numbers
-                  from unnest(i.indkey::int2[]) with ordinality as u(number, place)
-                  where place <= i.indnkeyatts) k
+         lateral (select array_agg(number order by ordinal) as numbers
+                  from unnest(i.indkey::int2[]) with ordinality as u(number, ordinal)
+                  where ordinal <= i.indnkeyatts) k
     where i.indisunique and i.indisvalid and i.indpred is null and i.indexprs is null
       -- The log identifies no row by a deferrable key.
       and i.indimmediate

@@ -117,8 +117,8 @@ def chosen_sinks(
 
     Raises:
         UnknownSinkError: A named sink is not declared.
-        UsageError: The options do not go together, the period is invalid, or a named
-            sink cannot be read back, or none can.
+        UsageError: The options are incompatible, the period is invalid, or a named sink
+            cannot be read back, or none can.
     """
     if options.erases and not options.repairs:
         message = "--erase needs --repair"

@@ -5,7 +5,7 @@ A row's name is the text of its key's parts (see ``key_text``), which a template
 have formatted; both steps can be reversed. The name of a row that the sink did not
 write need not belong to any key.
 
-Equal values have one text. Numbers and booleans are written as text, floats as the
+Equal values have the same text. Numbers and booleans are written as text, floats as the
 shortest text of the same value. A document's names are sorted; its numbers are equal if
 they have the same value, however they are written, and no digit is lost.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
-from towpath.sinks.change import Value, is_no_instant, is_no_number
+from towpath.sinks.change import Value, is_nan, is_unrepresentable_time
 from towpath.sinks.changes.routing import Routing
 from towpath.sinks.key_text import key_parts, key_text, text_of
 from towpath.sinks.verify.compare import Difference, DifferenceKind
@@ -26,7 +26,7 @@ Key = tuple[str, ...]
 
 
 class KeyNames:
-    """The names of one route's rows, and the source keys that they stand for."""
+    """The names of one route's rows, and the source keys that they represent."""
 
     def __init__(self, columns: Sequence[str], routing: Routing | None) -> None:
         self._columns = tuple(columns)
@@ -102,11 +102,11 @@ _BY_TYPE: Final[dict[str, Canonical]] = {
 
 # Values that a warehouse can store as null.
 _UNFIT: Final[dict[str, Callable[[Value], bool]]] = {
-    "numeric": is_no_number,
-    "date": is_no_instant,
-    "timestamp with time zone": is_no_instant,
-    "timestamp without time zone": is_no_instant,
-    UTC_TIMESTAMP: is_no_instant,
+    "numeric": is_nan,
+    "date": is_unrepresentable_time,
+    "timestamp with time zone": is_unrepresentable_time,
+    "timestamp without time zone": is_unrepresentable_time,
+    UTC_TIMESTAMP: is_unrepresentable_time,
 }
 
 
@@ -131,7 +131,7 @@ Json: TypeAlias = Any
 
 
 def canonical_document(value: Json) -> str:
-    """Return the canonical text of a JSON value; equal values have one text."""
+    """Return the canonical text of a JSON value; equal values have the same text."""
     match value:
         case dict():
             parts = (
@@ -180,8 +180,8 @@ def _leaves(value: Json, path: _Path) -> Iterator[tuple[_Path, str]]:
         for name, part in value.items():
             yield from _leaves(part, (*path, name))
     elif isinstance(value, list) and value:
-        for place, part in enumerate(value):
-            yield from _leaves(part, (*path, place))
+        for index, part in enumerate(value):
+            yield from _leaves(part, (*path, index))
     else:
         yield path, canonical_document(value)
 

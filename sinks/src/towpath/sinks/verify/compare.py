@@ -82,8 +82,9 @@ class Difference(NamedTuple):
 
     Attributes:
         kind: Missing or deleted: only the source has the row. Extra: only the sink has
-            it. Changed: a column has another value. Twice: the sink has the key more
-            than once. Surplus: the sink has a field that no column of the route has.
+            it. Changed: a column has a different value. Twice: the sink has the key
+            more than once. Surplus: the sink has a field that no column of the route
+            has.
         column: The changed column, or the surplus field.
         source: Its text in the source; ``None`` for null.
         sink: Its text in the sink; ``None`` for null.
@@ -160,7 +161,7 @@ def is_same(source: bytes | None, held: SinkRow | None) -> bool:
 
 
 def state_of(suspect: Suspect, *, is_pruned: bool = False) -> SuspectState:
-    """Judge a suspect by both reads."""
+    """Judge a suspect from both reads."""
     # A pruned source may have deleted a row that the sink keeps.
     if suspect.copies <= 1 and suspect.source is None and is_pruned:
         return SuspectState.EQUAL

@@ -96,23 +96,24 @@ class FieldsForm:
             names: Converts between source keys and row names.
             columns: The compared columns, each with the function that returns the text
                 of a value.
-            known: All fields that a row can have; ``None``: any.
+            known: All fields that a row can have; ``None`` for any.
         """
         self._names = names
         self._known = known
         self.columns = tuple(name for name, _ in columns)
-        # Only columns that need more than ``canonical``; each row passes this list.
+        # Only columns that need more than ``canonical``; each row goes through this
+        # list.
         self._forms = [
-            (place, form)
-            for place, (_, form) in enumerate(columns)
+            (index, form)
+            for index, (_, form) in enumerate(columns)
             if form is not canonical
         ]
 
     def _texts(self, fields: Row) -> list[str | None]:
         """Return the texts of a row whose values are in the form of records."""
         values = [fields.get(name) for name in self.columns]
-        for place, form in self._forms:
-            values[place] = form(values[place])
+        for index, form in self._forms:
+            values[index] = form(values[index])
         return [
             value if value is None or type(value) is str else canonical(value)
             for value in values
@@ -155,18 +156,18 @@ class RowForm(FieldsForm):
         nulls_unfit: bool = False,
         sees_surplus: bool = False,
     ) -> None:
-        self._key = table.key_places
+        self._key = table.key_indexes
         columns = [
-            (place, _routed(routing, column.record_name), column)
-            for place, column in enumerate(table.columns)
+            (index, _routed(routing, column.record_name), column)
+            for index, column in enumerate(table.columns)
         ]
         kept = [
-            (place, name, column)
-            for place, name, column in columns
+            (index, name, column)
+            for index, name, column in columns
             if name and column.is_compared
         ]
         constants = dict(routing.constants) if routing else {}
-        self._places = [place for place, _, _ in kept]
+        self._indexes = [index for index, _, _ in kept]
         self._constants = [_constant_form(value)(value) for value in constants.values()]
         known = {name for _, name, _ in columns if name}.union(constants)
         known |= {name for each in table.unread if (name := _routed(routing, each))}
@@ -179,28 +180,28 @@ class RowForm(FieldsForm):
             frozenset(known) if sees_surplus else None,
         )
         self._nested = [
-            (place, column.inside)
-            for place, (_, _, column) in enumerate(kept)
+            (index, column.inside)
+            for index, (_, _, column) in enumerate(kept)
             if column.inside
         ]
-        self._is_whole = self._places == list(range(len(columns)))
+        self._is_whole = self._indexes == list(range(len(columns)))
 
     def source_rows(self, rows: Rows) -> list[SourceRow]:
         name, key = self._names.name, self._key
         return [
-            SourceRow(name([texts[place] for place in key]), self._written(texts))
+            SourceRow(name([texts[index] for index in key]), self._written(texts))
             for texts in rows
         ]
 
     def _written(self, texts: Sequence[str | None]) -> Sequence[str | None]:
         if self._is_whole and not self._forms and not self._constants:
             return texts
-        written = [texts[place] for place in self._places]
-        for place, kind in self._nested:
-            written[place] = nested_text(kind, written[place])
-        for place, form in self._forms:
-            if place < len(written):
-                written[place] = form(written[place])
+        written = [texts[index] for index in self._indexes]
+        for index, kind in self._nested:
+            written[index] = nested_text(kind, written[index])
+        for index, form in self._forms:
+            if index < len(written):
+                written[index] = form(written[index])
         return written + self._constants
 
 
@@ -223,10 +224,10 @@ class TransformedForm(FieldsForm):
     ) -> None:
         self._routing = routing
         self._transforms = transforms
-        self._key = table.key_places
+        self._key = table.key_indexes
         self._read = [
-            (place, column.record_name, column)
-            for place, column in enumerate(table.columns)
+            (index, column.record_name, column)
+            for index, column in enumerate(table.columns)
             if column.is_compared
         ]
         own = {name: column for _, name, column in self._read}
@@ -254,13 +255,13 @@ class TransformedForm(FieldsForm):
         for texts in rows:
             written = self._written(texts)
             if written is not None:
-                name = self._names.name([texts[place] for place in self._key])
+                name = self._names.name([texts[index] for index in self._key])
                 found.append(SourceRow(name, written))
         return found
 
     def _written(self, texts: Sequence[str | None]) -> Sequence[str | None] | None:
         """Return the texts of a row; ``None`` if the sink must not have the row."""
-        row = {name: _value(column, texts[place]) for place, name, column in self._read}
+        row = {name: _value(column, texts[index]) for index, name, column in self._read}
         try:
             found = self._transforms.apply(row)
             return None if found is None else self._texts(self._routing.row(found.row))

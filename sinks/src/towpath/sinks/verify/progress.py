@@ -1,5 +1,5 @@
 """
-Wait until a sink has applied all earlier commits, while writes to the source go on.
+Wait until a sink has applied all earlier commits, while writes to the source continue.
 
 Three distances must become zero: snapshots have no table left to read for the sink, the
 slot has confirmed every earlier commit, and the sink has applied every record that its
@@ -27,7 +27,7 @@ from towpath.sinks.verify.source import translated
 # An idle relay confirms every 10 s; a warehouse commits about every 10 s, and sometimes
 # compacts for a few seconds.
 STUCK_AFTER_S: Final = 60.0
-# Most answers come within milliseconds; a longer wait asks less often.
+# Most waits end within milliseconds; a longer wait polls less often.
 _PAUSES: Final = Backoff(first_s=0.01, ceiling_s=0.1, factor=1.5)
 
 # A commit becomes visible a few milliseconds after it can be read from the WAL; longer
@@ -55,11 +55,11 @@ class PendingSnapshots(NamedTuple):
 
 class Distance(NamedTuple):
     """
-    The part of a wait that is left.
+    The remaining part of a wait.
 
     Attributes:
         to_go: The remaining amount.
-        missing: The remaining amount in words.
+        missing: The remaining amount as text.
         moved: A number that changes with progress, even if ``to_go`` does not.
         is_working: Whether there is progress that no number shows yet.
     """
@@ -86,7 +86,7 @@ class SourceProgress(Protocol):
         """Count the signals that have ended, whether completed or not."""
 
     def refusals(self, signals: Sequence[str]) -> tuple[str, ...]:
-        """Return why signals were rejected, failed or stayed incomplete."""
+        """Return why signals were rejected, failed or remained incomplete."""
 
     def next_transaction(self) -> int:
         """Return an id above those of all running transactions."""
@@ -155,18 +155,19 @@ class CatchUpWaiter:
         """
         last = self._log.next_transaction()
         stall = StallTimeout(self._clock, _SEEN_WITHIN_S)
-        for look in count():
+        for attempt in count():
             left = last - self._log.oldest_transaction()
             if left <= 0 or stall.is_over(left):
                 return
-            self._clock.wait(_PAUSES.bound_s(look))
+            self._clock.wait(_PAUSES.bound_s(attempt))
 
     def wait_for_answers(self, signals: Sequence[str]) -> tuple[str, ...]:
         """
         Wait until signals have ended, whether completed or not.
 
         Returns:
-            The reasons of the signals that were rejected, failed or stayed incomplete.
+            The reasons of the signals that were rejected, failed or remained
+            incomplete.
 
         Raises:
             NotAtRestError: The relay does not answer.
@@ -186,7 +187,7 @@ class CatchUpWaiter:
         poll: Callable[[], None] | None,
     ) -> None:
         stall, moved = StallTimeout(self._clock, STUCK_AFTER_S), 0
-        for look in count():
+        for attempt in count():
             if poll is not None:
                 poll()
             left = distance()
@@ -197,7 +198,7 @@ class CatchUpWaiter:
             if stall.is_over(left.to_go):
                 message = f"the sink has not caught up: {left.missing}"
                 raise NotAtRestError(message)
-            self._clock.wait(_PAUSES.bound_s(look))
+            self._clock.wait(_PAUSES.bound_s(attempt))
 
     def _snapshot_distance(self) -> Distance:
         pending_snapshots = self._log.pending_snapshots(self._sink.name)
@@ -206,7 +207,7 @@ class CatchUpWaiter:
             if pending_snapshots.paused
             else ""
         )
-        missing = f"a snapshot has {pending_snapshots.tables} tables to read{paused}"
+        missing = f"snapshots have {pending_snapshots.tables} tables to read{paused}"
         return Distance(pending_snapshots.tables, missing, pending_snapshots.moved)
 
     def _signal_distance(self, signals: Sequence[str]) -> Distance:
@@ -239,8 +240,8 @@ class CatchUpWaiter:
         missing = f"the sink {self._sink.name} has {count:,} records to go"
         # A batch counts as applied only once it is durable as a whole.
         is_working = heard is not None and heard.is_alive and heard.record.is_writing
-        words = f"{missing} ({why})" if why else missing
-        return Distance(count, words, is_working=is_working)
+        reason = f"{missing} ({why})" if why else missing
+        return Distance(count, reason, is_working=is_working)
 
 
 def _progress_of(heard: HeardProgress | None, sink: str) -> Progress:
@@ -347,7 +348,7 @@ class SourceLog:
         return 0 if row is None else int(row[0])
 
     def refusals(self, signals: Sequence[str]) -> tuple[str, ...]:
-        """Return why signals were rejected, failed or stayed incomplete."""
+        """Return why signals were rejected, failed or remained incomplete."""
         with translated():
             rows = self._connection.execute(_REFUSALS, [list(signals)]).fetchall()
         return tuple(str(reason) for (reason,) in rows)

@@ -82,7 +82,7 @@ class Eraser(Protocol):
 
     def erase(self, route: str, keys: Sequence[str], *, is_read_again: bool) -> str:
         """
-        Erase keys; return why that failed, or an empty text.
+        Erase keys; return why that failed, or an empty string.
 
         With ``is_read_again`` the sink requests the rows of the keys before it erases
         them.
@@ -236,7 +236,7 @@ _WITHDRAWN: Final = (
 
 
 class RequestedEraser:
-    """Erases keys of one sink by requests in its dead-letter topic."""
+    """Erases keys of one sink through requests in its dead-letter topic."""
 
     def __init__(self, settings: Settings, sink: Sink, clock: Clock) -> None:
         self._settings = settings
@@ -245,7 +245,7 @@ class RequestedEraser:
 
     def erase(self, route: str, keys: Sequence[str], *, is_read_again: bool) -> str:
         """
-        Erase keys; return why that failed, or an empty text.
+        Erase keys; return why that failed, or an empty string.
 
         Args:
             route: The route of the keys.

@@ -180,7 +180,7 @@ def _table(found: Verification) -> Table:
             *(route.source_rows, route.sink_rows, route.tombstones),
             route.differences,
         )
-        # As a text: brackets in a name are not markup.
+        # As ``Text``, so that brackets in a name are not markup.
         table.add_row(Text(route.route), *(f"{count:,}" for count in counts))
     return table
 

@@ -245,7 +245,7 @@ def chosen_routes(settings: Settings, sink: Sink, names: Sequence[str]) -> list[
 
 
 def _names(text: str) -> set[str]:
-    """Return a text, and the full table name that it may stand for."""
+    """Return a name as given, and the full table name that it may mean."""
     try:
         return {text, TableName.parse(text).text}
     except ValueError:

@@ -107,7 +107,7 @@ def settle(comparison: RouteComparison, suspects: Suspects) -> None:
     """
     Settle the suspects that the first read of both sides has found.
 
-    Suspects that stay open changed in every round.
+    Suspects that remain open changed in every round.
 
     Raises:
         UnavailableError: A system does not answer, or the sink makes no progress.
@@ -122,7 +122,7 @@ def settle(comparison: RouteComparison, suspects: Suspects) -> None:
 
 def settle_further(comparison: RouteComparison, suspects: Suspects) -> None:
     """
-    Settle suspects that were read before.
+    Settle suspects that have been read before.
 
     Raises:
         UnavailableError: A system does not answer, or the sink makes no progress.

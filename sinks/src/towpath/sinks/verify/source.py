@@ -1,7 +1,7 @@
 """
 Read tables of the source chunk by chunk, every value as text from SQL.
 
-The texts have the form of records, but no code of the relay makes them: the database
+The texts have the form of records, but no code of the relay produces them: the database
 formats times, booleans and bytes itself. Each chunk is a separate statement, because a
 database snapshot that is held for longer prevents cleanup on the server.
 
@@ -258,7 +258,7 @@ class Source:
         last: list[str] | None = None
         while rows := self._fetch(statements.next_rows(table, last, ROWS_AT_ONCE)):
             yield rows
-            last = [str(rows[-1][place]) for place in table.key_places]
+            last = [str(rows[-1][index]) for index in table.key_indexes]
 
     def sample(self, table: SourceTable, size: float) -> Iterator[list[Texts]]:
         """

@@ -75,7 +75,7 @@ def canonical_keys(table: SourceTable, keys: Sequence[Sequence[str]]) -> Stateme
         _written(type_, _typed(type_, name))
         for type_, name in zip(table.key_types, _key_names(table), strict=True)
     ]
-    text = sql.SQL("select {} from {} order by place").format(
+    text = sql.SQL("select {} from {} order by number").format(
         sql.SQL(", ").join(values), _listed_keys(table)
     )
     return Statement(text, _columns(keys))
@@ -120,16 +120,16 @@ def _filtered(only: RowFilter) -> tuple[sql.Composable, list[object]]:
 
 
 def _listed_keys(table: SourceTable) -> sql.Composed:
-    """Turn listed keys into rows of texts; ``place`` is the place in the list."""
+    """Turn listed keys into rows of text; ``number`` is the position in the list."""
     names = _key_names(table)
-    return sql.SQL("unnest({}) with ordinality as listed ({}, place)").format(
+    return sql.SQL("unnest({}) with ordinality as listed ({}, number)").format(
         sql.SQL(", ").join([sql.SQL("%s::text[]")] * len(names)),
         sql.SQL(", ").join(names),
     )
 
 
 def _key_names(table: SourceTable) -> list[sql.Identifier]:
-    return [sql.Identifier(f"k{place}") for place in range(len(table.key))]
+    return [sql.Identifier(f"k{index}") for index in range(len(table.key))]
 
 
 def _columns(keys: Sequence[Sequence[str]]) -> list[object]:

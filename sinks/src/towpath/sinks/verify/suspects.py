@@ -95,7 +95,7 @@ class Suspects(Scratch):
         self.wrong_count = 0
 
     def add(self, found: Iterable[Suspect]) -> None:
-        """Add suspects; an existing one stays as it is."""
+        """Add suspects; an existing one is left unchanged."""
         rows = ((each.key, each.source, *_columns(each.before)) for each in found)
         self.open_count += max(0, self._file.executemany(_ADD, rows).rowcount)
 
@@ -147,7 +147,7 @@ class Suspects(Scratch):
         self.wrong_count = 0
 
     def _batches(self, *, is_wrong: bool) -> Iterator[list[Suspect]]:
-        # The empty text is a key, too.
+        # The empty string is a key, too.
         query, last = _FIRST, ""
         while rows := self._file.execute(query, (is_wrong, last, AT_ONCE)).fetchall():
             query, last = _NEXT, rows[-1][0]
@@ -176,8 +176,9 @@ def _held(key: str, *columns: object) -> SinkRow | None:
 # Keys per statement. SQLite allows at most 32,766; more than 1,000 gain nothing.
 _AT_ONCE: Final = 1000
 
-# Rows come in any order, so most of the table is in use all the time: two million rows
-# take about 120 MB. This cache halves the time that SQLite's default of 2 MB needs.
+# Rows arrive in any order, so most of the table is in use all the time: two million
+# rows take about 120 MB. This cache halves the time that SQLite's default of 2 MB
+# needs.
 _KEPT_IN_MEMORY: Final = "pragma cache_size = -65536"
 
 _PUT: Final = """
@@ -201,7 +202,7 @@ class DigestTable(Scratch):
         self.tombstones = 0
 
     def put(self, rows: Iterable[SinkRow]) -> None:
-        """Add rows; of a repeated key only the first is stored."""
+        """Add rows; only the first row of a repeated key is stored."""
         remaining = iter(rows)
         while batch := [
             (key, _DELETED if is_deleted else digest_of(packed))
@@ -220,9 +221,9 @@ class DigestTable(Scratch):
 
     def take(self, keys: Sequence[str]) -> dict[str, bytes]:
         """
-        Remove rows and return the digests of their texts; a tombstone's is empty.
+        Remove rows and return the digests of their texts.
 
-        Missing keys are left out.
+        A tombstone has an empty digest. Missing keys are left out.
         """
         taken: dict[str, bytes] = {}
         for first in range(0, len(keys), _AT_ONCE):

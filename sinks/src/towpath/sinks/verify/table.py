@@ -33,7 +33,7 @@ class SourceColumn:
         kept_as: Its name in records, if that differs.
         inside: The type of nested values, if it has any.
         is_compared: Whether it is compared; otherwise it is read for the key only.
-        is_blank_null: Whether a blank text stands for null.
+        is_blank_null: Whether a blank text represents null.
         has_plain_order: Whether plain operators order it, so that it can be read in
             chunks.
         is_kept_as_text: Whether a warehouse keeps it as text, which can represent every
@@ -108,7 +108,7 @@ class SourceTable:
         return TableName(self.schema, self.name)
 
     @property
-    def key_places(self) -> tuple[int, ...]:
+    def key_indexes(self) -> tuple[int, ...]:
         """The indexes of the key's columns, in key order."""
         names = [column.name for column in self.columns]
         return tuple(names.index(name) for name in self.key)
@@ -118,7 +118,7 @@ class SourceTable:
         """The types of the key's columns, in key order."""
         if self.key_type:
             return (self.key_type,)
-        return tuple(self.columns[place].type for place in self.key_places)
+        return tuple(self.columns[index].type for index in self.key_indexes)
 
 
 _CHARACTERS: Final = frozenset(
@@ -249,7 +249,7 @@ def comparable(table: SourceTable) -> SourceTable:
         IncomparableError: A key column's type has no unique text form, or an order that
             an extension defines.
     """
-    for column in (table.columns[place] for place in table.key_places):
+    for column in (table.columns[index] for index in table.key_indexes):
         if flaw := _flaw(column):
             message = (
                 f"key column {column.name} of {table.full_name} has the type "

@@ -1,16 +1,16 @@
 r"""
 Parse nested values into the form of records: arrays, composites and hstore.
 
-Postgres writes a nested value as one text that contains the texts of the inner values;
-this module parses that text. The forms follow the documentation of records, without any
-code of the relay::
+Postgres writes a nested value as one string that contains the strings of the inner
+values; this module parses that string. The forms follow the documentation of records,
+without any code of the relay::
 
     {1,NULL,"a\"b",{..}}    a list; bounds before the braces are ignored
     (1,"a b",)              an object of its type's fields; an empty field is null
-    "a"=>"1", "b"=>NULL     a text that holds JSON, or an object
+    "a"=>"1", "b"=>NULL     a string that holds JSON, or an object
 
-``SINGLES`` converts inner values from the text of Postgres; values of other types stay
-texts.
+``SINGLES`` converts inner values from the text of Postgres; values of other types
+remain strings.
 """
 
 import base64
@@ -74,13 +74,13 @@ def _interval(text: str) -> str:
     if found is None:
         return text
     years, months, days, sign, hours, minutes, seconds, fraction = found.groups()
-    way = -1 if sign == "-" else 1
+    direction = -1 if sign == "-" else 1
     whole, digits = int(seconds or 0), (fraction or "").rstrip("0")
-    minus = "-" if way < 0 and (whole or digits) else ""
+    minus = "-" if direction < 0 and (whole or digits) else ""
     second = f"{minus}{whole}.{digits}" if digits else f"{minus}{whole}"
     return (
         f"P{int(years or 0)}Y{int(months or 0)}M{int(days or 0)}D"
-        f"T{way * int(hours or 0)}H{way * int(minutes or 0)}M{second}S"
+        f"T{direction * int(hours or 0)}H{direction * int(minutes or 0)}M{second}S"
     )
 
 
@@ -162,7 +162,7 @@ def nested_text(kind: SourceType, text: str | None) -> str | None:
 
 
 def text_of_nested(value: Json) -> str | None:
-    """Convert a sink's nested value to the text in a record; a text stays unchanged."""
+    """Convert a sink's nested value to the text in a record; a string is unchanged."""
     if value is None or isinstance(value, str):
         return value
     # A reader that keeps all digits returns all floats as decimals.
@@ -200,7 +200,7 @@ def _array(element: SourceType, values: list[Json]) -> list[Json]:
 
 
 def _elements(text: str, delimiter: str) -> list[Json]:
-    """Parse an array's elements: texts, null, and lists of further dimensions."""
+    """Parse an array's elements: strings, nulls, and lists of further dimensions."""
     mark = re.escape(delimiter)
     token = re.compile(
         rf'"((?:[^"\\]|\\.)*)"|([{{}}])|((?:[^{{}}"\\{mark}]|\\.)+)|{mark}', re.DOTALL

@@ -86,8 +86,8 @@ class KafkaHistory:
             topics = self._consumer.list_topics(timeout=client.REQUEST_TIMEOUT_S).topics
             if self._topic not in topics:
                 return
-        place = TopicPartition(self._topic, 0)
-        end = client.end_offset(self._consumer, place)
+        partition = TopicPartition(self._topic, 0)
+        end = client.end_offset(self._consumer, partition)
         if end < self._next_offsets.get(0, 0):
             # The topic was recreated.
             self._next_offsets, self._start_lsn = {}, None
@@ -141,7 +141,7 @@ class Waiter:
             UsageError: The sink does not exist, or the LSN is invalid or outside of the
                 history.
             UnavailableError: The database or the broker does not answer.
-            UnreadableProgressError: A driver of another version runs the sink.
+            UnreadableProgressError: A driver of a different version runs the sink.
         """
         wanted = _parsed(lsn)
         settings = self._settings
@@ -197,7 +197,7 @@ def wait_for(
         UsageError: The configuration has mistakes, the sink does not exist, or the LSN
             is invalid or outside of the history.
         UnavailableError: The database or the broker does not answer.
-        UnreadableProgressError: A driver of another version runs the sink.
+        UnreadableProgressError: A driver of a different version runs the sink.
     """
     variables = os.environ if environ is None else environ  # noqa: TID251 - the caller's
     with Waiter(load(config, variables)) as waiter:

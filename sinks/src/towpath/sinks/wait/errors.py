@@ -23,7 +23,7 @@ class NotAppliedError(UnavailableError):
 
 
 class UnknownLsnError(UsageError):
-    """An LSN lies outside of the history of the log that the relay follows."""
+    """An LSN is outside of the history of the log that the relay follows."""
 
     remedy = (
         "Take the LSN from the response to the write, after the write was committed."

@@ -6,9 +6,9 @@ Decides whether a sink has applied a commit, in five steps.
     step                                      reason
     1  the slot has confirmed the LSN         all transactions that ended below it are
                                               in Kafka
-    2  the LSN lies in the current history    a slot that was recreated past the LSN
+    2  the LSN is in the current history      a slot that was recreated past the LSN
                                               confirms it without having published it
-    3  the ends of the sink's topics are      all records of the commit lie below them,
+    3  the ends of the sink's topics are      all records of the commit are below them,
        read                                   also in new topics and partitions
     4  a running driver has applied all       an offset above the end belongs to a topic
        records below them, none above, and    that was deleted; a sink that was added
@@ -45,8 +45,9 @@ from towpath.sinks.wait.source import SlotStatus
 # A check is a round trip to the database or to the broker: about a millisecond.
 LOOK_EVERY_S: Final = 0.01
 
-# The relay stores its marks, and checks which commits are visible, ten times a second.
-# An LSN that is not confirmed after this time may lie past the last flushed commit.
+# The relay stores its marks, and checks which commits are visible, ten times per
+# second. An LSN that is not confirmed after this time may be past the last flushed
+# commit.
 NUDGE_AFTER_S: Final = 0.4
 
 
@@ -75,10 +76,10 @@ class Applied(NamedTuple):
         waited_s: The duration of the wait.
         confirmed_s: The part of ``waited_s`` before the relay had confirmed the LSN.
         dead_letters: The number of dead letters that the sink has ever written; some
-            may be of the commit.
+            may belong to the commit.
         parked: The number of keys whose changes wait behind a dead letter.
         asked: The number of rows that the sink has ever requested; those that were
-            pending have arrived.
+            pending have ended.
     """
 
     sink: str
@@ -119,7 +120,7 @@ class Wait:
                 recreated; the message has the reason.
             UnknownLsnError: The LSN is outside of the followed history.
             UnavailableError: The database or the broker does not answer.
-            UnreadableProgressError: A driver of another version runs the sink.
+            UnreadableProgressError: A driver of a different version runs the sink.
         """
         began_s = self._clock.monotonic_s()
         # Reads the existing records while the relay is still publishing the commit.
@@ -257,7 +258,7 @@ def _missing_refetches(record: PublishedProgress, below: int) -> str | None:
 def _check_end(lsn: int, status: SlotStatus) -> None:
     if lsn > status.log_end_lsn:
         message = (
-            f"{format_lsn(lsn)} lies past the end of the source's log, "
+            f"{format_lsn(lsn)} is past the end of the source's log, "
             f"{format_lsn(status.log_end_lsn)}: it is not an LSN of this server"
         )
         raise UnknownLsnError(message)
@@ -268,13 +269,13 @@ def _outside(lsn: int, start_lsn: int | None) -> str | None:
     Return why the LSN is not in the current history yet.
 
     Raises:
-        UnknownLsnError: The LSN lies before the history.
+        UnknownLsnError: The LSN is before the history.
     """
     if start_lsn is None:
         return "the relay has not begun its current history"
     if lsn < start_lsn:
         message = (
-            f"{format_lsn(lsn)} lies before {format_lsn(start_lsn)}, where the relay "
+            f"{format_lsn(lsn)} is before {format_lsn(start_lsn)}, where the relay "
             "began: earlier commits arrive through a snapshot"
         )
         raise UnknownLsnError(message)

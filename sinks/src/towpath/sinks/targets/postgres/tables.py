@@ -7,8 +7,8 @@ keeps those that the source drops; a column keeps its type, even one that the ta
 owner has given it. A value that does not fit becomes a dead letter.
 
 A table gets an id when it is created, and the server gives its relation an OID; a file
-beside the sink's checkpoint stores both for each table. A table with another id or OID
-was dropped and created again, by an executor or by its owner: first its rows are
+next to the sink's checkpoint stores both for each table. A table with a different id or
+OID was dropped and recreated, by an executor or by its owner: first its rows are
 requested, and only then is the new id stored.
 """
 
@@ -159,7 +159,7 @@ class TargetTables:
         self.held_back = HeldBackRoutes(_log)
 
     def load(self) -> None:
-        """Read the ids of the tables that the sink wrote before."""
+        """Read the ids of the tables that the sink has written to."""
         self._known.recall()
 
     def forget(self) -> None:
@@ -180,7 +180,7 @@ class TargetTables:
         """
         Reopen the tables that were replaced, or forgotten after a failure.
 
-        Executors create a dropped table again, but only the driver requests its rows.
+        Executors recreate a dropped table, but only the driver requests its rows.
 
         Raises:
             UnavailableError: The target does not answer, or a request may not have been
@@ -214,7 +214,7 @@ class TargetTables:
             The table; ``None`` if the route is held back.
 
         Raises:
-            ShapeUnknownError: Its source is not announced yet.
+            ShapeUnknownError: Its source has not been announced yet.
         """
         known = self._open.get(name)
         if known is not None:
@@ -237,7 +237,7 @@ class TargetTables:
 
     def registered(self, connection: Connection, name: str) -> TargetTable | None:
         """
-        Return a route's table with its name only, without columns and key.
+        Return a route's table with only its name, without columns and key.
 
         Returns:
             ``None`` if the sink has not created it, it was dropped, or it is an event

@@ -45,7 +45,7 @@ class EncodedBatch(NamedTuple):
     Rows for the temporary table of a batch.
 
     Attributes:
-        rows: Texts by column.
+        rows: The text of each value, by column.
         kept: The columns that some row of the batch keeps.
     """
 
@@ -96,7 +96,7 @@ def encode_columns(table: TargetTable, columns: Columns) -> PlainRows | None:
     """
     Encode the whole rows of plain records; ``None`` if they must be read as changes.
 
-    Rows with lists or objects must be, because those are not strings in JSON.
+    Rows with lists or objects must be read so, because those are not strings in JSON.
     """
     wanted = pa.struct([(c.name, _in_json(c)) for c in table.columns])
     try:
@@ -159,6 +159,6 @@ def _in_json(column: TargetColumn) -> pa.DataType:
 def _escaped(texts: pa.Array) -> pa.Array:
     if not pc.any(pc.match_substring_regex(texts, _ESCAPED)).as_py():
         return texts
-    for sign, written in _ESCAPES:
-        texts = pc.replace_substring(texts, sign, written)
+    for character, escape in _ESCAPES:
+        texts = pc.replace_substring(texts, character, escape)
     return texts

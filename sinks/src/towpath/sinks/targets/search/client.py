@@ -111,7 +111,7 @@ def send(client: OpenSearch, body: bytes) -> Mapping[str, Any] | None:
     """
     with translated():
         try:
-            answer: Mapping[str, Any] = client.bulk(
+            response: Mapping[str, Any] = client.bulk(
                 body=body, params=dict(_BULK_PARAMS)
             )
         except TransportError as error:
@@ -121,7 +121,7 @@ def send(client: OpenSearch, body: bytes) -> Mapping[str, Any] | None:
                 message = f"the search index cannot parse a call: {error.error}"
                 raise BatchRefusedError(message) from error
             raise
-    return answer
+    return response
 
 
 @contextmanager
@@ -153,7 +153,7 @@ def translated() -> Iterator[None]:
         if status == _TOO_MANY:
             message = "the search index asks for a pause"
             raise TargetBusyError(message, retry_after_s=FULL_RETRY_AFTER_S) from error
-        message = f"the search index answers {status}: {error.error}"
+        message = f"the search index returns {status}: {error.error}"
         if status >= _SERVER_ERROR:
             raise TargetUnavailableError(message) from error
         raise SearchRefusedError(message) from error
@@ -192,7 +192,7 @@ def bounded(
     most_bytes: int,
     most: int | None = None,
 ) -> Iterator[list[_Item]]:
-    """Cut items into groups of bounded size and count; a larger item is alone."""
+    """Cut items into groups of bounded size and count; a larger item is a group."""
     group: list[_Item] = []
     size_bytes = 0
     for item in items:
@@ -219,7 +219,7 @@ class SearchIndex(NamedTuple):
 
     Attributes:
         name: Its name.
-        id: Its id on the server; no two indexes ever share one.
+        id: Its id on the server; no two indexes ever have the same id.
         replaced_ids: The ids of the indexes that it replaced in rebuilds.
         refresh: Its refresh interval, as in its settings.
     """
@@ -241,10 +241,10 @@ def indexes_of(client: OpenSearch, aliases: Iterable[str]) -> dict[str, SearchIn
     found: dict[str, SearchIndex] = {}
     for names in in_calls(aliases):
         with translated():
-            answer = client.indices.get(
+            response = client.indices.get(
                 index=",".join(names), params=dict(_INDEX_PARAMS)
             )
-        for index, description in answer.items():
+        for index, description in response.items():
             search_index = _search_index(index, description)
             # An operator may give the index further aliases, shared with others.
             for alias in description.get("aliases", {}).keys() & set(names):

@@ -11,9 +11,9 @@ guessed fields. The aliases are looked up before each batch, so each batch that 
 after a rebuild has created its index is written to that index, too; the changes of
 earlier batches are older than the rebuild's snapshot.
 
-An index has an id, which the server chose when the index was created. A file beside the
-sink's checkpoint has the ids of the written indexes. An index with a different id was
-recreated, was restored from a copy, or got the alias of another index: rows may be
+An index has an id, which the server chose when the index was created. A file next to
+the sink's checkpoint has the ids of the written indexes. An index with a different id
+was recreated, was restored from a copy, or got the alias of another index: rows may be
 missing from it. The index of a rebuild is an exception: it lists the ids of the indexes
 that it replaces.
 
@@ -152,7 +152,7 @@ class Indexes:
         self.may_create = may_create
 
     def load(self) -> None:
-        """Read the ids of the indexes that the sink wrote before."""
+        """Read the ids of the indexes that the sink has written to."""
         self._known.load()
 
     def discover(self) -> None:
@@ -175,7 +175,7 @@ class Indexes:
             for route in self._routes
             if (why := self._known.loss_reason(route, self._by_alias.get(route)))
         }
-        # Forgotten first: if a request fails, the next look-up finds no route moved.
+        # Before the requests: if one fails, the next look-up detects no moved route.
         for route in prepared:
             if route not in lost and self._has_moved(route, before):
                 del self._fields[route]
@@ -348,7 +348,7 @@ class Indexes:
     def _widen(
         self, index: str, shape: DocumentShape, present: Mapping[str, Any]
     ) -> None:
-        """Add fields; a field of another type stays unchanged."""
+        """Add fields; leave a field of a different type unchanged."""
         differing = [
             (path, piece)
             for path, piece in single_fields(shape.fields)

@@ -42,12 +42,12 @@ class SearchReader:
         while ids := list(islice(remaining, ROWS_PER_TRIP)):
             for index in indexes:
                 with translated():
-                    answer = self._client.mget(index=index, body={"ids": ids})
-                for hit in answer["docs"]:
+                    response = self._client.mget(index=index, body={"ids": ids})
+                for hit in response["docs"]:
                     if (error := hit.get("error")) is not None:
                         message = f"{index}: {error.get('reason')}"
                         raise TargetUnavailableError(message)
-                found = (hit for hit in answer["docs"] if hit.get("found"))
+                found = (hit for hit in response["docs"] if hit.get("found"))
                 yield from map(_stored_row, found)
 
     def sample(self, route: str, count: int) -> Iterator[StoredRow]:

@@ -2,11 +2,11 @@
 Rebuild an index beside the old one, without interrupting searches or writes.
 
 The new index is created behind a separate alias, which makes the sink write each
-document to both indexes from its next batch on. A snapshot that is requested next
-delivers the other rows. Once the sink has applied the whole snapshot, one step moves
-the old index's alias to the new one: no search finds an empty or partial index. The old
-index is deleted once no search runs in it any more, or after a minute, because a search
-that loses its index fails.
+document to both indexes, starting with its next batch. A snapshot that is requested
+next delivers the other rows. Once the sink has applied the whole snapshot, one step
+moves the old index's alias to the new one: no search finds an empty or partial index.
+The old index is deleted once no search runs in it anymore, or after a minute, because
+a search that loses its index fails.
 
 The new index itself stores the state of the rebuild, so an interrupted rebuild is
 resumed with the same snapshot. Deletes are copied from the old index, because no
@@ -76,7 +76,7 @@ class Rebuild:
 
     def begin(self, route: Route, snapshot: str) -> RebuildStart:
         """
-        Create the new index; the sink writes it from its next batch on.
+        Create the new index; the sink writes to it from its next batch on.
 
         Args:
             route: The route to be rebuilt.
@@ -111,7 +111,7 @@ class Rebuild:
         """
         Replace the old index with the new one, in one step.
 
-        The old index stays until it is retired: a search may be running in it.
+        The old index remains until it is retired: a search may be running in it.
 
         Raises:
             NothingToRebuildError: No rebuild of this route has begun.
@@ -216,7 +216,7 @@ class Rebuild:
         return {n: metadata[n] for n in (FLOOR_META, SNAPSHOT_META) if n in metadata}
 
     def _copy_deletes(self, old: str, new: str) -> None:
-        """Copy the tombstones; newer documents of the new index stay."""
+        """Copy the tombstones; keep newer documents of the new index."""
         body = {
             "conflicts": "proceed",
             "source": {"index": old, "query": {"term": {DELETED_FIELD: True}}},
@@ -224,10 +224,10 @@ class Rebuild:
         }
         with translated():
             self._client.indices.refresh(index=old)
-            answer = self._client.reindex(
+            response = self._client.reindex(
                 body=body, params={"request_timeout": _COPIED_WITHIN_S}
             )
-        if answer.get("failures"):
+        if response.get("failures"):
             message = f"not all deletes of {old} could be copied"
             raise TargetUnavailableError(message)
 

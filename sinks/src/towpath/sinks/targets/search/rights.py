@@ -48,7 +48,7 @@ class Probe(NamedTuple):
     One kind of call.
 
     Attributes:
-        call: Its name in docs/rights.md.
+        call: The name of the call in docs/rights.md.
         actions: The actions that a role must allow for it.
         path: Its path; ``{route}`` is replaced by the name of a route.
         body: Its body, with the same replacement; a list is written as lines.
@@ -165,17 +165,17 @@ def missing_rights(sink: Sink, _prefix: str) -> Iterator[str]:
         indexes = ", ".join(f"{name}, {name}-*" for name in routes)
         yield (
             f"the search index's user lacks the rights for {', '.join(calls)}: "
-            f"grant its role {_places(actions, indexes)}"
+            f"grant its role {_scopes(actions, indexes)}"
         )
 
 
-def _places(actions: Iterable[str], indexes: str) -> str:
+def _scopes(actions: Iterable[str], indexes: str) -> str:
     """List which actions a role must allow on the cluster, and which on indexes."""
     of_cluster = [a for a in actions if a.rstrip("*") in _OF_CLUSTER]
     of_indexes = [a for a in actions if a not in of_cluster or a in _OF_SHARDS]
     parts = ((of_cluster, "the cluster"), (of_indexes, f"the indexes {indexes}"))
     return ", and ".join(
-        f"{', '.join(named)} on {place}" for named, place in parts if named
+        f"{', '.join(named)} on {scope}" for named, scope in parts if named
     )
 
 
@@ -183,7 +183,7 @@ def _refused(client: OpenSearch, probe: Probe, route: str) -> Iterable[str]:
     """Return the missing actions of a call on a route's indexes."""
     with translated():
         try:
-            answer = client.transport.perform_request(
+            response = client.transport.perform_request(
                 probe.call.partition(" ")[0],
                 probe.path.replace("{route}", quote(route, safe="")),
                 params=dict(probe.params),
@@ -196,7 +196,7 @@ def _refused(client: OpenSearch, probe: Probe, route: str) -> Iterable[str]:
                 # Refused for another reason: the user may make the call.
                 return ()
             return _missing_actions(probe, error.info)
-    return _missing_actions_of_items(probe, answer)
+    return _missing_actions_of_items(probe, response)
 
 
 def _is_inconclusive(error: TransportError) -> bool:
@@ -206,12 +206,12 @@ def _is_inconclusive(error: TransportError) -> bool:
     )
 
 
-def _missing_actions_of_items(probe: Probe, answer: Any) -> Iterable[str]:  # noqa: ANN401 - any JSON
+def _missing_actions_of_items(probe: Probe, response: Any) -> Iterable[str]:  # noqa: ANN401 - any JSON
     """Return the missing actions of the documents of a call."""
-    if not isinstance(answer, Mapping):
+    if not isinstance(response, Mapping):
         return ()
-    items = [one for item in answer.get("items", ()) for one in item.values()]
-    errors = [one.get("error", {}) for one in (*items, *answer.get("docs", ()))]
+    items = [one for item in response.get("items", ()) for one in item.values()]
+    errors = [one.get("error", {}) for one in (*items, *response.get("docs", ()))]
     return [
         action
         for error in errors

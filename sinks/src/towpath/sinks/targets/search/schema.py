@@ -142,7 +142,7 @@ def field_at(fields: Properties, path: str) -> Properties | None:
 def index_body(
     fields: Properties, options: SearchOptions, meta: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the request that creates an index of these fields, without its alias."""
+    """Return the request that creates an index with these fields, without an alias."""
     index = {
         "number_of_shards": options.shards,
         "refresh_interval": interval(options.refresh_ms),
@@ -259,7 +259,7 @@ def _record(
 
     Args:
         schema: The record.
-        types: The types that its event defines, by name; a use may have the name alone.
+        types: The types that its event defines, by name; a use may have only the name.
         above: The names of the records that contain it.
     """
     above |= {schema["name"]}
@@ -309,7 +309,7 @@ def _merged_fields(one: Properties, other: Properties, where: str) -> dict[str, 
 
 
 def _set_field(fields: dict[str, Any], path: Sequence[str], type_name: str) -> None:
-    """Set the field at a path, replacing any other."""
+    """Set the field at a path, replacing any existing field."""
     step, *rest = path
     name = step.removesuffix(_LIST)
     if not rest:
@@ -328,7 +328,7 @@ class DocumentShape(NamedTuple):
     The fields of a route's documents.
 
     Attributes:
-        name: The source of the fields, in words.
+        name: The source of the fields, as text.
         fields: The fields.
         since: The position from which the fields are valid; empty if unknown.
     """
@@ -377,7 +377,7 @@ def event_schemas(
 
 
 class RouteFields:
-    """Takes fields of tables from announcements, those of aggregates from schemas."""
+    """Takes fields of tables from announcements, and of aggregates from schemas."""
 
     def __init__(
         self, relations: RelationSource, schemas: Mapping[str, EventSchema]

@@ -4,7 +4,7 @@ A sink that writes rows into OpenSearch, guarded by their version.
 A whole row is one document, whose version the index compares. Two kinds of change need
 the stored document first: partial ones, which are merged with it, and those whose
 version other positions share (ordinals from 4,094 on), where the position itself
-decides. One sink is the only writer of its indexes, so no other write can come between
+decides. One sink is the only writer of its indexes, so no other write can occur between
 this read and the sink's write.
 
 While a rebuild fills a second index of a route, each of its documents is written to
@@ -130,7 +130,7 @@ class SearchSink:
         self._tally.add(tally)
 
     def flush(self) -> Checkpoint:
-        # OpenSearch syncs its log before it answers a bulk call.
+        # OpenSearch syncs its log before it responds to a bulk call.
         return self._tally.take()
 
     def erase(self, route: str, keys: Sequence[str]) -> None:
@@ -206,7 +206,7 @@ class SearchSink:
         return resolved
 
     def _stored(self, changes: list[Change]) -> Iterator[Mapping[str, Any] | None]:
-        """Yield each change's stored document; of two, the newer one."""
+        """Yield each change's stored document; if there are two, the newer one."""
         each = [self._indexes.aliases(change.route) for change in changes]
         wanted = [
             {"_index": alias, "_id": document_id(change)}
@@ -214,8 +214,8 @@ class SearchSink:
             for alias in aliases
         ]
         with translated():
-            answer = self._client.mget(body={"docs": wanted})
-        found = iter(answer["docs"])
+            response = self._client.mget(body={"docs": wanted})
+        found = iter(response["docs"])
         for aliases in each:
             copies = [_source_of(next(found)) for _ in aliases]
             existing = [copy for copy in copies if copy is not None]

@@ -6,11 +6,11 @@ change below the safe position can, so the tombstones below it are deleted: some
 each batch, so that no batch is delayed for long.
 
 ``erase`` deletes a sink's indexes. The name and the mappings of an index show that it
-belongs to a sink: an index with such a name stays if no sink created it.
+belongs to a sink: an index with such a name is kept if no sink created it.
 
 ::
 
-    one index     refreshed every ``refresh_ms``; seldom during a backlog
+    one index     refreshed every ``refresh_ms``; rarely during a backlog
     two indexes   the old one after each batch, and only after the new one
 
 Refreshing is half of the work of an index during a backlog, when searches gain nothing
@@ -145,7 +145,7 @@ class SearchUpkeep:
             return 0, True
         with translated():
             # Deletes use the indexes, because the alias hides tombstones.
-            answer = self._client.delete_by_query(
+            response = self._client.delete_by_query(
                 index=list(indexes),
                 body={"query": query},
                 params={
@@ -154,8 +154,8 @@ class SearchUpkeep:
                     **params,
                 },
             )
-        is_all = not answer.get("failures") and not answer.get("version_conflicts")
-        return answer["deleted"], is_all
+        is_all = not (response.get("failures") or response.get("version_conflicts"))
+        return response["deleted"], is_all
 
 
 def _below(position: str) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def _below(position: str) -> dict[str, Any]:
 
 _KEPT_FOR: Final = "index.gc_deletes"
 _FORGET_AT_ONCE: Final = "0s"
-# The index updates its clock five times a second.
+# The index updates its clock five times per second.
 _FORGOTTEN_WITHIN_S: Final = 30.0
 _LOOK_EVERY_S: Final = 0.2
 _CONFLICT: Final = 409
@@ -184,7 +184,7 @@ def erase(sink: Sink, _: str) -> None:
     try:
         with translated():
             for route in sink.route:
-                # Also the indexes of a rebuild, which the alias does not name.
+                # These include the indexes of a rebuild, which the alias does not name.
                 ours = re.compile(re.escape(route.name) + r"-[0-9]+")
                 named = client.indices.get(
                     index=f"{route.name}-*",
@@ -201,13 +201,13 @@ def erase_documents(
     client: OpenSearch, indexes: Iterable[str], ids: Sequence[str], clock: Clock
 ) -> None:
     """
-    Replace documents of any version by tombstones below all positions; safe to repeat.
+    Replace documents of any version with tombstones below all positions; repeatable.
 
     An index remembers for a minute the version at which a document was deleted, and
     refuses lower ones. This call makes the index forget the version immediately.
 
     Raises:
-        UnavailableError: OpenSearch does not answer, or a document is still there; try
+        UnavailableError: OpenSearch does not answer, or a document still exists; try
             again.
     """
     for index in indexes:
@@ -227,8 +227,8 @@ def erase_documents(
 
 def _delete_by_id(client: OpenSearch, index: str, ids: Sequence[str]) -> None:
     with translated():
-        places = [{"_index": index, "_id": id_} for id_ in ids]
-        found = client.mget(body={"docs": places}, params={"_source": "false"})["docs"]
+        wanted = [{"_index": index, "_id": id_} for id_ in ids]
+        found = client.mget(body={"docs": wanted}, params={"_source": "false"})["docs"]
         lines = [
             {"delete": _item(index, one["_id"], one["_version"])}
             for one in found
@@ -244,12 +244,12 @@ def _forget(client: OpenSearch, index: str, ids: Sequence[str], clock: Clock) ->
     deadline = Deadline(clock, _FORGOTTEN_WITHIN_S)
     left = list(ids)
     while left:
-        places = [_item(index, id_, 0) for id_ in left]
-        lines = [line for place in places for line in ({"index": place}, own)]
+        metadata = [_item(index, id_, 0) for id_ in left]
+        lines = [line for item in metadata for line in ({"index": item}, own)]
         with translated():
             client.indices.refresh(index=index)
-            answer = client.bulk(body=lines)
-        items = [item["index"] for item in answer["items"]]
+            response = client.bulk(body=lines)
+        items = [item["index"] for item in response["items"]]
         left = [one["_id"] for one in items if one["status"] == _CONFLICT]
         others = [one for one in items if one.get("error") and one["_id"] not in left]
         if others or (left and deadline.passed()):
@@ -260,11 +260,11 @@ def _forget(client: OpenSearch, index: str, ids: Sequence[str], clock: Clock) ->
 
 
 def _item(index: str, id_: str, version: int) -> dict[str, Any]:
-    place = {"_index": index, "_id": id_}
-    return {**place, "version": version, "version_type": "external_gte"}
+    document = {"_index": index, "_id": id_}
+    return {**document, "version": version, "version_type": "external_gte"}
 
 
-# The last documents of a backlog may wait this long, unless more come. Refreshes then
+# The last documents of a backlog may wait this long, unless more arrive. Refreshes then
 # take a hundredth of the time; an interval three times as long gains nothing more.
 BACKLOG_REFRESH_MS: Final = 10_000
 
@@ -285,7 +285,7 @@ class RefreshControl:
         self._backlog_above = options.call_documents * options.calls_in_flight
 
     def adapt_interval(self, changes: Sequence[Change]) -> None:
-        """Set each index's refresh interval by its share of a batch."""
+        """Set each index's refresh interval according to its share of a batch."""
         counts = Counter(map(attrgetter("route"), changes))
         for route in self._indexes.known_routes():
             is_backlog = counts[route] > self._backlog_above
@@ -362,11 +362,12 @@ def _health(client: OpenSearch, sink: Sink) -> SearchHealth:
 
 def _watermarks(client: OpenSearch) -> dict[str, str]:
     """Return the bounds of the disks by name; none if they are hidden from the user."""
-    answer = _if_permitted(client, "/_cluster/settings?include_defaults&flat_settings")
+    path = "/_cluster/settings?include_defaults&flat_settings"
+    response = _if_permitted(client, path)
     return {
         name.removeprefix(_WATERMARK): value
         for level in ("defaults", "persistent", "transient")
-        for name, value in answer.get(level, {}).items()
+        for name, value in response.get(level, {}).items()
         if name.startswith(_WATERMARK)
     }
 

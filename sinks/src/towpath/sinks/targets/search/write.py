@@ -12,7 +12,7 @@ A bulk response has status 200 whatever the outcomes of its items, so each item 
 checked:
 
 - 200, 201: written;
-- 409: the index has a newer version; this is no failure, and the item counts as stale;
+- 409: the index has a newer version; this is not a failure: the item counts as stale;
 - 404: the alias no longer exists;
 - 429, 5xx: the item is sent again;
 - a block or a closed index, whatever the status: the sink waits;
@@ -58,9 +58,9 @@ from towpath.sinks.targets.search.schema import DELETED_FIELD, POSITION_FIELD
 
 LONGEST_ID_BYTES: Final = 512
 
-# The place of the ordinal in a position's text. All ordinals from ``_FIRST_SHARED`` on
+# The index of the ordinal in a position's text. All ordinals from ``_FIRST_SHARED`` on
 # share a version; the ordinal of a READ row sorts below every digit.
-_PLACE: Final = 17
+_ORDINAL_AT: Final = 17
 _FIRST_SHARED: Final = f"{SHARED_ORDINAL - 1:010d}"
 
 
@@ -85,7 +85,7 @@ def document_id(change: Change) -> str:
 
 def has_shared_version(change: Change) -> bool:
     """Return whether other positions share the version of a change."""
-    return change.position[_PLACE:] >= _FIRST_SHARED
+    return change.position[_ORDINAL_AT:] >= _FIRST_SHARED
 
 
 def action_prefix(alias: str) -> bytes:
@@ -108,9 +108,9 @@ def documents(change: Change, action_prefixes: Sequence[bytes]) -> Iterator[Docu
 
 def _version(position: str) -> int:
     """Return the version of a position, which was checked when it was read."""
-    place = position[_PLACE:]
-    ordinal = READ_ORDINAL if place == "-" else int(place)
-    return version(Position(int(position[: _PLACE - 1], 16), ordinal))
+    text = position[_ORDINAL_AT:]
+    ordinal = READ_ORDINAL if text == "-" else int(text)
+    return version(Position(int(position[: _ORDINAL_AT - 1], 16), ordinal))
 
 
 def _source(change: Change) -> bytes:
@@ -176,23 +176,23 @@ _RIGHTS: Final = frozenset({401, 403})
 _QUOTES: Final = (" in document with id", ". Preview of field's value")
 
 
-def outcomes(answer: Mapping[str, Any], count: int) -> list[ItemOutcome]:
+def outcomes(response: Mapping[str, Any], count: int) -> list[ItemOutcome]:
     """
     Return one outcome per item, in the order of the call.
 
     Args:
-        answer: The response.
+        response: The response of a bulk call.
         count: The number of items of the call.
 
     Raises:
         TargetUnavailableError: The response has too few or too many outcomes; write all
             documents again.
     """
-    items: Sequence[Mapping[str, Any]] = answer.get("items", [])
+    items: Sequence[Mapping[str, Any]] = response.get("items", [])
     if len(items) != count:
         message = f"the search index answers for {len(items)} of {count} documents"
         raise TargetUnavailableError(message)
-    if answer.get("errors") is False:
+    if response.get("errors") is False:
         return [_WRITTEN] * count
     return [_outcome(next(iter(item.values()))) for item in items]
 
@@ -272,7 +272,7 @@ class BulkWriter:
         Raises:
             UnavailableError: Some documents may not have been written; write all of
                 them again.
-            TargetBusyError: OpenSearch has no room, or an index accepts no writes.
+            TargetBusyError: OpenSearch is overloaded, or an index accepts no writes.
             BatchRefusedError: OpenSearch cannot parse a call.
             SearchRefusedError: The sink has no right to write.
         """
@@ -311,14 +311,14 @@ class BulkWriter:
     def _send_once(self, call: list[Document], written: WriteOutcome) -> list[Document]:
         """Send a call, in halves if it is too large; return the items to retry."""
         try:
-            answer = send(self.client, body_of(call))
+            response = send(self.client, body_of(call))
         except IndexBlockedError:
             raise
         except TargetBusyError:
-            # Nothing of the call was written, because memory or a queue was full.
+            # None of the call was written, because memory or a queue was full.
             return call
-        if answer is not None:
-            answered = zip(call, outcomes(answer, len(call)), strict=True)
+        if response is not None:
+            answered = zip(call, outcomes(response, len(call)), strict=True)
             return [
                 document
                 for document, outcome in answered

@@ -131,7 +131,7 @@ class LakeAppender:
 
         Args:
             table: The table; readers see all rows at the same time.
-            rows: Its columns, and maybe others, which are left out.
+            rows: Its columns, and possibly others, which are left out.
             on: The table's newest known commit; ``None`` if it has none.
 
         Raises:

@@ -47,7 +47,7 @@ class WarehouseAddressError(UsageError):
 class ForeignTableError(HaltError):
     """A table exists whose key or columns do not fit the source's."""
 
-    remedy = "Drop the warehouse's table, then fill the sink again by a snapshot."
+    remedy = "Drop the warehouse's table, then fill the sink again with a snapshot."
 
 
 class PartitionFieldError(HaltError):

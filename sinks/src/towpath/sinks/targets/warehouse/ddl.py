@@ -2,7 +2,7 @@
 Build the statements that create a table and fit it to its source.
 
 Creating and fitting a table are safe to repeat. A table only gains columns and wider
-types: columns that the source drops stay.
+types: columns that the source drops remain.
 """
 
 import json
@@ -27,9 +27,9 @@ ID_PROPERTY: Final = "towpath.id"
 # Merge-on-read writes the changes and a list of the replaced rows, instead of whole
 # files. One such list per partition and commit (not per changed file) keeps a commit
 # near a second when keys are spread; compaction removes the lists. There is one writer,
-# so snapshot isolation is enough. Old versions stay to allow time travel: at one commit
-# every ten seconds, an hour of versions keeps the metadata, which each commit writes in
-# full, below half a megabyte.
+# so snapshot isolation is enough. Old versions are kept to allow time travel: at one
+# commit every ten seconds, an hour of versions keeps the metadata, which each commit
+# writes in full, below half a megabyte.
 PROPERTIES: Final[Mapping[str, str]] = {
     "format-version": "2",
     "write.merge.mode": "merge-on-read",
@@ -66,7 +66,7 @@ def creation(table: LakeTable, options: WarehouseOptions, id_: str) -> list[str]
     Args:
         table: The wanted table.
         options: Its properties.
-        id_: The id that distinguishes it from another table of the same name.
+        id_: The id that distinguishes it from another table with the same name.
 
     Raises:
         PartitionFieldError: The table cannot be partitioned as configured.
@@ -135,7 +135,7 @@ def evolution(table: LakeTable, existing: Mapping[str, str]) -> list[str]:
     """
     Return the statements that fit an existing table: new columns, wider types.
 
-    Columns that the source has dropped stay, and so do types wider than wanted.
+    Columns that the source has dropped remain, as do types that are wider than wanted.
 
     Args:
         table: The wanted table.

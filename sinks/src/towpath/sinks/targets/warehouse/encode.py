@@ -3,9 +3,9 @@ Encode a slice for the warehouse in a task; the executors write the rows later.
 
 The driver sends the tables with the task, fitted to their sources. A task encodes the
 rows that fit these tables, and refuses all other changes; the driver, which can read
-the target, applies those. They are partial changes, whose row may be missing in the
-target; changes with a value or column that does not fit; and changes of a route whose
-table is held back.
+the target, applies those: partial changes, whose row may be missing in the target;
+changes with a value or column that does not fit; and changes of a route whose table is
+held back.
 
 Nothing is written here, so a task may run any number of times, and an abandoned task
 writes nothing. The driver drops rows below a floor before it merges.
@@ -32,7 +32,7 @@ from towpath.sinks.targets.warehouse.schema import KEPT, POSITION, LakeTable
 # The position column of an event log, in which copies of an event may differ.
 LOG_POSITION: Final = "position"
 _DRIVER_ONLY: Final = "only the driver can write this row"
-# The first words of a statement's name; a space and the route follow.
+# The first word of a statement's name; a space and the route follow.
 _CURRENT: Final = "current"
 _RETAINED: Final = "retained"
 

@@ -2,7 +2,7 @@
 The rows of one table that tasks have encoded, and the two ways of writing them.
 
 A task knows only the keys of its own rows. The driver knows all keys of a table while a
-fill is under way, as hashes, and tasks return the hashes of their keys: eight bytes a
+fill is under way, as hashes, and tasks return the hashes of their keys: eight bytes per
 row. So the driver splits the rows. Rows of new keys are written to files without a
 search. The following rows are merged, which searches the table:
 
@@ -63,7 +63,7 @@ class EncodedTable:
 
     def hashes_to_merge(self, hashes: pa.Array, new: pa.Array) -> pa.Array | None:
         """
-        Return the hashes of the keys whose rows are merged; ``None``: all of them.
+        Return the hashes of the keys whose rows are merged; ``None`` for all keys.
 
         Args:
             hashes: The hash of each row's key.
@@ -106,7 +106,7 @@ class EncodedTable:
         Register a view of each form's rows, and yield the statement that merges them.
 
         Args:
-            to_merge: The hashes of the keys whose rows are merged; ``None``: all.
+            to_merge: The hashes of the keys whose rows are merged; ``None`` for all.
         """
         keep = _all if to_merge is None else partial(_merged, self.table, to_merge)
         for form, summaries in self.forms.items():

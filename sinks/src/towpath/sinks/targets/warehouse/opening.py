@@ -4,16 +4,16 @@ Create tables, fit them to their sources, read their state, and detect replaced 
 Each step is safe to repeat, and safe to interrupt at any statement.
 
 A table follows its source: it gains columns and wider types, and keeps columns that the
-source drops. The sink's driver reads the values that a default or a rename put into old
-rows (``engine/column_changes``). A change of shape that a table cannot follow holds
+source drops. The sink's driver requests the values that a default or a rename put into
+old rows (``engine/column_changes``). A change of shape that a table cannot follow holds
 back only its own route: the changes of the route are refused, with the remedy, until
 the table fits; each batch of the route checks again.
 
-A table gets an id when it is created, as one of its properties; a file beside the
+A table gets an id when it is created, as one of its properties; a file next to the
 sink's checkpoint has the ids of the sink's tables. A table with a different id was
-dropped and created again: the rows of the old one are lost, tombstones too. First the
-rows are requested, and only then is the new id stored: a process that ends in between
-requests the rows again. A table that is not in the file is accepted as it is.
+dropped and recreated: the rows of the old one are lost, including its tombstones. First
+the rows are requested, and only then is the new id stored: a process that ends in
+between requests the rows again. A table that is not in the file is accepted as it is.
 """
 
 import uuid
@@ -84,7 +84,7 @@ class TableState(NamedTuple):
 
     @property
     def id(self) -> str:
-        """The id that distinguishes it from another table of the same name."""
+        """The id that distinguishes it from another table with the same name."""
         return self.properties[ID_PROPERTY]
 
 
@@ -177,8 +177,8 @@ def adds_no_key(
     """
     Return whether no commit after ``since``, up to ``until``, has added a key.
 
-    The commits are checked from ``until`` back. A missing commit, such as an expired
-    version or a commit of another branch, may have added any key.
+    The commits are checked backwards from ``until``. A missing commit, such as an
+    expired version or a commit of another branch, may have added any key.
     """
     rows = session.sql(commits(name)).to_pylist()
     remaining = {row["snapshot_id"]: row for row in rows}
@@ -196,8 +196,8 @@ def _may_add(row: Mapping[str, Any]) -> bool:
     """Return whether a commit may have added rows."""
     if row["operation"] in _ADDS_NOTHING:
         return False
-    # A DELETE without a match may be recorded as an overwrite. A summary that has the
-    # total of files also has the number of added ones, if there are any.
+    # A DELETE without a match may be recorded as an overwrite. A summary with the total
+    # number of files also has the number of added files, if there are any.
     summary = dict(row["summary"] or ())
     return "added-data-files" in summary or "total-data-files" not in summary
 
@@ -269,7 +269,7 @@ class TableLosses:
         self._repairs = repairs
 
     def load(self) -> None:
-        """Read the ids of the tables that the sink wrote before."""
+        """Read the ids of the tables that the sink has written to."""
         self._known.recall()
 
     def check(self, route: str, id_: str) -> None:

@@ -161,7 +161,7 @@ def _key(table: Table) -> tuple[str, ...]:
 
 
 def _may_match(table: Table, keys: Iterable[str]) -> BooleanExpression:
-    """Return a condition that all rows of these keys meet; others may meet it too."""
+    """Return a condition that all rows of these keys meet; other rows may meet it."""
     names = _key(table)
     types = [table.schema().find_type(name) for name in names]
     parts = [key for key in map(key_parts, keys) if len(key) == len(names)]
@@ -170,7 +170,8 @@ def _may_match(table: Table, keys: Iterable[str]) -> BooleanExpression:
         try:
             values = {_value(kind, text) for text in texts}
         except (ValueError, TypeError, ArithmeticError):
-            # For example years before 1 or above 9999: this column excludes no rows.
+            # For example, for a year before 1 or above 9999. This column excludes no
+            # rows.
             continue
         among = In(name, values)  # type: ignore[call-arg,arg-type] # its own __init__
         condition = And(condition, among)
@@ -191,7 +192,7 @@ def _stored(batch: pa.RecordBatch, key: tuple[str, ...]) -> Iterator[StoredRow]:
     columns = [values_of(column) for column in batch.columns]
     for values in zip(*columns, strict=True):
         fields = dict(zip(names, values, strict=True))
-        place = key_text([fields[name] for name in key])
+        text = key_text([fields[name] for name in key])
         is_deleted = bool(fields.pop(IS_DELETED, False))
         position = fields.pop(POSITION, None) or fields.get(_LOG_POSITION)
-        yield StoredRow(place, fields, str(position or ""), is_deleted)
+        yield StoredRow(text, fields, str(position or ""), is_deleted)

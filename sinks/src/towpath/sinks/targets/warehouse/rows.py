@@ -26,8 +26,8 @@ from towpath.sinks.change import (
     EventRow,
     Refusal,
     Value,
-    is_no_instant,
-    is_no_number,
+    is_nan,
+    is_unrepresentable_time,
 )
 from towpath.sinks.changes.columns import Columns, EncodedColumns, read_rows
 from towpath.sinks.key_text import text_of
@@ -139,7 +139,7 @@ def encode_events(table: LakeTable, events: Sequence[EventRow]) -> EncodedEvents
 
 
 def time_span(rows: pa.Table) -> tuple[str, str] | None:
-    """Return the span of the times of events, if there are events."""
+    """Return the span of the events' times, if there are any events."""
     if not rows.num_rows:
         return None
     texts = rows.column(EVENT_TIME).cast(pa.string()).to_pylist()
@@ -200,7 +200,7 @@ def key_hashes(table: LakeTable, rows: pa.Table) -> pa.Array:
 
 
 def _hashed(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the texts of a key's values, equal where the values are."""
+    """Return the text of each of a key's values; equal values have the same text."""
     if pa.types.is_binary(column.type):
         return column
     if pa.types.is_floating(column.type):
@@ -273,8 +273,8 @@ def _is_unfit(column: LakeColumn, value: Value) -> bool:
     if column.is_key:
         return False
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return is_no_instant(value)
-    return pa.types.is_decimal(kind) and is_no_number(value)
+        return is_unrepresentable_time(value)
+    return pa.types.is_decimal(kind) and is_nan(value)
 
 
 def _fields(change: Change) -> Any:  # noqa: ANN401 - a row's mapping
@@ -310,7 +310,7 @@ def _array(column: LakeColumn, values: list[Value]) -> pa.Array:
     if pa.types.is_boolean(kind):
         return pa.array(values, kind)
     if pa.types.is_floating(kind):
-        # NaN and the infinities are texts.
+        # NaN and the infinities are strings.
         return pa.array([None if v is None else float(v) for v in values], kind)
     if pa.types.is_binary(kind):
         return pa.array([_bytes(v) for v in values], kind)

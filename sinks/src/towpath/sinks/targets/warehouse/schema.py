@@ -2,7 +2,7 @@
 Describe tables of the warehouse: their names, columns, types and partitions.
 
 A current-state table has the source's columns and two of its own: ``_position``, which
-the guard compares, and ``_is_deleted``, because a deleted row stays as a tombstone
+the guard compares, and ``_is_deleted``, because a deleted row remains as a tombstone
 (``_deleted`` is a metadata column of the format itself: a table with this column could
 not be read). Its view ``<table>_live`` leaves the tombstones out.
 
@@ -50,7 +50,7 @@ _MAX_PRECISION: Final = 38
 
 
 class LakeType(NamedTuple):
-    """One column type, by the writing engine's name and as Arrow."""
+    """One column type: its name in the writing engine, and its Arrow type."""
 
     ddl: str
     arrow: pa.DataType
@@ -158,7 +158,7 @@ def quoted(identifier: str) -> str:
 
 
 def literal(value: str) -> str:
-    """Write a text as a SQL literal."""
+    """Write a string as an SQL literal."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
@@ -260,7 +260,7 @@ _TIMES: Final = ("timestamp", "timestamp_ntz")
 _DATES: Final = ("date", *_TIMES)
 _FLOATS: Final = ("float", "double")
 
-# The types that a transform can partition; other transforms: see ``_can_partition``.
+# The types that a transform can partition; for others, see ``_can_partition``.
 _PARTITIONABLE: Final[Mapping[str, tuple[str, ...]]] = {
     "years": _DATES,
     "months": _DATES,

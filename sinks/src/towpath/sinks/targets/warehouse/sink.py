@@ -1,12 +1,12 @@
 """
 A sink that writes rows and events into the warehouse: a commit per table and batch.
 
-Rows that come as columns are collected, and committed together by the next ``apply`` or
-``flush``; other changes are committed when ``apply`` returns. ``flush`` also runs
+Rows that arrive as columns are collected, and committed together by the next ``apply``
+or ``flush``; other changes are committed when ``apply`` returns. ``flush`` also runs
 upkeep, so that upkeep and a write never run at the same time.
 
-On a cluster the rows of a large batch do not come to this process: tasks encode them
-(``encode``), and the executors append or merge them (``encoded_table``).
+On a cluster, the rows of a large batch do not pass through this process: tasks encode
+them (``encode``), and the executors append or merge them (``encoded_table``).
 """
 
 import uuid
@@ -77,7 +77,7 @@ class WarehouseSink:
             engines: The engines that write. The session belongs to the caller, and is
                 configured with the warehouse's catalog (``catalog_conf``).
             repairs: Requests snapshots of lost tables; without it, they stay empty.
-            clock: For upkeep by age; by default, the machine's clock.
+            clock: The clock of the upkeep schedule; by default, the machine's clock.
             known: The file of the known tables, in the sink's folder.
         """
         self._kinds = {route.name: route.kind for route in sink.route}
@@ -86,7 +86,7 @@ class WarehouseSink:
         )
         session = self._session = engines.session
         # Each process has its own branch: a process that is presumed dead must not
-        # write to another's.
+        # write to another process's branch.
         branch = f"towpath_{uuid.uuid4().hex}"
         self._losses = TableLosses(known, repairs)
         self._tables = TableRegistry(

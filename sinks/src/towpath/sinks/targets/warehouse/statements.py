@@ -4,8 +4,8 @@ Build the statements that write a batch, guarded by position.
 They write to a branch that begins at a known commit. At the end, the main branch is
 fast-forwarded to it, which fails if another writer has committed to the main branch.
 
-The batch is a view ``s`` with the table's columns; where it has partial rows, also with
-``_kept``: the columns whose stored value stays. A batch has each key once, or the
+The batch is a view ``s`` with the table's columns; if it has partial rows, it also has
+``_kept``: the columns whose stored value is kept. A batch has each key once, or the
 engine refuses it.
 """
 
@@ -37,8 +37,8 @@ def upsert(
         table: The table.
         view: The batch.
         kept: Columns that at least one row of the batch leaves as they are.
-        span: Least and greatest value of the key's first column in the batch: only
-            files that overlap this span are searched. ``None`` searches all.
+        span: Smallest and largest value of the key's first column in the batch: only
+            files that overlap this span are searched. ``None`` searches all files.
     """
     within = ""
     if span is not None:
@@ -67,7 +67,7 @@ def insert_new(
         view: The batch, each id once.
         occurred_between: Earliest and latest time of the batch's events: a repeated
             event has the same time, so only files that overlap this span are searched.
-            ``None`` searches all.
+            ``None`` searches all files.
     """
     span = ""
     if occurred_between is not None:
@@ -100,7 +100,7 @@ class Newest(NamedTuple):
 
 def batch_view(table: LakeTable, view: str, encoded: str, newest: Newest) -> str:
     """
-    Return the statement that makes a view of the newest row of each key.
+    Return the statement that creates a view of the newest row of each key.
 
     Args:
         table: The table of the rows.

@@ -153,7 +153,7 @@ def rewrites(task: UpkeepTask) -> list[str]:
 
 
 def orphan_removal(name: LakeName, before: datetime) -> str:
-    """Return the statement that deletes the files of no version, if old enough."""
+    """Return the statement that deletes old files that belong to no version."""
     # Files are listed by prefix: an object store supports nothing else.
     return (
         f"CALL {CATALOG}.system.remove_orphan_files("
@@ -254,7 +254,7 @@ def _drop_view(catalog: Catalog, name: LakeName) -> None:
 
 def health(sink: Sink, _clock: Clock) -> Iterator[CheckFinding]:
     """
-    Check the tables of a warehouse by their metadata; no row is read.
+    Check the tables of a warehouse through their metadata; no row is read.
 
     Raises:
         UnavailableError: The catalog or the files cannot be read.

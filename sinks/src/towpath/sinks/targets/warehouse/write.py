@@ -1,5 +1,5 @@
 """
-Write rows into one table: by an append if all keys are new, else by a guarded merge.
+Write rows into one table: append them if all keys are new, else merge them, guarded.
 
 A table without rows has none that are newer than ours. From its first row on, all of
 its keys are known as long as only this process has written to it and they fit into
@@ -160,7 +160,7 @@ class TaskRows(Protocol):
         """The hash of each row's key."""
 
     def hashes_to_merge(self, hashes: pa.Array, new: pa.Array) -> pa.Array | None:
-        """Return the hashes of the keys whose rows are merged; ``None``: all."""
+        """Return the hashes of the keys whose rows are merged; ``None`` for all."""
 
     def write_files(
         self, to_merge: pa.Array, write: Callable[[pa.Table], WrittenFiles]
@@ -168,7 +168,7 @@ class TaskRows(Protocol):
         """Write the rows that need no merge to files, on the executors."""
 
     def merges(self, to_merge: pa.Array | None) -> Iterable[str]:
-        """Yield the statements that merge the rows of these keys; ``None``: of all."""
+        """Yield the statements that merge the rows of these keys; ``None`` for all."""
 
 
 class _KnownTable(NamedTuple):
@@ -335,7 +335,7 @@ class TableWriter:
             self._states[name] = state._replace(commit=commit)
 
     def _take(self, name: LakeName) -> _KnownTable:
-        """Take out the state of a table that is about to be written."""
+        """Remove and return the state of a table that is about to be written."""
         # Dropped until the write has ended: after a failure the table is inspected.
         return self._states.pop(name, None) or self._inspect(name)
 
@@ -369,7 +369,7 @@ class TableWriter:
         return KnownKeys(self._options.known_keys)
 
     def _make_first_commit(self, name: LakeName) -> Commit:
-        """Make a table's first commit."""
+        """Create a table's first commit, which is empty."""
         self._session.sql(first_commit(name))
         made = self._newest(name)
         if made is None:
@@ -401,12 +401,12 @@ def without_absent(
     absent = {n for n in partials if _is_absent(stored.get(n), encoded.changes[n])}
     if not absent:
         return encoded
-    places = range(len(encoded.changes))
+    indexes = range(len(encoded.changes))
     return encoded._replace(
         rows=encoded.rows.filter(
-            pa.array([n not in absent for n in places], pa.bool_())
+            pa.array([n not in absent for n in indexes], pa.bool_())
         ),
-        changes=tuple(encoded.changes[n] for n in places if n not in absent),
+        changes=tuple(encoded.changes[n] for n in indexes if n not in absent),
         refused=(
             *encoded.refused,
             *(

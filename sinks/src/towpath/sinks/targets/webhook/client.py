@@ -76,8 +76,8 @@ def verdict_of(
         WebhookRefusedError: The receiver accepts no webhooks at all.
     """
     reason = f"the receiver answers {status}"
-    if words := " ".join(text.split())[:_REASON_CHARACTERS]:
-        reason += f": {words}"
+    if excerpt := " ".join(text.split())[:_REASON_CHARACTERS]:
+        reason += f": {excerpt}"
     if 200 <= status < 300:  # noqa: PLR2004 - 2xx
         return ReceiverVerdict(ReceiverOutcome.TAKEN)
     if status in _UNWANTED or 300 <= status < 400:  # noqa: PLR2004 - 3xx
@@ -107,7 +107,7 @@ def _retry_after_s(text: str, now: datetime) -> float | None:
 
 
 # A response's text only explains the status, so no more of the text is kept.
-_ANSWER_BYTES: Final = 4096
+_RESPONSE_BYTES: Final = 4096
 
 _HEADERS: Final = {"content-type": "application/json", "user-agent": "towpath"}
 
@@ -169,13 +169,13 @@ class WebhookClient:
         deadline = Deadline(self._clock, self._timeout_s)
         read = b""
         try:
-            while piece := response.read1(_ANSWER_BYTES):
+            while piece := response.read1(_RESPONSE_BYTES):
                 read += piece
-                if len(read) > _ANSWER_BYTES or deadline.passed():
+                if len(read) > _RESPONSE_BYTES or deadline.passed():
                     response.close()
                     break
         except (HTTPError, OSError):
             response.close()
         finally:
             response.release_conn()
-        return read[:_ANSWER_BYTES].decode("utf-8", "replace")
+        return read[:_RESPONSE_BYTES].decode("utf-8", "replace")

@@ -46,7 +46,7 @@ def lanes(
     Split a batch into lanes, which are sent concurrently; a lane is sent in order.
 
     A batch has at most one change per key, so only the events of an aggregate need an
-    order. Changes in ``alone`` get a request each, and come last.
+    order. Changes in ``alone`` get a request each, and are sent last.
     """
     others = [c for c in changes if id_of(c) not in alone]
     for chunk in _cut(others, per_request):
@@ -94,7 +94,7 @@ def sweep_of(route: str, floor: str) -> Request:
 
 def id_of(change: WebhookChange) -> str:
     """
-    Return the id of a change, from position and key, because READ rows share positions.
+    Return the id of a change: its position, and its key, as READ rows share positions.
 
     An event's id contains the event id, or its hash if no header can carry the event
     id. No id contains a dot, which separates the parts of a signed text.

@@ -117,8 +117,8 @@ class WebhookSink:
         self._tally.add(tally)
 
     def flush(self) -> Checkpoint:
-        # The receiver stores each change before it responds. Taken first: if the probe
-        # cannot be saved, the batch is applied and counted again.
+        # The receiver stores each change before it responds. The counts are taken
+        # first: if the probe cannot be saved, the batch is applied and counted again.
         checkpoint = self._tally.take()
         self._health_probe.save()
         return checkpoint
@@ -215,7 +215,7 @@ class WebhookSink:
         )
         changes = [change for change in ready if isinstance(change, Change)]
         events = [change for change in ready if isinstance(change, EventRow)]
-        attempt = SendAttempt(self._client, self._verdicts, self._receiver_is_well)
+        attempt = SendAttempt(self._client, self._verdicts, self._is_receiver_healthy)
         requests = lanes(changes, events, self._per_request, frozenset(alone))
         for _ in self._threads.map(attempt.send, requests):
             pass
@@ -260,8 +260,8 @@ class WebhookSink:
                     failed.setdefault(ordering_key_of(change), (change, failure.error))
         return failed
 
-    def _receiver_is_well(self) -> bool:
-        return self._health_probe.receiver_is_well(self._client)
+    def _is_receiver_healthy(self) -> bool:
+        return self._health_probe.is_receiver_healthy(self._client)
 
     def _receiver_is_down(self, attempt: SendAttempt, is_first: bool) -> bool:  # noqa: FBT001 - private
         """
@@ -274,7 +274,7 @@ class WebhookSink:
         if attempt.has_succeeded:
             return False
         is_all = is_first and len(attempt.failures) >= _MANY_FAILURES
-        return is_all or not self._receiver_is_well()
+        return is_all or not self._is_receiver_healthy()
 
     def _record_failure(self, change: WebhookChange, error: TowpathError) -> None:
         """Delay the key of a change, or give the key up if it has failed too long."""

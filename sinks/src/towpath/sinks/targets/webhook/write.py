@@ -7,8 +7,9 @@ minimum number of attempts and a minimum time.
 
 A receiver that is down fails on every request. In that case no key is the cause, so no
 key is parked or given up, however long the receiver is down. So before a key counts as
-failing, a *probe* must show that the receiver is healthy: it accepts another change, or
-its last accepted request again, which the guard of every receiver makes harmless.
+failing, a *probe* must show that the receiver is healthy: it accepts a different
+change, or its last accepted request again, which the guard of every receiver makes
+harmless.
 
 The last accepted request is kept in a file: a process whose first batch has only the
 failing change has no other request to probe with.
@@ -138,7 +139,7 @@ class SendAttempt:
 
 # A key that fails again waits longer, up to a minute.
 _BACKOFF: Final = Backoff(first_s=0.5, ceiling_s=60.0)
-# Beyond this number the oldest key is forgotten, and its attempts start again.
+# Beyond this number, the oldest key is forgotten, and its attempts start over.
 _MAX_FAILING_KEYS: Final = 100_000
 
 _log = structlog.get_logger("towpath.sinks.webhook")
@@ -183,7 +184,7 @@ class FailingKeys:
             del self._failing[next(iter(self._failing))]
 
     def forget(self, ordering_key: OrderingKey) -> None:
-        """Remove a key: the receiver has answered."""
+        """Remove a key: the receiver has given a verdict."""
         self._failing.pop(ordering_key, None)
 
     def wait_s(self, ordering_key: OrderingKey) -> float:
@@ -246,7 +247,7 @@ class HealthProbe:
         replace_file(self._file, orjson.dumps(stored))
         self._is_saved = True
 
-    def receiver_is_well(self, client: WebhookClient) -> bool:
+    def is_receiver_healthy(self, client: WebhookClient) -> bool:
         """Return whether the receiver accepts its last accepted request again."""
         if self._last_request is None:
             return False

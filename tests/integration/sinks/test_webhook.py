@@ -185,7 +185,7 @@ def test_a_refused_change_has_the_receivers_reason(receiver, sink):
     )
     sink.apply(Batch(0, (row(1), row(2), row(3))))
     checkpoint = sink.flush()
-    reason = "the receiver answers 422: no such customer"
+    reason = "the receiver returned 422: no such customer"
 
     assert (2, (Refusal(row(2), reason),), 3) == (
         checkpoint.applied,
@@ -558,7 +558,11 @@ def test_a_change_that_fails_for_ever_is_given_up_alone(receiver, patient):
     failed = patient.attempts(batch, 9, pause_s=40)
     (refusal,) = patient.done.refused
 
-    assert (2, (2,), "the receiver answers 500; given up after 3 attempts in 80 s") == (
+    assert (
+        2,
+        (2,),
+        "the receiver returned 500; given up after 3 attempts in 80 s",
+    ) == (
         failed,
         refusal.change.key,
         refusal.reason.partition(", while")[0],

@@ -83,5 +83,5 @@ def test_a_refusal_has_the_receivers_reason_in_one_short_line():
     """
     verdict = verdict_of(422, {}, "no such\n customer " + "x" * 500, NOW)
 
-    assert verdict.reason.startswith("the receiver answers 422: no such customer x")
+    assert verdict.reason.startswith("the receiver returned 422: no such customer x")
     assert len(verdict.reason) < 250

@@ -38,10 +38,10 @@ class Receiver:
             getattr(change, "id", "row") for change in request.changes.values()
         ]
         if ROW in request.changes.values() and self.is_failing:
-            message = "the receiver answers 500"
+            message = "the receiver returned 500"
             raise TargetUnavailableError(message)
         if any(getattr(one, "id", "") == "e1" for one in request.changes.values()):
-            return ReceiverVerdict(ReceiverOutcome.REFUSED, "the receiver answers 422")
+            return ReceiverVerdict(ReceiverOutcome.REFUSED, "the receiver returned 422")
         return ReceiverVerdict(ReceiverOutcome.TAKEN)
 
     def close(self):

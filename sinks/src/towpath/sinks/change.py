@@ -29,7 +29,7 @@ _READ_ENDING: Final = ".-"
 
 
 class Origin(NamedTuple):
-    """The place of a record in Kafka."""
+    """The location of a record in Kafka."""
 
     topic: str
     partition: int
@@ -53,7 +53,7 @@ class Change(NamedTuple):
     document, which may hold lists and objects.
 
     Attributes:
-        route: Name of the route, that is, of the place in the sink.
+        route: Name of the route, that is, of the destination in the sink.
         key: Values of the key's columns, in key order.
         key_columns: The names of these columns; empty if there are none, as for an
             aggregate's id.

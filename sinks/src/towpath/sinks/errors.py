@@ -171,7 +171,7 @@ class BatchRefusedError(DataError):
     """
 
     remedy = (
-        "Read the target's answer, which is the reason in the change's dead letter."
+        "Read the target's response, which is the reason in the change's dead letter."
     )
 
 
@@ -234,13 +234,15 @@ class TooManyParkedError(HaltError):
 class EveryChangeRefusedError(HaltError):
     """A target refuses many consecutive changes: the cause is the target itself."""
 
-    remedy = "Read the target's answer; once it accepts changes, the sink continues."
+    remedy = "Read the target's response; once it accepts changes, the sink continues."
 
 
 class StatementRefusedError(HaltError):
     """The engine refuses a statement of the warehouse, and a retry does not help."""
 
-    remedy = "Read the engine's answer: a table may have been altered outside the sink."
+    remedy = (
+        "Read the engine's message: a table may have been altered outside the sink."
+    )
 
 
 class EngineMissingError(HaltError):
@@ -281,14 +283,14 @@ class EvictingCacheError(HaltError):
 class CacheRefusedError(HaltError):
     """The cache answers a call with an error, and a retry does not help."""
 
-    remedy = "Read the cache's answer; towpath sink check lists the missing rights."
+    remedy = "Read the cache's response; towpath sink check lists the missing rights."
 
 
 class SearchRefusedError(HaltError):
     """The search index refuses a call, and a retry does not help."""
 
     remedy = (
-        "Read the index's answer, and correct the name, right or limit that it names."
+        "Read the index's response, and correct the name, right or limit that it names."
     )
 
 

@@ -2,12 +2,12 @@
 Deliver a batch to a sink, and bisect it to find the changes that a target refuses.
 
 A target that refuses a whole call does not always name the change that is to blame. The
-batch is then halved until that change is alone: it is refused with the target's answer,
-and all others are written. A target that refuses many consecutive changes is broken: no
-dead letters are created. Refusals are counted across batches and restarts of the query;
-otherwise small batches could move a whole topic into the dead letters. Records whose
-dead letters cannot be stored, and which are written again, do not count, nor does a
-replay. One accepted call resets the count.
+batch is then halved until that change is alone: it is refused with the target's
+response, and all others are written. A target that refuses many consecutive changes is
+broken: no dead letters are created. Refusals are counted across batches and restarts of
+the query; otherwise small batches could move a whole topic into the dead letters.
+Records whose dead letters cannot be stored, and which are written again, do not count,
+nor does a replay. One accepted call resets the count.
 """
 
 import dataclasses

@@ -439,19 +439,19 @@ class _SliceRun:
             return
         self._blocked |= frozenset(keys)
         names = pa.array([key.key for key in keys], pa.binary())
-        known = {place for table in self._left for place in _places(table)}
+        known = {origin for table in self._left for origin in _origins(table)}
         for chunk in self._chunks:
             found = chunk.filter(pc.is_in(chunk.column("key"), names))
             topics = map(shared_topic, found.column("topic").to_pylist())
             of_keys = zip(topics, found.column("key").to_pylist(), strict=True)
             is_left = [
-                ParkedKey(*key) in keys and place not in known
-                for key, place in zip(of_keys, _places(found), strict=True)
+                ParkedKey(*key) in keys and origin not in known
+                for key, origin in zip(of_keys, _origins(found), strict=True)
             ]
             self._left.append(found.filter(pa.array(is_left, pa.bool_())))
 
 
-def _places(records: pa.Table) -> Iterator[tuple[str, int, int]]:
+def _origins(records: pa.Table) -> Iterator[tuple[str, int, int]]:
     """Yield topic, partition and offset of each record."""
     names = ("topic", "partition", "offset")
     return zip(*(records.column(name).to_pylist() for name in names), strict=True)

@@ -11,8 +11,8 @@ stated otherwise. No I/O.
 The route of a table or an aggregate reads its topic, and the topic of snapshots for
 this sink only. The topic of an event log's route may end in ``*``: it matches every
 topic with that prefix except backfills, including topics that appear later. Several
-routes may read one topic, each for a different place in the sink. A topic that a route
-names is read by no route whose topic ends in ``*``.
+routes may read one topic, each for a different destination in the sink. A topic that a
+route names is read by no route whose topic ends in ``*``.
 
 Hot path, once per record of a route with a routing: one plan per set of columns.
 """

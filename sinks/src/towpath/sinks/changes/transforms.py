@@ -187,13 +187,13 @@ def _cast(entry: Transform) -> _Compute:
 def _template(entry: Transform) -> _Compute:
     parts = parse_value_template(entry.template or "")
     first, *following = parts.texts
-    places = [entry.inputs.index(column) for column in parts.columns]
-    pieces = list(zip(places, following, strict=True))
+    indexes = [entry.inputs.index(column) for column in parts.columns]
+    pieces = list(zip(indexes, following, strict=True))
     names = entry.inputs
 
     def compute(values: list[Value]) -> Value:
         texts = list(map(plain_text, values, names))
-        return first + "".join([texts[place] + after for place, after in pieces])
+        return first + "".join([texts[index] + after for index, after in pieces])
 
     return compute
 

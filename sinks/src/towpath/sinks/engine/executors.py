@@ -2,8 +2,8 @@
 Applies the slices of a batch on the executors: one task for each partition.
 
 Each task of the engine has one partition of a topic, and reads its records from Kafka:
-nothing is shuffled, and no record comes from the driver. A task returns counts and the
-records that only the driver may write.
+nothing is shuffled, and no record passes through the driver. A task returns counts and
+the records that only the driver may write.
 
 If the engine itself writes the target, the tasks encode their rows. The encoded rows
 stay in the engine, which runs a task again if its rows are lost. The sink's statements

@@ -3,7 +3,7 @@ The runs of sinks, and their datasets, for data lineage catalogs.
 
 A sink's run begins when its query runs, or when a batch is written after a failure, and
 ends with the sink, or with a failure. Its inputs are the topics of its routes, and its
-outputs are the places in the target. Columns are known for the routes of tables: an
+outputs are the datasets in the target. Columns are known for the routes of tables: an
 input has those that the relay announced, and an output has those of the route, each
 with the published columns that it comes from.
 """
@@ -132,8 +132,8 @@ def target_of(sink: Sink, route: Route, prefix: str) -> DatasetName:
     if sink.kind == SinkKind.POSTGRES:
         return postgres_dataset(parameters_of(sink.url), route.name)
     if sink.kind == SinkKind.WAREHOUSE:
-        place = sink.warehouse.location or f"file://{sink.folder}"
-        return DatasetName(place.rstrip("/"), route.name)
+        location = sink.warehouse.location or f"file://{sink.folder}"
+        return DatasetName(location.rstrip("/"), route.name)
     address = urlsplit(sink.url)
     host = address.netloc.rpartition("@")[2]
     scheme = "opensearch" if sink.kind == SinkKind.SEARCH else address.scheme

@@ -96,7 +96,7 @@ class RecoveryFinding(NamedTuple):
     def may_lack(self, route: Route) -> bool:
         """Return whether a route that reads the topic may lack rows."""
         if self.outcome is RecoveryOutcome.PARTITIONS_ADDED:
-            # Only changes of a table may be partial; whole rows may come in any order.
+            # Only a table's changes may be partial; whole rows may arrive in any order.
             return route.kind is RouteKind.TABLE and not is_backfill(self.topic)
         return self.outcome not in _HARMLESS
 

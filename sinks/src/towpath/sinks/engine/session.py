@@ -2,7 +2,7 @@
 The engine: one Spark session per driver process, tuned for small, frequent batches.
 
 The settings were chosen by measurement. The raw local file system writes no checksum
-file beside each file of a checkpoint, and VFORK halves the cost of each process that
+file for each file of a checkpoint, and VFORK halves the cost of each process that
 Hadoop starts for such a file. Stacks have 4 MB because stopping a query overflows a
 stack of the default size. The garbage collector is the serial one because a driver
 shares its cores with the targets.

@@ -10,7 +10,7 @@ has its own folder, which also holds the archives of further locks. Without a cl
 are in ``towpath/jars`` in the user's cache instead. A file is checked against its
 sha256 before it is put there, in one step, so that a name in the store guarantees the
 right bytes. Its size is checked before each use, which finds a file that was truncated
-later. The one archive that is unpacked has a list of its files' sizes beside it.
+later. The one archive that is unpacked has a list of its files' sizes next to it.
 """
 
 import hashlib

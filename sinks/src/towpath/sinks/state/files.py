@@ -9,7 +9,7 @@ the same name means that the table was recreated or replaced, and may lack rows.
 
 ``TopicIds`` does the same for topics. A topic that was deleted and recreated has its
 old name and a new id. Its offsets reveal that only while it is shorter than the old
-one, so the ids are kept beside the checkpoint. A broker without topic ids reveals
+one, so the ids are kept next to the checkpoint. A broker without topic ids reveals
 nothing.
 
 A driver holds the lock of a sink's folder while it runs the sink, so that no other

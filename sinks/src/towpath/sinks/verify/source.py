@@ -61,7 +61,7 @@ _TYPE: Final[LiteralString] = """
 """
 _PRIMARY_KEY: Final[LiteralString] = """
     select attname
-    from pg_index, unnest(indkey) with ordinality as place(attnum, ordinal)
+    from pg_index, unnest(indkey) with ordinality as listed(attnum, ordinal)
     join pg_attribute using (attnum)
     where indrelid = %s::regclass and indisprimary and attrelid = indrelid
     order by ordinal
@@ -72,7 +72,7 @@ _IS_UNIQUE: Final[LiteralString] = """
         where indrelid = %(table)s::regclass and indisunique and indisvalid
           and indpred is null and indexprs is null
           and not exists (
-              select from unnest(indkey) with ordinality as place(attnum, ordinal)
+              select from unnest(indkey) with ordinality as listed(attnum, ordinal)
               join pg_attribute a using (attnum)
               where a.attrelid = indrelid and ordinal <= indnkeyatts
                 and (not attnotnull or attname <> all (%(names)s::text[]))))

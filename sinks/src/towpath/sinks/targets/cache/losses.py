@@ -1,9 +1,9 @@
 """
 Detecting that the cache lost rows, and requesting snapshots of them.
 
-A *witness* is a small hash beside the rows, with an id chosen by the sink and a count
-that rises with every flush, after the rows of that flush. A server loses either its
-most recent writes or everything:
+A *witness* is a small hash stored with the rows, with an id chosen by the sink and a
+count that rises with every flush, after the rows of that flush. A server loses either
+its most recent writes or everything:
 
 - the witness is missing or has a different id: the server was emptied or replaced;
 - the count is below the known one: the server lost its most recent writes (the last
@@ -13,7 +13,7 @@ most recent writes or everything:
 - keys were evicted, by the server's own count: any row may be among them, even if the
   witness is not.
 
-The known state is in a file beside the sink's checkpoint, which is replaced before a
+The known state is in a file next to the sink's checkpoint, which is replaced before a
 flush counts. A loss is written there before any request, and each route is removed once
 its request is sent: after a crash the remaining requests are still sent.
 """

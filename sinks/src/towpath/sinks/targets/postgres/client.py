@@ -67,7 +67,7 @@ class ForeignRelationError(HaltError):
 class StatementDeniedError(HaltError):
     """The target refuses a statement, and a retry does not help."""
 
-    remedy = "Read the target's answer; towpath sink check lists the missing rights."
+    remedy = "Read the target's message; towpath sink check lists the missing rights."
 
 
 class TargetSession:

@@ -1,5 +1,5 @@
 """
-Rebuild an index beside the old one, without interrupting searches or writes.
+Rebuild an index alongside the old one, without interrupting searches or writes.
 
 The new index is created behind a separate alias, which makes the sink write each
 document to both indexes, starting with its next batch. A snapshot that is requested

@@ -190,7 +190,9 @@ def outcomes(response: Mapping[str, Any], count: int) -> list[ItemOutcome]:
     """
     items: Sequence[Mapping[str, Any]] = response.get("items", [])
     if len(items) != count:
-        message = f"the search index answers for {len(items)} of {count} documents"
+        message = (
+            f"the search index returned {len(items)} results for {count} documents"
+        )
         raise TargetUnavailableError(message)
     if response.get("errors") is False:
         return [_WRITTEN] * count

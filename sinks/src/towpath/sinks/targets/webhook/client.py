@@ -75,7 +75,7 @@ def verdict_of(
         TargetUnavailableError: The receiver fails.
         WebhookRefusedError: The receiver accepts no webhooks at all.
     """
-    reason = f"the receiver answers {status}"
+    reason = f"the receiver returned {status}"
     if excerpt := " ".join(text.split())[:_REASON_CHARACTERS]:
         reason += f": {excerpt}"
     if 200 <= status < 300:  # noqa: PLR2004 - 2xx

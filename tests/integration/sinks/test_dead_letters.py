@@ -139,7 +139,7 @@ def test_parked_keys_are_listed_replayed_and_discarded(config, capsys):
 
     assert (
         [(7, 2, "the note is too long"), (8, 2, "the note is too long")],
-        "stays a dead letter: the note is too long",
+        "remains a dead letter: the note is too long",
         [1, 1, 0, 0, 0],
         [],
         {"7": "bad"},

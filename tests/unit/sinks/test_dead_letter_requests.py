@@ -84,7 +84,7 @@ def test_a_sink_without_dead_letters_has_nothing_to_replay():
 
 def test_each_key_has_its_own_outcome(book):
     """
-    One is done, one stays a dead letter, one waits for the sink.
+    One is done, one remains a dead letter, one waits for the sink.
     """
     book.read([letter(9, 32)])
     subjects = chosen_subjects(book, "cache", None)
@@ -93,7 +93,7 @@ def test_each_key_has_its_own_outcome(book):
 
     assert {
         ('{"id":7}', 2, "done", "replayed"),
-        ('{"id":8}', 1, "refused", "stays a dead letter: no JSON"),
+        ('{"id":8}', 1, "refused", "remains a dead letter: no JSON"),
         (
             *('{"id":9}', 1, "open"),
             "the sink has not answered yet; the request stays open",

@@ -165,7 +165,7 @@ class PendingRefetches:
         self._store(self._stored._replace(requested=self._stored.requested | {route}))
 
     def end_uncounted_request(self, route: str) -> None:
-        """Note that the route was requested for uncounted rows; none stays pending."""
+        """Note that the route was requested for uncounted rows; none is pending now."""
         self._requested_s[route] = self._clock.monotonic_s()
         self.forget(route)
 

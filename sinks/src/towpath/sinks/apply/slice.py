@@ -54,7 +54,7 @@ LEAST_RECORDS: Final = 2_000
 # Records parsed together: enough to make each step's call worthwhile, and few enough to
 # stay in the processor's cache.
 PARSED_AT_ONCE: Final = 25_000
-# Within the range of Arrow's 32-bit offsets, with room for the text around each row.
+# Within the range of Arrow's 32-bit offsets, with space for the text around each row.
 PARSED_BYTES: Final = 1024 * 1024 * 1024
 
 _log = structlog.get_logger("towpath.sinks")

@@ -181,7 +181,7 @@ def _outcome(
     if answer is None:
         state, outcome = "open", "the sink has not answered yet; the request stays open"
     elif isinstance(answer, Reply):
-        state, outcome = "refused", f"stays a dead letter: {answer.text}"
+        state, outcome = "refused", f"remains a dead letter: {answer.text}"
     else:
         state, outcome = "done", answer.how
     return {

@@ -10,7 +10,7 @@ Publishes the state of a driver's sinks: metrics on a port, their lag, and alarm
 Nothing here delays a batch. A system that does not answer is logged once, and tried
 again at the next check; any other failure is logged at each check.
 
-PySpark's own listener fetches each field of an event by a separate call into the
+PySpark's own listener fetches each field of an event with a separate call into the
 engine, about sixty in all: at several triggers per second, that costs more than writing
 small batches. ``EngineListener`` makes one call, for the event as JSON.
 """

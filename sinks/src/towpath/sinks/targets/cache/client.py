@@ -231,9 +231,9 @@ class Servers:
 
     def _check_slots(self, prefix: str) -> None:
         """
-        Check that every slot is on its server, and stays there.
+        Check that every slot is on its server, and is not moving.
 
-        A server that is giving a slot away answers for the keys that it still has. So
+        A server that is giving a slot away still serves the keys that it has. So
         each slot is checked with a key that does not exist.
         """
         by_client: dict[Any, Any] = {c: c.pipeline(transaction=False) for c in self.all}

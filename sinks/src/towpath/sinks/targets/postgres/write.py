@@ -96,7 +96,8 @@ def encode_columns(table: TargetTable, columns: Columns) -> PlainRows | None:
     """
     Encode the whole rows of plain records; ``None`` if they must be read as changes.
 
-    Rows with lists or objects must be read so, because those are not strings in JSON.
+    Rows with lists or objects must be read as changes, because these are not strings in
+    JSON.
     """
     wanted = pa.struct([(c.name, _in_json(c)) for c in table.columns])
     try:

@@ -307,7 +307,7 @@ class BulkWriter:
             if not call:
                 return written
             self._clock.wait(self._backoff.delay_s(attempt))
-        message = f"the search index has no room for {len(call)} documents"
+        message = f"the search index has no capacity for {len(call)} documents"
         raise TargetBusyError(message, retry_after_s=FULL_RETRY_AFTER_S)
 
     def _send_once(self, call: list[Document], written: WriteOutcome) -> list[Document]:

@@ -1,4 +1,4 @@
-"""The outbox route as a process: what is parked, what flows, also after a kill."""
+"""The outbox route of a relay process: its published and parked events, and kills."""
 
 import json
 import threading
@@ -29,7 +29,7 @@ INSERT = (
     " (id, aggregate_type, aggregate_id, type, payload, headers, traceparent)"
     " values (gen_random_uuid(), %s, %s, 'Said', %s, %s, %s)"
 )
-SPEAK = "select pg_logical_emit_message(%s, 'towpath.outbox', %s)"
+EMIT = "select pg_logical_emit_message(%s, 'towpath.outbox', %s)"
 
 
 class Relay(Rig):
@@ -40,7 +40,7 @@ class Relay(Rig):
         self.configure(f"{self.outbox}{outbox}")
         self.init()
 
-    def say(
+    def insert_event(
         self,
         kind: str | None,
         aggregate_id: str | None,
@@ -49,14 +49,14 @@ class Relay(Rig):
         headers: object = None,
         pad: int = 0,
     ) -> None:
-        """Insert an event."""
+        """Insert an event into the outbox."""
         payload = json.dumps({"n": number, "pad": "x" * pad})
         own = None if headers is None else json.dumps(headers)
         self.connection.execute(INSERT, (kind, aggregate_id, payload, own, None))
 
 
 def number(message: Message) -> int:
-    """Return the number of an event, in whatever form it stands."""
+    """Return the number of an event, from its payload or its dead letter."""
     document = json.loads(message.value())
     inner = document.get("payload")
     return json.loads(inner)["n"] if isinstance(inner, str) else document["n"]
@@ -64,43 +64,43 @@ def number(message: Message) -> int:
 
 @pytest.fixture
 def relay(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Relay]:
-    """Provide a relay over a fresh database; nothing is prepared or started."""
-    lent = Relay(database, stack.kafka, unique, tmp_path)
-    yield lent
-    lent.close()
+    """Provide a relay of a fresh database, neither prepared nor started."""
+    relay = Relay(database, stack.kafka, unique, tmp_path)
+    yield relay
+    relay.close()
 
 
-def let_everything_be_null(relay: Relay) -> None:
-    """Take the constraints off the outbox: other writers' tables have none."""
+def allow_nulls(relay: Relay) -> None:
+    """Drop NOT NULL from the outbox: tables of other writers may not have it."""
     for column in ("aggregate_type", "aggregate_id"):
         relay.connection.execute(
             f"alter table towpath.outbox alter column {column} drop not null"
         )
 
 
-def test_what_cannot_be_routed_is_parked_and_all_else_flows(relay: Relay):
+def test_events_that_cannot_be_routed_are_parked_and_others_published(relay: Relay):
     """
-    Each row has its reason, and its aggregate's later events wait behind it (I9).
+    Each dead letter has its reason, and later events of its aggregate are parked (I9).
 
-    Also after a kill and a restart; no record is there twice.
+    This holds after a kill and a restart, too; no record is published twice.
     """
     relay.prepare()
-    let_everything_be_null(relay)
+    allow_nulls(relay)
     relay.start()
-    relay.say(None, "no-type", 0)
-    relay.say("bad topic", "1", 1)
-    relay.say("order", "list", 2, headers=[1])
-    relay.say("order", "large", 3, pad=1_200_000)
+    relay.insert_event(None, "no-type", 0)
+    relay.insert_event("bad topic", "1", 1)
+    relay.insert_event("order", "list", 2, headers=[1])
+    relay.insert_event("order", "large", 3, pad=1_200_000)
     for number_, aggregate in enumerate(("no-type", "list", "large", "good"), 10):
-        relay.say("order", aggregate, number_)
-    relay.say("customer", "list", 20)
+        relay.insert_event("order", aggregate, number_)
+    relay.insert_event("customer", "list", 20)
     before = relay.read("dead.relay", at_least=7)
     relay.kill()
-    relay.say("order", "list", 30)
-    relay.say("order", "good", 31)
+    relay.insert_event("order", "list", 30)
+    relay.insert_event("order", "good", 31)
     relay.start()
-    relay.say("order", "large", 32)
-    flowing = relay.read("event.order", at_least=2)
+    relay.insert_event("order", "large", 32)
+    published = relay.read("event.order", at_least=2)
     dead = relay.read("dead.relay", at_least=9)
     reasons: dict[str, list[str]] = {}
     for message in sorted(dead, key=position_of):
@@ -119,7 +119,7 @@ def test_what_cannot_be_routed_is_parked_and_all_else_flows(relay: Relay):
     ) == (
         reasons,
         (
-            sorted(number(m) for m in flowing),
+            sorted(number(m) for m in published),
             [number(m) for m in relay.read("event.customer", at_least=1)],
             len(before),
             len(dead),
@@ -129,7 +129,7 @@ def test_what_cannot_be_routed_is_parked_and_all_else_flows(relay: Relay):
 
 def test_a_dead_letter_has_the_whole_row(relay: Relay):
     """
-    Every column, so that the row can be written again.
+    It has every column, so that the row can be inserted again.
     """
     relay.prepare()
     relay.start()
@@ -173,12 +173,12 @@ def test_a_dead_letter_has_the_whole_row(relay: Relay):
 
 def test_a_topic_that_only_the_broker_refuses_parks_its_events(relay: Relay):
     """
-    A name that differs from another in dots and underscores only stops nothing.
+    A name that collides with a topic in dots and underscores does not stop the relay.
     """
     relay.prepare()
     relay.start()
     for number_, kind in enumerate(("a.b", "a_b", "c", "a_b")):
-        relay.say(kind, "1", number_)
+        relay.insert_event(kind, "1", number_)
     dead = relay.read("dead.relay", at_least=2)
 
     assert ([1, 3], [2]) == (
@@ -189,7 +189,7 @@ def test_a_topic_that_only_the_broker_refuses_parks_its_events(relay: Relay):
 
 def test_a_row_can_choose_its_partition(relay: Relay):
     """
-    One that the topic does not have is a dead letter (A42).
+    An event for a partition that does not exist is a dead letter (A42).
     """
     relay.prepare('placements = ["part:partition"]')
     relay.connection.execute("alter table towpath.outbox add part int")
@@ -212,9 +212,9 @@ def test_a_row_can_choose_its_partition(relay: Relay):
     )
 
 
-def test_per_key_the_order_is_that_of_commit(relay: Relay):
+def test_the_events_of_a_key_are_in_commit_order(relay: Relay):
     """
-    Eight writers at once: positions and numbers rise together within each key (A55).
+    With eight writers, positions and numbers rise together within each key (A55).
     """
     relay.prepare()
     relay.start()
@@ -255,7 +255,7 @@ def test_per_key_the_order_is_that_of_commit(relay: Relay):
 
 
 def message_of(aggregate_id: str, number_: int, **more: object) -> str:
-    """Write the content of a message."""
+    """Return the content of a logical message that is an event."""
     event = {
         "id": f"id-{number_}",
         "aggregate_type": "order",
@@ -269,9 +269,9 @@ def message_of(aggregate_id: str, number_: int, **more: object) -> str:
 
 def test_messages_are_events_without_a_table(relay: Relay):
     """
-    Inside a transaction and outside; rolled back, only the one outside is there (A81).
+    After a rollback only the non-transactional message is published (A81).
 
-    After a kill none is sent again, though no publication sends the table (A83).
+    After a kill none is published again, though no publication has the table (A83).
     """
     relay.prepare()
     relay.connection.execute(
@@ -279,17 +279,17 @@ def test_messages_are_events_without_a_table(relay: Relay):
     )
     relay.start()
     with relay.connection.transaction():
-        relay.connection.execute(SPEAK, (True, message_of("1", 1)))
-        relay.connection.execute(SPEAK, (True, message_of("1", 2)))
+        relay.connection.execute(EMIT, (True, message_of("1", 1)))
+        relay.connection.execute(EMIT, (True, message_of("1", 2)))
     with relay.connection.transaction(force_rollback=True):
-        relay.connection.execute(SPEAK, (True, message_of("1", 3)))
-        relay.connection.execute(SPEAK, (False, message_of("2", 4)))
-    relay.connection.execute(SPEAK, (True, message_of("1", 5)))
+        relay.connection.execute(EMIT, (True, message_of("1", 3)))
+        relay.connection.execute(EMIT, (False, message_of("2", 4)))
+    relay.connection.execute(EMIT, (True, message_of("1", 5)))
     first = relay.read("event.order", at_least=4)
     relay.kill()
-    relay.connection.execute(SPEAK, (False, message_of("2", 6)))
+    relay.connection.execute(EMIT, (False, message_of("2", 6)))
     relay.start()
-    relay.connection.execute(SPEAK, (True, message_of("1", 7)))
+    relay.connection.execute(EMIT, (True, message_of("1", 7)))
     messages = relay.read("event.order", at_least=6)
     by_key: dict[bytes, list[int]] = {}
     for message in messages:
@@ -304,16 +304,16 @@ def test_messages_are_events_without_a_table(relay: Relay):
     )
 
 
-def test_a_message_that_is_no_event_is_a_dead_letter(relay: Relay):
+def test_a_message_that_is_not_an_event_is_a_dead_letter(relay: Relay):
     """
-    Whole, with its reason; what it says of its aggregate parks it, rows included.
+    The dead letter has the whole message; rows of its aggregate are parked as well.
     """
     relay.prepare()
     relay.start()
-    relay.connection.execute(SPEAK, (True, "no json"))
-    relay.connection.execute(SPEAK, (False, message_of("9", 1, headers=[])))
-    relay.say("order", "9", 2)
-    relay.say("order", "8", 3)
+    relay.connection.execute(EMIT, (True, "no json"))
+    relay.connection.execute(EMIT, (False, message_of("9", 1, headers=[])))
+    relay.insert_event("order", "9", 2)
+    relay.insert_event("order", "8", 3)
     dead = sorted(relay.read("dead.relay", at_least=3), key=position_of)
 
     assert (["message", "message", "record"], "no json", [3]) == (
@@ -323,14 +323,14 @@ def test_a_message_that_is_no_event_is_a_dead_letter(relay: Relay):
     )
 
 
-def test_a_release_lets_an_aggregate_go(relay: Relay):
+def test_a_release_ends_the_parking_of_an_aggregate(relay: Relay):
     """
-    At the next start its later events flow; its dead letters stay dead letters.
+    After the next start later events are published; earlier ones remain dead letters.
     """
     relay.prepare()
     relay.start()
-    relay.say("order", "1", 1, headers=[1])
-    relay.say("order", "1", 2)
+    relay.insert_event("order", "1", 1, headers=[1])
+    relay.insert_event("order", "1", 2)
     dead = relay.read("dead.relay", at_least=2)
     relay.kill()
     last = max(position_of(m) for m in dead)
@@ -345,7 +345,7 @@ def test_a_release_lets_an_aggregate_go(relay: Relay):
     with TopicReader(Kafka(bootstrap_servers=relay.kafka)) as reader:
         parked = read_parked(reader, relay.prefix, 10)
     relay.start()
-    relay.say("order", "1", 3)
+    relay.insert_event("order", "1", 3)
     events = relay.read("event.order", at_least=1)
 
     assert ([3], 0, True, 3) == (
@@ -358,11 +358,11 @@ def test_a_release_lets_an_aggregate_go(relay: Relay):
 
 def test_parked_aggregates_are_read_from_every_partition(stack, unique: str):
     """
-    Without a topic nothing is parked; with one, all that stands in it.
+    Without a topic none is parked; with one, all aggregates in it are.
     """
     kafka = Kafka(bootstrap_servers=stack.kafka)
     reader = TopicReader(kafka)
-    nothing = read_parked(reader, unique, 10)
+    without_topic = read_parked(reader, unique, 10)
     topic = f"{unique}.dead.relay"
     admin = AdminClient({"bootstrap.servers": stack.kafka})
     admin.create_topics([NewTopic(topic, 3, 1)])[topic].result(10)
@@ -376,23 +376,23 @@ def test_parked_aggregates_are_read_from_every_partition(stack, unique: str):
         producer.produce(topic, b"{}", key, headers=headers)
     producer.flush(10)
     parked = read_parked(reader, unique, 100)
-    # The aggregates of these ids without a type: a header is null.
+    # The aggregates with these ids and no type.
     released = [release_of(unique, Aggregate(None, key), b"P.1") for key in keys[:9]]
     publish_now(kafka, *released)
     with reader:
-        left = read_parked(reader, unique, 100)
+        remaining = read_parked(reader, unique, 100)
 
     assert (0, 59, 50, True) == (
-        len(nothing),
+        len(without_topic),
         len(parked),
-        len(left),
-        all(left.holds("order", key, b"P.2") for key in keys),
+        len(remaining),
+        all(remaining.holds("order", key, b"P.2") for key in keys),
     )
 
 
 def test_cloudevents_and_a_continued_trace_arrive(relay: Relay):
     """
-    Binary mode: every attribute is there, in UTF-8, and the payload is untouched.
+    In binary mode, every attribute is a UTF-8 header, and the payload is unchanged.
     """
     relay.prepare('cloudevents = "/shop"\ntraceparent = "continue"')
     relay.start()

@@ -1,4 +1,4 @@
-"""The library's fixtures for tests of an application, as pytest runs them."""
+"""The outbox library's fixtures for an application's tests, run by pytest."""
 
 import textwrap
 
@@ -46,7 +46,7 @@ HEAD = """
 
 @pytest.fixture
 def application(pytester, database):
-    """Provide an application's tests: give their text and run them."""
+    """Provide a function that runs the source text of an application's tests."""
     url = database.replace("postgresql:", "postgresql+psycopg2:", 1)
     pytester.makeconftest(textwrap.dedent(CONFTEST.format(url=url)))
 
@@ -62,7 +62,7 @@ def application(pytester, database):
 
 def test_a_test_sees_the_events_that_it_recorded(application):
     """
-    Those of a rolled-back savepoint or transaction are not among them.
+    Events of a rolled-back savepoint or transaction are not among them.
     """
     application(
         """
@@ -88,7 +88,7 @@ def test_a_test_sees_the_events_that_it_recorded(application):
 
 def test_a_rollback_removes_the_events_of_its_own_transaction(application):
     """
-    Other connections and drivers may record between them.
+    Events that other connections and drivers record meanwhile remain.
     """
     application(
         """
@@ -140,7 +140,7 @@ def test_a_rollback_removes_the_events_of_its_own_transaction(application):
 
 def test_a_transaction_that_began_before_the_fixture_is_followed(application):
     """
-    Its rollback, and that of its savepoint, remove its own events only.
+    Its rollback, or its savepoint's, removes only its own events.
     """
     application(
         """
@@ -210,7 +210,7 @@ PRODUCERS = {
 @pytest.mark.parametrize("client", PRODUCERS)
 def test_a_dual_write_fails_the_test(application, client):
     """
-    A producer inside a transaction is the defect, even if the code hides the error.
+    A send inside a transaction fails the test, even if the code hides the error.
     """
     result = application(
         textwrap.dedent(PRODUCERS[client])
@@ -237,9 +237,9 @@ def test_a_dual_write_fails_the_test(application, client):
     result.stdout.fnmatch_lines(["*DualWriteError: *was called while a transaction*"])
 
 
-def test_a_producer_after_the_commit_is_no_dual_write(application):
+def test_a_send_after_the_commit_is_not_a_dual_write(application):
     """
-    Other code may send records of its own; so may tests without the fixture.
+    Code outside transactions may send records, and so may tests without the fixture.
     """
     application(
         textwrap.dedent(PRODUCERS["confluent_kafka"])
@@ -320,7 +320,7 @@ IMPORTS = """
 
 
 @pytest.mark.parametrize("driver", INSIDE)
-def test_a_transaction_that_records_nothing_is_watched_too(application, driver):
+def test_a_transaction_without_an_event_is_checked_too(application, driver):
     """
     A handler that only sends to Kafka is the usual dual write.
     """

@@ -1,4 +1,4 @@
-"""The command blocks of the how-to pages, carried out on the stack, page by page."""
+"""The command blocks of the how-to pages, run on the stack, page by page."""
 
 import json
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ from support.topics import read_to_end
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 
-# The page whose table and file the other pages go on with.
+# The page whose table and configuration file the other pages continue with.
 FIRST = DOCS / "how-to/capture-a-table.md"
-# The page of a newcomer with servers of their own, whose promises are held too.
+# The page for newcomers with servers of their own; its promises are checked, too.
 OWN = DOCS / "how-to/own-servers.md"
 HARMLESS = {"warning", "info"}
-# Blocks of that page, by their first command, and the file with the findings after it.
-LOOKS = {
+# The first commands of blocks of that page, and the names of the findings after them.
+CHECKS = {
     "towpath config check": "missing",
     "towpath relay init --dry-run": "prepared",
     "towpath snapshot start": "filled",
@@ -28,13 +28,13 @@ LOOKS = {
 
 
 def marked(page: Path) -> list[Block]:
-    """List the blocks of a page that run on the stack, in their order."""
+    """List the blocks of a page that run on the stack, in order."""
     text = page.read_text(encoding="utf-8")
     return [block for block in blocks(text) if "run-stack" in block.info]
 
 
 def runnable(page: Path) -> list[Block]:
-    """List the blocks that run for a page, after the first page's example."""
+    """List the blocks to run for a page, preceded by the first page's example."""
     own = marked(page)
     if any(block.language == "toml" for block in own):
         return own
@@ -53,12 +53,12 @@ PAGES = [
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_commands_of_a_page_end_well(page, stack, database, unique, tmp_path):
+def test_the_commands_of_a_page_succeed(page, stack, database, unique, tmp_path):
     """
-    Every block of a page that is fenced with "run-stack" ends with exit code 0.
+    The blocks of a page that are marked with "run-stack" end with exit code 0.
 
-    The addresses, the slot and the topics' prefix are the test's own; the page's file
-    stays as it is.
+    The environment sets the addresses, the slot and the prefix of the topics; the file
+    of the page is unchanged.
     """
     settings = {
         "TOWPATH_SOURCE__DSN": database,
@@ -76,39 +76,39 @@ def test_the_commands_of_a_page_end_well(page, stack, database, unique, tmp_path
     assert code == 0, printed[-5000:]
 
 
-def looking(found: list[Block]) -> Iterator[Block]:
-    """Yield the blocks, with a look at the findings behind those that have one."""
+def with_checks(found: list[Block]) -> Iterator[Block]:
+    """Yield the blocks, each followed by its check with the doctor, if it has one."""
     for block in found:
         yield block
         if block.language == "sql":
-            # From here on the address is that of the file.
+            # The blocks that follow take the address from the file.
             yield Block(("sh",), "unset TOWPATH_SOURCE__DSN\n", block.line)
-        for command, name in LOOKS.items():
+        for command, name in CHECKS.items():
             if block.text.startswith(command):
-                look = f"towpath doctor --json > {name}.json || true\n"
-                yield Block(("sh",), look, block.line)
+                check = f"towpath doctor --json > {name}.json || true\n"
+                yield Block(("sh",), check, block.line)
 
 
 def findings(folder: Path, name: str) -> list[dict[str, str]]:
-    """Return the findings of a look."""
+    """Return the findings of a check."""
     return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def test_a_newcomer_reaches_a_relay_by_the_page_alone(
+def test_a_newcomer_gets_a_relay_running_from_the_page_alone(
     stack, database, unique, tmp_path
 ):
     """
-    The file is the page's but for addresses and names, and each step has its promise.
+    The file is the page's except for addresses and names; each step does what it says.
 
-    Before ``init`` the cure of every error is ``init``; after it no error is left; the
-    relay reads its slot and fills the topic.
+    Before ``init``, the remedy of every error is ``init``; after it no error remains;
+    the relay reads its slot and fills the topic.
     """
     addresses = {
         "postgresql://localhost/shop": database,
         "localhost:9092": stack.kafka,
         "[[source]]": f'[[source]]\nprefix = "{unique}"\nslot = "{unique}"',
     }
-    text = script(looking(marked(OWN)))
+    text = script(with_checks(marked(OWN)))
     for written, own in addresses.items():
         assert 1 == text.count(written)
         text = text.replace(written, own)
@@ -118,11 +118,11 @@ def test_a_newcomer_reaches_a_relay_by_the_page_alone(
         drop_slot(database, unique)
 
     assert code == 0, printed[-5000:]
-    missing, prepared, filled = (findings(tmp_path, name) for name in LOOKS.values())
-    wrong = {one["cure"] for one in missing if one["level"] == "error"}
+    missing, prepared, filled = (findings(tmp_path, name) for name in CHECKS.values())
+    remedies = {one["cure"] for one in missing if one["level"] == "error"}
     levels = {one["level"] for one in prepared}
     ids = [{one["id"] for one in each} for each in (prepared, filled)]
-    assert ({"run towpath relay init"}, set()) == (wrong, levels - HARMLESS)
+    assert ({"run towpath relay init"}, set()) == (remedies, levels - HARMLESS)
     assert [True, False] == ["slot-inactive" in each for each in ids]
     assert "active             True" in printed
     assert 100 == len(read_to_end(stack.kafka, f"{unique}.shop.orders"))

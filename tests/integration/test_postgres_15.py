@@ -1,10 +1,9 @@
 """
-The relay against a real Postgres 15, which lacks what later releases brought.
+The relay with a real Postgres 15, which lacks features of later releases.
 
-There slots have no failover, a watermark is flushed by its transaction only, and a
-publication that the log does not know ends the stream instead of warning of it. What
-the stream must bring is known from the source itself: a trigger writes down each change
-of a row, in the order of its commits.
+Its slots have no failover, only a commit flushes a watermark at once, and a publication
+that is younger than the log ends the stream instead of causing a warning. The expected
+stream is known from the source itself: a trigger records each change of a row.
 """
 
 import contextlib
@@ -36,7 +35,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 ROWS = 4_000
 TOPICS = ("shop.line", "event.order")
 
-# Out of line and uncompressed: a change that leaves the value alone does not stream it.
+# Out of line and uncompressed: a change of other columns does not stream the value.
 TABLES = """
 create schema shop;
 create sequence shop.v;
@@ -45,20 +44,20 @@ create table shop.line (
 );
 alter table shop.line alter large set storage external;
 create table shop.audit (was int, now int, v bigint);
-create function shop.tell() returns trigger language plpgsql as $$
+create function shop.record_change() returns trigger language plpgsql as $$
 begin
     insert into shop.audit values (old.id, new.id, new.v);
     return null;
 end $$;
 """
 TRIGGER = """
-create trigger tell after insert or update or delete on shop.line
-    for each row execute function shop.tell()
+create trigger record_change after insert or update or delete on shop.line
+    for each row execute function shop.record_change()
 """
 
 
 class Change(NamedTuple):
-    """A streamed record of a row: its key, its operation (none: a tombstone), its v."""
+    """A streamed record: key, operation (None for a tombstone), and v of the row."""
 
     key: int
     operation: str | None
@@ -67,7 +66,7 @@ class Change(NamedTuple):
 
 @dataclass
 class Fold:
-    """A sink's rows after reading a topic, and its findings."""
+    """The rows of a sink that has read a topic, and the stream that it read."""
 
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
     streamed: list[Change] = field(default_factory=list)
@@ -99,14 +98,14 @@ class Fold:
 
 
 class Source(SnapshotRig):
-    """A database of a Postgres 15, the relay over it, and the topics it writes."""
+    """A Postgres 15 database, its relay, and the topics that the relay writes."""
 
     def prepare(self, source: str = "") -> None:
         """
-        Write the configuration and let the relay prepare the database.
+        Write the configuration, and prepare the database with relay init.
 
         Args:
-            source: Further lines of its section.
+            source: Further lines of the section ``[[source]]``.
         """
         self.configure(
             f"""
@@ -121,12 +120,12 @@ chunk_rows = 100
         self.init()
 
     def snapshot(self) -> None:
-        """Ask for a snapshot of the table, slow enough to be killed in."""
+        """Request a snapshot of the table, slow enough for a kill to interrupt it."""
         values = {"data_collections": ["shop.line"], "max_rows_per_second": 1_500}
         self.signal("s1", **values)
 
     def changes(self) -> Counter[Change]:
-        """Return the records that the source's changes must become."""
+        """Return the records that the stream must have for the source's changes."""
         expected: Counter[Change] = Counter()
         for was, now, v in self.connection.execute("table shop.audit"):
             if was == now:
@@ -143,19 +142,19 @@ chunk_rows = 100
         return {row[0] for row in self.connection.execute(_EVENTS)}
 
     def table(self) -> dict[int, dict[str, Any]]:
-        """Return the table as a sink should have it."""
+        """Return the rows of the table, by key."""
         rows = self.connection.execute("select to_jsonb(l) from shop.line l")
         return {row["id"]: row for (row,) in rows}
 
     def fold(self) -> Fold:
-        """Read the table's topic from its beginning to its present end."""
+        """Read the table's topic from its beginning to its current end."""
         fold = Fold()
         for record in self.records("shop.line"):
             fold.take(record)
         return fold
 
     def has_published(self, name: str) -> bool:
-        """Return whether a relay that streams has written into a topic."""
+        """Return whether the relay streams, and its topic has a record."""
         return bool(self.logged("relay streaming") and self.records(name))
 
 
@@ -192,44 +191,44 @@ class Writers(RandomWriters):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Addresses]:
-    """Provide a Postgres 15 of its own."""
+    """Provide a separate Postgres 15 server."""
     with postgres_15.serving() as addresses:
         yield addresses
 
 
 @pytest.fixture
 def source(server: Addresses, stack, unique: str, tmp_path: Path) -> Iterator[Source]:
-    """Provide a source; the rows that it begins with were there before the slot."""
+    """Provide a source whose initial rows are older than the slot."""
     postgres.create_database(server.dsn("postgres"), unique)
-    lent = Source(server.dsn(unique), stack.kafka, unique, tmp_path)
-    lent.execute(TABLES)
-    lent.connection.execute(
+    source_rig = Source(server.dsn(unique), stack.kafka, unique, tmp_path)
+    source_rig.execute(TABLES)
+    source_rig.connection.execute(
         "insert into shop.line (id, large) select g,"
         " case when g %% 10 = 0 then repeat(md5(g::text), 100) end"
         " from generate_series(1, %s) g",
         (ROWS,),
     )
-    lent.connection.execute(TRIGGER)
-    yield lent
-    lent.close()
+    source_rig.connection.execute(TRIGGER)
+    yield source_rig
+    source_rig.close()
     postgres.drop_database(server.dsn("postgres"), unique)
 
 
 def check_streams(source: Source) -> None:
-    """Fail unless each change and each event stands once, rising in its partition."""
+    """Check that each change and each event is published once, in position order."""
     streamed, changes = Counter(source.fold().streamed), source.changes()
     assert (Counter(), Counter()) == (changes - streamed, streamed - changes)
     events = source.records("event.order")
     ids = [headers_of(event)["id"] for event in events]
     assert Counter(source.events()) == Counter(ids)
     for name in TOPICS:
-        at = positions(source.records(name))
-        by_partition = sorted(at, key=lambda place: place[0])
-        assert sorted(set(at)) == by_partition
+        found = positions(source.records(name))
+        by_partition = sorted(found, key=lambda each: each[0])
+        assert sorted(set(found)) == by_partition
 
 
 def positions(records: list[Message]) -> list[tuple[int, str]]:
-    """Return partition and position of the streamed records."""
+    """Return the partition and the position of each streamed record."""
     headers = [(record.partition(), headers_of(record)) for record in records]
     return [
         (partition, each["position"])
@@ -238,9 +237,9 @@ def positions(records: list[Message]) -> list[tuple[int, str]]:
     ]
 
 
-def test_it_is_a_15_and_its_slot_knows_no_failover(source: Source):
+def test_relay_init_creates_a_slot_without_failover_on_15(source: Source):
     """
-    The relay prepares the database, twice; what later releases have is not asked for.
+    It can be repeated, and uses no option of later releases.
     """
     source.prepare()
     source.prepare()
@@ -258,7 +257,7 @@ def test_it_is_a_15_and_its_slot_knows_no_failover(source: Source):
 
 def test_every_kind_of_change_is_published(source: Source):
     """
-    Insert, update, key change with a value left alone, delete: as on later releases.
+    Inserts, updates, deletes and changes of keys are published as on later releases.
     """
     source.prepare()
     source.start()
@@ -286,11 +285,11 @@ def test_every_kind_of_change_is_published(source: Source):
     assert source.table()[9002] == fold.rows[9002]
 
 
-def test_killed_in_a_snapshot_under_load_it_loses_and_repeats_nothing(source: Source):
+def test_kills_during_a_snapshot_under_load_lose_and_repeat_nothing(source: Source):
     """
-    Each streamed record stands once and in order, and the sink ends with the table.
+    Each change is streamed once and in order, and the topic folds to the table's rows.
 
-    Rows and events are written all the time; the relay is killed twice while it reads.
+    Rows and events are written throughout; the relay is killed twice while it reads.
     """
     source.prepare()
     source.start()
@@ -311,13 +310,13 @@ def test_killed_in_a_snapshot_under_load_it_loses_and_repeats_nothing(source: So
     assert source.table() == fold.rows
 
 
-def test_a_watermark_stands_in_a_transaction(source: Source):
+def test_a_watermark_is_a_transactional_message(source: Source):
     """
-    Only its commit flushes a message at once, which a call does from 17 on.
+    Below 17 only a commit flushes a message at once.
     """
     source.prepare()
-    beside = f"{source.prefix}_beside"
-    source.one("select pg_create_logical_replication_slot(%s, 'pgoutput')", beside)
+    second_slot = f"{source.prefix}_beside"
+    source.one("select pg_create_logical_replication_slot(%s, 'pgoutput')", second_slot)
     source.start()
     source.snapshot()
     status = "select status = 'completed' from towpath.signal where id = 's1'"
@@ -326,39 +325,39 @@ def test_a_watermark_stands_in_a_transaction(source: Source):
         "select data from pg_logical_slot_peek_binary_changes(%s, null, null,"
         " 'proto_version', '1', 'publication_names', 'towpath', 'messages', 'true')"
         " where substr(data, 1, 1) = 'M'",
-        (beside,),
+        (second_slot,),
     )
-    # A message: 'M', its flags, its LSN of eight bytes, its prefix up to a zero.
+    # A message: 'M', its flags, its LSN in eight bytes, its prefix up to a zero byte.
     found = [(data[10 : data.index(0, 10)], data[1]) for (data,) in frames]
     flags = [flag for prefix, flag in found if prefix == b"towpath.watermark"]
 
-    # The start mark, and those of several chunks.
+    # The watermarks of several chunks.
     assert len(flags) > 5
     assert {1} == set(flags)
 
 
-def test_other_publications_serve_once_the_log_knows_them(source: Source):
+def test_publications_can_be_replaced_under_load(source: Source):
     """
-    Changes from before their creation are read through the former ones.
+    Changes from before the new publications are read through the previous ones.
     """
     source.prepare()
     source.start()
     with Writers(source.dsn, ROWS * 11 // 10, count=2):
         source.wait_for(lambda: source.has_published("event.order"))
         source.kill()
-        made = len(source.events())
-        source.wait_for(lambda: len(source.events()) > made + 50)
+        count = len(source.events())
+        source.wait_for(lambda: len(source.events()) > count + 50)
         source.prepare('publication = "other"\noutbox_publication = "other_outbox"')
         source.start()
-        source.wait_for(lambda: len(source.events()) > made + 100)
+        source.wait_for(lambda: len(source.events()) > count + 100)
     source.catch_up()
 
     check_streams(source)
 
 
-def test_a_publication_that_the_log_does_not_know_halts(source: Source):
+def test_a_publication_younger_than_the_log_halts_the_relay(source: Source):
     """
-    The server ends the stream with an error; the relay says why, and writes nothing.
+    The server ends the stream with an error; the relay reports why, and writes nothing.
     """
     source.prepare()
     source.start()
@@ -380,9 +379,9 @@ def test_a_publication_that_the_log_does_not_know_halts(source: Source):
 
 
 @pytest.mark.parametrize("bound", ["maxvalue", "'infinity'"])
-def test_a_partition_without_an_end_is_no_problem(source: Source, bound: str):
+def test_an_unbounded_partition_is_not_a_problem(source: Source, bound: str):
     """
-    The last partition takes every insert to come.
+    Such a last partition accepts all later inserts.
 
     Releases below 17 refuse to subtract a time from infinity.
     """
@@ -398,9 +397,9 @@ def test_a_partition_without_an_end_is_no_problem(source: Source, bound: str):
     assert [] == [*source_problems(source.connection, load(source.config, {}))]
 
 
-def test_the_doctor_reads_its_facts(source: Source, capsys):
+def test_the_doctor_reads_the_facts_of_postgres_15(source: Source, capsys):
     """
-    Every question is one that this release answers, and nothing is found to be wrong.
+    Every query of the doctor works on this release, and it finds no error.
     """
     source.prepare()
     capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Event schemas at a real schema registry: registered once, kept compatible."""
+"""Event schemas in a real schema registry: registered once, and compatible."""
 
 import json
 import threading
@@ -29,7 +29,7 @@ def register(url: str, *schemas: EventSchema, timeout_s: float = 30.0) -> None:
 
 
 def renamed(name: str, version: int = 1, field: dict | None = None) -> EventSchema:
-    """Make a version of an event type that no other test has, with one more field."""
+    """Return a version of an event type that no other test has."""
     schema = shop_schemas().newest["CustomerRegistered"]
     document = json.loads(schema.text) | {"name": name, "namespace": "test"}
     if field:
@@ -43,16 +43,16 @@ def renamed(name: str, version: int = 1, field: dict | None = None) -> EventSche
     )
 
 
-def test_every_event_schema_is_known_after_the_start_of_two_services(stack):
+def test_every_event_schema_is_registered_after_two_services_start(stack):
     """
-    Two that start at once, and one that starts again, register each version once.
+    Two simultaneous starts and a restart register each version once.
     """
     with ThreadPoolExecutor(2) as pool:
         urls = [stack.registry_url] * 2
         list(pool.map(lambda url: register(url, *shop_schemas().history), urls))
     register(stack.registry_url, *shop_schemas().history)
     with closing(registry_client(stack.registry_url)) as client:
-        known = {
+        registered = {
             s.subject: (
                 client.get_versions(s.subject),
                 client.get_compatibility(s.subject),
@@ -66,12 +66,12 @@ def test_every_event_schema_is_known_after_the_start_of_two_services(stack):
         for s in shop_schemas().history
     }
 
-    assert expected == known
+    assert expected == registered
 
 
 def test_services_that_start_at_once_agree(stack, unique: str):
     """
-    Eight services register the same new schemas at once, and none fails.
+    Eight services register the same new schemas at once, and all succeed.
     """
     schemas = [renamed(unique), renamed(unique, 2, AGE | {"default": 0})]
     gate = threading.Barrier(8)
@@ -88,7 +88,7 @@ def test_services_that_start_at_once_agree(stack, unique: str):
     assert versions == [1, 2]
 
 
-def test_a_version_that_old_readers_do_not_survive_is_refused(stack, unique: str):
+def test_an_incompatible_version_is_refused(stack, unique: str):
     """
     The second version of a subject is checked against the first.
     """
@@ -99,9 +99,9 @@ def test_a_version_that_old_readers_do_not_survive_is_refused(stack, unique: str
         register(stack.registry_url, first, second)
 
 
-def test_a_version_that_readers_survive_follows(stack, unique: str):
+def test_a_compatible_version_is_registered(stack, unique: str):
     """
-    The second version stands beside the first.
+    The subject then has both versions.
     """
     second = renamed(unique, 2, AGE | {"default": 0})
     register(stack.registry_url, renamed(unique), second)
@@ -111,17 +111,17 @@ def test_a_version_that_readers_survive_follows(stack, unique: str):
     assert versions == [1, 2]
 
 
-def test_versions_that_are_counted_otherwise_are_reported(stack, unique: str):
+def test_a_different_version_number_in_the_registry_is_reported(stack, unique: str):
     """
-    A header that names version 7 would point at nothing.
+    Otherwise a header that names version 7 would refer to a missing version.
     """
     with pytest.raises(RegistryConflictError, match="as version 1"):
         register(stack.registry_url, renamed(unique, 7))
 
 
-def test_a_registry_that_stays_away_is_waited_for_until_the_deadline():
+def test_an_unreachable_registry_is_retried_until_the_deadline():
     """
-    The start fails with the registry's name, not before and not long after.
+    Then the start fails with an error that names the registry.
     """
     with pytest.raises(RegistryUnavailableError, match="cannot be reached"):
         register("http://127.0.0.1:1", *shop_schemas().history, timeout_s=0.5)

@@ -1,4 +1,4 @@
-"""The relay as a process, between a real Postgres and a real Kafka."""
+"""The relay as a process, with a real Postgres and a real Kafka."""
 
 import json
 import os
@@ -37,25 +37,25 @@ create table shop.other (id int primary key, note text);
 
 
 class Relay(Rig):
-    """A database, the relay that follows it, and the topics that it writes."""
+    """A database, the relay that captures it, and the topics that the relay writes."""
 
     def prepare(self, *, relay: str = "") -> None:
-        """Write the configuration, and let the relay prepare the database."""
+        """Write the configuration, and prepare the database with relay init."""
         self.capture("shop.line", relay=relay)
         self.init()
 
     def capture(self, *tables: str, relay: str = "") -> None:
-        """Write a configuration with these tables."""
+        """Write a configuration that captures these tables."""
         self.configure(f"{relay}\n{self.outbox}", tables=tables)
 
     def fetch(self, path: str) -> str:
-        """Ask the admin port of the relay that was started last."""
+        """Fetch a page from the admin port of the relay that was started last."""
         url = f"http://127.0.0.1:{self.admin_port}{path}"
         with urllib.request.urlopen(url, timeout=5) as page:
             return page.read().decode()
 
-    def has_followed(self, transactions: int) -> bool:
-        """Return whether the relay has read so many transactions."""
+    def has_read(self, transactions: int) -> bool:
+        """Return whether the relay has read this number of transactions."""
         name = "towpath_relay_transactions_total "
         lines = self.fetch("/metrics").splitlines()
         value = next(line for line in lines if line.startswith(name))
@@ -65,13 +65,13 @@ class Relay(Rig):
         self, count: int, *, first: int = 0, size: int = 5, order: str = ""
     ) -> None:
         """
-        Insert events, ten to a transaction, padded with ``size`` random bytes.
+        Insert events, ten per transaction, padded with ``size`` random bytes.
 
         Args:
-            count: How many.
-            first: The number of the first.
-            size: The length of their padding.
-            order: Their aggregate; by default one of seven.
+            count: The number of events.
+            first: The number of the first event.
+            size: The length of the padding.
+            order: The aggregate of all events; by default they have seven.
         """
         with self.connection.cursor() as cursor:
             for start in range(first, first + count, 10):
@@ -90,7 +90,7 @@ class Relay(Rig):
                     )
 
     def confirmed_lag_bytes(self) -> int:
-        """Return how much log the slot still retains."""
+        """Return the distance from the confirmed LSN to the end of the log."""
         lag = self.one(
             "select (pg_current_wal_lsn() - confirmed_flush_lsn)::bigint"
             " from pg_replication_slots where slot_name = %s",
@@ -107,20 +107,20 @@ def peak_bytes(process: Running) -> int:
 
 
 def numbers(messages: list[Message]) -> list[int]:
-    """Read the numbers of events."""
+    """Return the numbers of events."""
     return [json.loads(m.value())["n"] for m in messages]
 
 
 @pytest.fixture
 def relay(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Relay]:
-    """Provide a relay over a fresh database; nothing is prepared or started."""
-    lent = Relay(database, stack.kafka, unique, tmp_path)
-    lent.execute(TABLES)
-    yield lent
-    lent.close()
+    """Provide a relay of a fresh database, neither prepared nor started."""
+    relay = Relay(database, stack.kafka, unique, tmp_path)
+    relay.execute(TABLES)
+    yield relay
+    relay.close()
 
 
-def test_every_event_arrives_once_and_in_order_per_key(relay: Relay):
+def test_every_event_arrives_once_and_in_the_order_of_its_key(relay: Relay):
     """
     Committed outbox rows become events, each once, in commit order per aggregate.
     """
@@ -141,7 +141,7 @@ def test_every_event_arrives_once_and_in_order_per_key(relay: Relay):
 
 def test_a_rollback_emits_nothing(relay: Relay):
     """
-    Messages rolled back, wholly or to a savepoint, are in no topic (I1).
+    Changes that are rolled back, fully or to a savepoint, are in no topic (I1).
     """
     relay.prepare()
     relay.start()
@@ -158,9 +158,9 @@ def test_a_rollback_emits_nothing(relay: Relay):
     assert [2, 4] == sorted(json.loads(m.key())["order_id"] for m in messages)
 
 
-def test_row_changes_are_records_in_their_order(relay: Relay):
+def test_row_changes_are_published_in_order(relay: Relay):
     """
-    Insert, update, key change, delete and truncate give the records they should.
+    Inserts, updates, changes of a key, deletes and truncates become the right records.
     """
     relay.prepare()
     relay.start()
@@ -191,9 +191,9 @@ def test_row_changes_are_records_in_their_order(relay: Relay):
     ] == [(key, each and each["op"]) for key, each in envelopes]
 
 
-def test_an_envelope_has_the_forms_that_sinks_rely_on(relay: Relay):
+def test_an_envelope_has_the_form_that_sinks_rely_on(relay: Relay):
     """
-    Numbers, numerics, times, NULL and the source are as the contract says.
+    Integers, numerics, times, NULL and the source have the documented form.
     """
     relay.prepare()
     relay.start()
@@ -223,7 +223,7 @@ def test_an_envelope_has_the_forms_that_sinks_rely_on(relay: Relay):
 
 def test_an_unchanged_large_value_is_left_out(relay: Relay):
     """
-    A TOASTed value that an update does not touch is named in the header unchanged.
+    The header "unchanged" names a TOASTed value that an update did not change.
     """
     relay.prepare()
     relay.connection.execute("alter table shop.line alter note set storage external")
@@ -241,9 +241,9 @@ def test_an_unchanged_large_value_is_left_out(relay: Relay):
     )
 
 
-def test_each_row_has_the_shape_of_its_time(relay: Relay):
+def test_each_row_has_the_columns_of_its_time(relay: Relay):
     """
-    After a column is added, earlier rows keep their shape; the new one is published.
+    Rows from before an added column lack it; the new relation is published.
     """
     relay.prepare()
     relay.connection.execute("insert into shop.line (order_id, line_no) values (1, 1)")
@@ -276,7 +276,7 @@ def test_each_row_has_the_shape_of_its_time(relay: Relay):
 
 def test_kill_9_loses_nothing(relay: Relay):
     """
-    Killed twice in the middle of a backlog, the relay still publishes every event.
+    A relay killed twice while it reads a backlog still publishes every event.
     """
     relay.prepare()
     relay.insert_events(6000, size=100)
@@ -306,10 +306,10 @@ def test_a_relay_killed_before_acknowledgements_loses_nothing(relay: Relay, stac
     os.kill(kafka.pid, signal.SIGSTOP)
     try:
         relay.insert_events(300, first=10)
-        until(lambda: relay.has_followed(31), "the relay has read the first")
-        # Each turn tells of the turns before it.
+        until(lambda: relay.has_read(31), "the relay has read the first")
+        # The metrics of a turn are published with the next turn.
         relay.insert_events(10, first=310)
-        until(lambda: relay.has_followed(32), "the relay has read the last")
+        until(lambda: relay.has_read(32), "the relay has read the last")
         process.kill()
         process.wait()
     finally:
@@ -340,9 +340,9 @@ def test_a_graceful_stop_repeats_nothing(relay: Relay):
     assert (list(range(3000)), [0, 0, 0]) == (sorted(numbers(messages)), codes)
 
 
-def test_a_silent_broker_bounds_memory_and_is_waited_for(relay: Relay, stack):
+def test_memory_is_bounded_while_the_broker_is_silent(relay: Relay, stack):
     """
-    With Kafka frozen the relay stops reading at its bound; then it goes on.
+    While Kafka is frozen the relay stops reading at its bound; later it continues.
     """
     relay.prepare(relay=f"max_in_flight_bytes = {2 * MEBIBYTE}")
     process = relay.start()
@@ -366,9 +366,9 @@ def test_a_silent_broker_bounds_memory_and_is_waited_for(relay: Relay, stack):
     )
 
 
-def test_a_huge_transaction_streams_through_bounded(relay: Relay):
+def test_a_huge_transaction_is_streamed_in_bounded_memory(relay: Relay):
     """
-    200,000 rows in one transaction pass without being collected.
+    200,000 rows of one transaction are published without being collected first.
     """
     relay.prepare(relay=f"max_in_flight_bytes = {8 * MEBIBYTE}")
     relay.connection.execute(
@@ -386,9 +386,9 @@ def test_a_huge_transaction_streams_through_bounded(relay: Relay):
     )
 
 
-def test_a_too_large_record_becomes_a_dead_letter_while_others_flow(relay: Relay):
+def test_a_record_that_is_too_large_becomes_a_dead_letter(relay: Relay):
     """
-    A row above its topic's limit leaves a dead letter with reason, key and place.
+    The dead letter has the key and the topic; other rows are published.
     """
     relay.prepare()
     relay.start()
@@ -411,9 +411,9 @@ def test_a_too_large_record_becomes_a_dead_letter_while_others_flow(relay: Relay
     )
 
 
-def test_a_topic_with_a_small_limit_is_heeded(relay: Relay):
+def test_a_small_limit_of_a_topic_is_respected(relay: Relay):
     """
-    Batches stay below the smallest limit of any topic, also of one met later.
+    Batches stay below the smallest limit of any topic, even one used later.
     """
     relay.prepare()
     name = relay.topic("event.order")
@@ -430,11 +430,11 @@ def test_a_topic_with_a_small_limit_is_heeded(relay: Relay):
 
 
 @pytest.mark.parametrize("delivery", ["idempotent", "transactional"])
-def test_a_limit_that_is_lowered_meanwhile_loses_no_event(relay: Relay, delivery):
+def test_lowering_the_limit_of_a_topic_loses_no_event(relay: Relay, delivery):
     """
-    The broker refuses a batch while later ones are in flight: none is appended.
+    The broker refuses a batch while later ones are in flight, and appends none of them.
 
-    It has no record yet of some of the partitions.
+    Some of the partitions do not have a record yet.
     """
     relay.prepare(relay=f'delivery = "{delivery}"')
     relay.start()
@@ -456,9 +456,9 @@ def test_a_limit_that_is_lowered_meanwhile_loses_no_event(relay: Relay, delivery
     assert relay.logged("session failed: retrying")
 
 
-def test_idle_traffic_is_confirmed(relay: Relay):
+def test_traffic_of_other_tables_is_confirmed(relay: Relay):
     """
-    Changes of a table that is not captured do not keep log.
+    Changes of a table that is not captured do not make the slot retain log.
     """
     relay.prepare()
     relay.start()
@@ -474,7 +474,7 @@ def test_idle_traffic_is_confirmed(relay: Relay):
 
 def test_a_second_relay_waits_and_takes_over(relay: Relay):
     """
-    One slot serves one relay: the second names the holder, and follows when it may.
+    The second relay logs the holder of the slot, and streams once the slot is free.
     """
     relay.prepare()
     first = relay.start()
@@ -493,9 +493,9 @@ def test_a_second_relay_waits_and_takes_over(relay: Relay):
     assert (10, True) == (len(messages), "towpath-relay" in holder)
 
 
-def test_a_cut_connection_is_made_again(relay: Relay):
+def test_a_relay_reconnects_after_a_lost_connection(relay: Relay):
     """
-    When the server ends the connection, the relay reconnects and nothing is lost.
+    If the server ends the connection, the relay reconnects and no event is lost.
     """
     relay.prepare()
     relay.start()
@@ -515,9 +515,9 @@ def test_a_cut_connection_is_made_again(relay: Relay):
     )
 
 
-def test_a_lost_slot_halts_with_its_remedy(relay: Relay):
+def test_a_lost_slot_halts_the_relay_with_a_remedy(relay: Relay):
     """
-    A slot that vanished beside existing state is not recreated, if a person is to say.
+    With on_gap = "halt", the slot of a relay that has run is not recreated.
     """
     relay.prepare(relay='on_gap = "halt"')
     process = relay.start()
@@ -529,9 +529,9 @@ def test_a_lost_slot_halts_with_its_remedy(relay: Relay):
     assert (3, True) == (code, "snapshot" in relay.logged("relay halted")[0]["remedy"])
 
 
-def test_without_a_slot_the_relay_says_what_to_do(relay: Relay):
+def test_a_relay_without_a_slot_halts_with_a_remedy(relay: Relay):
     """
-    A source that was never prepared halts with the command that prepares it.
+    If the source was never prepared, the remedy names the command that prepares it.
     """
     relay.capture("shop.line")
     code = relay.start().wait(30)
@@ -565,9 +565,9 @@ def test_init_is_repeatable_and_follows_the_configuration(relay: Relay, capsys):
     ) == (second, "alter publication" in printed, tables)
 
 
-def test_init_tells_every_problem_with_its_cure(relay: Relay):
+def test_init_reports_every_problem_with_its_remedy(relay: Relay):
     """
-    Missing tables, keys and the like are reported at once, before anything is done.
+    Missing tables, keys and identities are reported together, before any change.
     """
     relay.connection.execute("create table shop.bare (id int)")
     relay.connection.execute("alter table shop.other replica identity nothing")
@@ -580,15 +580,16 @@ def test_init_tells_every_problem_with_its_cure(relay: Relay):
     assert (3, True, (None,)) == (
         len(found),
         all(
-            cure in str(caught.value) for cure in ("PRIMARY KEY", "REPLICA", "[source]")
+            remedy in str(caught.value)
+            for remedy in ("PRIMARY KEY", "REPLICA", "[source]")
         ),
         schema,
     )
 
 
-def test_status_tells_of_the_slot(relay: Relay, capsys):
+def test_status_describes_the_slot(relay: Relay, capsys):
     """
-    The status names the slot, whether it is followed, and what it keeps.
+    The status has the name of the slot and whether it is active.
     """
     relay.prepare()
     capsys.readouterr()
@@ -598,9 +599,9 @@ def test_status_tells_of_the_slot(relay: Relay, capsys):
     assert (1, relay.prefix, False) == (code, report["slot"], report["active"])
 
 
-def test_the_admin_port_tells_health_and_metrics(relay: Relay):
+def test_the_admin_port_reports_health_and_metrics(relay: Relay):
     """
-    Ready while it streams; records and confirmed LSN are counted.
+    The relay is ready while it streams, and counts its records.
     """
     relay.prepare()
     relay.start()

@@ -66,7 +66,7 @@ ROW = {
 
 
 class Source(Rig):
-    """A database with a few tables, the relay that follows it, and its topics."""
+    """A database with three tables, the relay that captures it, and its topics."""
 
     def __init__(self, stack: LazyStack, dsn: str, prefix: str, folder: Path) -> None:
         super().__init__(dsn, stack.kafka, prefix, folder)
@@ -74,7 +74,7 @@ class Source(Rig):
         self.registry = registry_client(self.registry_url)
 
     def begin(self, rows: str, *, relay: str = "", registry_url: str = "") -> None:
-        """Prepare the database and start a relay with these settings."""
+        """Prepare the database, and start a relay with the given settings."""
         self.configure(
             f"{relay}\n[relay.rows]\n{rows}",
             tables=("s.kinds", "s.plain", "s.other"),
@@ -85,22 +85,22 @@ class Source(Rig):
         self.start()
 
     def run(self, *statements: str) -> None:
-        """Run statements on the source, each in a transaction of its own."""
+        """Run statements on the source, each in its own transaction."""
         for statement in statements:
             self.connection.execute(statement)
 
     def in_order(self, name: str, *, at_least: int) -> list[Message]:
-        """Read a topic until it has so many records, in their positions' order."""
+        """Read a topic until it has enough records; return them in position order."""
         return sorted(self.read(name, at_least=at_least), key=position_of)
 
     def decode(self, message: Message, field: str) -> Any:
-        """Decode a key or a value as any consumer of the registry does."""
+        """Decode a key or a value with the registry's stock deserializer."""
         reader = AvroDeserializer(self.registry)
         data = message.key() if field == MessageField.KEY else message.value()
         return reader(data, SerializationContext(message.topic(), field))
 
     def values(self, table: str, *, at_least: int) -> list[Any]:
-        """Read a topic's decoded values; None for a tombstone."""
+        """Return a topic's decoded values, None for a tombstone."""
         messages = self.in_order(f"s.{table}", at_least=at_least)
         return [self.decode(message, MessageField.VALUE) for message in messages]
 
@@ -111,16 +111,16 @@ class Source(Rig):
 
 @pytest.fixture
 def source(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Source]:
-    """Provide a database with tables; no relay follows it yet."""
-    lent = Source(stack, database, unique, tmp_path)
-    lent.execute(TABLES)
-    yield lent
-    lent.close()
+    """Provide a database with tables, and no relay yet."""
+    source = Source(stack, database, unique, tmp_path)
+    source.execute(TABLES)
+    yield source
+    source.close()
 
 
 def test_a_stock_reader_reads_the_rows_back(source: Source):
     """
-    Keys, rows and the source's facts arrive in Avro as they are in the table.
+    Decoded from Avro, keys, rows and the source block equal those of the table.
     """
     source.begin('format = "avro"\ndecimals = "precise"')
     source.run(INSERT, "update s.kinds set small = 4", "delete from s.kinds")
@@ -146,7 +146,7 @@ def test_a_stock_reader_reads_the_rows_back(source: Source):
 @pytest.mark.parametrize("placeholder", [None, "left out"])
 def test_an_unchanged_toasted_value_is_not_null(source: Source, placeholder):
     """
-    Avro leaves nothing out: null or the placeholder stands there, and a header says so.
+    An Avro value has null or the placeholder instead, and a header names the column.
     """
     text = "" if placeholder is None else f'placeholder = "{placeholder}"'
     source.begin(f'format = "avro"\n{text}')
@@ -170,7 +170,7 @@ def test_an_unchanged_toasted_value_is_not_null(source: Source, placeholder):
 
 def test_ddl_between_changes_registers_a_second_version(source: Source):
     """
-    Each change has the shape of its time; the subject counts both, the key's only one.
+    Each change has the columns of its time; the subject of the key keeps one version.
     """
     source.begin('format = "avro"')
     source.run(
@@ -193,7 +193,7 @@ def test_ddl_between_changes_registers_a_second_version(source: Source):
 
 
 def refuse(source: Source, rows: str) -> None:
-    """Publish a row, then make a change of type that the subject does not allow."""
+    """Publish a row, then change a type in a way that the subject does not allow."""
     source.begin(rows)
     source.run("insert into s.plain values (1, 1, 'a')")
     source.values("plain", at_least=1)
@@ -206,9 +206,9 @@ def refuse(source: Source, rows: str) -> None:
     )
 
 
-def test_a_refused_schema_halts_with_its_remedy(source: Source):
+def test_a_refused_schema_halts_the_relay_with_a_remedy(source: Source):
     """
-    The relay stops, says which subject refuses it, and what to do.
+    The error names the subject; once it is relaxed, the relay continues.
     """
     refuse(source, 'format = "avro"')
     code = source.ended()
@@ -237,9 +237,9 @@ def test_a_refused_schema_halts_with_its_remedy(source: Source):
     )
 
 
-def test_a_refused_schema_parks_its_rows_and_all_else_flows(source: Source):
+def test_with_park_the_changes_of_a_refused_schema_are_dead_letters(source: Source):
     """
-    Every change of the refused shape is a dead letter, in order; the next shape flows.
+    They are in order; changes of other tables and of the next schema are published.
     """
     refuse(source, 'format = "avro"\non_refused_schema = "park"')
     source.run(
@@ -277,26 +277,27 @@ def test_a_refused_schema_parks_its_rows_and_all_else_flows(source: Source):
     )
 
 
-def test_a_registry_that_is_away_is_waited_for(source: Source):
+def test_an_unreachable_registry_is_retried(source: Source):
     """
-    Nothing is lost while it is away, and the relay goes on by itself when it is back.
+    No row is lost, and the relay continues by itself once the registry is back.
     """
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]
     source.begin('format = "avro"', registry_url=f"http://127.0.0.1:{port}")
     source.run("insert into s.other values (1)")
     until(
-        lambda: "schema registry cannot be reached" in source.printed(), "it is missed"
+        lambda: "schema registry cannot be reached" in source.printed(),
+        "the failure is logged",
     )
-    with answering(port):
+    with serving_one_id(port):
         (message,) = source.in_order("s.other", at_least=1)
 
     assert b"\x00\x00\x00\x00\x07\x02" == message.key()
 
 
 @contextlib.contextmanager
-def answering(port: int) -> Iterator[None]:
-    """Answer as a registry does that knows every schema by one number."""
+def serving_one_id(port: int) -> Iterator[None]:
+    """Serve as a registry that gives every schema the same id."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -308,7 +309,7 @@ def answering(port: int) -> Iterator[None]:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with HTTPServer(("127.0.0.1", port), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -319,7 +320,7 @@ def answering(port: int) -> Iterator[None]:
 
 
 def connect_value(schema: dict[str, Any], value: Any) -> Any:
-    """Read JSON as Kafka Connect's converter does, and refuse what it would."""
+    """Read JSON as Kafka Connect's converter does; fail if the converter would."""
     kind, name = schema["type"], schema.get("name", "")
     if value is None:
         assert schema["optional"] or "default" in schema, schema
@@ -341,7 +342,7 @@ def connect_value(schema: dict[str, Any], value: Any) -> Any:
 
 
 def read_bytes(schema: dict[str, Any], data: bytes) -> bytes | Decimal:
-    """Read bytes as their semantic type says."""
+    """Read bytes according to their semantic type."""
     if schema.get("name") != "org.apache.kafka.connect.data.Decimal":
         return data
     unscaled = int.from_bytes(data, "big", signed=True)
@@ -349,9 +350,9 @@ def read_bytes(schema: dict[str, Any], data: bytes) -> bytes | Decimal:
 
 
 @pytest.mark.parametrize("preset", ["towpath", "debezium"])
-def test_json_with_schemas_reads_as_its_schema_says(source: Source, preset: str):
+def test_json_with_schemas_can_be_read_by_its_schema(source: Source, preset: str):
     """
-    A reader that knows only the schema reads every key and value, with either preset.
+    A reader that uses only the schema reads every key and value, with both presets.
     """
     rows = 'format = "json-schema"\ndecimals = "precise"'
     source.begin(rows, relay=f'preset = "{preset}"')

@@ -1,4 +1,4 @@
-"""Transactions, messages, origin and operations of a relay between real servers."""
+"""Transactions, messages, origins and operations of a relay with real servers."""
 
 import json
 import os
@@ -32,17 +32,17 @@ create table shop.item (id bigint primary key, note text);
 
 
 class Running(Rig):
-    """A database, the relay process that follows it, and what it wrote."""
+    """A database, the relay process that captures it, and the relay's output."""
 
     def prepare(
         self, sections: str = "", tables: Sequence[str] = ("shop.line", "shop.item")
     ) -> None:
-        """Write the configuration, and let the relay prepare the database."""
+        """Write the configuration, and prepare the database with relay init."""
         self.configure(f"{sections}\n{self.outbox}", tables=tables, partitions=1)
         self.init()
 
     def point_at(self, dsn: str) -> None:
-        """Write a configuration with another source."""
+        """Write a configuration with a different address of the source."""
         self.configure(self.outbox, tables=("shop.line",))
         text = self.config.read_text(encoding="utf-8")
         self.config.write_text(text.replace(self.dsn, dsn), encoding="utf-8")
@@ -57,12 +57,12 @@ class Running(Rig):
             )
         return process
 
-    def has_tried(self, count: int) -> bool:
-        """Return whether more than so many attempts have failed."""
+    def has_failed(self, count: int) -> bool:
+        """Return whether more than ``count`` attempts have failed."""
         return len(self.logged("session failed: retrying")) > count
 
     def fetch(self, path: str) -> tuple[int, str]:
-        """Ask the admin port of the relay that was started last."""
+        """Fetch a page from the admin port of the relay that was started last."""
         url = f"http://127.0.0.1:{self.admin_port}{path}"
         try:
             with urllib.request.urlopen(url, timeout=5) as page:
@@ -72,7 +72,7 @@ class Running(Rig):
                 return refused.code, refused.read().decode()
 
     def metrics(self) -> dict[str, float]:
-        """Scrape as Prometheus does; samples with labels by ``name{value}``."""
+        """Scrape the metrics; return the samples by ``name`` or ``name{value}``."""
         samples = {}
         for family in text_string_to_metric_families(self.fetch("/metrics")[1]):
             for sample in family.samples:
@@ -82,11 +82,11 @@ class Running(Rig):
         return samples
 
     def end(self, topic: str) -> int:
-        """Return the end offset of a topic's one partition; 0 without the topic."""
+        """Return the end offset of a topic's only partition, or 0 without the topic."""
         consumer = Consumer({"bootstrap.servers": self.kafka, "group.id": "test"})
-        place = TopicPartition(f"{self.prefix}.{topic}", 0)
+        partition = TopicPartition(f"{self.prefix}.{topic}", 0)
         try:
-            return consumer.get_watermark_offsets(place, timeout=10)[1]
+            return consumer.get_watermark_offsets(partition, timeout=10)[1]
         except KafkaException:
             return 0
         finally:
@@ -94,17 +94,17 @@ class Running(Rig):
 
 
 def values(messages: list[Message]) -> list[dict]:
-    """Read the values of records, tombstones left out."""
+    """Return the values of records, without tombstones."""
     return [json.loads(m.value()) for m in messages if m.value() is not None]
 
 
 @pytest.fixture
 def relay(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Running]:
-    """Provide a relay over a fresh database; nothing is prepared or started."""
-    lent = Running(database, stack.kafka, unique, tmp_path)
-    lent.execute(TABLES)
-    yield lent
-    lent.close()
+    """Provide a relay of a fresh database, neither prepared nor started."""
+    relay = Running(database, stack.kafka, unique, tmp_path)
+    relay.execute(TABLES)
+    yield relay
+    relay.close()
 
 
 TABLELESS = json.dumps(
@@ -119,9 +119,9 @@ TABLELESS = json.dumps(
 METADATA = "[relay.transactions]\nmetadata = true\n[relay.messages]\npublish = true"
 
 
-def test_one_id_joins_all_of_a_transaction(relay: Running):
+def test_all_records_of_a_transaction_share_its_id(relay: Running):
     """
-    A78, A80, A82: BEGIN, every event and END tell one id; END counts per collection.
+    A78, A80, A82: BEGIN, every record and END have it; END counts per collection.
     """
     relay.prepare(METADATA)
     relay.start()
@@ -169,7 +169,7 @@ def test_one_id_joins_all_of_a_transaction(relay: Running):
         [("BEGIN", None), ("END", 1)],
         sorted(map(position_of, boundaries)),
     ) == (
-        {place["id"] for _, place in found},
+        {at["id"] for _, at in found},
         [(op, at["total_order"], at["data_collection_order"]) for op, at in found],
         (
             begin["status"],
@@ -184,7 +184,7 @@ def test_one_id_joins_all_of_a_transaction(relay: Running):
     )
 
 
-def test_a_kill_in_a_transaction_leaves_its_counts_right(relay: Running):
+def test_a_kill_during_a_transaction_keeps_its_counts_right(relay: Running):
     """
     A80: the transaction is streamed again, counted as before, and reported once.
     """
@@ -194,7 +194,7 @@ def test_a_kill_in_a_transaction_leaves_its_counts_right(relay: Running):
         " from generate_series(1, 150000) n"
     )
     process = relay.start(streams=False)
-    until(lambda: relay.end("shop.line") > 1000, "it has begun", pause_s=0.001)
+    until(lambda: relay.end("shop.line") > 1000, "rows are published", pause_s=0.001)
     process.kill()
     process.wait()
     written = relay.end("shop.line")
@@ -212,9 +212,11 @@ def test_a_kill_in_a_transaction_leaves_its_counts_right(relay: Running):
     )
 
 
-def test_messages_are_published_as_the_configuration_says(relay: Running):
+def test_messages_are_published_as_configured(relay: Running):
     """
-    A81, A83: both kinds, any bytes, by prefix, ours never; and once, also by a restart.
+    A81, A83: both kinds, with any bytes, are published once, even across a restart.
+
+    Messages with excluded prefixes, or with prefixes of Towpath, are not published.
     """
     rules = '[relay.messages]\npublish = true\nexclude = ["secret.*"]'
     relay.prepare(rules, tables=())
@@ -249,9 +251,9 @@ def test_messages_are_published_as_the_configuration_says(relay: Running):
     )
 
 
-def test_a_change_tells_where_it_was_replicated_from(relay: Running):
+def test_a_change_has_its_replication_origin(relay: Running):
     """
-    The replication origin stands in the source of each row of its transaction only.
+    Only the rows of a replicated transaction have the origin in their source block.
     """
     relay.prepare()
     relay.start()
@@ -269,16 +271,16 @@ def test_a_change_tells_where_it_was_replicated_from(relay: Running):
     assert [origin, origin, None] == [one["source"].get("origin") for one in lines]
 
 
-def test_ready_means_that_its_own_heartbeat_came_round(relay: Running):
+def test_a_relay_is_ready_once_its_heartbeat_has_returned(relay: Running):
     """
-    Streaming alone is not ready; a beat makes it so, and its absence ends it.
+    Streaming alone does not make it ready, and missing heartbeats end its readiness.
     """
     relay.prepare("heartbeat_interval_s = 0.5")
     with psycopg.connect(relay.dsn) as other:
         other.execute("lock table towpath.heartbeat in exclusive mode")
         relay.start()
         streaming = telemetry.RELAY_STREAMING
-        until(lambda: relay.metrics()[streaming] == 1, "the loop turns")
+        until(lambda: relay.metrics()[streaming] == 1, "the relay streams")
         before = relay.fetch("/health/ready")
         live = relay.fetch("/health/live")
     until(lambda: relay.fetch("/health/ready")[0] == 200, "it is ready")
@@ -294,9 +296,9 @@ def test_ready_means_that_its_own_heartbeat_came_round(relay: Running):
     ) == (before, live, after.startswith("the last heartbeat came back"))
 
 
-def test_the_metrics_tell_what_happened(relay: Running):
+def test_the_metrics_describe_the_relay(relay: Running):
     """
-    Counts, latencies, slot and clock are there, as Prometheus's own parser reads them.
+    Prometheus's own parser finds counts, latencies, the slot and the clock.
     """
     relay.prepare("heartbeat_interval_s = 0.2")
     relay.start()
@@ -305,11 +307,13 @@ def test_the_metrics_tell_what_happened(relay: Running):
     relay.read("shop.line", at_least=20)
     count = telemetry.RELAY_LATENCY + "_count"
     until(lambda: relay.metrics()[count] >= 20, "twenty transactions are settled")
-    until(lambda: telemetry.SLOT_RETAINED in relay.metrics(), "the slot was seen")
+    until(lambda: telemetry.SLOT_RETAINED in relay.metrics(), "the slot is measured")
     found = relay.metrics()
     page = relay.fetch("/metrics")[1]
     heartbeats = telemetry.RELAY_HEARTBEATS
-    until(lambda: relay.metrics()[heartbeats] > found[heartbeats], "it beats again")
+    until(
+        lambda: relay.metrics()[heartbeats] > found[heartbeats], "a heartbeat follows"
+    )
 
     assert (1, True, True, True, True, 1, 1, True) == (
         found[telemetry.RELAY_STREAMING],
@@ -321,19 +325,19 @@ def test_the_metrics_tell_what_happened(relay: Running):
         found[telemetry.RELAY_TABLE + "{shop.line}"],
         abs(found[telemetry.RELAY_CLOCK_AHEAD]) < 0.5,
     )
-    # While the slot is active and nothing is read, and without a limit of its log.
-    unknown = {
+    # The slot is active and has no limit of its log, and no snapshot is read.
+    absent = {
         telemetry.SLOT_INACTIVE,
         telemetry.SLOT_SAFE,
         telemetry.SNAPSHOT_DURATION,
     }
     prefixes = ("towpath_build_", "towpath_relay_", "towpath_snapshot_")
-    assert [] == mistakes(page, prefixes, unknown)
+    assert [] == mistakes(page, prefixes, absent)
 
 
-def test_the_metrics_tell_how_far_a_snapshot_is(relay: Running):
+def test_the_metrics_show_the_progress_of_a_snapshot(relay: Running):
     """
-    After a snapshot its table is completed, with its rows.
+    After a snapshot its table counts as completed, with its number of rows.
     """
     relay.prepare()
     relay.connection.execute(
@@ -356,9 +360,9 @@ def test_the_metrics_tell_how_far_a_snapshot_is(relay: Running):
     )
 
 
-def test_a_stop_keeps_its_deadline_with_kafka_frozen(relay: Running, stack):
+def test_a_stop_meets_its_deadline_while_kafka_is_frozen(relay: Running, stack):
     """
-    Asked to stop, it ends in time, says what is left, and the next start brings it.
+    The relay logs the number of unacknowledged bytes; the next start publishes them.
     """
     relay.prepare("stop_timeout_s = 2")
     process = relay.start()
@@ -371,41 +375,41 @@ def test_a_stop_keeps_its_deadline_with_kafka_frozen(relay: Running, stack):
             "insert into shop.line select n, 'a' from generate_series(1, 500) n"
         )
         read = telemetry.RELAY_CHANGES
-        until(lambda: relay.metrics()[read] > 500, "it has read them")
+        until(lambda: relay.metrics()[read] > 500, "the rows are read")
         began_s = CLOCK.monotonic_s()
         code = relay.stop(process)
         took_s = CLOCK.monotonic_s() - began_s
     finally:
         os.kill(kafka.pid, signal.SIGCONT)
-    (left,) = relay.logged("relay stopped before Kafka had acknowledged everything")
+    (stopped,) = relay.logged("relay stopped before Kafka had acknowledged everything")
     relay.start()
     lines = values(relay.read("shop.line", at_least=501))
 
     assert (3, True, True, list(range(501))) == (
         code,
         took_s < stretched(4.0),
-        left["in_flight_bytes"] > 0,
+        stopped["in_flight_bytes"] > 0,
         [one["after"]["id"] for one in lines],
     )
 
 
-def test_a_stop_is_heeded_while_a_part_is_away(relay: Running):
+def test_a_relay_can_be_stopped_while_its_database_is_unreachable(relay: Running):
     """
-    While it waits for a database that is not there, SIGTERM still ends it at once.
+    SIGTERM ends it while it waits for the next attempt.
     """
     relay.prepare()
     relay.point_at("postgresql://u:hunter2@127.0.0.1:1/db")
     process = relay.start(streams=False)
-    until(lambda: bool(relay.logged("session failed: retrying")), "it tries again")
+    until(lambda: bool(relay.logged("session failed: retrying")), "the relay retries")
 
     assert 0 == relay.stop(process)
 
 
-def test_every_line_is_json_and_tells_no_credential(relay: Running):
+def test_every_line_is_json_and_has_no_credentials(relay: Running):
     """
-    Away, refused or unreadable: each line is a log record, without the password.
+    This holds for unreachable servers, refused roles and malformed addresses.
     """
-    secret = "hunter2"  # noqa: S105 - what must not be shown
+    secret = "hunter2"  # noqa: S105 - it must not be shown
     port = relay.connection.info.port
     codes = []
     for dsn in (
@@ -419,9 +423,9 @@ def test_every_line_is_json_and_tells_no_credential(relay: Running):
         f"host=127.0.0.1 port={port} user=nobody_here password={secret} dbname=no",
     ):
         relay.point_at(dsn)
-        tried = len(relay.logged("session failed: retrying"))
+        failed = len(relay.logged("session failed: retrying"))
         process = relay.start(streams=False)
-        until(partial(relay.has_tried, tried), "it tries again")
+        until(partial(relay.has_failed, failed), "the relay retries")
         codes.append(relay.stop(process))
     lines = relay.printed().splitlines()
     fields = {"at", "level", "logger", "event"}

@@ -1,4 +1,4 @@
-"""The client of the schema registry, against the real one and a broken one."""
+"""The client of the schema registry, with a real registry and a broken one."""
 
 import json
 import socket
@@ -21,21 +21,21 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 
 def record(**fields: object) -> str:
-    """Make a record's schema with such fields."""
-    listed = [{"name": name, "type": of} for name, of in fields.items()]
+    """Return the schema of a record with the given fields and types."""
+    listed = [{"name": name, "type": kind} for name, kind in fields.items()]
     return json.dumps({"type": "record", "name": "Row", "fields": listed})
 
 
 @pytest.fixture
 def ids(stack) -> Iterator[SchemaRegistry]:
     """Provide a client of the real registry."""
-    with closing(SchemaRegistry(stack.registry_url)) as lent:
-        yield lent
+    with closing(SchemaRegistry(stack.registry_url)) as registry:
+        yield registry
 
 
 @pytest.fixture
-def answering() -> Iterator[HTTPServer]:
-    """Provide a server that answers as ``server.answer`` says, and counts."""
+def server() -> Iterator[HTTPServer]:
+    """Provide a server that returns ``responses`` in turn, and records the paths."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -44,8 +44,8 @@ def answering() -> Iterator[HTTPServer]:
 
         def do_GET(self) -> None:
             server.paths.append(self.path)
-            status, body = server.answers[
-                min(len(server.paths), len(server.answers)) - 1
+            status, body = server.responses[
+                min(len(server.paths), len(server.responses)) - 1
             ]
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
@@ -53,11 +53,11 @@ def answering() -> Iterator[HTTPServer]:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
     server.paths = []
-    server.answers = []
+    server.responses = []
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server
@@ -67,27 +67,27 @@ def answering() -> Iterator[HTTPServer]:
 
 
 def url(server: HTTPServer) -> str:
-    """Name a server's address."""
+    """Return the URL of a server."""
     return f"http://127.0.0.1:{server.server_port}"
 
 
 def test_a_schema_is_registered_once(stack, ids: SchemaRegistry, unique: str):
     """
-    Another process finds the same ids, and a subject's older shapes keep theirs.
+    A second client gets the same ids, and older schemas of a subject keep their ids.
     """
     first, second = record(a="int"), record(a="int", b="int")
     found = [ids(unique, schema) for schema in (first, second, first)]
     with closing(SchemaRegistry(stack.registry_url)) as other:
-        again = [other(unique, schema) for schema in (first, second)]
+        repeated = [other(unique, schema) for schema in (first, second)]
     with closing(registry_client(stack.registry_url)) as client:
         versions = client.get_versions(unique)
-        known = json.loads(client.get_schema(found[1]).schema_str)
+        stored = json.loads(client.get_schema(found[1]).schema_str)
 
     assert ([1, 2], found[:2], found[0], json.loads(second)) == (
         versions,
-        again,
+        repeated,
         found[2],
-        known,
+        stored,
     )
 
 
@@ -95,10 +95,10 @@ def test_an_incompatible_schema_is_refused_until_the_subject_allows_it(
     stack, ids: SchemaRegistry, unique: str
 ):
     """
-    The error names the subject; once it is relaxed the same schema is taken.
+    The error names the subject; once it is relaxed, the same schema is accepted.
     """
     first = record(a="int")
-    known = ids(unique, first)
+    registered = ids(unique, first)
     with closing(registry_client(stack.registry_url)) as client:
         client.set_compatibility(unique, "BACKWARD")
         with pytest.raises(SchemaRefusedError) as raised:
@@ -106,12 +106,12 @@ def test_an_incompatible_schema_is_refused_until_the_subject_allows_it(
         client.set_compatibility(unique, "NONE")
     with closing(SchemaRegistry(stack.registry_url)) as other:
         unchanged = other(unique, first)
-    taken = ids(unique, record(a="string"))
+    accepted = ids(unique, record(a="string"))
 
-    assert (True, known, True) == (
+    assert (True, registered, True) == (
         f"the subject {unique}: 409" in str(raised.value),
         unchanged,
-        taken != known,
+        accepted != registered,
     )
 
 
@@ -126,7 +126,7 @@ def test_an_invalid_schema_is_refused(ids: SchemaRegistry, unique: str):
 
 
 @pytest.mark.parametrize(
-    ("answer", "error"),
+    ("response", "error"),
     [
         ((500, b""), RegistryUnavailableError),
         ((429, b'{"message": "slowly"}'), RegistryUnavailableError),
@@ -136,12 +136,12 @@ def test_an_invalid_schema_is_refused(ids: SchemaRegistry, unique: str):
         ((200, b"[1]"), RegistryRefusedError),
     ],
 )
-def test_every_registry_error_has_its_failure_class(answering, answer, error):
+def test_every_registry_error_has_its_failure_class(server, response, error):
     """
-    Transient errors are retried; permanent ones halt.
+    Transient errors and permanent ones have different classes.
     """
-    answering.answers = [answer]
-    with closing(SchemaRegistry(url(answering))) as ids, pytest.raises(error) as raised:
+    server.responses = [response]
+    with closing(SchemaRegistry(url(server))) as ids, pytest.raises(error) as raised:
         ids("s", "{}")
 
     assert type(raised.value) is error
@@ -150,13 +150,13 @@ def test_every_registry_error_has_its_failure_class(answering, answer, error):
 @pytest.mark.parametrize(
     "numbers", [b'{"1": 2}', b'["new"]', b"[null]", b"[[1]]", b"[1.5]"]
 )
-def test_versions_that_are_no_numbers_are_refused(answering, numbers):
+def test_versions_that_are_not_numbers_are_refused(server, numbers):
     """
-    A server with another list at this path is no schema registry.
+    A server that returns a different list at this path is not a schema registry.
     """
-    answering.answers = [(200, numbers)]
+    server.responses = [(200, numbers)]
     with (
-        closing(SchemaRegistry(url(answering))) as registry,
+        closing(SchemaRegistry(url(server))) as registry,
         pytest.raises(RegistryRefusedError, match="is not a schema registry"),
     ):
         registry.versions("s")
@@ -175,29 +175,29 @@ def test_versions_that_are_no_numbers_are_refused(answering, numbers):
         {"references": [{"subject": 1, "version": 1}]},
     ],
 )
-def test_a_version_with_malformed_fields_is_refused(answering, fields):
+def test_a_version_with_malformed_fields_is_refused(server, fields):
     """
-    A server with another object at this path is no schema registry.
+    A server that returns a different object at this path is not a schema registry.
     """
-    answering.answers = [(200, json.dumps({"schema": "{}"} | fields).encode())]
+    server.responses = [(200, json.dumps({"schema": "{}"} | fields).encode())]
     with (
-        closing(SchemaRegistry(url(answering))) as registry,
+        closing(SchemaRegistry(url(server))) as registry,
         pytest.raises(RegistryRefusedError, match="is not a schema registry"),
     ):
         registry.schema("s", 1)
 
 
-def test_a_version_of_a_subject_has_the_references_of_its_schema(answering):
+def test_a_version_of_a_subject_has_the_references_of_its_schema(server):
     """
-    Registries write the kind of schema only if it is not Avro.
+    Registries state the type of a schema only if it is not Avro.
     """
     named = {"name": "a.b", "subject": "s", "version": 2}
     documents = (
         {"schema": "{}", "references": [named]},
         {"schema": "x", "schemaType": "PROTOBUF", "references": None},
     )
-    answering.answers = [(200, json.dumps(each).encode()) for each in documents]
-    with closing(SchemaRegistry(url(answering))) as registry:
+    server.responses = [(200, json.dumps(each).encode()) for each in documents]
+    with closing(SchemaRegistry(url(server))) as registry:
         found = [registry.schema("s", version) for version in (1, 2)]
 
     assert [
@@ -206,23 +206,23 @@ def test_a_version_of_a_subject_has_the_references_of_its_schema(answering):
     ] == found
 
 
-def test_a_known_schema_asks_nothing_more(answering):
+def test_a_known_schema_is_not_requested_again(server):
     """
-    One look-up per schema and subject, and one registration if it was not there.
+    There is one lookup per schema and subject, and one registration if it is missing.
     """
-    answering.answers = [(404, b"{}"), (200, b'{"id": 7}')]
-    with closing(SchemaRegistry(url(answering))) as ids:
+    server.responses = [(404, b"{}"), (200, b'{"id": 7}')]
+    with closing(SchemaRegistry(url(server))) as ids:
         found = [ids("a/b", "{}") for _ in range(3)]
 
     assert ([7, 7, 7], ["/subjects/a%2Fb", "/subjects/a%2Fb/versions"]) == (
         found,
-        answering.paths,
+        server.paths,
     )
 
 
-def test_a_registry_that_is_away_or_hangs_is_unavailable():
+def test_an_unreachable_or_hanging_registry_is_unavailable():
     """
-    A closed port and one that never answers are tried again; no password is printed.
+    Neither error contains the password.
     """
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         address = f"http://me:secret@127.0.0.1:{hanging.getsockname()[1]}"
@@ -246,7 +246,7 @@ def test_a_registry_that_is_away_or_hangs_is_unavailable():
 @pytest.mark.parametrize("address", ["127.0.0.1:8081", "redis://127.0.0.1", "http://"])
 def test_an_invalid_registry_address_halts(address: str):
     """
-    An impossible address is not retried.
+    The error for an invalid address is permanent.
     """
     with (
         closing(SchemaRegistry(address)) as ids,

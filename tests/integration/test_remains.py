@@ -1,4 +1,4 @@
-"""A test run that is interrupted leaves no process and no folder behind."""
+"""An interrupted test run leaves no process and no folder behind."""
 
 import os
 import shutil
@@ -28,14 +28,14 @@ RUN = (
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Lend a temporary folder whose name is short enough for sockets below it."""
-    lent = Path(tempfile.mkdtemp())
-    yield lent
-    shutil.rmtree(lent)
+    """Provide a temporary folder whose path is short enough for sockets in it."""
+    path = Path(tempfile.mkdtemp())
+    yield path
+    shutil.rmtree(path)
 
 
 def owner_of(folder: Path) -> psutil.Process | None:
-    """Return the worker that has a stack in the folder, once its Postgres runs."""
+    """Return the worker that owns a stack in the folder, if its Postgres runs."""
     for path in folder.glob(f"{FOLDERS}*/owner"):
         owner = psutil.Process(int(path.read_text() or os.getpid()))
         if any(one.name() == "postgres" for one in owner.children()):
@@ -58,9 +58,9 @@ def test_an_interrupted_run_leaves_no_process_and_no_folder(
     folder: Path, victim: str, number: int
 ):
     """
-    However a process is interrupted, its stack is taken down and removed.
+    However a process is interrupted, its stack is stopped and removed.
     """
-    inherited = os.environ.items()  # noqa: TID251 - a run of its own, by no worker
+    inherited = os.environ.items()  # noqa: TID251 - a separate run
     environment = {k: v for k, v in inherited if not k.startswith("PYTEST_")}
     environment["TMPDIR"] = str(folder)
     with subprocess.Popen(
@@ -70,14 +70,14 @@ def test_an_interrupted_run_leaves_no_process_and_no_folder(
         owner = owner_of(folder)
         family = psutil.Process(run.pid).children(recursive=True)
         os.kill(owner.pid if victim == "worker" else run.pid, number)
-        until(lambda: not list(folder.glob(f"{FOLDERS}*")), "the folder is gone")
+        until(lambda: not list(folder.glob(f"{FOLDERS}*")), "the folder is removed")
         run.kill()
-    until(lambda: not any(one.is_running() for one in family), "none is left")
+    until(lambda: not any(one.is_running() for one in family), "all have ended")
 
 
 def test_a_process_that_ignores_the_signal_is_not_waited_for(monkeypatch):
     """
-    A zombie counts as ended, and what ignores SIGTERM gets SIGKILL at once.
+    A process that ignores SIGTERM gets SIGKILL at once, and a zombie counts as ended.
     """
     monkeypatch.setattr(remains, "_ENDS_WITHIN_S", 3600)
     mark = uuid.uuid4().hex

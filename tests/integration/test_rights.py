@@ -1,4 +1,4 @@
-"""Users with just the rights that docs/rights.md gives them do all that they must."""
+"""Users with only the rights of docs/rights.md can do everything that they must."""
 
 import json
 import re
@@ -33,10 +33,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 @contextmanager
 def redis_user(stack, name, prefix, *rights):
-    """Make a user of the cache by its documented command; lend its address."""
-    words = command_for(name)
+    """Create a user of the cache with its documented command, and yield its URL."""
+    documented_words = command_for(name)
     user = f"{name}-{prefix}"
-    given = rights or [word.replace("towpath:", f"{prefix}:") for word in words[3:]]
+    given = rights or [
+        word.replace("towpath:", f"{prefix}:") for word in documented_words[3:]
+    ]
     with redis.Redis.from_url(stack.redis_url) as owner:
         owner.execute_command("ACL", "SETUSER", user, *given)
         try:
@@ -46,16 +48,16 @@ def redis_user(stack, name, prefix, *rights):
 
 
 def sink_at(url):
-    """Describe a cache with one route."""
+    """Return the settings of a cache with one route."""
     route = Route(topic="towpath.shop.orders", name=ROUTE)
     return Sink(name="cache", kind="cache", url=url, route=(route,))
 
 
 def test_a_cache_is_written_and_verified_with_the_documented_rights(stack, tmp_path):
     """
-    Rows, partial changes, deletes, sweeps, witnesses, a reader of its own, the end.
+    The sink's user applies changes and a sweep, and erases the route at the end.
 
-    The verifier's user cannot write.
+    The verifier's user can read, and cannot write.
     """
     prefix = f"p{uuid.uuid4().hex[:8]}"
     with (
@@ -96,15 +98,15 @@ def test_a_cache_is_written_and_verified_with_the_documented_rights(stack, tmp_p
         sink.close()
         erase(sink_at(url), prefix)
     with redis.Redis.from_url(stack.redis_url) as client:
-        left = [*client.scan_iter(f"{prefix}:*")]
+        remaining = [*client.scan_iter(f"{prefix}:*")]
 
     assert {"0": "a", "1": "a", "2": None} == found
     assert found.keys() == sampled
-    assert [] == left
+    assert [] == remaining
 
 
-def checking(stack, folder, prefix, kind, url, route):
-    """Configure one sink; return the words that check it."""
+def check_command(stack, folder, prefix, kind, url, route):
+    """Write a configuration with one sink; return the arguments that check it."""
     path = folder / "towpath.toml"
     path.write_text(
         f"""
@@ -129,38 +131,38 @@ name = "{route}"
 
 
 @pytest.mark.parametrize("rights", [(), ("+info",), ("+info", "+scan", "+hgetall")])
-def test_sink_check_names_all_that_the_caches_user_lacks(
+def test_sink_check_names_all_rights_that_the_caches_user_lacks(
     stack, tmp_path, capsys, rights
 ):
     """
-    Every missing call and name at once, with the command that grants them.
+    Every missing command and key pattern is reported at once, with the ACL rules.
 
-    With these granted nothing is missing, and nothing was written meanwhile.
+    Once these are granted the check succeeds; it writes nothing.
     """
     prefix = f"p{uuid.uuid4().hex[:8]}"
     stack.up("kafka")
     limited = ("on", ">secret", "resetkeys", f"~{prefix}:{ROUTE}:*", "-@all", *rights)
-    wanted = set(command_for("towpath_sink")[8:]) - set(rights)
+    required = set(command_for("towpath_sink")[8:]) - set(rights)
     with redis_user(stack, "towpath_sink", prefix, *limited) as url:
-        words = checking(stack, tmp_path, prefix, "cache", url, ROUTE)
+        arguments = check_command(stack, tmp_path, prefix, "cache", url, ROUTE)
         capsys.readouterr()
-        code = app.run(words)
+        code = app.run(arguments)
         printed = "".join(capsys.readouterr())
         granted = [word for word in printed.split() if word.startswith(("+", "~"))]
         with redis.Redis.from_url(stack.redis_url) as owner:
             user = f"towpath_sink-{prefix}"
-            owner.execute_command("ACL", "SETUSER", user, *wanted, f"~{prefix}:*")
-            after = app.run(words)
-            left = [*owner.scan_iter(f"{prefix}:*")]
+            owner.execute_command("ACL", "SETUSER", user, *required, f"~{prefix}:*")
+            after = app.run(arguments)
+            remaining = [*owner.scan_iter(f"{prefix}:*")]
 
-    assert wanted == {word for word in granted if word.startswith("+")}
+    assert required == {word for word in granted if word.startswith("+")}
     assert "may not run" in printed
-    assert (0, []) == (after, left)
+    assert (0, []) == (after, remaining)
     assert code in {1, 2}
 
 
 def as_role(dsn, role):
-    """Return the address with another role."""
+    """Return the address with a different role."""
     return dsn.replace("postgres@", f"{role}@")
 
 
@@ -175,7 +177,7 @@ def may(dsn, statement):
 
 
 class Roles:
-    """The documented roles of a database, under names of the test's own."""
+    """The documented roles of a database, under names with the test's prefix."""
 
     def __init__(self, dsn, prefix):
         self.dsn = dsn
@@ -195,7 +197,7 @@ class Roles:
             connection.execute(re.sub(r"\bshop\b", "s", text))
 
     def drop(self):
-        """Take the roles away, with all that they own."""
+        """Drop the roles, and everything that they own."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             for name in self.names:
                 role = f"{self.prefix}_{name}"
@@ -205,21 +207,21 @@ class Roles:
 
 @pytest.fixture
 def roles(database, unique):
-    """Provide the roles as an administrator makes them."""
-    made = Roles(database, unique)
-    made.run(database, made.before)
-    yield made
-    made.drop()
+    """Provide the roles, created as an administrator would."""
+    roles = Roles(database, unique)
+    roles.run(database, roles.before)
+    yield roles
+    roles.drop()
 
 
 @pytest.fixture
 def rig(stack, roles, unique, tmp_path):
     """Provide a source whose tables belong to the owner's role."""
     stack.up("kafka", "redis")
-    made = VerifiedRig(roles.of("owner"), stack.kafka, unique, tmp_path)
-    yield made
-    made.dsn = roles.dsn
-    made.close()
+    rig = VerifiedRig(roles.of("owner"), stack.kafka, unique, tmp_path)
+    yield rig
+    rig.dsn = roles.dsn
+    rig.close()
 
 
 @pytest.mark.timeout(120)
@@ -227,7 +229,9 @@ def test_each_process_works_with_its_documented_role(
     rig, roles, stack, capsys, monkeypatch
 ):
     """
-    Set-up, relay, service, operator and verifier do all that they must, and no more.
+    Owner, relay, service, operator, verifier and cleaner can do what they must.
+
+    All but the owner are refused a statement that they must not run.
     """
     sink = f'kind = "cache"\nurl = "{stack.redis_url}"'
     rig.prepare(sink, {"t": "id int primary key, v text"})
@@ -235,9 +239,9 @@ def test_each_process_works_with_its_documented_role(
     text = rig.config.read_text()
     rig.config.write_text(text.replace(roles.of("owner"), roles.of("relay")))
 
-    def run(role, *words):
+    def run(role, *arguments):
         monkeypatch.setenv("TOWPATH_SOURCE__DSN", roles.of(role))
-        return app.run([*words, "--config", str(rig.config)])
+        return app.run([*arguments, "--config", str(rig.config)])
 
     with psycopg.connect(roles.of("service"), autocommit=True) as service:
         service.execute("insert into s.t select n, 'x' from generate_series(1, 50) n")
@@ -259,7 +263,7 @@ def test_each_process_works_with_its_documented_role(
             capsys.readouterr()
             run("relay", "doctor", "--json")
             found = json.loads(capsys.readouterr().out)
-    denied = {
+    is_allowed = {
         "service": may(roles.of("service"), "select from towpath.signal"),
         "verifier": may(roles.of("verifier"), "delete from s.t"),
         "operator": may(roles.of("operator"), "select from s.t"),
@@ -270,13 +274,13 @@ def test_each_process_works_with_its_documented_role(
     assert [0] * 6 == [started, listed, waited, verified, cleaned, status]
     assert 0 == rig.one("select count(*) from towpath.outbox")
     assert [] == [row["what"] for row in found if row["level"] != "warning"]
-    assert not any(denied.values())
+    assert not any(is_allowed.values())
 
 
 @pytest.mark.timeout(120)
-def test_doctor_names_all_that_the_relays_role_lacks(rig, roles, capsys):
+def test_doctor_names_all_rights_that_the_relays_role_lacks(rig, roles, capsys):
     """
-    Each of the relay's own tables and their schema, with the statement that grants it.
+    It lists the schema and each table of the relay, with the statement for the grant.
     """
     sink = 'kind = "cache"\nurl = "redis://127.0.0.1:1"'
     rig.prepare(sink, {"t": "id int primary key, v text"})
@@ -307,7 +311,7 @@ def test_doctor_names_all_that_the_relays_role_lacks(rig, roles, capsys):
 
 
 def normal(calls):
-    """Put placeholders where names stand."""
+    """Replace names in the paths of calls with placeholders."""
     found = set()
     for verb, path in calls:
         first, *rest = path.lstrip("/").split("/")
@@ -321,9 +325,9 @@ def normal(calls):
     return found
 
 
-def test_an_index_is_asked_for_nothing_but_the_documented_calls(stack):
+def test_only_documented_calls_are_sent_to_an_index(stack):
     """
-    Set-up, rows, partial changes, deletes, a sweep; then the verifier; then the end.
+    This holds for the sink's writes, the verifier's reads, and the final erasure.
     """
     name = f"orders-{uuid.uuid4().hex[:8]}"
     route = Route(topic="towpath.shop.orders", name=name)
@@ -348,36 +352,36 @@ def test_an_index_is_asked_for_nothing_but_the_documented_calls(stack):
 
 
 def one_call(verb, path):
-    """Name one call as the table does."""
+    """Return a call in the form of the documented table."""
     [named] = normal({(verb, path)})
     return named
 
 
-def said_of(action):
-    """Write what the security plugin says of an action that a role lacks."""
+def security_error(action):
+    """Return the error of the security plugin about an action that a role lacks."""
     reason = f"no permissions for [{action}] and User [name=it]"
     return {"type": "security_exception", "reason": reason}
 
 
-def places(actions, on):
-    """Write which actions a role must allow on the cluster, and which on indexes."""
-    of_cluster = [action for action, mark in actions if mark]
-    of_indexes = [action for action, mark in actions if mark != "cluster"]
-    parts = ((of_cluster, "on the cluster"), (of_indexes, on))
-    return ", and ".join(f"{', '.join(some)} {place}" for some, place in parts if some)
+def grants(actions, on):
+    """Return the text of the actions that a role needs on the cluster and indexes."""
+    on_cluster = [action for action, mark in actions if mark]
+    on_indexes = [action for action, mark in actions if mark != "cluster"]
+    parts = ((on_cluster, "on the cluster"), (on_indexes, on))
+    return ", and ".join(f"{', '.join(some)} {scope}" for some, scope in parts if some)
 
 
 def state_of(client, index):
-    """Return all that tells whether an index was written."""
+    """Return facts of an index that any write to it would change."""
     shards = client.indices.stats(index=index, params={"level": "shards"})["indices"]
     numbers = shards[index]["shards"]["0"][0]["seq_no"]
-    beside = sorted(client.indices.get(index=f"{index.removesuffix('-1')}*"))
-    return numbers, client.indices.get(index=index), beside
+    names = sorted(client.indices.get(index=f"{index.removesuffix('-1')}*"))
+    return numbers, client.indices.get(index=index), names
 
 
 @pytest.fixture
 def index(stack):
-    """Provide a route whose index is there, and a client."""
+    """Provide a route whose index exists, and a client."""
     name = f"orders-{uuid.uuid4().hex[:8]}"
     route = Route(topic="towpath.shop.orders", name=name)
     sink = SearchSink(stack.opensearch_url, (route,), OneShape(), SystemClock())
@@ -393,9 +397,9 @@ def test_each_right_that_a_role_lacks_on_an_index_is_found_without_a_write(
     stack, index
 ):
     """
-    One documented call of the sink after the other is refused; then none is.
+    The documented calls of the sink are refused one after the other, and at last none.
 
-    The server says no more than 403.
+    The server's only answer to a refused call is the status 403.
     """
     route, client = index
     before = state_of(client, f"{route.name}-1")
@@ -413,21 +417,21 @@ def test_each_right_that_a_role_lacks_on_an_index_is_found_without_a_write(
     who = "the search index's user lacks the rights for"
     on = f"on the indexes {route.name}, {route.name}-*"
     assert found == {
-        (verb, path): [f"{who} {verb} {path}: grant its role {places(actions, on)}"]
+        (verb, path): [f"{who} {verb} {path}: grant its role {grants(actions, on)}"]
         for (verb, path), actions in search_rights("sink").items()
     }
     assert before == state_of(client, f"{route.name}-1")
 
 
-def test_sink_check_names_all_that_a_role_lacks_on_an_index(
+def test_sink_check_names_all_rights_that_a_role_lacks_on_an_index(
     stack, index, tmp_path, capsys
 ):
-    """Every action that a call, or a document of one, is refused for, at once."""
+    """It lists every action that is refused for a call or for a document of a call."""
     route, _ = index
     stack.up("kafka")
-    of_items = said_of("indices:data/write/bulk[s]")
+    of_items = security_error("indices:data/write/bulk[s]")
     bulk = {"errors": True, "items": [{"index": {"status": 403, "error": of_items}}]}
-    create = {"error": said_of("indices:admin/create"), "status": 403}
+    create = {"error": security_error("indices:admin/create"), "status": 403}
     refused = {
         ("PUT", "/{index}"): (403, json.dumps(create).encode()),
         ("POST", "/{index}/_refresh"): (403, b"no"),
@@ -438,19 +442,19 @@ def test_sink_check_names_all_that_a_role_lacks_on_an_index(
         return refused.get(one_call(verb, path))
 
     with recorded(stack.opensearch_url, answer) as (url, _):
-        words = checking(stack, tmp_path, "p", "search", url, route.name)
+        arguments = check_command(stack, tmp_path, "p", "search", url, route.name)
         capsys.readouterr()
-        code = app.run(words)
+        code = app.run(arguments)
         printed = capsys.readouterr().out
         refused.clear()
-        after = app.run(words)
+        after = app.run(arguments)
 
-    of_cluster, of_bulk = "indices:data/write/bulk*", "indices:data/write/"
+    bulk_action, write = "indices:data/write/bulk*", "indices:data/write/"
     missing = (
-        f"indices:admin/create, indices:admin/aliases, {of_cluster}, {of_bulk}index,"
-        f" {of_bulk}delete, indices:admin/refresh*"
+        f"indices:admin/create, indices:admin/aliases, {bulk_action}, {write}index,"
+        f" {write}delete, indices:admin/refresh*"
     )
     assert (
-        f"grant its role {of_cluster} on the cluster, and {missing} on the" in printed
+        f"grant its role {bulk_action} on the cluster, and {missing} on the" in printed
     )
     assert (1, 0) == (code, after)

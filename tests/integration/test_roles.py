@@ -18,23 +18,23 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 @pytest.fixture
 def rig(stack, database: str, unique: str, tmp_path):
-    """Provide a prepared source, and make a role that has just a relay's rights."""
+    """Provide a prepared source, and a role that has only a relay's rights."""
     stack.up("postgres", "kafka")
-    made = Rig(database, stack.kafka, unique, tmp_path)
-    made.configure(made.outbox)
-    made.init()
+    source = Rig(database, stack.kafka, unique, tmp_path)
+    source.configure(source.outbox)
+    source.init()
     for statement in (
         f"create role {unique} login replication",
         f"grant usage on schema towpath to {unique}",
         f"grant all on all tables in schema towpath to {unique}",
     ):
-        made.execute(statement)
-    yield made
-    made.close()
-    made.connection = psycopg.connect(database, autocommit=True)
-    made.execute(f"drop owned by {unique}")
-    made.execute(f"drop role {unique}")
-    made.connection.close()
+        source.execute(statement)
+    yield source
+    source.close()
+    source.connection = psycopg.connect(database, autocommit=True)
+    source.execute(f"drop owned by {unique}")
+    source.execute(f"drop role {unique}")
+    source.connection.close()
 
 
 def dsn_of(rig: Rig) -> str:
@@ -42,9 +42,9 @@ def dsn_of(rig: Rig) -> str:
     return psycopg.conninfo.make_conninfo(rig.dsn, user=rig.prefix)
 
 
-def test_a_claim_of_another_role_is_described(rig: Rig):
+def test_a_slot_held_by_another_role_is_described(rig: Rig):
     """
-    The holder's role is named, and what is hidden of its session is said to be.
+    The error names the holder's role, and the right to read its session.
     """
     user = rig.one("select current_user")
     with (
@@ -59,9 +59,9 @@ def test_a_claim_of_another_role_is_described(rig: Rig):
 
 def test_a_standby_under_its_own_role_waits_and_takes_over(rig: Rig, capsys):
     """
-    It waits for another role's relay, then follows the slot with its own rights.
+    It waits for another role's relay, then streams with its own rights.
 
-    The doctor asks as this role too, while another role's transaction is open.
+    The doctor works as this role, too, while another role's transaction is open.
     """
     first = rig.start()
     rig.wait_for(lambda: bool(rig.logged("relay streaming")))

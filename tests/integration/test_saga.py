@@ -1,4 +1,4 @@
-"""The saga of an order over four services, with all that can go wrong in it."""
+"""The saga of an order across four services, and its failures."""
 
 import uuid
 
@@ -17,23 +17,23 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
 @pytest.fixture(scope="module")
 def saga(stack, tmp_path_factory):
-    """Provide the services, shared by all tests: each has orders of its own."""
+    """Provide the services, shared by all tests; each test uses its own orders."""
     stack.up("postgres", "kafka")
     name = f"t_{uuid.uuid4().hex[:12]}"
     with databases.fresh_database(stack, name) as dsn:
         rig = Rig(dsn, stack.kafka, name, tmp_path_factory.mktemp("saga"))
         rig.configure(rig.outbox)
         rig.init()
-        made = Saga(rig, {"payments": ("--metrics-port", str(METRICS_PORT))})
-        made.start()
-        yield made
-        made.close()
+        saga = Saga(rig, {"payments": ("--metrics-port", str(METRICS_PORT))})
+        saga.start()
+        yield saga
+        saga.close()
         rig.close()
 
 
 def test_an_order_is_reserved_paid_and_shipped(saga):
     """
-    A checkout with a payment method needs nothing more: the services do the rest.
+    After a checkout with a payment method, the services do the rest.
     """
     order = saga.settled(saga.check_out(), "completed")
 
@@ -52,9 +52,9 @@ def test_an_order_is_reserved_paid_and_shipped(saga):
     assert tracking == details["shipment_dispatched"]
 
 
-def test_a_consumer_shows_what_it_has_applied_and_written(saga):
+def test_the_metrics_of_a_consumer_count_applied_and_written_events(saga):
     """
-    Deliveries and outbox rows of a process that answers no requests.
+    A process without an API has metrics for its inbox and its outbox.
     """
     saga.settled(saga.check_out(), "completed")
     page = requests.get(f"http://127.0.0.1:{METRICS_PORT}/metrics", timeout=5).text
@@ -68,7 +68,7 @@ def test_a_consumer_shows_what_it_has_applied_and_written(saga):
 
 
 def test_an_order_without_a_method_waits_for_its_payment(saga):
-    """Stock is reserved at once, and the rest follows the payment."""
+    """Stock is reserved at once; the remaining steps follow the payment."""
     number = saga.check_out(None)
     saga.reached(number, lambda o: o["saga"]["steps"])
     before = saga.order(number)["status"], saga.steps(number)
@@ -88,7 +88,7 @@ def test_an_order_without_a_method_waits_for_its_payment(saga):
 )
 def test_an_order_that_is_not_paid_releases_its_stock(saga, method, reason):
     """
-    A provider that never answers may have made the authorization: it is reversed.
+    A provider that never answers may have authorized the payment; this is reversed.
     """
     order = saga.settled(saga.check_out(method), "cancelled")
     number = order["order_id"]
@@ -106,7 +106,7 @@ def test_an_order_that_is_not_paid_releases_its_stock(saga, method, reason):
 @pytest.mark.parametrize("method", ["card-timeout", "card-repeats"])
 def test_a_repeated_call_charges_once(saga, method):
     """
-    A lost answer is asked for again, and an answer that comes twice is taken once.
+    A call is repeated if its response is lost, and a repeated response is applied once.
     """
     number = saga.settled(saga.check_out(method), "completed")["order_id"]
     calls = saga.rig.execute(
@@ -123,9 +123,9 @@ def test_a_repeated_call_charges_once(saga, method):
     assert 3 == events
 
 
-def test_an_order_of_what_is_not_there_is_cancelled(saga):
+def test_an_order_of_a_sold_out_product_is_cancelled(saga):
     """
-    Of a scarce product each unit is sold once; the payment of the others is given back.
+    Each unit of a scarce product is sold once; the other orders are cancelled.
     """
     numbers = [saga.check_out(product=SCARCE) for _ in range(5)]
     final = ("completed", "cancelled")
@@ -141,8 +141,8 @@ def test_an_order_of_what_is_not_there_is_cancelled(saga):
     assert ["None"] * 3 + ["out of stock"] * 2 == reasons
 
 
-def test_a_parcel_that_cannot_be_delivered_is_refunded(saga):
-    """The amount was captured before the shipment failed."""
+def test_an_order_that_cannot_be_delivered_is_refunded(saga):
+    """The payment was captured before the shipment failed."""
     order = saga.settled(saga.check_out(carrier="undeliverable"), "cancelled")
 
     assert "undeliverable" == order["reason"]
@@ -158,7 +158,7 @@ def test_a_parcel_that_cannot_be_delivered_is_refunded(saga):
 
 def test_a_customer_cancels_before_the_parcel_leaves(saga):
     """
-    The carrier is silent, so the order is paid and not dispatched: shipping decides.
+    The carrier is silent, so the order is paid but not dispatched: shipping decides.
     """
     number = saga.check_out(carrier="silent")
     saga.reached(number, lambda o: o["status"] == "paid")
@@ -171,8 +171,8 @@ def test_a_customer_cancels_before_the_parcel_leaves(saga):
     )
 
 
-def test_a_returned_order_is_refunded_and_on_hand_again(saga):
-    """Its units can be sold once more."""
+def test_a_returned_order_is_refunded_and_its_units_are_on_hand_again(saga):
+    """Its units count as on hand, and no longer as sold."""
     units = "select on_hand, sold from inventory.products where id = %s"
     number = saga.check_out(quantity=7)
     saga.settled(number, "completed")
@@ -187,7 +187,7 @@ def test_a_returned_order_is_refunded_and_on_hand_again(saga):
 
 def test_the_business_adds_up(saga):
     """
-    After some orders of each kind, money, stock and shipments agree with the orders.
+    After orders of each kind, money, stock and shipments agree with the orders.
     """
     methods = ("card", "card-declined", "card-repeats", "card-timeout")
     for number in range(20):
@@ -198,9 +198,9 @@ def test_the_business_adds_up(saga):
 
 
 @pytest.mark.parametrize("carrier", [None, "silent"])
-def test_an_order_that_goes_on_for_too_long_is_cancelled(saga, carrier):
+def test_an_order_that_exceeds_its_deadline_is_cancelled(saga, carrier):
     """
-    Whether nobody pays or nobody ships: what the order holds is given back.
+    If it is not paid or not shipped, its stock is released and its payment refunded.
     """
     number = saga.check_out("card" if carrier else None, carrier=carrier)
     waits_in = "paid" if carrier else "placed"
@@ -211,15 +211,15 @@ def test_an_order_that_goes_on_for_too_long_is_cancelled(saga, carrier):
         number,
     )
     order = saga.settled(number, "cancelled")
-    given_back = {"stock_released"} | ({"payment_refunded"} if carrier else set())
+    compensations = {"stock_released"} | ({"payment_refunded"} if carrier else set())
 
     assert "timed out" == order["reason"]
-    assert given_back <= saga.steps(number)
+    assert compensations <= saga.steps(number)
 
 
 def test_an_order_that_cannot_be_cancelled_does_not_stop_later_ones(saga):
     """
-    It is tried again with each check, until it succeeds.
+    Each check tries it again, until it succeeds.
     """
     numbers = [saga.check_out(None) for _ in range(2)]
     for number in numbers:
@@ -243,7 +243,7 @@ def test_an_order_that_cannot_be_cancelled_does_not_stop_later_ones(saga):
 
 def test_orders_of_a_seeded_shop_have_stock_and_are_paid_or_cancelled(saga):
     """
-    Orders and their reservations are seeded apart, and each unit is reserved once.
+    Orders and reservations are seeded by separate commands; each unit is reserved once.
     """
     saga.run("orders", "seed", "--orders", "20", "--customers", "5")
     rows = saga.rig.execute(
@@ -254,7 +254,7 @@ def test_orders_of_a_seeded_shop_have_stock_and_are_paid_or_cancelled(saga):
     for _ in range(2):
         first = ("--first-order", str(seeded[0]))
         saga.run("inventory", "seed", "--orders", "20", *first)
-    # A shop that has orders gets no more, and no stock is reserved for any.
+    # A shop with orders gets no more orders, and no more stock is reserved.
     more = ("--orders", "1000", "--if-empty")
     saga.run("orders", "seed", *more)
     saga.run("inventory", "seed", *more)
@@ -271,9 +271,9 @@ def test_orders_of_a_seeded_shop_have_stock_and_are_paid_or_cancelled(saga):
     assert "stock_sold" in saga.steps(seeded[0])
 
 
-def test_the_view_of_unsettled_orders_has_the_rule_of_the_service(saga):
+def test_the_view_of_unsettled_orders_follows_the_rule_of_the_service(saga):
     """
-    The demo and the load wait by the view, and customers see the service's own rule.
+    The demo and the load test use the view; customers see the service's own rule.
     """
     number = saga.check_out(carrier="silent")
     saga.reached(number, lambda o: o["status"] == "paid")

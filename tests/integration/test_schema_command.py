@@ -1,4 +1,4 @@
-"""``towpath schema freeze | check``: as a developer and CI run them."""
+"""``towpath schema freeze | check``, as a developer or CI runs them."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ AUTHOR = {
 
 
 class Folder:
-    """A folder of schemas in a namespace of its own."""
+    """A folder of schemas in one namespace."""
 
     def __init__(self, path: Path, namespace: str) -> None:
         self.path = path
@@ -31,14 +31,14 @@ class Folder:
         path.mkdir()
 
     def write(self, name: str, document: dict) -> str:
-        """Write a schema; return its text."""
+        """Write a schema to a file, and return its text."""
         text = json.dumps({"namespace": self.namespace, **document})
         (self.path / name).write_text(text, encoding="utf-8")
         return text
 
     @property
     def subject(self) -> str:
-        """The subject of the posts."""
+        """The subject of ``PostPublished``."""
         return f"{self.namespace}.PostPublished"
 
 
@@ -49,29 +49,29 @@ def folder(tmp_path, unique) -> Folder:
 
 
 def register(url: str, subject: str, text: str, **more: object) -> None:
-    """Register a schema as another tool does."""
-    answer = requests.post(
+    """Register a schema as a different tool would."""
+    response = requests.post(
         f"{url}/subjects/{subject}/versions",
         json={"schemaType": "AVRO", "schema": text, **more},
         timeout=30,
     )
-    assert answer.ok, answer.text
+    assert response.ok, response.text
 
 
-def document(capsys, *words: object) -> tuple[int, dict]:
-    """Run a command with ``--json``; return its code and its document."""
-    code = run(["schema", *map(str, words), "--json"])
+def document(capsys, *arguments: object) -> tuple[int, dict]:
+    """Run a command with ``--json``; return its exit code and its document."""
+    code = run(["schema", *map(str, arguments), "--json"])
     return code, json.loads(capsys.readouterr().out)
 
 
 def rules(found: dict) -> list[tuple[str, str]]:
-    """Return rule and name of each finding of a document."""
+    """Return the rule and the name of each finding in a document."""
     return [(one["rule"], one["name"]) for one in found["findings"]]
 
 
 def test_a_release_is_frozen_and_an_edit_is_refused(folder, capsys):
     """
-    Freezing twice changes nothing; an edit is found, and is not frozen.
+    An edited version is reported and not frozen; new versions are added to the lock.
     """
     folder.write("post_published.v1.avsc", POST)
     assert 1 == run(["schema", "check", str(folder.path)])
@@ -98,28 +98,28 @@ def test_a_release_is_frozen_and_an_edit_is_refused(folder, capsys):
     assert lock in (folder.path / "released.lock").read_text(encoding="utf-8")
 
 
-def test_an_incompatible_version_fails_with_a_sentence_and_its_cure(folder, capsys):
+def test_an_incompatible_version_fails_with_a_reason_and_a_remedy(folder, capsys):
     """
-    The level can be chosen by the registry's name.
+    The compatibility level can be given by the registry's name for it.
     """
     folder.write("post_published.v1.avsc", POST)
     renamed = [{"name": "id", "type": "long"}]
     folder.write("post_published.v2.avsc", POST | {"fields": renamed})
-    words = ["schema", "freeze", str(folder.path)]
+    command = ["schema", "freeze", str(folder.path)]
 
-    assert 1 == run(words)
+    assert 1 == run(command)
     subject = folder.subject
     assert (
         f"compatibility: {subject}:2 cannot read what {subject}:1 wrote: from version "
         "1 to 2, the field id was added without a default.\n"
         "  cure: Give the field a default.\n"
     ) == capsys.readouterr().out
-    assert 0 == run([*words, "--compatibility", "NONE"])
+    assert 0 == run([*command, "--compatibility", "NONE"])
 
 
-def test_a_folder_of_another_language_is_a_wrong_command(folder, capsys):
+def test_a_folder_in_a_different_schema_language_is_refused(folder, capsys):
     """
-    The error names the file, and the cure what is taken.
+    The error names the file and the unsupported language.
     """
     (folder.path / "post.v1.proto").write_text("", encoding="utf-8")
 
@@ -131,28 +131,32 @@ def test_a_folder_of_another_language_is_a_wrong_command(folder, capsys):
 @pytest.mark.timeout(90)
 def test_files_are_compared_with_a_real_registry(folder, stack, capsys):
     """
-    A subject that is unknown, the same, ahead, and different.
+    The subject is unknown, the same, ahead of the files, and different from them.
     """
     first = folder.write("post_published.v1.avsc", POST)
     second = folder.write("post_published.v2.avsc", WITH_TITLE)
     assert 0 == run(["schema", "freeze", str(folder.path)])
     capsys.readouterr()
     url, subject = stack.registry_url, folder.subject
-    words = ("check", folder.path, "--registry", url)
+    command = ("check", folder.path, "--registry", url)
 
-    assert (0, []) == tuple_of(document(capsys, *words))
+    assert (0, []) == code_and_rules(document(capsys, *command))
     register(url, subject, first)
-    assert (0, []) == tuple_of(document(capsys, *words))
+    assert (0, []) == code_and_rules(document(capsys, *command))
     register(url, subject, second)
-    assert (0, []) == tuple_of(document(capsys, *words))
-    more = {"name": "more", "type": "int", "default": 0}
-    ahead = WITH_TITLE | {"fields": [*WITH_TITLE["fields"], more]}
+    assert (0, []) == code_and_rules(document(capsys, *command))
+    added = {"name": "more", "type": "int", "default": 0}
+    ahead = WITH_TITLE | {"fields": [*WITH_TITLE["fields"], added]}
     register(url, subject, json.dumps({"namespace": folder.namespace, **ahead}))
-    assert (1, [("registry", f"{subject}:3")]) == tuple_of(document(capsys, *words))
+    assert (1, [("registry", f"{subject}:3")]) == code_and_rules(
+        document(capsys, *command)
+    )
     folder.write("post_published.v3.avsc", WITH_TITLE | {"doc": "another"})
     assert 0 == run(["schema", "freeze", str(folder.path)])
     capsys.readouterr()
-    assert (1, [("registry", f"{subject}:3")]) == tuple_of(document(capsys, *words))
+    assert (1, [("registry", f"{subject}:3")]) == code_and_rules(
+        document(capsys, *command)
+    )
 
 
 @pytest.mark.integration
@@ -161,7 +165,7 @@ def test_references_of_the_registry_and_of_the_folder_are_the_same(
     folder, stack, capsys
 ):
     """
-    A tool may register shared types as references, where the files have them whole.
+    A tool may register shared types as references, while the files contain them.
     """
     author = folder.write("author.v1.avsc", AUTHOR)
     fields = [*POST["fields"], {"name": "author", "type": "Author"}]
@@ -179,15 +183,15 @@ def test_references_of_the_registry_and_of_the_folder_are_the_same(
         references=[{"name": name, "subject": name, "version": 1}],
     )
 
-    words = ("check", folder.path, "--registry", url)
-    assert (0, []) == tuple_of(document(capsys, *words))
+    command = ("check", folder.path, "--registry", url)
+    assert (0, []) == code_and_rules(document(capsys, *command))
 
 
 @pytest.mark.integration
 @pytest.mark.timeout(90)
-def test_a_json_schema_in_the_registry_is_named(folder, stack, capsys):
+def test_a_json_schema_in_the_registry_is_reported(folder, stack, capsys):
     """
-    A subject with another kind of schema is no place for the event.
+    A subject with a different type of schema cannot have the schemas of the event.
     """
     folder.write("post_published.v1.avsc", POST)
     assert 0 == run(["schema", "freeze", str(folder.path)])
@@ -200,17 +204,17 @@ def test_a_json_schema_in_the_registry_is_named(folder, stack, capsys):
     assert f"holds {folder.subject}:1 as JSON, which" in capsys.readouterr().out
 
 
-def test_a_registry_that_is_away_is_an_error_of_its_own(folder, capsys):
+def test_an_unreachable_registry_gives_a_separate_exit_code(folder, capsys):
     """
-    A CI step must not pass, nor blame the schemas.
+    A CI step must neither pass nor blame the schemas.
     """
     folder.write("post_published.v1.avsc", POST)
-    words = ["schema", "check", str(folder.path), "--registry", "http://127.0.0.1:1"]
+    command = ["schema", "check", str(folder.path), "--registry", "http://127.0.0.1:1"]
 
-    assert 3 == run(words)
+    assert 3 == run(command)
     assert "schema registry cannot be reached" in capsys.readouterr().err
 
 
-def tuple_of(answer: tuple[int, dict]) -> tuple[int, list[tuple[str, str]]]:
-    """Return the code and the findings of a document."""
-    return answer[0], rules(answer[1])
+def code_and_rules(result: tuple[int, dict]) -> tuple[int, list[tuple[str, str]]]:
+    """Return the exit code, and the rule and name of each finding."""
+    return result[0], rules(result[1])

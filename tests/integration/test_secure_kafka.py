@@ -1,4 +1,4 @@
-"""Kafka behind TLS and a login: every client, of Python's and of the engine's."""
+"""Kafka with TLS and a login: every client, in Python and in Spark."""
 
 import json
 import re
@@ -23,18 +23,18 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(24
 
 
 def kafka_rights(prefix: str) -> Iterator[tuple[str, tuple[str, str, str, str]]]:
-    """Go through the documented lines: a user, and one right as a broker takes it."""
+    """Yield each documented right in the broker's form, with its user."""
     [block] = documented("acl", "Kafka")
     for line in block.splitlines():
         user, kind, pattern, name, operations = line.split()
-        # "towpath-" alone, and before the prefix, is the same whatever the prefix is.
+        # "towpath-" does not depend on the prefix if it is alone or precedes it.
         ours = re.sub(r"(?<!^)\btowpath\b|^towpath\b(?!-towpath|-$)", prefix, name)
         for operation in operations.split(","):
             yield user, (kind, pattern, ours, operation)
 
 
 class SecurePlace(SinkPlace):
-    """A source, its relay and a driver whose broker wants a login."""
+    """A source, its relay and a driver whose broker requires a login."""
 
     def __init__(self, stack, broker, dsn, prefix, folder):
         super().__init__(stack, dsn, prefix, folder)
@@ -46,7 +46,7 @@ class SecurePlace(SinkPlace):
             broker.allow(f"{prefix}-{user}", [right])
 
     def configure(self, sections="", **options):
-        """Write the configuration, with an engine that logs all that it does."""
+        """Write the configuration, with Spark's event log enabled."""
         events = self.folder / "events"
         events.mkdir()
         logged = (
@@ -55,21 +55,21 @@ class SecurePlace(SinkPlace):
             '"spark.eventLog.enabled" = "true"',
             f'"spark.eventLog.dir" = "{events.as_uri()}"',
         )
-        kept = 'delivery = "transactional"'
-        super().configure("\n".join((kept, sections, *logged)), **options)
+        delivery = 'delivery = "transactional"'
+        super().configure("\n".join((delivery, sections, *logged)), **options)
 
     def block(self, name, route=""):
-        """Write the block of a sink that the executors write."""
-        spread = 'write_from = "executors"\nspread_from_records = 1\n'
-        whole = super().block(name, route)
-        return whole.replace("[[sink.route]]", f"{spread}[[sink.route]]", 1)
+        """Return the configuration block of a sink that writes from executors."""
+        executors = 'write_from = "executors"\nspread_from_records = 1\n'
+        block = super().block(name, route)
+        return block.replace("[[sink.route]]", f"{executors}[[sink.route]]", 1)
 
-    def run(self, *words):
+    def run(self, *arguments):
         """Run a command; return its exit code."""
-        return app.run([*words, "--config", str(self.config)])
+        return app.run([*arguments, "--config", str(self.config)])
 
     def lose_a_row(self, name):
-        """Delete a row of a sink's cache behind its back."""
+        """Delete a row of a sink's cache, bypassing the sink."""
         client = connect(self.url)
         client.delete(next(iter(client.scan_iter(f"{self.prefix}:{name}:*"))))
         client.close()
@@ -77,26 +77,26 @@ class SecurePlace(SinkPlace):
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory):
-    """Provide a broker that wants TLS and a login."""
-    lent = SecureKafka(tmp_path_factory.mktemp("kafka"))
-    yield lent
-    lent.close()
+    """Provide a broker that requires TLS and a login."""
+    kafka = SecureKafka(tmp_path_factory.mktemp("kafka"))
+    yield kafka
+    kafka.close()
 
 
 @pytest.fixture
 def place(stack, broker, database, unique, tmp_path):
-    """Provide a source whose configuration leads to the listener with the login."""
+    """Provide a source whose configuration names the listener with the login."""
     stack.up("redis")
-    found = SecurePlace(stack, broker, database, unique, tmp_path)
-    yield found
-    found.close()
+    place = SecurePlace(stack, broker, database, unique, tmp_path)
+    yield place
+    place.close()
 
 
-# The topics of a relay with one table, below its prefix.
-OF_RELAY = ("relations", "relay-state", "dead.relay", "notifications", "shop.lines")
-# Each speaks to Kafka, and writes nothing: the exit codes where all is well.
-# 1: there is something to look at; 2: there is nothing to repair.
-ASKING = {
+# The topics of a relay with one table, without its prefix.
+RELAY_TOPICS = ("relations", "relay-state", "dead.relay", "notifications", "shop.lines")
+# Commands that use Kafka and write nothing, with the exit codes of a healthy system.
+# 1: there is a finding; 2: there is nothing to repair.
+READING = {
     ("sink", "list"): {0},
     ("sink", "check"): {0},
     ("verify", "plain"): {0},
@@ -111,7 +111,7 @@ ASKING = {
 SHOWING = {("status",), ("relay", "status"), ("sink", "list")}
 
 
-# Whose rights a command needs; the others need the verifier's.
+# The users whose rights a command needs; other commands need the verifier's.
 USERS = {
     ("relay",): "relay",
     ("doctor",): "relay",
@@ -121,8 +121,8 @@ USERS = {
 
 
 @pytest.fixture
-def be(place, monkeypatch):
-    """Provide what makes whatever is started from then on log in as a user."""
+def log_in(place, monkeypatch):
+    """Provide a function that sets the user of all clients that are started later."""
 
     def change(user):
         name = f"{place.prefix}-{user}"
@@ -132,7 +132,7 @@ def be(place, monkeypatch):
 
 
 def files_with(folder, text):
-    """Name the files below a folder that hold a text, but for the configuration."""
+    """List the files below a folder that contain a text, except the configuration."""
     return [
         str(path.relative_to(folder))
         for path in folder.rglob("*")
@@ -140,47 +140,47 @@ def files_with(folder, text):
     ]
 
 
-def request_all(place, be):
+def run_all(place, log_in):
     """Run each command as its user; return the exit codes."""
     codes = {}
-    for words in ASKING:
-        be(USERS.get(words, USERS.get(words[:1], "verifier")))
-        codes[words] = place.run(*words)
+    for command in READING:
+        log_in(USERS.get(command, USERS.get(command[:1], "verifier")))
+        codes[command] = place.run(*command)
     return codes
 
 
-def test_every_client_goes_in_by_tls_and_login(place, be, capsys):
+def test_every_client_connects_with_tls_and_a_login(place, log_in, capsys):
     """
-    Relay, driver, engine, executors and every command work behind SASL_SSL.
+    Relay, driver, Spark, executors and every command work with SASL_SSL.
 
-    Each logs in as a user who has just the rights that docs/rights.md gives it.
-    The login's password is in no log, no file of the state folder and no event log.
+    Each logs in as a user with only the rights that docs/rights.md gives it.
+    The password is in no log, no file of the state folder and no event log.
     """
     place.prepare()
     # A sink is declared only if a relay follows the slot.
     place.confirm()
-    be("sinks")
+    log_in("sinks")
     with place.driver():
-        # The command waits for the sink, with a deadline that does not stretch.
+        # The command's own deadline does not stretch on a slow machine.
         wait_running(load(place.config, {}), "plain", stretched(60))
-        be("operator")
+        log_in("operator")
         assert 0 == place.add("extra"), capsys.readouterr()
         assert 0 == place.towpath("refill", "plain")
         place.catch_up("plain")
         place.lose_a_row("plain")
-        be("verifier")
+        log_in("verifier")
         assert 0 == place.run("verify", "plain", "--repair"), capsys.readouterr()
         lsn = place.one("select pg_current_wal_lsn()::text")
         assert 0 == place.run("wait", "--lsn", lsn, "--sink", "plain")
-        codes = request_all(place, be)
+        codes = run_all(place, log_in)
         shown = capsys.readouterr()
-        be("verifier")
+        log_in("verifier")
         place.run("status", "--json")
         sinks = json.loads(capsys.readouterr().out)["sinks"]
-        be("operator")
+        log_in("operator")
         assert 0 == place.towpath("drop", "extra", "--yes")
 
-    unexpected = {words for words, code in codes.items() if code not in ASKING[words]}
+    unexpected = {one for one, code in codes.items() if code not in READING[one]}
     assert set() == unexpected, "".join(shown)
     assert [None, None] == [sink["error"] for sink in sinks]
     log = (place.folder / "driver.log").read_text()
@@ -190,11 +190,13 @@ def test_every_client_goes_in_by_tls_and_login(place, be, capsys):
     assert [] == files_with(place.folder, PASSWORD[:8].encode())
 
 
-def test_sink_check_names_all_that_the_sinks_user_lacks(place, broker, be, capsys):
+def test_sink_check_names_all_rights_that_the_sinks_user_lacks(
+    place, broker, log_in, capsys
+):
     """
-    Every topic and group at once, by what is missing; what is there may be seen only.
+    It lists all topics and groups by the missing operation; one topic may be described.
 
-    With the documented rights nothing is missing, and no topic was made meanwhile.
+    With the documented rights nothing is missing. The check creates no topic.
     """
     place.configure(tables=["shop.lines"])
     place.config.write_text(place.config.read_text() + place.block("plain"))
@@ -202,12 +204,12 @@ def test_sink_check_names_all_that_the_sinks_user_lacks(place, broker, be, capsy
     admin = AdminClient({"bootstrap.servers": broker.plain})
     admin.create_topics([NewTopic(relations, 1, 1)])[relations].result(10)
     broker.allow(user, [("topic", "literal", relations, "describe")])
-    be("new")
+    log_in("new")
     capsys.readouterr()
     codes = [place.run("sink", "check")]
     printed = capsys.readouterr().out
-    whose = kafka_rights(place.prefix)
-    broker.allow(user, [right for role, right in whose if role == "sinks"])
+    documented_rights = kafka_rights(place.prefix)
+    broker.allow(user, [right for role, right in documented_rights if role == "sinks"])
     codes.append(place.run("sink", "check"))
     topics = admin.list_topics(timeout=10).topics
 
@@ -230,16 +232,18 @@ def test_sink_check_names_all_that_the_sinks_user_lacks(place, broker, be, capsy
     assert [relations] == [name for name in topics if name.startswith(place.prefix)]
 
 
-def test_doctor_names_all_that_the_relays_user_lacks(place, broker, be, capsys):
+def test_doctor_names_all_rights_that_the_relays_user_lacks(
+    place, broker, log_in, capsys
+):
     """
-    Every topic and group at once; with the documented rights nothing, and none is made.
+    With the documented rights it finds nothing. It creates no topic.
     """
     place.configure(tables=["shop.lines"])
     user, signals = f"{place.prefix}-new", f"{place.prefix}-signal"
     admin = AdminClient({"bootstrap.servers": broker.plain})
     admin.create_topics([NewTopic(signals, 1, 1)])[signals].result(10)
     broker.allow(user, [("topic", "literal", signals, "describe")])
-    be("new")
+    log_in("new")
 
     def found():
         capsys.readouterr()
@@ -248,40 +252,40 @@ def test_doctor_names_all_that_the_relays_user_lacks(place, broker, be, capsys):
         return {row["what"] for row in rows if "may not" in row["what"]}
 
     before = found()
-    whose = kafka_rights(place.prefix)
-    broker.allow(user, [right for role, right in whose if role == "relay"])
+    documented_rights = kafka_rights(place.prefix)
+    broker.allow(user, [right for role, right in documented_rights if role == "relay"])
     after = found()
     topics = admin.list_topics(timeout=10).topics
 
     prefix = place.prefix
-    made = [f"{prefix}.{name}" for name in OF_RELAY]
-    made.append(f"__debezium-heartbeat.{prefix}")
+    created = [f"{prefix}.{name}" for name in RELAY_TOPICS]
+    created.append(f"__debezium-heartbeat.{prefix}")
     start = "the user of kafka.client may not"
     assert {
-        f"{start} create {', '.join(sorted((*made, signals)))}",
-        f"{start} read {', '.join(sorted((*made, signals)))}",
-        f"{start} write {', '.join(sorted(made))}",
-        f"{start} describe_configs {', '.join(sorted((*made, signals)))}",
+        f"{start} create {', '.join(sorted((*created, signals)))}",
+        f"{start} read {', '.join(sorted((*created, signals)))}",
+        f"{start} write {', '.join(sorted(created))}",
+        f"{start} describe_configs {', '.join(sorted((*created, signals)))}",
         f"{start} describe groups {prefix}-signals",
     } == before
     assert set() == after
     assert [signals] == [name for name in topics if name.startswith(prefix)]
 
 
-def test_no_client_goes_on_in_plaintext(place, broker, capsys):
+def test_no_client_falls_back_to_plaintext(place, broker, capsys):
     """
-    Where TLS is asked for and the listener has none, every command says so by exit 3.
+    If TLS is configured and the listener has none, every command exits with 3.
     """
     place.prepare()
     place.confirm()
     place.stop()
     text = place.config.read_text()
     place.config.write_text(text.replace(broker.login, broker.plain))
-    with ThreadPoolExecutor(len(ASKING)) as threads:
+    with ThreadPoolExecutor(len(READING)) as threads:
         codes = dict(
             zip(
-                ASKING,
-                threads.map(lambda words: place.run(*words), ASKING),
+                READING,
+                threads.map(lambda command: place.run(*command), READING),
                 strict=True,
             )
         )
@@ -289,18 +293,18 @@ def test_no_client_goes_on_in_plaintext(place, broker, capsys):
     place.run("status", "--json")
     [sink] = json.loads(capsys.readouterr().out)["sinks"]
 
-    # Some show what they know of the other parts all the same.
-    assert dict.fromkeys(ASKING, 3) == codes | {
-        words: 3 for words in SHOWING if codes[words] == 1
+    # Some still show the parts of the system that do not need Kafka.
+    assert dict.fromkeys(READING, 3) == codes | {
+        command: 3 for command in SHOWING if codes[command] == 1
     }
     assert "Kafka" in sink["error"]
 
 
-def test_engine_and_python_read_by_each_kind_of_certificate(lake, broker, unique):
+def test_spark_and_python_connect_with_each_kind_of_certificate(lake, broker, unique):
     """
-    Authorities in the file and named by it, keys as PEM and in a store: both read.
+    An authority is given inline or as a file, a key as PEM or in a keystore.
 
-    Where TLS is asked for and the listener has none, the engine does not read either.
+    If TLS is configured and the listener has none, Spark does not read.
     """
     session = lake[1]._session
     folder = broker.folder

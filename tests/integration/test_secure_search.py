@@ -1,4 +1,4 @@
-"""A search index with TLS, logins and roles, as its own security plugin checks them."""
+"""A search index with TLS, logins and roles, checked by its security plugin."""
 
 import pytest
 
@@ -19,31 +19,31 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """Provide a server of its own."""
-    lent = SecureSearch(tmp_path_factory.mktemp("search"))
-    yield lent
-    lent.close()
+    """Provide a server with the security plugin."""
+    search = SecureSearch(tmp_path_factory.mktemp("search"))
+    yield search
+    search.close()
 
 
 class Index:
-    """A route of the server, and users with the documented roles."""
+    """A route to the server, and users with the documented roles."""
 
     def __init__(self, server, name):
         self.server = server
         self.route = Route(topic="towpath.shop.orders", name=name)
 
-    def user(self, *who):
-        """Return the address of a user with the documented roles."""
-        name = f"{self.route.name}-{'-'.join(who)}"
-        self.server.add_user(name, search_role(self.route.name, *who))
+    def user(self, *roles):
+        """Create a user with documented roles; return the address with its login."""
+        name = f"{self.route.name}-{'-'.join(roles)}"
+        self.server.add_user(name, search_role(self.route.name, *roles))
         return self.server.address(name)
 
     def sink(self, url):
-        """Describe the sink at an address."""
+        """Return the settings of a sink with an address."""
         return Sink(name="it", kind="search", url=url, route=(self.route,))
 
     def missing(self, url):
-        """List what the user of an address lacks."""
+        """List the rights that the user of an address lacks."""
         return list(missing_rights(self.sink(url), "p"))
 
     def read(self, url):
@@ -58,13 +58,13 @@ class Index:
         return rows
 
     def indexes(self):
-        """List the indexes that are there."""
+        """List the existing indexes of the route."""
         return sorted(self.server.owner.indices.get(index=f"{self.route.name}*"))
 
 
 @pytest.fixture
 def index(server, unique, monkeypatch):
-    """Provide a route; its server's authority is known."""
+    """Provide a route whose server's certificate authority is trusted."""
     monkeypatch.setenv("SSL_CERT_FILE", str(server.authority))
     return Index(server, unique.replace("_", "-"))
 
@@ -86,7 +86,7 @@ def test_each_process_works_with_its_documented_role(index):
 
 def test_an_index_is_rebuilt_with_the_operators_documented_role(index):
     """
-    A new index, copied tombstones, the swap of the alias, and the old one is deleted.
+    The role may create an index, copy tombstones, swap the alias, and delete the index.
     """
     write_index(index.user("sink"), index.route)
     fields = RouteFields(OneShape(), {})
@@ -105,22 +105,22 @@ class Ending:
         """Return at once."""
 
     def monotonic_s(self):
-        """Return a time; it stands still."""
+        """Return the same time always."""
         return 0.0
 
 
-def test_a_role_that_gets_what_sink_check_names_can_do_all(index, server):
+def test_a_role_with_the_rights_that_sink_check_names_is_sufficient(index, server):
     """
-    One check names every action, and where it is to be allowed.
+    One check names every missing action, with its scope: the cluster or indexes.
     """
     name = f"{index.route.name}-poor"
     server.add_user(name, {"cluster_permissions": []})
     url = server.address(name)
-    (said,) = index.missing(url)
-    of_cluster, of_indexes = named_actions(said)
+    (finding,) = index.missing(url)
+    cluster_actions, index_actions = named_actions(finding)
     patterns = [index.route.name, f"{index.route.name}-*"]
-    allowed = {"index_patterns": patterns, "allowed_actions": of_indexes}
-    role = {"cluster_permissions": of_cluster, "index_permissions": [allowed]}
+    allowed = {"index_patterns": patterns, "allowed_actions": index_actions}
+    role = {"cluster_permissions": cluster_actions, "index_permissions": [allowed]}
     server.add_user(name, role)
     after = index.missing(url)
     write_index(url, index.route)
@@ -128,29 +128,29 @@ def test_a_role_that_gets_what_sink_check_names_can_do_all(index, server):
     assert ([], {"1", "2"}) == (after, index.read(url))
 
 
-def named_actions(said):
-    """Return the actions to allow on the cluster, and those on indexes."""
+def named_actions(finding):
+    """Return the actions to allow on the cluster, and those to allow on indexes."""
     found = {"the cluster": [], "the indexes": []}
-    for part in said.partition("grant its role ")[2].split(", and "):
-        actions, _, place = part.partition(" on ")
-        found[place[:11]] += actions.split(", ")
+    for part in finding.partition("grant its role ")[2].split(", and "):
+        actions, _, scope = part.partition(" on ")
+        found[scope[:11]] += actions.split(", ")
     return found.values()
 
 
-def test_a_wrong_password_and_a_strange_authority_are_refused(
+def test_a_wrong_password_and_an_unknown_authority_are_refused(
     index, tmp_path, monkeypatch
 ):
     """
-    Each with one sentence, which shows no password.
+    Neither error contains the password.
     """
     url = index.user("sink")
     with pytest.raises(SearchRefusedError, match="answers 401") as wrong:
         index.missing(url.replace("%40", ""))
     write_certificates(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
-    with pytest.raises(TargetUnavailableError) as strange:
+    with pytest.raises(TargetUnavailableError) as untrusted:
         index.missing(url)
 
-    assert "certificate verify failed" in str(strange.value)
-    assert "SSL_CERT_FILE" in str(strange.value)
-    assert all("Horse" not in str(error.value) for error in (wrong, strange))
+    assert "certificate verify failed" in str(untrusted.value)
+    assert "SSL_CERT_FILE" in str(untrusted.value)
+    assert all("Horse" not in str(error.value) for error in (wrong, untrusted))

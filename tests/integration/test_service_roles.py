@@ -1,4 +1,4 @@
-"""The roles of the shop's services: what each may do, and that it may do no more."""
+"""The roles of the shop's services: each has its rights, and no others."""
 
 import re
 import subprocess
@@ -55,13 +55,13 @@ CUSTOMER = (
 def rig(stack, database, unique, tmp_path):
     """Provide a source without tables, and its broker."""
     stack.up("postgres", "kafka")
-    made = Rig(database, stack.kafka, unique, tmp_path)
-    yield made
-    made.close()
+    rig = Rig(database, stack.kafka, unique, tmp_path)
+    yield rig
+    rig.close()
 
 
 def is_refused(connection: psycopg.Connection, statement: str) -> bool:
-    """Return whether the server refuses a statement to a role; it has no effect."""
+    """Return whether a role may not run a statement; its effects are rolled back."""
     try:
         connection.execute(statement)
     except psycopg.errors.InsufficientPrivilege:
@@ -82,12 +82,12 @@ def allowed_statements(dsn: str, relations: Iterable[str]) -> Iterator[str]:
                     yield statement
 
 
-def test_a_service_works_in_its_own_schema_and_no_other(rig: Rig):
+def test_a_service_works_only_in_its_own_schema(rig: Rig):
     """
-    Each migrates, consumes and records events; all else is refused but its own tables.
+    Each migrates, consumes and records events; it has no rights to other tables.
 
-    An order goes through all four services. Of the outbox a service can neither read
-    nor change what is there.
+    An order passes through all four services. A service can insert into the outbox,
+    but neither read nor change its rows.
     """
     rig.configure(rig.outbox)
     saga = Saga(rig, {})
@@ -141,9 +141,9 @@ def test_a_role_is_created_once_and_gets_the_password_of_its_address(
     assert all(text.startswith("SCRAM-SHA-256$") for text in hashes)
 
 
-def test_a_service_without_its_rights_names_the_cure(database: str, unique: str):
+def test_a_service_that_lacks_rights_names_the_remedy(database: str, unique: str):
     """
-    The migration of a role that may create nothing names the option that helps.
+    If the role may not create tables, the error of the migration names the option.
     """
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(f"create role {unique} login")
@@ -159,7 +159,7 @@ def test_a_service_without_its_rights_names_the_cure(database: str, unique: str)
 
 @pytest.fixture
 def sql(database: str, unique: str):
-    """Provide the documented statements, under names of the test's own."""
+    """Provide the documented statements, with the test's prefix in all names."""
     texts = [*documented("sql", "Postgres"), *documented("sql", "The shop's services")]
     named = []
     for text in texts:
@@ -175,13 +175,13 @@ def sql(database: str, unique: str):
             connection.execute(f"drop role {role}")
 
 
-def test_a_relay_with_a_role_of_its_own_follows_the_tables_of_a_service(
+def test_a_relay_with_its_own_role_captures_the_tables_of_a_service(
     sql: list[str], rig: Rig, unique: str, capsys
 ):
     """
     The owner publishes tables that a service owns; the relay reads and streams them.
 
-    A table that the service adds later needs no other grant.
+    A table that the service adds later needs no further grant.
     """
     roles, _, service, defaults, events = sql
     for block in (roles, service, defaults):
@@ -221,13 +221,13 @@ def test_a_relay_with_a_role_of_its_own_follows_the_tables_of_a_service(
     assert 1 == len(rig.read("shop.added", at_least=1))
 
 
-def test_the_storefronts_login_sees_the_slots_position_and_no_row(
+def test_the_storefronts_login_reads_the_slots_position_but_no_row(
     stack, database: str, unique: str
 ):
     """
-    The script of compose.yaml makes it, with the password of the environment.
+    The script of compose.yaml creates it, with the password from the environment.
 
-    The position is all that a wait for an LSN needs, and a wait may write a message.
+    A wait for an LSN needs only the position, and may write a logical message.
     """
     script = compose_file.FOLDER / "postgres" / "storefront.sql"
     psql = postgres.home_of(StateFolder(stack.state_folder)).programs / "bin" / "psql"

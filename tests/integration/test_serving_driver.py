@@ -1,4 +1,4 @@
-"""The process of the serving sinks: real records in, equal targets out."""
+"""The driver process of the serving sinks: its targets equal the records' fold."""
 
 import pytest
 
@@ -14,14 +14,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(18
 
 @pytest.fixture
 def place(stack, unique, tmp_path):
-    """Provide a corner of the stack with both serving parts running."""
+    """Provide topics and sinks of the stack, with both serving targets running."""
     stack.up("kafka", "redis", "opensearch")
     return Place(stack, unique, tmp_path)
 
 
-def test_a_dead_target_and_a_new_sink_leave_the_others_alone(place, unused_port):
+def test_a_dead_target_and_a_new_sink_do_not_affect_other_sinks(place, unused_port):
     """
-    A sink whose target is down says so; its neighbours go on, and a new one joins.
+    The sink of the dead target reports it; another continues, and a new one starts.
     """
     place.write_config(
         place.sink("cache", "cache", place.stack.redis_url),
@@ -31,9 +31,7 @@ def test_a_dead_target_and_a_new_sink_leave_the_others_alone(place, unused_port)
     feed.work(200, keys=50, seed=4)
     with driver(place):
         place.wait_applied("cache")
-        until(
-            lambda: place.progress("search").state is State.FAILED, "the search failed"
-        )
+        until(lambda: place.progress("search").state is State.FAILED, "the sink failed")
         before = dict(feed.rows)
 
         block = place.sink("search2", "search", place.stack.opensearch_url)
@@ -48,7 +46,7 @@ def test_a_dead_target_and_a_new_sink_leave_the_others_alone(place, unused_port)
         place.wait_applied("search2")
         error = place.progress("search").error
         cache = place.progress("cache")
-        behind = [
+        lags = [
             declare.records_between(
                 place.progress(name).applied,
                 declare.sink_ends(place.settings, name, topics),
@@ -56,18 +54,18 @@ def test_a_dead_target_and_a_new_sink_leave_the_others_alone(place, unused_port)
             for name in ("cache", "search2")
         ]
 
-    fed = feed.rows
-    streamed = {k: row for k, row in fed.items() if row[-1] != "read"}
+    rows = feed.rows
+    streamed = {k: row for k, row in rows.items() if row[-1] != "read"}
     assert "does not answer" in error
-    assert fed == place.indexed("search2")
+    assert rows == place.indexed("search2")
     assert {**before, **streamed} == place.cached()
     assert ({place.topic}, 0) == (set(cache.applied), cache.dead_letters)
-    assert [0, 0] == behind
+    assert [0, 0] == lags
 
 
 @pytest.fixture
 def unused_port():
-    """Find a port on which nobody listens."""
+    """Return a port on which no process listens."""
     import socket  # noqa: PLC0415 - only here
 
     with socket.socket() as free:

@@ -1,4 +1,4 @@
-"""No environment, service file, role or database changes what the platform reads."""
+"""No environment, service file, role or database changes how values are read."""
 
 import json
 from contextlib import closing
@@ -60,9 +60,9 @@ ROW = """
     insert into s.t values (1, '2026-03-01 12:00:00+00', '2026-02-03', '1 day 2:03:04',
         '\\x00ff', 0.1, 1234.5::money)
 """
-# A command, and how many descriptors it may open: its first file, its session with the
-# source, its threads and sockets are refused in turn.
-LACKING = (
+# A command, and the number of descriptors that it may open: its first file, its session
+# with the source, its threads and its sockets are refused in turn.
+LIMITS = (
     ("relay init", 1),
     ("doctor", 1),
     ("snapshot list", 1),
@@ -72,7 +72,7 @@ LACKING = (
     ("relay run", 12),
 )
 NAMED = "cannot open another file"
-CURE = "LimitNOFILE"
+REMEDY = "LimitNOFILE"
 LIMITED = """
 import os, resource, sys
 from towpath.cli.app import main
@@ -85,24 +85,24 @@ main()
 
 @pytest.fixture
 def hostile(stack, database: str, unique: str, tmp_path, monkeypatch):
-    """Provide a source whose environment, service, role and database differ in all."""
+    """Provide a source whose environment, service, role and database set everything."""
     stack.up("postgres", "kafka")
-    made = Rig(database, stack.kafka, unique, tmp_path)
-    made.execute(f"create role {unique} login superuser")
+    rig = Rig(database, stack.kafka, unique, tmp_path)
+    rig.execute(f"create role {unique} login superuser")
     for name, value in HOSTILE.items():
-        made.execute(f"alter role {unique} set {name} = '{value}'")
-    made.execute(f"alter database {made.connection.info.dbname} set xmlbinary = 'hex'")
+        rig.execute(f"alter role {unique} set {name} = '{value}'")
+    rig.execute(f"alter database {rig.connection.info.dbname} set xmlbinary = 'hex'")
     service = tmp_path / "service.conf"
     service.write_text(SERVICE)
     monkeypatch.setenv("PGSERVICEFILE", str(service))
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    admin = made.dsn
-    made.dsn = psycopg.conninfo.make_conninfo(admin, user=unique)
-    yield made
-    made.dsn = admin
-    made.connection.execute("set default_transaction_read_only = off")
-    made.close()
+    admin = rig.dsn
+    rig.dsn = psycopg.conninfo.make_conninfo(admin, user=unique)
+    yield rig
+    rig.dsn = admin
+    rig.connection.execute("set default_transaction_read_only = off")
+    rig.close()
     with connected(admin) as connection:
         connection.execute(f"reassign owned by {unique} to current_user".encode())
         connection.execute(f"drop role {unique}".encode())
@@ -110,7 +110,7 @@ def hostile(stack, database: str, unique: str, tmp_path, monkeypatch):
 
 def test_every_session_has_the_platforms_settings(hostile: Rig):
     """
-    Relay, stream, verifier, wait, command line and services set them after connecting.
+    Relay, stream, verifier, wait, commands and services set them after connecting.
     """
     dsn = hostile.dsn
     stream = SlotStream(dsn, CLOCK, Wakeup())
@@ -139,8 +139,8 @@ def test_every_session_has_the_platforms_settings(hostile: Rig):
             "plain": plain,
         }
         found = {
-            who: settings_of(lambda text, own=own: own.execute(text).fetchone()[0])
-            for who, own in sessions.items()
+            name: settings_of(lambda text, each=each: each.execute(text).fetchone()[0])
+            for name, each in sessions.items()
         }
         found["services"] = settings_of(
             lambda text: service.exec_driver_sql(text).scalar()
@@ -151,7 +151,7 @@ def test_every_session_has_the_platforms_settings(hostile: Rig):
         "lock_timeout",
         "idle_in_transaction_session_timeout",
     )
-    expected = {who: dict(session.SETTINGS) for who in found}
+    expected = {name: dict(session.SETTINGS) for name in found}
     expected["verifier"]["default_transaction_read_only"] = "on"
     expected["services"] |= {"row_security": "on", "synchronous_commit": "on"}
     for name in bounds:
@@ -161,14 +161,14 @@ def test_every_session_has_the_platforms_settings(hostile: Rig):
     assert expected == found
 
 
-def settings_of(ask) -> dict[str, str]:
-    """Read the settings of one session."""
-    return {name: ask(f"show {name}") for name in session.SETTINGS}
+def settings_of(query) -> dict[str, str]:
+    """Read the settings of a session with a function that runs a query."""
+    return {name: query(f"show {name}") for name in session.SETTINGS}
 
 
 def test_values_are_the_same_in_stream_and_snapshot(hostile: Rig):
     """
-    A relay is prepared, streams and reads with all of that set, in the usual forms.
+    With all of these settings a relay starts, and publishes values in the usual form.
     """
     hostile.connection.execute("create schema s")
     hostile.execute(
@@ -206,25 +206,25 @@ def value_of(record) -> dict:
     return {name: value for name, value in row.items() if name != "id"}
 
 
-def test_too_few_file_descriptors_are_named(hostile: Rig):
+def test_too_few_file_descriptors_are_reported(hostile: Rig):
     """
-    The reason is the limit, whatever it is that could not be opened; no traceback.
+    The reason is the limit, whichever file could not be opened; there is no traceback.
     """
     hostile.configure(hostile.outbox)
     hostile.init()
-    for command, free in LACKING:
+    for command, free in LIMITS:
         hostile.log_file.write_text("")
-        words = (*command.split(), "--config", str(hostile.config))
-        process = hostile.start("-c", LIMITED, str(free), *words)
+        arguments = (*command.split(), "--config", str(hostile.config))
+        process = hostile.start("-c", LIMITED, str(free), *arguments)
         hostile.wait_for(
             lambda process=process: (
-                CURE in hostile.printed() or process.poll() is not None
+                REMEDY in hostile.printed() or process.poll() is not None
             )
         )
         hostile.kill()
         printed = hostile.printed()
 
         assert NAMED in printed, (command, free, printed[-3000:])
-        assert CURE in printed, (command, free)
+        assert REMEDY in printed, (command, free)
         assert "Traceback" not in printed, (command, free, printed[-3000:])
         assert "Check that Postgres is running" not in printed, (command, free)

@@ -1,4 +1,4 @@
-"""Inventory, payments and shipping over HTTP, on a real Postgres."""
+"""Inventory, payments and shipping over HTTP, with a real Postgres."""
 
 import uuid
 from collections.abc import Iterator
@@ -32,19 +32,19 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 PRODUCT = str(uuid.UUID(int=1))
 AT = SystemClock().now()
-# The parts of an order's event that shipping reads.
+# The fields of an order's event that shipping reads.
 ORDER = {"order_id": 7, "customer_id": "ada", "attributes": None}
 
 
-class Place(NamedTuple):
-    """A service without a server, over a database of its own."""
+class ServiceRig(NamedTuple):
+    """A service without an HTTP server, and its database."""
 
     client: FlaskClient
     begin: Any
 
 
-def place(dsn: str, service: Any, migrate: Any) -> Iterator[Place]:
-    """Provide a service whose tables and outbox are there."""
+def serve(dsn: str, service: Any, migrate: Any) -> Iterator[ServiceRig]:
+    """Provide a service whose tables and outbox exist."""
     app = service.create_app(dsn, threads=2)
     engine = app.extensions["engine"]
     with engine.begin() as connection:
@@ -52,29 +52,29 @@ def place(dsn: str, service: Any, migrate: Any) -> Iterator[Place]:
         connection.execute(text(source_tables.outbox().create_statement()))
     migrate(engine)
     sessions = make_sessions(engine, service.collector(SystemClock()), metrics_of(app))
-    yield Place(app.test_client(), begin_in(sessions))
+    yield ServiceRig(app.test_client(), begin_in(sessions))
     engine.dispose()
 
 
 @pytest.fixture
-def stock(database: str) -> Iterator[Place]:
+def stock(database: str) -> Iterator[ServiceRig]:
     """Provide the inventory."""
-    yield from place(database, inventory, inventory.migrate_inventory)
+    yield from serve(database, inventory, inventory.migrate_inventory)
 
 
 @pytest.fixture
-def money(database: str) -> Iterator[Place]:
+def money(database: str) -> Iterator[ServiceRig]:
     """Provide payments."""
-    yield from place(database, payments, payments.migrate_payments)
+    yield from serve(database, payments, payments.migrate_payments)
 
 
 @pytest.fixture
-def parcels(database: str) -> Iterator[Place]:
+def parcels(database: str) -> Iterator[ServiceRig]:
     """Provide shipping."""
-    yield from place(database, shipping, shipping.migrate_shipping)
+    yield from serve(database, shipping, shipping.migrate_shipping)
 
 
-# Per service: its schema, and the revision before the one that changes the inbox's key.
+# Each service with its schema and the revision that precedes the inbox's new key.
 EARLIER = [
     (orders, orders.migrate_shop, "shop", "0005"),
     (inventory, inventory.migrate_inventory, "inventory", "0001"),
@@ -84,11 +84,11 @@ EARLIER = [
 
 
 @pytest.mark.parametrize(("service", "migrate", "schema", "revision"), EARLIER)
-def test_a_start_brings_the_inbox_of_an_earlier_state_up_to_date(
+def test_a_migration_updates_the_inbox_of_an_earlier_revision(
     database, service, migrate, schema, revision
 ):
     """
-    Parked events had the place of their record for a key; now they have their id.
+    The key of a parked event was the offset of its record; now it is the event's id.
     """
     engine = service.create_app(database, threads=1).extensions["engine"]
     migrate(engine)
@@ -108,7 +108,7 @@ def test_a_start_brings_the_inbox_of_an_earlier_state_up_to_date(
     assert ["consumer", "event_id"] == key["constrained_columns"]
 
 
-def register(stock: Place, product_id: str = PRODUCT, **change: Any):
+def register(stock: ServiceRig, product_id: str = PRODUCT, **change: Any):
     """Register a product."""
     body = {
         "product_id": product_id,
@@ -119,25 +119,25 @@ def register(stock: Place, product_id: str = PRODUCT, **change: Any):
     return stock.client.post("/products", json=body | change)
 
 
-def test_a_registered_product_can_be_read_and_gains_units(stock: Place):
+def test_a_registered_product_can_be_read_and_gains_units(stock: ServiceRig):
     """
-    Its version grows with each change, and all units that were received are counted.
+    Each change increments its version; all received units are counted.
     """
     registered = register(stock)
-    place = registered.headers["Location"]
-    received = stock.client.post(f"{place}/receipts", json={"units": 3})
+    location = registered.headers["Location"]
+    received = stock.client.post(f"{location}/receipts", json={"units": 3})
 
-    assert (201, f"/products/{PRODUCT}") == (registered.status_code, place)
-    assert stock.client.get(place).json == received.json
+    assert (201, f"/products/{PRODUCT}") == (registered.status_code, location)
+    assert stock.client.get(location).json == received.json
     assert (8, 8, 0, 0, 2) == tuple(
         received.json[name]
         for name in ("received", "on_hand", "reserved", "sold", "version")
     )
 
 
-def test_a_change_of_a_product_is_later_than_the_one_before_it(stock: Place):
+def test_a_change_of_a_product_is_later_than_the_previous_one(stock: ServiceRig):
     """
-    Its time is taken before its row is locked, maybe by a clock that is behind.
+    Its time is taken before the row is locked, possibly from a clock that is behind.
     """
     register(stock)
     product_id, early = uuid.UUID(PRODUCT), AT - timedelta(days=1)
@@ -155,9 +155,9 @@ def test_a_change_of_a_product_is_later_than_the_one_before_it(stock: Place):
     )
 
 
-def test_a_repeated_receipt_of_one_key_counts_once(stock: Place):
+def test_a_repeated_receipt_with_one_key_counts_once(stock: ServiceRig):
     """
-    The answer is repeated, and so is its version.
+    The response is repeated, including its version.
     """
     register(stock)
     path, headers = f"/products/{PRODUCT}/receipts", {"Idempotency-Key": "k"}
@@ -169,9 +169,11 @@ def test_a_repeated_receipt_of_one_key_counts_once(stock: Place):
     assert 8 == stock.client.get(f"/products/{PRODUCT}").json["on_hand"]
 
 
-def test_products_are_listed_by_their_ids_page_by_page(stock: Place):
+def test_products_are_listed_page_by_page_in_the_order_of_their_ids(
+    stock: ServiceRig,
+):
     """
-    Each is on one page, and the last page names no next one.
+    Each product is on one page, and the last page has no next page.
     """
     ids = [str(uuid.UUID(int=number)) for number in (3, 1, 5, 2, 4)]
     for product_id in ids:
@@ -199,9 +201,9 @@ def test_products_are_listed_by_their_ids_page_by_page(stock: Place):
         (f"/products/{uuid.UUID(int=9)}/receipts", {"units": 1}, 404),
     ],
 )
-def test_a_refused_command_changes_no_product(stock: Place, path, body, status):
+def test_a_refused_command_changes_no_product(stock: ServiceRig, path, body, status):
     """
-    The answer is a problem document, and the only product stays as it is.
+    The response is a problem document, and the only product is unchanged.
     """
     register(stock)
     if path == "/products":
@@ -212,33 +214,35 @@ def test_a_refused_command_changes_no_product(stock: Place, path, body, status):
             "on_hand": 1,
         } | body
     refused = stock.client.post(path, json=body)
-    (left,) = stock.client.get("/products").json["items"]
+    (product,) = stock.client.get("/products").json["items"]
 
     assert (status, "application/problem+json") == (
         refused.status_code,
         refused.mimetype,
     )
-    assert (5, 1) == (left["on_hand"], left["version"])
+    assert (5, 1) == (product["on_hand"], product["version"])
 
 
 @pytest.mark.parametrize(
     ("query", "status"), [("limit=0", 422), ("limit=101", 422), ("after=x", 422)]
 )
-def test_an_invalid_query_of_products_is_refused(stock: Place, query: str, status: int):
+def test_an_invalid_query_of_products_is_refused(
+    stock: ServiceRig, query: str, status: int
+):
     """
     The problem names the parameter.
     """
-    answer = stock.client.get(f"/products?{query}")
+    response = stock.client.get(f"/products?{query}")
 
     assert (status, query.partition("=")[0]) == (
-        answer.status_code,
-        answer.json["errors"][0]["field"],
+        response.status_code,
+        response.json["errors"][0]["field"],
     )
 
 
-def test_the_reservation_of_an_order_can_be_read(stock: Place):
+def test_the_reservation_of_an_order_can_be_read(stock: ServiceRig):
     """
-    Its units are reserved, not on hand; an order without one is not found.
+    Its units are reserved and not on hand. An order without a reservation gives 404.
     """
     register(stock)
     lines = [{"product_id": PRODUCT, "quantity": 2}]
@@ -253,9 +257,9 @@ def test_the_reservation_of_an_order_can_be_read(stock: Place):
     assert 404 == stock.client.get(f"/products/{uuid.UUID(int=9)}").status_code
 
 
-def test_the_payment_of_an_order_can_be_read(money: Place):
+def test_the_payment_of_an_order_can_be_read(money: ServiceRig):
     """
-    It was requested; an order without one is not found.
+    It has been requested. An order without a payment gives 404.
     """
     payment = Payment.request(7, Decimal("12.50"), "EUR", "card", AT)
     with money.begin() as session:
@@ -268,9 +272,9 @@ def test_the_payment_of_an_order_can_be_read(money: Place):
     assert 404 == money.client.get("/payments/8").status_code
 
 
-def test_the_shipment_of_an_order_can_be_read(parcels: Place):
+def test_the_shipment_of_an_order_can_be_read(parcels: ServiceRig):
     """
-    It has left, with a number; an order without one is not found.
+    It is dispatched, with a tracking number. An order without a shipment gives 404.
     """
     with parcels.begin() as session:
         shipping.ship(ORDER, ShipmentRepository(session), AT)
@@ -280,9 +284,9 @@ def test_the_shipment_of_an_order_can_be_read(parcels: Place):
     assert 404 == parcels.client.get("/shipments/8").status_code
 
 
-def test_no_plan_claims_more_operations_than_asked_for(money):
+def test_no_plan_claims_more_operations_than_requested(money):
     """
-    A nested loop may scan the claiming query again, which skips what it has changed.
+    A nested loop could run the claiming query repeatedly, with new rows each time.
     """
     with money.begin() as session:
         repository = PaymentRepository(session)
@@ -299,11 +303,11 @@ def test_no_plan_claims_more_operations_than_asked_for(money):
 
 
 @pytest.mark.parametrize("name", ["inventory", "payments", "shipping"])
-def test_every_answer_of_a_service_is_as_its_document_describes_it(
+def test_every_response_matches_the_openapi_document(
     database: str, tmp_path: Path, name: str
 ):
     """
-    Schemathesis finds no answer that differs from the document.
+    Schemathesis finds no response that violates the document.
     """
     with running_service(f"towpath.services.{name}", database, tmp_path) as service:
         code, report = conformance_report(

@@ -1,4 +1,4 @@
-"""Incremental snapshots through a real relay: Postgres, the process, Kafka."""
+"""Incremental snapshots of a relay process, with a real Postgres and a real Kafka."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ CHUNK_ROWS = 100
 
 @dataclass
 class Fold:
-    """A sink's rows after reading a topic, and its findings."""
+    """The rows of a sink that has read a topic, and counts of the records it read."""
 
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
     positions: dict[str, str] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Fold:
     operations: Counter[str] = field(default_factory=Counter)
 
     def take(self, key: str, value: bytes | None, headers: dict[str, str]) -> None:
-        """Apply one record, guarded by its position; look for stale READs."""
+        """Apply one record, guarded by its position; collect stale READ rows."""
         if value is None:
             return
         envelope = json.loads(value)
@@ -67,10 +67,10 @@ class Fold:
 
 
 class Source(SnapshotRig):
-    """A database whose table ``s.a`` a relay follows, and the topics beside it."""
+    """A database, a relay that captures its table ``s.a``, and the relay's topics."""
 
     def prepare(self, *tables: str) -> None:
-        """Write the configuration and let the relay prepare the database."""
+        """Write the configuration, and prepare the database with relay init."""
         self.configure(
             f"""
 [relay.snapshot]
@@ -88,7 +88,7 @@ name = "a-2"
         self.init()
 
     def handled_rows(self) -> int:
-        """Return how many rows the snapshots have delivered or dropped."""
+        """Return the number of rows that the snapshot has delivered or dropped."""
         statement = (
             "select coalesce(sum(rows + dropped), 0) from towpath.snapshot"
             " where snapshot_id = 's1'"
@@ -96,12 +96,12 @@ name = "a-2"
         return self.connection.execute(statement).fetchone()[0]
 
     def table(self) -> dict[str, dict[str, Any]]:
-        """Return the table as a sink should have it."""
+        """Return the rows of the table, by key."""
         rows = self.connection.execute("select to_jsonb(a) from s.a a").fetchall()
         return {json.dumps({"id": row["id"]}): row for (row,) in rows}
 
     def fold(self, topic: str | None = None) -> Fold:
-        """Read a topic from its beginning to its present end."""
+        """Read a topic from its beginning to its current end."""
         fold = Fold()
         for record in read_to_end(self.kafka, topic or self.topic("s.a")):
             key = json.dumps(json.loads(record.key()))
@@ -109,7 +109,7 @@ name = "a-2"
         return fold
 
     def requests(self) -> list[tuple[str, str, int]]:
-        """Return what the relay asked for by itself: name, state, number of keys."""
+        """Return the relay's own key requests: id, state, number of keys."""
         statement = (
             "select snapshot_id, state, asked_keys from towpath.snapshot"
             " where asked_until is not null order by asked_until"
@@ -128,14 +128,14 @@ def source(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Source
         "create table s.a (id int primary key, v bigint default nextval('s.v'),"
         " note text, large text)"
     )
-    # Out of line and uncompressed: updates that leave it alone do not stream it.
+    # Out of line and uncompressed: updates of other columns do not stream the value.
     source.connection.execute("alter table s.a alter large set storage external")
     yield source
     source.close()
 
 
 def fill(source: Source, count: int) -> None:
-    """Put rows there before the slot is, so that no stream brings them."""
+    """Insert rows before the slot exists, so that the stream does not have them."""
     source.connection.execute(
         "insert into s.a (id, note, large) select g, 'old',"
         " case when g %% 10 = 0 then repeat(md5(g::text), 100) end"
@@ -148,7 +148,7 @@ class Writers(RandomWriters):
     """
     Sessions that write at random until they are stopped.
 
-    Rows that move to other keys leave their large column out of the stream.
+    The stream does not have the large column of rows whose key changes.
     """
 
     def change(self, connection: psycopg.Connection, chance: random.Random) -> None:
@@ -174,9 +174,9 @@ class Writers(RandomWriters):
         connection.execute(chance.choice(statements), {"key": key, "other": other})
 
 
-def test_a_snapshot_under_writes_ends_with_the_table(source: Source):
+def test_the_topic_of_a_snapshot_under_writes_folds_to_the_table(source: Source):
     """
-    Under updates, deletes, inserts and key changes nothing is stale or lost (A1-A4).
+    With updates, deletes, inserts and key changes, no row is stale or lost (A1-A4).
     """
     fill(source, 3_000)
     source.prepare("s.a")
@@ -193,15 +193,15 @@ def test_a_snapshot_under_writes_ends_with_the_table(source: Source):
     assert source.table() == fold.rows
 
 
-def test_a_killed_relay_goes_on_after_the_last_stored_chunk(source: Source):
+def test_a_killed_relay_continues_after_the_last_stored_chunk(source: Source):
     """
-    Being killed in mid-snapshot repeats at most the chunks in flight (A5).
+    A kill during a snapshot repeats at most the chunks in flight (A5).
     """
     fill(source, 20_000)
     source.prepare("s.a")
     source.start()
-    # Slower than progress is stored, even where the disk is busy: what is delivered
-    # and not stored yet comes again, too.
+    # Progress is stored faster than this even if the disk is busy. Delivered chunks
+    # whose progress is not stored yet are repeated, too.
     source.signal("s1", data_collections=["s.a"], max_rows_per_second=3_000)
     kills = 0
     with Writers(source.dsn, 20_000, count=1):
@@ -219,9 +219,9 @@ def test_a_killed_relay_goes_on_after_the_last_stored_chunk(source: Source):
     assert source.table() == fold.rows
 
 
-def test_wrong_signals_are_answered_and_the_stream_goes_on(source: Source):
+def test_invalid_signals_are_answered_and_the_stream_continues(source: Source):
     """
-    Malformed data and unknown names are rejected with their reason (A29, A40).
+    Malformed data and unknown names are rejected with a reason (A29, A40).
     """
     source.connection.execute("create table s.keyless (x int)")
     source.prepare("s.a")
@@ -249,11 +249,11 @@ def test_wrong_signals_are_answered_and_the_stream_goes_on(source: Source):
     assert source.table() == source.fold().rows
 
 
-def test_a_target_gets_its_rows_on_a_topic_of_its_own(source: Source):
+def test_a_target_gets_its_rows_on_a_separate_topic(source: Source):
     """
-    READ rows for one sink are not sent to everybody (B33).
+    READ rows for one sink are not sent to all sinks (B33).
 
-    The sink may have been declared while the relay ran.
+    The sink may be declared while the relay runs.
     """
     fill(source, 250)
     source.prepare("s.a")
@@ -274,11 +274,11 @@ def test_a_target_gets_its_rows_on_a_topic_of_its_own(source: Source):
     assert ({}, source.table()) == (shared.rows, own.rows)
 
 
-def test_a_row_that_moves_is_completed_by_itself(source: Source):
+def test_a_row_whose_key_changes_is_completed_without_a_signal(source: Source):
     """
-    Outside any snapshot a key change without its large column ends as a whole row.
+    A key change without its large column is followed by the whole row.
 
-    So it does for a row that moves on at once; one that is deleted stays deleted.
+    This holds even if the key changes twice; a row deleted afterwards remains deleted.
     """
     fill(source, 0)
     source.prepare("s.a")
@@ -307,9 +307,9 @@ def test_a_row_that_moves_is_completed_by_itself(source: Source):
 
 
 @pytest.mark.parametrize("when", ["incomplete", "stored", "running"])
-def test_a_relay_that_is_killed_completes_what_moved_before(source: Source, when: str):
+def test_a_killed_relay_completes_rows_whose_key_has_changed(source: Source, when: str):
     """
-    Being killed right after a row moved loses no request, and asks for none twice.
+    A kill right after the change loses no key request, and repeats none.
     """
     fill(source, 500)
     source.prepare("s.a")
@@ -336,9 +336,9 @@ def test_a_relay_that_is_killed_completes_what_moved_before(source: Source, when
     assert source.table() == fold.rows
 
 
-def test_a_mass_move_is_few_requests(source: Source):
+def test_a_mass_change_of_keys_causes_few_requests(source: Source):
     """
-    One transaction that moves 5,000 rows asks once, and all of them end whole.
+    A transaction that changes 5,000 keys causes few requests; all rows are completed.
     """
     source.prepare("s.a")
     source.start()
@@ -359,7 +359,7 @@ def test_a_mass_move_is_few_requests(source: Source):
 
 def test_a_signal_may_list_keys(source: Source):
     """
-    Just those rows are read; a key without a row gives a delete and a tombstone.
+    Only those rows are read; a key without a row gives a delete and a tombstone.
     """
     fill(source, 250)
     source.prepare("s.a")
@@ -395,7 +395,7 @@ def test_a_signal_may_list_keys(source: Source):
     assert ({'{"id": 8}'}, {"r": 1, "d": 1}) == (set(own.rows), own.operations)
 
 
-def test_a_filter_reads_what_it_matches(source: Source):
+def test_a_filter_chooses_the_rows_to_read(source: Source):
     """
     Only matching rows are delivered (A7).
     """
@@ -409,9 +409,9 @@ def test_a_filter_reads_what_it_matches(source: Source):
     assert {7, 201, 250} == {row["id"] for row in source.fold().rows.values()}
 
 
-def test_columns_may_come_and_go_in_mid_snapshot(source: Source):
+def test_columns_may_be_added_and_dropped_during_a_snapshot(source: Source):
     """
-    Later chunks have the new shape, and no row is missing (A31).
+    Later chunks have the new columns, and no row is missing (A31).
     """
     fill(source, 3_000)
     source.prepare("s.a")
@@ -430,9 +430,9 @@ def test_columns_may_come_and_go_in_mid_snapshot(source: Source):
     assert {"id", "v", "large", "note"} == rows['{"id": 1}'].keys()
 
 
-def test_a_dropped_key_fails_with_table_and_last_key(source: Source):
+def test_a_dropped_key_fails_the_snapshot_with_its_last_key(source: Source):
     """
-    A table that loses its key never says completed (A31).
+    The snapshot of a table that loses its key is not completed (A31).
     """
     fill(source, 3_000)
     source.prepare("s.a")
@@ -451,9 +451,9 @@ def test_a_dropped_key_fails_with_table_and_last_key(source: Source):
     assert 300 <= int(last_key[0]) < 3_000
 
 
-def test_a_stopped_snapshot_says_so(source: Source):
+def test_a_stopped_snapshot_is_answered_as_stopped(source: Source):
     """
-    Stopping ends the reading; a new signal reads the table again (A13).
+    A stop ends the reading; a new signal reads the table again (A13).
     """
     fill(source, 2_000)
     source.prepare("s.a")
@@ -472,16 +472,16 @@ def test_a_stopped_snapshot_says_so(source: Source):
 
 @pytest.fixture
 def late(source: Source) -> Iterator[Callable[[str], None]]:
-    """Provide a function that commits into the log without becoming visible."""
+    """Provide a function that commits to the log before the commit is visible."""
     with late_commits(source) as commit:
         yield commit
 
 
-def test_rows_of_commits_that_nobody_sees_yet_are_dropped(
+def test_stale_rows_of_commits_that_are_not_visible_yet_are_dropped(
     source: Source, late: Callable[[str], None]
 ):
     """
-    A commit that is in the stream and in no snapshot keeps its stale rows out (B17).
+    Rows that a streamed but invisible commit has changed are not delivered (B17).
     """
     fill(source, 2_000)
     source.prepare("s.a")
@@ -512,7 +512,7 @@ def test_composite_keys_are_recognized_in_key_order(
     source: Source, late: Callable[[str], None]
 ):
     """
-    Stream and chunk mean the same key, however its columns stand in the table (A19).
+    Stream and chunk agree on a key, whatever the order of the table's columns (A19).
     """
     source.connection.execute(
         "create table s.lines (line int, v bigint, ord int, primary key (ord, line))"
@@ -540,7 +540,7 @@ def test_nothing_is_read_before_earlier_commits_are_visible(
     source: Source, late: Callable[[str], None]
 ):
     """
-    A snapshot waits for what was streamed before it, and the log is kept for that.
+    A snapshot waits until earlier streamed commits are visible; the log is retained.
     """
     fill(source, 100)
     source.prepare("s.a")

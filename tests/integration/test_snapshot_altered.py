@@ -1,4 +1,4 @@
-"""Alterations and accidents in the middle of a snapshot, through a real relay."""
+"""Alterations and accidents during a snapshot of a real relay."""
 
 import json
 import os
@@ -22,7 +22,7 @@ class Source(SnapshotRig):
     """A database with tables ``s.t1`` to ``s.t9``, a relay, and its topics."""
 
     def prepare(self) -> None:
-        """Make the tables, and start the relay."""
+        """Create the tables, and start the relay."""
         tables = [f"s.t{number}" for number in range(1, 10)]
         self.execute("create schema s")
         for table in tables:
@@ -42,15 +42,15 @@ class Source(SnapshotRig):
         self.start()
 
     def execute(self, statement: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        """Run a statement in a session of its own."""
+        """Run a statement in a separate session."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             cursor = connection.execute(statement, arguments or None)
             return cursor.fetchall() if cursor.description else []
 
     def begin(self, table: str, **data: Any) -> None:
-        """Ask for a snapshot of a table by its name, and wait until it is under way."""
-        asked = {"data_collections": [table], "max_rows_per_second": RATE}
-        self.signal(table, **asked | data)
+        """Request a snapshot of a table, with its name as id; wait for some rows."""
+        requested = {"data_collections": [table], "max_rows_per_second": RATE}
+        self.signal(table, **requested | data)
         self.wait_for(lambda: self.progress(table)[1] >= ROWS // 10)
 
     def progress(self, table: str) -> tuple[str, int, list[str], str]:
@@ -63,12 +63,12 @@ class Source(SnapshotRig):
         return found[0] if found else ("", 0, [], "")
 
     def end(self, table: str) -> str:
-        """Wait until a table's snapshot has ended, and return how."""
+        """Wait until a table's snapshot has ended, and return its state."""
         self.wait_for(lambda: self.progress(table)[0] in {"completed", "failed"})
         return self.progress(table)[0]
 
     def latest(self, table: str) -> dict[str, dict[str, Any]]:
-        """Return what a sink would have of a table."""
+        """Return the rows that a sink of a table's topic would hold, by key."""
         rows: dict[str, dict[str, Any]] = {}
         for record in self.records(table):
             after = json.loads(record.value() or b"{}").get("after")
@@ -82,7 +82,7 @@ class Source(SnapshotRig):
 
 @pytest.fixture
 def source(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Source]:
-    """Provide a source, and a relay that follows it."""
+    """Provide a source whose relay is running."""
     stack.up("postgres", "kafka")
     source = Source(database, stack.kafka, unique, tmp_path)
     source.prepare()
@@ -90,9 +90,9 @@ def source(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Source
     source.close()
 
 
-def test_alterations_in_mid_snapshot_lose_nothing(source: Source):
+def test_alterations_during_a_snapshot_lose_nothing(source: Source):
     """
-    The snapshot completes with every row, the later ones in the new shape (A31).
+    The snapshot completes with every row; later rows have the new columns (A31).
     """
     alterations = {
         "s.t1": ("alter table s.t1 add d int default 5", {"id", "b", "c", "d"}),
@@ -116,9 +116,9 @@ def test_alterations_in_mid_snapshot_lose_nothing(source: Source):
     assert f"{-ROWS}!" == found["s.t4"][str(ROWS)]["b"]
 
 
-def test_alterations_of_key_or_table_fail_with_the_last_key(source: Source):
+def test_alterations_of_the_key_or_the_table_fail_the_snapshot(source: Source):
     """
-    A changed table fails with its last key (A31).
+    The failed table is reported with its last key (A31).
     """
     alterations = {
         "s.t1": "alter table s.t1 drop constraint t1_pkey, add primary key (b)",
@@ -147,7 +147,7 @@ def test_alterations_of_key_or_table_fail_with_the_last_key(source: Source):
 
 def test_a_truncated_table_ends_empty(source: Source):
     """
-    Rows that were read before are gone by the stream; none comes back (A31).
+    The streamed truncate removes rows read before it, and none reappears (A31).
     """
     source.begin("s.t1")
     source.execute("truncate s.t1")
@@ -158,9 +158,9 @@ def test_a_truncated_table_ends_empty(source: Source):
     assert ("completed", "new") == (ended, rows["7"]["c"])
 
 
-def test_locks_and_open_transactions_of_others_only_delay(source: Source):
+def test_locks_and_open_transactions_only_delay_a_snapshot(source: Source):
     """
-    An ALTER that takes three seconds is waited for; who idles or has prepared is not.
+    A snapshot waits for an open ALTER, but not for idle or prepared transactions.
     """
     gid = source.prefix
     with (
@@ -192,9 +192,9 @@ def test_locks_and_open_transactions_of_others_only_delay(source: Source):
     assert [ROWS] * 2 == [len(source.latest(table)) for table in ("s.t1", "s.t2")]
 
 
-def test_a_server_that_crashes_only_delays(source: Source, stack):
+def test_a_crash_of_the_server_only_delays_a_snapshot(source: Source, stack):
     """
-    Readers, commands and stream come back, and the snapshot goes on where it was (A32).
+    Readers, commands and stream reconnect, and the snapshot continues (A32).
     """
     source.begin("s.t1")
     [(folder,)] = source.execute("show data_directory")

@@ -1,4 +1,4 @@
-"""Changes of a table while it is read: alterations, locks, lost sessions."""
+"""Changes to a table while a snapshot reads it: alterations, locks, lost sessions."""
 
 import threading
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ SLOW = "pg_sleep(0.02) is not null"
 
 @pytest.fixture
 def table(connection) -> psycopg.Connection:
-    """Provide a connection beside a table of a hundred rows."""
+    """Create a table with a hundred rows; provide a connection."""
     connection.execute("create table s.t (a int primary key, b int, c text)")
     connection.execute(
         "insert into s.t select g, g, 'c' from generate_series(1, 100) g"
@@ -31,7 +31,7 @@ def table(connection) -> psycopg.Connection:
 
 
 def wait_for(connection: psycopg.Connection, statement: str) -> None:
-    """Wait until a statement gives true."""
+    """Wait until a statement returns true."""
     deadline = Deadline(CLOCK, 20.0)
     while not connection.execute(statement).fetchone()[0]:
         assert not deadline.passed(), statement
@@ -49,16 +49,16 @@ SLEEPS = (
 
 
 @contextmanager
-def asking(ask: Any) -> Iterator[list[protocol.WorkerFact]]:
-    """Let a worker be asked while something else is done; give its answer after it."""
-    answers: list[protocol.WorkerFact] = []
-    thread = threading.Thread(target=lambda: answers.append(ask()))
+def in_background(call: Any) -> Iterator[list[protocol.WorkerFact]]:
+    """Call a worker during the block; its result is in the list after the block."""
+    results: list[protocol.WorkerFact] = []
+    thread = threading.Thread(target=lambda: results.append(call()))
     thread.start()
-    yield answers
+    yield results
     thread.join()
 
 
-# What is done after the first chunk, and the columns of the second one.
+# Alterations after the first chunk, with the columns of the second chunk.
 KEEPING = {
     "alter table s.t add d int default 5": ["a", "b", "c", "d"],
     "alter table s.t drop b": ["a", "c"],
@@ -73,9 +73,9 @@ KEEPING = {
 
 
 @pytest.mark.parametrize("alteration", KEEPING)
-def test_an_alteration_that_leaves_the_key_loses_nothing(table, worker, alteration):
+def test_an_alteration_that_keeps_the_key_loses_nothing(table, worker, alteration):
     """
-    Later chunks have the new shape, and all rows are there (A31).
+    Later chunks have the new columns, and all rows are read (A31).
     """
     plan = worker.plan("s.t")
     first = worker.chunk(plan, max_rows=40).chunk
@@ -109,7 +109,7 @@ def test_an_alteration_of_the_key_or_the_table_fails_the_chunk(
     table, worker, alteration
 ):
     """
-    It says so, and never that there is nothing left to be read (A31).
+    The chunk reports the reason, and never that no more rows follow (A31).
     """
     plan = worker.plan("s.t")
     first = worker.chunk(plan, max_rows=40).chunk
@@ -120,9 +120,9 @@ def test_an_alteration_of_the_key_or_the_table_fails_the_chunk(
     assert FAILING[alteration] in failure.reason
 
 
-def test_another_order_of_the_key_fails_the_chunk(table, worker):
+def test_a_different_order_of_the_key_fails_the_chunk(table, worker):
     """
-    The rows after the last key are others, though name and type are the same.
+    Different rows follow the last key, although its name and type are the same.
     """
     table.execute("create table s.w (k text primary key)")
     table.execute("insert into s.w values ('a'), ('b'), ('c')")
@@ -137,7 +137,7 @@ def test_another_order_of_the_key_fails_the_chunk(table, worker):
 
 def test_a_truncated_table_has_no_more_rows(table, worker):
     """
-    That it was truncated is in the stream; the chunk after it is empty and the last.
+    The stream has the truncate; the next chunk is empty and the last.
     """
     plan = worker.plan("s.t")
     first = worker.chunk(plan, max_rows=40).chunk
@@ -149,21 +149,21 @@ def test_a_truncated_table_has_no_more_rows(table, worker):
 
 def test_the_lock_comes_before_the_snapshot(table, database, worker):
     """
-    Chunks and plans that wait for a rewrite see the table that it leaves (A31).
+    Chunks and plans that wait for a rewrite see the rewritten table (A31).
     """
     plan = worker.plan("s.t")
-    asks = (
+    calls = (
         lambda: worker.chunk(plan).chunk.rows,
         lambda: [worker.plan("s.t").maximum_key],
     )
     seen = []
-    for ask in asks:
+    for call in calls:
         with psycopg.connect(database) as rewriting:
             rewriting.execute("alter table s.t alter b type bigint using b + 1")
-            with asking(ask) as answers:
+            with in_background(call) as results:
                 wait_for(table, WAITS_FOR_LOCK)
                 rewriting.commit()
-        seen += answers
+        seen += results
 
     assert [100, (b"100",)] == [len(seen[0]), seen[1][0]]
 
@@ -172,7 +172,7 @@ def test_a_snapshot_before_the_lock_would_see_an_empty_table(
     table, database, worker, monkeypatch
 ):
     """
-    Refutes the lock that comes after the first query: a rewrite takes all rows away.
+    This refutes a lock taken after the first query: a rewrite would hide all rows.
     """
     plan = worker.plan("s.t")
 
@@ -186,16 +186,16 @@ def test_a_snapshot_before_the_lock_would_see_an_empty_table(
     monkeypatch.setattr(ChunkReader, "_snapshot", late)
     with psycopg.connect(database) as rewriting:
         rewriting.execute("alter table s.t alter b type bigint")
-        with asking(lambda: worker.chunk(plan).chunk) as answers:
+        with in_background(lambda: worker.chunk(plan).chunk) as results:
             wait_for(table, WAITS_FOR_LOCK)
             rewriting.commit()
 
-    assert (0, True) == (len(answers[0].rows), answers[0].is_last)
+    assert (0, True) == (len(results[0].rows), results[0].is_last)
 
 
-def test_an_alteration_that_takes_long_is_waited_for_in_turns(table, database, worker):
+def test_a_long_alteration_makes_a_chunk_fail_until_a_retry(table, database, worker):
     """
-    A chunk gives its place up after two seconds, and is read when it is asked again.
+    A chunk stops waiting for its lock after two seconds; a later retry reads it.
     """
     plan = worker.plan("s.t")
     with psycopg.connect(database) as altering:
@@ -209,33 +209,35 @@ def test_an_alteration_that_takes_long_is_waited_for_in_turns(table, database, w
     assert 100 == table.execute("select count(*) from s.t").fetchone()[0]
 
 
-def test_a_chunk_that_is_cancelled_for_its_time_says_so(table, database, begin):
+def test_a_chunk_cancelled_by_a_timeout_is_reported_as_timed_out(
+    table, database, begin
+):
     """
-    A smaller one may still be read (A32). The database's time-out is not the session's.
+    A smaller chunk may still be read (A32). The database's timeout is overridden.
     """
     name = table.info.dbname
     table.execute(f"alter database {name} set statement_timeout = '300ms'")
     worker = begin(database)
     plan = worker.plan("s.t")
-    with asking(lambda: worker.chunk(plan, condition=SLOW)) as answers:
+    with in_background(lambda: worker.chunk(plan, condition=SLOW)) as results:
         wait_for(table, SLEEPS)
         table.execute(
             "select pg_cancel_backend(pid) from pg_stat_activity"
             " where datname = current_database() and wait_event = 'PgSleep'"
         )
-    (failure,) = answers
+    (failure,) = results
     chunk = worker.chunk(plan, condition=SLOW, max_rows=5).chunk
 
     assert (True, True) == (failure.may_recover, failure.has_timed_out)
     assert (5, False) == (len(chunk.rows), chunk.is_last)
 
 
-def test_a_session_that_is_ended_in_the_middle_of_a_chunk(table, worker):
+def test_a_chunk_can_be_read_again_after_its_session_was_ended(table, worker):
     """
-    The reader connects again, and the chunk can be read whole (A32).
+    The reader reconnects, and the chunk has all of its rows (A32).
     """
     plan = worker.plan("s.t")
-    with asking(lambda: worker.chunk(plan, condition=SLOW)) as answers:
+    with in_background(lambda: worker.chunk(plan, condition=SLOW)) as results:
         wait_for(table, SLEEPS)
         table.execute(
             "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
@@ -243,13 +245,13 @@ def test_a_session_that_is_ended_in_the_middle_of_a_chunk(table, worker):
         )
     chunk = worker.chunk(plan).chunk
 
-    assert (True, False) == (answers[0].may_recover, answers[0].has_timed_out)
+    assert (True, False) == (results[0].may_recover, results[0].has_timed_out)
     assert 100 == len(chunk.rows)
 
 
 def test_no_transaction_is_open_longer_than_a_chunk(table, worker):
     """
-    Between two chunks nothing holds dead rows back, and each has a horizon of its own.
+    Between two chunks no session holds dead rows back, and each chunk has a new xmin.
     """
     xmins = (
         "select array_agg(backend_xmin::text::bigint) from pg_stat_activity"
@@ -259,8 +261,8 @@ def test_no_transaction_is_open_longer_than_a_chunk(table, worker):
     plan = worker.plan("s.t")
     during, between = [], []
     for _ in range(3):
-        ask = {"condition": SLOW, "max_rows": 10}
-        with asking(lambda ask=ask: worker.chunk(plan, **ask)):
+        fields = {"condition": SLOW, "max_rows": 10}
+        with in_background(lambda fields=fields: worker.chunk(plan, **fields)):
             wait_for(table, SLEEPS)
             during.append(table.execute(xmins).fetchone()[0])
         between.append(table.execute(xmins).fetchone()[0])
@@ -270,9 +272,11 @@ def test_no_transaction_is_open_longer_than_a_chunk(table, worker):
     assert sorted({xmin for [xmin] in during}) == [xmin for [xmin] in during]
 
 
-def test_transactions_of_others_hold_up_no_chunk(table, database, worker):
+def test_open_transactions_of_other_sessions_do_not_delay_a_chunk(
+    table, database, worker
+):
     """
-    One that idles, and one that is prepared, have written and are not seen.
+    The chunk does not see the changes of an idle and of a prepared transaction.
     """
     gid = table.info.dbname
     with psycopg.connect(database) as idle:

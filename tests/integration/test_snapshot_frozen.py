@@ -1,4 +1,4 @@
-"""One view of the database for all chunks of a snapshot, on a real server."""
+"""One exported snapshot of the database for all chunks, on a real server."""
 
 import psycopg
 import pytest
@@ -17,7 +17,7 @@ HOLDERS = (
 
 @pytest.fixture
 def table(connection) -> psycopg.Connection:
-    """Provide a connection beside a table of nine rows."""
+    """Create two tables with nine rows each; provide a connection."""
     for statement in (
         "create table s.t (a int primary key, b text)",
         "insert into s.t select g, 'b' from generate_series(1, 9) g",
@@ -28,9 +28,9 @@ def table(connection) -> psycopg.Connection:
     return connection
 
 
-def test_every_chunk_shows_the_moment_of_the_first_question(table, begin):
+def test_every_chunk_shows_the_state_at_the_first_plan(table, begin):
     """
-    Rows written since do not show, to any reader, and no watermark is written.
+    No reader sees later changes, and no watermark is written.
     """
     worker = begin(readers=2)
     plan = worker.plan("s.t", **FROZEN)
@@ -49,9 +49,9 @@ def test_every_chunk_shows_the_moment_of_the_first_question(table, begin):
     assert (9, True) == (len(other), written < 200)
 
 
-def test_a_view_is_let_go_of_for_good(table, begin):
+def test_a_released_snapshot_is_lost_for_good(table, begin):
     """
-    While it is held dead rows stay; afterwards no other moment takes its place.
+    A session holds it until its release; afterwards no newer snapshot replaces it.
     """
     worker = begin()
     plan = worker.plan("s.t", **FROZEN)
@@ -68,9 +68,9 @@ def test_a_view_is_let_go_of_for_good(table, begin):
     assert (True, True) == (failure.may_recover, failure.has_lost_view)
 
 
-def test_a_view_whose_session_was_ended_is_lost(table, begin):
+def test_a_snapshot_whose_session_was_ended_is_lost(table, begin):
     """
-    The rest is read chunk by chunk; a new view would show another moment.
+    The rest is read incrementally; a new snapshot would show a different state.
     """
     worker = begin(readers=2)
     plan = worker.plan("s.t", **FROZEN)
@@ -82,9 +82,9 @@ def test_a_view_whose_session_was_ended_is_lost(table, begin):
     assert 9 == len(chunk.rows)
 
 
-def test_a_reader_that_was_ended_reads_on_in_the_same_view(table, begin):
+def test_a_reader_that_was_ended_continues_in_the_same_snapshot(table, begin):
     """
-    The view is its own session's; a reader's can be recreated.
+    A separate session holds the snapshot, so a reader's session can be recreated.
     """
     worker = begin()
     plan = worker.plan("s.t", **FROZEN)
@@ -117,9 +117,9 @@ ALTERATIONS = (
 
 
 @pytest.mark.parametrize("alteration", ALTERATIONS)
-def test_a_table_that_was_altered_is_not_in_the_view_any_more(table, begin, alteration):
+def test_an_altered_table_is_no_longer_in_the_snapshot(table, begin, alteration):
     """
-    A rewritten table would look empty, another one is none of the snapshot's.
+    A rewritten table would seem empty, and a new table did not exist at that time.
     """
     worker = begin()
     plan = worker.plan("s.t", **FROZEN)
@@ -140,9 +140,9 @@ def test_a_table_that_was_altered_is_not_in_the_view_any_more(table, begin, alte
         "comment on table s.t is 'kept'",
     ],
 )
-def test_what_leaves_a_table_as_it_is_leaves_it_in_the_view(table, begin, alteration):
+def test_maintenance_leaves_a_table_in_the_snapshot(table, begin, alteration):
     """
-    Upkeep thaws nothing, nor does what was rolled back before the view was made.
+    So does an alteration that was rolled back before the snapshot was exported.
     """
     worker = begin()
     table.execute("begin; alter table s.t add c int; rollback")
@@ -165,9 +165,11 @@ PARTITIONS = {
 
 
 @pytest.mark.parametrize("alteration", PARTITIONS)
-def test_partitions_are_looked_at_as_well(table, begin, alteration):
+def test_an_altered_partition_takes_its_table_out_of_the_snapshot(
+    table, begin, alteration
+):
     """
-    One partition that is not what it was is a part of the table that is missing.
+    Rows of the altered partition would be missing.
     """
     for statement in (
         "create table s.p (a int, b int, primary key (a, b)) partition by list (b)",
@@ -187,11 +189,11 @@ def test_partitions_are_looked_at_as_well(table, begin, alteration):
 
 
 @pytest.mark.parametrize("terms", [FROZEN, {}])
-def test_a_select_needs_no_lock_of_a_partition_that_it_does_not_read(
+def test_a_select_needs_no_lock_on_a_partition_that_it_does_not_read(
     table, begin, terms
 ):
     """
-    The server locks those that a SELECT may read; one that is detached is missed.
+    The server locks partitions that a SELECT may read; a detached one is noticed.
     """
     for statement in (
         "create table s.p (a int, b int) partition by list (b)",
@@ -214,14 +216,14 @@ def test_a_select_needs_no_lock_of_a_partition_that_it_does_not_read(
         assert [] == list(after.chunk.rows)
 
 
-def test_a_view_can_be_lent(table, database, begin):
+def test_a_snapshot_of_a_different_session_can_be_adopted(table, database, begin):
     """
-    That of the making of a slot is read in as one of ours.
+    A reader uses the snapshot that the creation of a slot exports like one of its own.
     """
     worker = begin()
-    with psycopg.connect(database) as lender:
-        lender.execute("set transaction isolation level repeatable read")
-        [name] = lender.execute("select pg_export_snapshot()").fetchone()
+    with psycopg.connect(database) as exporter:
+        exporter.execute("set transaction isolation level repeatable read")
+        [name] = exporter.execute("select pg_export_snapshot()").fetchone()
         worker.worker.adopt("view-1", name)
         table.execute("delete from s.t")
         plan = worker.plan("s.t", **FROZEN)
@@ -231,9 +233,9 @@ def test_a_view_can_be_lent(table, database, begin):
     assert (9, True) == (len(chunk.rows), lost.has_lost_view)
 
 
-def test_a_chosen_select_is_read_in_place_of_the_table(table, worker):
+def test_a_configured_select_is_read_instead_of_the_table(table, worker):
     """
-    Its rows have the table's columns; a comment at its end does no harm.
+    Its rows have the table's columns; it may end with a comment.
     """
     select = (
         "select t.a, upper(t.b) as b from s.t t join s.u u on u.a = t.a - 2"
@@ -258,9 +260,9 @@ def test_a_chosen_select_is_read_in_place_of_the_table(table, worker):
         ("select null::int as a, b from s.t", "a row has no key"),
     ],
 )
-def test_a_select_that_will_not_do_is_refused(table, worker, select, reason):
+def test_an_invalid_select_is_refused(table, worker, select, reason):
     """
-    The server says why.
+    The failure has the server's reason.
     """
     assert 9 == table.execute("select count(*) from s.t").fetchone()[0]
     failure = worker.ask_plan("s.t", select=select, **FROZEN)
@@ -269,9 +271,9 @@ def test_a_select_that_will_not_do_is_refused(table, worker, select, reason):
     assert reason in failure.reason
 
 
-def test_a_select_that_gives_rows_twice_is_refused(table, worker):
+def test_a_select_that_returns_a_key_twice_is_refused(table, worker):
     """
-    Whichever row came second would be skipped, or not, by chance.
+    Whether the second row is skipped would depend on chance.
     """
     select = "select t.a, t.b from s.t t, s.u u where u.a < 3"
     plan = worker.plan("s.t", select=select, **FROZEN)
@@ -284,7 +286,7 @@ def test_a_select_that_gives_rows_twice_is_refused(table, worker):
 
 def test_a_select_that_makes_a_key_column_null_is_refused(table, begin):
     """
-    The highest key of a composite key does not show it; its record would have no key.
+    The highest composite key does not reveal it, and its record would have no key.
     """
     for statement in (
         "create table s.k (a int, b int, primary key (a, b))",
@@ -303,7 +305,7 @@ def test_a_select_that_makes_a_key_column_null_is_refused(table, begin):
 @pytest.mark.parametrize("terms", [FROZEN, {}])
 def test_a_select_that_lacks_a_column_is_refused(table, worker, terms):
     """
-    Its result would be no row of the table.
+    Its result would not be a row of the table.
     """
     plan = worker.plan("s.t", select="select a from s.t", **terms)
     failure = worker.chunk(plan, select="select a from s.t", **terms)
@@ -313,9 +315,9 @@ def test_a_select_that_lacks_a_column_is_refused(table, worker, terms):
     assert 9 == table.execute("select count(*) from s.t").fetchone()[0]
 
 
-def test_other_tables_of_a_select_are_looked_at_as_well(table, begin):
+def test_a_rewrite_of_a_joined_table_of_a_select_loses_the_snapshot(table, begin):
     """
-    One of them that was rewritten would make the SELECT's rows disappear.
+    The rows of the SELECT would disappear otherwise.
     """
     worker = begin()
     select = "select t.* from s.t t join s.u u using (a)"

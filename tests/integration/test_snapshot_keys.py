@@ -1,4 +1,4 @@
-"""Keys on a real server: which one tells rows apart, which orders, how it is parted."""
+"""Keys on a real server: identifying keys, ordering keys, and ranges of keys."""
 # ruff: noqa: ISC004 - long statements among short values
 
 from itertools import pairwise
@@ -23,7 +23,7 @@ VIEW = AggregateView(aggregate_type="order", view="s.orders_now")
 
 
 def create(connection: psycopg.Connection, *statements: str) -> None:
-    """Run statements one by one."""
+    """Run statements one after the other."""
     for statement in statements:
         connection.execute(statement)
 
@@ -65,7 +65,7 @@ IDENTITIES = {
 
 
 def streamed_shape(connection, slot):
-    """Return the last shape of the stream."""
+    """Return the last relation of the stream."""
     messages = connection.execute(
         "select data from pg_logical_slot_get_binary_changes(%s, null, null,"
         " 'proto_version', '1', 'publication_names', 'towpath')",
@@ -79,9 +79,9 @@ def streamed_shape(connection, slot):
 
 
 @pytest.mark.parametrize("kind", IDENTITIES)
-def test_the_key_is_what_the_stream_tells(connection, worker, unique, kind):
+def test_the_key_of_a_chunk_is_the_key_of_the_stream(connection, worker, unique, kind):
     """
-    A chunk's rows and the stream's changes are distinguished by the same columns (A17).
+    The same columns identify the rows of a chunk and the changes of the stream (A17).
     """
     create(connection, *IDENTITIES[kind])
     connection.execute(
@@ -103,14 +103,14 @@ def test_the_key_of_a_table_that_was_replaced_keeps_its_order(connection, unique
     """
     Later stream changes have the same keys as rows read from the new table.
     """
-    made = "create table s.t (a int, b int, primary key (b, a))"
-    create(connection, made)
+    statement = "create table s.t (a int, b int, primary key (b, a))"
+    create(connection, statement)
     connection.execute(
         "select pg_create_logical_replication_slot(%s, 'pgoutput')", (unique,)
     )
     connection.execute("insert into s.t (a, b) values (1, 2)")
     connection.execute("drop table s.t")
-    connection.execute(made)
+    connection.execute(statement)
     found = streamed_shape(connection, unique)
     facts = PostgresCatalog(connection).describe(found.oid, TableName("s", "t"), [23])
 
@@ -148,7 +148,7 @@ REFUSALS = {
     ),
     "collation": (
         [
-            # As one of ICU's would be; not every server is built with it.
+            # Like a collation of ICU, which not every server is built with.
             "create collation s.loose (provider = libc, locale = 'C.utf8')",
             "create table s.t (a text collate s.loose primary key)",
             "update pg_collation set collisdeterministic = false"
@@ -231,7 +231,7 @@ REFUSALS = {
 @pytest.mark.parametrize("kind", REFUSALS)
 def test_tables_without_a_usable_key_are_refused(connection, worker, kind):
     """
-    Each is refused up front, with the reason and, where there is one, the cure.
+    Each is refused up front, with the reason and a remedy if there is one.
     """
     statements, reason = REFUSALS[kind]
     create(connection, *statements)
@@ -241,7 +241,7 @@ def test_tables_without_a_usable_key_are_refused(connection, worker, kind):
 
 def test_a_table_that_the_role_may_not_read_is_refused(connection, database, begin):
     """
-    Missing rights and policies that hide rows are said before anything is read.
+    Missing rights and policies that hide rows are reported before any row is read.
     """
     create(
         connection,
@@ -269,7 +269,7 @@ def test_a_table_that_the_role_may_not_read_is_refused(connection, database, beg
 
 def test_every_collation_provider_of_the_server_gives_an_order(connection, worker):
     """
-    Whichever library compares texts, the server alone does it (B21).
+    Only the server compares strings, with whichever library it uses (B21).
     """
     collations = connection.execute(
         "select distinct on (collprovider) quote_ident(collname) from pg_collation"
@@ -277,9 +277,9 @@ def test_every_collation_provider_of_the_server_gives_an_order(connection, worke
         " (-1, pg_char_to_encoding('UTF8')) and collname not in ('C', 'POSIX')"
         " order by collprovider, collname desc"
     ).fetchall()
-    known = [name for (name,) in collations if _is_built_in(connection, name)]
-    for place, collation in enumerate(known):
-        name = f"s.t{place}"
+    usable = [name for (name,) in collations if _is_built_in(connection, name)]
+    for number, collation in enumerate(usable):
+        name = f"s.t{number}"
         create(
             connection,
             f"create table {name} (k text collate pg_catalog.{collation} primary key)",
@@ -290,7 +290,7 @@ def test_every_collation_provider_of_the_server_gives_an_order(connection, worke
         expected = connection.execute(f"select k from {name} order by k").fetchall()  # noqa: S608 - the case's own
 
         assert [key.encode() for (key,) in expected] == [key for (key,) in rows]
-    assert known
+    assert usable
 
 
 def _is_built_in(connection: psycopg.Connection, collation: str) -> bool:
@@ -302,9 +302,11 @@ def _is_built_in(connection: psycopg.Connection, collation: str) -> bool:
     return True
 
 
-def test_a_chosen_key_orders_and_the_own_one_identifies(connection, worker):
+def test_a_surrogate_key_orders_rows_and_the_primary_key_identifies_them(
+    connection, worker
+):
     """
-    A surrogate gives bounds and order; listed keys are those of the stream (A29).
+    The surrogate gives bounds and order; listed keys are primary keys (A29).
     """
     create(
         connection,
@@ -335,9 +337,9 @@ def test_a_chosen_key_orders_and_the_own_one_identifies(connection, worker):
         (("e",), "does not identify all rows: index t_e_key: it is deferrable"),
     ],
 )
-def test_a_chosen_key_that_is_none_is_refused(connection, worker, order_by, reason):
+def test_an_unsuitable_surrogate_key_is_refused(connection, worker, order_by, reason):
     """
-    Rows that a key does not tell apart would be skipped: the reason is said (A29).
+    Rows that the key does not distinguish would be skipped (A29).
     """
     create(
         connection,
@@ -349,9 +351,9 @@ def test_a_chosen_key_that_is_none_is_refused(connection, worker, order_by, reas
     assert reason in worker.refusal("s.t", *order_by)
 
 
-def test_a_chosen_key_that_goes_fails_its_chunk(connection, worker):
+def test_a_chunk_fails_if_the_index_of_its_surrogate_key_is_dropped(connection, worker):
     """
-    When the index is dropped, nothing tells any more that rows are not skipped.
+    Without the index, rows with equal keys could be skipped.
     """
     create(
         connection,
@@ -366,9 +368,9 @@ def test_a_chosen_key_that_goes_fails_its_chunk(connection, worker):
     assert "the surrogate key (b) has no unique index" in failure.reason
 
 
-def test_the_publications_filter_holds_for_what_is_read(connection, worker):
+def test_the_publications_filter_applies_to_chunks(connection, worker):
     """
-    Chunks, maximum key and estimate leave out what the stream leaves out.
+    Chunks, maximum key and estimate leave out the rows that the stream leaves out.
     """
     create(
         connection,
@@ -387,7 +389,7 @@ def test_the_publications_filter_holds_for_what_is_read(connection, worker):
     assert plan.estimated_rows < 500
 
 
-PARTED = {
+RANGES = {
     "integer": ("bigint primary key", "g * 3"),
     "skewed": ("bigint primary key", "g::bigint * g"),
     "text": ('text collate "C.utf8" primary key', "md5(g::text)"),
@@ -395,15 +397,15 @@ PARTED = {
 }
 
 
-@pytest.mark.parametrize("kind", PARTED)
-def test_a_table_is_cut_into_parts_of_about_one_size(connection, worker, kind):
+@pytest.mark.parametrize("kind", RANGES)
+def test_a_table_is_split_into_ranges_of_similar_size(connection, worker, kind):
     """
-    Boundaries rise in the key's own order, and together the parts are the table.
+    The boundaries are in the key's own order, and the ranges cover the whole table.
     """
-    columns, value = PARTED[kind]
+    columns, value = RANGES[kind]
     create(
         connection,
-        # Of narrow rows few pages are sampled, and parts may differ by a half.
+        # With narrow rows few pages are sampled, and ranges may differ by half.
         f"create table s.t (wide char(200) default '', k {columns})",
         f"insert into s.t (k) select {value} from generate_series(1, 60000) g",  # noqa: S608 - the case's own
         "analyze s.t",
@@ -421,9 +423,9 @@ def test_a_table_is_cut_into_parts_of_about_one_size(connection, worker, kind):
     assert all(10_000 < len(part) < 20_000 for part in parts)
 
 
-def test_partitions_are_cut_into_parts_with_their_root(connection, worker):
+def test_a_partitioned_table_is_split_into_ranges_as_a_whole(connection, worker):
     """
-    Ranges are of the whole table's key, whatever the partitions are by (B32).
+    The ranges use the key of the root, whatever the partition key is (B32).
     """
     create(
         connection,
@@ -455,9 +457,9 @@ def test_partitions_are_cut_into_parts_with_their_root(connection, worker):
         (0, {"parts": 4}),
     ],
 )
-def test_what_is_small_or_chosen_is_not_cut(connection, worker, count, fields):
+def test_small_or_filtered_tables_are_not_split(connection, worker, count, fields):
     """
-    One reader is done with it before a second one has begun.
+    One reader finishes them before a second reader would have started.
     """
     create(
         connection,
@@ -471,7 +473,7 @@ def test_what_is_small_or_chosen_is_not_cut(connection, worker, count, fields):
 
 def test_several_readers_read_at_the_same_time(connection, database, begin):
     """
-    A chunk that waits for its table's lock holds up no chunk of another table.
+    A chunk that waits for its table's lock does not delay chunks of other tables.
     """
     create(
         connection,
@@ -495,7 +497,7 @@ def test_several_readers_read_at_the_same_time(connection, database, begin):
 
 @pytest.fixture
 def view(connection) -> None:
-    """Make a view of orders with their lines."""
+    """Create a view of orders with their lines."""
     create(
         connection,
         "create table s.orders (id int primary key)",
@@ -511,7 +513,7 @@ def view(connection) -> None:
 
 def test_a_view_is_read_by_its_aggregate_ids(view, connection, begin):
     """
-    Rows of a view come chunk by chunk, or by their keys, under one collection's name.
+    Rows of a view are read in chunks or by key, under the name of its collection.
     """
     assert view is None
     worker = begin(views=(VIEW,))
@@ -529,7 +531,7 @@ def test_a_view_is_read_by_its_aggregate_ids(view, connection, begin):
 @pytest.mark.parametrize("max_rows", [2, 3, 100])
 def test_two_rows_for_one_aggregate_are_refused(view, connection, begin, max_rows):
     """
-    Also where one is the last of a chunk, and the other would be the next one's first.
+    This holds even if one row is the last of a chunk and the other in the next chunk.
     """
     assert view is None
     create(
@@ -553,7 +555,7 @@ def test_two_rows_for_one_aggregate_are_refused(view, connection, begin, max_row
 
 def test_large_rows_of_a_view_are_cut_and_none_is_skipped(view, connection, begin):
     """
-    Rows beyond the chunk's bound of bytes come with the next one.
+    Rows beyond a chunk's limit of bytes are in the next chunk.
     """
     assert view is None
     create(
@@ -572,7 +574,7 @@ def test_large_rows_of_a_view_are_cut_and_none_is_skipped(view, connection, begi
 
 def test_a_row_of_a_view_without_an_id_is_refused(view, connection, begin):
     """
-    Its aggregate would be unknown.
+    Otherwise its aggregate would be unknown.
     """
     assert view is None
     create(
@@ -586,11 +588,11 @@ def test_a_row_of_a_view_without_an_id_is_refused(view, connection, begin):
     assert "a row has no key" in failure.reason
 
 
-def test_listed_keys_behind_the_bound_of_bytes_are_not_known_to_be_absent(
+def test_listed_keys_beyond_the_limit_of_bytes_do_not_count_as_absent(
     connection, begin
 ):
     """
-    A chunk that the bound cuts says so: its missing keys are read again.
+    A truncated chunk is not the last one, so its missing keys are read again.
     """
     create(
         connection,
@@ -607,9 +609,9 @@ def test_listed_keys_behind_the_bound_of_bytes_are_not_known_to_be_absent(
 
 def test_memory_is_bounded_by_bytes_and_not_by_rows(connection, begin):
     """
-    Two hundred rows of a megabyte never stand in memory together (B31).
+    Two hundred rows of a megabyte each are never in memory together (B31).
     """
-    import tracemalloc  # noqa: PLC0415 - it slows down whatever is done after it
+    import tracemalloc  # noqa: PLC0415 - it slows down everything after it
 
     create(
         connection,
@@ -638,7 +640,7 @@ def test_memory_is_bounded_by_bytes_and_not_by_rows(connection, begin):
 
 def test_a_chunk_has_its_size_and_its_duration(connection, worker):
     """
-    The server's bytes and time decide the next chunk's size.
+    Both are measured, as they decide the size of the next chunk.
     """
     create(
         connection,
@@ -653,13 +655,13 @@ def test_a_chunk_has_its_size_and_its_duration(connection, worker):
 
 
 @pytest.mark.parametrize(
-    ("form", "left"), [(Watermarks.ROWS, 2), (Watermarks.ROWS_DELETED, 0)]
+    ("form", "count"), [(Watermarks.ROWS, 2), (Watermarks.ROWS_DELETED, 0)]
 )
 def test_watermarks_can_be_rows_of_the_signal_table(
-    connection, begin, unique, form, left
+    connection, begin, unique, form, count
 ):
     """
-    Each is one row, streamed with its content, left or deleted at once (A28).
+    Each is one row, streamed with its content, and kept or deleted at once (A28).
     """
     create(
         connection,
@@ -677,23 +679,23 @@ def test_watermarks_can_be_rows_of_the_signal_table(
     kinds = ["snapshot-window-open", "snapshot-window-close"]
     kept = connection.execute("select count(*) from towpath.signal").fetchone()[0]
 
-    assert left == kept
+    assert count == kept
     assert [True, True] == [
         f"type[character varying]:'{kind}'" in data and '"mark":"' in data
         for kind, (data,) in zip(kinds, streamed, strict=True)
     ]
 
 
-@pytest.mark.parametrize("may_look", [True, False])
-def test_sessions_of_others_that_work_are_counted(
-    connection, database, begin, may_look
+@pytest.mark.parametrize("may_monitor", [True, False])
+def test_active_sessions_of_other_clients_are_counted(
+    connection, database, begin, may_monitor
 ):
     """
-    Idle ones and our own are not load; a role without the right sees transactions.
+    Idle sessions and our own do not count; a role without pg_monitor counts, too.
     """
     clock, deadline = SystemClock(), Deadline(SystemClock(), 20.0)
     role = f"r_{connection.info.dbname}"
-    grants = ("grant pg_monitor to {}",) if may_look else ()
+    grants = ("grant pg_monitor to {}",) if may_monitor else ()
     create(connection, f"create role {role} login", *(g.format(role) for g in grants))
     worker = begin(psycopg.conninfo.make_conninfo(database, user=role))
     try:

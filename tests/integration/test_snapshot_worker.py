@@ -1,4 +1,4 @@
-"""The snapshot worker on a real server: plans, chunks, refusals, stored answers."""
+"""The snapshot worker on a real server: plans, chunks, refusals and stored answers."""
 # ruff: noqa: ISC004 - long statements among short values
 
 import threading
@@ -70,7 +70,7 @@ KEYS = {
 @pytest.mark.parametrize("kind", KEYS)
 def test_keys_of_any_type_are_read_in_their_own_order(connection, worker, kind):
     """
-    Chunks of three find every row once, in the server's order of the key (B21, B23).
+    Chunks of three rows have every row once, in the server's key order (B21, B23).
     """
     connection.execute("create type s.mood as enum ('z', 'b', 'a', 'y', 'x')")
     connection.execute("create domain s.code as text check (value like 'c%')")
@@ -87,7 +87,7 @@ def test_keys_of_any_type_are_read_in_their_own_order(connection, worker, kind):
 
 def test_composite_keys_are_compared_as_rows(connection, worker):
     """
-    A key over columns in another order than the table's is read whole (A19, B22).
+    All rows are read if the key's columns are not in the table's order (A19, B22).
     """
     connection.execute("create table s.t (v text, b int, a text, primary key (a, b))")
     connection.execute(
@@ -136,7 +136,7 @@ def test_composite_keys_are_compared_as_rows(connection, worker):
 )
 def test_tables_that_cannot_be_read_are_refused(connection, worker, statements, reason):
     """
-    Each kind of table that the rule does not hold for is refused with its reason.
+    Each kind of table that a snapshot cannot read is refused with a reason.
     """
     for statement in statements:
         connection.execute(statement)
@@ -146,9 +146,9 @@ def test_tables_that_cannot_be_read_are_refused(connection, worker, statements, 
     assert reason in inspected.refusals["s.t"]
 
 
-def test_the_columns_are_those_that_the_stream_sends(connection, worker):
+def test_a_chunk_has_the_columns_of_the_stream(connection, worker):
     """
-    Generated and dropped columns, and those that are not published, are not read.
+    Generated, dropped and unpublished columns are not read.
     """
     connection.execute(
         "create table s.t (gone int, a int primary key, b text, c text,"
@@ -162,9 +162,9 @@ def test_the_columns_are_those_that_the_stream_sends(connection, worker):
     assert ["a", "b"] == [column.name for column in plan.shape.relation.columns]
 
 
-def test_values_come_as_their_text(connection, worker):
+def test_values_are_read_in_their_text_form(connection, worker):
     """
-    NULL, empty, control characters and backslashes come as the stream has them.
+    NULL, empty strings, control characters and backslashes are as in the stream.
     """
     connection.execute("create table s.t (a int primary key, b text, c bytea)")
     connection.execute(
@@ -182,7 +182,7 @@ def test_values_come_as_their_text(connection, worker):
 
 def test_partitions_are_read_with_their_root(connection, worker):
     """
-    A partitioned table is one table; plain inheritance makes other tables (B32).
+    A partitioned table is one table; a child by plain inheritance is separate (B32).
     """
     connection.execute(
         "create table s.t (a int, b int, primary key (a, b)) partition by list (b)"
@@ -202,9 +202,9 @@ def test_partitions_are_read_with_their_root(connection, worker):
     assert [9, 1] == counts
 
 
-def test_a_chunk_is_cut_at_its_bound_of_bytes(connection, begin):
+def test_a_chunk_ends_at_its_limit_of_bytes(connection, begin):
     """
-    Large rows make a chunk short, not memory large, and none is lost (B31).
+    Large rows make a chunk shorter instead of using more memory; none is lost (B31).
     """
     connection.execute("create table s.t (a int primary key, b text)")
     connection.execute(
@@ -218,9 +218,9 @@ def test_a_chunk_is_cut_at_its_bound_of_bytes(connection, begin):
     assert (10, False, 200) == (len(first.rows), first.is_last, len(rows))
 
 
-def test_listed_keys_are_read_wherever_they_stand(connection, worker):
+def test_listed_keys_are_read_anywhere_in_the_table(connection, worker):
     """
-    A list of keys finds those that exist, and is done at once.
+    The chunk has the rows that exist, and is the last one.
     """
     connection.execute("create table s.t (a int primary key)")
     connection.execute("insert into s.t select generate_series(1, 9)")
@@ -232,7 +232,7 @@ def test_listed_keys_are_read_wherever_they_stand(connection, worker):
 
 def test_listed_composite_keys_are_looked_up_as_rows(connection, worker):
     """
-    Each part is compared in its column's own type and collation.
+    Each column is compared with its own type and collation.
     """
     connection.execute(
         'create table s.t (b char(3), a text collate "C", n numeric, v int,'
@@ -262,15 +262,15 @@ KEYS_OF_TABLE = [
 
 
 @pytest.mark.parametrize(("kind", "listed", "keys"), KEYS_OF_TABLE)
-def test_listed_keys_are_spelt_as_the_stream_spells_them(
+def test_listed_keys_get_the_text_form_of_the_stream(
     connection, worker, kind, listed, keys
 ):
     """
-    A signal's words for a key become the text that the stream has for it.
+    The values in a signal are converted to the text that the stream has for the key.
     """
     connection.execute(f"create table s.t (a {kind} primary key)")
-    asked = tuple((str(value).encode(),) for (value,) in listed)
-    inspected = worker.ask(protocol.InspectTables("s", ("s.t",), asked))
+    requested = tuple((str(value).encode(),) for (value,) in listed)
+    inspected = worker.ask(protocol.InspectTables("s", ("s.t",), requested))
 
     assert ({}, tuple((key,) for key in keys)) == (inspected.refusals, inspected.keys)
 
@@ -285,9 +285,9 @@ def test_listed_keys_are_spelt_as_the_stream_spells_them(
         ((b"2", b"-1"), "violates check constraint"),
     ],
 )
-def test_listed_keys_that_are_none_are_refused(connection, worker, key, reason):
+def test_invalid_listed_keys_are_refused(connection, worker, key, reason):
     """
-    Wrong width and values that the key's types do not take are said up front.
+    Wrong numbers of columns and invalid values are reported up front.
     """
     connection.execute("create domain s.small as int check (value > 0)")
     connection.execute("create table s.t (a s.small, b int, primary key (b, a))")
@@ -297,9 +297,9 @@ def test_listed_keys_that_are_none_are_refused(connection, worker, key, reason):
     assert reason in inspected.refusals["s.t"]
 
 
-def test_what_the_relay_asks_for_is_stored_and_read_back(connection, worker):
+def test_a_key_request_is_stored_and_read_back(connection, worker):
     """
-    Keys stay in the database until it is their turn; a replay stores nothing twice.
+    Its keys remain in the database until they are read; repetition stores it once.
     """
     connection.execute("create table s.t (a int primary key)")
     oid = worker.plan("s.t").shape.relation.oid
@@ -319,8 +319,8 @@ def test_what_the_relay_asks_for_is_stored_and_read_back(connection, worker):
     ]
     running = replace(table, state="running", pending_keys=None, error="away")
     worker.ask(protocol.SaveProgress(1, running))
-    ask = protocol.ReadPlan(2, "s.t", oid, keys_of="towpath-keys-1")
-    plan = worker.ask(ask).plan
+    effect = protocol.ReadPlan(2, "s.t", oid, keys_of="towpath-keys-1")
+    plan = worker.ask(effect).plan
     resumed = worker.worker.read_stored()
 
     assert [protocol.KeysStored("towpath-keys-1")] * 2 == stored
@@ -328,11 +328,11 @@ def test_what_the_relay_asks_for_is_stored_and_read_back(connection, worker):
     assert protocol.UnfinishedRead((running,), table.asked_until) == resumed
 
 
-def test_a_position_of_another_server_hides_no_key_requests(connection, worker):
+def test_a_position_of_a_different_server_hides_no_key_requests(connection, worker):
     """
-    A dump also copies stored requests; positions above the log's end are not ours.
+    A dump copies stored requests, too; a position above the log's end is ignored.
 
-    The request itself is kept, and a request of this log still counts.
+    The request itself is kept, and the position of a request of this log counts.
     """
     connection.execute(
         "insert into towpath.snapshot (snapshot_id, collection, ordinal, state,"
@@ -351,9 +351,9 @@ def test_a_position_of_another_server_hides_no_key_requests(connection, worker):
     assert read == worker.worker.read_stored()
 
 
-def test_what_a_dead_process_stored_late_gives_way(connection, worker):
+def test_a_late_key_request_of_a_dead_process_is_replaced(connection, worker):
     """
-    A request that was stored under our name after we looked may list other keys.
+    A request stored under the same id after the start may list different keys.
     """
     connection.execute("create table s.t (a int primary key)")
     oid = worker.plan("s.t").shape.relation.oid
@@ -370,9 +370,9 @@ def test_what_a_dead_process_stored_late_gives_way(connection, worker):
     assert (ours.pending_keys, ("queued", 0)) == (plan.keys, state)
 
 
-def test_stored_keys_that_do_not_fit_any_more_fail(connection, worker):
+def test_stored_keys_that_no_longer_fit_the_table_fail(connection, worker):
     """
-    After the primary key was changed, keys of the old one are refused.
+    After a change of the primary key, values of the old key are refused.
     """
     connection.execute("create table s.t (a int, b int, primary key (a, b))")
     oid = worker.plan("s.t").shape.relation.oid
@@ -388,9 +388,9 @@ def test_stored_keys_that_do_not_fit_any_more_fail(connection, worker):
 
 def test_old_key_requests_are_deleted_except_the_newest(connection, worker):
     """
-    Requests completed an hour ago are deleted; the last requested position stays.
+    Requests completed an hour ago are deleted, except the newest position.
 
-    Of the failed ones, those of a week ago are deleted, but not the last of a table.
+    Failed requests of a week ago are deleted, except the newest of each table.
     """
     connection.execute(
         "insert into towpath.snapshot (snapshot_id, collection, ordinal, state,"
@@ -418,7 +418,7 @@ def test_old_key_requests_are_deleted_except_the_newest(connection, worker):
 
 def test_a_filter_keeps_its_precedence(connection, worker):
     """
-    A filter with OR does not escape the chunk's bounds (A7).
+    A filter with OR does not widen the bounds of the chunk (A7).
     """
     connection.execute("create table s.t (a int primary key)")
     connection.execute("insert into s.t select generate_series(1, 9)")
@@ -447,7 +447,7 @@ def test_a_filter_keeps_its_precedence(connection, worker):
 )
 def test_a_changed_table_fails_its_chunk(connection, worker, alteration, reason):
     """
-    A chunk of a table that is not what was planned cannot recover (A31).
+    A chunk of a table that differs from its plan cannot recover (A31).
     """
     connection.execute("create table s.t (a int primary key, b text)")
     plan = worker.plan("s.t")
@@ -458,9 +458,9 @@ def test_a_changed_table_fails_its_chunk(connection, worker, alteration, reason)
     assert reason in failure.reason
 
 
-def test_a_chunk_brings_the_columns_of_its_moment(connection, worker):
+def test_a_chunk_has_the_current_columns_of_its_table(connection, worker):
     """
-    Columns that come and go between chunks change the shape and lose nothing (A31).
+    Columns added or dropped between chunks change the relation; no row is lost (A31).
     """
     connection.execute("create table s.t (a int primary key, b text)")
     connection.execute("insert into s.t select g, 'b' from generate_series(1, 4) g")
@@ -482,19 +482,19 @@ def test_the_lock_comes_before_the_snapshot(connection, database, worker):
     plan = worker.plan("s.t")
     with psycopg.connect(database) as rewriting:
         rewriting.execute("alter table s.t alter b type bigint")
-        ask = threading.Thread(target=lambda: answers.append(worker.chunk(plan)))
-        answers: list[protocol.WorkerFact] = []
-        ask.start()
+        results: list[protocol.WorkerFact] = []
+        reading = threading.Thread(target=lambda: results.append(worker.chunk(plan)))
+        reading.start()
         _wait_for_lock(connection, worker.deadline)
         rewriting.commit()
-        ask.join()
+        reading.join()
 
-    assert 100 == len(answers[0].chunk.rows)
+    assert 100 == len(results[0].chunk.rows)
 
 
-def test_a_lock_that_is_not_given_in_time_may_recover(connection, database, worker):
+def test_a_chunk_that_gets_no_lock_in_time_may_recover(connection, database, worker):
     """
-    A chunk does not queue for a lock for ever, and is read again (A32).
+    A chunk does not wait for a lock forever, and can be read again (A32).
     """
     connection.execute("create table s.t (a int primary key)")
     connection.execute("insert into s.t values (1)")
@@ -507,9 +507,9 @@ def test_a_lock_that_is_not_given_in_time_may_recover(connection, database, work
     assert (True, 1) == (failure.may_recover, len(chunk.chunk.rows))
 
 
-def test_a_killed_back_end_may_recover(connection, worker):
+def test_a_chunk_of_a_killed_backend_may_recover(connection, worker):
     """
-    The lane connects again after its connection was ended (A32).
+    The reader reconnects after its connection was ended (A32).
     """
     connection.execute("create table s.t (a int primary key)")
     connection.execute("insert into s.t values (1)")
@@ -530,16 +530,16 @@ def test_a_wrong_filter_cannot_recover(connection, worker):
     """
     connection.execute("create table s.t (a int primary key)")
     shape = worker.plan("s.t").shape
-    ask = protocol.ReadPlan(1, "s.t", shape.relation.oid, condition="nonsense > 1")
-    failure = worker.ask(ask)
+    effect = protocol.ReadPlan(1, "s.t", shape.relation.oid, condition="nonsense > 1")
+    failure = worker.ask(effect)
 
     assert not failure.may_recover
     assert "nonsense" in failure.reason
 
 
-def test_row_security_is_an_error_and_not_fewer_rows(connection, database, begin):
+def test_row_security_gives_an_error_instead_of_fewer_rows(connection, database, begin):
     """
-    A policy that would hide rows from the relay's role fails the table.
+    A policy that would hide rows from the relay's role fails the chunk.
     """
     connection.execute("create table s.t (a int primary key)")
     connection.execute("insert into s.t values (1)")
@@ -561,9 +561,9 @@ def test_row_security_is_an_error_and_not_fewer_rows(connection, database, begin
     assert "row-level security" in failure.reason
 
 
-def test_progress_survives_as_it_was_saved(connection, worker):
+def test_saved_progress_is_read_back_unchanged(connection, worker):
     """
-    Keys are stored as lists of their text, and come back as the same bytes.
+    Keys are stored as lists of strings, and read back as the same bytes.
     """
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
     queued = StoredTable("s1", "s.t", 0, "queued", 4711, target="search2")
@@ -595,9 +595,9 @@ def test_progress_survives_as_it_was_saved(connection, worker):
     assert protocol.UnfinishedRead((running,)) == worker.worker.read_stored()
 
 
-def test_a_signal_that_runs_shows_that_its_start_was_announced(connection, worker):
+def test_the_status_running_means_that_the_start_was_announced(connection, worker):
     """
-    Its table may still be queued, or be paused before anything was planned.
+    The table of the signal may have been paused before it was planned.
     """
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
     table = StoredTable("s1", "s.t", 0, "queued", 4711)
@@ -617,9 +617,9 @@ def test_a_signal_that_runs_shows_that_its_start_was_announced(connection, worke
 
 def test_a_signal_is_answered_once(connection, worker):
     """
-    A replayed signal is not new; nor is one whose row has an answer already.
+    A repeated signal is not new, nor is one whose row already has an answer.
 
-    The log names no answer that was not stored.
+    Only stored answers are logged.
     """
     connection.execute(
         "insert into towpath.signal (id, type, status)"
@@ -644,7 +644,7 @@ def test_a_signal_is_answered_once(connection, worker):
 
 def test_an_id_is_not_used_twice(connection, worker):
     """
-    A new signal by an old id has to choose another, and starts nothing.
+    A new signal with a used id is rejected, and starts no snapshot.
     """
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
     table = StoredTable("s1", "s.t", 0, "queued", 4711)
@@ -661,9 +661,9 @@ def test_an_id_is_not_used_twice(connection, worker):
     assert "choose another" in reason
 
 
-def test_answers_add_to_what_was_said_before(connection, worker):
+def test_later_answers_are_merged_with_earlier_ones(connection, worker):
     """
-    The final counts stand beside the reasons of the first answer.
+    The final answer has its counts and the reasons of the first answer.
     """
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
     worker.ask(protocol.StoreSignal("s1", "accepted", {"refused": {"a": "b"}}))
@@ -676,9 +676,9 @@ def test_answers_add_to_what_was_said_before(connection, worker):
     assert ("completed", {"refused": {"a": "b"}, "rows": 5}, False) == row
 
 
-def test_a_stopped_table_stays_stopped(connection, worker):
+def test_a_stopped_table_remains_stopped(connection, worker):
     """
-    Progress that was on its way when a table was stopped does not start it again.
+    Progress saved after the stop does not restart the table.
     """
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
     table = StoredTable("s1", "s.t", 0, "running", 4711)
@@ -695,13 +695,13 @@ def test_a_stopped_table_stays_stopped(connection, worker):
     ("state", "order_by", "last_key"),
     [("paused", ("b",), ["7"]), ("stopped", ("b",), None), ("stopped", (), ["7"])],
 )
-def test_a_chosen_key_keeps_its_place_only_while_rows_are_asked_for(
+def test_a_surrogate_key_keeps_its_last_key_only_while_its_table_is_open(
     connection, worker, state, order_by, last_key
 ):
     """
-    Rows that left the unread part of a table that had ended were asked for by nobody.
+    While a table is stopped, a row may move below the last key without a key request.
 
-    That is stored at once: the relay may die before the table is planned again.
+    So the last key is cleared at once: the relay may die before it plans the table.
     """
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
     table = StoredTable("s1", "s.t", 0, "running", 4711, order_by=order_by)
@@ -721,7 +721,7 @@ def test_a_chosen_key_keeps_its_place_only_while_rows_are_asked_for(
 
 def test_a_missing_table_ends_the_worker_with_its_name(connection, worker):
     """
-    A failed store is reported to the loop, and not retried for ever.
+    A failed write is reported to the loop, and not retried forever.
     """
     connection.execute("drop table towpath.snapshot")
     worker.worker.submit(
@@ -734,7 +734,7 @@ def test_a_missing_table_ends_the_worker_with_its_name(connection, worker):
 
 
 def _wait_for_lock(connection: psycopg.Connection, deadline: Deadline) -> None:
-    """Wait until somebody waits for a lock of this database."""
+    """Wait until a session waits for a lock in this database."""
     clock = SystemClock()
     waiting = (
         "select exists (select from pg_locks where not granted and database ="

@@ -1,4 +1,4 @@
-"""Changes by the source's owner under a running relay are reported at once."""
+"""Changes that the source's owner makes while the relay runs are reported."""
 
 import json
 from collections.abc import Iterator
@@ -15,41 +15,41 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 @pytest.fixture
 def rig(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Rig]:
-    """Provide a relay that follows one table, a keyless one among its neighbours."""
+    """Provide a relay that captures one table, with a pattern that new tables match."""
     stack.up("postgres", "kafka")
-    made = Rig(database, stack.kafka, unique, tmp_path)
-    made.execute("create table public.note (id int primary key)")
-    made.configure("heartbeat_interval_s = 0.3", tables=[r"public\..*"])
-    made.init()
-    made.start()
-    made.confirm()
-    yield made
-    made.close()
+    source = Rig(database, stack.kafka, unique, tmp_path)
+    source.execute("create table public.note (id int primary key)")
+    source.configure("heartbeat_interval_s = 0.3", tables=[r"public\..*"])
+    source.init()
+    source.start()
+    source.confirm()
+    yield source
+    source.close()
 
 
 def problems(rig: Rig, capsys) -> str:
-    """Return the problems that ``relay status`` prints, as one text."""
+    """Return the problems that ``relay status`` prints, as one string."""
     capsys.readouterr()
     status(rig.config, as_json=True)
     return " ".join(json.loads(capsys.readouterr().out)["source_problems"])
 
 
 def records(rig: Rig, event: str, word: str) -> list[dict]:
-    """Return the log records of this kind that name something."""
+    """Return the log records of an event whose description contains a word."""
     return [each for each in rig.logged(event) if word in each["what"]]
 
 
 def logged(rig: Rig, event: str, word: str) -> bool:
-    """Return whether there is such a record."""
+    """Return whether ``records`` finds a record."""
     return bool(records(rig, event, word))
 
 
 def test_a_change_of_publications_or_outbox_is_reported(rig: Rig, capsys):
     """
-    Signal table, outbox column, age of the slot: each at the next look, with its cure.
+    Each problem is reported at the next check, with its remedy, and so is its end.
 
-    The relay goes on with what it still can, after a start too, which reports an outbox
-    column that events need. Status and doctor show the same.
+    The relay continues with everything that still works. A restart reports a missing
+    outbox column again. The status shows the problems, too.
     """
     signal = "alter publication towpath {} table towpath.signal"
     rig.execute(signal.format("drop"))
@@ -77,7 +77,7 @@ def test_a_change_of_publications_or_outbox_is_reported(rig: Rig, capsys):
 
 
 def test_tables_without_snapshot_are_listed_with_the_reason(rig: Rig, capsys):
-    """A keyless table that begins to match is captured; its earlier rows are named."""
+    """A keyless table is captured; a warning says that earlier rows are not read."""
     rig.execute("create table public.keyless (v int)")
     rig.execute("insert into public.keyless values (1)")
     rig.execute("alter table public.keyless replica identity full")
@@ -85,7 +85,7 @@ def test_tables_without_snapshot_are_listed_with_the_reason(rig: Rig, capsys):
     (warned,) = rig.logged("table captured without its earlier rows")
     capsys.readouterr()
     status(rig.config, as_json=True)
-    of_relay = json.loads(capsys.readouterr().out)["tables_without_snapshot"]
+    unreadable = json.loads(capsys.readouterr().out)["tables_without_snapshot"]
     run(["doctor", "--json", "--config", str(rig.config)])
     found = [
         each["what"]
@@ -96,7 +96,7 @@ def test_tables_without_snapshot_are_listed_with_the_reason(rig: Rig, capsys):
     shown = " ".join(capsys.readouterr().out.split())
 
     assert ("public.keyless", "warning") == (warned["table"], warned["level"])
-    assert ["public.keyless"] == list(of_relay)
-    assert "no primary key" in of_relay["public.keyless"]
+    assert ["public.keyless"] == list(unreadable)
+    assert "no primary key" in unreadable["public.keyless"]
     assert 1 == len(found)
     assert "public.keyless: snapshots cannot read it" in shown

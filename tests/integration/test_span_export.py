@@ -1,4 +1,4 @@
-"""Spans by the real SDK at a real receiver: parents, ids, links, and losses."""
+"""Spans exported by the real SDK to a real receiver: parents, ids, links, losses."""
 
 import threading
 import time
@@ -30,16 +30,16 @@ UNSAMPLED = f"00-{TRACE}-{CLIENT_SPAN}-00"
 
 @pytest.fixture
 def receiver(monkeypatch):
-    """Provide a receiver, which this process's variables name."""
-    with otlp_receiver() as made:
-        monkeypatch.setenv(ENDPOINTS[1], made.url)
+    """Provide a receiver whose URL is in the environment."""
+    with otlp_receiver() as receiver:
+        monkeypatch.setenv(ENDPOINTS[1], receiver.url)
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-        yield made
+        yield receiver
 
 
 @pytest.fixture
 def problems():
-    """Provide the list of a tracer's spans."""
+    """Provide the list that gets the problems of a tracer."""
     return []
 
 
@@ -47,28 +47,28 @@ def problems():
 def tracer(receiver, problems):
     """Provide a tracer that exports to the receiver."""
     assert receiver.status == 200
-    made = OtlpTracer("part", problems.append)
-    yield made
-    made.close()
+    tracer = OtlpTracer("part", problems.append)
+    yield tracer
+    tracer.close()
 
 
 def past(number=0, **more):
-    """Describe a span that has ended."""
-    given = {"name": "past", "kind": Kind.PRODUCER, "parent": SAMPLED}
+    """Return a span that has ended."""
+    fields = {"name": "past", "kind": Kind.PRODUCER, "parent": SAMPLED}
     times = {"begin_us": 1_000 + number, "end_us": 5_000}
-    return PastSpan(**{**given, **times, **more})
+    return PastSpan(**{**fields, **times, **more})
 
 
 def test_a_past_span_has_its_times_its_parent_its_links_and_its_id(tracer, receiver):
     """
-    An end before the beginning, by another machine's clock, is at the beginning.
+    An end that precedes the beginning, due to clock skew, is moved to the beginning.
     """
     link = f"00-{'1' * 32}-{'2' * 16}-01"
-    made = tracer.record(past(links=[link], span_id="00f067aa0ba902b7", end_us=1))
+    context = tracer.record(past(links=[link], span_id="00f067aa0ba902b7", end_us=1))
     until(lambda: bool(receiver.spans(TRACE)), "the span arrives")
     [span] = receiver.spans(TRACE)
 
-    assert f"00-{TRACE}-00f067aa0ba902b7-01" == made
+    assert f"00-{TRACE}-00f067aa0ba902b7-01" == context
     assert ("part", CLIENT_SPAN, "00f067aa0ba902b7") == (
         *(span.service, span.parent_id, span.span_id),
     )
@@ -76,25 +76,23 @@ def test_a_past_span_has_its_times_its_parent_its_links_and_its_id(tracer, recei
     assert {"2" * 16} == span.links
 
 
-def test_a_context_that_is_not_sampled_is_passed_on_and_not_exported(tracer, receiver):
+def test_an_unsampled_context_is_passed_on_and_not_exported(tracer, receiver):
     """
-    Its trace goes on within the span, as one that is not sampled.
+    Inside the span its trace continues without being sampled.
     """
     span = tracer.start("request", Kind.SERVER, UNSAMPLED)
     span.end()
-    past_one = tracer.record(past(parent=UNSAMPLED))
+    context = tracer.record(past(parent=UNSAMPLED))
     tracer.record(past(parent=f"00-{'3' * 32}-{CLIENT_SPAN}-01"))
-    until(lambda: bool(receiver.spans("3" * 32)), "the other span arrives")
+    until(lambda: bool(receiver.spans("3" * 32)), "the sampled span arrives")
 
-    assert ([], None) == (receiver.spans(TRACE), past_one)
+    assert ([], None) == (receiver.spans(TRACE), context)
     assert (TRACE, "00") == (*span.traceparent.split("-")[1::2],)
 
 
-def test_a_request_its_transaction_and_its_event_are_one_line_of_spans(
-    tracer, receiver
-):
+def test_a_request_its_transaction_and_its_event_are_a_chain_of_spans(tracer, receiver):
     """
-    Each is the child of the one before; a failed attempt at the event says so.
+    Each span is the child of the previous one; a failed attempt has its error.
     """
     app = Flask("part")
     install_request_context(app)
@@ -105,8 +103,8 @@ def test_a_request_its_transaction_and_its_event_are_one_line_of_spans(
         with transaction_span() as traceparent:
             return {"inner": traceparent, **request_headers()}
 
-    answer = app.test_client().post("/orders", headers={"traceparent": SAMPLED}).json
-    event = an_event({"traceparent": answer["inner"]})
+    response = app.test_client().post("/orders", headers={"traceparent": SAMPLED}).json
+    event = an_event({"traceparent": response["inner"]})
     with pytest.raises(ValueError, match="x"), event_span(tracer, "stock", event):
         int("x")
     until(lambda: len(receiver.spans(TRACE)) == 3, "the spans arrive")
@@ -119,12 +117,12 @@ def test_a_request_its_transaction_and_its_event_are_one_line_of_spans(
         *(request.parent_id, insert.parent_id, consume.parent_id),
     )
     assert ("", "ValueError") == (request.failure, consume.failure)
-    assert request.span_id == answer["traceparent"].split("-")[2]
+    assert request.span_id == response["traceparent"].split("-")[2]
 
 
 def test_health_checks_have_no_span(tracer, receiver):
     """
-    They would be most of the traces of a quiet service.
+    Otherwise most traces of a quiet service would be health checks.
     """
     app = Flask("part")
     install_request_context(app)
@@ -133,18 +131,18 @@ def test_health_checks_have_no_span(tracer, receiver):
     client = app.test_client()
     live = client.get("/health/live", headers={"traceparent": SAMPLED}).status_code
     client.get("/orders", headers={"traceparent": SAMPLED})
-    until(lambda: bool(receiver.spans(TRACE)), "the other request arrives")
+    until(lambda: bool(receiver.spans(TRACE)), "the span of the other request arrives")
 
     assert (200, ["GET"]) == (live, [span.name for span in receiver.spans(TRACE)])
 
 
-def test_an_event_without_a_context_begins_no_trace(tracer, receiver):
+def test_an_event_without_a_context_starts_no_trace(tracer, receiver):
     """
-    Only requests begin traces: an old event would be a trace of its own.
+    Only requests start traces; otherwise each old event would be a separate trace.
     """
     with event_span(tracer, "stock", an_event({})) as traceparent:
         tracer.record(past())
-    until(lambda: bool(receiver.spans(TRACE)), "another span arrives")
+    until(lambda: bool(receiver.spans(TRACE)), "the recorded span arrives")
 
     assert (None, 1) == (traceparent, len(receiver.spans()))
 
@@ -153,7 +151,7 @@ def test_losses_are_counted_and_reported_once_until_spans_arrive_again(
     tracer, receiver, problems
 ):
     """
-    No call waits for a receiver that refuses.
+    No call waits for a receiver that refuses spans.
     """
     receiver.status = 400
     for number in range(2):
@@ -169,11 +167,11 @@ def test_losses_are_counted_and_reported_once_until_spans_arrive_again(
     assert 2 == len(problems)
 
 
-def test_what_the_queue_has_no_room_for_is_lost_and_nobody_waits(
+def test_spans_beyond_the_queues_capacity_are_lost_without_waiting(
     receiver, problems, monkeypatch
 ):
     """
-    The queue is bounded while nobody takes spans from it; closing is bounded, too.
+    The queue is bounded while no span is exported, and so is the time to close.
     """
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "600")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
@@ -181,7 +179,7 @@ def test_what_the_queue_has_no_room_for_is_lost_and_nobody_waits(
     tracer = OtlpTracer("part", problems.append)
     for number in range(2_000):
         tracer.record(past(number))
-    # The exporter may have taken one batch of 512 meanwhile, which is not lost yet.
+    # The exporter may hold one batch of 512, which is not lost yet.
     lost = tracer.counts.lost
     began_s = time.monotonic()
     tracer.close()
@@ -192,6 +190,6 @@ def test_what_the_queue_has_no_room_for_is_lost_and_nobody_waits(
 
 
 def an_event(headers):
-    """Make an event with headers."""
-    place = ("orders", 0, 7)
-    return Event("id", "OrderPlaced", "order", "1", b"{}", headers, *place)
+    """Return an event with headers."""
+    at = ("orders", 0, 7)
+    return Event("id", "OrderPlaced", "order", "1", b"{}", headers, *at)

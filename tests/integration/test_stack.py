@@ -1,4 +1,4 @@
-"""The local stack: real parts, started, killed, repaired and stopped."""
+"""The local stack: its parts are started, killed, repaired and stopped."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def state_folder() -> Iterator[Path]:
 
 
 def _kill(stack: Stack, name: str) -> int:
-    """Kill a part as a crash would, and return the pid that it had."""
+    """Kill a part as a crash would, and return its pid."""
     found = process.find(stack.state.process_file(name))
     assert found is not None
     found.kill()
@@ -50,13 +50,13 @@ def _kill(stack: Stack, name: str) -> int:
 def _request(url: str, method: str, body: bytes | None = None) -> bytes:
     request = urllib.request.Request(url, body, method=method)  # noqa: S310 - ours
     request.add_header("Content-Type", "application/json")
-    with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310 - ours
-        found: bytes = answer.read()
-        return found
+    with urllib.request.urlopen(request, timeout=20) as response:  # noqa: S310 - ours
+        body_read: bytes = response.read()
+        return body_read
 
 
 def _write_everywhere(addresses: Addresses) -> None:
-    """Leave one fact in every part, acknowledged as durable."""
+    """Write one durable value to every part."""
     with psycopg.connect(addresses.dsn("shop")) as connection:
         connection.execute("create table kept (id int)")
         connection.execute("insert into kept values (7)")
@@ -74,12 +74,12 @@ def _write_everywhere(addresses: Addresses) -> None:
     _request(f"{addresses.opensearch_url}/kept/_doc/7?refresh=true", "PUT", b"{}")
     with redis.Redis.from_url(addresses.redis_url) as cache:
         cache.set("kept", "7")
-        # The file gets it at once, not within the usual second.
+        # It is written to the file at once, and not only within a second.
         cache.execute_command("WAITAOF", 1, 0, 5000)
 
 
 def _read_everywhere(addresses: Addresses) -> dict[str, object]:
-    """Read the facts back, each from its part."""
+    """Read the values back from the parts."""
     with psycopg.connect(addresses.dsn("shop")) as connection:
         rows = connection.execute("select id from kept").fetchall()
     consumer = Consumer(
@@ -107,7 +107,7 @@ def _read_everywhere(addresses: Addresses) -> dict[str, object]:
 
 def test_killed_parts_are_repaired_with_their_data(state_folder: Path) -> None:
     """
-    After every part was killed, up starts them on the same ports with all they had.
+    If every part was killed, up restarts them on the same ports, with their data.
     """
     stack = Stack(state_folder)
     before = stack.up()
@@ -129,9 +129,9 @@ def test_killed_parts_are_repaired_with_their_data(state_folder: Path) -> None:
     assert expected == _read_everywhere(after)
 
 
-def test_up_leaves_alone_what_runs(state_folder: Path) -> None:
+def test_up_does_not_restart_running_parts(state_folder: Path) -> None:
     """
-    A second up starts nothing: every part keeps its process.
+    After a second up, every part has the same process.
     """
     stack = Stack(state_folder)
     stack.up(["postgres", "redis"])
@@ -154,7 +154,7 @@ def test_a_port_that_is_taken_before_the_start_is_replaced(
     state_folder: Path, port_name: str
 ) -> None:
     """
-    Another process listens on a port that was chosen for a part: it gets another one.
+    If a different process listens on the port of a part, the part gets a new port.
     """
     stack, part = Stack(state_folder), port_name.partition("-")[0]
     with socket.socket() as taken:
@@ -175,9 +175,9 @@ def test_a_port_that_is_taken_before_the_start_is_replaced(
     assert chosen[part] == getattr(addresses, f"{part}_port")
 
 
-def test_a_part_that_hangs_is_started_again(state_folder: Path) -> None:
+def test_a_part_that_hangs_is_restarted(state_folder: Path) -> None:
     """
-    A part that runs but does not answer is replaced by up.
+    Up replaces a part that runs but does not answer.
     """
     stack = Stack(state_folder)
     stack.up(["redis"])
@@ -195,7 +195,7 @@ def test_a_part_that_hangs_is_started_again(state_folder: Path) -> None:
 
 def test_up_waits_for_a_broker_that_recovers(state_folder: Path) -> None:
     """
-    A killed broker may take longer than its time for a start: it makes progress.
+    A killed broker may exceed its time to start as long as it makes progress.
     """
     stack = Stack(state_folder)
     admin = AdminClient({"bootstrap.servers": stack.up(["kafka"]).kafka})
@@ -216,7 +216,7 @@ def test_up_waits_for_a_broker_that_recovers(state_folder: Path) -> None:
 
 def test_down_leaves_no_process_and_keeps_the_data(state_folder: Path) -> None:
     """
-    After down nobody works below the state folder, and the next up finds its rows.
+    After down no process of the stack runs, and the next up finds the data.
     """
     stack = Stack(state_folder)
     addresses = stack.up(["postgres", "redis"])
@@ -240,9 +240,9 @@ def test_down_leaves_no_process_and_keeps_the_data(state_folder: Path) -> None:
     assert [(0,)] == rows
 
 
-def test_two_stacks_do_not_meet(state_folder: Path) -> None:
+def test_two_stacks_are_independent(state_folder: Path) -> None:
     """
-    Two stacks have ports, rows and keys of their own, and one's end is not the other's.
+    Two stacks have their own ports and data, and purging one does not stop the other.
     """
     first, second = Stack(state_folder / "one"), Stack(state_folder / "two")
     one = first.up(["postgres", "redis"])
@@ -262,32 +262,32 @@ def test_two_stacks_do_not_meet(state_folder: Path) -> None:
     assert (None,) == found
 
 
-def test_a_pid_that_belongs_to_somebody_else_is_never_killed(
+def test_a_pid_that_was_reused_by_a_different_process_is_never_killed(
     state_folder: Path,
 ) -> None:
     """
-    A process file whose pid the system has given away is not believed.
+    A process file is ignored if its pid now belongs to a different process.
     """
     stack = Stack(state_folder)
     stack.up(["redis"])
     stack.down()
-    stranger = psutil.Popen(["sleep", "60"], start_new_session=True)
-    stack.state.process_file("redis").write_text(f"{stranger.pid} 1 boot\n", "utf-8")
+    other = psutil.Popen(["sleep", "60"], start_new_session=True)
+    stack.state.process_file("redis").write_text(f"{other.pid} 1 boot\n", "utf-8")
 
     stack.down()
 
-    alive = stranger.poll() is None
-    stranger.send_signal(signal.SIGKILL)
-    stranger.wait()
+    alive = other.poll() is None
+    other.send_signal(signal.SIGKILL)
+    other.wait()
 
     assert alive
 
 
-def test_an_archive_that_was_cut_off_is_noticed(
+def test_a_truncated_archive_is_reported(
     state_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    A truncated Java archive stops its part with one sentence that names the file.
+    The error for a truncated Java archive names the file.
     """
     jar = next(jar for jar in store.read_lock() if jar.use == "kafka")
     copy = state_folder / "jars"

@@ -1,4 +1,4 @@
-"""The state in the operator's hands, between a real Postgres and a real Kafka."""
+"""The commands for the relay's state, with a real Postgres and a real Kafka."""
 
 import json
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ GAP = {
 
 
 class Site(Rig):
-    """A prepared database, its topics, and the commands that are tried on them."""
+    """A prepared database, its topics, and the commands that the tests run on them."""
 
     def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path, capsys) -> None:
         super().__init__(dsn, kafka, prefix, folder)
@@ -60,14 +60,14 @@ class Site(Rig):
         with TopicReader(self.settings.kafka) as reader:
             return self.state.read(reader)
 
-    def run(self, *words: str) -> tuple[int, str, str]:
-        """Carry out a command; return its exit code and what it said."""
-        code = root.run([*words, "--config", str(self.config)])
-        said = self._capsys.readouterr()
-        return code, said.out, said.err
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        """Run a command; return its exit code, standard output and standard error."""
+        code = root.run([*arguments, "--config", str(self.config)])
+        printed = self._capsys.readouterr()
+        return code, printed.out, printed.err
 
     def confirmed_lsn(self) -> int:
-        """Ask the server how far the slot is confirmed."""
+        """Return the confirmed LSN of the slot."""
         row = self.connection.execute(
             "select (confirmed_flush_lsn - '0/0'::pg_lsn)::bigint"
             " from pg_replication_slots where slot_name = %s",
@@ -77,7 +77,7 @@ class Site(Rig):
         return row[0]
 
     def make_topics(self) -> None:
-        """Make the topics that a relay makes when it starts."""
+        """Create the topics that a relay creates when it starts."""
         settings = self.settings
         topics = KafkaTopics(settings.kafka, settings.topics, CLOCK)
         topics.open(self.prefix, ())
@@ -118,8 +118,8 @@ class Site(Rig):
         begins = [data for (data,) in rows if data[:1] == b"B"]
         return [int.from_bytes(data[1:9], "big") for data in begins]
 
-    def is_followed(self) -> bool:
-        """Ask the server whether somebody follows the slot."""
+    def is_slot_active(self) -> bool:
+        """Return whether a process streams from the slot."""
         row = self.connection.execute(
             "select active from pg_replication_slots where slot_name = %s",
             (self.prefix,),
@@ -127,7 +127,7 @@ class Site(Rig):
         return bool(row and row[0])
 
     def positions(self, topic: str) -> list[tuple[bytes | None, bytes]]:
-        """Read key and position of every record of a topic."""
+        """Return the key and the position of every record in a topic."""
         return [
             (message.key(), dict(message.headers())["position"])
             for message in read_to_end(self.kafka, topic)
@@ -137,27 +137,27 @@ class Site(Rig):
 @pytest.fixture
 def site(stack, database, unique, tmp_path, capsys) -> Iterator[Site]:
     """Provide a prepared site."""
-    made = Site(database, stack.kafka, unique, tmp_path, capsys)
-    yield made
-    made.close()
+    site = Site(database, stack.kafka, unique, tmp_path, capsys)
+    yield site
+    site.close()
 
 
-def test_without_a_state_every_command_says_so(site: Site):
+def test_every_command_reports_a_missing_state(site: Site):
     """
-    Before the relay has ever run there is nothing to show, to export or to skip.
+    Before the first run of the relay there is no state to show, to export or to skip.
     """
-    answers = [
-        site.run("relay", "state", *words)
-        for words in (("show",), ("export",), ("skip", "0/8", "--yes"))
+    results = [
+        site.run("relay", "state", *command)
+        for command in (("show",), ("export",), ("skip", "0/8", "--yes"))
     ]
 
-    assert all("there is no state topic" in said for _, _, said in answers)
-    assert [code for code, _, _ in answers] == [2, 2, 2]
+    assert all("there is no state topic" in errors for _, _, errors in results)
+    assert [code for code, _, _ in results] == [2, 2, 2]
 
 
-def test_show_tells_everything_that_is_known(site: Site):
+def test_show_prints_the_whole_state(site: Site):
     """
-    Lineages with their gaps, positions, marks, parked aggregates, skips and the slot.
+    It has lineages with gaps, positions, marks, parked aggregates, skips and the slot.
     """
     lsn = site.make_state(gap=GAP)
     position = format_position(lsn, 0)
@@ -167,8 +167,8 @@ def test_show_tells_everything_that_is_known(site: Site):
     pending = {"asked_at": "x", "done": False, "log_lsn": lsn + 8}
     site.state.write(f"skip:{format_lsn(lsn + 8)}", pending)
     producer = Producer({"bootstrap.servers": site.kafka})
-    letter = {"position": position, "parked": "41[1]", "aggregate_type": "order"}
-    producer.produce(f"{site.prefix}.dead.relay", b"{}", headers=letter)
+    headers = {"position": position, "parked": "41[1]", "aggregate_type": "order"}
+    producer.produce(f"{site.prefix}.dead.relay", b"{}", headers=headers)
     assert producer.flush(20) == 0
 
     code, out, err = site.run("relay", "state", "show", "--json")
@@ -192,7 +192,7 @@ def test_show_tells_everything_that_is_known(site: Site):
 
 def test_show_works_without_the_source(site: Site):
     """
-    When Postgres is away the state is still shown, and why its side is missing.
+    If Postgres is unreachable, the state is shown with the error instead of the slot.
     """
     site.make_state()
     dsn = "postgresql://nobody@127.0.0.1:1/none"
@@ -206,7 +206,7 @@ def test_show_works_without_the_source(site: Site):
 
 def test_export_prints_every_record(site: Site):
     """
-    Lines of JSON, oldest first, with their offsets and times.
+    Each line is a JSON document with an offset; the oldest record is first.
     """
     site.make_state()
 
@@ -219,11 +219,11 @@ def test_export_prints_every_record(site: Site):
     assert records[1]["value"]["heartbeat"] == 3
 
 
-def test_skip_is_asked_about_written_and_taken_back(
+def test_a_skip_is_confirmed_stored_and_undone(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    A typed LSN confirms; anything else does nothing; a pending one can be undone.
+    Only the typed LSN confirms a skip, and a pending skip can be undone.
     """
     lsn = site.make_state()
     text = format_lsn(lsn + 64)
@@ -249,31 +249,31 @@ def test_skip_is_asked_about_written_and_taken_back(
         (9, "is not the LSN of a commit"),
     ],
 )
-def test_what_cannot_be_skipped_is_refused(site: Site, beyond: int, reason: str):
+def test_an_invalid_skip_is_refused(site: Site, beyond: int, reason: str):
     """
-    Confirmed transactions are forgotten; no commit stands at an odd place.
+    The LSN is already confirmed, or is not aligned like the LSN of a commit.
     """
     lsn = site.make_state()
     lsn -= lsn % 8
-    answer = site.run("relay", "state", "skip", format_lsn(lsn + beyond), "--yes")
+    result = site.run("relay", "state", "skip", format_lsn(lsn + beyond), "--yes")
 
-    assert (answer[0], reason in answer[2]) == (2, True)
+    assert (result[0], reason in result[2]) == (2, True)
 
 
-def test_nothing_can_be_skipped_while_nothing_is_known(site: Site):
+def test_nothing_can_be_skipped_without_a_lineage(site: Site):
     """
-    Without a confirmed position nobody can tell what is still to come.
+    Without a confirmed position the transactions still to come are unknown.
     """
     site.make_topics()
     site.state.write("settings", {})
-    answer = site.run("relay", "state", "skip", "0/8", "--yes")
+    result = site.run("relay", "state", "skip", "0/8", "--yes")
 
-    assert (answer[0], "has no lineage" in answer[2]) == (2, True)
+    assert (result[0], "has no lineage" in result[2]) == (2, True)
 
 
-def test_status_tells_of_slot_and_state(site: Site):
+def test_status_reports_the_slot_and_the_state(site: Site):
     """
-    Both sides stand in one answer; nobody follows the slot: 1.
+    It exits with 1, because no relay streams from the slot.
     """
     site.make_state(gap=GAP)
     code, out, _ = site.run("relay", "status", "--json")
@@ -288,7 +288,7 @@ def test_status_tells_of_slot_and_state(site: Site):
 
 def test_a_lost_state_is_repaired_and_nothing_is_published_twice(site: Site):
     """
-    The state topic is deleted beside a slot that trails; the relay goes on.
+    The state topic is deleted, and the slot is behind Kafka; the relay continues.
     """
     topic = f"{site.prefix}.shop.item"
     copy = "select pg_copy_logical_replication_slot(%s, %s)"
@@ -298,14 +298,14 @@ def test_a_lost_state_is_repaired_and_nothing_is_published_twice(site: Site):
     relay = site.start()
     insert = "insert into shop.item select n, 'x' from generate_series(%s::int, %s) n"
     site.connection.execute(insert, (1, 500))
-    until(lambda: len(site.positions(topic)) == 500, "the first rows are there")
+    until(lambda: len(site.positions(topic)) == 500, "the first rows are published")
     relay.kill()
     relay.wait()
     site.connection.execute(insert, (501, 900))
     admin = AdminClient({"bootstrap.servers": site.kafka})
     admin.delete_topics([state_topic(site.prefix)])[state_topic(site.prefix)].result(20)
-    until(lambda: not site.is_followed(), "the slot is free")
-    # What the relay had confirmed is streamed again: Kafka has it, the slot does not.
+    until(lambda: not site.is_slot_active(), "the slot is free")
+    # Confirmed changes are streamed again: Kafka has them, and the old slot does not.
     site.connection.execute(drop, (site.prefix,))
     site.connection.execute(copy, (before, site.prefix))
     site.connection.execute(drop, (before,))
@@ -314,10 +314,10 @@ def test_a_lost_state_is_repaired_and_nothing_is_published_twice(site: Site):
     assert (dry[0], f"marks:{topic}" in dry[1]) == (0, True)
     assert site.run("relay", "state", "repair", "--yes")[0] == 0
     assert site.run("relay", "state", "repair", "--yes")[0] == 2
-    again = site.start()
-    until(lambda: len(site.positions(topic)) >= 900, "all rows are there")
-    again.terminate()
-    assert again.wait(30) == 0
+    second = site.start()
+    until(lambda: len(site.positions(topic)) >= 900, "all rows are published")
+    second.terminate()
+    assert second.wait(30) == 0
     positions = [position for _, position in site.positions(topic)]
 
     assert (len(positions), len(set(positions))) == (900, 900)
@@ -325,7 +325,7 @@ def test_a_lost_state_is_repaired_and_nothing_is_published_twice(site: Site):
 
 def test_many_replayed_dead_letters_do_not_hide_the_highest_position(site: Site):
     """
-    A mark with a lower position would let the relay publish changes again (I1).
+    With a lower position in its mark, the relay would publish changes again (I1).
     """
     site.make_topics()
     topic = f"{site.prefix}.shop.item"
@@ -344,9 +344,9 @@ def test_many_replayed_dead_letters_do_not_hide_the_highest_position(site: Site)
     assert {topic: {0: Mark(1_101, newest.encode())}} == contents.marks
 
 
-def test_marks_that_fit_no_more_are_repaired(site: Site):
+def test_marks_that_no_longer_fit_their_topics_are_repaired(site: Site):
     """
-    A topic that was deleted loses its mark; a truncated one gets a new one.
+    The mark of a deleted topic is removed; a truncated topic gets a new mark.
     """
     lsn = site.make_state()
     gone, short = f"{site.prefix}.shop.gone", f"{site.prefix}.shop.item"
@@ -363,8 +363,8 @@ def test_marks_that_fit_no_more_are_repaired(site: Site):
     producer.produce(short, b"{}", partition=0, headers=headers)
     assert producer.flush(20) == 0
 
-    answer = site.run("relay", "state", "repair", "--yes")
-    assert answer[0] == 0, answer
+    result = site.run("relay", "state", "repair", "--yes")
+    assert result[0] == 0, result
     marks = site.stored().marks
 
     assert set(marks) == {short}
@@ -375,12 +375,12 @@ def test_marks_that_fit_no_more_are_repaired(site: Site):
 
 def test_a_skipped_transaction_is_dead_letters_and_the_rest_is_published(site: Site):
     """
-    An operator's skip goes to the dead letters; later changes are published.
+    The changes of a skipped transaction become dead letters.
     """
     topic = f"{site.prefix}.shop.item"
     first = site.start()
     site.connection.execute("insert into shop.item values (1, 'before')")
-    until(lambda: len(site.positions(topic)) == 1, "the first row is there")
+    until(lambda: len(site.positions(topic)) == 1, "the first row is published")
     first.terminate()
     assert first.wait(30) == 0
     site.connection.execute("insert into shop.item values (2, 'skipped')")
@@ -388,11 +388,14 @@ def test_a_skipped_transaction_is_dead_letters_and_the_rest_is_published(site: S
     lsn = format_lsn(site.commit_lsns()[0])
     assert site.run("relay", "state", "skip", lsn, "--yes")[0] == 0
 
-    again = site.start()
-    until(lambda: len(site.positions(topic)) >= 2, "the row behind it is there")
-    until(lambda: len(site.positions(f"{site.prefix}.dead.relay")) >= 1, "dead letter")
-    again.terminate()
-    assert again.wait(30) == 0
+    second = site.start()
+    until(lambda: len(site.positions(topic)) >= 2, "the last row is published")
+    until(
+        lambda: len(site.positions(f"{site.prefix}.dead.relay")) >= 1,
+        "the dead letter is written",
+    )
+    second.terminate()
+    assert second.wait(30) == 0
     keys = [json.loads(key or b"")["id"] for key, _ in site.positions(topic)]
     report = json.loads(site.run("relay", "state", "show", "--json")[1])
 

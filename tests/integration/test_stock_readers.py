@@ -1,7 +1,7 @@
 """
-Unmodified readers of ``preset = "debezium"``: what they write equals the source.
+Unmodified readers of ``preset = "debezium"``, whose tables equal the source.
 
-The JDBC sink is Debezium's own, in Kafka Connect, whose converters read our topics.
+Debezium's own JDBC sink runs in Kafka Connect, whose converters read our topics.
 """
 
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from support.waiting import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
-# Connect looks through all of its archives first.
+# Connect scans all of its archives at startup.
 STARTED_WITHIN_S = 180.0
 COLUMNS = ("id", "name", "price", "made_at", "is_live", "data")
 
 
 @pytest.fixture
 def rig(stack, database, unique, tmp_path) -> Iterator[Rig]:
-    """Provide a relay in Debezium's forms, and a table of what a shop has."""
+    """Provide a relay with the preset of Debezium, and a table with common types."""
     rig = Rig(database, stack.kafka, unique, tmp_path)
     rig.execute("create schema s")
     rig.execute(
@@ -36,9 +36,9 @@ def rig(stack, database, unique, tmp_path) -> Iterator[Rig]:
     rig.close()
 
 
-def test_debeziums_jdbc_sink_keeps_a_table_equal(rig):
+def test_debeziums_jdbc_sink_keeps_its_table_equal_to_the_source(rig):
     """
-    With and without ``ExtractNewRecordState``: inserts, updates, changed keys, deletes.
+    It applies every kind of change, with and without ``ExtractNewRecordState``.
     """
     rig.execute(
         "insert into s.items select n, 'item ' || n, n * 1.25, now(), n % 2 = 0,"
@@ -50,7 +50,7 @@ def test_debeziums_jdbc_sink_keeps_a_table_equal(rig):
     rig.execute("update s.items set id = 5, made_at = 'epoch' where id = 7")
     rig.confirm()
     sinks = [
-        jdbc_sink(rig, "s.items", "whole"),
+        jdbc_sink(rig, "s.items", "enveloped"),
         jdbc_sink(rig, "s.items", "unwrapped", **UNWRAPPED),
     ]
     with connected(rig.kafka, rig.folder, sinks) as log:
@@ -66,4 +66,4 @@ def test_debeziums_jdbc_sink_keeps_a_table_equal(rig):
                 timeout_s=STARTED_WITHIN_S,
             )
         assert "unrecoverable exception" not in log.read_text()
-    assert len(rows_of(rig, sql.Identifier("whole"), COLUMNS)) == 18
+    assert len(rows_of(rig, sql.Identifier("enveloped"), COLUMNS)) == 18

@@ -1,4 +1,4 @@
-"""The storefront over the whole shop: own writes read, and pages without scripts."""
+"""The storefront of the whole shop: reading one's own writes; pages without scripts."""
 
 import re
 import subprocess
@@ -19,21 +19,21 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 @pytest.fixture(scope="module")
 def store(stack, tmp_path_factory):
-    """Provide the shop; reads wait for one second at most."""
+    """Provide the shop; reads wait for at most one second."""
     stack.up("postgres", "kafka", "redis", "opensearch")
     name = f"t_{uuid.uuid4().hex[:12]}"
     with databases.fresh_database(stack, name) as dsn:
         rig = Rig(dsn, stack.kafka, name, tmp_path_factory.mktemp("store"))
-        with whole_store(rig, stack, **{"--wait-seconds": "1"}) as made:
-            # The sinks have met all topics, so that they lag by what a test makes.
-            write(made)
-            until(lambda: own_orders(made), "the first order is read")
-            yield made
+        with whole_store(rig, stack, **{"--wait-seconds": "1"}) as store:
+            # All topics exist and are read, so later lag is caused by a test alone.
+            write(store)
+            until(lambda: own_orders(store), "the first order is read")
+            yield store
         rig.close()
 
 
 def write(store):
-    """Place an order; return its number, and the LSN of the answer."""
+    """Place an order; return its number, and the LSN of the response."""
     line = {"product_id": str(PRODUCT), "quantity": 1, "unit_price": "12.50"}
     body = {"customer_id": store.saga.customer, "lines": [line]}
     response = store.saga.client.post("/orders", json=body)
@@ -42,15 +42,15 @@ def write(store):
 
 def own_orders(store, lsn=None):
     """Return the numbers of the customer's orders on the first page."""
-    answer = store.get(f"/customers/{store.saga.customer}/orders", lsn)
-    items = answer.json()["items"] if answer.ok else []
+    response = store.get(f"/customers/{store.saga.customer}/orders", lsn)
+    items = response.json()["items"] if response.ok else []
     return [order["order_id"] for order in items]
 
 
 @pytest.mark.parametrize("held", ["cache", "search"])
 def test_a_read_with_an_lsn_waits_for_every_sink_that_serves_it(store, held):
     """
-    While a sink lags, the read is refused, never old; then it has the write.
+    While a sink lags, the read is refused; once it has caught up, the write is read.
     """
     path = f"/customers/{store.saga.customer}/orders"
     with store.sinks[held].held():
@@ -59,9 +59,9 @@ def test_a_read_with_an_lsn_waits_for_every_sink_that_serves_it(store, held):
         until(lambda: reason in store.get(path, lsn).text, "the sink alone lags")
         refused = store.get(path, lsn)
     until(lambda: store.get(path, lsn).ok, "the sink has caught up")
-    answer = store.get(path, lsn)
-    newest = answer.json()["items"][0]
-    freshness = answer.json()["freshness"]
+    response = store.get(path, lsn)
+    newest = response.json()["items"][0]
+    freshness = response.json()["freshness"]
 
     assert (503, True) == (refused.status_code, int(refused.headers["Retry-After"]) > 0)
     assert (number, "cache") == (newest["order_id"], newest["served_from"])
@@ -70,11 +70,11 @@ def test_a_read_with_an_lsn_waits_for_every_sink_that_serves_it(store, held):
     )
 
 
-def test_a_search_waits_for_the_index_alone(store):
-    """A cache that lags does not delay what it does not serve."""
+def test_a_search_waits_only_for_the_index(store):
+    """A cache that lags does not delay reads that it does not serve."""
     with store.sinks["cache"].held():
         number, lsn = write(store)
-        until(lambda: store.get("/search", lsn, q=number).ok, "the index has it")
+        until(lambda: store.get("/search", lsn, q=number).ok, "the index has the order")
         found = store.get("/search", lsn, q=number).json()
 
     assert [number] == [order["order_id"] for order in found["orders"]]
@@ -82,36 +82,36 @@ def test_a_search_waits_for_the_index_alone(store):
 
 
 @pytest.mark.parametrize("lsn", ["0/1", "FFFFFFFF/0"])
-def test_an_lsn_of_another_history_is_refused(store, lsn):
-    """Nobody can wait for it: it lies before the relay's start, or behind the log."""
-    answer = store.get("/search", lsn, q="1")
+def test_an_lsn_of_a_different_history_is_refused(store, lsn):
+    """It precedes the relay's start or is beyond the log's end, so no wait can end."""
+    response = store.get("/search", lsn, q="1")
 
     assert (400, "Towpath-Lsn") == (
-        *(answer.status_code, answer.json()["errors"][0]["field"]),
+        *(response.status_code, response.json()["errors"][0]["field"]),
     )
 
 
 @pytest.fixture
 def visitor(store):
-    """Provide a browser without scripts, whose requests keep cookies."""
+    """Provide a browser without scripts, which keeps cookies."""
     with requests.Session() as session:
         session.get(store.address).raise_for_status()
         yield session
 
 
 def post(store, visitor, path, **fields):
-    """Send a form."""
+    """Submit a form."""
     return visitor.post(store.address + path, data=fields, timeout=30)
 
 
 def hidden_key(page):
-    """Return the key of a checkout's form."""
+    """Return the idempotency key in a checkout form."""
     return re.search(r'name="key" value="([0-9a-f]{32})"', page)[1]
 
 
-def test_a_check_out_that_is_sent_twice_places_one_order(store, visitor):
+def test_a_checkout_submitted_twice_places_one_order(store, visitor):
     """
-    The form's key is the idempotency key; prices come from inventory.
+    The form has an idempotency key; prices are read from the inventory.
     """
     post(store, visitor, "/basket", product_id=PRODUCT, unit_price="0.01")
     basket = visitor.cookies["basket"]
@@ -127,14 +127,14 @@ def test_a_check_out_that_is_sent_twice_places_one_order(store, visitor):
     assert "37.50" == store.saga.order(number)["total"]
 
 
-def test_a_first_check_out_that_is_sent_twice_registers_one_customer(store):
+def test_a_first_checkout_submitted_twice_registers_one_customer(store):
     """
-    Neither answer has set the customer's cookie when the other form is sent.
+    The second form is submitted without the customer cookie of the first response.
     """
     count = "select count(*) from shop.customers"
     ((before,),) = store.saga.rig.execute(count)
     form = {"key": uuid.uuid4().hex, "name": "Ada", "email": "ada@example.org"}
-    answers = [
+    responses = [
         requests.post(
             f"{store.address}/checkout",
             data=form,
@@ -144,15 +144,15 @@ def test_a_first_check_out_that_is_sent_twice_registers_one_customer(store):
         )
         for _ in range(2)
     ]
-    places = {answer.headers["Location"].partition("?")[0] for answer in answers}
+    orders = {each.headers["Location"].partition("?")[0] for each in responses}
 
-    assert ([303, 303], 1) == ([answer.status_code for answer in answers], len(places))
+    assert ([303, 303], 1) == ([each.status_code for each in responses], len(orders))
     assert [(before + 1,)] == store.saga.rig.execute(count)
 
 
 def test_my_orders_show_the_last_write(store, visitor):
     """
-    The page waits for the LSN of the checkout, and reports how long.
+    The page waits for the LSN of the checkout, and reports the wait.
     """
     post(store, visitor, "/basket", product_id=PRODUCT)
     placed = post(
@@ -166,7 +166,10 @@ def test_my_orders_show_the_last_write(store, visitor):
     def page():
         return visitor.get(f"{store.address}/orders", timeout=30).text
 
-    until(lambda: "Your last change is in these copies" in page(), "the page has it")
+    until(
+        lambda: "Your last change is in these copies" in page(),
+        "the page has the order",
+    )
     assert f"Order {number}<" in page()
 
 
@@ -190,17 +193,17 @@ def test_an_order_is_paid_cancelled_and_refused_on_its_page(store, visitor):
 
 def test_an_order_is_read_from_each_target_with_the_time_it_took(store, visitor):
     """
-    The time is measured from the write; a read of another target is refused.
+    The time is measured from the write; a read from an unknown target is refused.
     """
     number, lsn = write(store)
     path = f"{store.address}/orders/{number}/read"
-    given = {"lsn": lsn, "written": "1"}
+    query = {"lsn": lsn, "written": "1"}
 
     def read(target):
-        return visitor.get(path, params={"from": target, **given}, timeout=30)
+        return visitor.get(path, params={"from": target, **query}, timeout=30)
 
     for target in ("cache", "search"):
-        until(lambda target=target: read(target).ok, f"the {target} has it")
+        until(lambda target=target: read(target).ok, f"the {target} has the order")
         found = read(target).json()
         assert ("placed", True) == (found["status"], found["after_ms"] > 1_000_000)
     assert 422 == read("warehouse").status_code
@@ -208,7 +211,7 @@ def test_an_order_is_read_from_each_target_with_the_time_it_took(store, visitor)
 
 def test_garbage_in_forms_cookies_and_addresses_is_refused(store, visitor):
     """
-    None of it is a failure, and nothing is ordered.
+    None of it causes a server error, and nothing is ordered.
     """
     codes = [
         post(store, visitor, path, **fields).status_code
@@ -240,8 +243,8 @@ def test_garbage_in_forms_cookies_and_addresses_is_refused(store, visitor):
     assert [200, 200, 200, 404] == pages
 
 
-def test_a_form_of_another_site_is_refused(store, visitor):
-    """A browser names the origin of a request; what may be read stays readable."""
+def test_a_form_from_another_site_is_refused(store, visitor):
+    """Browsers state the origin of a request; reads are allowed from any site."""
     number, _ = write(store)
     forged = {"Sec-Fetch-Site": "cross-site"}
     path = f"{store.address}/orders/{number}"
@@ -254,9 +257,9 @@ def test_a_form_of_another_site_is_refused(store, visitor):
     assert "placed" == store.saga.order(number)["status"]
 
 
-def test_every_page_and_file_comes_with_the_policy(store, visitor):
+def test_every_page_has_a_content_security_policy(store, visitor):
     """
-    Nothing is loaded from elsewhere, and no page has a script or a style of its own.
+    Pages load nothing from other hosts, and have no inline script or style.
     """
     for path in (
         "/",
@@ -273,8 +276,8 @@ def test_every_page_and_file_comes_with_the_policy(store, visitor):
         assert visitor.get(f"{store.address}/static/{name}").ok
 
 
-def test_more_than_there_is_can_be_ordered_and_is_cancelled(store, visitor):
-    """The page of the order shows why."""
+def test_an_order_of_more_units_than_in_stock_is_cancelled(store, visitor):
+    """The page of the order shows the reason."""
     post(store, visitor, "/basket", product_id=SCARCE)
     post(store, visitor, "/basket/lines", product_id=SCARCE, quantity=9)
     placed = post(
@@ -291,9 +294,9 @@ def test_more_than_there_is_can_be_ordered_and_is_cancelled(store, visitor):
     assert "Order cancelled" in page
 
 
-def test_the_storefront_waits_without_the_engine():
+def test_the_storefront_does_not_load_spark():
     """
-    Its process never loads Spark, whose start takes seconds and memory.
+    Loading Spark would take seconds and memory.
     """
     program = (
         "import sys, towpath.services.storefront.__main__;"

@@ -1,4 +1,4 @@
-"""The read side of the storefront, on targets as the sinks write them."""
+"""The read side of the storefront, with targets written by the sinks' own code."""
 
 import json
 import uuid
@@ -43,15 +43,15 @@ AT = "2026-11-27T03:00:00.000000Z"
 
 
 def position(log_lsn, ordinal=0):
-    """Write a position."""
+    """Format a position."""
     return f"{log_lsn:016x}.{ordinal:010d}"
 
 
-def change(route, key, place, row, text=None):
-    """Make a change of a row or of a document."""
+def change(route, key, at, row, text=None):
+    """Return a change of a row or of a document at a position."""
     origin = Origin(route.topic, 0, 0)
     return Change(
-        route.name, (key,), ("id",), place, row, ALL_PRESENT, False, origin, text
+        route.name, (key,), ("id",), at, row, ALL_PRESENT, False, origin, text
     )
 
 
@@ -87,12 +87,11 @@ class Targets:
             "updated_at": AT,
         } | fields
         text = json.dumps(document).encode()
-        place = position(log_lsn, 1)
-        one = change(ORDERS, str(number), place, document, text)
+        one = change(ORDERS, str(number), position(log_lsn, 1), document, text)
         self._apply(self.search, one)
 
     def row(self, number, log_lsn, **fields):
-        """Write the row of an order; without fields, delete it."""
+        """Write the row of an order; delete it if no fields are given."""
         row = {"id": number, "note": None, "updated_at": AT, **fields}
         one = change(ORDERS, number, position(log_lsn), row if fields else None)
         self._apply(self.cache, one)
@@ -101,8 +100,8 @@ class Targets:
         """Write the row of a product."""
         row = {"id": str(product_id), "name": name, "unit_price": "12.50"}
         units = dict.fromkeys(("received", "on_hand", "reserved", "sold"), 7)
-        whole = row | units | {"version": 1, "updated_at": AT}
-        one = change(PRODUCTS, str(product_id), position(8), whole)
+        row |= units | {"version": 1, "updated_at": AT}
+        one = change(PRODUCTS, str(product_id), position(8), row)
         self._apply(self.search, one)
 
     def _apply(self, sink, one):
@@ -115,13 +114,13 @@ def targets(stack, unique):
     """Provide empty targets."""
     stack.up("redis", "opensearch")
     with without_indexes(stack.opensearch_url):
-        made = Targets(stack, unique)
-        yield made
-        made.close()
+        targets = Targets(stack, unique)
+        yield targets
+        targets.close()
 
 
 def client_of(search_url, cache_url, prefix):
-    """Make a client of a storefront without services and without a configuration."""
+    """Create a client of a storefront without services and without a configuration."""
     reads = ReadSide(SearchIndex(search_url), OrderCache(cache_url, prefix), None)
     return create_app(Shop(NOWHERE, NOWHERE), reads).test_client(), reads
 
@@ -130,27 +129,27 @@ def client_of(search_url, cache_url, prefix):
 def client(stack, unique, targets):
     """Provide a client of the read side."""
     assert targets
-    made, reads = client_of(stack.opensearch_url, stack.redis_url, unique)
-    yield made
+    client, reads = client_of(stack.opensearch_url, stack.redis_url, unique)
+    yield client
     reads.close()
 
 
 @pytest.fixture
 def refresh(stack):
-    """Provide a function that shows searches all that was written."""
-    with closing(OpenSearch(stack.opensearch_url)) as opened:
-        yield lambda: opened.indices.refresh(index="orders,products")
+    """Provide a function that makes all writes visible to searches."""
+    with closing(OpenSearch(stack.opensearch_url)) as search:
+        yield lambda: search.indices.refresh(index="orders,products")
 
 
 @pytest.fixture
 def found(client, refresh):
-    """Provide a function that returns the numbers of the orders that a text finds."""
+    """Provide a function that returns the numbers of the orders that match a text."""
 
     def search(text):
         refresh()
-        answer = client.get("/search", query_string={"q": text})
-        assert 200 == answer.status_code, answer.text
-        return [order["order_id"] for order in answer.json["orders"]]
+        response = client.get("/search", query_string={"q": text})
+        assert 200 == response.status_code, response.text
+        return [order["order_id"] for order in response.json["orders"]]
 
     return search
 
@@ -187,22 +186,22 @@ UNFOUND = (
 @pytest.mark.usefixtures("some_orders")
 def test_a_search_finds_orders_by_each_of_their_fields(found):
     """
-    By number, status, customer, product and the words of the note; all words count.
+    These are number, status, customer, product and note; every word must match.
     """
     assert FOUND == {text: sorted(found(text)) for text in FOUND}
 
 
 @pytest.mark.usefixtures("some_orders")
-def test_a_search_takes_no_text_for_a_query(found):
+def test_a_search_does_not_interpret_query_syntax(found):
     """
-    Operators, patterns and huge numbers are words that no order has.
+    Operators, patterns and huge numbers are words that match no order.
     """
     assert set() == {text for text in UNFOUND if found(text)}
 
 
-def test_a_search_finds_products_once_there_is_an_index(client, refresh, targets):
+def test_a_search_finds_products_once_their_index_exists(client, refresh, targets):
     """
-    Without the index of products there are none; then they are found by their names.
+    Without the index no product is found; later they are found by name.
     """
     targets.document(7, 8)
     refresh()
@@ -220,25 +219,25 @@ def test_a_search_finds_products_once_there_is_an_index(client, refresh, targets
 
 def test_a_customer_pages_through_orders_newest_first(client, refresh, targets):
     """
-    Each page leads to the next one; another customer's orders are on none.
+    Each page links to the next one; orders of other customers are on no page.
     """
     for number in range(1, 8):
         targets.document(number, 8 * number)
     targets.document(8, 64, customer_id=str(BOB))
     refresh()
-    pages, place = [], f"/customers/{ADA}/orders?limit=3"
-    while place:
-        answer = client.get(place)
-        pages.append([order["order_id"] for order in answer.json["items"]])
-        place = answer.json["next"]
-        assert (place is None) == ("Link" not in answer.headers)
+    pages, path = [], f"/customers/{ADA}/orders?limit=3"
+    while path:
+        response = client.get(path)
+        pages.append([order["order_id"] for order in response.json["items"]])
+        path = response.json["next"]
+        assert (path is None) == ("Link" not in response.headers)
 
     assert [[7, 6, 5], [4, 3, 2], [1]] == pages
 
 
-def test_each_order_comes_in_its_newest_copy(client, refresh, targets):
+def test_the_newest_copy_of_each_order_is_served(client, refresh, targets):
     """
-    The cache serves an order of the same commit or a later one, search all others.
+    The cache serves an order if its commit is not older; the index serves all others.
     """
     for number in range(1, 6):
         targets.document(number, 16, status="placed")
@@ -264,8 +263,8 @@ def test_each_order_comes_in_its_newest_copy(client, refresh, targets):
     assert {position(16, 1)} == {item["search_position"] for item in items}
 
 
-def test_an_order_that_the_index_has_not_got_is_not_listed(client, refresh, targets):
-    """A customer without orders has an empty page."""
+def test_an_order_that_the_index_lacks_is_not_listed(client, refresh, targets):
+    """A customer without orders in the index has an empty page."""
     targets.row(1, 16, status="placed")
     targets.document(2, 8, customer_id=str(BOB))
     refresh()
@@ -296,15 +295,15 @@ GARBAGE = {
 
 def test_garbage_is_refused_with_a_problem(client):
     """
-    Each refusal is a problem document with a reason, and none is a failure.
+    Each refusal is a problem document with a reason, and none is a server error.
     """
-    answers = {path: client.get(path) for path in GARBAGE}
+    responses = {path: client.get(path) for path in GARBAGE}
 
-    assert {path: answer.status_code for path, answer in answers.items()} == GARBAGE
-    assert {answer.mimetype for answer in answers.values()} == {
+    assert {path: each.status_code for path, each in responses.items()} == GARBAGE
+    assert {each.mimetype for each in responses.values()} == {
         "application/problem+json"
     }
-    assert all(answer.json["detail"] for answer in answers.values())
+    assert all(each.json["detail"] for each in responses.values())
 
 
 LSNS = {"0/16B3748": 501, "": 400, "16B3748": 400, "0/G": 400, "0/1 or 1": 400}
@@ -313,24 +312,26 @@ LSNS = {"0/16B3748": 501, "": 400, "16B3748": 400, "0/G": 400, "0/1 or 1": 400}
 @pytest.mark.usefixtures("some_orders")
 def test_an_lsn_is_never_ignored(client, refresh):
     """
-    A storefront that cannot wait refuses, rather than answer with older copies.
+    A storefront that cannot wait refuses the request instead of serving older copies.
     """
     refresh()
-    answers = {
+    responses = {
         lsn: client.get("/search?q=7", headers={"Towpath-Lsn": lsn}) for lsn in LSNS
     }
 
-    assert {lsn: answer.status_code for lsn, answer in answers.items()} == LSNS
-    assert {a.json["errors"][0]["field"] for a in answers.values()} == {"Towpath-Lsn"}
+    assert {lsn: each.status_code for lsn, each in responses.items()} == LSNS
+    fields = {each.json["errors"][0]["field"] for each in responses.values()}
+
+    assert fields == {"Towpath-Lsn"}
 
 
-def test_a_target_that_is_down_is_unavailable(stack, unique, targets):
+def test_a_target_that_is_down_makes_reads_unavailable(stack, unique, targets):
     """
-    The answer is 503 with a time to try again; the service is not ready.
+    The response is 503 with a Retry-After header, and the service is not ready.
     """
     stack.up("redis", "opensearch")
     targets.document(7, 8)
-    answers = []
+    responses = []
     for search_url, cache_url in (
         (NOWHERE, stack.redis_url),
         (stack.opensearch_url, "redis://127.0.0.1:1"),
@@ -338,35 +339,36 @@ def test_a_target_that_is_down_is_unavailable(stack, unique, targets):
         client, reads = client_of(search_url, cache_url, unique)
         with closing(reads):
             reads.search.refresh() if search_url != NOWHERE else None
-            answers += [
+            responses += [
                 client.get(f"/customers/{ADA}/orders"),
                 client.get("/health/ready"),
             ]
 
     assert [(503, "1")] * 4 == [
-        (a.status_code, a.headers["Retry-After"]) for a in answers
+        (each.status_code, each.headers["Retry-After"]) for each in responses
     ]
 
 
-def test_a_service_that_does_not_answer_is_a_page_with_a_cure(client):
+def test_a_service_that_does_not_answer_gives_a_page_with_a_remedy(client):
     """
-    It is 503 with a time to try again, as everywhere, and a sentence for the visitor.
+    The response is 503 with a Retry-After header and a sentence for the visitor.
     """
-    answers = [client.get("/"), client.get("/orders/1"), client.get("/orders/1/saga")]
+    responses = [client.get(path) for path in ("/", "/orders/1", "/orders/1/saga")]
 
     assert [(503, "1", "text/html")] * 3 == [
-        (a.status_code, a.headers["Retry-After"], a.mimetype) for a in answers
+        (each.status_code, each.headers["Retry-After"], each.mimetype)
+        for each in responses
     ]
-    assert all("does not answer" in answer.text for answer in answers)
-    assert "nothing is ordered twice" in answers[0].text
+    assert all("does not answer" in each.text for each in responses)
+    assert "nothing is ordered twice" in responses[0].text
 
 
 @pytest.mark.timeout(300)
-def test_every_answer_of_the_read_side_is_as_its_document_describes_it(
+def test_every_response_of_the_read_side_matches_the_openapi_document(
     stack, unique, targets, tmp_path
 ):
     """
-    Schemathesis finds no answer that differs from the document.
+    Schemathesis finds no response that violates the document.
     """
     for number in range(1, 40):
         targets.document(number, 8 * number)
@@ -386,8 +388,8 @@ def test_every_answer_of_the_read_side_is_as_its_document_describes_it(
     assert 0 == code, report
 
 
-def test_the_cache_is_read_by_the_documented_keys(stack, unique, targets):
-    """A row's key is the prefix, the route and the order's number."""
+def test_the_cache_has_the_documented_keys(stack, unique, targets):
+    """A row's key consists of the prefix, the route and the order's number."""
     targets.row(7, 16, status="placed")
     with closing(redis.Redis.from_url(stack.redis_url, decode_responses=True)) as own:
         keys = [key for key in own.keys(f"{unique}:*") if "_" not in key[len(unique) :]]

@@ -1,4 +1,4 @@
-"""The supervisor and the process files, on small processes of their own."""
+"""The supervisor and the process files, with small processes of the tests."""
 
 import signal
 import sys
@@ -18,7 +18,7 @@ from towpath.schemas.clock import Backoff, Deadline, SystemClock
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 _SLEEPER = "import time; time.sleep(600)"
-# Deaf to the clean stop, and with a child in its session.
+# It ignores the clean stop, and has a child in its session.
 _DEAF = (
     "import signal, subprocess, sys, time\n"
     "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -38,9 +38,9 @@ def state(tmp_path: Path) -> StateFolder:
 
 @pytest.fixture
 def supervisor(state: StateFolder) -> Iterator[Supervisor]:
-    """Provide a supervisor that is quick to start a part again."""
-    with Supervisor(state, backoff=Backoff(first_s=0.05, ceiling_s=0.1)) as watching:
-        yield watching
+    """Provide a supervisor that restarts a part quickly."""
+    with Supervisor(state, backoff=Backoff(first_s=0.05, ceiling_s=0.1)) as supervisor:
+        yield supervisor
 
 
 def _part(state: StateFolder, code: str, name: str = "worker") -> Part:
@@ -49,7 +49,7 @@ def _part(state: StateFolder, code: str, name: str = "worker") -> Part:
 
 
 def _until(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
-    """Wait until a condition holds; tell whether it did in time."""
+    """Wait until a condition holds; return whether it did in time."""
     clock = SystemClock()
     deadline = Deadline(clock, within_s)
     while not condition():
@@ -64,11 +64,11 @@ def _pid(state: StateFolder, name: str = "worker") -> int | None:
     return found.pid if found else None
 
 
-def test_a_killed_part_is_started_again_and_counted(
+def test_a_killed_part_is_restarted_and_counted(
     state: StateFolder, supervisor: Supervisor
 ) -> None:
     """
-    A part that is killed comes back as another process, and the restart is counted.
+    A part that is killed gets a new process, and the restart is counted.
     """
     supervisor.start(_part(state, _SLEEPER))
     first = _pid(state)
@@ -80,43 +80,43 @@ def test_a_killed_part_is_started_again_and_counted(
     assert supervisor.restarts("worker") == 1
 
 
-def test_an_adopted_part_is_started_again_and_left_to_its_owner(
+def test_an_adopted_part_is_restarted_and_left_to_its_owner(
     state: StateFolder, supervisor: Supervisor
 ) -> None:
     """
-    A part that somebody else started comes back when killed, and outlives the watch.
+    A part that another program started is restarted if killed, and not stopped.
     """
     part = _part(state, _SLEEPER)
     first = process.start(part, state)
     supervisor.adopt(part)
     psutil.Process(first).kill()
-    came_back = _until(lambda: _pid(state) not in {None, first})
+    is_restarted = _until(lambda: _pid(state) not in {None, first})
     second = _pid(state)
     supervisor.stop()
     third = _pid(state)
     lifecycle.take_down(part, state)
 
-    assert came_back
+    assert is_restarted
     assert supervisor.restarts() == 1
     assert second == third
 
 
-def test_a_part_that_ends_at_once_is_tried_again_and_again(
+def test_a_part_that_ends_at_once_is_restarted_repeatedly(
     state: StateFolder, supervisor: Supervisor
 ) -> None:
     """
-    A part that cannot run is started again after each end, not given up.
+    A part that cannot run is restarted after each end, without a limit.
     """
     supervisor.start(_part(state, "raise SystemExit(3)"))
 
     assert _until(lambda: supervisor.restarts("worker") >= 3)
 
 
-def test_stop_leaves_nothing_even_of_the_deaf(
+def test_a_part_that_ignores_the_stop_signal_is_killed(
     state: StateFolder, supervisor: Supervisor
 ) -> None:
     """
-    A part that ignores the clean stop is killed together with its children.
+    Its children are killed as well.
     """
     supervisor.start(_part(state, _DEAF))
     assert _until(lambda: "deaf" in state.log("worker").read_text("utf-8"))
@@ -135,7 +135,7 @@ def test_a_stopped_supervisor_starts_nothing(
     state: StateFolder, supervisor: Supervisor
 ) -> None:
     """
-    After stop, start is without effect: no process appears behind the end.
+    After stop, start has no effect.
     """
     supervisor.stop()
 
@@ -144,11 +144,11 @@ def test_a_stopped_supervisor_starts_nothing(
     assert _pid(state) is None
 
 
-def test_children_of_a_killed_leader_do_not_meet_its_successor(
+def test_children_of_a_killed_leader_end_before_its_successor_starts(
     state: StateFolder, supervisor: Supervisor
 ) -> None:
     """
-    Remaining processes of a killed part's session end before its restart.
+    The remaining processes of the session are killed before the restart.
     """
     supervisor.start(_part(state, _DEAF))
     assert _until(lambda: "deaf" in state.log("worker").read_text("utf-8"))
@@ -166,21 +166,21 @@ def test_a_part_left_by_a_killed_supervisor_is_replaced(
     state: StateFolder, supervisor: Supervisor
 ) -> None:
     """
-    A process that runs under the part's name before start is stopped first.
+    A process that already runs under the part's name is stopped first.
     """
-    left = process.start(_part(state, _SLEEPER), state)
+    orphan = process.start(_part(state, _SLEEPER), state)
 
     supervisor.start(_part(state, _SLEEPER))
 
-    assert not psutil.pid_exists(left) or psutil.Process(left).status() == "zombie"
-    assert _pid(state) not in {None, left}
+    assert not psutil.pid_exists(orphan) or psutil.Process(orphan).status() == "zombie"
+    assert _pid(state) not in {None, orphan}
 
 
-def test_waiting_for_a_part_that_never_serves_tells_its_last_words(
+def test_the_error_about_a_part_that_never_serves_shows_its_output(
     state: StateFolder, supervisor: Supervisor
 ) -> None:
     """
-    The error names the log and shows its end.
+    The error names the log and shows its last lines.
     """
 
     def never() -> None:
@@ -207,7 +207,7 @@ def test_a_part_that_ends_while_starting_is_reported_at_once(
     state: StateFolder,
 ) -> None:
     """
-    Bringing up a part that ends does not wait for its time to pass.
+    Bringing up a part that ends does not wait until its time is up.
     """
 
     def never() -> None:
@@ -231,13 +231,13 @@ def test_a_part_that_ends_while_starting_is_reported_at_once(
 @pytest.mark.parametrize(
     ("code", "recovers_within_s"),
     [("", 600.0), ("while True: print(1)", 1.0)],
-    ids=["standing still", "for ever"],
+    ids=["no progress", "no end"],
 )
-def test_a_recovery_without_progress_or_end_is_given_up(
+def test_a_recovery_without_progress_or_end_is_aborted(
     state: StateFolder, code: str, recovers_within_s: float
 ) -> None:
     """
-    A part has more than its time only while it makes progress, and not for ever.
+    A part may exceed its time only while it makes progress, and not forever.
     """
 
     def never() -> None:
@@ -257,11 +257,11 @@ def test_a_recovery_without_progress_or_end_is_given_up(
     assert process.find(state.process_file("worker")) is None
 
 
-def test_a_clean_stop_is_asked_for_with_the_parts_own_signal(
+def test_a_clean_stop_uses_the_parts_own_signal(
     state: StateFolder,
 ) -> None:
     """
-    The stop signal of the part reaches it, and it has time to end by itself.
+    The part receives its stop signal, and has time to end by itself.
     """
     code = (
         "import signal, sys, time\n"

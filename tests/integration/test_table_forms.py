@@ -1,4 +1,4 @@
-"""Row changes of a real Postgres, from its stream and from chunks, in every form."""
+"""Row changes of a real Postgres in every form, from the stream and from chunks."""
 
 import contextlib
 import json
@@ -39,7 +39,7 @@ NOW_US: Final = 1_700_000_000_000_000
 
 
 class Followed:
-    """A database whose publication is read by a slot, as the relay reads it."""
+    """A database whose publication is streamed from a slot, as the relay does."""
 
     def __init__(self, dsn: str, name: str) -> None:
         self.name = name
@@ -55,40 +55,40 @@ class Followed:
 
     @cached_property
     def reader(self) -> Connection:
-        """Reads chunks; opened late, so that it meets the database's settings."""
+        """The connection for chunks, opened late to get the database's settings."""
         return self._enter(connect(self.dsn))
 
     @cached_property
     def catalog(self) -> PostgresCatalog:
-        """Tells shapes."""
+        """The catalog that describes relations."""
         return PostgresCatalog(self._enter(connect(self.dsn)))
 
     @cached_property
     def stream(self) -> SlotStream:
-        """Follows the slot."""
+        """The stream of the slot."""
         stream = SlotStream(self.dsn, CLOCK, Wakeup())
         self._closing.callback(stream.close)
         stream.start(self.name, (self.name,))
         return stream
 
     def execute(self, *statements: str) -> None:
-        """Run statements, each in a transaction of its own."""
+        """Run statements, each in its own transaction."""
         for statement in statements:
             self.source.execute(statement.encode())
 
     def publish(self, what: str, options: str = "") -> None:
-        """Publish tables, and make the slot that begins here."""
+        """Create the publication of some tables, and a slot."""
         self.execute(f"create publication {self.name} for {what} {options}")
         self.source.execute(
             "select pg_create_logical_replication_slot(%s, 'pgoutput')", (self.name,)
         )
 
     def configure(self, **relay: object) -> None:
-        """Set ``[relay]``. Call order: before the first change is read."""
+        """Set the section ``[relay]``. Must be called before the first read."""
         self.relay = Relay.model_validate(relay)
 
     def changes(self, transactions: int) -> list[Record]:
-        """Follow so many transactions that have changes, and list their records."""
+        """Read transactions that have changes, and return their records."""
         deadline = Deadline(CLOCK, TIMEOUT_S)
         found: list[Record] = []
         while transactions > 0 and not deadline.passed():
@@ -99,7 +99,7 @@ class Followed:
         return found
 
     def _follow(self, frame: bytes, found: list[Record]) -> bool:
-        """Take a message; tell whether a transaction with changes ended."""
+        """Apply a message; return whether it ends a transaction with changes."""
         step = self._sequencer.feed(parse_message(frame, PAYLOAD_AT), start_lsn(frame))
         if isinstance(step, RelationShape):
             oids = [column.type_oid for column in step.columns]
@@ -116,7 +116,7 @@ class Followed:
         return isinstance(step, Committed) and self._sequencer.ordinal > 0
 
     def chunk(self, table: str) -> list[Record]:
-        """Read a table as a chunk does."""
+        """Read a table in one chunk, and return its records."""
         shape = tables.describe(self.reader, table, self.name)
         columns = ", ".join(f'"{column.name}"' for column in shape.relation.columns)
         route = self._route(shape.relation)
@@ -137,19 +137,19 @@ class Followed:
         return TableRoute("p", relation, plan, written, self.relay.rows, callbacks)
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Close the connections, and drop the slot."""
         self._closing.close()
         drop_slot(self.dsn, self.name)
 
 
 def after(record: Record) -> dict[str, Any]:
-    """Read a record's new row."""
+    """Return the new row of a record."""
     row: dict[str, Any] = json.loads(record.value or b"{}")["after"]
     return row
 
 
-def story(records: Sequence[Record]) -> list[tuple[str | None, Any, Any]]:
-    """Tell records by operation, key and new row."""
+def summary(records: Sequence[Record]) -> list[tuple[str | None, Any, Any]]:
+    """Return the operation, the key and the new row of each record."""
     rows = []
     for record in records:
         value = json.loads(record.value or b"null")
@@ -161,15 +161,15 @@ def story(records: Sequence[Record]) -> list[tuple[str | None, Any, Any]]:
 @pytest.fixture
 def followed(database: str, unique: str) -> Iterator[Followed]:
     """Provide a fresh database with a reader of its stream."""
-    lent = Followed(database, unique)
-    yield lent
-    lent.close()
+    followed = Followed(database, unique)
+    yield followed
+    followed.close()
 
 
 @pytest.mark.parametrize("preset", ["towpath", "debezium"])
-def test_stream_and_chunk_write_one_form(followed: Followed, preset: str):
+def test_stream_and_chunk_write_the_same_form(followed: Followed, preset: str):
     """
-    Every type reads the same both ways, and as its form says (T-54, B67, B68).
+    Values of every type are the same, and in the documented form (T-54, B67, B68).
     """
     followed.execute(TYPES)
     columns = [f"c{at:03d} {one.type}" for at, one in enumerate(LITERALS)]
@@ -201,9 +201,9 @@ def test_stream_and_chunk_write_one_form(followed: Followed, preset: str):
     )
 
 
-def test_each_row_has_the_shape_of_its_time(followed: Followed):
+def test_each_row_has_the_columns_of_its_time(followed: Followed):
     """
-    Columns come, go, change names and types, while nobody reads (A62, B60).
+    Columns are added, dropped, renamed and retyped before the read (A62, B60).
     """
     followed.execute(
         "create table t (id int primary key, a int, b text)",
@@ -231,9 +231,9 @@ def test_each_row_has_the_shape_of_its_time(followed: Followed):
     ] == found
 
 
-def test_a_key_that_changed_since_is_not_the_key_of_then(followed: Followed):
+def test_earlier_rows_keep_the_key_of_their_time(followed: Followed):
     """
-    Rows of before a change of the primary key have the key of their time (B60).
+    Rows from before a change of the primary key have the old key (B60).
     """
     followed.execute("create table t (id int primary key, code text not null)")
     followed.publish("table t")
@@ -248,9 +248,9 @@ def test_a_key_that_changed_since_is_not_the_key_of_then(followed: Followed):
     assert [{"id": 1}, {"id": 1}, {"id": 1}, {"code": "b", "id": 2}] == keys
 
 
-def test_a_type_that_is_gone_leaves_its_text(followed: Followed):
+def test_values_of_a_dropped_type_are_strings(followed: Followed):
     """
-    Rows of a type that was dropped since are texts, in the stream that still has them.
+    The stream may still have values of a type that has been dropped since.
     """
     followed.execute(
         "create type mood as enum ('sad')",
@@ -268,7 +268,7 @@ def test_a_type_that_is_gone_leaves_its_text(followed: Followed):
 @pytest.mark.parametrize("form", ["stored", "virtual"])
 def test_generated_columns_are_absent(followed: Followed, form: str):
     """
-    Stream and chunk agree on what is a row (A69).
+    Stream and chunk have the same columns (A69).
     """
     followed.execute(
         "create table t (id int primary key, a int,"
@@ -291,7 +291,7 @@ def test_partitions_have_one_topic_or_their_own(
     followed: Followed, via_root: str, names: set[str]
 ):
     """
-    As the publication says; either way with their key (A69).
+    The publication decides; the records have their key in both cases (A69).
     """
     followed.execute(
         "create table t (id int primary key, a int) partition by range (id)",
@@ -314,12 +314,12 @@ def test_partitions_have_one_topic_or_their_own(
             ("c", {"id": 2}),
         ],
         {f"p.{name}" for name in names},
-    ) == ([each[:2] for each in story(records)], {record.topic for record in records})
+    ) == ([each[:2] for each in summary(records)], {record.topic for record in records})
 
 
-def test_full_identity_tells_the_whole_old_row(followed: Followed):
+def test_full_identity_gives_the_whole_old_row(followed: Followed):
     """
-    Before is whole, TOASTed values too; a key change is found by comparing (A56, A73).
+    ``before`` has TOASTed values, too; a comparison finds key changes (A56, A73).
     """
     followed.execute(
         "create table t (id int primary key, a int, big text)",
@@ -333,21 +333,22 @@ def test_full_identity_tells_the_whole_old_row(followed: Followed):
         "update t set id = 3",
         "delete from t",
     )
-    _, update, gone, _, came, deleted, _ = followed.changes(4)
-    befores = [json.loads(r.value or b"")["before"] for r in (update, gone, deleted)]
-
-    assert ([9000] * 3, 9000, 9000, [], [("position", came.position)]) == (
+    _, update, moved_from, _, moved_to, deleted, _ = followed.changes(4)
+    befores = [
+        json.loads(r.value or b"")["before"] for r in (update, moved_from, deleted)
+    ]
+    assert ([9000] * 3, 9000, 9000, [], [("position", moved_to.position)]) == (
         [len(before["big"]) for before in befores],
         len(after(update)["big"]),
-        len(after(came)["big"]),
+        len(after(moved_to)["big"]),
         followed.incomplete,
-        came.headers[:1],
+        moved_to.headers[:1],
     )
 
 
 def test_an_identity_index_is_the_key(followed: Followed):
     """
-    Old rows tell that index alone: inserts, updates and deletes have it as their key.
+    Old rows have only its columns, so it is the key of inserts, updates and deletes.
     """
     followed.execute(
         "create table t (id int primary key, b text not null, a int not null)",
@@ -361,13 +362,15 @@ def test_an_identity_index_is_the_key(followed: Followed):
     key = {"a": 2, "b": "b"}
 
     assert [("c", key), ("u", key), ("d", key), (None, key)] == [
-        each[:2] for each in story(followed.changes(3))
+        each[:2] for each in summary(followed.changes(3))
     ]
 
 
-def test_a_table_without_a_key_has_none_or_its_unique_index(followed: Followed):
+def test_the_key_of_a_table_without_a_primary_key_is_a_unique_index(
+    followed: Followed,
+):
     """
-    A unique index counts if it tells all rows apart, of whatever identity (A56, A67).
+    The index must identify all rows; else there is no key (A56, A67).
     """
     followed.execute(
         "create table bare (a int, b int)",
@@ -401,12 +404,12 @@ def test_a_table_without_a_key_has_none_or_its_unique_index(followed: Followed):
         ("d", old),
         (None, old),
         ("c", new),
-    ] == [each[:2] for each in story(followed.changes(6))]
+    ] == [each[:2] for each in summary(followed.changes(6))]
 
 
-def test_unchanged_large_values_are_left_out_whatever_their_type(followed: Followed):
+def test_unchanged_large_values_of_any_type_are_left_out(followed: Followed):
     """
-    Left out and named, never null and never data; NULL is null (A73, A74, A76).
+    A header names their columns; only NULL is null (A73, A74, A76).
     """
     kinds = {
         "v": "varchar",
@@ -435,7 +438,7 @@ def test_unchanged_large_values_are_left_out_whatever_their_type(followed: Follo
         "update t set a = 2",
         "update t set id = 7",
     )
-    _, update, _, _, came = followed.changes(3)
+    _, update, _, _, moved_to = followed.changes(3)
     absent = ["v", "j", "jb", "by", "h", "ta", "ia", "nu"]
 
     assert (
@@ -447,15 +450,15 @@ def test_unchanged_large_values_are_left_out_whatever_their_type(followed: Follo
     ) == (
         after(update),
         json.loads(dict(update.headers)["unchanged"] or b""),
-        after(came),
-        json.loads(dict(came.headers)["unchanged"] or b""),
+        after(moved_to),
+        json.loads(dict(moved_to.headers)["unchanged"] or b""),
         followed.incomplete,
     )
 
 
-def test_column_lists_and_row_filters_decide_what_is_a_row(followed: Followed):
+def test_column_lists_and_row_filters_apply_to_records(followed: Followed):
     """
-    A row that enters a filter is an insert, one that leaves it a delete (B70).
+    A row that enters the filter gives an insert, one that leaves it a delete (B70).
     """
     followed.execute("create table t (id int primary key, a int, secret text)")
     followed.publish("table t (id, a) where (id > 10)")
@@ -475,12 +478,12 @@ def test_column_lists_and_row_filters_decide_what_is_a_row(followed: Followed):
         ("c", {"id": 11}, {"id": 11, "a": 1}),
         ("d", {"id": 11}, None),
         (None, {"id": 11}, None),
-    ] == story(records)
+    ] == summary(records)
 
 
-def test_names_are_what_they_are(followed: Followed):
+def test_names_with_any_characters_are_kept(followed: Followed):
     """
-    Quotes, capitals, spaces, percent signs and any script in every name.
+    Names have quotes, capitals, spaces, percent signs and letters of any script.
     """
     followed.execute(
         'create schema "Šéma %s"',
@@ -499,9 +502,9 @@ def test_names_are_what_they_are(followed: Followed):
     ) == (record.key, after(record), (source["schema"], source["table"]))
 
 
-def test_a_composite_that_grew_is_not_guessed_at(followed: Followed):
+def test_a_new_attribute_of_a_composite_type_is_not_lost(followed: Followed):
     """
-    The type's new field is unknown to the announced shape: the value is its text.
+    The value is an object with the new attribute, or the whole text.
     """
     followed.execute(
         "create type pair as (a int)", "create table t (id int primary key, p pair)"
@@ -525,13 +528,13 @@ class Running(Rig):
     """A relay process between a database and Kafka."""
 
     def begin(self, table: str, relay: str) -> None:
-        """Prepare the database, and start the relay over one table."""
+        """Prepare the database, and start the relay with one captured table."""
         self.configure(relay, tables=(table,))
         self.init()
         self.start()
 
     def rows(self, table: str, count: int) -> dict[str, dict[str, Any]]:
-        """Read so many row changes from the beginning, new rows by operation."""
+        """Read the first changes of a table; return their new rows by operation."""
         documents = [json.loads(m.value()) for m in self.read(table, at_least=count)]
         values = [each.get("payload", each) for each in documents]
         return {value["op"]: value["after"] for value in values}
@@ -539,16 +542,16 @@ class Running(Rig):
 
 @pytest.fixture
 def running(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Running]:
-    """Provide a relay over a fresh database; nothing is prepared or started."""
-    lent = Running(database, stack.kafka, unique, tmp_path)
-    yield lent
-    lent.close()
+    """Provide a relay of a fresh database, neither prepared nor started."""
+    relay = Running(database, stack.kafka, unique, tmp_path)
+    yield relay
+    relay.close()
 
 
 @pytest.mark.parametrize("preset", ["towpath", "debezium"])
 def test_a_snapshot_and_the_stream_agree_in_kafka(running: Running, preset: str):
     """
-    The same values, read by an incremental snapshot and streamed, are the same (T-54).
+    Equal values have the same form in a snapshot and in the stream (T-54).
     """
     columns = [f"c{at:03d} {one.type}" for at, one in enumerate(LITERALS)]
     values = ", ".join(one.sql for one in LITERALS)

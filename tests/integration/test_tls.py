@@ -1,4 +1,4 @@
-"""TLS to the other servers: what an address asks for is what happens, or an error."""
+"""TLS connections to servers: a URL that requires TLS gets it, or gives an error."""
 
 from urllib.parse import urlsplit
 
@@ -26,53 +26,55 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 @pytest.fixture
 def folder(tmp_path):
-    """Provide a folder with an authority and a server's certificate."""
+    """Provide a folder with a certificate authority and a server certificate."""
     write_certificates(tmp_path)
     return tmp_path
 
 
-def test_a_cache_is_reached_by_tls_and_only_if_it_is_known(stack, folder):
+def test_a_cache_is_reached_with_tls_only_if_its_authority_is_trusted(stack, folder):
     """
-    ``rediss://`` goes by TLS to a server whose authority is named, and to no other.
+    ``rediss://`` uses TLS, and trusts only the authorities that the URL names.
     """
     port = urlsplit(stack.redis_url).port
     with tls_before(port, folder / "broker.pem") as outside:
         url = f"rediss://127.0.0.1:{outside}/0"
-        known = CacheReader(f"{url}?ssl_ca_certs={folder / 'ca.pem'}", "nobody")
-        rows = list(known.rows("orders"))
-        known.close()
-        stranger = CacheReader(url, "nobody")
+        trusting = CacheReader(f"{url}?ssl_ca_certs={folder / 'ca.pem'}", "nobody")
+        rows = list(trusting.rows("orders"))
+        trusting.close()
+        distrusting = CacheReader(url, "nobody")
         with pytest.raises(UnavailableError, match="certificate verify failed"):
-            next(iter(stranger.rows("orders")), None)
-        stranger.close()
+            next(iter(distrusting.rows("orders")), None)
+        distrusting.close()
 
     assert [] == rows
 
 
-def test_an_index_is_reached_by_tls_and_only_if_it_is_known(stack, folder, monkeypatch):
+def test_an_index_is_reached_with_tls_only_if_its_authority_is_trusted(
+    stack, folder, monkeypatch
+):
     """
-    ``https://`` takes the authorities of ``SSL_CERT_FILE``, and no stranger.
+    ``https://`` trusts only the authorities in ``SSL_CERT_FILE``.
     """
     port = urlsplit(stack.opensearch_url).port
     with tls_before(port, folder / "broker.pem") as outside:
         url = f"https://127.0.0.1:{outside}"
-        stranger = SearchReader(url)
+        distrusting = SearchReader(url)
         with pytest.raises(UnavailableError):
-            next(iter(stranger.rows("nothing")), None)
-        stranger.close()
+            next(iter(distrusting.rows("nothing")), None)
+        distrusting.close()
         monkeypatch.setenv("SSL_CERT_FILE", str(folder / "ca.pem"))
-        known = SearchReader(url)
-        rows = list(known.rows("nothing"))
-        known.close()
+        trusting = SearchReader(url)
+        rows = list(trusting.rows("nothing"))
+        trusting.close()
 
     assert [] == rows
 
 
-def test_a_registry_is_reached_by_tls_and_only_if_it_is_known(
+def test_a_registry_is_reached_with_tls_only_if_its_authority_is_trusted(
     stack, folder, monkeypatch, unique
 ):
     """
-    ``https://`` takes the authorities of ``REQUESTS_CA_BUNDLE``, and no stranger.
+    ``https://`` trusts only the authorities in ``REQUESTS_CA_BUNDLE``.
     """
     port = urlsplit(stack.registry_url).port
     path = urlsplit(stack.registry_url).path
@@ -89,7 +91,7 @@ def test_a_registry_is_reached_by_tls_and_only_if_it_is_known(
 
 def test_no_connection_to_postgres_ignores_sslmode(database):
     """
-    The local server has no TLS: a client that requires it is refused, everywhere.
+    The local server has no TLS, so every client that requires it fails.
     """
     dsn = f"{database}?sslmode=require"
     connecting = (

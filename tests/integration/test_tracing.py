@@ -1,4 +1,4 @@
-"""One trace, from a request to the writes of sinks, at a real receiver of OTLP."""
+"""One trace from a request to the writes of sinks, exported to a real OTLP receiver."""
 
 import json
 import uuid
@@ -41,7 +41,7 @@ kind = "event_log"
 
 
 class TracedShop:
-    """The shop with relay, consumers, two sinks, and the orders service on HTTP."""
+    """The shop with relay, consumers, two sinks, and the orders service over HTTP."""
 
     def __init__(self, saga, service, receiver):
         self.saga = saga
@@ -49,29 +49,29 @@ class TracedShop:
         self.receiver = receiver
 
     def place_order(self, traceparent):
-        """Place an order that waits for its payment, within a client's trace."""
+        """Place an order that waits for its payment, as part of a client's trace."""
         line = {"product_id": str(PRODUCT), "quantity": 1, "unit_price": PRICE}
-        answer = requests.post(
+        response = requests.post(
             f"{self.service.url}/orders",
             json={"customer_id": self.saga.customer, "lines": [line]},
             headers={"traceparent": traceparent},
             timeout=30,
         )
-        assert answer.status_code == 201, answer.text
-        self.saga.reached(answer.json()["order_id"], lambda o: o["saga"]["steps"])
+        assert response.status_code == 201, response.text
+        self.saga.reached(response.json()["order_id"], lambda o: o["saga"]["steps"])
 
     def lost_by_the_relay(self):
-        """Return the relay's log records of spans that the receiver did not take."""
+        """Return the relay's log records of spans that the receiver refused."""
         return self.saga.rig.logged(NOT_EXPORTED)
 
     def service_lost_spans(self):
-        """Return whether the service logged that its spans were not taken."""
+        """Return whether the service logged that its spans were refused."""
         return NOT_EXPORTED in json.dumps(self.service.records())
 
 
 @pytest.fixture(scope="module")
 def shop(stack, tmp_path_factory):
-    """Provide the shop, every part of which exports to one receiver."""
+    """Provide the shop, all of whose processes export to one receiver."""
     stack.up("postgres", "kafka", "opensearch")
     name = f"t_{uuid.uuid4().hex[:12]}"
     folder = tmp_path_factory.mktemp("traced")
@@ -81,7 +81,7 @@ def shop(stack, tmp_path_factory):
         databases.fresh_database(stack, name) as dsn,
         ExitStack() as ends,
     ):
-        # Beside relay, consumers and an engine, a service takes its time to start.
+        # While relay, consumers and Spark start as well, a service starts slowly.
         patch.setattr(orders_service, "START_TIMEOUT_S", stretched(120.0))
         patch.setenv(ENDPOINTS[1], receiver.url)
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
@@ -106,9 +106,9 @@ def shop(stack, tmp_path_factory):
 
 def test_one_request_is_one_trace_through_to_every_sink(shop):
     """
-    Each part's span is the child of the one before it, and begins no earlier.
+    Each process's span is the child of the previous one, and does not begin earlier.
 
-    Consumers and sinks continue the relay's span; the consumer's own event goes on.
+    Consumers and sinks continue the relay's span, and so does a consumer's own event.
     """
     trace_id = uuid.uuid4().hex
     shop.place_order(f"00-{trace_id}-{CLIENT_SPAN}-01")
@@ -123,7 +123,7 @@ def test_one_request_is_one_trace_through_to_every_sink(shop):
     insert = child(spans, request, "outbox insert")
     publish = child(spans, insert, "relay publish")
     consume = child(spans, publish, "consume OrderPlaced")
-    answer = child(spans, consume, "relay publish")
+    reply = child(spans, consume, "relay publish")
     writes = [s for s in spans if s.name == "sink write"]
 
     assert CLIENT_SPAN == request.parent_id
@@ -132,17 +132,17 @@ def test_one_request_is_one_trace_through_to_every_sink(shop):
         request.attributes["http.response.status_code"],
     )
     assert "towpath-inventory" == consume.service
-    assert child(spans, answer, "consume StockReserved").service == "towpath-orders"
+    assert child(spans, reply, "consume StockReserved").service == "towpath-orders"
     assert {publish.span_id} == {s.parent_id for s in writes}
     assert {"plain", "events"} == {s.attributes["towpath.sink"] for s in writes}
-    begun = [request, insert, publish, consume, answer]
-    assert begun == sorted(begun, key=lambda s: s.begin_ns)
+    chain = [request, insert, publish, consume, reply]
+    assert chain == sorted(chain, key=lambda s: s.begin_ns)
     assert all(s.end_ns >= insert.begin_ns for s in writes)
 
 
 def test_a_sinks_batch_is_linked_to_the_records_it_wrote(shop):
     """
-    The batch is a trace of its own; it and the write of a record know each other.
+    The batch is a separate trace, with links between it and the write of a record.
     """
     trace_id = uuid.uuid4().hex
     shop.place_order(f"00-{trace_id}-{CLIENT_SPAN}-01")
@@ -161,9 +161,9 @@ def test_a_sinks_batch_is_linked_to_the_records_it_wrote(shop):
     assert "" == batches[0].parent_id
 
 
-def test_a_request_that_is_not_sampled_has_no_span_but_its_trace_id_is_logged(shop):
+def test_an_unsampled_request_has_no_span_but_its_events_have_its_trace_id(shop):
     """
-    Its events pass through relay, consumers and sinks; a sampled one follows them.
+    A sampled request is placed after it, to wait until both have reached the sinks.
     """
     unsampled, sampled = uuid.uuid4().hex, uuid.uuid4().hex
     shop.place_order(f"00-{unsampled}-{CLIENT_SPAN}-00")
@@ -185,7 +185,7 @@ def test_a_request_that_is_not_sampled_has_no_span_but_its_trace_id_is_logged(sh
 
 def test_health_checks_have_no_span(shop):
     """
-    They would be most of the traces of a quiet service.
+    Otherwise most traces of a quiet service would be health checks.
     """
     assert requests.get(f"{shop.service.url}/health/live", timeout=10).ok
     trace_id = uuid.uuid4().hex
@@ -195,9 +195,9 @@ def test_health_checks_have_no_span(shop):
     assert [] == [s for s in shop.receiver.spans() if "/health" in s.name]
 
 
-def test_a_receiver_that_refuses_delays_nothing(shop):
+def test_a_receiver_that_refuses_spans_delays_no_order(shop):
     """
-    The loss is logged once by each part, and orders go on; then spans arrive again.
+    Each process logs the loss once, and orders are handled; later spans arrive again.
     """
     earlier = len(shop.lost_by_the_relay())
     shop.receiver.status = 400
@@ -216,6 +216,6 @@ def test_a_receiver_that_refuses_delays_nothing(shop):
 
 
 def child(spans, parent, name):
-    """Return the only span of a name below another."""
+    """Return the only child of a span with the given name."""
     [found] = [s for s in spans if (s.name, s.parent_id) == (name, parent.span_id)]
     return found

@@ -1,4 +1,4 @@
-"""The tutorial, followed word for word from an empty environment with the wheels."""
+"""The tutorial, followed literally in an empty environment with the built wheels."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ def wheels(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def home(wheels) -> Iterator[Path]:
-    """Provide a folder in which ``towpath`` holds the wheels and the blog."""
+    """Provide a folder whose folder ``towpath`` has the wheels and the blog."""
     folder = Path(tempfile.mkdtemp(prefix=remains.FOLDERS))
     (folder / "owner").write_text(str(os.getpid()), encoding="utf-8")
     examples = folder / "towpath/docs/examples"
@@ -52,7 +52,7 @@ def home(wheels) -> Iterator[Path]:
 
 
 def environment(home: Path) -> Mapping[str, str]:
-    """Return the variables of a reader who has Python, psql, and fetched archives."""
+    """Return the environment of a reader who has Python, psql and the archives."""
     ours = ("TOWPATH_", "PYTHON", "VIRTUAL_ENV", "JAVA_HOME")
     inherited = os.environ.items()  # noqa: TID251 - a root
     kept = {name: text for name, text in inherited if not name.startswith(ours)}
@@ -62,17 +62,17 @@ def environment(home: Path) -> Mapping[str, str]:
         remains.MARK: os.environ[remains.MARK],  # noqa: TID251 - a root
         "PATH": f"{python}{os.pathsep}{kept['PATH']}",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        # Half of an installation's time, for modules that nothing imports.
+        # Compiling takes half of an installation's time, mostly for unused modules.
         "PIP_NO_COMPILE": "1",
         "TOWPATH_JARS": str(store.folder()),
-        # Where a later run finds and stops the servers of one that was killed.
+        # A later test run stops the servers of a killed run in this folder.
         "TOWPATH_STATE": str(home),
     }
 
 
 def test_the_tutorial_does_what_it_shows(home):
     """
-    Every command ends well and prints what the page shows, and every shown line exists.
+    Every command succeeds, and its output has each line that the page shows.
     """
     shell = ReaderShell(home, environment(home))
     blog = home / "blog"

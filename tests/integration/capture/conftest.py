@@ -1,4 +1,4 @@
-"""A database that a relay process follows, and what its readers have."""
+"""A source database, the relay process that captures it, and a view of its topics."""
 
 import json
 from collections.abc import Iterator
@@ -14,15 +14,15 @@ from support.topics import headers_of
 
 class Followed(Rig):
     """
-    A source whose relay is a process of its own.
+    A source database whose relay runs as a separate process.
 
     Attributes:
         tables: The entries of ``[[source]] tables``.
-        excluded: Those of ``exclude_tables``.
+        excluded: The entries of ``exclude_tables``.
         on_drop: ``on_drop`` of the source.
         snapshot: ``[relay.snapshot]``.
         on_gap: ``[relay] on_gap``.
-        more: Other lines of the file, to stand at its end.
+        more: Further lines, appended to the configuration file.
     """
 
     def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path) -> None:
@@ -35,19 +35,20 @@ class Followed(Rig):
         self.more = ""
 
     def prepare(self) -> None:
-        """Write the file, and let the relay prepare the database."""
+        """Write the configuration file, and prepare the database with relay init."""
         self.write()
         self.init()
 
     def write(self) -> None:
-        """Write the file."""
-        wanted = "\n".join(f"{k} = {json.dumps(v)}" for k, v in self.snapshot.items())
+        """Write the configuration file."""
+        lines = (f"{k} = {json.dumps(v)}" for k, v in self.snapshot.items())
+        snapshot_settings = "\n".join(lines)
         self.configure(
             f"""
 on_gap = "{self.on_gap}"
 heartbeat_interval_s = 0.5
 [relay.snapshot]
-{wanted}
+{snapshot_settings}
 {self.more}
 """,
             tables=self.tables,
@@ -57,7 +58,7 @@ heartbeat_interval_s = 0.5
         )
 
     def wait_for_log(self, event: str) -> dict[str, Any]:
-        """Wait until something is logged, and return its newest record."""
+        """Wait until an event is logged, and return its newest log record."""
         self.wait_for(lambda: bool(self.logged(event)))
         return self.logged(event)[-1]
 
@@ -80,7 +81,7 @@ heartbeat_interval_s = 0.5
         return [_parts(record) for record in records if record.value() is not None]
 
     def fold(self, table: str, key: str = "id") -> dict[Any, dict[str, Any]]:
-        """Return what a sink of a table's topic would have."""
+        """Return the rows that a sink of a table's topic would hold, by key."""
         newest: dict[Any, tuple[str, dict[str, Any] | None]] = {}
         floor = ""
         for _, envelope, headers in self.envelopes(table):
@@ -98,10 +99,10 @@ heartbeat_interval_s = 0.5
         }
 
     def rows(self, table: str, key: str = "id") -> dict[Any, dict[str, Any]]:
-        """Return a table as a sink should have it."""
-        done = self.connection.execute(f"table {table}")
-        names = [column.name for column in done.description or ()]
-        rows = [dict(zip(names, row, strict=True)) for row in done]
+        """Return the rows of a table, by key."""
+        cursor = self.connection.execute(f"table {table}")
+        names = [column.name for column in cursor.description or ()]
+        rows = [dict(zip(names, row, strict=True)) for row in cursor]
         return {row[key]: row for row in rows}
 
 
@@ -113,7 +114,7 @@ def _parts(record: Message) -> tuple[int, dict[str, Any], dict[str, str]]:
 def followed(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Followed]:
     """Provide a source with an empty schema ``s``."""
     stack.up("postgres", "kafka")
-    made = Followed(database, stack.kafka, unique, tmp_path)
-    made.execute("create schema s")
-    yield made
-    made.close()
+    source = Followed(database, stack.kafka, unique, tmp_path)
+    source.execute("create schema s")
+    yield source
+    source.close()

@@ -1,4 +1,4 @@
-"""Captured tables whose key changes: no row stays under the former key."""
+"""Captured tables whose key changes: no row remains under the former key."""
 
 import json
 from typing import Any
@@ -12,8 +12,8 @@ from towpath.settings import load
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
-# How each table's key changes: what its replica identity is, its primary key, the
-# statements, and the new key.
+# How each table's key changes: its replica identity, its primary key, and the
+# statements that change the key.
 CHANGES = {
     "s.other": ("full", "id", ["drop constraint other_pkey", "add primary key (b)"]),
     "s.added": ("full", None, ["add primary key (b)"]),
@@ -41,7 +41,7 @@ SAME = "s.same"
 
 @pytest.fixture
 def keyed(followed):
-    """Lend a relay that closes gaps by snapshots, and tables with three rows each."""
+    """Provide a relay that closes gaps with snapshots, and empty tables for it."""
     followed.tables = [r"s\..*"]
     followed.on_gap = "snapshot"
     for table, (identity, key, _) in {**CHANGES, SAME: ("full", "id", [])}.items():
@@ -55,7 +55,7 @@ def keyed(followed):
 
 
 def alter(followed, table: str) -> None:
-    """Update and delete before and after the key changes, rows of each kind."""
+    """Change the key; update and delete rows before and after the change."""
     quoted = f's."{table[2:]}"'
     followed.execute(f"update {quoted} set v = 10 where b = 11")  # noqa: S608
     followed.execute(f"delete from {quoted} where b = 12")  # noqa: S608
@@ -77,7 +77,7 @@ def by_key(followed, table: str) -> dict[str, Any]:
         row = json.loads(record.value())
         if row["op"] not in "crud":
             continue
-        # A record without a key is a row of its own.
+        # Each record without a key is a separate row.
         raw = record.key() or headers["position"].encode()
         if raw not in newest or headers["position"] >= newest[raw][0]:
             newest[raw] = (headers["position"], row["after"])
@@ -102,22 +102,22 @@ def expected(followed, table: str) -> dict[bytes, Any]:
 
 
 def changed(followed) -> dict[str, dict[str, str]]:
-    """Return what notifications say of changed keys, by table."""
-    said = [json.loads(record.value()) for record in followed.records("notifications")]
+    """Return the details of the notifications of changed keys, by table."""
+    sent = [json.loads(record.value()) for record in followed.records("notifications")]
     return {
         each["id"]: each["additional_data"]
-        for each in said
+        for each in sent
         if each["aggregate_type"] == "Table" and each["type"] == "KEY_CHANGED"
     }
 
 
 def shown(followed) -> dict[str, Any]:
-    """Return what towpath relay status shows."""
+    """Return the output of towpath relay status."""
     return relay_status(load(followed.config, {}))
 
 
 def begin(followed) -> None:
-    """Start the relay, publish rows of every table, wait until it knows the keys."""
+    """Start the relay, publish rows of every table, and wait for the stored keys."""
     followed.start()
     values = "(1, 11, 1), (2, 12, 2), (3, 13, 3), (4, 14, 4), (5, 15, 5)"
     for table in (*CHANGES, SAME):
@@ -137,8 +137,8 @@ def wait_for_keys(followed) -> None:
 
 
 @pytest.mark.parametrize("is_down", [True, False], ids=["down", "running"])
-def test_no_row_stays_under_a_former_key(keyed, is_down):
-    """The fold by key is the table, also if it changed while the relay was down."""
+def test_no_row_remains_under_a_former_key(keyed, is_down):
+    """The fold by key equals the table, even if the key changed during a downtime."""
     keyed.prepare()
     begin(keyed)
     if is_down:
@@ -160,8 +160,8 @@ def test_no_row_stays_under_a_former_key(keyed, is_down):
     }
 
 
-def test_keys_are_stored_over_what_an_older_release_captured(keyed, capsys):
-    """The columns that towpath.captured lacks are added, by init or by the relay."""
+def test_keys_are_stored_for_tables_captured_by_an_older_release(keyed, capsys):
+    """Init or the relay adds the columns that towpath.captured lacks."""
     keyed.prepare()
     begin(keyed)
     keyed.stop()
@@ -178,9 +178,9 @@ def test_keys_are_stored_over_what_an_older_release_captured(keyed, capsys):
     assert not keyed.logged("table key changed")
 
 
-def test_a_changed_key_halts_is_planned_and_listed_until_it_is_swept(keyed):
+def test_a_changed_key_halts_or_plans_and_is_listed_until_the_snapshot_ends(keyed):
     """
-    on_gap decides: halt refuses the start, plan writes the statement of the snapshot.
+    With on_gap = halt the start is refused; plan reports the statement of a snapshot.
 
     The status lists the table until that snapshot has ended. A table that lost its key
     is listed as one that snapshots cannot read.

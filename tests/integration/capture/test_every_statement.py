@@ -1,8 +1,8 @@
 """
-A day of statements that a relay which captures everything must outlive.
+Statements of every kind, which a relay that captures everything must survive.
 
-In our own words what the server's regression SQL does to tables: each kind of DDL
-between writes, with names, types and keys of every sort. What is left folds equal.
+They follow the server's regression SQL: each kind of DDL between writes, with names,
+types and keys of every sort. The topics of the remaining tables fold to their rows.
 """
 
 from collections.abc import Iterator
@@ -105,7 +105,7 @@ select exists (select from towpath.snapshot where state in ('queued', 'running')
 
 @pytest.fixture
 def rig(stack, database, unique, tmp_path) -> Iterator[SnapshotRig]:
-    """Provide a running relay that captures every table there will be."""
+    """Provide a running relay that captures every table, now and later."""
     rig = SnapshotRig(database, stack.kafka, unique, tmp_path)
     rig.configure("heartbeat_interval_s = 0.5", tables=[r"(?s).*"], partitions=1)
     rig.init()
@@ -115,18 +115,18 @@ def rig(stack, database, unique, tmp_path) -> Iterator[SnapshotRig]:
     rig.close()
 
 
-def test_a_relay_that_captures_everything_outlives_every_statement(rig):
-    """No statement halts it, and every keyed table that is left folds to its rows."""
+def test_a_relay_that_captures_everything_survives_every_statement(rig):
+    """No statement halts it, and every remaining keyed table folds to its rows."""
     for statement in STATEMENTS.split(";\n"):
         rig.execute(statement)
     rig.wait_for(lambda: not rig.one(UNFINISHED))
     rig.confirm()
-    left = dict(rig.execute(KEYED))
+    remaining = dict(rig.execute(KEYED))
     counts = {
         name: rig.one(f"select count(*) from {'only ' * (kind != 'p')}{name}")  # noqa: S608 - quoted by the server
-        for name, kind in left.items()
+        for name, kind in remaining.items()
     }
-    held = {name: len(folded(rig.records(name.replace('"', "")))) for name in left}
+    held = {name: len(folded(rig.records(name.replace('"', "")))) for name in remaining}
 
-    assert len(left) >= 9
+    assert len(remaining) >= 9
     assert counts == held

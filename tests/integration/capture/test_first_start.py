@@ -1,4 +1,4 @@
-"""Which rows are read unasked when a relay starts: each mode, each interruption."""
+"""The rows that a relay reads at its start without a signal, in each snapshot mode."""
 
 from collections import Counter
 
@@ -13,13 +13,13 @@ INITIAL = "towpath-initial"
 
 
 def make_table(followed, name: str, count: int) -> None:
-    """Make a table with rows."""
+    """Create a table with rows."""
     followed.execute(f"create table {name} (id int primary key, v int, note text)")
     fill(followed, name, 1, count)
 
 
 def fill(followed, name: str, first: int, last: int) -> None:
-    """Put rows into such a table."""
+    """Insert rows into a table of ``make_table``."""
     with followed.connection.cursor().copy(f"copy {name} from stdin") as copy:
         for number in range(first, last + 1):
             copy.write_row((number, number, "x" * 100))
@@ -35,7 +35,7 @@ def reads(followed, table: str) -> Counter[int]:
 
 
 def acknowledged(followed) -> int:
-    """Return how many rows of the large table are stored as acknowledged."""
+    """Return the stored number of acknowledged rows of the large table."""
     statement = (
         "select coalesce(sum(rows), 0) from towpath.snapshot"
         " where snapshot_id = %s and collection = 's.a'"
@@ -45,7 +45,7 @@ def acknowledged(followed) -> int:
 
 @pytest.fixture
 def two_tables(followed):
-    """Provide a source with two tables of a few chunks each, not yet prepared."""
+    """Provide an unprepared source with two tables of several chunks each."""
     make_table(followed, "s.a", 3000)
     make_table(followed, "s.b", 500)
     followed.tables = ["s.a", r"s\.b"]
@@ -53,14 +53,14 @@ def two_tables(followed):
     return followed
 
 
-def test_initial_reads_in_the_view_of_the_slots_making(two_tables, capsys):
+def test_initial_reads_in_the_snapshot_exported_by_the_slot(two_tables, capsys):
     """
-    A87: rows from before the slot are READ at its place, and none comes both ways.
+    A87: rows from before the slot are read at its position; none is streamed as well.
 
-    Writers go on all the while.
+    Writers continue throughout.
     """
     two_tables.prepare()
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     has_slot = two_tables.one(
         "select count(*) from pg_replication_slots where slot_name = %s",
         two_tables.prefix,
@@ -78,19 +78,19 @@ def test_initial_reads_in_the_view_of_the_slots_making(two_tables, capsys):
     two_tables.confirm()
     found = two_tables.envelopes("s.a")
     read = Counter(e["after"]["id"] for _, e, _ in found if e["op"] == "r")
-    made = Counter(e["after"]["id"] for _, e, _ in found if e["op"] == "c")
+    created = Counter(e["after"]["id"] for _, e, _ in found if e["op"] == "c")
     read_at = {h["position"] for _, e, h in found if e["op"] == "r"}
     streamed_at = min(h["position"] for _, e, h in found if e["op"] in "cu")
 
-    assert (0, True) == (has_slot, "created by towpath relay run" in said)
-    assert {1} == set((read + made).values())
+    assert (0, True) == (has_slot, "created by towpath relay run" in printed)
+    assert {1} == set((read + created).values())
     assert set(range(1, 3001)) <= set(read)
     assert (1, True) == (len(read_at), max(read_at) < streamed_at)
     assert two_tables.rows("s.a") == two_tables.fold("s.a")
     assert two_tables.rows("s.b") == two_tables.fold("s.b")
 
 
-def test_the_view_is_let_go_of_when_all_is_read(two_tables):
+def test_the_exported_snapshot_is_released_once_all_rows_are_read(two_tables):
     """
     N-17: nothing holds dead rows back once the snapshot has ended.
     """
@@ -110,11 +110,11 @@ def test_the_view_is_let_go_of_when_all_is_read(two_tables):
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_an_interrupted_initial_snapshot_goes_on(two_tables, times: int):
+def test_an_interrupted_initial_snapshot_is_resumed(two_tables, times: int):
     """
-    A87: a relay that is killed in mid-snapshot goes on, and never begins again.
+    A87: a relay killed during the snapshot resumes it, and never restarts it.
 
-    What was stored as acknowledged does not come again: only what was not yet.
+    Rows stored as acknowledged are not read again; only the other rows may be.
     """
     fill(two_tables, "s.a", 3001, 60000)
     two_tables.prepare()
@@ -145,9 +145,9 @@ def test_an_interrupted_initial_snapshot_goes_on(two_tables, times: int):
     }
 
 
-def test_a_view_that_is_lost_does_not_begin_again(two_tables):
+def test_a_lost_exported_snapshot_does_not_restart_the_reading(two_tables):
     """
-    N-03: when the view's connection dies the same relay goes on chunk by chunk.
+    N-03: if the connection of the exported snapshot dies, the relay reads on in chunks.
     """
     fill(two_tables, "s.a", 3001, 60000)
     two_tables.prepare()
@@ -169,7 +169,7 @@ def test_a_view_that_is_lost_does_not_begin_again(two_tables):
 
 def test_nothing_is_read_again_at_the_second_start(two_tables):
     """
-    A86: stop, insert, start: only the missed rows come, no new snapshot.
+    A86: after stop, insert and start, only the missed rows arrive, without a snapshot.
     """
     two_tables.prepare()
     two_tables.start()
@@ -184,9 +184,9 @@ def test_nothing_is_read_again_at_the_second_start(two_tables):
     assert {9001, 9002} <= set(two_tables.fold("s.b"))
 
 
-def test_a_slot_that_is_there_gives_an_incremental_snapshot(two_tables):
+def test_an_existing_slot_leads_to_an_incremental_snapshot(two_tables):
     """
-    Beside a slot of relay init, a relay that never ran asks for all tables by a signal.
+    If relay init created the slot, the first run requests all tables with a signal.
     """
     mode = dict(two_tables.snapshot)
     two_tables.snapshot = {"mode": "never"}
@@ -204,9 +204,9 @@ def test_a_slot_that_is_there_gives_an_incremental_snapshot(two_tables):
     assert two_tables.rows("s.b") == two_tables.fold("s.b")
 
 
-def test_a_relay_that_has_run_takes_no_initial_snapshot(two_tables):
+def test_a_relay_that_has_run_before_starts_no_initial_snapshot(two_tables):
     """
-    N-04: once something was confirmed, changing the mode reads nothing by itself.
+    N-04: once an LSN was confirmed, a change of the mode alone starts no snapshot.
     """
     mode = dict(two_tables.snapshot)
     two_tables.snapshot = {"mode": "never"}
@@ -223,9 +223,9 @@ def test_a_relay_that_has_run_takes_no_initial_snapshot(two_tables):
     assert ({}, {9001}) == (two_tables.states(INITIAL), set(two_tables.fold("s.b")))
 
 
-def test_initial_only_ends_well_and_reads_nothing_twice(two_tables):
+def test_initial_only_exits_with_0_and_reads_nothing_twice(two_tables):
     """
-    N-07: the process ends with 0 when all tables have ended; started again, it ends.
+    N-07: the process exits with 0 once all tables are read, and so does a second start.
     """
     two_tables.snapshot["mode"] = "initial_only"
     two_tables.prepare()
@@ -239,9 +239,9 @@ def test_initial_only_ends_well_and_reads_nothing_twice(two_tables):
     assert {1: 500} == Counter(reads(two_tables, "s.b").values())
 
 
-def test_initial_only_fails_with_its_reason_and_redoes_only_that(two_tables):
+def test_initial_only_reports_a_failed_table_and_rereads_only_that(two_tables):
     """
-    N-07: a table that fails makes the exit non-zero; mended, only it is read.
+    N-07: a failed table makes the exit code non-zero; once repaired, only it is read.
     """
     two_tables.execute("create table s.c (id int, v int)")
     two_tables.execute("alter table s.c replica identity full")
@@ -254,16 +254,16 @@ def test_initial_only_fails_with_its_reason_and_redoes_only_that(two_tables):
     halted = two_tables.logged("relay halted")[-1]
     two_tables.execute("alter table s.c replica identity default, add primary key (id)")
     two_tables.start()
-    mended = two_tables.ended()
+    repaired = two_tables.ended()
 
-    assert (3, True, 0) == (failed, "s.c" in halted["reason"], mended)
+    assert (3, True, 0) == (failed, "s.c" in halted["reason"], repaired)
     assert {1: 3000} == Counter(reads(two_tables, "s.a").values())
     assert {1} == set(two_tables.fold("s.c"))
 
 
 def test_initial_only_reads_a_table_by_its_new_key(two_tables):
     """
-    Its progress was by another key: the retry after the failure reads all of its rows.
+    Its progress was stored for a different key, so the retry reads all of its rows.
     """
     two_tables.snapshot["mode"] = "initial_only"
     two_tables.prepare()
@@ -283,11 +283,11 @@ def test_initial_only_reads_a_table_by_its_new_key(two_tables):
 
 
 @pytest.mark.parametrize("are_all_refused", [True, False])
-def test_initial_only_retries_what_its_signal_was_refused(
+def test_initial_only_retries_tables_that_its_signal_was_refused(
     two_tables, *, are_all_refused: bool
 ):
     """
-    A table that the answer to the signal refused is read once it is mended.
+    A table that the answer to the signal refused is read once it is repaired.
     """
     two_tables.execute("create table s.c (id int, v int)")
     two_tables.execute("alter table s.c replica identity full")
@@ -334,9 +334,9 @@ def test_initial_only_retries_a_stopped_table(two_tables):
     assert {1: 400, 2: 100} == Counter(reads(two_tables, "s.b").values())
 
 
-def test_a_select_of_its_own_is_what_is_read(two_tables):
+def test_a_select_override_chooses_the_rows_to_read(two_tables):
     """
-    N-12: an override's rows are read and no others; the stream is not filtered.
+    N-12: only the rows of the override are read; the stream is not filtered.
     """
     two_tables.more = """
 [[relay.snapshot.select]]
@@ -355,7 +355,7 @@ select = "select * from s.a where id > 2990"
 
 def test_always_reads_all_tables_at_each_start(two_tables):
     """
-    N-05: each start asks for all tables, once the one before has ended.
+    N-05: each start requests a snapshot of all tables.
     """
     two_tables.snapshot["mode"] = "always"
     two_tables.prepare()
@@ -371,9 +371,9 @@ def test_always_reads_all_tables_at_each_start(two_tables):
     assert {2: 500} == Counter(reads(two_tables, "s.b").values())
 
 
-def test_a_delay_is_reported_and_can_be_ended(two_tables):
+def test_a_delayed_start_is_reported_and_can_be_stopped(two_tables):
     """
-    N-13: the first start is put off; a stop meanwhile is heeded, and nothing was made.
+    N-13: a relay that is stopped during its delay exits, and has created no slot.
     """
     two_tables.snapshot["delay_s"] = 60
     two_tables.prepare()
@@ -406,17 +406,17 @@ def test_when_needed_closes_a_gap_by_itself(two_tables):
     two_tables.execute("select pg_drop_replication_slot(%s)", two_tables.prefix)
     two_tables.execute("insert into s.b values (9001, 1, '')")
     two_tables.start()
-    asked = "select data from towpath.signal where id = 'gap-2'"
-    two_tables.wait_for(lambda: two_tables.one(asked) is not None)
+    requested = "select data from towpath.signal where id = 'gap-2'"
+    two_tables.wait_for(lambda: two_tables.one(requested) is not None)
     two_tables.wait_for_snapshot("gap-2")
 
-    assert '"sweep":true' in two_tables.one(asked)
+    assert '"sweep":true' in two_tables.one(requested)
     assert 9001 in two_tables.fold("s.b")
 
 
-def test_init_makes_the_slot_where_a_relay_has_run(two_tables, capsys):
+def test_init_creates_the_slot_of_a_source_whose_relay_has_run(two_tables, capsys):
     """
-    A slot that is lost later is made by init as ever: the view was for the first start.
+    Init recreates a slot that was lost later: only the first start needs its snapshot.
     """
     two_tables.prepare()
     two_tables.execute(
@@ -429,20 +429,20 @@ def test_init_makes_the_slot_where_a_relay_has_run(two_tables, capsys):
     assert "pg_create_logical_replication_slot" in capsys.readouterr().out
 
 
-def test_a_stop_is_heeded_while_the_slot_waits_for_others(two_tables):
+def test_a_relay_can_be_stopped_while_its_slot_waits_for_writers(two_tables):
     """
-    Making a slot waits for who writes; a relay that is stopped meanwhile leaves none.
+    Creating a slot waits for open transactions; a relay stopped meanwhile leaves none.
     """
     two_tables.prepare()
     with psycopg.connect(two_tables.dsn) as writer:
         writer.execute("update s.b set v = 0 where id = 1")
         two_tables.start()
-        making = (
+        creating = (
             "select count(*) from pg_stat_activity where state = 'active'"
             " and query like 'CREATE_REPLICATION_SLOT%'"
             " and datname = current_database()"
         )
-        two_tables.wait_for(lambda: two_tables.one(making) == 1)
+        two_tables.wait_for(lambda: two_tables.one(creating) == 1)
         code = two_tables.stop()
     slots = "select count(*) from pg_replication_slots where slot_name = %s"
     two_tables.wait_for(lambda: two_tables.one(slots, two_tables.prefix) == 0)

@@ -1,4 +1,4 @@
-"""Generated columns: captured where the server can, never at the price of writers."""
+"""Generated columns: captured if the server can send them without refusing writes."""
 
 import contextlib
 
@@ -22,7 +22,7 @@ NAMES = ("published_key", "full_stored", "full_virtual", "identity_stored", "vir
 
 
 def make(followed, suffix: str = "") -> None:
-    """Make a table of each kind with one row."""
+    """Create a table of each kind with one row."""
     columns = {
         "published_key": f"v int not null, g {STORED} primary key",
         "full_stored": f"id int primary key, v int, g {STORED}",
@@ -30,7 +30,7 @@ def make(followed, suffix: str = "") -> None:
         "identity_stored": f"id int, v int not null, g {STORED} not null unique",
         "virtual": f"id int primary key, v int, g {STORED}, h {VIRTUAL}",
     }
-    # A relay that captures a table before its identity is set would be right.
+    # In one transaction: a relay may capture a table that has no identity yet.
     with followed.connection.transaction():
         for name, of in columns.items():
             followed.execute(f"create table s.{name}{suffix} ({of})")
@@ -46,7 +46,7 @@ def make(followed, suffix: str = "") -> None:
 
 
 def write(followed, suffix: str = "") -> None:
-    """Write as the application does: each statement must be accepted."""
+    """Update each table as an application does: every statement must be accepted."""
     for name in NAMES:
         followed.execute(UPDATE.format(f"s.{name}{suffix}"))
 
@@ -61,7 +61,7 @@ def captured(followed) -> set[str]:
 
 
 def check_rows(followed, tables: set[str]) -> None:
-    """Fail unless each record has the stored column, and only a fill was read."""
+    """Check that each record has the stored column, and only late tables were read."""
     for name in sorted(tables):
         envelopes = [each for _, each, _ in followed.envelopes(f"s.{name}")]
         after = [each["after"] for each in envelopes if each["after"] is not None]
@@ -73,7 +73,7 @@ def check_rows(followed, tables: set[str]) -> None:
 
 
 def facts_of(followed):
-    """Return settings, and what the catalog says."""
+    """Return the settings, and the facts that the catalog has about the source."""
     settings = load(followed.config, {})
     with connect(followed.dsn) as connection:
         return settings, setup.read_source_facts(connection, settings)
@@ -81,10 +81,10 @@ def facts_of(followed):
 
 def test_stored_columns_are_published_and_no_writer_is_refused(followed, capsys):
     """
-    Stored columns are the same in stream and snapshot, also where they are the key.
+    Stored columns are the same in stream and snapshot, even if they are the key.
 
-    A table that capturing would stop is left out with the reason, before and during a
-    run; a column that comes later is reported.
+    A table whose capture would block updates is left out and reported with the reason,
+    before and during a run; a column that is added later is reported.
     """
     make(followed)
     followed.tables = [r"s\..*"]
@@ -130,9 +130,9 @@ def test_stored_columns_are_published_and_no_writer_is_refused(followed, capsys)
         followed.execute(UPDATE.format("s.full_stored"))
 
 
-def test_a_publication_of_somebody_else_is_checked(followed, capsys):
+def test_a_publication_that_the_user_created_is_checked(followed, capsys):
     """
-    Where it does not send generated columns, what is left out or refused is reported.
+    If it does not send generated columns, the columns and tables left out are reported.
     """
     make(followed)
     followed.execute("create publication towpath for table s.virtual")
@@ -152,9 +152,9 @@ def test_a_publication_of_somebody_else_is_checked(followed, capsys):
     assert set(NAMES) - {"full_virtual"} == captured(followed)
 
 
-def test_the_servers_own_refusals_are_predicted(followed):
+def test_the_refusals_of_the_server_are_predicted(followed):
     """
-    Each table of each publication: an error is found where its UPDATE is refused.
+    For each table of each publication, an error is found if its UPDATE is refused.
     """
     make(followed)
     followed.execute("create table s.listed (id int primary key, v int, w int)")
@@ -186,9 +186,9 @@ def test_the_servers_own_refusals_are_predicted(followed):
     }
 
 
-def test_below_18_what_is_left_out_is_said(followed):
+def test_below_18_the_columns_left_out_are_reported(followed):
     """
-    There nothing of it is sent: a key needs it, other columns are merely left out.
+    No generated column is sent: in a key this is an error, elsewhere a warning.
     """
     make(followed)
     followed.tables = [r"s\..*"]

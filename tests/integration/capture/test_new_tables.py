@@ -1,4 +1,4 @@
-"""Tables that are made while the relay runs: captured, filled, streamed; no restart."""
+"""Tables created while the relay runs are captured and filled without a restart."""
 
 import threading
 
@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 
 def published(followed) -> set[str]:
-    """Return what the publication names, without the relay's own."""
+    """Return the tables of the publication, without the relay's own tables."""
     rows = followed.execute(
         "select schemaname || '.' || tablename from pg_publication_tables"
         " where pubname = 'towpath'"
@@ -18,7 +18,7 @@ def published(followed) -> set[str]:
 
 
 def refused(followed) -> dict[str, str]:
-    """Return why which tables are not captured."""
+    """Return the tables that are not captured, with the reasons."""
     log_records = followed.logged("table not captured")
     return {each["table"]: each["reason"] for each in log_records}
 
@@ -35,7 +35,7 @@ def filled(followed, table: str) -> str:
 
 @pytest.fixture
 def patterned(followed):
-    """Lend a running relay that captures everything in ``s`` but what ends in ``x``."""
+    """Provide a running relay that captures all of ``s`` except names ending in x."""
     followed.tables = [r"s\..*", "named.later"]
     followed.excluded = [r"s\..*x"]
     followed.execute("create table s.first (id int primary key, v int)")
@@ -51,9 +51,9 @@ def patterned(followed):
     return followed
 
 
-def test_a_table_made_under_load_loses_nothing(patterned):
+def test_a_table_created_under_load_loses_nothing(patterned):
     """
-    A24, B30: rows from before, during and after the capture are all there, once folded.
+    A24, B30: the fold has all rows from before, during and after the capture.
     """
     patterned.execute("create table s.orders (id serial primary key, v int)")
     stop = threading.Event()
@@ -85,14 +85,14 @@ def test_a_table_made_under_load_loses_nothing(patterned):
     assert patterned.rows("s.orders") == patterned.fold("s.orders")
 
 
-def test_a_writer_that_began_before_is_waited_for(patterned):
+def test_the_capture_of_a_table_waits_for_open_writers(patterned):
     """
-    The first half of a transaction that is open while its table is captured comes too.
+    A transaction that is open while its table is captured is published completely.
     """
     with psycopg.connect(patterned.dsn) as writer:
         patterned.execute("create table s.slow (id int primary key, v int)")
         writer.execute("insert into s.slow values (1, 1)")
-        # Were it captured beside the writer, its rows would be read without these.
+        # If it were captured during the write, a snapshot would miss these rows.
         read = "select 1 from towpath.signal where id like %s and status = 'completed'"
         patterned.wait_for(
             lambda: (
@@ -112,7 +112,7 @@ def test_a_writer_that_began_before_is_waited_for(patterned):
 
 def test_a_table_is_filled_once(patterned):
     """
-    A captured table is not filled again when the relay starts again.
+    A captured table is not filled again when the relay restarts.
     """
     patterned.execute("create table s.once (id int primary key)")
     patterned.execute("insert into s.once select generate_series(1, 10)")
@@ -130,7 +130,7 @@ def test_a_table_is_filled_once(patterned):
 
 def test_a_table_removed_from_the_publication_is_filled_again(patterned):
     """
-    Changes missed while the publication lacked a table are read, and deletes swept.
+    A snapshot with a sweep reads the changes made while the publication lacked it.
     """
     patterned.execute("create table s.back (id int primary key)")
     first = filled(patterned, "s.back")
@@ -146,9 +146,9 @@ def test_a_table_removed_from_the_publication_is_filled_again(patterned):
     )
 
 
-def test_a_table_that_cannot_be_captured_is_refused_until_it_is_mended(patterned):
+def test_a_table_that_cannot_be_captured_is_refused_until_it_is_repaired(patterned):
     """
-    I7: the reason is reported once; a table that is mended needs no further step.
+    I7: the reason is reported once; a repaired table needs no further step.
     """
     patterned.execute("create unlogged table s.loose (id int primary key)")
     patterned.execute("create table s.keyless (v int)")
@@ -167,9 +167,9 @@ def test_a_table_that_cannot_be_captured_is_refused_until_it_is_mended(patterned
     assert {"s.first", "s.loose"} == published(patterned)
 
 
-def test_a_named_table_may_be_made_later_and_made_again(patterned):
+def test_a_named_table_may_be_created_later_and_recreated(patterned):
     """
-    A name of the file waits for its table; another table of that name is another fill.
+    A table named in the file is filled once it exists; a recreated one is filled again.
     """
     patterned.execute("create table named.later (id int primary key)")
     patterned.execute("insert into named.later values (1)")
@@ -189,9 +189,9 @@ def test_a_named_table_may_be_made_later_and_made_again(patterned):
     assert first.startswith("towpath-new-named.later-")
 
 
-def test_a_swap_of_names_is_reported_and_the_newcomer_captured(patterned):
+def test_a_swap_of_names_is_reported_and_the_new_table_captured(patterned):
     """
-    B30: a table renamed away and another renamed into its name are both reported.
+    B30: the renamed table and the table that takes its name are both reported.
     """
     patterned.execute("create table s.swapx (id int primary key)")
     patterned.execute("insert into s.swapx values (50)")
@@ -211,9 +211,9 @@ def test_a_swap_of_names_is_reported_and_the_newcomer_captured(patterned):
     assert {50} == set(patterned.fold("s.first"))
 
 
-def test_partitions_attached_later_come_through_the_root(patterned):
+def test_rows_of_partitions_created_later_arrive_through_the_root(patterned):
     """
-    A partition is no table of its own: neither captured nor filled beside its root.
+    A partition is neither captured nor filled separately from its root.
     """
     patterned.execute(
         "create table s.parts (id int, day date, primary key (id, day))"
@@ -236,9 +236,9 @@ def test_partitions_attached_later_come_through_the_root(patterned):
     assert {"s.first", "s.parts"} == published(patterned)
 
 
-def test_nothing_is_filled_if_that_is_not_wanted(followed):
+def test_new_tables_are_not_filled_if_that_is_disabled(followed):
     """
-    With fill_new_tables = false a table is streamed from its capture on, and no more.
+    With fill_new_tables = false, only changes made after the capture are published.
     """
     followed.tables = [r"s\..*"]
     followed.snapshot = {"fill_new_tables": False}

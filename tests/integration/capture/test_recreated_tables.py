@@ -1,4 +1,4 @@
-"""Captured tables that are dropped, renamed and made again: no old row stays."""
+"""Captured tables that are dropped, renamed or recreated: no old row remains."""
 
 import json
 
@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 @pytest.fixture
 def captured(followed):
-    """Provide a relay that captures all of ``s`` and ``t``, with rows in each table."""
+    """Provide a relay that captures all of ``s`` and ``t``, and empty tables for it."""
     followed.tables = [r"s\..*", r"t\..*"]
     followed.excluded = [r".*_old"]
     for table in ("s.dropped", "s.again", "s.moved", "s.swapped", "s.shifted"):
@@ -20,12 +20,12 @@ def captured(followed):
 
 
 def fill(followed, table: str) -> None:
-    """Make and fill a table's first rows: 1, 2."""
+    """Insert the first rows of a table: 1 and 2."""
     followed.execute(f"insert into {table} values (1, 1), (2, 2)")  # noqa: S608
 
 
 def truncated(followed, table: str) -> set[int]:
-    """Return the keys that a reader has who knows truncates and no sweeps."""
+    """Return the keys held by a reader that handles truncates but ignores sweeps."""
     held: dict[int, set[int]] = {}
     for partition, row, _ in followed.envelopes(table):
         keys = held.setdefault(partition, set())
@@ -37,7 +37,7 @@ def truncated(followed, table: str) -> set[int]:
 
 
 def events(followed) -> dict[str, tuple[str, str]]:
-    """Return what the notifications say of tables: event and policy, by table."""
+    """Return the event and the policy of the notifications, by table."""
     documents = [
         json.loads(record.value()) for record in followed.records("notifications")
     ]
@@ -48,8 +48,8 @@ def events(followed) -> dict[str, tuple[str, str]]:
     }
 
 
-def test_a_table_made_again_keeps_no_old_row(captured):
-    """After drop and create, rename, swap and SET SCHEMA no name has a former row."""
+def test_a_recreated_table_keeps_no_old_row(captured):
+    """After drop and create, rename, swap and SET SCHEMA, no name has an old row."""
     captured.prepare()
     for table in ("s.dropped", "s.again", "s.moved", "s.swapped", "s.shifted"):
         fill(captured, table)
@@ -89,7 +89,7 @@ def test_a_table_made_again_keeps_no_old_row(captured):
 
 def test_a_table_recreated_while_the_relay_is_down_keeps_no_old_row(captured):
     """
-    The stored captured tables are compared with the catalog at the start.
+    At its start the relay compares the stored tables with the catalog.
     """
     captured.prepare()
     fill(captured, "s.again")
@@ -110,10 +110,10 @@ def test_a_table_recreated_while_the_relay_is_down_keeps_no_old_row(captured):
     assert "s.dropped" in captured.wait_for_log("table dropped")["table"]
 
 
-def test_a_dropped_table_is_emptied_where_that_is_wanted(captured):
-    """With on_drop = "truncate" each name without a table loses its rows, and no other.
+def test_a_dropped_table_is_emptied_if_that_is_configured(captured):
+    """With on_drop = "truncate", each name without a table loses its rows.
 
-    The names whose rows were kept until then are emptied at the next start.
+    Names whose rows were kept before the setting are emptied at the next start.
     """
     captured.execute("create table gone.one (id int primary key, v int)")
     captured.tables.append(r"gone\..*")
@@ -147,8 +147,8 @@ def test_a_dropped_table_is_emptied_where_that_is_wanted(captured):
     )
 
 
-def test_a_schema_renamed_in_mid_snapshot_fails_with_the_true_counts(followed):
-    """The answer has the rows that the topic has, the last key and the reason."""
+def test_a_schema_rename_fails_a_running_snapshot_with_true_counts(followed):
+    """The answer has the number of delivered rows, the last key and the reason."""
     followed.tables = ["s.big"]
     followed.snapshot = {"chunk_rows": 50}
     followed.execute("create table s.big (id int primary key, v int)")
@@ -164,9 +164,9 @@ def test_a_schema_renamed_in_mid_snapshot_fails_with_the_true_counts(followed):
     followed.execute("alter schema s rename to s2")
     answer = "select detail from towpath.signal where id = 'all' and status = 'failed'"
     followed.wait_for(lambda: followed.one(answer) is not None)
-    account = followed.one(answer)["tables"]["s.big"]
+    outcome = followed.one(answer)["tables"]["s.big"]
     ids = [row["after"]["id"] for _, row, _ in followed.envelopes("s.big")]
 
-    assert len(ids) == account["rows"] > 0
-    assert [str(max(ids))] == account["last_key"]
-    assert "does not exist" in account["reason"]
+    assert len(ids) == outcome["rows"] > 0
+    assert [str(max(ids))] == outcome["last_key"]
+    assert "does not exist" in outcome["reason"]

@@ -1,4 +1,4 @@
-"""Tables whose names come to one topic: refused everywhere, before anything is lost."""
+"""Tables whose names map to one topic are refused before any row is lost."""
 
 import pytest
 
@@ -12,14 +12,14 @@ COLLIDING = ['s."a$b"', "s.a_b", 's."c.d"', '"s.c".d', 't."u v"', "t.u_v", "dead
 
 
 def create(followed, *tables: str) -> None:
-    """Make tables of one form."""
+    """Create tables with the same columns."""
     for table in tables:
         followed.execute(f"create table {table} (id int primary key, v int)")
 
 
-def test_init_and_start_name_every_collision_at_once(followed):
+def test_init_and_start_report_every_collision_at_once(followed):
     """
-    `relay init` refuses; so does a start on a publication that was made by hand.
+    `relay init` refuses, and so does a start with a manually created publication.
     """
     followed.execute('create schema t; create schema dead; create schema "s.c"')
     create(followed, *COLLIDING, "s.plain")
@@ -50,9 +50,9 @@ def test_init_and_start_name_every_collision_at_once(followed):
     assert "s.plain" not in reason
 
 
-def test_a_table_that_would_take_a_topic_is_not_captured(followed):
+def test_a_table_whose_topic_is_taken_is_not_captured(followed):
     """
-    The rows of the first stay as they are: while it runs, and after any restart.
+    The rows of the first table do not change while the relay runs, or after a restart.
     """
     followed.tables = [r"s\..*"]
     followed.prepare()
@@ -85,9 +85,9 @@ def test_a_table_that_would_take_a_topic_is_not_captured(followed):
     assert 3 == code
 
 
-def test_an_event_whose_topic_is_a_tables_is_a_dead_letter(followed):
+def test_an_event_for_the_topic_of_a_table_is_a_dead_letter(followed):
     """
-    Its readers would take it for a row; the events behind it and the rows go on.
+    Readers would take it for a row. Later events and rows are still published.
     """
     followed.tables = ["s.line"]
     followed.more = f'[relay.outbox]\ntopic = "{followed.prefix}.{{aggregate_type}}"\n'
@@ -103,8 +103,8 @@ def test_an_event_whose_topic_is_a_tables_is_a_dead_letter(followed):
             kind,
         )
     followed.confirm()
-    letters = followed.records("dead.relay")
-    reasons = [dict(letter.headers())["reason"].decode() for letter in letters]
+    dead_letters = followed.records("dead.relay")
+    reasons = [dict(each.headers())["reason"].decode() for each in dead_letters]
 
     assert {1: {"id": 1, "v": 1}} == followed.fold("s.line")
     assert [b"{}"] == [record.value() for record in followed.records("event.order")]

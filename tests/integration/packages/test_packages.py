@@ -1,4 +1,4 @@
-"""The packages: as they are built, and each one installed alone, at its work."""
+"""The built packages: their contents, and each one at work when installed alone."""
 
 import hashlib
 import importlib.util
@@ -33,14 +33,14 @@ _SPEC.loader.exec_module(dist)
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> Path:
-    """Build everything once."""
+    """Build all packages once, and return their folder."""
     out = tmp_path_factory.mktemp("packages") / "dist"
     assert 0 == dist.main([str(out)])
     return out
 
 
 class Machine:
-    """A virtual environment with a package, and nothing of the project's own."""
+    """A virtual environment with the given packages only, without the clone."""
 
     def __init__(self, folder: Path, wheels: Path, *packages: str) -> None:
         self.bin = folder / "environment" / "bin"
@@ -56,15 +56,15 @@ class Machine:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The environment of its programs: no path leads to the clone."""
+        """The environment variables of its programs: no path leads to the clone."""
         left_out = {"PYTHONPATH", "VIRTUAL_ENV"}
-        kept = {k: v for k, v in os.environ.items() if k not in left_out}  # noqa: TID251 - a process of its own
+        kept = {k: v for k, v in os.environ.items() if k not in left_out}  # noqa: TID251 - a separate process
         return kept | {"PATH": f"{self.bin}:/usr/bin:/bin"}
 
-    def run(self, program: str, *words: object, code: int = 0) -> str:
-        """Run a program of the environment in an empty folder; return its output."""
+    def run(self, program: str, *arguments: object, code: int = 0) -> str:
+        """Run a program of the environment outside the clone; return its output."""
         done = subprocess.run(
-            [self.bin / program, *map(str, words)],
+            [self.bin / program, *map(str, arguments)],
             env=self.environ,
             cwd=self.bin.parent,
             stdout=subprocess.PIPE,
@@ -75,11 +75,11 @@ class Machine:
         assert code == done.returncode, done.stdout
         return done.stdout
 
-    def pip(self, *words: object) -> str:
+    def pip(self, *arguments: object) -> str:
         """Run the project's own pip on the environment; return its output."""
         pip = (sys.executable, "-m", "pip", "--python", self.bin / "python")
         done = subprocess.run(
-            [*pip, *map(str, words)], capture_output=True, text=True, check=False
+            [*pip, *map(str, arguments)], capture_output=True, text=True, check=False
         )
         assert 0 == done.returncode, done.stderr
         return done.stdout
@@ -97,7 +97,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def wheels(folder: Path) -> dict[str, zipfile.ZipFile]:
-    """Open each wheel, by its member."""
+    """Open each wheel, and return it by its member."""
     found = {}
     for path in folder.glob("*.whl"):
         found[path.name.split("-")[0].removeprefix("towpath_")] = zipfile.ZipFile(path)
@@ -105,9 +105,9 @@ def wheels(folder: Path) -> dict[str, zipfile.ZipFile]:
 
 
 @pytest.mark.soak
-def test_a_second_build_makes_the_same_bytes(built, tmp_path):
+def test_a_second_build_produces_the_same_bytes(built, tmp_path):
     """
-    Wheels, source distributions and SBOMs are the same, whatever the umask.
+    Wheels, source distributions and SBOMs do not depend on the umask.
     """
     before = os.umask(0o077)
     try:
@@ -120,7 +120,7 @@ def test_a_second_build_makes_the_same_bytes(built, tmp_path):
 
 def test_every_member_has_a_wheel_and_a_source_distribution(built):
     """
-    Each has its licence, its README, its marker of types, and pinned members.
+    Each has its license, its README, the ``py.typed`` marker, and pinned members.
     """
     for member, wheel in wheels(built).items():
         info = f"towpath_{member}-{VERSION}.dist-info"
@@ -145,7 +145,7 @@ def test_every_member_has_a_wheel_and_a_source_distribution(built):
 
 def test_no_file_is_in_two_wheels(built):
     """
-    The name ``towpath`` is shared: no wheel has a module of another, or the root's.
+    They share the namespace ``towpath``: no file has two wheels, and the root has none.
     """
     owners = {}
     for member, wheel in wheels(built).items():
@@ -158,14 +158,14 @@ def test_no_file_is_in_two_wheels(built):
 
 def test_the_wheel_of_the_services_has_their_pages_schemas_and_migrations(built):
     """
-    Templates, scripts and styles of the storefront are in it as they are in the clone.
+    Templates, scripts and styles of the storefront are the same as in the clone.
     """
     wheel = wheels(built)["services"]
     source = ROOT / "services/src"
     files = {
         path.relative_to(source).as_posix(): path.read_bytes()
-        for place in ("storefront/templates", "storefront/static", "*/schemas")
-        for path in source.glob(f"towpath/services/{place}/*")
+        for folder in ("storefront/templates", "storefront/static", "*/schemas")
+        for path in source.glob(f"towpath/services/{folder}/*")
         if path.is_file()
     }
     kinds = {name.rpartition(".")[2] for name in files}
@@ -177,7 +177,7 @@ def test_the_wheel_of_the_services_has_their_pages_schemas_and_migrations(built)
 
 def test_a_wheel_from_a_source_distribution_is_the_same(built, tmp_path):
     """
-    A source distribution needs nothing beside itself.
+    A source distribution contains everything that its build needs.
     """
     for path in built.glob("*.tar.gz"):
         with tarfile.open(path) as archive:
@@ -213,7 +213,7 @@ def test_the_sbom_lists_what_the_lock_has(built):
 
 def test_an_sbom_that_its_schema_forbids_is_refused(built, tmp_path):
     """
-    An address that is none, in one list of two.
+    One of two SBOMs has an invalid URL.
     """
     document = json.loads((built / "towpath-outbox.cdx.json").read_text("utf-8"))
     document["components"] = document["components"][:1]
@@ -242,7 +242,7 @@ with connection:
 
 def test_the_outbox_alone_records_an_event(built, tmp_path, database):
     """
-    With psycopg2 and nothing else of Postgres, Kafka or a framework.
+    It needs only psycopg2: no other driver, no Kafka client, and no framework.
     """
     machine = Machine(tmp_path, built, "towpath-outbox", "psycopg2-binary")
     rig = Rig(database, "localhost:1", "unused", tmp_path)
@@ -264,7 +264,7 @@ def test_the_outbox_alone_records_an_event(built, tmp_path, database):
 
 def test_the_outbox_alone_checks_schemas(built, tmp_path):
     """
-    With its command: nothing of relay, sinks or Postgres is installed for it.
+    Its command works without the packages of the relay, the sinks or Postgres.
     """
     machine = Machine(tmp_path, built, "towpath-outbox[cli]")
     schemas = machine.bin.parent / "schemas"
@@ -273,17 +273,17 @@ def test_the_outbox_alone_checks_schemas(built, tmp_path):
     machine.run("towpath", "schema", "check", code=1)
     assert "frozen: post_published" in machine.run("towpath", "schema", "freeze")
     machine.run("towpath", "schema", "check")
-    words = ("check", "--registry", "http://127.0.0.1:1")
-    assert "cannot be reached" in machine.run("towpath", "schema", *words, code=3)
+    check = ("check", "--registry", "http://127.0.0.1:1")
+    assert "cannot be reached" in machine.run("towpath", "schema", *check, code=3)
     ours = {name for name in machine.installed() if name.startswith("towpath")}
     assert ours == {
         f"towpath-{one}" for one in ("outbox", "cli", "settings", "schemas")
     }
 
 
-def test_the_relay_alone_tails(built, tmp_path, database, stack, unique):
+def test_the_relay_alone_publishes_rows(built, tmp_path, database, stack, unique):
     """
-    Its command prepares a source and publishes; a sink's command names its package.
+    Its commands prepare a source and publish; `sink run` names the missing package.
     """
     machine = Machine(tmp_path, built, "towpath-relay")
     rig = Rig(database, stack.kafka, unique, tmp_path)
@@ -315,7 +315,7 @@ def test_the_relay_alone_tails(built, tmp_path, database, stack, unique):
 @pytest.mark.spark
 def test_the_sinks_alone_run_a_sink(built, tmp_path, stack, unique):
     """
-    A cache is filled by the command, with the archives of the lock.
+    Its command fills a cache, with the locked archives of Spark.
     """
     machine = Machine(tmp_path, built, "towpath-sinks[java]")
     place = Place(stack, unique, tmp_path)

@@ -1,4 +1,4 @@
-"""A source with two tables, a relay with every channel for signals, what it says."""
+"""A source with two tables, and a relay that accepts signals on every channel."""
 
 import json
 from collections import Counter
@@ -18,14 +18,14 @@ ROWS = 1_000
 
 
 class Rig(SnapshotRig):
-    """A relay process over a database, and the four ways to leave it a signal."""
+    """A relay process, its database, and the channels through which it gets signals."""
 
     def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path) -> None:
         super().__init__(dsn, kafka, prefix, folder)
         self.signal_topic = f"{prefix}-signal"
 
     def prepare(self) -> None:
-        """Make the tables and write the configuration; let the relay do the rest."""
+        """Create the tables, write the configuration, and run relay init."""
         self.execute("create schema s")
         self.execute("create schema inventory")
         self.execute(
@@ -59,21 +59,21 @@ signal_table = "inventory.dbz_signal"
 
     # The source ------------------------------------------------------------------
 
-    def leave_bare(self, signal_id: str | None, kind: str | None, data: str | None):
-        """Leave a signal in the table as Debezium's users have it."""
+    def insert_bare(self, signal_id: str | None, kind: str | None, data: str | None):
+        """Insert a signal into a signal table of Debezium's form."""
         self.execute(
             "insert into inventory.dbz_signal values (%s, %s, %s)",
             *(signal_id, kind, data),
         )
 
-    def leave_in_kafka(self, value: bytes | None, key: str | None = None) -> None:
-        """Leave a signal in the topic."""
+    def produce_signal(self, value: bytes | None, key: str | None = None) -> None:
+        """Produce a record to the signal topic."""
         producer = Producer({"bootstrap.servers": self.kafka})
         producer.produce(self.signal_topic, value=value, key=key or self.prefix)
         assert producer.flush(20) == 0
 
     def table(self, signal_id: str, collection: str = "s.a") -> tuple[str, int]:
-        """Return the state of a table in a snapshot, and how many rows were read."""
+        """Return the state of a table in a snapshot, and the number of rows read."""
         rows = self.execute(
             "select state, rows + dropped from towpath.snapshot"
             " where snapshot_id = %s and collection = %s",
@@ -84,18 +84,18 @@ signal_table = "inventory.dbz_signal"
     # Waiting ---------------------------------------------------------------------
 
     def wait_for_rows(self, signal_id: str, count: int) -> None:
-        """Wait until a snapshot has read so many rows of the first table."""
+        """Wait until a snapshot has read ``count`` rows of the first table."""
         self.wait_for(lambda: self.table(signal_id)[1] >= count)
 
     def wait_for_state(self, signal_id: str, state: str) -> None:
-        """Wait until the first table of a snapshot is in a state."""
+        """Wait until the first table of a snapshot is in the given state."""
         self.wait_for(lambda: self.table(signal_id)[0] == state)
 
     def wait_for_notification(self, signal_id: str, kind: str) -> dict[str, Any]:
         """Wait for a signal's notification, and return it."""
         found: list[dict[str, Any]] = []
 
-        def has_come() -> bool:
+        def has_arrived() -> bool:
             found[:] = [
                 each
                 for each in self.notifications()
@@ -103,10 +103,10 @@ signal_table = "inventory.dbz_signal"
             ]
             return bool(found)
 
-        self.wait_for(has_come)
+        self.wait_for(has_arrived)
         return found[0]
 
-    # What it says ------------------------------------------------------------------
+    # The output --------------------------------------------------------------------
 
     def reads(self, table: str = "s.a") -> Counter[tuple[str, int]]:
         """Count the READ rows of a topic by snapshot and key."""
@@ -119,7 +119,7 @@ signal_table = "inventory.dbz_signal"
         return found
 
     def streamed(self, table: str = "s.a") -> list[int]:
-        """Return the keys of the rows whose inserts were streamed, in their topic."""
+        """Return the keys of the streamed inserts, in the order of the topic."""
         values = (message.value() for message in self.records(table))
         changes = [json.loads(value) for value in values if value is not None]
         return [each["after"]["id"] for each in changes if each["op"] == "c"]
@@ -128,8 +128,10 @@ signal_table = "inventory.dbz_signal"
         """Return the records of the notifications topic."""
         return [json.loads(each.value()) for each in self.records("notifications")]
 
-    def ask(self, method: str, path: str, document: object = None) -> tuple[int, Any]:
-        """Ask the admin port for a page of JSON."""
+    def call_admin(
+        self, method: str, path: str, document: object = None
+    ) -> tuple[int, Any]:
+        """Send a request to the admin port; return the status and the JSON document."""
         self.wait_for(lambda: bool(self.logged("relay started")))
         connection = HTTPConnection("127.0.0.1", self.admin_port, timeout=20)
         body = None if document is None else json.dumps(document)
@@ -143,11 +145,11 @@ signal_table = "inventory.dbz_signal"
 
 @pytest.fixture
 def rig(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Rig]:
-    """Provide a prepared source whose relay is not started yet."""
+    """Provide a prepared source whose relay has not been started."""
     stack.up("postgres", "kafka")
-    made = Rig(database, stack.kafka, unique, tmp_path)
+    rig = Rig(database, stack.kafka, unique, tmp_path)
     try:
-        made.prepare()
-        yield made
+        rig.prepare()
+        yield rig
     finally:
-        made.close()
+        rig.close()

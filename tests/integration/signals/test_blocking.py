@@ -1,4 +1,4 @@
-"""Blocking snapshots while the application writes: no change is lost meanwhile."""
+"""Blocking snapshots while the application writes: no change is lost."""
 
 import threading
 
@@ -11,7 +11,7 @@ ROWS = 1_000
 
 
 def write(dsn: str, until: threading.Event, written: list[int]) -> None:
-    """Insert rows one by one, each its own transaction, until they are ended."""
+    """Insert rows, each in its own transaction, until the event is set."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         key = ROWS
         while not until.is_set():
@@ -20,9 +20,9 @@ def write(dsn: str, until: threading.Event, written: list[int]) -> None:
             written.append(key)
 
 
-def test_blocking_snapshots_while_rows_come_lose_nothing(rig):
+def test_blocking_snapshots_during_inserts_lose_nothing(rig):
     """
-    Twice in a row, under inserts: all rows are read, and the stream has the rest (A37).
+    Two in a row read all old rows, and the stream has each inserted row once (A37).
     """
     rig.start()
     rig.signal("warm", data_collections=["s.b"])

@@ -11,17 +11,17 @@ from towpath.settings import load
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
-# Random hexadecimal text is stored out of line, and is more than a record may hold.
+# Random hexadecimal text, stored out of line, and larger than a record may be.
 LARGE = "(select string_agg(md5(g::text), '') from generate_series(1, 60000) g)"
 
 
 def make_large(rig: Any, key: int) -> None:
-    """Give a row more than its topic takes."""
+    """Make a row larger than its topic accepts."""
     rig.execute(f"update s.a set note = {LARGE} where id = {key}")  # noqa: S608 - ours
 
 
 def states(rig: Any, signal_id: str) -> tuple[Any, ...]:
-    """Return what is stored of a snapshot's first table."""
+    """Return the stored state and undelivered rows of a snapshot's only table."""
     [row] = rig.execute(
         "select state, undelivered, undelivered_keys from towpath.snapshot"
         " where snapshot_id = %s",
@@ -31,22 +31,22 @@ def states(rig: Any, signal_id: str) -> tuple[Any, ...]:
 
 
 def wrong(rig: Any) -> list[str]:
-    """Return what ``towpath status`` finds wrong with snapshots."""
+    """Return the problems with snapshots that ``towpath status`` reports."""
     found = status.overview((), load(rig.config, {}), SystemClock())
     return [sentence for sentence in found["wrong"] if sentence.startswith("snapshot")]
 
 
 def test_a_row_that_is_a_dead_letter_leaves_its_snapshot_incomplete(rig, capsys):
     """
-    Whichever way it is read; the same snapshot reads just this row again.
+    This holds for every kind of snapshot; a resumed one reads only this row again.
     """
     make_large(rig, 7)
     rig.start()
     rig.wait_for(lambda: bool(rig.logged("relay streaming")))
-    words = ["snapshot", "start", "s.a", "--wait", "--id", "s1"]
-    words += ["--answer-within", "60"]
-    code = root.run([*words, "--config", str(rig.config)])
-    said = capsys.readouterr().err
+    command = ["snapshot", "start", "s.a", "--wait", "--id", "s1"]
+    command += ["--answer-within", "60"]
+    code = root.run([*command, "--config", str(rig.config)])
+    printed = capsys.readouterr().err
     rig.signal("s2", data_collections=["s.a"], type="blocking")
     rig.signal("s3", data_collections=["s.a"], keys=[[7], [8]])
     answers = {
@@ -61,7 +61,7 @@ def test_a_row_that_is_a_dead_letter_leaves_its_snapshot_incomplete(rig, capsys)
     reads = rig.reads()
 
     assert 1 == code
-    assert all(part in said for part in ("1 row is", '["7"]', "snapshot resume s1"))
+    assert all(part in printed for part in ("1 row is", '["7"]', "snapshot resume s1"))
     assert [999, 999, 1] == [answers[each]["rows"] for each in sorted(answers)]
     assert {1} == {each["undelivered"] for each in answers.values()}
     assert "incomplete" == notified["additional_data"]["status"]
@@ -74,9 +74,9 @@ def test_a_row_that_is_a_dead_letter_leaves_its_snapshot_incomplete(rig, capsys)
     assert 1 == reads["s1", 8]
 
 
-def test_a_streamed_dead_letter_does_not_stand_for_the_row(rig):
+def test_a_streamed_dead_letter_does_not_count_as_the_row(rig):
     """
-    A row that becomes too large while its table is read is not delivered either.
+    A row that becomes too large while its table is read counts as undelivered.
     """
     rig.start()
     rig.signal("s1", data_collections=["s.a"], max_rows_per_second=300)

@@ -1,4 +1,4 @@
-"""How signals get into the source and change what is stored there, without a relay."""
+"""How signals reach the source and change the stored snapshots, without a relay."""
 
 import json
 import threading
@@ -35,7 +35,7 @@ RUNNING = StoredTable("s1", "s.t", 0, "running", 4711)
 
 
 def wait_for(holds: Callable[[], bool]) -> None:
-    """Wait until something holds."""
+    """Wait until a condition holds."""
     clock = SystemClock()
     deadline = Deadline(clock, 40.0)
     while not holds():
@@ -43,7 +43,7 @@ def wait_for(holds: Callable[[], bool]) -> None:
         clock.wait(0.02)
 
 
-# What a signal changes ----------------------------------------------------------------
+# Effects of a signal ------------------------------------------------------------------
 
 
 def store(worker, connection: psycopg.Connection, *tables: StoredTable) -> None:
@@ -53,13 +53,13 @@ def store(worker, connection: psycopg.Connection, *tables: StoredTable) -> None:
 
 
 def change(worker, signal_id: str, table: StoredTable, state: str) -> None:
-    """Answer a signal that changes a table."""
+    """Store the answer to a signal that changes the state of a table."""
     changed = (replace(table, state=state),)
     worker.ask(protocol.StoreSignal(signal_id, "completed", {}, changed=changed))
 
 
 def states(connection: psycopg.Connection) -> list[tuple[str, str | None]]:
-    """Return state and error of the stored tables."""
+    """Return the state and the error of each stored table."""
     return connection.execute(
         "select state, error from towpath.snapshot order by ordinal"
     ).fetchall()
@@ -67,7 +67,7 @@ def states(connection: psycopg.Connection) -> list[tuple[str, str | None]]:
 
 def test_a_paused_table_stays_paused_until_it_is_queued(connection, worker):
     """
-    Progress that was on its way does not start it again; it may complete, though.
+    Progress saved late does not restart it, but late completion is accepted.
     """
     store(worker, connection, RUNNING)
     seen = []
@@ -98,7 +98,7 @@ def test_only_tables_in_the_right_state_change(
     connection, worker, before, wanted, after
 ):
     """
-    A table that ended while a signal was answered is unchanged.
+    A signal does not change a table that has ended before the signal is answered.
     """
     store(worker, connection, RUNNING)
     connection.execute("update towpath.snapshot set state = %s", (before,))
@@ -107,9 +107,9 @@ def test_only_tables_in_the_right_state_change(
     assert [(after, None)] == states(connection)
 
 
-def test_an_ended_snapshot_is_read_whole(connection, worker):
+def test_all_tables_of_an_ended_snapshot_are_read(connection, worker):
     """
-    All its tables come back with what is needed to go on; listed keys stay stored.
+    Its tables are returned with everything that a resume needs, except the listed keys.
     """
     tables = (
         replace(RUNNING, state="queued", kind="blocking", order_by=("b", "a")),
@@ -126,10 +126,10 @@ def test_an_ended_snapshot_is_read_whole(connection, worker):
     store(worker, connection, *tables)
     connection.execute("update towpath.snapshot set state = 'failed', error = 'why'")
     fact = worker.ask(protocol.ReadSnapshotTables("r1", "s1"))
-    nothing = worker.ask(protocol.ReadSnapshotTables("r1", "s2"))
+    unknown = worker.ask(protocol.ReadSnapshotTables("r1", "s2"))
     failed = {"state": "failed", "error": "why"}
 
-    assert protocol.SnapshotTablesRead("r1", ()) == nothing
+    assert protocol.SnapshotTablesRead("r1", ()) == unknown
     assert (
         replace(tables[0], **failed),
         replace(tables[1], **failed, pending_keys=None),
@@ -137,7 +137,7 @@ def test_an_ended_snapshot_is_read_whole(connection, worker):
 
 
 class Lost:
-    """A connection that breaks after each commit, before the server confirms it."""
+    """A connection that breaks after each commit, before the client learns of it."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection
@@ -147,7 +147,7 @@ class Lost:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit, and lose the answer."""
+        """Commit, and lose the confirmation."""
         with self._connection.transaction():
             yield
         message = "server closed the connection unexpectedly"
@@ -155,9 +155,9 @@ class Lost:
 
 
 @pytest.mark.parametrize("has_row", [True, False])
-def test_an_answer_whose_commit_was_not_confirmed_is_the_first_one(connection, has_row):
+def test_a_retry_finds_its_answer_of_an_unconfirmed_commit(connection, has_row):
     """
-    The retry finds its own answer, also if the signal's row was deleted.
+    The retry counts as the first answer, even if the signal's row was deleted.
     """
     catalog, exported = CollectionCatalog("towpath", {}), ExportedSnapshots(None)
     commands = SnapshotCommands(catalog, exported, list, "towpath")
@@ -170,7 +170,7 @@ def test_an_answer_whose_commit_was_not_confirmed_is_the_first_one(connection, h
     found = [commands.perform(connection, each) for each in effects]
     row = connection.execute("select status from towpath.signal").fetchall()
 
-    # The other one is of another signal with the same id.
+    # The second effect belongs to a different signal with the same id.
     assert [True, False] == [each.is_new for each in found]
     assert ([("accepted",)] if has_row else []) == row
     assert 2 == len(states(connection))
@@ -178,7 +178,7 @@ def test_an_answer_whose_commit_was_not_confirmed_is_the_first_one(connection, h
 
 def test_an_attempt_that_did_not_commit_is_repeated(connection):
     """
-    The retry stores the same, unless another answer came first.
+    The retry stores the same answer, unless a different one was stored first.
     """
     catalog, exported = CollectionCatalog("towpath", {}), ExportedSnapshots(None)
     commands = SnapshotCommands(catalog, exported, list, "towpath")
@@ -201,12 +201,12 @@ def test_an_attempt_that_did_not_commit_is_repeated(connection):
 
 @pytest.fixture
 def inbox(connection, database: str) -> Iterator[SignalInbox]:
-    """Lend an inbox over the prepared database; what it refuses is in ``refusals``."""
+    """Provide an inbox of the prepared database; ``REFUSALS`` gets its refusals."""
     assert connection.info.dbname in database
-    made = SignalInbox(database, lambda: None, REFUSALS.append)
+    inbox = SignalInbox(database, lambda: None, REFUSALS.append)
     REFUSALS.clear()
-    yield made
-    made.close()
+    yield inbox
+    inbox.close()
 
 
 REFUSALS: deque[SignalRefusal] = deque()
@@ -214,10 +214,10 @@ REFUSALS: deque[SignalRefusal] = deque()
 
 def test_the_inbox_inserts_in_order_and_once(connection, inbox: SignalInbox):
     """
-    A signal that comes twice is let pass; another with its id is refused.
+    A repeated signal is ignored; a different signal with the same id is refused.
     """
-    words = [("s1", "log", "{}"), ("s2", "log", None), ("s1", "log", "{}")]
-    names = [inbox.put(*signal, "t") for signal in (*words, ("s2", "log", "{}"))]
+    signals = [("s1", "log", "{}"), ("s2", "log", None), ("s1", "log", "{}")]
+    names = [inbox.put(*signal, "t") for signal in (*signals, ("s2", "log", "{}"))]
     durable: list[str] = []
 
     def is_done() -> bool:
@@ -227,13 +227,15 @@ def test_the_inbox_inserts_in_order_and_once(connection, inbox: SignalInbox):
     wait_for(is_done)
     rows = connection.execute("select id, type, data from towpath.signal").fetchall()
 
-    assert (words[:2], names) == (rows, durable)
+    assert (signals[:2], names) == (rows, durable)
     assert [SignalRefusal("s2", USED_ID, "t")] == list(REFUSALS)
 
 
-def test_the_inbox_tries_until_the_source_takes_it(connection, inbox: SignalInbox):
+def test_the_inbox_retries_until_the_source_stores_a_signal(
+    connection, inbox: SignalInbox
+):
     """
-    While the table is away nothing is durable and nothing is lost.
+    While the signal table is missing, no signal is durable, and none is lost.
     """
     connection.execute("alter table towpath.signal rename to away")
     inbox.put("s1", "log", None, "t")
@@ -247,7 +249,7 @@ def test_the_inbox_tries_until_the_source_takes_it(connection, inbox: SignalInbo
 
 def test_a_source_that_is_not_prepared_is_reported(connection, database: str):
     """
-    The admin port says what is missing instead of waiting for it.
+    The error of the admin port names the missing table, without waiting for it.
     """
     signals = SourceSignalService(database, "towpath")
     signals.store(ExternalSignal("s1", "log", None, "t"))
@@ -262,71 +264,73 @@ def test_a_source_that_is_not_prepared_is_reported(connection, database: str):
 
 
 class Source:
-    """Takes signals once it is there."""
+    """A source that stores signals once it is available."""
 
     def __init__(self) -> None:
-        self.left: list[str] = []
+        self.stored: list[str] = []
         self.tries: list[str] = []
-        self.is_there = threading.Event()
+        self.is_available = threading.Event()
 
     def store(self, signal: ExternalSignal) -> None:
-        """Take a signal, or be away."""
+        """Store a signal, or raise while the source is unavailable."""
         self.tries.append(signal.signal_id)
-        if not self.is_there.is_set():
-            message = "away"
+        if not self.is_available.is_set():
+            message = "unavailable"
             raise SourceUnavailableError(message)
-        self.left.append(signal.signal_id)
+        self.stored.append(signal.signal_id)
 
 
-def test_an_offset_is_committed_only_behind_what_was_left(stack, unique: str):
+def test_an_offset_is_committed_only_once_its_signal_is_stored(stack, unique: str):
     """
-    While the source is away the record is read again, in its order; none is skipped.
+    While the source is unavailable the record is retried; none is skipped.
     """
     stack.up("kafka")
     source = Source()
-    place = SignalSource(f"{unique}-signal", unique, f"{unique}-signals")
+    signal_source = SignalSource(f"{unique}-signal", unique, f"{unique}-signals")
     clients = Kafka(bootstrap_servers=stack.kafka), Topics()
-    topic = SignalTopicReader(clients, place, source.store, REFUSALS.append)
+    topic = SignalTopicReader(clients, signal_source, source.store, REFUSALS.append)
     topic.start()
     producer = Producer({"bootstrap.servers": stack.kafka})
     for number in range(3):
         document = b'{"id": "s%d", "type": "log"}' % number
-        producer.produce(place.topic, value=document, key=unique, partition=0)
+        producer.produce(signal_source.topic, value=document, key=unique, partition=0)
     producer.flush(20)
-    consumer = Consumer({"bootstrap.servers": stack.kafka, "group.id": place.group})
-    where = TopicPartition(place.topic, 0)
+    consumer = Consumer(
+        {"bootstrap.servers": stack.kafka, "group.id": signal_source.group}
+    )
+    partition = TopicPartition(signal_source.topic, 0)
     try:
         wait_for(lambda: len(source.tries) > 1)
-        early = consumer.committed([where], timeout=10)[0].offset
-        source.is_there.set()
-        wait_for(lambda: consumer.committed([where], timeout=10)[0].offset == 3)
+        early = consumer.committed([partition], timeout=10)[0].offset
+        source.is_available.set()
+        wait_for(lambda: consumer.committed([partition], timeout=10)[0].offset == 3)
     finally:
         topic.close()
         consumer.close()
 
     assert early < 0
-    assert ({"s0"}, ["s0", "s1", "s2"]) == (set(source.tries[:-3]), source.left)
+    assert ({"s0"}, ["s0", "s1", "s2"]) == (set(source.tries[:-3]), source.stored)
 
 
-def test_a_deleted_topic_is_created_again(stack, unique: str):
+def test_a_deleted_topic_is_recreated(stack, unique: str):
     """
-    The relay says so and goes on: signals that are sent afterwards are read.
+    The relay logs a warning and continues: signals that are sent afterwards are read.
     """
     stack.up("kafka")
     source = Source()
-    source.is_there.set()
-    place = SignalSource(f"{unique}-signal", unique, f"{unique}-signals")
+    source.is_available.set()
+    signal_source = SignalSource(f"{unique}-signal", unique, f"{unique}-signals")
     clients = Kafka(bootstrap_servers=stack.kafka), Topics()
-    topic = SignalTopicReader(clients, place, source.store, REFUSALS.append)
+    topic = SignalTopicReader(clients, signal_source, source.store, REFUSALS.append)
     admin = AdminClient({"bootstrap.servers": stack.kafka})
 
     def exists() -> bool:
-        return place.topic in admin.list_topics(timeout=10).topics
+        return signal_source.topic in admin.list_topics(timeout=10).topics
 
     def send(signal_id: str) -> None:
         producer = Producer({"bootstrap.servers": stack.kafka})
         document = json.dumps({"id": signal_id, "type": "log"})
-        producer.produce(place.topic, value=document, key=unique, partition=0)
+        producer.produce(signal_source.topic, value=document, key=unique, partition=0)
         producer.flush(20)
 
     with capture_logs() as logs:
@@ -334,14 +338,14 @@ def test_a_deleted_topic_is_created_again(stack, unique: str):
         try:
             wait_for(exists)
             send("s0")
-            wait_for(lambda: source.left == ["s0"])
-            admin.delete_topics([place.topic])[place.topic].result(20)
+            wait_for(lambda: source.stored == ["s0"])
+            admin.delete_topics([signal_source.topic])[signal_source.topic].result(20)
             wait_for(lambda: not exists())
             wait_for(exists)
             send("s1")
-            wait_for(lambda: source.left == ["s0", "s1"])
+            wait_for(lambda: source.stored == ["s0", "s1"])
         finally:
             topic.close()
     [warned] = [each for each in logs if each["log_level"] == "warning"]
 
-    assert f"topic {place.topic} was deleted" in warned["reason"]
+    assert f"topic {signal_source.topic} was deleted" in warned["reason"]

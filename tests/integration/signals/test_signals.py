@@ -1,4 +1,4 @@
-"""Signals by every channel, and what comes of them, with a real relay process."""
+"""Signals through every channel, and their effects, with a real relay process."""
 
 import json
 
@@ -13,14 +13,14 @@ EVERYTHING = {"data-collections": ["s.a"]}
 
 def test_every_channel_leads_to_a_snapshot(rig):
     """
-    Table, bare table, Kafka and HTTP each start one, and its answer is in its row.
+    The two signal tables, Kafka and HTTP each start one, and each signal is answered.
     """
     rig.start()
     rig.signal("table", data_collections=["s.a"])
-    rig.leave_bare("bare", "execute-snapshot", json.dumps(EVERYTHING))
+    rig.insert_bare("bare", "execute-snapshot", json.dumps(EVERYTHING))
     document = {"id": "kafka", "type": "execute-snapshot", "data": EVERYTHING}
-    rig.leave_in_kafka(json.dumps(document).encode())
-    status, found = rig.ask("POST", "/signals", {**document, "id": "http"})
+    rig.produce_signal(json.dumps(document).encode())
+    status, found = rig.call_admin("POST", "/signals", {**document, "id": "http"})
     names = ("table", "bare", "kafka", "http")
     rows = [rig.wait_for_answer(name)["rows"] for name in names]
     reads = rig.reads()
@@ -34,10 +34,10 @@ def test_every_channel_leads_to_a_snapshot(rig):
 
 def test_each_answer_is_published_on_the_notifications_topic(rig):
     """
-    Accepted, then what Debezium tells of the snapshot, all with the signal's id (A33).
+    Accepted, then what Debezium reports about a snapshot, with the signal's id (A33).
     """
     rig.start()
-    rig.leave_bare("bare", "execute-snapshot", json.dumps(EVERYTHING))
+    rig.insert_bare("bare", "execute-snapshot", json.dumps(EVERYTHING))
     rig.wait_for_answer("bare")
     rig.wait_for(lambda: kinds(rig)[-1:] == [("Signal", "COMPLETED")])
     found = kinds(rig)
@@ -59,13 +59,13 @@ def test_each_answer_is_published_on_the_notifications_topic(rig):
 
 
 def kinds(rig) -> list[tuple[str, str]]:
-    """Return aggregate type and type of each notification."""
+    """Return the aggregate type and the type of each notification."""
     return [(each["aggregate_type"], each["type"]) for each in rig.notifications()]
 
 
-def test_what_cannot_be_carried_out_is_rejected_and_the_stream_goes_on(rig):
+def test_invalid_signals_are_rejected_and_the_stream_continues(rig):
     """
-    Each mistake is answered where it can be; the stream passes them all (A29, A40).
+    Each is answered with its reason; the stream continues past all of them (A29, A40).
     """
     rig.start()
     rig.execute("insert into towpath.signal values ('json', 'execute-snapshot', '{oo')")
@@ -103,19 +103,19 @@ def test_what_cannot_be_carried_out_is_rejected_and_the_stream_goes_on(rig):
     assert [] == [name for name, part in expected.items() if part not in reasons[name]]
 
 
-def test_what_is_left_and_is_no_signal_is_published_as_rejected(rig):
+def test_malformed_signals_are_published_as_rejected(rig):
     """
-    A null id, an id that is too long or used, and garbage in Kafka stop nothing.
+    A missing, long or used id, and garbage in Kafka, do not stop the relay.
     """
     rig.start()
     rig.signal("used", kind="log", message="first")
     rig.wait_for_answer("used")
-    rig.leave_bare(None, "log", "{}")
-    rig.leave_bare("x" * 70, "log", "{}")
-    rig.leave_bare("used", "log", '{"message": "second"}')
-    rig.leave_in_kafka(b"no signal")
-    rig.leave_in_kafka(b'{"type": "log", "data": {"message": "others"}}', key="other")
-    rig.leave_in_kafka(b'{"type": "log", "data": "{}"}')
+    rig.insert_bare(None, "log", "{}")
+    rig.insert_bare("x" * 70, "log", "{}")
+    rig.insert_bare("used", "log", '{"message": "second"}')
+    rig.produce_signal(b"no signal")
+    rig.produce_signal(b'{"type": "log", "data": {"message": "others"}}', key="other")
+    rig.produce_signal(b'{"type": "log", "data": "{}"}')
     null = rig.wait_for_notification("", "REJECTED")
     long = rig.wait_for_notification("x" * 70, "REJECTED")
     used = rig.wait_for_notification("used", "REJECTED")
@@ -148,29 +148,29 @@ def test_what_is_left_and_is_no_signal_is_published_as_rejected(rig):
 
 
 def ours_id(rig, statement: str) -> str:
-    """Return the id that a signal without one was given."""
+    """Return the id that the relay gave to a signal without one."""
     [(signal_id,)] = rig.execute(statement)
     return signal_id
 
 
-def test_offsets_are_committed_behind_what_is_durable(rig):
+def test_offsets_are_committed_only_once_signals_are_durable(rig):
     """
-    A relay that was killed reads no signal twice, and forgets none.
+    A relay that was killed carries out no signal twice, and loses none.
     """
     document = {"type": "execute-snapshot", "data": {"data-collections": ["s.b"]}}
     rig.start()
-    rig.leave_in_kafka(json.dumps({**document, "id": "first"}).encode())
+    rig.produce_signal(json.dumps({**document, "id": "first"}).encode())
     rig.wait_for_answer("first")
     rig.kill()
-    rig.leave_in_kafka(json.dumps({**document, "id": "second"}).encode())
+    rig.produce_signal(json.dumps({**document, "id": "second"}).encode())
     rig.start()
     rig.wait_for_answer("second")
     consumer = Consumer(
         {"bootstrap.servers": rig.kafka, "group.id": f"{rig.prefix}-signals"}
     )
-    place = TopicPartition(rig.signal_topic, 0)
+    partition = TopicPartition(rig.signal_topic, 0)
     try:
-        rig.wait_for(lambda: consumer.committed([place], timeout=10)[0].offset == 2)
+        rig.wait_for(lambda: consumer.committed([partition], timeout=10)[0].offset == 2)
     finally:
         consumer.close()
     reads = rig.reads("s.b")
@@ -181,9 +181,9 @@ def test_offsets_are_committed_behind_what_is_durable(rig):
     }
 
 
-def test_a_paused_snapshot_is_quiet_until_it_is_resumed(rig):
+def test_a_paused_snapshot_reads_nothing_until_it_is_resumed(rig):
     """
-    It is still paused after a restart, and then goes on without a gap (A15).
+    It is still paused after a restart, and later continues without a gap (A15).
     """
     rig.start()
     rig.signal("s1", data_collections=["s.a"], max_rows_per_second=200)
@@ -191,11 +191,11 @@ def test_a_paused_snapshot_is_quiet_until_it_is_resumed(rig):
     rig.signal("p1", kind="pause-snapshot")
     paused = rig.wait_for_answer("p1")
     rig.wait_for_state("s1", "paused")
-    # A kill before the broker has it would lose it: no transaction waits for it.
+    # A kill before the broker has this notification would lose it.
     rig.wait_for_notification("s1", "PAUSED")
     rig.kill()
     rig.start()
-    # A log signal is answered behind everything that the relay did at its start.
+    # A log signal is answered after everything that the relay does at startup.
     rig.signal("l1", kind="log")
     rig.wait_for_answer("l1")
     state, rows = rig.table("s1")
@@ -215,9 +215,9 @@ def test_a_paused_snapshot_is_quiet_until_it_is_resumed(rig):
     assert {"l1", "r1"} == answered, "p1 was answered before the kill"
 
 
-def test_a_stopped_snapshot_can_be_taken_up_at_its_last_key(rig):
+def test_a_stopped_snapshot_can_be_resumed_from_its_last_key(rig):
     """
-    By its id it goes on behind what was delivered, and completes.
+    Resumed by id, it continues after the delivered rows, and completes.
     """
     rig.start()
     rig.signal("s1", data_collections=["s.a"], max_rows_per_second=400)
@@ -238,9 +238,9 @@ def test_a_stopped_snapshot_can_be_taken_up_at_its_last_key(rig):
     assert twice <= 300
 
 
-def test_signals_are_carried_out_in_order_of_commit(rig):
+def test_signals_are_carried_out_in_commit_order(rig):
     """
-    A table twice in one signal is read once; in two signals, one after the other (A11).
+    A table listed twice in a signal is read once; later signals read it again (A11).
     """
     rig.start()
     with rig.connection.transaction():
@@ -248,18 +248,18 @@ def test_signals_are_carried_out_in_order_of_commit(rig):
         rig.signal("two", data_collections=["s.a"])
         rig.signal("all", data_collections=[r"s\..*"])
     details = [rig.wait_for_answer(name)["rows"] for name in ("one", "two", "all")]
-    began = rig.execute(
+    completed = rig.execute(
         "select snapshot_id, completed_at from towpath.snapshot"
         " where collection = 's.a' order by completed_at"
     )
 
     assert [ROWS, ROWS, 2 * ROWS] == details
-    assert ["one", "two", "all"] == [name for name, _ in began]
+    assert ["one", "two", "all"] == [name for name, _ in completed]
 
 
-def test_names_filters_and_keys_pick_what_is_read(rig):
+def test_names_filters_and_keys_choose_the_rows_to_read(rig):
     """
-    Quoted names, a filter with OR, listed keys; an unknown table beside a known one.
+    Quoted names, a filter with OR and listed keys work; an unknown table fails alone.
     """
     rig.start()
     condition = {"data-collection": '"s"."a"', "filter": "id = 7 or id = 201"}
@@ -278,16 +278,16 @@ def test_names_filters_and_keys_pick_what_is_read(rig):
     )
 
 
-def test_the_admin_port_tells_and_refuses(rig):
+def test_the_admin_port_reports_and_refuses(rig):
     """
-    Snapshots and signals are shown as JSON; a used id gets 409, a wrong one 400.
+    It shows snapshots and signals; a used id gets 409, an unknown type 400, no id 404.
     """
     rig.start()
     rig.signal("s1", data_collections=["s.a"])
     rig.wait_for_answer("s1")
-    [table] = rig.ask("GET", "/snapshots/s1")[1]
-    everything = rig.ask("GET", "/snapshots")[1]
-    signal = rig.ask("GET", "/signals/s1")[1]
+    [table] = rig.call_admin("GET", "/snapshots/s1")[1]
+    everything = rig.call_admin("GET", "/snapshots")[1]
+    signal = rig.call_admin("GET", "/signals/s1")[1]
     log = {"id": "s1", "type": "log"}
 
     assert ("s.a", "completed", ROWS) == (
@@ -297,15 +297,15 @@ def test_the_admin_port_tells_and_refuses(rig):
     )
     assert ([table], "completed") == (everything, signal["status"])
     assert (409, 400, 404) == (
-        rig.ask("POST", "/signals", log)[0],
-        rig.ask("POST", "/signals", {"id": "s2", "type": "dance"})[0],
-        rig.ask("GET", "/signals/s2")[0],
+        rig.call_admin("POST", "/signals", log)[0],
+        rig.call_admin("POST", "/signals", {"id": "s2", "type": "dance"})[0],
+        rig.call_admin("GET", "/signals/s2")[0],
     )
 
 
 def test_all_snapshots_are_paused_and_resumed_together(rig):
     """
-    Tables and listed keys run beside each other; a signal without names means both.
+    Snapshots of tables and of listed keys run at once; one signal addresses both.
     """
     rig.start()
     keys = [[key] for key in range(1, 501)]
@@ -324,9 +324,9 @@ def test_all_snapshots_are_paused_and_resumed_together(rig):
     assert ({"s.a", "s.b"}, [ROWS, 500]) == (set(resumed), rows)
 
 
-def test_a_blocking_snapshot_reads_what_its_select_gives(rig):
+def test_a_blocking_snapshot_reads_the_rows_of_its_select(rig):
     """
-    A whole SELECT picks the rows, announced like Debezium's blocking ones (A38).
+    It is announced like Debezium's blocking snapshots (A38).
     """
     rig.start()
     rig.signal(

@@ -1,4 +1,4 @@
-"""``towpath snapshot`` against a real relay: words in, exit codes and text out."""
+"""``towpath snapshot`` with a real relay: arguments, exit codes and output."""
 
 import json
 import os
@@ -18,29 +18,29 @@ SLOWLY = ("--max-rows-per-second", "100")
 
 
 class Command:
-    """The command line, run in this process."""
+    """``towpath snapshot``, run in this process."""
 
     def __init__(self, rig: Any, capsys: pytest.CaptureFixture[str]) -> None:
         self._rig = rig
         self._capsys = capsys
 
-    def __call__(self, *words: str) -> tuple[int, str, str]:
-        """Run ``towpath snapshot``; return exit code, output and errors."""
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        """Run the command; return its exit code, standard output and standard error."""
         self._capsys.readouterr()
-        code = root.run(["snapshot", *words, "--config", str(self._rig.config)])
-        said = self._capsys.readouterr()
-        return code, said.out, said.err
+        code = root.run(["snapshot", *arguments, "--config", str(self._rig.config)])
+        printed = self._capsys.readouterr()
+        return code, printed.out, printed.err
 
 
 @pytest.fixture
 def command(rig, capsys) -> Command:
-    """Provide the command line."""
+    """Provide the command."""
     return Command(rig, capsys)
 
 
 def test_a_snapshot_is_started_watched_and_shown(rig, command: Command):
     """
-    The id is printed alone, the bars go to standard error, and the list tells all.
+    Standard output has only the id, standard error the progress; the list has the rows.
     """
     rig.start()
     started = command("start", "s.a", "--id", "s1", "--wait")
@@ -59,9 +59,9 @@ def test_a_snapshot_is_started_watched_and_shown(rig, command: Command):
     assert (0, True) == (listed[0], "1,000" in listed[1])
 
 
-def test_what_is_asked_for_is_what_is_read(rig, command: Command, tmp_path):
+def test_only_the_requested_rows_are_read(rig, command: Command, tmp_path):
     """
-    Filters, keys from words and files, and a rate go into the signal as they are.
+    Filters, keys from options and files, and a rate are passed to the signal.
     """
     file = tmp_path / "keys"
     file.write_text("8\n[9]\n", "utf-8")
@@ -85,7 +85,7 @@ def test_what_is_asked_for_is_what_is_read(rig, command: Command, tmp_path):
 
 def test_a_snapshot_is_paused_resumed_and_stopped(rig, command: Command):
     """
-    By its id, by a table's name, or all of them; each says what it changed.
+    It is addressed by id, by table or not at all; each command prints what it changed.
     """
     rig.start()
     command("start", "s.a", "--id", "s1", *SLOWLY)
@@ -97,27 +97,27 @@ def test_a_snapshot_is_paused_resumed_and_stopped(rig, command: Command):
     stopped = command("stop")
     rig.wait_for_answer("s1", "failed")
     shown = command("show", "s1")
-    nothing = command("stop", "s.a")
-    taken_up = command("resume", "s1")
+    refused = command("stop", "s.a")
+    resumed_by_id = command("resume", "s1")
     rig.wait_for_answer("s1")
 
     assert ("paused: s.a\n", "resumed: s.a\n", "stopped: s.a\n", "resumed: s.a\n") == (
         paused[1],
         resumed[1],
         stopped[1],
-        taken_up[1],
+        resumed_by_id[1],
     )
     assert (0, 0, 0, 1, 0) == (
         *(paused[0], resumed[0], stopped[0]),
-        *(nothing[0], taken_up[0]),
+        *(refused[0], resumed_by_id[0]),
     )
-    assert "it has no open snapshot" in nothing[2]
+    assert "it has no open snapshot" in refused[2]
     assert "stopped" in shown[1]
 
 
-def test_what_is_rejected_or_fails_exits_1(rig, command: Command):
+def test_a_rejected_or_failed_snapshot_exits_with_1(rig, command: Command):
     """
-    The relay's own reason is reported, without waiting for more.
+    The reason that the relay gives is printed.
     """
     rig.start()
     unknown = command("start", "s.none", "--id", "s1", "--wait")
@@ -130,9 +130,9 @@ def test_what_is_rejected_or_fails_exits_1(rig, command: Command):
     assert "failed" == json.loads(half[1])["status"]
 
 
-def test_mistakes_exit_2_before_anything_is_asked(rig, command: Command):
+def test_mistakes_exit_with_2_before_a_signal_is_sent(rig, command: Command):
     """
-    A sink, a key or a snapshot that is not there leaves no signal.
+    Unknown sinks and snapshots, and invalid options, insert no signal.
     """
     codes = [
         command("start", "s.a", "--target", "nobody")[0],
@@ -150,7 +150,7 @@ def test_mistakes_exit_2_before_anything_is_asked(rig, command: Command):
 
 def test_without_a_relay_the_signal_waits_for_one(rig, command: Command):
     """
-    The command says that nobody answers and what to do, exits 3, and lost nothing.
+    The command reports that no relay answers, exits with 3, and loses no signal.
     """
     silent = command("start", "s.a", "--id", "s1", "--answer-within", "1")
     quiet = command("start", "s.b", "--id", "s2", "--answer-within", "0")
@@ -164,22 +164,22 @@ def test_without_a_relay_the_signal_waits_for_one(rig, command: Command):
     assert "towpath relay run" in silent[2]
 
 
-def test_who_stops_watching_leaves_the_snapshot_running(rig):
+def test_an_interrupted_command_leaves_the_snapshot_running(rig):
     """
-    An interrupt ends the command with 130 and says how to go on.
+    It exits with 130, and prints the command with which to follow the snapshot.
     """
     rig.start()
-    words = ["snapshot", "start", "s.a", "--id", "s1", *SLOWLY, "--wait"]
+    arguments = ["snapshot", "start", "s.a", "--id", "s1", *SLOWLY, "--wait"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "towpath.cli", *words, "--config", rig.config],
+        [sys.executable, "-m", "towpath.cli", *arguments, "--config", rig.config],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     rig.wait_for_rows("s1", 100)
     os.kill(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=20)
     rig.wait_for_answer("s1")
 
-    assert 130 == process.returncode, said
-    assert "snapshot s1 continues: towpath snapshot show s1 --follow" in said
+    assert 130 == process.returncode, errors
+    assert "snapshot s1 continues: towpath snapshot show s1 --follow" in errors

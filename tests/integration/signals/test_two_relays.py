@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 ROWS = 300
 RELAY_TABLE = "select name, number from towpath.relay order by number"
 
-# The relay's tables as they were before a row had a relay.
+# The relay's tables from before their rows named a relay.
 OLD_TABLES = """
 create schema towpath;
 create table towpath.signal (
@@ -54,7 +54,7 @@ class Relay(SnapshotRig):
     """One relay with its own slot, prefix and publications."""
 
     def prepare(self) -> None:
-        """Write the configuration of a relay that captures the one table."""
+        """Write the configuration of a relay that captures ``s.a``."""
         self.configure(
             "heartbeat_interval_s = 0.2\n[relay.snapshot]\nchunk_rows = 50\n",
             tables=("s.a",),
@@ -71,7 +71,7 @@ class Relay(SnapshotRig):
         return {snapshot for snapshot in found if snapshot is not None}
 
     def notified(self, kind: str) -> set[str]:
-        """Return the ids that this relay's notifications name with this type."""
+        """Return the ids in this relay's notifications of the given type."""
         documents = [json.loads(each.value()) for each in self.records("notifications")]
         return {each["id"] for each in documents if each["type"] == kind}
 
@@ -80,22 +80,22 @@ class Relay(SnapshotRig):
 def relays(stack, database: str, unique: str, tmp_path: Path) -> Iterator[list[Relay]]:
     """Provide two configured relays of one database, neither prepared nor started."""
     stack.up("postgres", "kafka")
-    made = []
+    configured = []
     for name in ("one", "two"):
         folder = tmp_path / name
         folder.mkdir()
-        made.append(Relay(database, stack.kafka, f"{unique}_{name}", folder))
+        configured.append(Relay(database, stack.kafka, f"{unique}_{name}", folder))
     try:
-        made[0].execute("create schema s")
-        made[0].execute("create table s.a (id int primary key, v int)")
-        made[0].execute(
+        configured[0].execute("create schema s")
+        configured[0].execute("create table s.a (id int primary key, v int)")
+        configured[0].execute(
             "insert into s.a select g, g from generate_series(1, %s) g", ROWS
         )
-        for relay in made:
+        for relay in configured:
             relay.prepare()
-        yield made
+        yield configured
     finally:
-        for relay in made:
+        for relay in configured:
             relay.close()
 
 
@@ -105,28 +105,28 @@ def keys_signal(signal_id: str, **data: object) -> dict[str, object]:
     return {"id": signal_id, "type": "execute-snapshot", "data": read}
 
 
-def leave_in_kafka(relay: Relay, signal: dict[str, object]) -> None:
-    """Leave a signal in a relay's topic, as its sinks do."""
+def produce_signal(relay: Relay, signal: dict[str, object]) -> None:
+    """Produce a signal to a relay's signal topic, as its sinks do."""
     producer = Producer({"bootstrap.servers": relay.kafka})
     producer.produce(f"{relay.prefix}-signal", json.dumps(signal), relay.prefix)
     assert producer.flush(20) == 0
 
 
-def leave_over_http(relay: Relay, signal: dict[str, object]) -> None:
-    """Leave a signal at a relay's admin port."""
+def post_signal(relay: Relay, signal: dict[str, object]) -> None:
+    """Send a signal to a relay's admin port."""
     relay.wait_for(lambda: bool(relay.logged("relay started")))
-    asked = Request(
+    request = Request(
         f"http://127.0.0.1:{relay.admin_port}/signals",
         json.dumps(signal).encode(),
         {"Content-Type": "application/json"},
     )
-    with urlopen(asked, timeout=20) as answer:  # noqa: S310 - as above
-        assert answer.status == HTTPStatus.ACCEPTED
+    with urlopen(request, timeout=20) as response:  # noqa: S310 - as above
+        assert response.status == HTTPStatus.ACCEPTED
 
 
-def command(*words: str, relay: Relay) -> int:
+def command(*arguments: str, relay: Relay) -> int:
     """Run a command with the configuration of a relay."""
-    return root.run([*words, "--config", str(relay.config)])
+    return root.run([*arguments, "--config", str(relay.config)])
 
 
 def listed(relay: Relay, capsys: pytest.CaptureFixture[str]) -> set[str]:
@@ -138,9 +138,9 @@ def listed(relay: Relay, capsys: pytest.CaptureFixture[str]) -> set[str]:
 
 def test_each_relay_answers_its_own_signals_only(relays: list[Relay], capsys):
     """
-    A signal is carried out by the relay that it names, or in whose channel it is left.
+    A signal is carried out by the relay that it names, or whose channel it arrives on.
 
-    Without a name it is rejected with the names of all, once, and read by none.
+    A signal in the table without a known relay is rejected once, with all names.
     """
     one, two = relays
     for relay in relays:
@@ -149,14 +149,14 @@ def test_each_relay_answers_its_own_signals_only(relays: list[Relay], capsys):
     for relay in relays:
         relay.wait_for(lambda relay=relay: bool(relay.logged("relay streaming")))
     one.signal("table-two", data_collections=["s.a"], relay=two.prefix)
-    leave_in_kafka(two, keys_signal("kafka-two"))
-    leave_over_http(two, keys_signal("http-two"))
-    leave_over_http(two, keys_signal("http-one", relay=one.prefix))
+    produce_signal(two, keys_signal("kafka-two"))
+    post_signal(two, keys_signal("http-two"))
+    post_signal(two, keys_signal("http-one", relay=one.prefix))
     one.signal("to-nobody", data_collections=["s.a"])
     one.signal("to-unknown", data_collections=["s.a"], relay="three")
     code = command("snapshot", "start", "s.a", "--wait", "--id", "cli", relay=one)
-    wanted = [{"cli", "http-one"}, {"table-two", "kafka-two", "http-two"}]
-    for signal_id in sorted(wanted[0] | wanted[1]):
+    expected = [{"cli", "http-one"}, {"table-two", "kafka-two", "http-two"}]
+    for signal_id in sorted(expected[0] | expected[1]):
         one.wait_for_answer(signal_id)
     reasons = [
         one.wait_for_answer(name, "rejected")["reason"]
@@ -167,19 +167,19 @@ def test_each_relay_answers_its_own_signals_only(relays: list[Relay], capsys):
     rejected = [relay.notified("REJECTED") for relay in relays]
 
     assert code == 0
-    assert wanted == [relay.reads() for relay in relays]
-    assert wanted == [listed(relay, capsys) for relay in relays]
+    assert expected == [relay.reads() for relay in relays]
+    assert expected == [listed(relay, capsys) for relay in relays]
     assert all(relay.prefix in why for why in reasons for relay in relays)
     assert {"to-nobody", "to-unknown"} == rejected[0] | rejected[1]
     assert set() == rejected[0] & rejected[1]
-    assert wanted == [relay.notified("COMPLETED") for relay in relays]
+    assert expected == [relay.notified("COMPLETED") for relay in relays]
     assert [(1, True), (2, True)] == one.execute(
         "select id, counter > 0 from towpath.heartbeat order by id"
     )
 
 
 def prepare_as_before(one: Relay) -> None:
-    """Leave the source as a relay of an older release has it in mid-snapshot."""
+    """Set up the source as an older release leaves it in the middle of a snapshot."""
     one.execute(OLD_TABLES)
     one.execute("insert into towpath.heartbeat values (1, 40, now())")
     one.execute(
@@ -198,11 +198,11 @@ def prepare_as_before(one: Relay) -> None:
     one.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", one.prefix)
 
 
-def test_tables_without_a_relay_are_migrated_and_their_snapshot_goes_on(
+def test_tables_without_a_relay_are_migrated_and_their_snapshot_continues(
     relays: list[Relay], capsys
 ):
     """
-    A relay does not start on them; ``relay init`` says what it does, and does it once.
+    A relay refuses to start with them; ``relay init`` migrates them, and only once.
     """
     one, two = relays
     prepare_as_before(one)
@@ -210,7 +210,7 @@ def test_tables_without_a_relay_are_migrated_and_their_snapshot_goes_on(
     code = one.ended()
     halted = one.logged("relay halted")
     two.init()
-    left = two.one("select count(*) from towpath.snapshot where relay is null")
+    unowned = two.one("select count(*) from towpath.snapshot where relay is null")
     capsys.readouterr()
     init(one.config, dry_run=True)
     one.init()
@@ -224,7 +224,7 @@ def test_tables_without_a_relay_are_migrated_and_their_snapshot_goes_on(
 
     assert 3 == code
     assert "towpath relay init" in halted[-1]["remedy"]
-    assert 1 == left
+    assert 1 == unowned
     assert "insert into towpath.relay" in printed
     assert 1 == printed.count("nothing to do")
     assert [(one.prefix, 1), (two.prefix, 2)] == one.execute(RELAY_TABLE)

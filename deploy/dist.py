@@ -1,7 +1,7 @@
 """
 Build the packages: a wheel and a source distribution of every member, with SBOMs.
 
-``make dist`` runs it and writes into ``dist``; ``make wheels`` builds the wheels alone,
+``make dist`` runs it and writes to ``dist``; ``make wheels`` builds only the wheels,
 which is enough for the images (``deploy/images``). Each member is copied to its own
 temporary folder, with the version of the file ``VERSION``, the license, and its
 dependencies on other members pinned to that version; so a source distribution needs
@@ -23,7 +23,7 @@ import tomlkit
 
 CLONE = Path(__file__).resolve().parents[1]
 KINDS = ("sdist", "wheel")
-# The locks of images and of packages that are installed alone.
+# The locks of the images, and of packages that are installed on their own.
 LOCKS = sorted((CLONE / "requirements").glob("*/*.lock"))
 
 
@@ -31,17 +31,17 @@ class SbomError(Exception):
     """An SBOM that does not match the schema of its kind."""
 
 
-def main(words: list[str]) -> int:
-    """Build everything, or the wheels, into a folder and return an exit code."""
+def main(arguments: list[str]) -> int:
+    """Build everything, or only the wheels, into a folder; return an exit code."""
     parser = argparse.ArgumentParser(prog="dist.py", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=CLONE / "dist")
-    parser.add_argument("--wheels", action="store_true", help="the wheels alone")
-    wanted = parser.parse_args(words)
-    out = wanted.folder.resolve()
+    parser.add_argument("--wheels", action="store_true", help="build only the wheels")
+    options = parser.parse_args(arguments)
+    out = options.folder.resolve()
     if out.exists() and not holds_packages(out):
         parser.error(f"{out} is not a folder of packages, and would be deleted")
-    make(out, ("wheel",) if wanted.wheels else KINDS)
-    if not wanted.wheels:
+    make(out, ("wheel",) if options.wheels else KINDS)
+    if not options.wheels:
         check_sboms(out)
     for path in sorted(out.iterdir()):
         print(path.name)
@@ -49,7 +49,7 @@ def main(words: list[str]) -> int:
 
 
 def holds_packages(out: Path) -> bool:
-    """Return whether a path is a folder that holds nothing but packages and SBOMs."""
+    """Return whether a path is a folder whose entries all have names of packages."""
     return out.is_dir() and all(
         path.name.startswith("towpath") for path in out.iterdir()
     )
@@ -76,8 +76,8 @@ def members() -> list[str]:
 
 def commit_time() -> str:
     """Return the commit's time in seconds; SOURCE_DATE_EPOCH overrides it."""
-    named = os.environ.get("SOURCE_DATE_EPOCH")  # noqa: TID251 - a root
-    return named or _git("log", "-1", "--format=%ct").strip()
+    override = os.environ.get("SOURCE_DATE_EPOCH")  # noqa: TID251 - a root
+    return override or _git("log", "-1", "--format=%ct").strip()
 
 
 def stage(member: str, folder: Path) -> None:
@@ -107,16 +107,16 @@ def pinned(text: str, version: str) -> str:
     del document["tool"]["hatch"]["version"]
     lists = [project["dependencies"]]
     lists += project.get("optional-dependencies", {}).values()
-    for wanted in lists:
-        for index, requirement in enumerate(wanted):
+    for requirements in lists:
+        for index, requirement in enumerate(requirements):
             if requirement.startswith("towpath-"):
-                wanted[index] = f"{requirement}=={version}"
+                requirements[index] = f"{requirement}=={version}"
     return tomlkit.dumps(document)
 
 
 def build(folder: Path, out: Path, epoch: str, kinds: Sequence[str]) -> None:
     """Build the wheel, the source distribution, or both, of a staged member."""
-    targets = [word for kind in kinds for word in ("--target", kind)]
+    targets = [argument for kind in kinds for argument in ("--target", kind)]
     command = (
         *(sys.executable, "-m", "hatchling", "build", *targets),
         *("--directory", str(out)),
@@ -126,7 +126,7 @@ def build(folder: Path, out: Path, epoch: str, kinds: Sequence[str]) -> None:
 
 def run(command: Sequence[str], folder: Path = CLONE, **variables: str) -> None:
     """
-    Run a program quietly; print all that it printed if it fails.
+    Run a program quietly; print its whole output if it fails.
 
     Raises:
         CalledProcessError: The program failed.
@@ -178,8 +178,8 @@ def check_sboms(out: Path) -> None:
             raise SbomError(message)
 
 
-def _git(*words: str) -> str:
-    command = ("git", "-C", str(CLONE), *words)
+def _git(*arguments: str) -> str:
+    command = ("git", "-C", str(CLONE), *arguments)
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return done.stdout
 

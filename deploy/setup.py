@@ -2,9 +2,9 @@
 Set up a clone: virtual environment, locked packages, members, Java archives.
 
 ``make`` runs it before everything else with the system's own Python, so it uses only
-the standard library. A stamp beside the packages holds the fingerprint of their
-sources: while it is current, nothing is done. Interrupted work leaves a mark instead,
-and the environment is created again. One run at a time works on a clone; another waits.
+the standard library. A stamp in the environment has the fingerprint of its sources:
+while it is current, nothing is done. Interrupted work leaves a mark instead, and the
+environment is recreated. Only one run works on a clone at a time; another run waits.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ STATE = CLONE / ".towpath"
 INTERPRETER_FILE = CLONE / "loadtests/src/towpath/loadtests/bench/interpreter.py"
 INTERPRETER = runpy.run_path(str(INTERPRETER_FILE))
 LOCKS = CLONE / "requirements"
-# dev holds everything that run holds, at the same versions.
+# dev has everything that run has, at the same versions.
 COVERED_BY = {"run": ("run", "dev"), "dev": ("dev",)}
 # The tests need Debezium's JDBC sink, an object store with its client, a second
 # Postgres, and a search server with logins.
@@ -44,7 +44,7 @@ USAGE = 2
 
 
 class SetupError(Exception):
-    """A requirement is missing, or a step failed; the text names the cure."""
+    """A requirement is missing, or a step failed; the message names the remedy."""
 
 
 class GoPrograms(NamedTuple):
@@ -64,7 +64,7 @@ GO_PROGRAMS = (
         STATE / "compose" / "loader",
         (".",),
     ),
-    # They check alert rules and the queries of dashboards with Prometheus itself.
+    # The tests check alert rules and the queries of dashboards with Prometheus itself.
     GoPrograms(
         "Prometheus (five minutes on two cores)",
         CLONE / "tests" / "monitoring" / "prometheus",
@@ -74,9 +74,9 @@ GO_PROGRAMS = (
 )
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Set up the clone for ``run``, ``dev`` or ``build``; return an exit code."""
-    mode = words[0] if words else "dev"
+    mode = arguments[0] if arguments else "dev"
     if mode not in {*COVERED_BY, "build"}:
         print("usage: setup.py run|dev|build", file=sys.stderr)
         return USAGE
@@ -98,7 +98,7 @@ def main(words: list[str]) -> int:
 
 
 def check_machine() -> None:
-    """Refuse a machine that lacks a requirement, in one sentence with the cure."""
+    """Refuse a machine that lacks a requirement, with one sentence and its remedy."""
     kind = f"{platform.system()} {platform.machine()}"
     if kind != "Linux x86_64" or platform.libc_ver()[0] != "glibc":
         message = (
@@ -144,15 +144,15 @@ def prepare(mode: str) -> None:
     install_members()
     mark.unlink()
     stamp(mode).write_text(wanted, encoding="utf-8")
-    report(f"Python packages are in place after {time.monotonic() - began_s:.0f} s")
+    report(f"Python packages are installed after {time.monotonic() - began_s:.0f} s")
 
 
 def make_environment() -> None:
     """Replace the virtual environment, and report the build of this Python."""
-    report(f"making the virtual environment .venv, Python {INTERPRETER['describe']()}")
+    report(f"creating the environment .venv with Python {INTERPRETER['describe']()}")
     if not INTERPRETER["is_optimized"]():
         report(
-            "with a Python built with PGO, such as Debian's python3, the relay takes a"
+            "with a Python built with PGO, such as Debian's python3, the relay uses a"
             " sixth less processor time: make clean, then make PYTHON=... setup"
         )
     shutil.rmtree(ENVIRONMENT, ignore_errors=True)
@@ -174,8 +174,9 @@ def prepare_build_tools() -> None:
 
 def install_build_tools(environment: Path) -> None:
     """Install the locked tools that build wheels into an environment."""
-    words = ("--quiet", "--require-hashes", "--requirement", str(LOCKS / "build.lock"))
-    run([*pip_of(environment), *words], "a package")
+    lock = str(LOCKS / "build.lock")
+    options = ("--quiet", "--require-hashes", "--requirement", lock)
+    run([*pip_of(environment), *options], "a package")
 
 
 def is_current(mark: Path, wanted: str) -> bool:
@@ -184,7 +185,7 @@ def is_current(mark: Path, wanted: str) -> bool:
 
 
 def fingerprint() -> str:
-    """Return a digest of the environment's sources, its place and this script."""
+    """Return a digest of the environment's sources, its path and this script."""
     content = hashlib.sha256(str(CLONE).encode())
     sources = [*LOCKS.glob("*.lock"), *CLONE.glob("*/pyproject.toml")]
     sources += [CLONE / "VERSION", Path(__file__), INTERPRETER_FILE]
@@ -201,14 +202,14 @@ def stamp(mode: str) -> Path:
 def usable() -> bool:
     """Return whether the environment exists, belongs to this clone, and runs."""
     python = ENVIRONMENT / "bin" / "python"
-    question = "import sys; print(sys.version_info[:2], sys.prefix)"
+    program = "import sys; print(sys.version_info[:2], sys.prefix)"
     try:
-        answer = subprocess.run(
-            [str(python), "-c", question], capture_output=True, text=True, check=True
+        done = subprocess.run(
+            [str(python), "-c", program], capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
         return False
-    release, _, prefix = answer.stdout.strip().rpartition(" ")
+    release, _, prefix = done.stdout.strip().rpartition(" ")
     oldest, newest = INTERPRETER["SUPPORTED"]
     allowed = {str((3, minor)) for minor in range(oldest[1], newest[1] + 1)}
     return release in allowed and Path(prefix).resolve() == ENVIRONMENT.resolve()
@@ -226,12 +227,12 @@ def install_packages(mode: str) -> None:
 
 
 def install_members() -> None:
-    """Install the members in editable form, so that changes of code apply at once."""
+    """Install the members in editable form, so that changes to code apply at once."""
     report("installing the members")
     members = sorted(path.parent for path in CLONE.glob("*/pyproject.toml"))
-    places = [word for member in members for word in ("--editable", str(member))]
-    words = ("--quiet", "--no-deps", "--no-build-isolation", *places)
-    run([*pip_of(ENVIRONMENT), *words], "a package")
+    sources = [each for member in members for each in ("--editable", str(member))]
+    options = ("--quiet", "--no-deps", "--no-build-isolation", *sources)
+    run([*pip_of(ENVIRONMENT), *options], "a package")
 
 
 def pip_of(environment: Path) -> list[str]:
@@ -248,7 +249,7 @@ def run(command: list[str], what: str, **variables: str) -> None:
 
 
 def quietly(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command; return its exit code and all that it printed."""
+    """Run a command; return its exit code and its whole output."""
     return subprocess.run(
         command,
         stdout=subprocess.PIPE,
@@ -284,7 +285,7 @@ def follow(command: list[str]) -> None:
 
 
 def failure(what: str, lines: list[str]) -> str:
-    """Return the usual cure, with the last lines that the command printed."""
+    """Return the usual remedy, with the last lines that the command printed."""
     shown = "\n".join(f"  {line}" for line in lines[-12:])
     return (
         f"{what} could not be installed; check the network and the free space, then run"
@@ -323,15 +324,15 @@ def build_go_programs(programs: GoPrograms) -> None:
             "CGO_ENABLED": "0",
         }
         build = [str(ENVIRONMENT / "bin" / "go"), "-C", str(programs.module), "build"]
-        words = ["-ldflags=-s -w", "-o", str(output), *programs.packages]
-        run([*build, *words], f"a module of {programs.what}", **go)
+        options = ["-ldflags=-s -w", "-o", str(output), *programs.packages]
+        run([*build, *options], f"a module of {programs.what}", **go)
     mark.write_text(wanted, "utf-8")
 
 
 @contextlib.contextmanager
 def compiling(mode: str) -> Iterator[None]:
     """
-    Compile while the block runs, which mostly waits for the network.
+    Compile in the background while the block runs, which mostly waits for the network.
 
     The mode ``run`` compiles the relay's hot modules, which the tests run as Python;
     the mode ``dev`` builds the Go programs.
@@ -339,7 +340,7 @@ def compiling(mode: str) -> Iterator[None]:
     if mode == "run":
         python = str(ENVIRONMENT / "bin" / "python")
         script = Path(__file__).with_name("compile_relay.py")
-        # The end of the block waits for the process.
+        # The ``with`` block ends only when the process has ended.
         with subprocess.Popen([python, str(script)], env=environment()):
             yield
         return
@@ -362,7 +363,7 @@ def fetch_jars(mode: str) -> int:
 
 
 def record_spark_classes() -> int:
-    """Record the classes that Spark loads, once, so that engines start faster."""
+    """Record once the classes that Spark loads, so that it starts faster."""
     python = str(ENVIRONMENT / "bin" / "python")
     command = [python, "-m", "towpath.sinks.engine.classes"]
     return subprocess.run(command, check=False).returncode
@@ -381,7 +382,7 @@ def locked() -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            report("another set-up of this clone is running; waiting for it")
+            report("another setup of this clone is running; waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

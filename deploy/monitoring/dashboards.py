@@ -3,7 +3,7 @@ Write the Grafana dashboards, one file for each, from the tables below.
 
 ``make docs`` runs it. A panel is a title, a Grafana unit, and queries with their
 legends; a row of the page has three panels. A stat shows the current value, and is red
-from its bound upwards. The variable ``source`` is the Prometheus that is queried.
+from a threshold on. The variable ``source`` is the Prometheus that is queried.
 """
 
 import json
@@ -16,7 +16,7 @@ _WIDTH, _HEIGHT = 8, 7
 
 
 class Panel(NamedTuple):
-    """One panel: queries with their legends; with ``red`` it is a stat."""
+    """One panel: queries with their legends; with a threshold ``red`` it is a stat."""
 
     title: str
     unit: str
@@ -100,7 +100,7 @@ DASHBOARDS: Final[dict[str, tuple[str, tuple[Panel, ...]]]] = {
                 "none",
                 {
                     "towpath_relay_source_problems": "problems",
-                    "count(towpath_relay_dropped_table_info)": "tables that are gone",
+                    "count(towpath_relay_dropped_table_info)": "dropped tables",
                 },
                 red=1,
             ),
@@ -230,14 +230,14 @@ DASHBOARDS: Final[dict[str, tuple[str, tuple[Panel, ...]]]] = {
                 },
             ),
             Panel(
-                "Rows not written as they came",
+                "Rows not written as received",
                 "ops",
                 {
                     "rate(towpath_sink_stale_total[1m])": "{{sink}} stale",
                     "rate(towpath_sink_tombstones_total[1m])": "{{sink}} deletes",
                     "rate(towpath_sink_skipped_total[1m])": "{{sink}} ignored",
                     "rate(towpath_sink_left_total[1m])": "{{sink}} after the slices",
-                    "rate(towpath_sink_nulled_total[1m])": "{{sink}} made null",
+                    "rate(towpath_sink_nulled_total[1m])": "{{sink}} set to null",
                 },
             ),
             Panel(
@@ -427,13 +427,13 @@ def _panel(number: int, panel: Panel) -> dict[str, Any]:
         steps = [{"color": "green"}, {"color": "red", "value": panel.red}]
         defaults["thresholds"] = {"mode": "absolute", "steps": steps}
     row, column = divmod(number, _COLUMNS)
-    place = {"x": column * _WIDTH, "y": row * _HEIGHT, "w": _WIDTH, "h": _HEIGHT}
+    grid = {"x": column * _WIDTH, "y": row * _HEIGHT, "w": _WIDTH, "h": _HEIGHT}
     return {
         "id": number + 1,
         "type": "timeseries" if panel.red is None else "stat",
         "title": panel.title,
         "datasource": {"type": "prometheus", "uid": "${source}"},
-        "gridPos": place,
+        "gridPos": grid,
         "fieldConfig": {"defaults": defaults},
         "targets": [
             {"refId": chr(ord("A") + n), "expr": expression, "legendFormat": legend}

@@ -1,5 +1,5 @@
-"""Aggregate views on a real server: what they are described as, and what is refused."""
-# ruff: noqa: ISC004, S608 - statements of the tests' own, among short values
+"""Aggregate views on a real server: their descriptions, and reasons to refuse them."""
+# ruff: noqa: ISC004, S608 - statements of the tests, among short values
 
 from collections.abc import Iterator
 
@@ -34,21 +34,21 @@ def connection(database: str) -> Iterator[psycopg.Connection]:
 
 
 def declared(**fields: object) -> AggregateView:
-    """Return a declared view."""
+    """Return the declaration of a view."""
     values = {"aggregate_type": "order", "view": "s.v"}
     return AggregateView.model_validate(values | fields)
 
 
 def refusal(connection: psycopg.Connection, view: AggregateView) -> str:
-    """Return why a view is refused."""
+    """Return the reason for which a view is refused."""
     with pytest.raises(TableRefusedError) as refused:
         describe_view(connection, view)
     return str(refused.value)
 
 
-def test_a_view_is_a_collection_with_three_columns_and_the_id_as_its_key(connection):
+def test_a_view_is_a_collection_with_three_columns_and_the_id_as_key(connection):
     """
-    The order of the view's own columns does not matter; views may stand on views.
+    The order of the view's own columns does not matter; it may select from a view.
     """
     connection.execute(
         "create view s.base as select * from s.o order by id limit 100;"
@@ -87,7 +87,7 @@ KEYS = {
 @pytest.mark.parametrize("name", KEYS)
 def test_an_id_has_any_type_whose_text_is_its_form(connection, name):
     """
-    Events must spell an id as the server writes it.
+    Events must have an id in the form in which the server writes it.
     """
     column, form, type_name = KEYS[name]
     connection.execute(
@@ -107,9 +107,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_view_of_another_form_is_refused(connection, name):
+def test_a_view_with_other_columns_is_refused(connection, name):
     """
-    The reason names the column and what it must be.
+    The reason names the column and the types that it may have.
     """
     columns, reason = REFUSED[name]
     connection.execute(f"create view s.v as select {columns}{STATE} from s.o o")
@@ -117,9 +117,9 @@ def test_a_view_of_another_form_is_refused(connection, name):
     assert reason in refusal(connection, declared(id_form="integer"))
 
 
-def test_a_type_and_a_payload_of_another_kind_are_refused(connection):
+def test_an_event_type_or_a_payload_of_the_wrong_type_is_refused(connection):
     """
-    An array is no payload, and a number is no type.
+    A payload must not be an array, and an event type must not be a number.
     """
     connection.execute(
         "create view s.v as select id as aggregate_id, 1 as type, '{}'::json as payload"
@@ -135,9 +135,9 @@ def test_a_type_and_a_payload_of_another_kind_are_refused(connection):
     ]
 
 
-def test_a_collation_that_calls_two_texts_one_is_refused(connection):
+def test_a_nondeterministic_collation_is_refused(connection):
     """
-    Two ids would be one key to the server, and two in Kafka.
+    Two ids could be equal for the server, and different keys in Kafka.
     """
     connection.execute(
         'create collation s.loose from "C"; update pg_collation set'
@@ -204,7 +204,7 @@ BELOW = {
         "create view s.base as select id, age(at) from s.o",
         "it calls age(), which returns the time",
     ),
-    "the date in words": (
+    "the current date": (
         "create view s.base as select id from s.o where at < current_date",
         "it uses the current date",
     ),
@@ -220,9 +220,9 @@ BELOW = {
 
 
 @pytest.mark.parametrize("name", BELOW)
-def test_what_changes_without_events_is_refused_however_deep(connection, name):
+def test_a_view_whose_rows_change_without_events_is_refused(connection, name):
     """
-    The view stands on another one, which reads or calls what it must not.
+    The forbidden relation or function may be in a view that the view selects from.
     """
     statements, reason = BELOW[name]
     connection.execute(statements)
@@ -234,9 +234,9 @@ def test_what_changes_without_events_is_refused_however_deep(connection, name):
     assert reason in refusal(connection, declared())
 
 
-def test_what_is_no_view_is_refused(connection):
+def test_a_relation_that_is_not_a_view_is_refused(connection):
     """
-    A table, a materialised view, and nothing at all.
+    It may be a table, a materialized view, or missing.
     """
     connection.execute("create materialized view s.m as select * from s.o")
 
@@ -251,9 +251,9 @@ def test_what_is_no_view_is_refused(connection):
     ] == reasons
 
 
-def test_stable_functions_and_the_role_are_no_reason_to_refuse(connection):
+def test_stable_functions_and_the_role_are_allowed(connection):
     """
-    They say the same as long as nothing below the view changes.
+    Their results change only if the tables of the view change.
     """
     connection.execute(
         "create function s.f(bigint) returns text stable language sql as"
@@ -268,9 +268,9 @@ def test_stable_functions_and_the_role_are_no_reason_to_refuse(connection):
     assert "outbox.order" == shape.relation.name
 
 
-def test_findings_name_what_cannot_be_read_and_warn_of_own_functions(connection):
+def test_findings_name_missing_views_and_warn_about_user_functions(connection):
     """
-    One of three views is missing, one calls a function, one is as it should be.
+    The third view gives no finding.
     """
     connection.execute(
         "create function s.f(bigint) returns text stable language sql as"
@@ -289,7 +289,7 @@ def test_findings_name_what_cannot_be_read_and_warn_of_own_functions(connection)
 
 def test_a_view_that_the_role_may_not_read_is_refused(connection):
     """
-    A grant on the view and usage of its schema are all that it takes.
+    A grant on the view and usage of its schema are sufficient.
     """
     connection.execute(
         f"create view s.v as select id as aggregate_id, {STATE} from s.o o"

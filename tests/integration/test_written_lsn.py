@@ -1,4 +1,4 @@
-"""The header ``Towpath-Lsn`` of the orders service, against the log itself."""
+"""The header ``Towpath-Lsn`` of the orders service, compared with the log."""
 
 import struct
 from concurrent.futures import ThreadPoolExecutor
@@ -24,9 +24,9 @@ THREADS = 4
 
 @pytest.fixture
 def app(database, unique):
-    """Provide the service over a fresh database, whose log a slot keeps."""
-    made = create_app(database, threads=THREADS)
-    engine = made.extensions["engine"]
+    """Provide the service with a fresh database, whose log a slot retains."""
+    app = create_app(database, threads=THREADS)
+    engine = app.extensions["engine"]
     migrate_shop(engine)
     with engine.begin() as connection:
         connection.execute(text("create schema towpath"))
@@ -36,7 +36,7 @@ def app(database, unique):
     with engine.begin() as connection:
         make = text("select pg_create_logical_replication_slot(:name, 'pgoutput')")
         connection.execute(make, {"name": unique})
-    yield made
+    yield app
     with engine.begin() as connection:
         drop = text("select pg_drop_replication_slot(:name)")
         connection.execute(drop, {"name": unique})
@@ -44,13 +44,13 @@ def app(database, unique):
 
 
 def register(client):
-    """Register a customer; return the id."""
+    """Register a customer, and return its id."""
     body = {"name": "Ada", "email": "ada@example.org"}
     return client.post("/customers", json=body).json["customer_id"]
 
 
 def commit_ends(app, slot):
-    """Read off the log where the commit of each transaction ended, by its id."""
+    """Read from the log the end LSN of each transaction's commit, by transaction id."""
     peek = text(
         "select data from pg_logical_slot_peek_binary_changes(:slot, null, null,"
         " 'proto_version', '1', 'publication_names', 'everything')"
@@ -67,15 +67,15 @@ def commit_ends(app, slot):
 
 
 def xids(app):
-    """Return the transaction that wrote each order."""
+    """Return the id of the transaction that wrote each order."""
     query = text("select id as order_id, xmin::text::bigint as xid from shop.orders")
     with app.extensions["engine"].begin() as connection:
         return {row.order_id: row.xid for row in connection.execute(query)}
 
 
-def test_the_header_lies_at_or_behind_the_commits_end(app, unique):
+def test_the_header_is_at_or_shortly_after_the_end_of_the_commit(app, unique):
     """
-    So it is for each of many orders at once, and not by far.
+    This holds for each of many concurrent orders.
     """
     customer_id = register(app.test_client())
     body = {"customer_id": customer_id, "lines": [LINE]}
@@ -94,9 +94,9 @@ def test_the_header_lies_at_or_behind_the_commits_end(app, unique):
     assert max(ahead) < 1_000_000
 
 
-def test_without_synchronous_commits_it_lies_there_too(app, unique):
+def test_the_header_is_right_without_synchronous_commits(app, unique):
     """
-    Unflushed log counts: the bound is the end of the inserted log.
+    It is taken from the end of the inserted log, which may not be flushed yet.
     """
     engine = app.extensions["engine"]
 
@@ -109,30 +109,30 @@ def test_without_synchronous_commits_it_lies_there_too(app, unique):
     engine.dispose()
     client = app.test_client()
     body = {"customer_id": register(client), "lines": [LINE]}
-    answered = {}
+    headers = {}
     for _ in range(ORDERS):
         response = client.post("/orders", json=body)
-        answered[response.json["order_id"]] = parse_lsn(response.headers[HEADER])
+        headers[response.json["order_id"]] = parse_lsn(response.headers[HEADER])
     with engine.begin() as connection:
         connection.execute(text("set local synchronous_commit = on"))
         connection.execute(text("update shop.orders set note = 'flushed'"))
-    wrote, flushed = xids_before(app, unique, answered), commit_ends(app, unique)
+    wrote, ends = order_xids(app, unique, headers), commit_ends(app, unique)
 
     assert ORDERS == len(wrote)
-    assert 0 <= min(answered[order] - flushed[xid] for order, xid in wrote.items())
+    assert 0 <= min(headers[order] - ends[xid] for order, xid in wrote.items())
 
 
-def xids_before(app, slot, orders):
-    """Return the first transactions of the log, one for each order, in their order."""
+def order_xids(app, slot, orders):
+    """Return the transaction that placed each order, from the order of the log."""
     ends = commit_ends(app, slot)
-    # The first registered the customer, the last flushed.
+    # The first transaction registered the customer, the last one flushed the log.
     written = sorted(ends, key=ends.__getitem__)[1:-1]
     return dict(zip(sorted(orders), written, strict=True))
 
 
-def test_an_answer_that_is_given_again_has_a_header_too(app):
+def test_a_replayed_response_has_the_header(app):
     """
-    A repeated request may wait for the first write as well.
+    The client of a repeated request can wait for the first write, too.
     """
     client = app.test_client()
     body = {"customer_id": register(client), "lines": [LINE]}
@@ -144,9 +144,9 @@ def test_an_answer_that_is_given_again_has_a_header_too(app):
     assert parse_lsn(first.headers[HEADER]) <= parse_lsn(again.headers[HEADER])
 
 
-def test_a_refused_or_reading_request_has_none(app):
+def test_a_refused_or_reading_request_has_no_header(app):
     """
-    Nothing was committed, so there is nothing to wait for.
+    Such a request commits nothing, so there is nothing to wait for.
     """
     client = app.test_client()
     customer_id = register(client)

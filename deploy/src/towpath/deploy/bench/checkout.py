@@ -1,14 +1,14 @@
 """
-The benchmark of the whole shop: the highest rate that it sustains, and what bounds it.
+The benchmark of the whole shop: the highest rate that it sustains, and its bottleneck.
 
 The case ``checkout`` runs the demo's platform: four services, relay, two drivers and
 their three sinks, and the load's customers, who arrive at a fixed rate even if
 responses are late. Rates step up until one is not sustained; then rates in between are
-tried. The case ``rows`` runs relay and sinks alone, fed by a process that writes rows
-by SQL. Every few seconds of the measured time, the backlogs are read: unsettled orders,
-bytes of the log, records of each sink. After each rate the platform settles. After the
-last rate each sink is compared with the source, and after checkouts, money, stock and
-parcels are checked in all stores. A difference voids all figures.
+tried. The case ``rows`` runs only relay and sinks, fed by a process that writes rows
+with SQL. Every few seconds of the measured time, the backlogs are read: unsettled
+orders, bytes of the log, records of each sink. After each rate the platform settles.
+After the last rate each sink is compared with the source, and after checkouts, money,
+stock and parcels are checked in all stores. A difference voids all figures.
 """
 
 import argparse
@@ -71,7 +71,7 @@ from towpath.sinks.kafka.client import Topics
 from towpath.sinks.kafka.progress_topic import ProgressReader
 from towpath.sinks.postgres import connected
 
-# The steps of each case: checkouts, or row writes, a second.
+# The steps of each case: checkouts, or row writes, per second.
 RATES: Final[Mapping[str, Sequence[float]]] = MappingProxyType(
     {CHECKOUT: (5.0, 10.0, 20.0, 40.0, 80.0), ROWS: (1_000.0, 2_500.0, 5_000.0)}
 )
@@ -84,7 +84,7 @@ class CheckoutBenchOptions:
 
     Attributes:
         case: ``checkout`` or ``rows``.
-        rates: The steps, in ascending order: checkouts, or row writes, a second.
+        rates: The steps, in ascending order: checkouts, or row writes, per second.
         refine: Rates to measure between the best step and the next one.
         orders: Orders that exist before the relay starts.
         duration_s: The measured time of each rate.
@@ -104,7 +104,7 @@ _FEWEST_SAMPLES: Final = 4
 _FIRST_ROW_WITHIN_S: Final = 60.0
 _SAMPLE_ROWS_EVERY_S: Final = 0.25
 
-# Orders that wait for a service, and not for their customers.
+# Orders that wait for a service, and not for their customer.
 _SAGAS_UNDER_WAY: Final = """
 select count(*)
 from shop.unsettled_orders u join shop.orders o on o.id = u.order_id
@@ -343,7 +343,7 @@ def _open(stage: OwnStage, options: CheckoutBenchOptions) -> None:
         shop.open_shop(stage)
         return
     parts.progress_of(stage).unlink(missing_ok=True)
-    with stage.doing(f"write {stage.options.rate:g} rows a second"):
+    with stage.doing(f"write {stage.options.rate:g} rows per second"):
         process.start(_writer(stage), stage.state)
         stage.until(lambda: _writes(stage), "the first rows", _FIRST_ROW_WITHIN_S)
 
@@ -357,7 +357,7 @@ def _writes(stage: OwnStage) -> bool:
 
 
 def _writer(stage: OwnStage) -> Part:
-    """Describe the process that writes rows, and samples their arrival in sinks."""
+    """Describe the process that writes rows, and samples their arrival in the sinks."""
     config = {
         "dsn": stage.shop_dsn,
         "rate_per_s": stage.options.rate,
@@ -376,7 +376,7 @@ def _writer(stage: OwnStage) -> Part:
 
 
 def payment_targets(settings: Settings) -> dict[str, dict[str, object]]:
-    """Return where the sampler finds payments: in the first sink of each kind."""
+    """Return the sampler's targets for payments: the first sink of each kind."""
     variables = {
         **parts.targets(settings),
         "TOWPATH_LOAD_CACHE_KEY": f"{settings.database.prefix}:payments:{{}}",

@@ -1,8 +1,8 @@
 """
 A standalone Spark cluster on this machine, and a sink without a target.
 
-The cluster has a master, and workers of one core each. Its programs come with the
-installed PySpark, and run on the local stack's Java.
+The cluster has a master, and workers with one core each. Its programs are part of the
+installed PySpark, and run with the local stack's Java.
 
 The sink of the kind ``null`` decodes and folds, and writes nothing, which shows the
 cost of the path up to a target. It has no guard, no floors and no rows to compare: only
@@ -32,7 +32,7 @@ _DAEMON: Final = "org.apache.spark.deploy"
 _DAEMON_MEMORY: Final = "256m"
 _QUICK: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
 _REGISTERED: Final = b"Successfully registered with master"
-# Room for an executor of one core, with Spark's overhead.
+# Enough for an executor with one core, including Spark's overhead.
 _WORKER_MEMORY: Final = "2g"
 
 KIND_NAME: Final = "null"
@@ -44,16 +44,20 @@ _ENTRY_POINTS: Final = f"""\
 
 
 def master_url(port: int) -> str:
-    """Return the address of a master, as ``[spark] master`` takes it."""
+    """Return the address of a master, in the form of ``[spark] master``."""
     return f"spark://{LOOPBACK}:{port}"
 
 
 def master_part(state: StateFolder, port: int) -> Part:
     """Describe the part that runs the cluster's master."""
-    words = ("--host", LOOPBACK, "--port", str(port), "--webui-port", "0")
+    options = ("--host", LOOPBACK, "--port", str(port), "--webui-port", "0")
     return Part(
         name="spark-master",
-        command=(str(_programs() / "spark-class"), f"{_DAEMON}.master.Master", *words),
+        command=(
+            str(_programs() / "spark-class"),
+            f"{_DAEMON}.master.Master",
+            *options,
+        ),
         folder=state.root,
         env=environment(state),
         port=port,
@@ -65,7 +69,7 @@ def worker_part(
     state: StateFolder, name: str, master_port: int, python_path: Path
 ) -> Part:
     """
-    Describe a worker of one core; executors keep their files in the worker's folder.
+    Describe a worker with one core; executors keep their files in its folder.
 
     Args:
         state: The state folder.
@@ -74,14 +78,14 @@ def worker_part(
         python_path: A folder with further packages for the tasks.
     """
     folder = state.data(name)
-    words = (
+    options = (
         *("--host", LOOPBACK, "--webui-port", "0", "--cores", "1"),
         *("--memory", _WORKER_MEMORY, "--work-dir", str(folder)),
         master_url(master_port),
     )
 
     log = state.log(name)
-    # An earlier worker of this name wrote into the same log.
+    # An earlier worker with this name may have written to the same log.
     earlier_bytes = log.stat().st_size if log.exists() else 0
 
     def probe() -> None:
@@ -91,7 +95,11 @@ def worker_part(
 
     return Part(
         name=name,
-        command=(str(_programs() / "spark-class"), f"{_DAEMON}.worker.Worker", *words),
+        command=(
+            str(_programs() / "spark-class"),
+            f"{_DAEMON}.worker.Worker",
+            *options,
+        ),
         folder=state.root,
         env={**environment(state), "PYTHONPATH": str(python_path)},
         prepare=lambda: folder.mkdir(parents=True, exist_ok=True),

@@ -1,7 +1,7 @@
 """
 Measure one MERGE of a warehouse table's rows from Parquet into an empty copy.
 
-``python -m towpath.deploy.bench.merge CONFIG SINK REPORT`` starts an engine with the
+``python -m towpath.deploy.bench.merge CONFIG SINK REPORT`` starts Spark with the
 sink's own settings. The rows are written as Parquet first; only the MERGE is timed. The
 file REPORT gets ``{"rows", "elapsed_s"}``.
 """
@@ -23,7 +23,7 @@ from towpath.sinks.targets.warehouse.client import CATALOG
 
 _NAME: Final = "merge"
 _MERGED: Final = f"{CATALOG}.beside.merged"
-# Properties that decide how a table is written; the copy needs no others.
+# The copy needs only the properties that decide how a table is written.
 _KEPT: Final = ("write.", "format-version")
 _MERGE: Final = f"""
 merge into {_MERGED} t using parquet_rows s on t.id = s.id

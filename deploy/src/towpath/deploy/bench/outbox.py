@@ -1,5 +1,5 @@
 """
-The benchmark of the outbox library: commits a second with and without an event.
+The benchmark of the outbox library: commits per second with and without an event.
 
 After each run the log is decoded through a slot: every committed item must have exactly
 one event, and every event an item.
@@ -102,7 +102,7 @@ def measure_outbox(bench: Bench, writers: int) -> BenchResult[OutboxCase]:
 
     Args:
         bench: The stack and the options.
-        writers: How many writers run in parallel.
+        writers: The number of writers that run in parallel.
 
     Raises:
         BenchError: A part exited, or did not respond.
@@ -171,7 +171,7 @@ class _OutboxRun:
             try:
                 self._wait_ready(connection)
             finally:
-                # After a failure too: writers that wait for the lock do not exit.
+                # After a failure, too: writers that wait for the lock do not exit.
                 connection.execute("select pg_advisory_unlock(%s)", [START_LOCK])
             return writers.results()
 
@@ -239,5 +239,5 @@ def draw(result: BenchResult[OutboxCase]) -> RenderableType:
                 if found is not None
             ),
         ]
-    what = "every item has its event in the log once, in every run"
-    return Group(*blocks, Text(), *verified(what, result.machine))
+    claim = "every item has its event in the log once, in every run"
+    return Group(*blocks, Text(), *verified(claim, result.machine))

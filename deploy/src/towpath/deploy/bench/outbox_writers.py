@@ -5,7 +5,7 @@ The systems differ only in the event:
 
 ===========  =======================================================================
 none         no event: the cost of a commit
-sql          an insert into the outbox, written by hand: no library, no checks
+sql          a handwritten insert into the outbox, without the library and its checks
 keep         ``Outbox(way="keep")``
 delete       ``Outbox(way="delete")``
 message      ``Outbox(way="message")``

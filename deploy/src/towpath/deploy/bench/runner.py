@@ -1,9 +1,9 @@
 """
-Runs of one benchmark or of all, of the capture comparison, and of the chaos test.
+Run one benchmark or all, the capture comparison, or the chaos test.
 
 A run removes the remains of killed runs, starts its stack, measures, and prints the
-result. For a comparison, Debezium runs beside the relay in Kafka Connect's standalone
-mode, from Java archives with a lock file of their own.
+result. For a comparison, Debezium runs in Kafka Connect's standalone mode, from Java
+archives with a separate lock file.
 """
 
 import json
@@ -81,7 +81,7 @@ def fetch_connect(report: fetch.ReportLine) -> tuple[str, ...]:
 
 
 def connect_command(java_home: Path, paths: list[Path]) -> tuple[str, ...]:
-    """Return the command that runs Connect from these archives."""
+    """Return the command that runs Connect from the given archives."""
     class_path = ":".join(str(path) for path in paths)
     return (
         str(java_home / "bin" / "java"),
@@ -142,7 +142,7 @@ def run_capture_comparison(
     options: CaptureOptions, output: CaptureOutput, *, keep: bool
 ) -> int:
     """
-    Compare the ways to capture a table; return 0 if the relay missed nothing, else 1.
+    Compare methods to capture a table; return 0 if the relay missed nothing, else 1.
 
     Raises:
         UsageError: The plot's file cannot be written.
@@ -294,7 +294,7 @@ class AllOptions(NamedTuple):
 
     Attributes:
         is_quick: Whether small loads are run for a short time.
-        with_debezium: Whether Debezium is measured too.
+        with_debezium: Whether Debezium is measured, too.
         as_json: Whether one JSON document is printed, instead of a table.
         plot_file: A file for the plot.
     """
@@ -346,10 +346,10 @@ _CLOCK: Final = SystemClock()
 
 def _run(name: str, options: AllOptions) -> tuple[int, Mapping[str, Any]]:
     """Run one benchmark; return its exit code, and its document if it printed one."""
-    words = QUICK[name].split() if options.is_quick else []
+    further = QUICK[name].split() if options.is_quick else []
     if options.with_debezium and name in _WITH_DEBEZIUM:
-        words.append("--with-debezium")
-    command = [sys.executable, "-m", "towpath.cli", "bench", name, "--json", *words]
+        further.append("--with-debezium")
+    command = [sys.executable, "-m", "towpath.cli", "bench", name, "--json", *further]
     # In a separate session, so that it gets one SIGINT, from this process.
     with subprocess.Popen(  # noqa: S603 - our own command
         command, stdout=subprocess.PIPE, start_new_session=True

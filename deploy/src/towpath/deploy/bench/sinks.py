@@ -3,7 +3,7 @@ The benchmark of sinks: each case on its own stack, with empty targets.
 
 A difference in any case voids the figures of all cases. The case ``checkout`` runs the
 demo's shop, its sinks and its sampler at stated rates: shop, relay, drivers and the
-sinks' settings are the demo's own. Each rate is kept up until its last sample has
+sinks' settings are the demo's own. Each rate is maintained until its last sample has
 arrived, so that every sample is taken under load. After each rate all sinks catch up;
 after the last rate, each is compared with the source.
 """
@@ -89,14 +89,13 @@ class SinkBenchOptions:
 
 def rates_of(text: str) -> tuple[float, ...]:
     """
-    Return the rates in a comma-separated text.
+    Return the rates in a comma-separated string.
 
     Raises:
         UsageError: A rate is not a positive number.
     """
-    words = text.split(",")
     try:
-        rates = tuple(map(float, words))
+        rates = tuple(map(float, text.split(",")))
     except ValueError:
         rates = ()
     if not rates or not all(0 < rate < math.inf for rate in rates):
@@ -106,7 +105,7 @@ def rates_of(text: str) -> tuple[float, ...]:
 
 
 # As many as in the demo; fewer if the backlog is smaller.
-_MOST_OLD_ORDERS: Final = 50_000
+_MAX_OLD_ORDERS: Final = 50_000
 
 
 def measure_checkout(
@@ -118,7 +117,7 @@ def measure_checkout(
     Raises:
         TowpathError: A part became unavailable, or did not finish in time.
     """
-    orders = min(_MOST_OLD_ORDERS, options.rows)
+    orders = min(_MAX_OLD_ORDERS, options.rows)
     plan = (orders, options.duration_s, options.warm_up_s)
     with staged(stack, screen, *plan) as stage:
         platform.start_stack(stage)
@@ -206,7 +205,7 @@ def _rate(stage: OwnStage, options: SinkBenchOptions, rate_per_s: float) -> Rate
 
 
 def per_s(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
-    """Return the checkouts a second between two reports of the load."""
+    """Return the checkouts per second between two reports of the load."""
     elapsed_s = after["elapsed_s"] - before["elapsed_s"]
     return float((after["checkouts"] - before["checkouts"]) / max(1.0, elapsed_s))
 
@@ -308,11 +307,11 @@ def _case(
 def _measure_cluster(
     bench: Bench, stack: Stack, options: SinkBenchOptions
 ) -> tuple[SinkCase, Sequence[str]]:
-    """Measure the cluster; only its processes know the sink kind ``null``."""
+    """Measure the cluster; only its processes have the sink kind ``null``."""
     packages = stack.state.root / "packages"
     install_null_sink(packages)
-    words = ("env", f"PYTHONPATH={packages}", *bench.environment.towpath)
-    environment = replace(bench.environment, towpath=words)
+    command = ("env", f"PYTHONPATH={packages}", *bench.environment.towpath)
+    environment = replace(bench.environment, towpath=command)
     return cluster.measure_cluster(
         replace(bench, environment=environment),
         targets(stack),
@@ -325,7 +324,7 @@ def _measure_cluster(
 def _spark_cluster(
     state: StateFolder, packages: Path, workers: int
 ) -> Iterator[RunningCluster]:
-    """Run a standalone cluster for a block."""
+    """Run a standalone cluster during the block."""
     port = ports.any_free()
     with Supervisor(state) as supervisor:
         supervisor.start(master_part(state, port))

@@ -1,4 +1,4 @@
-"""``towpath bench`` with its sub-commands; each starts and removes its own stack."""
+"""``towpath bench`` and its subcommands; each starts and removes its own stack."""
 
 from functools import partial
 from pathlib import Path
@@ -46,15 +46,15 @@ def bench_relay(  # noqa: PLR0913 - each is an option of the command
     keep: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """
-    Measure the relay beside the server's own decoding, and verify every event.
+    Measure the relay against the server's own decoding, and verify every event.
 
-    Five cases: a committed backlog of 250-byte events, with 1 and with 100 rows a
+    Five cases: a committed backlog of 250-byte events, with 1 and with 100 rows per
     transaction, is drained into Kafka (drain_1, drain_100), and a steady load of 500,
-    2,000 and 5,000 transactions a second is followed (steady_500 to steady_5000). With
-    Debezium there is a sixth, drain_1_headers, in which Debezium's events have the
-    relay's five headers instead of their six. The benchmark starts its own stack in a
-    temporary folder, and removes it at the end. Everything is fetched before the first
-    measurement; each case is printed when it ends.
+    2,000 and 5,000 transactions per second is published (steady_500 to steady_5000).
+    With Debezium there is a sixth, drain_1_headers, in which Debezium's events have the
+    relay's five headers instead of their own six. The benchmark starts its own stack in
+    a temporary folder, and removes it at the end. Everything is fetched before the
+    first measurement; each case is printed when it ends.
 
     Exit 0 if every run's topic held every event once, unchanged and in order per key;
     1 if not: the result has no figures; 3 if a part was unavailable.
@@ -62,14 +62,14 @@ def bench_relay(  # noqa: PLR0913 - each is an option of the command
     Args:
         case: Only these cases; may be given several times.
         rows: Rows of a backlog [300,000; with --kill 100,000].
-        rounds: How often each system runs each case; the order alternates.
+        rounds: Runs of each system in each case; the order alternates.
         duration: Seconds for which a steady load is measured.
         warm_up: Seconds for which a steady load runs before it is measured.
-        with_debezium: Measure Debezium too, stock and tuned; fetches its archives.
-        search: Measure Debezium too, after a search for its best settings on this
+        with_debezium: Measure Debezium, too, stock and tuned; fetches its archives.
+        search: Measure Debezium, too, after a search for its best settings on this
             machine: about 12 drains and 8 loads.
         kill: Instead, kill each system in the middle of a drain; count the lost and the
-            repeated events, and time the first new one.
+            repeated events, and measure the time until the first new event.
         json: Print one JSON document.
         keep: Leave logs and configuration files in place.
     """
@@ -121,7 +121,7 @@ def bench_snapshot(  # noqa: PLR0913 - each is an option of the command
     Measure how fast a snapshot reaches Kafka, and verify every row.
 
     A table of 200-byte rows is read into a real broker (acks=all, whole envelopes),
-    once while 200 transactions a second update it and once on a quiet server; a bare
+    once while 200 transactions per second update it and once on a quiet server; a bare
     COPY of the table is measured for comparison. Latency of the updates is measured
     before the snapshot and while it runs. The benchmark starts its own stack in a
     temporary folder, and removes it at the end.
@@ -134,10 +134,10 @@ def bench_snapshot(  # noqa: PLR0913 - each is an option of the command
         case: The only case, million_rows, which runs by default.
         load: Only these loads; may be given several times.
         rows: Rows of the table.
-        rounds: How often each system runs; the order alternates.
+        rounds: Runs of each system; the order alternates.
         duration: Seconds for which the updates alone are measured.
         warm_up: Seconds for which the updates run before they are measured.
-        with_debezium: Measure Debezium too: its incremental snapshot stock, tuned, and
+        with_debezium: Measure Debezium, too: its incremental snapshot stock, tuned, and
             tuned and read-only, and its initial snapshot in chunks with four threads;
             fetches its archives.
         json: Print one JSON document.
@@ -184,16 +184,16 @@ def bench_sinks(  # noqa: PLR0913 - each is an option of the command
     """
     Measure the three sinks: how long readers wait, and how fast a backlog is applied.
 
-    checkout: the demo's shop sells at a stated rate, with all three sinks and their
+    checkout: customers place orders at a stated rate, with all three sinks and their
     drivers; the time from a commit to the first read that finds it is measured, through
-    each target's own API. catch_up: a table is put into Kafka while no sink runs; then
+    each target's own API. catch_up: a table is read into Kafka while no sink runs; then
     each sink alone reads it into an empty target, and is compared in the same run with
     plain pipelined writes, the search client's bulk load of the same ids, or one MERGE
     of the same rows from Parquet. With --cluster instead: the backlog is applied by the
     driver alone, and by the executors of one and of two workers of a standalone cluster
-    with one core each, into the cache, the search index, the warehouse, and a sink
-    without a target, which shows the cost of the path up to one. Each case starts its
-    own stack in a temporary folder, and removes it at the end.
+    with one core each, to the cache, the search index, the warehouse, and a sink
+    without a target, which shows the cost of the path up to a target. Each case starts
+    its own stack in a temporary folder, and removes it at the end.
 
     Exit 0 if every sink equaled the source afterwards, key by key; 1 if not: the
     result has no figures; 3 if a part was unavailable.
@@ -203,7 +203,7 @@ def bench_sinks(  # noqa: PLR0913 - each is an option of the command
         sink: Only these sinks catch up; may be given several times.
         cluster: Measure executors against the driver, instead of the cases.
         rows: Rows of the backlog.
-        rate: Checkouts a second.
+        rate: Checkouts per second.
         rates: Measure several rates instead, such as 20,40,60, one after the other, and
             report the highest that met all budgets.
         duration: Seconds for which each rate is measured.
@@ -240,19 +240,19 @@ def bench_outbox(
     keep: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """
-    Measure commits a second with and without an event, in the library's three ways.
+    Measure commits per second with and without an event, in the library's three ways.
 
     Each writer is a process with one connection, which inserts a row and records its
     event, through psycopg 3 and with a schema. The same transaction without an event,
-    and one with a hand-written insert into the outbox, are measured for comparison. The
+    and one with a handwritten insert into the outbox, are measured for comparison. The
     benchmark starts its own stack in a temporary folder, and removes it at the end.
 
     Exit 0 if every row had its event in the log once; 1 if not: the result has no
     figures; 3 if a part was unavailable.
 
     Args:
-        writers: How many writers run in parallel.
-        rounds: How often each way runs; the order alternates.
+        writers: The number of writers that run in parallel.
+        rounds: Runs of each way; the order alternates.
         duration: Seconds for which each way is measured.
         warm_up: Seconds for which each way runs before it is measured.
         json: Print one JSON document.
@@ -291,9 +291,9 @@ def bench_checkout(  # noqa: PLR0913 - each is an option of the command
     Find the highest rate that the whole shop sustains here, and what limits it.
 
     checkout: four services, relay, drivers and the three sinks, and customers who check
-    out, pay, cancel and return at an open-loop rate. rows: relay and sinks alone, fed
-    by SQL. Rates step up until one is not sustained: it was not reached, a request or
-    a read failed, a sample was lost, a part restarted, or a backlog rose over the
+    out, pay, cancel and return at an open-loop rate. rows: only relay and sinks, fed
+    with SQL. Rates step up until one is not sustained: it was not reached, a request or
+    a read failed, a sample was lost, a part restarted, or a backlog grew during the
     measured time, be it unsettled orders, bytes of the log or records of a sink. Each
     rate is printed when it ends, with the lag that readers of each sink saw, the time
     of a saga, and the CPU time of each part. The benchmark starts its own stack in a
@@ -305,10 +305,11 @@ def bench_checkout(  # noqa: PLR0913 - each is an option of the command
 
     Args:
         case: checkout, or rows.
-        rates: Steps in ascending order, such as 10,20,40: checkouts a second, or rows
+        rates: Steps in ascending order, such as 10,20,40: checkouts or rows per second
             [5,10,20,40,80; rows: 1000,2500,5000].
-        refine: How many rates to try between the highest sustained and the next step.
-        orders: How many orders exist before the relay starts.
+        refine: The number of rates to try between the highest sustained and the next
+            step.
+        orders: The number of orders that exist before the relay starts.
         duration: Seconds for which each rate is measured.
         warm_up: Seconds for which each rate runs before it is measured; unpaid orders
             are cancelled after 15 seconds.
@@ -346,15 +347,15 @@ def bench_all(
 
     Each runs as a separate command with its own stack, and verifies its result.
     Cases are printed as they end, and the table in Markdown at the end: the platform's
-    figure, the limit, goal or other system that was measured beside it, and how many
-    times as good the platform is.
+    figure, the limit, goal or other system that it is compared with, and how many times
+    as good the platform is.
 
     Exit 0 if every benchmark was verified, otherwise the first code that is not 0.
 
     Args:
         quick: Small loads for a short time: under ten minutes on two cores.
-        with_debezium: Measure Debezium too, in the benchmarks of relay and snapshots.
-        plot: Also write a plot, as SVG, to this file.
+        with_debezium: Measure Debezium, too, in the benchmarks of relay and snapshots.
+        plot: Write a plot to this file, too, as SVG.
         json: Print one JSON document with the documents of all benchmarks.
     """
     from towpath.deploy.bench.runner import (  # noqa: PLC0415 - keeps --help fast

@@ -46,13 +46,15 @@ def check(*, config: ConfigOption = None) -> int:
 
     settings = load(path, os.environ)  # noqa: TID251 - a root
     _check_client(settings)
-    unsure = [
+    unchecked = [
         topic
         for sink in settings.sink
         for topic in tables_by_expression(settings, sink)
     ]
-    more = ", ".join(unsure)
-    hint = f"; towpath sink check reports whether {more} have tables" if more else ""
+    topics = ", ".join(unchecked)
+    hint = (
+        f"; towpath sink check reports whether {topics} have tables" if topics else ""
+    )
     print(f"{path}: no mistakes{hint}")
     return 0
 
@@ -64,7 +66,7 @@ def show(
     config: ConfigOption = None,
 ) -> int:
     """
-    Print the effective configuration, every key with its value, secrets masked.
+    Print the effective configuration, every key with its value, with masked secrets.
 
     Environment variables override the file (TOWPATH_RELAY__OUTBOX__TOPIC overrides
     relay.outbox.topic; a variable that ends in _FILE names a file with the value). A
@@ -94,7 +96,7 @@ def from_debezium(  # noqa: PLR0913 - the command's options
     json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
     """
-    Make a towpath.toml from a Debezium Postgres connector, with a report.
+    Convert a Debezium Postgres connector to a towpath.toml, with a report.
 
     Each property of the connector and of its outbox event router has a line in the
     report: taken (with the key and its value), same by default, not needed, not
@@ -110,16 +112,16 @@ def from_debezium(  # noqa: PLR0913 - the command's options
         out: The file to write, which must not exist yet; if it includes passwords, only
             its owner can read it.
         dsn: Look up in this database which tables a regular expression matches.
-        kafka: Kafka's address, which the connector does not know: host:port.
+        kafka: Kafka's address, which the connector does not have: host:port.
         registry: The schema registry's address.
-        include_secrets: Write passwords into the file instead of leaving them out.
+        include_secrets: Write passwords to the file instead of leaving them out.
         json: Print one JSON document with the keys toml, properties and to_do.
     """
     with reading(connector):
-        given = connector.read_text(encoding="utf-8")
+        document = connector.read_text(encoding="utf-8")
     conversion = convert(
         Connector(
-            read_properties(given),
+            read_properties(document),
             catalog=None if dsn is None else read_catalog(dsn),
             includes_secrets=include_secrets,
             brokers=kafka,
@@ -150,7 +152,7 @@ def _check_client(settings: Settings) -> None:
     Check [kafka.client] against the client library; no broker is contacted.
 
     Raises:
-        ConfigurationError: The library does not know an option, or refuses its value.
+        ConfigurationError: The library does not have an option, or refuses its value.
     """
     if settings.kafka.client:
         from towpath.sinks.kafka import client  # noqa: PLC0415 - seldom needed
@@ -250,7 +252,7 @@ def read_catalog(dsn: str) -> Mapping[str, tuple[str, ...]]:
             "--dsn is not postgresql://user@host:port/database, nor pairs such as "
             "host=... dbname=..."
         )
-        # Without its cause, which quotes the string with its password.
+        # Without the cause, whose message contains the password.
         raise UsageError(message) from None
     try:
         with connected(dsn) as connection:

@@ -1,4 +1,4 @@
-"""``towpath console``: a web page and a JSON API over the platform."""
+"""``towpath console``: a web page and a JSON API for the platform."""
 
 import os
 from functools import partial
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Pages wait for servers, not for Python; few people view them at the same time.
 _THREADS: Final = 8
 # A shorter token could be guessed.
-_LEAST_TOKEN_CHARACTERS: Final = 16
+_MIN_TOKEN_CHARACTERS: Final = 16
 _TOKEN: Final = "TOWPATH_CONSOLE_TOKEN"  # noqa: S105 - the name of a variable
 
 
@@ -35,7 +35,7 @@ class ConsoleTokenError(UsageError):
     """The console's token is missing or too short."""
 
     remedy: ClassVar[str] = (
-        "Write at least 16 random characters into a file, and pass it by --token-file."
+        "Write at least 16 random characters to a file, and pass it with --token-file."
     )
 
 
@@ -68,12 +68,12 @@ def console(
 
     It shows source, relay, topics and sinks with live rates and lag; the slot's log as
     a plot; snapshots; dead letters; records of topics; the path of one row or
-    aggregate; and the doctor's findings. With a token it also carries out what the
-    commands do. The same is available as JSON, described by /openapi.json. Actions need
-    the token; on any address but loopback, reading needs it too.
+    aggregate; and the doctor's findings. With a token it carries out the commands'
+    actions, too. The same is available as JSON, described by /openapi.json. Actions
+    need the token; on any address except loopback, reading needs it, too.
 
     Args:
-        host: The address to listen on; any but loopback needs a token.
+        host: The address to listen on; any address except loopback needs a token.
         port: The port to listen on.
         token_file: A file with the login token [TOWPATH_CONSOLE_TOKEN].
         config: Configuration file.
@@ -85,18 +85,18 @@ def console(
     configure_logs()
     token = checked_token(_read_token(token_file), host)
     read_settings(config)
-    # The server would take the last part of a bare IPv6 address for the port.
-    place = f"[{host.strip('[]')}]" if ":" in host else host
-    print(f"console: http://{place}:{port} (Ctrl-C stops it)", flush=True)
+    # In a bare IPv6 address the server would take the last group for the port.
+    address = f"[{host.strip('[]')}]" if ":" in host else host
+    print(f"console: http://{address}:{port} (Ctrl-C stops it)", flush=True)
     files = ConsoleFiles(config, state, demo)
-    listen = Listen(place, port, _THREADS, drain_s=0)
+    listen = Listen(address, port, _THREADS, drain_s=0)
     serve(partial(make_app, files, token, host), listen)
     return 0
 
 
 def make_app(files: ConsoleFiles, token: str, host: str) -> "Flask":
     """
-    Make the console's application.
+    Create the console's application.
 
     Args:
         files: The console's configuration and state folders.
@@ -123,7 +123,7 @@ def make_app(files: ConsoleFiles, token: str, host: str) -> "Flask":
 
 def _read_token(file: Path | None) -> str:
     """
-    Return the token from its file, else from the environment; empty without one.
+    Return the token from its file or the environment; an empty string without one.
 
     Raises:
         UsageError: The file cannot be read, or is not text.
@@ -136,14 +136,14 @@ def _read_token(file: Path | None) -> str:
 
 def checked_token(token: str, host: str) -> str:
     """
-    Return the token, without the white space around it.
+    Return the token, without surrounding white space.
 
     Raises:
         ConsoleTokenError: The token is too short, or missing although other machines
             can connect.
     """
     token = token.strip()
-    if token and len(token) < _LEAST_TOKEN_CHARACTERS:
+    if token and len(token) < _MIN_TOKEN_CHARACTERS:
         message = f"the token has {len(token)} characters"
         raise ConsoleTokenError(message)
     if not token and not is_loopback(host):

@@ -1,5 +1,5 @@
 """
-``towpath doctor``: checks of everything that the platform runs on, each with its cure.
+``towpath doctor``: checks of everything that the platform depends on, with remedies.
 
 Every part is checked even if another is unavailable. The report has one section per
 severity, the worst first; docs/doctor.md explains each finding and the JSON document.
@@ -53,13 +53,13 @@ def doctor(
     config: ConfigOption = None,
 ) -> int:
     """
-    Check source, broker, registry, sinks and machine; name the cure of each finding.
+    Check source, broker, registry, sinks and machine; name a remedy for each finding.
 
     Exit 3 if a part could not be checked, else 1 if there is an error, else 4 if there
     is a warning. Nothing is changed without --fix.
 
     Args:
-        fix: Print and apply each cure that loses no data; then check again.
+        fix: Print and apply each remedy that loses no data; then check again.
         json: Print one JSON document.
         config: Configuration file.
     """
@@ -148,7 +148,7 @@ def _section(level: str, rows: Sequence[DoctorFinding]) -> Table:
 
 
 def _summary(rows: Sequence[DoctorFinding]) -> str:
-    """Return the number of findings by severity, and of cures that --fix can apply."""
+    """Return the numbers of findings by severity, and of fixes that --fix applies."""
     counts = Counter(row.level for row in rows)
     text = ", ".join(
         f"{title}: {counts[level]}"
@@ -157,5 +157,5 @@ def _summary(rows: Sequence[DoctorFinding]) -> str:
     )
     fixable = sum(row.fix is not None for row in rows)
     if fixable:
-        text += f"; towpath doctor --fix applies {fixable} of the cures"
+        text += f"; towpath doctor --fix applies {fixable} of the remedies"
     return text

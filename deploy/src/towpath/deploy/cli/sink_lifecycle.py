@@ -1,7 +1,7 @@
 """
 ``towpath sink list | add | refill | rebuild | drop``.
 
-All but the first change a sink while everything runs: they add it, fill it again from
+All except the first change a sink while everything runs: they add it, refill it from
 the existing rows, replace its search indexes, or drop it.
 """
 
@@ -27,13 +27,13 @@ from towpath.schemas.failure import UsageError
 from towpath.settings import Settings, load
 from towpath.settings.logs import configure_logs
 
-# The relay refuses other speeds, but only once the sink is declared.
+# The relay refuses other speeds as well, but only once the sink is declared.
 _Speed = Annotated[int | None, Parameter(validator=Number(gte=1, lte=LARGEST_SPEED))]
 
 
 def list_sinks(*, config: ConfigOption = None) -> int:
     """
-    List the configured sinks: the state of each, and how many records it is behind.
+    List the configured sinks with their state, and the records that they are behind.
 
     The column dead counts the dead letters that are neither replayed nor discarded;
     awaited, the rows that were requested from the source and have not arrived yet.
@@ -54,8 +54,8 @@ def list_sinks(*, config: ConfigOption = None) -> int:
     for sink in document["sinks"]:
         names = ("lag_records", "rows", "open_letters", "parked", "pending_refetches")
         counts = ("?" if sink[n] is None else f"{sink[n]:,}" for n in names)
-        words = (sink[n] for n in ("sink", "kind", "driver", "running_state"))
-        table.add_row(*words, *counts)
+        texts = (sink[n] for n in ("sink", "kind", "driver", "running_state"))
+        table.add_row(*texts, *counts)
     Console().print(table)
     for sentence in document["wrong"]:
         print(sentence)
@@ -107,7 +107,7 @@ def refill(
     """
     Read all existing rows into a sink again; rows that the source lacks are deleted.
 
-    The sink keeps serving meanwhile, as do the others. Run an interrupted command
+    The sink keeps serving meanwhile, as do other sinks. Run an interrupted command
     again: it resumes. Exit 1 if the snapshot fails, or if keys are parked behind dead
     letters.
 
@@ -134,15 +134,15 @@ def drop(
     config: ConfigOption = None,
 ) -> int:
     """
-    Drop a sink: its block, its state, its topics; with --data also its data.
+    Drop a sink: its block, its state and its topics; with --data, its data as well.
 
     Its driver continues with the other sinks. Run an interrupted command again: it
-    resumes. The sink's topics hold its dead letters and the rows that snapshots read
+    resumes. The sink's topics have its dead letters and the rows that snapshots read
     for it; each deleted topic is listed.
 
     Args:
         name: The sink.
-        data: Delete its data too: keys, indexes, tables with their history.
+        data: Delete its data, too: keys, indexes, tables with their history.
         yes: Drop it without asking for confirmation.
         config: Configuration file.
     """
@@ -150,7 +150,7 @@ def drop(
     settings = _settings(path)
     planned = dropping.plan_drop(settings, name, has_data=data)
     if not yes and not _confirm(lifecycle.drop_question(planned)):
-        print(f"{name} stays")
+        print(f"{name} is kept")
         return 1
     lifecycle.drop_sink(path, _environ(), planned, _PrintedReport())
     return 0
@@ -169,14 +169,14 @@ class _PrintedReport:
 
     @contextmanager
     def watching(self) -> Iterator[Callable[[Sequence[TableProgress]], None]]:
-        """Show bars during a block."""
+        """Show bars during the block."""
         with open_bars(Console(stderr=True)) as bars:
             yield bars.show
 
 
 def _confirm(question: str) -> bool:
     """
-    Return whether the user says yes; the end of the input counts as no.
+    Return whether the user answers yes; the end of the input counts as no.
 
     Raises:
         UsageError: There is no terminal to ask on.
@@ -209,10 +209,10 @@ def rebuild(
     Rebuild a search sink's indexes from the source, while searches continue.
 
     The sink must be running. A new index is created from the current tables and
-    configuration, is written beside the old one, is filled by a snapshot, and then
-    replaces the old one in one step. Run the command again after a crash: it resumes.
-    Exit 1 if a snapshot fails, or if records became dead letters meanwhile: then that
-    index is not replaced.
+    configuration, is written together with the old one, is filled by a snapshot, and
+    then replaces the old one in one step. Run the command again after a crash: it
+    resumes. Exit 1 if a snapshot fails, or if records became dead letters meanwhile:
+    then that index is not replaced.
 
     Args:
         sink: The sink.

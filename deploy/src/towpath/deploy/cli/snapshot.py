@@ -1,7 +1,7 @@
 """
 ``towpath snapshot start | list | show | pause | resume | stop``.
 
-A key is written as its text, or as a JSON list when it has several columns:
+A key is written as its text, or as a JSON list if it has several columns:
 ``--key 7``, ``--key '[7, "a"]'``. A file of keys has one key per line.
 """
 
@@ -45,23 +45,23 @@ from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Source
 
-_Words = Annotated[tuple[str, ...], Parameter(negative="")]
+_Strings = Annotated[tuple[str, ...], Parameter(negative="")]
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SnapshotOptions:
     """
-    The options of ``start`` that go into the signal.
+    The options of ``start`` that are passed to the signal.
 
     Attributes:
         target: The one sink that gets the rows; by default, all sinks.
-        where: "schema.table=filter": only these rows; a whole SELECT with --type
-            blocking. May be given once for each table.
+        where: "schema.table=filter": only these rows; with --type blocking, a whole
+            SELECT. May be given once for each table.
         key: Only the row with this key: its text, or a JSON list of its columns. May be
             given several times.
         keys: A file of keys, one per line; - is standard input.
-        type: Blocking: all tables in one view of the database, while the stream waits.
+        type: Blocking reads all tables in one database snapshot; the stream waits.
         surrogate_key: Read in the order of this unique column instead of the key's.
         max_rows_per_second: Limit on the reading speed.
         sweep: At the end, have sinks delete the rows that the tables do not have.
@@ -69,11 +69,11 @@ class SnapshotOptions:
     """
 
     target: str | None = None
-    where: _Words = ()
-    key: _Words = ()
+    where: _Strings = ()
+    key: _Strings = ()
     keys: Path | None = None
     type: Literal["incremental", "blocking"] = "incremental"
-    surrogate_key: _Words = ()
+    surrogate_key: _Strings = ()
     max_rows_per_second: int | None = None
     sweep: Annotated[bool, Parameter(negative="")] = False
     id: str | None = None
@@ -98,7 +98,7 @@ class SnapshotOptions:
         )
 
 
-def key_lines(words: Sequence[str], file: Path | None) -> list[str]:
+def key_lines(arguments: Sequence[str], file: Path | None) -> list[str]:
     """
     Return the texts of keys from arguments and a file (``-``: standard input).
 
@@ -109,7 +109,7 @@ def key_lines(words: Sequence[str], file: Path | None) -> list[str]:
     if file is not None and not lines:
         message = f"{file} has no keys"
         raise UsageError(message)
-    return [*words, *lines]
+    return [*arguments, *lines]
 
 
 def _lines(file: Path | None) -> list[str]:
@@ -145,7 +145,7 @@ def start(
             on such names; by default, all tables and views that are configured.
         options: Further fields of the signal.
         wait: Show the snapshot's progress until it has ended.
-        answer_within: How many seconds to wait for the relay's answer; 0: not at all.
+        answer_within: Seconds to wait for the relay's answer; 0: not at all.
         json: Print one JSON document: id, status and detail.
         config: Configuration file.
     """
@@ -175,7 +175,7 @@ def list_snapshots(
     List the snapshots, table by table; exit 1 if one has failed or is incomplete.
 
     Args:
-        all: Also list those that the relay itself requests, to complete rows of the
+        all: List snapshots that the relay itself requests, too, to complete rows of the
             stream.
         json: Print one JSON document.
         config: Configuration file.

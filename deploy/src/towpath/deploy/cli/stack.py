@@ -60,29 +60,29 @@ def last_lines(path: Path, count: int) -> tuple[str, int]:
         return b"".join(lines).decode("utf-8", errors="replace"), file.tell()
 
 
-def follow_file(path: Path, place: int, clock: Clock | None = None) -> Iterator[str]:
+def follow_file(path: Path, offset: int, clock: Clock | None = None) -> Iterator[str]:
     """
     Yield text as it is appended to a file, forever, even after a rotation.
 
     Args:
         path: The file, which may be missing during a rotation.
-        place: The offset at which the text begins.
+        offset: The offset at which the text begins.
         clock: Waits between two reads; by default, the system's clock.
     """
     wait = (clock or SystemClock()).wait
-    # A character may be written in two parts.
+    # The bytes of a character may be written separately.
     decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
     while True:
         added = b""
         try:
             with path.open("rb") as file:
-                if file.seek(0, os.SEEK_END) < place:
-                    place = 0
-                file.seek(place)
+                if file.seek(0, os.SEEK_END) < offset:
+                    offset = 0
+                file.seek(offset)
                 added = file.read()
         except FileNotFoundError:
-            place = 0
-        place += len(added)
+            offset = 0
+        offset += len(added)
         if text := decode(added):
             yield text
         else:
@@ -115,11 +115,11 @@ def up(
     states = dict.fromkeys(NAMES, "waiting")
     with console.status("") as line:
 
-        def report(name: str, word: str) -> None:
-            states[name] = word
-            if word in {"started", "failed"}:
-                console.print(f"{name}: {word}")
-            waiting = [n for n, w in states.items() if w in {"waiting", "starting"}]
+        def report(name: str, state: str) -> None:
+            states[name] = state
+            if state in {"started", "failed"}:
+                console.print(f"{name}: {state}")
+            waiting = [n for n, s in states.items() if s in {"waiting", "starting"}]
             line.update(f"starting {', '.join(waiting)}")
 
         addresses = stack.up(report=report)
@@ -171,8 +171,8 @@ def logs(
 
     Args:
         part: The part's name, as status shows it.
-        follow: Show new lines too, until Ctrl-C.
-        lines: How many of the last lines to show.
+        follow: Show new lines, too, until Ctrl-C.
+        lines: The number of last lines to show.
         state: State folder.
     """
     path = StateFolder(state_folder(state).resolve()).log(part)
@@ -182,11 +182,11 @@ def logs(
             known = ", ".join(sorted(log.stem for log in others)) or "none"
             message = f"there is no log of {part!r}; known: {known}"
             raise UsageError(message)
-        text, place = last_lines(path, lines)
+        text, offset = last_lines(path, lines)
     sys.stdout.write(text)
     if follow:
         sys.stdout.flush()
-        for text in follow_file(path, place):
+        for text in follow_file(path, offset):
             sys.stdout.write(text)
             sys.stdout.flush()
     return 0
@@ -262,7 +262,7 @@ def read_document(config: Path | None, state: Path | None, clock: Clock) -> Docu
     Args:
         config: Configuration file.
         state: State folder.
-        clock: Gives the time of the reading.
+        clock: Provides the time of the document.
     """
     from towpath.deploy.status import overview  # noqa: PLC0415 - keeps towpath up fast
 
@@ -293,7 +293,7 @@ def _parts(state: Path | None, settings: "Settings | None") -> Sequence[PartStat
 
 
 def screen(document: Document) -> RenderableType:
-    """Draw the document as tables, with its problems below."""
+    """Draw the document as tables, with its problems below them."""
     pieces: list[RenderableType] = []
     if document["parts"]:
         pieces += [part_table(document["parts"]), ""]
@@ -315,13 +315,13 @@ def screen(document: Document) -> RenderableType:
 def _relay_line(relay: Mapping[str, Any]) -> Text:
     if relay["error"]:
         return Text(f"relay  {relay['error']}")
-    follows = "streaming" if relay["active"] else "no relay follows the slot"
+    activity = "streaming" if relay["active"] else "no relay follows the slot"
     facts = [
         f"{relay.get('lag_bytes', 0):,} bytes behind",
-        f"{relay['retained_bytes']:,} bytes of log kept",
+        f"{relay['retained_bytes']:,} bytes of log retained",
         f"confirmed {relay['confirmed_lsn']}",
     ]
-    return Text(f"relay  {follows}, {', '.join(facts)}")
+    return Text(f"relay  {activity}, {', '.join(facts)}")
 
 
 def _snapshot_line(row: Mapping[str, Any]) -> Text:
@@ -383,5 +383,5 @@ def _batch(sink: Mapping[str, Any]) -> str:
     return f"{sink['last_batch_ms']} ms" + (f" ({stages})" if stages else "")
 
 
-def _state(word: str) -> Text:
-    return Text(word, _COLORS.get(word, ""))
+def _state(state: str) -> Text:
+    return Text(state, _COLORS.get(state, ""))

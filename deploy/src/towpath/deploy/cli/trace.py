@@ -106,9 +106,9 @@ def replay(  # noqa: PLR0913 - the options of a command
     Have one sink read one aggregate or row again from the source.
 
     The relay runs a snapshot of this key for this sink, so the sink's guard applies: a
-    newer version in the sink stays. An aggregate needs a view of its documents in the
-    source, as a snapshot of its topic does. Exit 1 if the relay refuses it, or does not
-    deliver the row; 3 if no relay answers.
+    newer version in the sink is kept. An aggregate needs a view of its documents in the
+    source, as a snapshot of its topic does. Exit 1 if the relay refuses the snapshot,
+    or does not deliver the row; 3 if no relay answers.
 
     Args:
         type_: The aggregate's type, such as order.
@@ -122,10 +122,10 @@ def replay(  # noqa: PLR0913 - the options of a command
     """
     subject = _subject(type_, id_, table, key)
     parts = key_parts(subject.key) if subject.is_row else (subject.key,)
-    # Always a JSON list: a bare text could look like one.
-    word = json_text.dumps(parts)
+    # Always a JSON list: a bare string could look like one.
+    listed_key = json_text.dumps(parts)
     collection = subject.name if subject.is_row else f"outbox.{subject.name}"
-    options = snapshot.SnapshotOptions(target=to, key=(word,))
+    options = snapshot.SnapshotOptions(target=to, key=(listed_key,))
     return snapshot.start(
         collection, options=options, wait=True, json=json, config=config
     )
@@ -133,10 +133,10 @@ def replay(  # noqa: PLR0913 - the options of a command
 
 def _minutes_ago(minutes: float) -> datetime:
     """
-    Return the time this many minutes ago.
+    Return the time that was ``minutes`` ago.
 
     Raises:
-        UsageError: There is no such time, or it lies in the future.
+        UsageError: There is no such time, or it is in the future.
     """
     try:
         before = timedelta(minutes=minutes)
@@ -178,8 +178,8 @@ def _subject(
 def _print(journey: Journey, console: Console) -> None:
     console.print(Text(journey.subject, "bold"))
     if journey.is_in_source is not None:
-        place = "is" if journey.is_in_source else "is not"
-        console.print(f"source: the row {place} in its table")
+        verb = "is" if journey.is_in_source else "is not"
+        console.print(f"source: the row {verb} in its table")
     searched = sum(scan.records for scan in journey.scans)
     topics = ", ".join(scan.topic for scan in journey.scans)
     console.print(Text(f"searched: {searched:,} records of {topics}"))
@@ -193,9 +193,9 @@ def _print(journey: Journey, console: Console) -> None:
 def _records(journey: Journey) -> Table:
     table = Table("committed", "record", "topic / partition / offset", "position")
     for one in journey.records:
-        place = f"{one.topic} / {one.partition} / {one.offset}"
+        offset = f"{one.topic} / {one.partition} / {one.offset}"
         at = f"{one.committed_at:%Y-%m-%d %H:%M:%S.%f}"[:-3]
-        table.add_row(*map(Text, (at, one.kind, place, one.position)))
+        table.add_row(*map(Text, (at, one.kind, offset, one.position)))
     return table
 
 
@@ -219,7 +219,8 @@ def _sentence(route: TracedRoute, journey: Journey) -> str:
     match state:
         case RouteState.BEHIND:
             count = len(waiting_for(route, journey))
-            return f"behind: {count} of these records are not applied yet"
+            verb = "is" if count == 1 else "are"
+            return f"behind: {count} of these records {verb} not applied yet"
         case RouteState.PARKED | RouteState.INCOMPLETE:
             reasons = "; ".join(str(one["reason"]) for one in route.dead_letters)
             return f"{state}: {reasons}"

@@ -1,5 +1,5 @@
 """
-``towpath demo`` and ``towpath chaos``, with their sub-commands.
+``towpath demo`` and ``towpath chaos``, with their subcommands.
 
 Each starts its own stack, unless a demo joins a running platform.
 """
@@ -48,13 +48,13 @@ def demo_platform(  # noqa: PLR0913 - each is an option of the command
     first, unless it joins a platform.
 
     Args:
-        rate: Checkouts a second.
-        orders: How many orders exist before the slot is created, by default 50,000; not
-            with --join.
-        duration: For how many seconds, at least, checkouts are made.
+        rate: Checkouts per second.
+        orders: The number of orders that exist before the slot is created, by default
+            50,000; not with --join.
+        duration: The minimum time for which checkouts are made, in seconds.
         keep: Leave everything running and print the addresses, until Ctrl-C; not with
             --join.
-        json: Also write the result, as JSON, to this file.
+        json: Write the result to this file, too, as JSON.
         before_verify: Shell command to run when everything is at rest, before the
             sinks are compared; TOWPATH_CONFIG names the configuration.
         join: The address of the orders service of a running platform, for example in
@@ -106,7 +106,7 @@ def demo_compare(  # noqa: PLR0913 - each is an option of the command
     keep: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """
-    Capture one table in four ways under the same load, and count what each misses.
+    Capture one table with four methods under the same load; count the missed changes.
 
     A change log written by triggers, polling by updated_at, the naive dual write, and
     the log relay, each on a fresh table and topic, are compared with no capture at all.
@@ -116,17 +116,17 @@ def demo_compare(  # noqa: PLR0913 - each is an option of the command
     are measured. The comparison starts its own stack in a temporary folder, and removes
     it at the end.
 
-    Exit 0 if the relay missed nothing, whatever the others missed; 1 if it missed
+    Exit 0 if the relay missed nothing, even if the others did; 1 if it missed
     something; 3 if a part was unavailable.
 
     Args:
         transactions: Transactions of each load.
-        rate: Transactions a second.
+        rate: Transactions per second.
         interval: Pause of the polling workers between two polls, in seconds.
         seed: Seed of the load, to repeat a run.
-        variants: Also run the trigger worker with each of two common mistakes, and
+        variants: Run the trigger worker with each of two common mistakes, too, and
             polling with an overlap.
-        plot: Also write a plot, as SVG, to this file.
+        plot: Write a plot to this file, too, as SVG.
         json: Print one JSON document.
         keep: Leave logs and configuration files in place.
     """
@@ -166,21 +166,21 @@ def chaos_snapshot(  # noqa: PLR0913 - each is an option of the command
     Run snapshots under random faults, and verify every row.
 
     Sessions write every kind of change, some of which are in the log long before any
-    query sees them; another alters and rewrites the tables; snapshots are requested,
-    stopped and paused; the relay and its sessions in the server are killed. A reader of
-    the topics checks each row as it arrives, and after each round its rows must equal
-    those of the tables. The test starts its own stack in a temporary folder, and
-    removes it at the end.
+    query sees them; another session alters and rewrites the tables; snapshots are
+    requested, stopped and paused; the relay and its sessions in the server are killed.
+    A reader of the topics checks each row as it arrives, and after each round its rows
+    must equal those of the tables. The test starts its own stack in a temporary folder,
+    and removes it at the end.
 
     Exit 0 if everything was equal; 1 if not; 3 if a part was unavailable.
 
     Args:
-        minutes: For how many minutes new rounds are started.
+        minutes: The time for which new rounds are started, in minutes.
         seed: Seed of the random actors, to repeat a run [a random seed].
         kill: The processes to kill: relay, backend, both separated by a comma, or
             nobody.
         ddl: Whether tables are altered.
-        round_seconds: How long a round lasts before it is verified.
+        round_seconds: The length of a round before it is verified, in seconds.
         json: Print one JSON document.
         keep: Leave logs and configuration files in place.
     """

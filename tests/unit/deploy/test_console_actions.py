@@ -154,7 +154,7 @@ def test_a_change_comes_from_the_consoles_own_page(audit, headers, expected):
     """
     access = Access(TOKEN, audit, SystemClock(), is_local=True)
     opened = access.enter(TOKEN)
-    headers = {"X-Towpath-Word": opened.session.word, **headers}
+    headers = {"X-Towpath-Word": opened.session.csrf_token, **headers}
 
     assert expected is refusal(access, headers, opened.cookie)
 

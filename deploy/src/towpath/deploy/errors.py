@@ -16,7 +16,7 @@ class PartError(UnavailableError):
 
 
 class NotReadyError(Exception):
-    """A probe's answer: the part runs, but does not serve yet."""
+    """The result of a probe: the part runs, but does not serve yet."""
 
 
 class SourceUnreachableError(UnavailableError):
@@ -56,7 +56,7 @@ class DemoRunsError(UsageError):
 
 
 class NotADemoFolderError(UsageError):
-    """The state folder holds files that do not belong to a demo."""
+    """The state folder has files that do not belong to a demo."""
 
     remedy = "With --state, name a folder that is empty or does not exist."
 

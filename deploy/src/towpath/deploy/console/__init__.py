@@ -1,5 +1,5 @@
 """
-The console: a web page and a JSON API over the state of the platform.
+The console: a web page and a JSON API for the state of the platform.
 
 This module holds that state: the newest document of ``towpath status``, and samples.
 
@@ -54,7 +54,7 @@ class Samples:
     def add(self, sample: Sample) -> None:
         """Add a sample, and forget those that are too old."""
         with self._lock:
-            # The clock was set back.
+            # The clock has been set back.
             if self._ring and self._ring[-1].at_s > sample.at_s:
                 self._ring.clear()
             self._ring.append(sample)
@@ -78,7 +78,7 @@ class Samples:
 
     def rate(self, name: str) -> float | None:
         """
-        Return how fast a counter has grown recently, per second.
+        Return the recent growth of a counter, per second.
 
         It is None without two recent samples, and after a counter has fallen, which
         means that it was reset.
@@ -102,9 +102,9 @@ class Reading(NamedTuple):
     Attributes:
         at: The time of the reading.
         document: The document of ``towpath status``.
-        snapshots: All snapshots but the relay's own, table by table, newest first.
+        snapshots: All snapshots except the relay's own, by table, newest first.
         histograms: The histograms of the sinks whose drivers answer.
-        error: Why the snapshots could not be read; empty otherwise.
+        error: The reason for which the snapshots could not be read; empty otherwise.
     """
 
     at: datetime
@@ -145,7 +145,7 @@ class PlatformState:
         Args:
             file: The configuration file, which may change while the console runs.
             read: Reads the platform as ``towpath status`` does.
-            clock: Gives the time of each reading.
+            clock: Provides the time of each reading.
         """
         self.file = file
         self._document = read
@@ -216,7 +216,7 @@ def numbers_of(document: Document) -> dict[str, float]:
 
 
 def _read_topics(settings: Settings) -> dict[str, float]:
-    """Return how many records the shared topics of tables and events have received."""
+    """Return the numbers of records that tables' and events' topics have received."""
     try:
         ends = read_ends(Topics(settings.kafka))
     except TowpathError:

@@ -12,8 +12,8 @@ POST /api/relay/dead-letters/replay   publishes the events of parked aggregates
 POST /api/relay/dead-letters/discard  discards the events of parked aggregates
 ====================================  ================================================
 
-The forms on a page have routes of their own, under the path of the page. After a form
-is sent, the browser is redirected to that page, which shows the outcome.
+The forms on a page have separate routes, under the path of the page. After a form is
+submitted, the browser is redirected to that page, which shows the outcome.
 """
 
 from http import HTTPStatus
@@ -165,7 +165,7 @@ class ReleasedDocument(Document):
     """
     The released aggregates, and the action's id in the audit log.
 
-    ``failed`` says which were not released, and why; null if all were.
+    ``failed`` names those that were not released, and the reason; null if all were.
     """
 
     released: list[ReleasedAggregate]
@@ -239,9 +239,9 @@ def discard_form() -> str | Response:
     wanted = read_form(request, DiscardInput, ignored=CSRF_FIELD)
     if not wanted.confirm:
         check_chosen(wanted, Verb.DISCARD)
-        what = "all keys" if wanted.all else ", ".join(wanted.keys)
+        keys = "all keys" if wanted.all else ", ".join(wanted.keys)
         return ask_first(
-            f"Discard the dead letters of {wanted.sink}: {what}?",
+            f"Discard the dead letters of {wanted.sink}: {keys}?",
             "The sink discards these changes, and refetches the current rows of their "
             "keys from the source.",
         )
@@ -272,7 +272,7 @@ def give_up_form() -> str | Response:
 
 
 def ask_first(question: str, consequence: str) -> str:
-    """Ask for confirmation with a form that sends the same fields again."""
+    """Ask for confirmation with a form that submits the same fields again."""
     fields = [
         (name, value)
         for name, values in request.form.lists()
@@ -294,8 +294,8 @@ def answer(action: Action, status: HTTPStatus = HTTPStatus.OK) -> Response:
 def redirect_back(page: str, action: Action) -> Response:
     """Carry an action out, and redirect to a page that shows its outcome."""
     recorded = carry_out(action)
-    place = f"{url_for(page)}?{DONE}={recorded.id}"
-    return make_response(redirect(place, HTTPStatus.SEE_OTHER))
+    address = f"{url_for(page)}?{DONE}={recorded.id}"
+    return make_response(redirect(address, HTTPStatus.SEE_OTHER))
 
 
 def _settings() -> Settings:

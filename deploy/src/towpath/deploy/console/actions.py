@@ -1,9 +1,9 @@
 """
 The actions of the console: their inputs, and the functions that carry them out.
 
-Each action calls the function behind the command of the same name, so that the checks
-and answers are the command's. An action is recorded in the audit log before it begins,
-and again with its outcome.
+Each action calls the function of the command with the same name, so that its checks and
+results are the same. An action is recorded in the audit log before it begins, and again
+with its outcome.
 """
 
 import json
@@ -44,7 +44,7 @@ _SHOWN: Final = 20
 
 
 class Done(NamedTuple):
-    """The result of an action: in words, and as a document."""
+    """The result of an action, as text and as a document."""
 
     text: str
     document: Document
@@ -91,7 +91,7 @@ class SnapshotInput(Input):
         default=[], max_length=1000, description="Filters: schema.table=filter."
     )
     keys: Annotated[list[str], LINES] = Field(
-        default=[], description="Keys of one table: a text, or a JSON list."
+        default=[], description="Keys of one table: each a text, or a JSON list."
     )
     type: Literal["incremental", "blocking"] = "incremental"
     surrogate_key: list[str] = Field(default=[], max_length=32)
@@ -160,7 +160,7 @@ class DeadLettersInput(Input):
     keys: list[str] = Field(default=[], max_length=1000)
     all: bool = Field(default=False, description="All dead letters of the sink.")
     timeout_s: float = Field(
-        default=30.0, gt=0, le=90, description="How long to wait for the sink."
+        default=30.0, gt=0, le=90, description="The longest wait for the sink."
     )
 
 
@@ -171,7 +171,7 @@ class DiscardInput(DeadLettersInput):
 
 
 def _aggregate(value: object) -> object:
-    # A form sends an aggregate as text: the JSON list that the API takes.
+    # A form sends an aggregate as a string, which is the JSON list of the API.
     try:
         found = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
@@ -192,7 +192,7 @@ class ReleaseInput(Input):
 
     aggregates: list[ParkedAggregateName] = Field(min_length=1, max_length=1000)
     drop: bool = Field(
-        default=False, description="Discard dead letters that hold no record."
+        default=False, description="Discard dead letters that have no record."
     )
 
 
@@ -260,7 +260,7 @@ def release_aggregates(
 
     Args:
         settings: The configuration.
-        names: Type and id of each; an aggregate that is named twice is released once.
+        names: The type and the id of each; one that is named twice is released once.
         publishes: Whether the events are published; otherwise they are discarded.
         drops: Whether dead letters without a record are discarded.
     """
@@ -269,9 +269,9 @@ def release_aggregates(
         parked = relay.read_parked_events(settings)
         for name in names:
             # A mistake in any name is found before the first aggregate is released.
-            letters = parked[relay.chosen(parked, *name)]
+            dead_letters = parked[relay.chosen(parked, *name)]
             if publishes:
-                relay.publishable(letters, drops=drops)
+                relay.publishable(dead_letters, drops=drops)
         lines: list[Document] = []
         for kind, id_ in dict.fromkeys(names):
             try:
@@ -281,7 +281,7 @@ def release_aggregates(
             except TowpathError as error:
                 if not lines:
                     raise
-                # The audit log and the response list those that are released already.
+                # The audit log and the response list those that have been released.
                 failed = f"{kind or 'any type'} {id_} and later ones are not: {error}"
                 text = "; ".join([_few([*map(_released_text, lines)]), failed])
                 return Done(text, {"released": lines, "failed": failed})

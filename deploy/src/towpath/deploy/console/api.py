@@ -2,13 +2,13 @@
 The JSON API of the console, described by ``GET /openapi.json``.
 
 =======================  ============================================================
-route                    answers with
+route                    response
 =======================  ============================================================
 GET /api/status          the document of ``towpath status``, and its age
 GET /api/topology        parts and flows, with rates, lags and states
 GET /api/samples         columns of numbers of the last half hour, for plots
 GET /api/histograms      histograms of the sinks
-GET /api/snapshots       all snapshots but the relay's own, table by table
+GET /api/snapshots       all snapshots except the relay's own, table by table
 GET /api/findings        the findings of ``towpath doctor``
 GET /api/topics          the topics of the platform
 GET /api/messages        records of one topic
@@ -17,8 +17,8 @@ GET /api/dead-letters    open dead letters with their records
 GET /api/relay/...       the parked aggregates of the relay: .../dead-letters
 =======================  ============================================================
 
-The operations of runs are in ``run_routes``, those of kills in ``kills``; the others
-that change something are in ``action_routes``.
+The operations of runs are in ``run_routes``, those of kills in ``kills``, and the
+other operations that change something in ``action_routes``.
 """
 
 from datetime import datetime
@@ -68,7 +68,7 @@ class PartDocument(Document):
 
 
 class FlowDocument(Document):
-    """The flow between two parts, with rate and lag in words."""
+    """The flow between two parts, with rate and lag as text."""
 
     begin: str
     end: str
@@ -78,21 +78,21 @@ class FlowDocument(Document):
 
 
 class TopologyDocument(Document):
-    """The parts in their order, and the flows between them."""
+    """The parts in order, and the flows between them."""
 
     parts: list[PartDocument]
     flows: list[FlowDocument]
 
 
 class SamplesDocument(Document):
-    """Times in seconds since 1970, and for each name a value or null at each."""
+    """Times in seconds since 1970, and for each name a value or null at each time."""
 
     at: list[float]
     values: dict[str, list[float | None]]
 
 
 class FindingDocument(Document):
-    """A finding of ``towpath doctor`` with its cure."""
+    """A finding of ``towpath doctor`` with its remedy."""
 
     id: str
     level: str
@@ -130,7 +130,7 @@ class RecordDocument(Document):
 
 
 class MessagesDocument(Document):
-    """Records of a topic, newest first; ``read`` counts those that were searched."""
+    """Records of a topic, newest first; ``read`` counts the searched records."""
 
     records: list[RecordDocument]
     read: int
@@ -261,7 +261,7 @@ def histograms() -> Response:
 @blueprint.get("/snapshots")
 @operations.add(Operation(answer=AnyDocument))
 def snapshots() -> Response:
-    """Return all snapshots but the relay's own, table by table, newest first."""
+    """Return all snapshots except the relay's own, table by table, newest first."""
     reading = current_state().reading
     document = {"tables": list(reading.snapshots), "error": reading.error}
     return json_answer(HTTPStatus.OK, document)
@@ -312,7 +312,7 @@ def dead_letters() -> Response:
 
 
 class ParkedAggregate(Document):
-    """A parked aggregate of the relay; ``publishable`` counts letters with a record."""
+    """A parked aggregate; ``publishable`` counts its dead letters with a record."""
 
     aggregate_type: str | None
     aggregate_id: str
@@ -323,7 +323,7 @@ class ParkedAggregate(Document):
 
 
 class ParkedAggregatesDocument(Document):
-    """The parked aggregates, the longest parked one first."""
+    """The parked aggregates, the longest parked first."""
 
     aggregates: list[ParkedAggregate]
 
@@ -355,7 +355,7 @@ def journey_of(
 
 
 def current_state() -> PlatformState:
-    """Return the platform's state, as the current application holds it."""
+    """Return the platform's state in the current application."""
     state: Any = current_app.extensions[EXTENSION]
     found: PlatformState = state
     return found

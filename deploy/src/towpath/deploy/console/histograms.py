@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from towpath.schemas import telemetry
 from towpath.settings import Settings
 
-# The metrics are on this machine or near it, and a page waits for them.
+# The drivers are on this machine or near it, and a page waits for their metrics.
 _ANSWERED_WITHIN_S: Final = 1.0
 _ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound here
 _MOST: Final = 0.95
@@ -56,7 +56,7 @@ class SinkHistogram(NamedTuple):
 
 
 class _Bucket(NamedTuple):
-    """A bucket: its upper bound, and how many values are not above it."""
+    """A bucket: its upper bound, and the number of values that do not exceed it."""
 
     bound_s: float
     up_to: int
@@ -82,7 +82,7 @@ def _page(host: str, port: int) -> str:
         response = connection.getresponse()
         page = response.read().decode("utf-8", "replace")
     except (OSError, HTTPException):
-        # The status of the driver's sinks says that the driver is not running.
+        # The status of the driver's sinks shows that the driver is not running.
         return ""
     finally:
         connection.close()

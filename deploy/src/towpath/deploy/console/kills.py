@@ -5,7 +5,7 @@ Only a demo gives its console the state folder: the demo owns the processes, and
 supervisor restarts them. The console of any other platform kills nothing.
 
 ============================  ========================================================
-route                         answer or action
+route                         response or action
 ============================  ========================================================
 GET /kill                     the parts, and each kill with the recovery after it
 GET /api/kills                the same as a document
@@ -101,12 +101,12 @@ class Kills:
 
     def __init__(self, folder: StateFolder, state: PlatformState, clock: Clock) -> None:
         """
-        Begin without kills; the folder is not read yet.
+        Create the list without kills; the folder is not read yet.
 
         Args:
             folder: The demo's state folder, with a process file of each part.
             state: The newest reading of the platform.
-            clock: Gives the time of a kill.
+            clock: Provides the time of a kill.
         """
         self._folder = folder
         self._state = state
@@ -219,7 +219,7 @@ class KilledDocument(Document):
 
 
 def current_kills() -> Kills:
-    """Return the kills of the current application; respond 404 outside a demo."""
+    """Return the kills of the current application; respond with 404 outside a demo."""
     found: Kills | None = current_app.extensions[EXTENSION]
     if found is None:
         abort(HTTPStatus.NOT_FOUND)

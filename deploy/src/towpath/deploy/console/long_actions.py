@@ -44,7 +44,7 @@ from towpath.sinks.verify.report import Verdict, Verification
 VERIFICATION: Final = "verify"
 SINK_CHANGE: Final = "sinks"
 
-_MOST_CHARACTERS: Final = 100_000
+_MAX_CHARACTERS: Final = 100_000
 
 
 class VerificationInput(Input):
@@ -151,7 +151,7 @@ def _without(
 class AddSinkInput(Input):
     """A sink to add: one ``[[sink]]`` block with its routes, as TOML."""
 
-    block: str = Field(min_length=1, max_length=_MOST_CHARACTERS)
+    block: str = Field(min_length=1, max_length=_MAX_CHARACTERS)
     max_rows_per_second: int | None = Field(default=None, ge=1, le=LARGEST_SPEED)
 
     @property
@@ -177,7 +177,7 @@ class AddSinkInput(Input):
 
 
 class RefillInput(Input):
-    """A sink, or one of its routes, to fill again from the source."""
+    """A sink, or one of its routes, to refill from the source."""
 
     sink: str = Field(min_length=1)
     route: str | None = None
@@ -215,7 +215,7 @@ class RunReport:
 
     @contextmanager
     def watching(self) -> Iterator[Callable[[Sequence[TableProgress]], None]]:
-        """Show the progress of a snapshot during a block."""
+        """Show the progress of a snapshot during the block."""
         yield self._show
 
     def _show(self, tables: Sequence[TableProgress]) -> None:
@@ -226,7 +226,7 @@ class RunReport:
 
 def missing_folder_reason(settings: Settings, name: str | None = None) -> str:
     """
-    Return why the sinks cannot be changed here; empty if they can.
+    Return the reason for which sinks cannot be changed here; empty if they can.
 
     Args:
         settings: The configuration.
@@ -244,7 +244,7 @@ def missing_folder_reason(settings: Settings, name: str | None = None) -> str:
 
 def add_sink(file: ConfigurationFile, runs: Runs, wanted: AddSinkInput) -> Action:
     """Return the action that adds a sink and fills it."""
-    # Not the block: its address may hold a password.
+    # The block is left out, as its address may contain a password.
     fields = {"sink": wanted.name}
     add = partial(
         lifecycle.add_sink,
@@ -311,7 +311,7 @@ def planned_drop(file: ConfigurationFile, wanted: DropInput) -> dropping.DropPla
     Return the plan of a drop.
 
     Raises:
-        UsageError: There is no such sink, or another one writes to the same places.
+        UsageError: There is no such sink, or another sink writes to the same data.
     """
     return dropping.plan_drop(file.load(), wanted.sink, has_data=wanted.data)
 
@@ -353,7 +353,7 @@ def _check_folder(settings: Settings, name: str | None) -> None:
     Check that the console has the state folder of the sink's driver.
 
     Raises:
-        UnknownSinkError: The sink is not declared, and left no state behind.
+        UnknownSinkError: The sink is not declared, and has left no state.
         ConflictError: The folder holds no state of the sink.
     """
     missing = missing_folder_reason(settings, name)

@@ -3,8 +3,8 @@ Records of topics and dead letters of sinks, as the console shows them.
 
 A query of a topic reads a bounded number of records. The topic has the clear text of
 columns that a route masks or hashes; the console hides these columns in the values of
-records, but not in keys and headers. A value that is not JSON, such as Avro, is shown
-by its size alone.
+records, but not in keys and headers. For a value that is not JSON, such as Avro, only
+the size is shown.
 """
 
 import heapq
@@ -114,7 +114,7 @@ def look_into(settings: Settings, look: Look) -> TopicView:
         for one, _ in zip(_read(settings, look), read, strict=False)
         if look.key is None or _has_key(one, look.key)
     )
-    # A key can have thousands of large records: only those that are shown are kept.
+    # A key can have thousands of large records, so only the shown records are kept.
     found = heapq.nlargest(
         look.limit, matching, key=lambda record: (record["at"], record["offset"])
     )
@@ -144,7 +144,7 @@ def _read(settings: Settings, look: Look) -> Iterator[Message]:
 
 
 def _has_key(message: Message, key: str) -> bool:
-    """Return whether a record has a key: as text, or as ``key_text`` writes it."""
+    """Return whether a record has a key, as text or in the form of ``key_text``."""
     own = message.key()
     return own is not None and key in {_text(own), *names_of_key(own)}
 
@@ -171,7 +171,7 @@ def _text(value: bytes | str) -> str:
 
 
 def shown_value(value: bytes | str, hidden: frozenset[str]) -> str:
-    """Return a value as text, with hidden columns replaced; opaque bytes by size."""
+    """Return a value as text, with hidden columns masked; opaque bytes by size."""
     try:
         shown = _without(json.loads(value), hidden)
         text = json.dumps(shown, indent=1, ensure_ascii=False)
@@ -269,10 +269,10 @@ def _letters(
             one
             | {
                 "value": None
-                if letter.record.value is None
-                else shown_value(letter.record.value, hidden)
+                if dead_letter.record.value is None
+                else shown_value(dead_letter.record.value, hidden)
             }
-            for one, letter in zip(
+            for one, dead_letter in zip(
                 dead_letter_documents(dead_letters), dead_letters, strict=True
             )
         ]

@@ -4,14 +4,14 @@ The pages of the console, rendered on the server.
 ======================  ==============================================================
 page                    shows
 ======================  ==============================================================
-GET /                   the topology, with rates and lags, and what is wrong
-GET /source             tables, snapshots, and a plot of the log that the slot keeps
+GET /                   the topology, with rates and lags, and problems
+GET /source             tables, snapshots, and a plot of the log that the slot retains
 GET /sinks              each sink: lag, last batch by stage, counters, batch times
 GET /verify             the newest verification: progress, differences by key
 GET /dead-letters       open dead letters by key, with reasons and payloads
 GET /messages           records of a topic, by key, offset or time
 GET /trace              one aggregate or row, from its commit to every sink
-GET /doctor             the findings of the doctor with their cures
+GET /doctor             the findings of the doctor with their remedies
 GET /kill               in a demo: its parts, and the recovery after each kill
 GET /login, POST        the login with the console's token
 POST /logout            ends the session
@@ -19,8 +19,8 @@ POST /logout            ends the session
 
 The forms that start actions are in ``action_routes``, ``run_routes`` and ``kills``.
 
-The live part of a page is fetched again every few seconds; without scripts, a page
-stays as it was rendered. Pages load nothing from other hosts.
+The live part of a page is fetched again every few seconds; without scripts, a page does
+not change. Pages load nothing from other hosts.
 """
 
 import json
@@ -95,8 +95,8 @@ from towpath.services.plumbing.service import app_without_database
 EXTENSION: Final = "towpath.console.pages"
 _STAGES: Final = ("decode", "apply", "flush", "batch")
 _MS: Final = 1000.0
-# After a form is submitted, the page looks for the outcome in this many of the newest
-# entries of the audit log.
+# After a form is submitted, the page searches this number of the newest entries of the
+# audit log for the outcome.
 _RECENT: Final = 100
 _KILLS_EVERY_S: Final = 0.5
 _REFUSALS_EVERY_S: Final = 5.0
@@ -138,7 +138,7 @@ def create_app(
     state: PlatformState, access: Access, demo: StateFolder | None = None
 ) -> Flask:
     """
-    Wire the console; no connection is opened before the first request or sample.
+    Create the console; no connection is opened before the first request or sample.
 
     Args:
         state: Reads the platform.
@@ -206,7 +206,7 @@ def _outcome(audit: AuditLog, action: str | None) -> Mapping[str, Any] | None:
 
 @blueprint.errorhandler(TowpathError)
 def _on_failure(error: TowpathError) -> tuple[str, int]:
-    """Show a failure as a page, with its cure."""
+    """Show a failure as a page, with its remedy."""
     status = HTTPStatus.SERVICE_UNAVAILABLE
     if isinstance(error, ProblemError):
         status = error.status
@@ -214,9 +214,9 @@ def _on_failure(error: TowpathError) -> tuple[str, int]:
         status = HTTPStatus.UNPROCESSABLE_ENTITY
     elif isinstance(error, HaltError):
         status = HTTPStatus.CONFLICT
-    # The text of a ProblemError already names the cure.
-    cure = "" if isinstance(error, ProblemError) else error.remedy
-    return _problem(status, str(error), cure)
+    # The text of a ProblemError already has the remedy.
+    remedy = "" if isinstance(error, ProblemError) else error.remedy
+    return _problem(status, str(error), remedy)
 
 
 @blueprint.errorhandler(HTTPException)
@@ -225,21 +225,21 @@ def _on_http(error: HTTPException) -> tuple[str, int]:
     return _problem(HTTPStatus(error.code or 500), error.description or "", "")
 
 
-def _problem(status: HTTPStatus, text: str, cure: str) -> tuple[str, int]:
+def _problem(status: HTTPStatus, text: str, remedy: str) -> tuple[str, int]:
     is_form = request.method == "POST"
-    place = request.full_path
+    path = request.full_path
     if request.endpoint == "console.logout":
         # Every page has this form, and none has its path.
-        place = url_for("console.topology")
+        path = url_for("console.topology")
     elif is_form:
         # The first segment of any other form's path is the path of its page.
-        place = f"/{request.path.split('/')[1]}"
+        path = f"/{request.path.split('/')[1]}"
     page = _page(
         "problem.html",
         title=status.phrase,
         text=text,
-        cure=cure,
-        place=place,
+        remedy=remedy,
+        path=path,
         is_form=is_form,
     )
     return page, status.value
@@ -301,7 +301,7 @@ def sinks() -> str:
 
 
 def _missing_folders() -> dict[str, str]:
-    """Return why each sink cannot be changed here; the empty name means a new sink."""
+    """Return the reason for which each sink (or "", a new one) cannot be changed."""
     settings = _context().state.settings
     names = [sink.name for sink in settings.sink]
     found = {name: missing_folder_reason(settings, name) for name in names}
@@ -392,7 +392,7 @@ def hops_of(journey: Journey) -> list[dict[str, Any]]:
             "state": str(state_of(route, journey)),
             "behind": len(waiting_for(route, journey)),
             "position": route.stored_position,
-            "reasons": [str(letter["reason"]) for letter in route.dead_letters],
+            "reasons": [str(each["reason"]) for each in route.dead_letters],
             "at": route.updated_at,
             "error": route.error,
         }
@@ -436,24 +436,24 @@ def enter() -> tuple[str, int] | Response:
     access.refused_logins.flush()
     who = f"session {opened.session.name}"
     access.audit.write("login", {"who": who, "from": address})
-    answer = make_response(redirect(url_for("console.topology")))
-    answer.set_cookie(
+    response = make_response(redirect(url_for("console.topology")))
+    response.set_cookie(
         *(COOKIE, opened.cookie),
         max_age=int(SESSION_S),
         httponly=True,
         samesite="Strict",
         secure=request.is_secure,
     )
-    return answer
+    return response
 
 
 @blueprint.post("/logout")
 def logout() -> Response:
     """End the session."""
     _context().access.leave(request.cookies.get(COOKIE, ""))
-    answer = make_response(redirect(url_for("console.topology")))
-    answer.delete_cookie(COOKIE, samesite="Strict")
-    return answer
+    response = make_response(redirect(url_for("console.topology")))
+    response.delete_cookie(COOKIE, samesite="Strict")
+    return response
 
 
 def _live(template: str, **values: Any) -> str:  # noqa: ANN401 - values of a template

@@ -2,7 +2,7 @@
 Routes that start long-running actions, and routes that report their progress.
 
 ============================  ========================================================
-route                         answer or action
+route                         response or action
 ============================  ========================================================
 GET /api/verification         the newest verification, with its progress or result
 POST /api/verification        starts a verification
@@ -58,7 +58,7 @@ forms = Blueprint("runs", __name__)
 
 
 class StepDocument(Document):
-    """A step of a run, with its rate and, where known, the time left."""
+    """A step of a run; its rate, percentage and time left are null if unknown."""
 
     name: str
     rows: int
@@ -213,7 +213,7 @@ def drop_form() -> str | Response:
     if not wanted.confirm:
         question = drop_question(planned_drop(_file(), wanted))
         return ask_first(
-            # str.capitalize() would also put the names of routes in lower case.
+            # str.capitalize() would change the names of routes to lower case.
             question[0].upper() + question[1:],
             "The sink's state and its topics are deleted; its driver keeps running.",
         )

@@ -3,7 +3,7 @@ Long actions of the console, which continue after the browser has disconnected.
 
 Each run has its own thread, which ends with the console at the latest. At most one run
 of each kind is active at a time; the newest of each kind is kept with its outcome. The
-audit log has the lines of the action that starts a run, and one when the run has ended.
+audit log has the lines of the action that starts a run, and a line at the run's end.
 """
 
 import threading
@@ -20,8 +20,8 @@ from towpath.schemas.failure import TowpathError, with_remedy
 from towpath.services.plumbing.http import ConflictError
 
 EXTENSION: Final = "towpath.console.runs"
-# How many of a run's newest lines its page shows.
-_MOST_LINES: Final = 200
+# The number of a run's newest lines that its page shows.
+_MAX_LINES: Final = 200
 
 log = structlog.get_logger(__name__)
 
@@ -32,9 +32,9 @@ class RunStep(NamedTuple):
 
     Attributes:
         name: The step's name.
-        rows: How many rows have been done so far.
+        rows: The number of rows that are done.
         estimate: The expected number of rows; zero if it is unknown.
-        first_rows: How many rows the first report had.
+        first_rows: The number of rows in the first report.
         first_s: The time of the first report.
         updated_s: The time of the newest report.
     """
@@ -65,7 +65,7 @@ class RunStep(NamedTuple):
 
 
 class RunEnd(NamedTuple):
-    """The outcome of a run in words, and whether everything requested was done."""
+    """The outcome of a run as text, and whether everything requested was done."""
 
     outcome: str
     is_good: bool = True
@@ -104,7 +104,7 @@ class Run:
             self._set(step, rows, estimate)
 
     def _set(self, step: str, rows: int, estimate: int) -> None:
-        """Set the rows of a step; fewer rows than before begin the step again."""
+        """Set the rows of a step; fewer rows than before restart the step."""
         now_s = self._clock.monotonic_s()
         old = self._steps.get(step)
         if old is None or rows < old.rows:
@@ -116,7 +116,7 @@ class Run:
     def say(self, line: str) -> None:
         """Add a line to the report."""
         with self._lock:
-            self._lines = [*self._lines[-_MOST_LINES + 1 :], line]
+            self._lines = [*self._lines[-_MAX_LINES + 1 :], line]
 
     def add_result(self, document: Document) -> None:
         """Add a result."""
@@ -169,7 +169,7 @@ class Runs:
         work: Callable[[Run], RunEnd],
     ) -> Run:
         """
-        Begin a run in a separate thread.
+        Start a run in a separate thread.
 
         Args:
             kind: The kind of the run.

@@ -4,15 +4,15 @@ The console's access rules, its sessions, and the log of logins and actions.
 Without a token the console is read-only. On loopback, reading needs no login, and the
 request must name a loopback host, so that a page of another site cannot read the
 console through a host name that resolves to this machine (DNS rebinding). On any other
-address, everything but health checks, the login page and static files needs the token:
-as ``Authorization: Bearer`` in the API, by a login in the browser.
+address, everything except health checks, the login page and static files needs the
+token: as ``Authorization: Bearer`` in the API, or through a login in the browser.
 
 A browser's session is a cookie that other sites' requests do not carry
-(``SameSite=Strict``). Each of its requests that changes something must also come from
-the console's own pages, by its ``Origin`` and ``Sec-Fetch-Site``, and repeat the CSRF
-token of the session (its "word").
+(``SameSite=Strict``). Each of its requests that changes something must come from the
+console's own pages, according to ``Origin`` and ``Sec-Fetch-Site``, and must repeat the
+session's CSRF token.
 
-The audit log has two lines for an action: one from before it began, and one with the
+The audit log has two lines for an action: one from before its start, and one with the
 outcome, written before the response. If a crash interrupts an action, its first line is
 in the log.
 """
@@ -51,8 +51,8 @@ COOKIE: Final = "towpath_console"
 CSRF_FIELD: Final = "word"
 _EXTENSION: Final = "towpath.console.access"
 SESSION_S: Final = 12 * 3600.0
-_MOST_SESSIONS: Final = 100
-# A guesser of tokens writes one line in this time.
+_MAX_SESSIONS: Final = 100
+# Someone who guesses tokens causes only one line in this time.
 _REFUSAL_EVERY_S: Final = 60.0
 # The log grows without limit. The longest line has the keys of one request.
 _READ_BYTES: Final = 4 * 1024 * 1024
@@ -95,12 +95,12 @@ class LoginSession(NamedTuple):
 
     Attributes:
         name: The session's name in the audit log.
-        word: The CSRF token, which the session's forms repeat.
+        csrf_token: The token that the session's forms repeat.
         ends_at_s: The time at which the session ends.
     """
 
     name: str
-    word: str
+    csrf_token: str
     ends_at_s: float
 
 
@@ -122,7 +122,7 @@ class RecordedAction(NamedTuple, Generic[AnyResult]):
 
 
 class AuditLog:
-    """The log of logins and actions: JSON lines, each on disk before the response."""
+    """The log of logins and actions: JSON lines, each durable before the response."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path = path
@@ -136,7 +136,7 @@ class AuditLog:
         Raises:
             AuditLogError: The log cannot be written.
         """
-        # ASCII has no other line separators, and no character that a crash can split.
+        # ASCII has no other line separators, and a crash cannot split a character.
         at = self._clock.now().isoformat()
         line = json.dumps({"at": at, "event": event, **fields})
         try:
@@ -164,7 +164,7 @@ class AuditLog:
             event: The action's name.
             fields: The actor, and the objects and options of the action.
             act: Carries the action out.
-            outcome_of: Returns the outcome in words.
+            outcome_of: Returns the outcome as text.
 
         Raises:
             AuditLogError: The log cannot be written. If the first line cannot be
@@ -189,7 +189,7 @@ class AuditLog:
         """
         Return the newest entries, newest first, without truncated lines.
 
-        Entries before the last megabytes of the log are not read.
+        Only the last megabytes of the log are read.
         """
         try:
             with self.path.open("rb") as file:
@@ -225,7 +225,7 @@ class RefusedLogins:
 
     def add(self, address: str) -> None:
         """
-        Count a refused login; once a minute, log all that no line has counted yet.
+        Count a refused login; once a minute, log those that have not been logged yet.
 
         The line has their number, and the address of the last one.
 
@@ -239,7 +239,7 @@ class RefusedLogins:
 
     def log_due(self) -> None:
         """
-        Log the refused logins that no line has counted yet, once a minute at most.
+        Log the refused logins that have not been logged yet, at most once a minute.
 
         Raises:
             AuditLogError: The log cannot be written; the count is kept.
@@ -249,7 +249,7 @@ class RefusedLogins:
 
     def flush(self) -> None:
         """
-        Log the refused logins that no line has counted yet.
+        Log the refused logins that have not been logged yet.
 
         Raises:
             AuditLogError: The log cannot be written; the count is kept.
@@ -297,7 +297,7 @@ class Access:
         now_s = self._clock.now().timestamp()
         with self._lock:
             live = [(c, s) for c, s in self._sessions.items() if s.ends_at_s > now_s]
-            self._sessions = dict(live[-_MOST_SESSIONS + 1 :])
+            self._sessions = dict(live[-_MAX_SESSIONS + 1 :])
             session = LoginSession(
                 secrets.token_hex(4), secrets.token_urlsafe(32), now_s + SESSION_S
             )
@@ -309,50 +309,51 @@ class Access:
         with self._lock:
             self._sessions.pop(cookie, None)
 
-    def session_of(self, asked: Request) -> LoginSession | None:
+    def session_of(self, incoming: Request) -> LoginSession | None:
         """Return the session of a request, if it has one that has not ended."""
-        session = self._sessions.get(asked.cookies.get(COOKIE, ""))
+        session = self._sessions.get(incoming.cookies.get(COOKIE, ""))
         is_live = session and session.ends_at_s > self._clock.now().timestamp()
         return session if is_live else None
 
-    def check(self, asked: Request) -> None:
+    def check(self, incoming: Request) -> None:
         """
         Check a request, and store its session for the page.
 
         Raises:
             ProblemError: The request needs a login, or is not allowed.
         """
-        if self.is_local and not is_loopback(_host_name(asked)):
+        if self.is_local and not is_loopback(_host_name(incoming)):
             message = "Address the console as localhost, or by a loopback address."
             raise ForeignRequestError(message)
-        g.session = session = self.session_of(asked)
-        scheme, _, given = asked.headers.get("Authorization", "").partition(" ")
+        g.session = session = self.session_of(incoming)
+        scheme, _, given = incoming.headers.get("Authorization", "").partition(" ")
         has_token = scheme.lower() == "bearer" and self._is_token(given.strip())
         g.who = "token" if has_token else f"session {session.name}" if session else ""
-        if asked.method not in _SAFE:
-            self._check_change(asked, session, has_token=has_token)
-        elif not self.is_local and not g.who and asked.endpoint not in _OPEN:
+        if incoming.method not in _SAFE:
+            self._check_change(incoming, session, has_token=has_token)
+        elif not self.is_local and not g.who and incoming.endpoint not in _OPEN:
             message = "Log in, or send the token as Authorization: Bearer."
             raise LoginNeededError(message)
 
     def _check_change(
-        self, asked: Request, session: LoginSession | None, *, has_token: bool
+        self, incoming: Request, session: LoginSession | None, *, has_token: bool
     ) -> None:
         if self.is_read_only:
             message = "This console is read-only: start it with --token-file."
             raise ReadOnlyError(message)
         if has_token:
             return
-        if _is_foreign(asked):
+        if _is_foreign(incoming):
             message = "This form was sent from a page of another site."
             raise ForeignRequestError(message)
-        if asked.endpoint == "console.enter":
+        if incoming.endpoint == "console.enter":
             return
         if session is None:
             message = "Log in, or send the token as Authorization: Bearer."
             raise LoginNeededError(message)
-        word = asked.headers.get("X-Towpath-Word") or asked.form.get(CSRF_FIELD, "")
-        if not hmac.compare_digest(word.encode(), session.word.encode()):
+        token = incoming.headers.get("X-Towpath-Word")
+        token = token or incoming.form.get(CSRF_FIELD, "")
+        if not hmac.compare_digest(token.encode(), session.csrf_token.encode()):
             message = "The form does not belong to this session: load the page again."
             raise ForeignRequestError(message)
 
@@ -361,22 +362,22 @@ class Access:
         return bool(self._token) and is_equal
 
 
-def _is_foreign(asked: Request) -> bool:
+def _is_foreign(incoming: Request) -> bool:
     """Return whether a browser names another site as the origin of a request."""
-    origin = asked.headers.get("Origin")
-    if origin is not None and origin.partition("://")[2] != asked.host:
+    origin = incoming.headers.get("Origin")
+    if origin is not None and origin.partition("://")[2] != incoming.host:
         return True
-    return asked.headers.get("Sec-Fetch-Site", "none") not in {"same-origin", "none"}
+    return incoming.headers.get("Sec-Fetch-Site", "none") not in {"same-origin", "none"}
 
 
-def _host_name(asked: Request) -> str:
-    host = asked.host
+def _host_name(incoming: Request) -> str:
+    host = incoming.host
     name, colon, port = host.rpartition(":")
     return name if colon and port.isdigit() else host
 
 
 def install_access(app: Flask, access: Access) -> None:
-    """Check all requests but health checks; let pages load only the console's files."""
+    """Check all requests except health checks; set the policy of each response."""
     app.extensions[_EXTENSION] = access
     app.before_request(_check)
     app.after_request(_with_policy)
@@ -389,7 +390,7 @@ def current_access() -> Access:
 
 
 def actor() -> dict[str, Any]:
-    """Return who makes the current request, for the audit log."""
+    """Return the login and the address of the current request, for the audit log."""
     return {"who": g.who, "from": request.remote_addr}
 
 

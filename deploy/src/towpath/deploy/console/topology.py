@@ -1,5 +1,5 @@
 """
-The topology as a picture: boxes of parts, and lines with rate and lag between them.
+The topology as a picture: boxes for parts, and lines with rate and lag between them.
 
 Pure functions compute it from a status document. It is drawn twice: wide, from left to
 right, for a large screen, and tall, from top to bottom, for a phone.
@@ -52,7 +52,7 @@ class Flow(NamedTuple):
 
 
 class Topology(NamedTuple):
-    """The parts in their order, and the flows between them."""
+    """The parts in order, and the flows between them."""
 
     parts: Sequence[PlatformPart]
     flows: Sequence[Flow]
@@ -66,7 +66,7 @@ class Topology(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """A picture: its size, its boxes with their places, its lines with their texts."""
+    """A picture: its size, its boxes with their positions, its lines with texts."""
 
     kind: str
     width: int
@@ -153,7 +153,7 @@ def _flows(sinks: Sequence[Document], samples: Samples) -> Iterator[Flow]:
 
 
 def lag_text(sink: Document) -> str:
-    """Return a sink's lag in words."""
+    """Return a sink's lag as text."""
     if sink["lag_s"] is None:
         return "lag unknown"
     if not sink["lag_records"]:
@@ -180,7 +180,7 @@ def size_text(size: float) -> str:
 
 
 def records_text(count: float) -> str:
-    """Return a number of records in words."""
+    """Return a number of records as text."""
     return f"{count:,.0f} rec"
 
 
@@ -190,67 +190,72 @@ def rate_text(rate: float | None, text: Callable[[float], str]) -> str:
 
 
 def shortened(text: str, limit: int = 24) -> str:
-    """Return a text that fits into a box."""
+    """Return a text, shortened to fit into a box."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def wide(topology: Topology) -> Drawing:
-    """Place the topology from left to right, with the sinks stacked."""
+    """Lay out the topology from left to right, with the sinks stacked."""
     fixed, sinks = topology.parts[:4], topology.parts[4:]
     rows = max(1, len(sinks))
     height = 2 * _MARGIN + rows * _ROW
     middle = height // 2 - _HEIGHT // 2
-    places = {
+    positions = {
         part.id: (_MARGIN + column * (_WIDTH + _GAP), middle)
         for column, part in enumerate(fixed)
     }
     left = _MARGIN + len(fixed) * (_WIDTH + _GAP)
     for row, part in enumerate(sinks):
         top = _MARGIN + row * _ROW + (_ROW - _HEIGHT) // 2
-        places[part.id] = (left + _SINK_GAP, top)
+        positions[part.id] = (left + _SINK_GAP, top)
     boxes = [
         part._asdict()
-        | {"x": places[part.id][0], "y": places[part.id][1], "w": _WIDTH, "h": _HEIGHT}
+        | {
+            "x": positions[part.id][0],
+            "y": positions[part.id][1],
+            "w": _WIDTH,
+            "h": _HEIGHT,
+        }
         for part in topology.parts
     ]
-    lines = [_across(flow, places) for flow in topology.flows]
+    lines = [_across(flow, positions) for flow in topology.flows]
     return Drawing("wide", left + _SINK_GAP + _WIDTH + _MARGIN, height, boxes, lines)
 
 
-def _across(flow: Flow, places: dict[str, tuple[int, int]]) -> dict[str, Any]:
-    (x1, y1), (x2, y2) = places[flow.begin], places[flow.end]
+def _across(flow: Flow, positions: dict[str, tuple[int, int]]) -> dict[str, Any]:
+    (x1, y1), (x2, y2) = positions[flow.begin], positions[flow.end]
     x1, y1, y2 = x1 + _WIDTH, y1 + _HEIGHT // 2, y2 + _HEIGHT // 2
     bend = x1 + 30
     path = f"M{x1} {y1}H{x2}" if y1 == y2 else f"M{x1} {y1}H{bend}V{y2}H{x2}"
     at = (x1 + x2) // 2 if flow.begin != "topics" else (bend + x2) // 2
-    place = {"path": path, "x": at, "y": y2, "anchor": "middle"}
-    return flow._asdict() | place
+    geometry = {"path": path, "x": at, "y": y2, "anchor": "middle"}
+    return flow._asdict() | geometry
 
 
 def tall(topology: Topology) -> Drawing:
-    """Place the topology from top to bottom, for a narrow screen."""
+    """Lay out the topology from top to bottom, for a narrow screen."""
     step = _TALL_HEIGHT + _TALL_GAP
-    places = {
+    positions = {
         part.id: (_MARGIN + (22 if row > 3 else 0), _MARGIN + row * step)  # noqa: PLR2004 - sinks
         for row, part in enumerate(topology.parts)
     }
     boxes = [
         part._asdict()
-        | {"x": places[part.id][0], "y": places[part.id][1]}
-        | {"w": _TALL_WIDTH + _MARGIN - places[part.id][0], "h": _TALL_HEIGHT}
+        | {"x": positions[part.id][0], "y": positions[part.id][1]}
+        | {"w": _TALL_WIDTH + _MARGIN - positions[part.id][0], "h": _TALL_HEIGHT}
         for part in topology.parts
     ]
-    lines = [_down(flow, places) for flow in topology.flows]
+    lines = [_down(flow, positions) for flow in topology.flows]
     height = _MARGIN + len(topology.parts) * step - _TALL_GAP + _MARGIN
     return Drawing("tall", _TALL_WIDTH + 2 * _MARGIN, height, boxes, lines)
 
 
-def _down(flow: Flow, places: dict[str, tuple[int, int]]) -> dict[str, Any]:
-    (x1, y1), (x2, y2) = places[flow.begin], places[flow.end]
+def _down(flow: Flow, positions: dict[str, tuple[int, int]]) -> dict[str, Any]:
+    (x1, y1), (x2, y2) = positions[flow.begin], positions[flow.end]
     if flow.begin == "topics":
         begin, middle = y1 + _TALL_HEIGHT, y2 + _TALL_HEIGHT // 2
         path = f"M{x1 + 10} {begin}V{middle}H{x2}"
     else:
         path = f"M{x1 + 40} {y1 + _TALL_HEIGHT}V{y2}"
-    place = {"path": path, "x": x1 + 54, "y": y2 - _TALL_GAP // 2, "anchor": "start"}
-    return flow._asdict() | place
+    geometry = {"path": path, "x": x1 + 54, "y": y2 - _TALL_GAP // 2, "anchor": "start"}
+    return flow._asdict() | geometry

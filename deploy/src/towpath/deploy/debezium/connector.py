@@ -28,8 +28,8 @@ class Connector:
         properties: Name to value, as written.
         catalog: The source's tables with their columns; None if it was not read.
         includes_secrets: Whether passwords may be written to the file.
-        brokers: Kafka's addresses, if the command line has them.
-        registry: The schema registry's address, likewise.
+        brokers: Kafka's addresses, if they are given on the command line.
+        registry: The schema registry's address, if it is given there.
     """
 
     properties: Mapping[str, str]
@@ -49,7 +49,7 @@ class Connector:
 
     @property
     def transforms(self) -> tuple[str, ...]:
-        """The transforms in their order."""
+        """The transforms in order."""
         return split(self.get("transforms"))
 
     @property
@@ -58,7 +58,7 @@ class Connector:
         return self.routers[0] if self.routers else None
 
     def get(self, *names: str, default: str = "") -> str:
-        """Return the first of these properties that is set."""
+        """Return the value of the first of these properties that is set."""
         found = (self.properties[name] for name in names if name in self.properties)
         return next(found, default)
 

@@ -1,5 +1,5 @@
 """
-The conversion of a connector: its properties one by one, each by a rule.
+The conversion of a connector: its properties one by one, each with a rule.
 
 The document is checked after each property. If the configuration refuses a property's
 keys, they are left out, and the property is reported as not supported, with the reason.
@@ -45,7 +45,7 @@ _SECRET: Final = re.compile(
     r"(?i)(password|passphrase|secret|jaas|token|keystore\.key|auth\.user\.info)"
 )
 _TRANSFORM: Final = "transforms."
-# As Kafka Connect finds a value of a provider; ${name} is a group of a replacement.
+# The pattern of Kafka Connect for a provider's value; ${name} is a replacement's group.
 _PROVIDED: Final = re.compile(r"\$\{[^}]*:[^}]*\}")
 
 
@@ -75,7 +75,7 @@ def convert(connector: Connector) -> Conversion:
     """Convert a connector, property by property."""
     draft = _Draft(connector)
     findings = [draft.convert(name, value) for name, value in _ordered(connector)]
-    order = {name: place for place, name in enumerate(connector.properties)}
+    order = {name: number for number, name in enumerate(connector.properties)}
     findings.sort(key=lambda finding: order[finding.name])
     findings += [draft.default(name, known) for name, known in _implied(connector)]
     document = arranged(draft.document, Settings)
@@ -175,7 +175,7 @@ def _is_default(
     path: tuple[str, ...],
     value: object,
 ) -> bool:
-    """Return whether a key has this value by default."""
+    """Return whether a value is the default of a key."""
     here: object = defaults.model_dump(mode="json")
     written: object = document
     for step in path:
@@ -189,7 +189,7 @@ def _is_default(
 
 def _ordered(connector: Connector) -> list[tuple[str, str]]:
     """Return the properties in the order of their dependencies."""
-    ranks = {name: place for place, name in enumerate(_names())}
+    ranks = {name: number for number, name in enumerate(_names())}
 
     def rank(item: tuple[str, str]) -> tuple[int, bool, bool]:
         found = _find(*item, connector)
@@ -209,7 +209,7 @@ def _names() -> Iterator[str]:
 
 
 def _find(name: str, value: str, connector: Connector) -> _Rule | None:
-    """Return the rule of a property: by its name, else by a name with wildcards."""
+    """Return the rule with a property's name, else one whose wildcards match it."""
     transform = next(
         (t for t in connector.transforms if name.startswith(f"{_TRANSFORM}{t}.")), None
     )
@@ -240,7 +240,7 @@ def _find_option(
 
 
 def _identity(found: _Rule) -> str:
-    """Return one name for a property's old and new names."""
+    """Return the current name of a property, whether its old or new name is used."""
     is_listed = found.given.name in (found.known.name, *found.known.older)
     return found.known.name if is_listed else found.given.name
 

@@ -1,7 +1,7 @@
 """
 The table of the connector's properties, each with its rule.
 
-The names of Debezium 1.x are listed beside the current ones. Properties of the event
+The names of Debezium 1.x are listed after the current ones. Properties of the event
 router are in ``router``.
 """
 

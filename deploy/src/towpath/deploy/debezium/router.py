@@ -38,7 +38,7 @@ _DEFAULT_REGEX: Final = "(?<routedByValue>.*)"
 _DEFAULT_REPLACEMENT: Final = "outbox.event.${routedByValue}"
 _WHOLE: Final = re.compile(r"\((?:\?<([A-Za-z]\w*)>)?\.[*+]\)")
 
-# Other transforms, with the setting or place that replaces each.
+# Other transforms, each with its replacement.
 _OTHERS: Final = {
     "ExtractNewRecordState": "sinks and consumers read the envelope's field after",
     "ByLogicalTableRouter": "partitioned tables are published as their root; "
@@ -84,7 +84,7 @@ def transform_type(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def transform_option(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Report an option of another transform as not supported."""
+    """Report an option of a different transform as not supported."""
     name = given.parts[0]
     return not_supported(f"the option belongs to transform {name}, which is not run")
 

@@ -29,7 +29,7 @@ _OPERATIONS: Final = ("c", "u", "d", "t")
 _RAW: Final = ("StringConverter", "ByteArrayConverter", "BinaryDataConverter")
 _RAW_CLASSES: Final = (*_RAW, "ByteBufferConverter")
 _REGISTRY_OPTIONS: Final = ("schema.registry.url", "apicurio.registry.url")
-# The login in an address, up to its last @.
+# The login in an address, up to the last @.
 _LOGIN: Final = re.compile(r"(?<=://)[^/]*@")
 
 
@@ -106,7 +106,7 @@ def _is_expression(text: str) -> bool:
 
 
 def placeholder(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Convert the placeholder of unchanged values; ``hex:`` marks a hex-encoded one."""
+    """Convert the placeholder of unchanged values, which ``hex:`` marks as hex."""
     text = given.value
     if text.startswith(_HEX):
         try:
@@ -158,7 +158,7 @@ def value_converter(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def key_converter(given: PropertyValue, connector: Connector) -> Outcome:
-    """Convert the keys' format, which must be the values'; outbox keys are text."""
+    """Convert the format of keys, which equals that of values; outbox keys are text."""
     ours = _form(given, connector)
     values = connector.get("value.converter")
     if _is_raw_event(_class_name(given.value), connector):

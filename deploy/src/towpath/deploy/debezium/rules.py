@@ -66,7 +66,7 @@ class Finding(NamedTuple):
 
 
 def taken(keys: Keys, remark: str = "") -> Outcome:
-    """Return the outcome of a property that becomes these keys."""
+    """Return the outcome of a property that is converted to keys."""
     return Outcome(PropertyStatus.TAKEN, remark, keys)
 
 
@@ -96,8 +96,8 @@ def sentence(outcome: Outcome) -> str:
         return f"not needed because {text}"
     if outcome.verdict is PropertyStatus.UNKNOWN:
         return f"unknown property{text}"
-    also = f"; {assignments(outcome.keys)} is taken" if outcome.keys else ""
-    return f"not supported: {text}{also}"
+    supported = f"; {assignments(outcome.keys)} is taken" if outcome.keys else ""
+    return f"not supported: {text}{supported}"
 
 
 def assignments(keys: Keys) -> str:
@@ -108,7 +108,7 @@ def assignments(keys: Keys) -> str:
     )
 
 
-_MOST_DIGITS: Final = 18
+_MAX_DIGITS: Final = 18
 _BOOLEANS: Final = {"true": True, "false": False}
 
 
@@ -136,10 +136,10 @@ class Property(NamedTuple):
     A known property.
 
     Attributes:
-        name: The property's name; ``*`` stands for any text.
+        name: The property's name; ``*`` matches any text.
         rule: The rule that converts the property.
         older: The property's names in older versions of Debezium.
-        implied: Debezium's default, where it differs from ours and must be written.
+        implied: Debezium's default, if it differs from ours and must be written.
         is_secret: Whether the value is masked if it contains the word password.
     """
 
@@ -169,8 +169,8 @@ def whole(text: str) -> int:
     if found is None:
         message = f"{text!r} is not a whole number"
         raise ValueError(message)
-    if len(found[1]) > _MOST_DIGITS:
-        message = f"{text!r} has more than {_MOST_DIGITS} digits"
+    if len(found[1]) > _MAX_DIGITS:
+        message = f"{text!r} has more than {_MAX_DIGITS} digits"
         raise ValueError(message)
     return int(text)
 
@@ -188,22 +188,22 @@ def listed(text: str) -> list[str]:
 
 def key(path: str, read: Read = str, remark: str = "") -> Rule:
     """Return the rule that converts the value to one key."""
-    where: KeyPath = tuple(path.split("."))
+    key_path: KeyPath = tuple(path.split("."))
 
     def rule(given: PropertyValue, _connector: Connector) -> Outcome:
-        return taken({where: read(given.value)}, remark)
+        return taken({key_path: read(given.value)}, remark)
 
     return rule
 
 
 def choice(path: str, ours: Mapping[str, object], instead: str = "") -> Rule:
     """Return the rule that maps Debezium's value to a value of a key."""
-    where: KeyPath = tuple(path.split("."))
+    key_path: KeyPath = tuple(path.split("."))
 
     def rule(given: PropertyValue, _connector: Connector) -> Outcome:
         value = given.value.strip().lower()
         if value in ours:
-            return taken({where: ours[value]})
+            return taken({key_path: ours[value]})
         known = ", ".join(ours)
         advice = f"; {instead}" if instead else did_you_mean(value, ours)
         return not_supported(f"{given.value!r} is not one of {known}{advice}")

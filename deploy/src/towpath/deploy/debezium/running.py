@@ -63,7 +63,7 @@ def prefix(given: PropertyValue, _connector: Connector) -> Outcome:
 
 
 def takeover(given: PropertyValue, connector: Connector) -> Outcome:
-    """Convert retries times delay to the longest wait for an active slot."""
+    """Convert the retries times their delay to the longest wait for an active slot."""
     retries = whole(connector.get("slot.max.retries", default="6"))
     delay_ms = whole(connector.get("slot.retry.delay.ms", default="10000"))
     wait = seconds(str(retries * delay_ms))
@@ -72,7 +72,7 @@ def takeover(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def heartbeat_interval(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Convert the interval; heartbeats cannot be switched off."""
+    """Convert the interval; heartbeats cannot be disabled."""
     if whole(given.value) == 0:
         return not_needed(
             "the relay sends a heartbeat every 10 s, which cannot be switched off"
@@ -141,7 +141,7 @@ def exactly_once(given: PropertyValue, _connector: Connector) -> Outcome:
 
 
 def brokers(given: PropertyValue, connector: Connector) -> Outcome:
-    """Convert Kafka's addresses, without the security protocols before them."""
+    """Convert Kafka's addresses, without the prefixes of security protocols."""
     text = connector.brokers or ",".join(
         one.rpartition("://")[2] for one in split(given.value)
     )
@@ -236,7 +236,7 @@ DSN: Final = ("source", "dsn")
 PASSWORD: Final = "database.password"  # noqa: S105 - the property's name
 _DEFAULT_PORT: Final = "5432"
 _MAX_PORT: Final = 65_535
-# Debezium's names and libpq's are the same; the key's format is not.
+# Debezium and libpq have the same names, but different formats of the key.
 _TLS: Final = ("sslmode", "sslcert", "sslkey", "sslrootcert")
 _SSL_MODES: Final = (
     "disable",
@@ -254,9 +254,9 @@ def dsn(connector: Connector) -> str:
     secret = _known(connector, PASSWORD) if connector.includes_secrets else ""
     login = f"{user}:{quote(secret, safe='')}" if secret else user
     host = _known(connector, "database.hostname").strip()
-    place = f"[{host}]" if ":" in host else quote(host, safe="")
+    bare = f"[{host}]" if ":" in host else quote(host, safe="")
     port = connector.get("database.port", default=_DEFAULT_PORT).strip()
-    address = f"{place}:{port}" if _is_port(port) else place
+    address = f"{bare}:{port}" if _is_port(port) else bare
     path = quote(_known(connector, "database.dbname"), safe="")
     options = _options(connector)
     tail = f"?{urlencode(options, quote_via=quote)}" if options else ""

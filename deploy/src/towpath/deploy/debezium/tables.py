@@ -104,7 +104,7 @@ def matches_table(expression: str, table: str) -> bool:
 
 
 def signal_table(connector: Connector) -> str:
-    """Return the signal table, without the database that Debezium may put first."""
+    """Return the signal table, without the database's name that may precede it."""
     parts = connector.get("signal.data.collection").strip().split(".")
     return ".".join(parts[-2:])
 
@@ -129,7 +129,7 @@ def outbox_table(connector: Connector) -> str | None:
 
 
 def include_list(given: PropertyValue, connector: Connector) -> Outcome:
-    """Convert the list of tables; an unset list selects all of them."""
+    """Convert the list of tables; without a list all tables are selected."""
     chosen = selection(connector)
     entries = table_entries(connector)
     keys: dict[KeyPath, object] = {TABLES: entries} if entries else {}
@@ -216,7 +216,7 @@ def _special_tables(connector: Connector) -> str:
     )
     tables = selection(connector).tables
     return " and ".join(
-        f"{table} is {what}" for table, what in names if table in tables
+        f"{table} is {role}" for table, role in names if table in tables
     )
 
 
@@ -359,5 +359,5 @@ def _topic(connector: Connector) -> dict[KeyPath, object]:
 
 
 def _table(name: str) -> str:
-    """Return schema and table, without a database before them."""
+    """Return schema and table, without the name of a database."""
     return ".".join(name.split(".")[-2:])

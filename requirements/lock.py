@@ -1,5 +1,5 @@
 """
-Make the locks of ``requirements``, of its ``images/`` and of its ``packages/``.
+Compile the locks in ``requirements``, its ``images/`` and its ``packages/``.
 
 Dependencies are read from the members' ``pyproject.toml``. Locked versions are kept
 unless ``--upgrade`` is given. The locks apply to every Python version that the members
@@ -28,8 +28,8 @@ IMAGES = {
 }
 # Libraries that applications install: their SBOMs list the contents of these locks.
 PACKAGES = {"inbox": ["inbox"], "outbox": ["outbox"]}
-# The tools start no engine: sinks run in their own image. The storefront waits for
-# sinks, and neither runs them nor reads a warehouse.
+# The tools do not start Spark, because sinks run in their own image. The storefront
+# waits for sinks, and neither runs them nor reads a warehouse.
 LEFT_OUT = {
     "tools": ("pyspark", "pandas"),
     "services": ("pyspark", "pandas", "pyiceberg"),
@@ -37,11 +37,11 @@ LEFT_OUT = {
 
 
 def main() -> int:
-    """Make every lock; earlier locks constrain later ones."""
+    """Compile every lock; earlier locks constrain later ones."""
     uv = find_uv()
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run.in")
-        write_wanted(run, dependencies())
+        write_requirements(run, dependencies())
         compile_lock(uv, "lock.lock", [HERE / "lock.in"])
         compile_lock(uv, "build.lock", [HERE / "build.in"], "--allow-unsafe")
         compile_lock(
@@ -54,14 +54,15 @@ def main() -> int:
             *("--constraints", str(HERE / "run.lock")),
             *("--constraints", str(HERE / "compile.lock")),
         )
-        for place, locked in (("images", IMAGES), ("packages", PACKAGES)):
+        for subfolder, locked in (("images", IMAGES), ("packages", PACKAGES)):
             for name, members in locked.items():
-                wanted = Path(folder, f"{name}.in")
+                requirements = Path(folder, f"{name}.in")
                 left_out = LEFT_OUT.get(name, ())
                 needed = dependencies_of(members)
-                write_wanted(wanted, {n for n in needed if not n.startswith(left_out)})
+                kept = {text for text in needed if not text.startswith(left_out)}
+                write_requirements(requirements, kept)
                 compile_lock(
-                    *(uv, f"{place}/{name}.lock", [wanted]),
+                    *(uv, f"{subfolder}/{name}.lock", [requirements]),
                     *("--constraints", str(HERE / "run.lock")),
                 )
     return 0
@@ -78,15 +79,16 @@ def dependencies() -> set[str]:
 
 
 def dependencies_of(members: list[str]) -> set[str]:
-    """Return the dependencies of members (``sinks[java]``) and of members they need."""
+    """Return the dependencies of members, and of the members that these need."""
     found: set[str] = set()
     for member in members:
+        # A member with an extra is written ``sinks[java]``.
         name, _, extra = member.rstrip("]").partition("[")
         project = project_of(name)
-        wanted = list(project["dependencies"])
-        wanted += project["optional-dependencies"][extra] if extra else []
-        others = [text for text in wanted if text.startswith("towpath-")]
-        found.update(text for text in wanted if text not in others)
+        needed = list(project["dependencies"])
+        needed += project["optional-dependencies"][extra] if extra else []
+        others = [text for text in needed if text.startswith("towpath-")]
+        found.update(text for text in needed if text not in others)
         found |= dependencies_of([text.removeprefix("towpath-") for text in others])
     return found
 
@@ -98,13 +100,13 @@ def project_of(member: str) -> dict[str, Any]:
     return project
 
 
-def write_wanted(path: Path, wanted: set[str]) -> None:
+def write_requirements(path: Path, requirements: set[str]) -> None:
     """Write requirements, one per line."""
-    path.write_text("\n".join(sorted(wanted)) + "\n", encoding="utf-8")
+    path.write_text("\n".join(sorted(requirements)) + "\n", encoding="utf-8")
 
 
 def compile_lock(uv: str, name: str, sources: list[Path], *options: str) -> None:
-    """Make one lock; versions that it already contains are preferred."""
+    """Compile one lock; versions that it already contains are preferred."""
     print(f"{name} ...", flush=True)
     subprocess.run(
         [
@@ -130,11 +132,11 @@ def find_uv() -> str:
     program = tools / "bin" / "uv"
     if not program.exists():
         lock = HERE / "lock.lock"
-        wanted = ["--require-hashes", "-r", str(lock)] if lock.exists() else ["uv"]
+        source = ["--require-hashes", "-r", str(lock)] if lock.exists() else ["uv"]
         subprocess.run([sys.executable, "-m", "venv", str(tools)], check=True)
         pip = [str(tools / "bin" / "python"), "-m", "pip", "install", "--quiet"]
         environ = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-        subprocess.run([*pip, *wanted], check=True, env=environ)
+        subprocess.run([*pip, *source], check=True, env=environ)
     return str(program)
 
 

@@ -199,7 +199,7 @@ def test_a_sink_is_added_refilled_and_dropped(console):
     assert [("shop.orders", True)] == [
         (step["name"], step["rows"] > 0) for step in added["steps"]
     ]
-    assert "extra is filled again" == refilled[1]["outcome"]
+    assert "extra is refilled" == refilled[1]["outcome"]
     assert (f"and all that it wrote ({prefix}-extra)" in question.text, True) == (
         True,
         is_kept,

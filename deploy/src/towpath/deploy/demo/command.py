@@ -1,8 +1,8 @@
 """
-Run commands to completion beside other processes: seed, init, verify.
+Run commands to completion while the platform runs: seed, init, verify.
 
 Each is a process of the demo. An interrupted wait kills the commands that have not
-ended: no process outlives the wait for it.
+ended, so no process outlives the wait for it.
 """
 
 import os
@@ -20,7 +20,7 @@ from typing import IO, Final, Self
 from towpath.deploy.errors import StepError
 from towpath.schemas.clock import Clock, Deadline, SystemClock
 
-Words = tuple[str, ...]
+CommandLine = tuple[str, ...]
 
 _SHOWN_LINES: Final = 12
 _POLL_EVERY_S: Final = 0.05
@@ -37,7 +37,7 @@ class CommandOutcome:
 
 @dataclass(frozen=True, slots=True)
 class CommandEnvironment:
-    """The folder and variables of commands, and the time limit of all together."""
+    """The folder and the variables of commands, and their common time limit."""
 
     env: Mapping[str, str]
     folder: Path
@@ -47,18 +47,18 @@ class CommandEnvironment:
 class RunningCommand:
     """A process and its output files; leaving the block kills the process."""
 
-    def __init__(self, words: Words, environment: CommandEnvironment) -> None:
-        self._words = words
-        self._around = environment
+    def __init__(self, command: CommandLine, environment: CommandEnvironment) -> None:
+        self._command = command
+        self._environment = environment
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed at exit
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed at exit
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(  # noqa: S603 - our own, or the viewer's
-            self._words,
-            env=dict(self._around.env),
-            cwd=self._around.folder,
+            self._command,
+            env=dict(self._environment.env),
+            cwd=self._environment.folder,
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._errors,
@@ -73,7 +73,7 @@ class RunningCommand:
         trace: TracebackType | None,
     ) -> None:
         if self._process is not None:
-            # The whole session: children of a shell may outlive it.
+            # The whole session is killed, as children of a shell may outlive it.
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -88,13 +88,13 @@ class RunningCommand:
         return CommandOutcome(code, _text(self._output), _text(self._errors))
 
 
-def python_module(name: str, *arguments: str) -> Words:
+def python_module(name: str, *arguments: str) -> CommandLine:
     """Return the command that runs a module with this Python."""
     return (sys.executable, "-m", name, *arguments)
 
 
 def run_all(
-    commands: Mapping[str, Words],
+    commands: Mapping[str, CommandLine],
     environment: CommandEnvironment,
     at_once: int,
     clock: Clock | None = None,
@@ -103,7 +103,7 @@ def run_all(
     Run commands to completion, ``at_once`` at a time; return each outcome by name.
 
     Raises:
-        StepError: Not every command has ended in time.
+        StepError: Not all commands have ended in time.
     """
     clock = clock or SystemClock()
     deadline = Deadline(clock, environment.within_s)
@@ -120,13 +120,13 @@ def run_all(
                 process = RunningCommand(commands[name], environment)
                 running[name] = processes.enter_context(process)
             done = {name: one.outcome() for name, one in running.items()}
-            ended |= {name: how for name, how in done.items() if how is not None}
+            ended |= {name: one for name, one in done.items() if one is not None}
             running = {n: one for n, one in running.items() if n not in ended}
             clock.wait(_POLL_EVERY_S)
     return ended
 
 
-def run_checked(words: Words, environment: CommandEnvironment) -> str:
+def run_checked(command: CommandLine, environment: CommandEnvironment) -> str:
     """
     Run a command that must succeed; return its output.
 
@@ -134,8 +134,8 @@ def run_checked(words: Words, environment: CommandEnvironment) -> str:
         StepError: The command takes too long, or fails; a failure's message ends with
             the last lines of the output.
     """
-    name = " ".join(words)
-    outcome = run_all({name: words}, environment, at_once=1)[name]
+    name = " ".join(command)
+    outcome = run_all({name: command}, environment, at_once=1)[name]
     if outcome.code != 0:
         lines = (outcome.output + outcome.errors).splitlines()[-_SHOWN_LINES:]
         shown = "".join(f"\n  {line}" for line in lines)

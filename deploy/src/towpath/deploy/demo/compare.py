@@ -65,7 +65,7 @@ def traffic(stage: Stage, before: Published) -> Traffic:
     """
     Sum up the traffic since ``before``.
 
-    The load must have ended; the orders of its latency samples are checkouts too.
+    The load must have ended; the orders of its latency samples count as checkouts.
     """
     now = published(stage)
     report = shop.load_report(stage)
@@ -84,7 +84,7 @@ def traffic(stage: Stage, before: Published) -> Traffic:
 
 
 def compare_sinks(stage: Stage) -> list[SinkResult]:
-    """Run the viewer's command, if any, then verify every sink."""
+    """Run the viewer's command, if there is one, then verify every sink."""
     if stage.options.before_verify is not None:
         with stage.doing("run the command before the comparison"):
             shell = ("/bin/sh", "-c", stage.options.before_verify)
@@ -117,7 +117,7 @@ def book_readers(
     settings: Settings, shop_dsn: str
 ) -> dict[str, Callable[[], invariants.Books]]:
     """
-    Return how to read each store that has the invariants' tables, by the store's name.
+    Return a reader for each store that has the invariants' tables, by the store's name.
 
     Sinks of kinds that the invariants cannot read are left out.
     """
@@ -166,7 +166,7 @@ select status::text, coalesce(cancel_reason, '') as reason, count(*) as orders
 
 
 def sagas(stage: Stage, first_order: int) -> SagaResult:
-    """Sum up how the orders of the load ended; every order must be settled."""
+    """Sum up the outcomes of the load's orders; every order must be settled."""
     rows = platform.read_rows(stage.shop_dsn, _SAGAS, first_order)
     ended = Counter[str]()
     reasons = Counter[str]()
@@ -201,9 +201,9 @@ def sum_up(
     )
 
 
-def _verify(stage: Stage, name: str) -> command.Words:
-    words = ("verify", name, "--json", "--config", str(stage.config))
-    return command.python_module(parts.CLI, *words)
+def _verify(stage: Stage, name: str) -> command.CommandLine:
+    arguments = ("verify", name, "--json", "--config", str(stage.config))
+    return command.python_module(parts.CLI, *arguments)
 
 
 def _command_environment(stage: Stage) -> command.CommandEnvironment:
@@ -241,7 +241,7 @@ def _finding(name: str, document: Mapping[str, Any]) -> SinkResult:
 
 
 def _doubts(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the reasons why a comparison is incomplete."""
+    """Yield the reasons for which a comparison is incomplete."""
     if document["error"]:
         yield document["error"]
     for route in document["routes"]:

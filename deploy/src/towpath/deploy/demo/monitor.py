@@ -4,7 +4,7 @@ The thread that reads the state of the platform once a second and shows it.
 Processes are read only every two seconds.
 
 While a part is unavailable, because it was killed and is being restarted, its last
-values stay on the screen. The memory of each part is read in one walk over the
+values remain on the screen. The memory of each part is read in one walk over the
 demo's descendants; shared pages are counted once, because each process is charged only
 its proportional share of them.
 """
@@ -63,7 +63,7 @@ def memory_bytes(parts: Mapping[str, int]) -> dict[str, int]:
 
 
 def owner(pid: int, parents: Mapping[int, int], names: Mapping[int, str]) -> str:
-    """Return the part of a process: its own, or that of its nearest ancestor."""
+    """Return the part of a process, or of its nearest ancestor that has one."""
     while pid not in names and pid in parents:
         pid = parents[pid]
     return names.get(pid, OURSELVES)
@@ -81,8 +81,7 @@ _REFRESH_EVERY_S: Final = 1.0
 # Reading the memory of all processes takes tens of milliseconds of a core.
 _PARTS_EVERY_S: Final = 2.0
 
-# A read that hangs because its part is stopping delays the monitor's end by at most
-# this.
+# The longest delay of the monitor's end by a read that hangs while its part stops.
 _CLOSE_WITHIN_S: Final = 5.0
 
 Value = TypeVar("Value")

@@ -1,8 +1,8 @@
 """
 The demo's own processes: services, storefront, relay, drivers, console and load.
 
-All are described as parts. The supervisor watches all but the load, as it watches the
-stack's parts, and restarts those that die. The load is never restarted.
+All are described as parts. The supervisor watches all except the load, as it watches
+the stack's parts, and restarts those that die. The load is never restarted.
 """
 
 import secrets
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from towpath import loadtests
-from towpath.deploy.demo.command import Words, python_module
+from towpath.deploy.demo.command import CommandLine, python_module
 from towpath.deploy.demo.screen import DemoScreen
 from towpath.deploy.demo.stage import DemoOptions, DemoPlan, OwnStage, Stage
 from towpath.deploy.local import own_stack, ports
@@ -36,21 +36,21 @@ CONSOLE: Final = "console"
 LOAD: Final = "load"
 CLI: Final = "towpath.cli"
 
-# A Spark session takes six seconds of a free core; here two start beside other parts.
+# A Spark session takes six seconds of a free core; here two start with other parts.
 _SPARK_READY_WITHIN_S: Final = 120.0
 # The file that users give to locust.
 _LOCUSTFILE: Final = "locustfile.py"
 _SAMPLES_EVERY_S: Final = 0.25
 # On a busy machine, more customers would make all of them wait for seconds.
 _MAX_OUTSTANDING: Final = 100
-# How long an order waits for its customer; the demo waits this long at its end.
+# The time that an order waits for its customer; the demo waits this long at its end.
 _PAYMENT_S: Final = 15
 # Longer than a saga takes on two busy cores.
 _SAGA_S: Final = 120
 # Longer than any response takes under load; the load waits at most this long for
 # responses at its end.
 _VISIT_WITHIN_S: Final = 15
-# The warehouse's readers tolerate seconds of delay: other parts get the CPU first.
+# The warehouse's readers tolerate delays of seconds, so other parts get the CPU first.
 _LOW_PRIORITY: Final = ("nice", "-n", "10")
 
 
@@ -63,14 +63,14 @@ def inherited_environment() -> dict[str, str]:
     """
     Return this process's environment, without the platform's and locust's variables.
 
-    Those variables could name another configuration, or override the demo's.
+    Those variables could name a different configuration, or override the demo's.
     """
     inherited = own_stack.environment().items()
     return {name: text for name, text in inherited if not name.startswith("LOCUST_")}
 
 
 def spark_environment(folder: Path) -> dict[str, str]:
-    """Return the variables that point a Spark driver to its Java and its archives."""
+    """Return the variables that name the Java and the archives of a Spark driver."""
     return {
         "JAVA_HOME": str(java.spark_home(folder / "java")),
         "TOWPATH_JARS": str(store.folder()),
@@ -89,7 +89,7 @@ def own_stage(
 ) -> OwnStage:
     """Create the stage of the demo's own platform; nothing is started."""
     stack, supervisor = local
-    clock, given = (
+    clock, chosen = (
         SystemClock(),
         ports.one_each((*SERVICES, STOREFRONT, RELAY, CONSOLE)),
     )
@@ -98,7 +98,7 @@ def own_stage(
         plan=plan,
         state=stack.state,
         config=stack.state.root / "towpath.toml",
-        shop_url=f"http://127.0.0.1:{given[ORDERS]}",
+        shop_url=f"http://127.0.0.1:{chosen[ORDERS]}",
         environment=environment(stack.state.root),
         restarts=supervisor.restarts,
         screen=screen,
@@ -106,12 +106,12 @@ def own_stage(
         began_at_s=clock.monotonic_s(),
         stack=stack,
         supervisor=supervisor,
-        ports=given,
+        ports=chosen,
     )
 
 
 def service(stage: OwnStage, name: str, *, consumes: bool = True) -> Part:
-    """Describe a service; with ``consumes`` it follows the events of the others."""
+    """Describe a service; with ``consumes`` it consumes the events of the others."""
     port = stage.ports[name]
     kafka = ("--kafka", stage.addresses.kafka) if consumes else ()
     command = python_module(
@@ -182,7 +182,7 @@ def console_token(stage: OwnStage) -> Path:
 
 
 def _with_health(
-    stage: OwnStage, name: str, command: Words, path: str = "/health/ready"
+    stage: OwnStage, name: str, command: CommandLine, path: str = "/health/ready"
 ) -> Part:
     """Describe a process that reports its health on its port."""
     port = stage.ports[name]
@@ -234,7 +234,7 @@ def load(stage: Stage) -> Part:
 
 
 def locustfile() -> Path:
-    """Return locust's file: beside the package's source in a clone, else inside it."""
+    """Return locust's file: next to the package's source in a clone, else inside it."""
     package = Path(loadtests.__file__).parent
     in_clone = package.parents[2] / _LOCUSTFILE
     return in_clone if in_clone.exists() else package / _LOCUSTFILE
@@ -252,7 +252,7 @@ def shop_topics(settings: Settings) -> tuple[str, ...]:
 
 
 def targets(settings: Settings) -> dict[str, str]:
-    """Return the variables with which the load reads the sinks that hold orders."""
+    """Return the variables with which the load reads the sinks that have orders."""
     found: dict[str, str] = {}
     for sink in settings.sink:
         named = (r for r in sink.route if r.name in {"orders", "shop.orders"})

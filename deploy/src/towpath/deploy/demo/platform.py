@@ -31,8 +31,8 @@ from towpath.sinks.postgres import connected
 _SEED_WITHIN_S: Final = 180.0
 _INIT_WITHIN_S: Final = 60.0
 
-# A heartbeat a second moves the confirmed position soon after the load has stopped, and
-# small chunks give a snapshot many windows for changes to fall into.
+# A heartbeat per second advances the confirmed position soon after the load has
+# stopped, and small chunks give a snapshot many windows that changes can fall into.
 _RELAY: Final = """
 [relay]
 admin_port = {port}
@@ -68,15 +68,15 @@ def fill_shop(stage: OwnStage) -> None:
         parts.PAYMENTS: ("migrate",),
         parts.SHIPPING: ("migrate",),
     }
-    around = _command_environment(stage, _SEED_WITHIN_S)
+    environment = _command_environment(stage, _SEED_WITHIN_S)
     with stage.doing(f"place {orders:,} orders before the slot exists"):
-        for name, words in commands.items():
+        for name, arguments in commands.items():
             module = f"towpath.services.{name}"
             login = (
                 *("--dsn", parts.service_dsn(stage, name)),
                 *("--admin-dsn", stage.shop_dsn),
             )
-            run_checked(python_module(module, *words, *login), around)
+            run_checked(python_module(module, *arguments, *login), environment)
 
 
 def start_relay(stage: OwnStage) -> None:
@@ -91,7 +91,7 @@ def start_relay(stage: OwnStage) -> None:
 
 
 def start_services(stage: OwnStage) -> None:
-    """Start the storefront and all services, which follow one another's events."""
+    """Start the storefront and all services, which consume one another's events."""
     names = ", ".join((*parts.SERVICES, parts.STOREFRONT))
     with stage.doing(f"start {names}"):
         for name in parts.SERVICES:
@@ -193,8 +193,8 @@ _CONFIRMED_WITHIN_S: Final = 180.0
 # Covers the time limits of the last orders, and the steps after them.
 _SETTLED_WITHIN_S: Final = 180.0
 
-# A killed driver resumes after half a minute, and its first batch, which may be a full
-# one, takes as long again.
+# A killed driver resumes after half a minute, and its first batch, which may be full,
+# takes another half minute.
 _STUCK_AFTER_S: Final = 120.0
 _POLL_EVERY_S: Final = 0.2
 
@@ -236,8 +236,8 @@ def wait_for_sinks(stage: Stage) -> None:
     published = ProgressReader(settings, stage.clock)
 
     def lag_of(sink: Sink) -> int:
-        heard = stage.retried(lambda: published.read(sink.name))
-        return lag_records(sink, {} if heard is None else heard.certain, ends)
+        progress = stage.retried(lambda: published.read(sink.name))
+        return lag_records(sink, {} if progress is None else progress.certain, ends)
 
     with closing(published):
         _until_zero(stage, lag_of)
@@ -271,7 +271,7 @@ def fill_sinks(stage: Stage) -> None:
     with stage.doing(f"snapshot {', '.join(collections)}"):
         signals.request_snapshot(stage.source(), collections, signal_id=FIRST)
         wait_for_snapshot(stage, FIRST)
-    with stage.doing("wait until the three sinks hold the existing rows"):
+    with stage.doing("wait until the three sinks have the existing rows"):
         wait_for_sinks(stage)
 
 

@@ -1,5 +1,5 @@
 """
-The demo from its first step to the last, and its clean-up.
+The demo from its first step to its last, and its cleanup.
 
 After a failure, or Ctrl-C at any moment, every process that was started is stopped
 before the run returns. Only then do signals have their usual effect again.
@@ -33,7 +33,7 @@ from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import load
 
-# How the orders ended, and whether they add up in each store.
+# The outcomes of the orders, and whether they add up in each store.
 Business = tuple[table.SagaResult, list[table.StoreResult]]
 
 EQUAL: Final = 0
@@ -71,7 +71,7 @@ def run_joined(
     options: DemoOptions, at: JoinedPlatform, folder: Path, console: Console
 ) -> int:
     """
-    Run the demo's load, new sink and comparison on a platform that others run.
+    Run the demo's load, new sink and comparison on an existing platform.
 
     Args:
         options: The viewer's options; the database's count replaces ``orders``.
@@ -88,11 +88,11 @@ def run_joined(
     state.create()
     with interrupted_once() as interrupts:
         try:
-            # A killed run leaves its load behind.
+            # The load of a killed run may still be running.
             _stop_load(state)
             dsn = load(at.config, at.overrides).database.dsn
-            seen = replace(options, orders=platform.count_orders(dsn))
-            result = _run_joined(seen, at, state, console)
+            counted = replace(options, orders=platform.count_orders(dsn))
+            result = _run_joined(counted, at, state, console)
             console.print(table.draw(result))
             _write_json(result, options.json_file)
         finally:
@@ -105,7 +105,7 @@ def run_joined(
 
 
 def _stop_load(state: StateFolder) -> None:
-    """Stop the load alone: the joined platform may be a demo in the same folder."""
+    """Stop only the load: the joined platform may be a demo in the same folder."""
     process.stop(state.process_file(parts.LOAD), within_s=_STOP_WITHIN_S)
 
 
@@ -149,9 +149,9 @@ def _run_own(
             _start_platform(stage)
             traffic, business = _run_load(stage)
             findings = compare.compare_sinks(stage)
-        held_bytes, restarts = monitor.peak_memory_bytes, supervisor.restarts()
+        peak_bytes, restarts = monitor.peak_memory_bytes, supervisor.restarts()
         result = compare.sum_up(
-            stage, traffic, findings, business, restarts, held_bytes
+            stage, traffic, findings, business, restarts, peak_bytes
         )
     return stage, result
 
@@ -186,7 +186,7 @@ def _run_load(stage: Stage) -> tuple[table.Traffic, Business]:
 
 def _write_json(result: table.Result, path: Path | None) -> None:
     """
-    Write the result, which is printed already.
+    Write the result to a file, after it has been printed.
 
     Raises:
         UsageError: The file cannot be written.
@@ -203,7 +203,7 @@ def _write_json(result: table.Result, path: Path | None) -> None:
 def _keep(stage: OwnStage, console: Console) -> None:
     """Print the addresses, and leave everything running until Ctrl-C."""
     addresses = stage.addresses
-    places = {
+    shown = {
         "console": f"http://127.0.0.1:{stage.ports[parts.CONSOLE]}",
         "console's token": str(parts.console_token(stage)),
         "storefront": f"http://127.0.0.1:{stage.ports[parts.STOREFRONT]}",
@@ -217,8 +217,8 @@ def _keep(stage: OwnStage, console: Console) -> None:
         "relay's metrics": f"http://127.0.0.1:{stage.ports[parts.RELAY]}/metrics",
         "configuration": str(stage.config),
     }
-    for name, place in places.items():
-        line = f"{name:20} {place}"
+    for name, address in shown.items():
+        line = f"{name:20} {address}"
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     console.print("\nEverything keeps running; Ctrl-C stops it.")
     with contextlib.suppress(KeyboardInterrupt):
@@ -227,11 +227,11 @@ def _keep(stage: OwnStage, console: Console) -> None:
 
 
 def _stop_everything(stack: Stack, supervisor: Supervisor, console: Console) -> None:
-    # In reverse order, each even if the one before it fails.
+    # In reverse order; each step runs even if the previous one fails.
     with contextlib.ExitStack() as steps:
         steps.callback(kill_children, _STOP_WITHIN_S)
         steps.callback(stop_all, stack.state)
         steps.callback(stack.down)
         steps.callback(supervisor.stop, _STOP_WITHIN_S)
-        # Nothing can be printed on a terminal that was closed.
+        # Printing fails if the terminal was closed.
         console.print("[dim]stopping all parts[/dim]")

@@ -1,5 +1,5 @@
 """
-The live screen of the demo, and plain lines where there is no terminal.
+The live screen of the demo, or plain lines without a terminal.
 
 Both print each step on a separate line. Below those lines the live screen draws one
 view of all parts, rates, sinks and snapshots. The views are values that ``monitor``
@@ -46,7 +46,7 @@ class SinkView:
 
 
 def completed_share(row: TableProgress) -> float:
-    """Return the completed share of a table, by the estimate; 1 only when completed."""
+    """Return the estimated completed share of a table; it is 1 only when completed."""
     if row.state == "completed":
         return 1.0
     done = row.rows + row.dropped
@@ -101,7 +101,7 @@ class DemoScreen(Protocol):
     """The display of the demo."""
 
     def print(self, line: str) -> None:
-        """Print a line that stays."""
+        """Print a line that remains on the screen."""
 
     def show(self, view: View) -> None:
         """Show a view until the next one replaces it."""
@@ -140,7 +140,7 @@ class LiveScreen:
 
 @contextmanager
 def open_screen(console: Console) -> Iterator[DemoScreen]:
-    """Open the screen that fits the console."""
+    """Open a live screen on a terminal, else a plain one."""
     if not console.is_terminal:
         yield PlainScreen(console)
         return

@@ -1,9 +1,9 @@
 """
 The load of the shop, and a sink that is added during checkouts.
 
-The load runs in a separate process, and also samples the sinks. After SIGTERM it
+The load runs in a separate process, which samples the sinks, too. After SIGTERM it
 finishes the orders and the samples that it has begun. The new sink's block is added to
-the configuration; its driver then starts the sink. The sink follows the orders' events,
+the configuration; its driver then starts the sink. The sink reads the orders' events,
 most of which are no longer stored, so its snapshot reads the orders' documents from a
 view. The signal's SQL statement is shown as a person would write it.
 """
@@ -40,7 +40,7 @@ def open_shop(stage: Stage) -> None:
     """Start the load, and wait for the first checkout."""
     rate = stage.options.rate
     parts.progress_of(stage).unlink(missing_ok=True)
-    with stage.doing(f"open the shop: {rate:g} checkouts a second"):
+    with stage.doing(f"open the shop: {rate:g} checkouts per second"):
         process.start(parts.load(stage), stage.state)
         stage.until(
             lambda: _still_runs(stage) and _checkouts(stage) > 0,
@@ -128,12 +128,12 @@ def declare_sink(stage: Stage) -> None:
     block = head + SEARCH_OPTIONS + order_documents(INDEX)
     with stage.doing(f"declare a new sink: {SINK}, the index {INDEX}"):
         cluster = Topics(settings.kafka)
-        where = (stage.config, block, stage.overrides)
-        stage.retried(lambda: declare.declare_sink(*where, cluster, stage.clock))
+        sink = (stage.config, block, stage.overrides)
+        stage.retried(lambda: declare.declare_sink(*sink, cluster, stage.clock))
         settings = stage.settings()
         with closing(ProgressReader(settings, stage.clock)) as published:
-            wanted = (settings, SINK, published, stage.clock)
-            declare.wait_running(*wanted, _RUNNING_WITHIN_S)
+            context = (settings, SINK, published, stage.clock)
+            declare.wait_running(*context, _RUNNING_WITHIN_S)
 
 
 def fill_sink(stage: Stage) -> None:

@@ -24,26 +24,26 @@ from towpath.schemas.clock import Clock, Deadline
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import Settings, Source, load
 
-# How many orders exist before the slot is created.
+# The number of orders that exist before the slot is created.
 DEFAULT_ORDERS: Final = 50_000
 
-# How many rows inside the key range are to change during the snapshot.
+# The number of rows inside the key range that must change during the snapshot.
 WANTED_CHANGES: Final = 100
 
-# The snapshot lasts long enough for half as many changes again, because responses are
-# late under load and some orders change twice.
+# The snapshot lasts long enough for 50 % more changes, because responses are late under
+# load and some orders change twice.
 _MARGIN: Final = 1.5
 
-# Old orders settled per checkout, and the minimum per second: 150 changes in 30 s. Two
-# cores cannot carry more of them, each a saga, beside the checkouts.
+# Old orders settled per checkout, and the minimum per second: 150 changes in 30 s. Each
+# is a saga, and two cores cannot handle more in addition to the checkouts.
 _SETTLE_SHARE: Final = 0.4
 _MIN_SETTLE_RATE: Final = 5.0
 
 # At most a tenth of the orders can change before the open ones run out.
 _CHANGEABLE_SHARE: Final = 0.1
 
-# The minimum pace, because the load's new orders are read too.
-_LEAST_ROWS_PER_S: Final = 100
+# The minimum pace, because the load's new orders are read, too.
+_MIN_ROWS_PER_S: Final = 100
 
 # Long enough for a steady state, short enough for a viewer.
 _LOAD_BEFORE_NEW_SINK_SHARE: Final = 0.15
@@ -67,7 +67,7 @@ class DemoPlan:
     The rates and times that follow from the options.
 
     Attributes:
-        settle_rate: Old orders settled a second, inside the snapshot's key range.
+        settle_rate: Old orders settled per second, inside the snapshot's key range.
         new_sink_after_s: Load time before the new sink is declared.
         max_rows_per_second: The pace of the snapshot.
         wanted_changes: Rows of the key range that must change during the snapshot.
@@ -94,7 +94,7 @@ def make_plan(options: DemoOptions) -> DemoPlan:
         settle_rate=settle_rate,
         new_sink_after_s=options.duration_s * _LOAD_BEFORE_NEW_SINK_SHARE,
         max_rows_per_second=max(
-            _LEAST_ROWS_PER_S, math.ceil(options.orders / snapshot_s)
+            _MIN_ROWS_PER_S, math.ceil(options.orders / snapshot_s)
         ),
         wanted_changes=wanted,
         load_s=options.duration_s,
@@ -111,7 +111,7 @@ Value = TypeVar("Value")
 
 class JoinedPlatform(NamedTuple):
     """
-    A platform that others run.
+    An existing platform that the demo joins.
 
     Attributes:
         config: Its configuration.
@@ -127,7 +127,7 @@ class JoinedPlatform(NamedTuple):
 @dataclass(slots=True, kw_only=True)
 class Stage:
     """
-    Everything that a step needs, on the demo's own platform or one that others run.
+    Everything that a step needs, on the demo's own platform or an existing one.
 
     Attributes:
         state: The demo's own state folder.
@@ -158,7 +158,7 @@ class Stage:
         return self.source().dsn
 
     def settings(self) -> Settings:
-        """Read the configuration as it is now."""
+        """Read the current configuration."""
         return load(self.config, self.overrides)
 
     def source(self) -> Source:
@@ -178,12 +178,12 @@ class Stage:
         self.step = step
 
     def report(self, line: str) -> None:
-        """Print a line that stays on the screen."""
+        """Print a line that remains on the screen."""
         self.screen.print(f"[dim]{self.elapsed_s():6.1f} s[/dim]  {line}")
 
     @contextmanager
     def doing(self, step: str) -> Iterator[None]:
-        """Announce a step; report its duration when it is done."""
+        """Announce a step; report its duration at its end."""
         self.announce(step)
         began_at_s = self.elapsed_s()
         yield
@@ -211,7 +211,7 @@ class Stage:
         self, read: Callable[[], Value], within_s: float = _PART_BACK_WITHIN_S
     ) -> Value:
         """
-        Return what ``read`` returns; try again while a part is unavailable.
+        Return the result of ``read``; retry while a part is unavailable.
 
         Raises:
             UnavailableError: The part was unavailable for too long.
@@ -233,10 +233,10 @@ class Stage:
 @dataclass(slots=True, kw_only=True)
 class OwnStage(Stage):
     """
-    A stage on the demo's own platform: the local stack and the processes beside it.
+    A stage on the demo's own platform: the local stack and the demo's processes.
 
     Attributes:
-        ports: Ports of the processes beside the stack, by name.
+        ports: Ports of the demo's processes, by name.
     """
 
     stack: Stack

@@ -1,8 +1,8 @@
 """
 The final table, and the same data as JSON: pure functions of the result.
 
-A latency lasts from the response to a checkout, which follows the commit, to the first
-read through the target's own API that returned the order.
+A latency is measured from the response to a checkout, which follows the commit, to the
+first read through the target's own API that returned the order.
 """
 
 import dataclasses
@@ -24,9 +24,9 @@ class Traffic:
     """
     The traffic from the first checkout to the last.
 
-    ``not_started`` are customers beyond the limit of outstanding ones. ``row_changes``
-    and ``events`` are the records that the relay published meanwhile; ``dead_letters``
-    are all that relay and sinks have written so far.
+    ``not_started`` counts the customers that were not started because too many were
+    active. ``row_changes`` and ``events`` count the records that the relay published
+    meanwhile, ``dead_letters`` all that relay and sinks have written so far.
     """
 
     checkouts: int
@@ -43,8 +43,8 @@ class Traffic:
     @property
     def requests(self) -> int:
         """The number of requests sent."""
-        answered = self.checkouts + self.payments + self.cancellations
-        return answered + self.conflicts + self.failed_requests
+        successful = self.checkouts + self.payments + self.cancellations
+        return successful + self.conflicts + self.failed_requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class SinkResult:
         compared: Keys compared.
         differences: Keys that differ; ``None`` if the sink could not be verified.
         named: The first keys that differ, with their differences.
-        failure: Why the sink could not be verified.
+        failure: The reason for which the sink could not be verified.
     """
 
     name: str
@@ -87,7 +87,7 @@ class SnapshotResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SagaResult:
-    """How the orders of the load ended: by status, and the cancelled ones by reason."""
+    """The numbers of the load's orders by status, and of cancelled ones by reason."""
 
     ended: dict[str, int]
     reasons: dict[str, int]
@@ -101,7 +101,7 @@ class StoreResult:
     Attributes:
         orders: Orders read.
         findings: A sentence for each invariant that does not hold.
-        failure: Why the store could not be read.
+        failure: The reason for which the store could not be read.
     """
 
     name: str
@@ -120,7 +120,7 @@ class Result:
     """
     The result of the demo.
 
-    ``restarts`` and ``peak_memory_bytes`` are unknown for parts that others run.
+    ``restarts`` and ``peak_memory_bytes`` are unknown for a joined platform.
     """
 
     orders_before: int
@@ -141,7 +141,7 @@ class Result:
 
     @property
     def equal(self) -> bool:
-        """Whether every sink was verified and not one key differs."""
+        """Whether every sink was verified, and no key differs."""
         return all(sink.differences == 0 for sink in self.sinks)
 
     @property
@@ -288,4 +288,6 @@ def _verdict(result: Result) -> Text:
     missing = [sink.name for sink in result.sinks if sink.differences is None]
     if missing:
         return Text(f"Not verified: {', '.join(missing)}.", style="bold red")
-    return Text(f"{result.differences:,} keys differ.", style="bold red")
+    count = result.differences
+    keys = "1 key differs" if count == 1 else f"{count:,} keys differ"
+    return Text(f"{keys}.", style="bold red")

@@ -5,8 +5,8 @@ The checks of ``towpath doctor``: source, broker, registry, sinks, machine and s
 check runs in a separate thread, so a server that does not answer neither hides the
 findings of another nor delays them beyond the time limit.
 
-Each rule lives beside its subject: those of the source and the broker in the relay,
-those of a target in the sinks. Most are pure functions of facts.
+Each rule is in the package of its subject: those of the source and the broker in the
+relay, those of a target in the sinks. Most are pure functions of facts.
 """
 
 import queue
@@ -120,7 +120,8 @@ def run_checks(
     """Run checks in parallel, within a time limit; return the worst findings first."""
     found: queue.SimpleQueue[tuple[int, list[DoctorFinding]]] = queue.SimpleQueue()
     for number, check in enumerate(wanted):
-        # A daemon: a check that never ends does not keep the process alive.
+        # A check that never ends does not keep the process alive, as its thread is a
+        # daemon.
         threading.Thread(
             target=_run_check, args=(number, check, found.put), daemon=True
         ).start()

@@ -21,8 +21,8 @@ from towpath.settings import Settings
 
 _PACKAGES: Final = ("towpath-relay", "towpath-sinks")
 _GIBIBYTE: Final = 1024**3
-# Progress and checkpoints take megabytes; the engine's temporary files more.
-_LEAST_FREE_BYTES: Final = _GIBIBYTE
+# Progress and checkpoints take megabytes, and Spark's temporary files more.
+_MIN_FREE_BYTES: Final = _GIBIBYTE
 _LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1", "")
 
 
@@ -104,7 +104,7 @@ def _folder(path: Path) -> FolderFacts:
 
 
 def _exists(path: Path) -> bool:
-    """Return whether a path exists, as far as this user may see."""
+    """Return whether a path exists, as far as this user can see."""
     try:
         return path.exists()
     except OSError:
@@ -175,7 +175,7 @@ def _folder_findings(folder: FolderFacts) -> Iterator[CheckFinding]:
             "sinks cannot store their progress, and halt",
             f"sudo install -d -o $USER {folder.path}, or name another state_folder",
         )
-    if folder.free_bytes < _LEAST_FREE_BYTES:
+    if folder.free_bytes < _MIN_FREE_BYTES:
         yield warning_finding(
             "machine-disk",
             f"the disk of the state folder has {folder.free_bytes // 1024**2} MiB left",
@@ -185,7 +185,7 @@ def _folder_findings(folder: FolderFacts) -> Iterator[CheckFinding]:
 
 
 def settings_findings(settings: Settings) -> list[CheckFinding]:
-    """Return the findings about valid settings that may still do harm."""
+    """Return the findings about valid settings that may still cause harm."""
     return [*_signal_findings(settings), *_connection_findings(settings)]
 
 

@@ -105,7 +105,7 @@ def broker_findings(settings: Settings) -> list[CheckFinding]:
 
 
 def rights_of_relay(settings: Settings) -> "Rights":
-    """Return the Kafka rights that the relay's user needs, those of docs/rights.md."""
+    """Return the Kafka rights that the relay's user needs, as in docs/rights.md."""
     from confluent_kafka.admin import (  # type: ignore[attr-defined]  # noqa: PLC0415
         AclOperation,
     )
@@ -224,19 +224,20 @@ def sink_findings(settings: Settings, sink: Sink, clock: Clock) -> list[CheckFin
 
     check_kinds([sink])
     with closing(TableShapes(settings)) as shapes:
-        of_tables = [
+        table_findings = [
             *check_sink(sink, shapes),
             *routes_without_table(settings, sink, shapes),
         ]
-    of_target = list(check_target(sink, settings))
-    found = [_unfit(sink, finding) for finding in (*of_tables, *of_target)]
+    target_findings = list(check_target(sink, settings))
+    findings = (*table_findings, *target_findings)
+    found = [_mismatch(sink, finding) for finding in findings]
     health = kind_of(sink).health
-    if health is not None and not of_target:
+    if health is not None and not target_findings:
         found += health(sink, clock)
     return found
 
 
-def _unfit(sink: Sink, finding: "TargetFinding") -> CheckFinding:
+def _mismatch(sink: Sink, finding: "TargetFinding") -> CheckFinding:
     text = finding.text.removeprefix(f"{sink.name}: ")
     cure = f"towpath sink check {sink.name} lists all mistakes of its block"
     if not finding.is_mistake:

@@ -1,9 +1,9 @@
 """
 The ``towpath.toml`` that ``towpath up`` writes for the shop on the local stack.
 
-The file begins with a line that names the ports it was written for. An existing file
-belongs to the user: only ports that have changed since it was written are replaced, on
-that line and wherever they follow the loopback address.
+The file begins with a line that names the ports for which it was written. An existing
+file belongs to the user: only ports that have changed since then are replaced, on that
+line and wherever they follow the loopback address.
 """
 
 import re
@@ -66,14 +66,14 @@ driver = "{driver}"
 url = "{url}"
 """
 # Documents are expensive: the last batch of a killed driver is written again, and on
-# busy cores a larger one takes a minute. The index handles two calls at a time: calls
-# that fill a sink must be short, so that another sink's changes get their turn.
+# busy cores a larger batch takes a minute. The index handles two calls at a time, so
+# calls that fill a sink must be short, or they would delay another sink's changes.
 SEARCH_OPTIONS: Final = """\
 max_batch_records = 10000
 search.call_documents = 500
 trigger_ms = 700
 """
-# A batch of a few records costs the engine a tenth of a second of CPU time. Here
+# A batch of a few records takes a tenth of a second of CPU time in Spark. Here
 # everything shares a machine, so batches start less often than by default.
 _CACHE_OPTIONS: Final = "trigger_ms = 300\n"
 
@@ -120,7 +120,7 @@ def write_configuration(addresses: Addresses, path: Path) -> None:
 
 def check_files(paths: Iterable[Path]) -> None:
     """
-    Check that files name the ports that they were written for.
+    Check that files name the ports for which they were written.
 
     Raises:
         UsageError: A file cannot be read, or has no line with its ports.
@@ -191,18 +191,18 @@ def for_shop(addresses: Addresses) -> str:
 
 
 def order_documents(index: str) -> str:
-    """Return the route that keeps the orders' documents in an index."""
+    """Return the route that writes the orders' documents to an index."""
     return _ORDERS.format(name=index)
 
 
 def with_ports(text: str, addresses: Addresses) -> str:
-    """Return the text with the current ports in place of those that have changed."""
+    """Return the text with changed ports replaced by the current ones."""
     marked = _MARK_LINE.search(text)
     if marked is None:
         return text
-    words = (word.partition("=") for word in marked.group(1).split())
-    now = _ports(addresses)
-    moved = {port: str(now[name]) for name, _, port in words if name in now}
+    pairs = (pair.partition("=") for pair in marked.group(1).split())
+    current = _ports(addresses)
+    moved = {port: str(current[name]) for name, _, port in pairs if name in current}
     text = _ADDRESS.sub(lambda m: f"{LOOPBACK}:{moved.get(m[1], m[1])}", text)
     return _MARK_LINE.sub(_mark(addresses), text, count=1)
 

@@ -2,10 +2,11 @@
 Start one part, report its status, stop it.
 
 A part that runs and answers is left alone; one that runs but does not answer in time is
-restarted; one that ended is started with its existing data. After a crash a part
-recovers its data: a broker reads its segments, a database its log. No fixed time fits,
-so the deadline of a part is extended while its log grows or it reads data. The status
-of parts is available as a document, and as a table with a row for each part.
+restarted; one that has ended is started with its existing data. After a crash a part
+recovers its data: a broker reads its segments, a database its log. No fixed time limit
+is right for that, so the deadline of a part is extended while its log grows or it reads
+data. The status of parts is available as a document, and as a table with a row for each
+part.
 """
 
 import contextlib
@@ -62,7 +63,7 @@ class Recovery:
 _POLL_EVERY_S: Final = 0.05
 # A healthy part answers its probe immediately; one that takes this long hangs.
 _ALIVE_WITHIN_S: Final = 10.0
-# A hanging part rarely obeys a signal, and its unwritten data are lost either way.
+# A hanging part rarely obeys a signal, and its unwritten data is lost either way.
 _HANGING_WITHIN_S: Final = 3.0
 _STARTS: Final = 3
 _SHOWN_LINES: Final = 8
@@ -98,7 +99,7 @@ def bring_up(
     Args:
         part: The part.
         state: The state folder with its process file.
-        ending: Once set, a part that does not serve yet is stopped again.
+        ending: Once it is set, a part that does not serve yet is stopped again.
 
     Raises:
         OSError: The process cannot be started.
@@ -119,9 +120,9 @@ def bring_up(
         failure = _wait(part, state, part.ready_within_s, is_ending)
         if failure is None:
             return True
-        still_there = process.find(path) is not None
+        is_running = process.find(path) is not None
         take_down(part, state)
-        if still_there or is_ending():
+        if is_running or is_ending():
             break
     raise PartError(failure_text(part, state, failure or "it ended"))
 
@@ -229,6 +230,6 @@ def part_table(parts: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def short_path(path: Path) -> str:
-    """Return a path relative to the current folder, if it lies in that folder."""
+    """Return a path relative to the current folder, if it is in that folder."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

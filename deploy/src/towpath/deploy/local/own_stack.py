@@ -1,14 +1,13 @@
 """
-A local stack for one run of one command: its folder, its processes, its clean-up.
+A local stack for one run of one command: its folder, its processes, its cleanup.
 
 Benchmarks and chaos runs get a temporary folder. The demo has its own state folder: a
 file marks the folder, and the process that holds the file's lock is the demo that runs
 there. No files are deleted from a folder without that mark.
 
 Every process of a run is stopped before its block ends, whether the run ends, fails or
-is interrupted. The first Ctrl-C ends the run, and later ones never disturb the
-clean-up; SIGHUP and SIGTERM do the same. The next run removes the remains of a killed
-run.
+is interrupted. The first Ctrl-C ends the run, and later ones never disturb the cleanup;
+SIGHUP and SIGTERM do the same. The next run removes the remains of a killed run.
 """
 
 import contextlib
@@ -40,7 +39,7 @@ from towpath.sinks.jars import fetch, store
 
 MARK: Final = "demo.lock"
 
-# Processes of a run get no more time to stop: nobody needs their data afterwards.
+# Processes of a run get no more time to stop, as their data is not needed afterwards.
 _REMAINS_WITHIN_S: Final = 5.0
 
 
@@ -51,7 +50,7 @@ def demo_folder(folder: Path) -> Iterator[Stack]:
 
     Raises:
         DemoRunsError: Another demo is running there.
-        NotADemoFolderError: The folder holds files that do not belong to a demo.
+        NotADemoFolderError: The folder has files that do not belong to a demo.
         StateFolderError: The folder, or its mark, cannot be created or written.
     """
     mark = folder.resolve() / MARK
@@ -77,7 +76,7 @@ def _check_owner(folder: Path, mark: Path) -> None:
 
 def _opened(mark: Path) -> TextIO:
     try:
-        # If a file is in the place of the folder, the mark cannot be opened.
+        # If there is a file instead of the folder, the mark cannot be opened.
         with contextlib.suppress(FileExistsError):
             mark.parent.mkdir(parents=True, exist_ok=True)
         return mark.open("a+", encoding="ascii")
@@ -102,13 +101,13 @@ def remove_all(stack: Stack) -> None:
     """Stop every process of a folder, and remove all files except the mark."""
     stop_all(stack.state)
     stack.purge()
-    for left in stack.state.root.iterdir():
-        if left.name == MARK:
+    for path in stack.state.root.iterdir():
+        if path.name == MARK:
             continue
-        if left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
         else:
-            left.unlink()
+            path.unlink()
 
 
 def stop_all(state: StateFolder) -> None:
@@ -126,7 +125,7 @@ def stop_all(state: StateFolder) -> None:
 
 
 def kill_children(within_s: float) -> None:
-    """Kill all child processes that are left, and wait until they exit."""
+    """Kill all remaining child processes, and wait until they exit."""
     children = psutil.Process(os.getpid()).children(recursive=True)
     for child in children:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -148,11 +147,11 @@ def prepare(prefix: str, console: Console) -> None:
 
 def clear_abandoned(prefix: str, folder: Path | None = None) -> None:
     """Stop the processes of killed runs, and remove their folders."""
-    for left in (folder or Path(tempfile.gettempdir())).glob(f"{prefix}*"):
+    for path in (folder or Path(tempfile.gettempdir())).glob(f"{prefix}*"):
         with contextlib.suppress(OSError, ValueError):
-            owner = int((left / _OWNER).read_text(encoding="ascii"))
+            owner = int((path / _OWNER).read_text(encoding="ascii"))
             if not psutil.pid_exists(owner):
-                _remove(Stack(left))
+                _remove(Stack(path))
 
 
 @contextlib.contextmanager
@@ -233,10 +232,10 @@ class Launcher:
         self._state = state
         self._env = env
 
-    def start(self, name: str, words: Sequence[str]) -> int:
+    def start(self, name: str, command: Sequence[str]) -> int:
         """Start a process and return its pid."""
         part = Part(
-            name=name, command=tuple(words), folder=self._state.root, env=self._env
+            name=name, command=tuple(command), folder=self._state.root, env=self._env
         )
         return process.start(part, self._state)
 

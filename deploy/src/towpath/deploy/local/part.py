@@ -1,5 +1,5 @@
 """
-A part of the stack as a value, and the state folder that holds its files.
+A part of the stack as a value, and the state folder that has its files.
 
 A part describes its command, its probe and its stop. The state folder::
 
@@ -39,8 +39,8 @@ class Part:
     One process: how it is started, probed and stopped.
 
     Attributes:
-        name: The part's name, and that of its log and its process file.
-        command: Program and arguments.
+        name: The name of the part, of its log and of its process file.
+        command: The program and its arguments.
         folder: The working folder; must exist after ``prepare``.
         env: The whole environment of the process.
         port: The port on which the part listens, for display.
@@ -52,7 +52,7 @@ class Part:
             crash.
         stop_signal: The signal of a clean stop.
         stop_within_s: The longest time of a clean stop; then the process is killed.
-        user: The user that runs the process, if not the one that starts it.
+        user: The user that runs the process, if it is not the user that starts it.
     """
 
     name: str

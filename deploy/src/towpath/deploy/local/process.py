@@ -1,12 +1,12 @@
 """
 Start processes in their own sessions, find them by a file, stop them by a deadline.
 
-The process file holds pid, start time in clock ticks and boot id. All three must match,
-so that a reused pid is never mistaken for ours. A process that ended but was not
-reaped by its parent counts as ended.
+The process file has pid, start time in clock ticks and boot id. All three must match,
+so that a reused pid is never mistaken for ours. A process that ended but was not reaped
+by its parent counts as ended.
 
 The first of the signals that end this process interrupts a run; none disturbs the
-clean-up.
+cleanup.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ def start(part: Part, state: StateFolder) -> int:
     try:
         _write_file(state.process_file(part.name), child.pid)
     except BaseException:
-        # Without its file nobody would find the process, and a second could be started.
+        # Without its file the process could not be found, and could be started again.
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
         raise
@@ -100,7 +100,7 @@ def stop(
     clock: Clock | None = None,
 ) -> None:
     """
-    Stop the process that a file names, and all others of its session.
+    Stop the process that a file names, and all other processes of its session.
 
     Only the named process gets ``stop_signal``. Once it has ended, or after
     ``within_s``, all that remain are killed.
@@ -203,12 +203,12 @@ def _gone(pid: int) -> str:
 
 
 def _identity(pid: int) -> str:
-    """Return pid, start time and boot id: no two processes share all three."""
+    """Return pid, start time and boot id; no two processes share all three."""
     try:
         line = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return _gone(pid)
-    # The second field is the program's name in brackets and may hold anything;
+    # The second field is the program's name in parentheses, and may contain anything;
     # the start time is the 22nd field.
     ticks = line.rpartition(")")[2].split()[19]
     return f"{pid} {ticks} {_boot_id()}\n"
@@ -233,13 +233,13 @@ def _restore(before: _Handlers) -> None:
 
 
 class InterruptHandler:
-    """A signal handler that interrupts once, and not during the clean-up."""
+    """A signal handler that interrupts once, and not during the cleanup."""
 
     def __init__(self) -> None:
         self._is_disabled = False
 
     def disable(self) -> None:
-        """Ignore signals from now on, for the clean-up."""
+        """Ignore signals from now on, for the cleanup."""
         self._is_disabled = True
 
     def __call__(self, _number: int, _frame: FrameType | None) -> None:
@@ -267,10 +267,10 @@ def interrupts_deferred() -> Iterator[None]:
 
     For blocks that start threads: Python can raise ``KeyboardInterrupt`` between any
     two steps of the main thread, even while a library has started a thread but not
-    registered it; nobody would then wait for that thread.
+    registered it; then no code would wait for that thread.
     """
     if threading.current_thread() is not threading.main_thread():
-        # Handlers run in the main thread only.
+        # Handlers run only in the main thread.
         yield
         return
     arrived: list[int] = []

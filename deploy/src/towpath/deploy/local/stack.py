@@ -26,7 +26,7 @@ from towpath.deploy.local.process import interrupts_deferred
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import TowpathError, UsageError, has_no_descriptor
 
-# Data that are removed need no clean stop. Postgres ends its sessions in this time.
+# Data that is removed needs no clean stop. Postgres ends its sessions in this time.
 _PURGED_WITHIN_S: Final = 3.0
 
 
@@ -131,7 +131,7 @@ class Stack:
                         ]
                     wait(done)
                 except BaseException:
-                    # Ctrl-C: nothing may be started during the clean-up.
+                    # After Ctrl-C no part may be started during the cleanup.
                     ending.set()
                     raise
         failures = [failure for f in done if (failure := f.exception()) is not None]
@@ -139,7 +139,7 @@ class Stack:
             if not isinstance(failure, TowpathError):
                 raise failure
         if len(failures) == 1:
-            # The error of a single part has a remedy of its own.
+            # The error of a single part has its own remedy.
             raise failures[0]
         if failures:
             raise PartError("\n".join(str(failure) for failure in failures))
@@ -147,7 +147,7 @@ class Stack:
 
     def down(self, *, within_s: float | None = None) -> None:
         """
-        Stop all parts at the same time; the data stays.
+        Stop all parts at the same time, and keep the data.
 
         Args:
             within_s: Parts that remain after this time are killed; by default each part
@@ -169,8 +169,8 @@ class Stack:
         """
         Stop all parts and remove their data, logs and ports.
 
-        Nothing is removed from a folder in which no stack was started: it may be a
-        folder of the user that has ``logs`` too.
+        Nothing is removed from a folder in which no stack was started, because a user's
+        folder may have ``logs``, too.
         """
         if not self._ports_file.exists():
             return
@@ -217,7 +217,7 @@ class Stack:
         except OSError as error:
             report(part.name, "failed")
             if has_no_descriptor(error):
-                # This error has a remedy of its own.
+                # This error has its own remedy.
                 raise
             message = (
                 f"{part.name} cannot be started: {error}; "
@@ -232,7 +232,7 @@ class Stack:
     def _start(
         self, part: Part, report: Callable[[str, str], None], ending: threading.Event
     ) -> tuple[Part, bool]:
-        """Start a part, with other ports if its own were taken before its start."""
+        """Start a part, with new ports if its own were taken before its start."""
         for _ in range(_PORT_CHOICES - 1):
             report(part.name, "starting")
             try:

@@ -1,11 +1,11 @@
 """
-Processes of the platform beside the stack: started, watched, restarted, stopped.
+The platform's processes outside the stack: started, watched, restarted, stopped.
 
 A process that ends by itself is restarted after a growing delay, and its restarts are
-counted. One deadline bounds the stop of all of them together; no process remains after
-it. Parts are started in the order of the calls, and all stopped at the same time.
-Adopted parts, which others have started, are watched and restarted, but ``stop`` leaves
-them running.
+counted. All processes have one deadline for their stop, and none remains after it.
+Parts are started in the order of the calls, and stopped at the same time. Adopted
+parts, which were started elsewhere, are watched and restarted, but ``stop`` leaves them
+running.
 """
 
 import threading
@@ -24,13 +24,13 @@ from towpath.schemas.clock import Backoff, Clock, Deadline, SystemClock
 from towpath.schemas.failure import TowpathError
 
 _POLL_EVERY_S: Final = 0.2
-# A process that has run for this long is stable: its delays start over.
+# A process that has run for this long is stable, and its delays start over.
 _STABLE_AFTER_S: Final = 30.0
 
 
 class Supervisor:
     """
-    Watches parts of one state folder.
+    Watches the parts of one state folder.
 
     Call order: ``start`` for each part, ``stop`` once. As a context manager, the
     supervisor calls ``stop`` at the end of the block.
@@ -64,7 +64,7 @@ class Supervisor:
 
     def start(self, part: Part) -> None:
         """
-        Start a part and watch it; an earlier process of its name is stopped.
+        Start a part and watch it; an earlier process with its name is stopped.
 
         The method does not wait until the part serves: see ``wait_ready``.
         """
@@ -103,12 +103,12 @@ class Supervisor:
                 except NotReadyError as error:
                     is_progressing = recovery.is_progressing()
                     if deadline.passed() and not is_progressing:
-                        why = lifecycle.failure_text(part, self._state, str(error))
-                        raise PartError(why) from error
+                        text = lifecycle.failure_text(part, self._state, str(error))
+                        raise PartError(text) from error
                 self._ending.wait(_POLL_EVERY_S)
 
     def restarts(self, name: str | None = None) -> int:
-        """Return the restarts of a part, or of all of them together."""
+        """Return the number of restarts of a part, or of all parts."""
         if name is None:
             return sum(self._restarts.values())
         return self._restarts.get(name, 0)
@@ -179,12 +179,12 @@ class Supervisor:
                 self._start_process(part)
             except (OSError, SubprocessError, TowpathError) as error:
                 self._delay(name)
-                # On a full disk there is no room for the reason either.
+                # On a full disk the reason cannot be written either.
                 with suppress(OSError), self._state.log(name).open("a") as log:
                     log.write(f"{name} could not be restarted: {error}\n")
 
     def _delay(self, name: str) -> None:
-        """Set the time at which a part is started again."""
+        """Set the time of a part's restart."""
         attempt = self._attempts.get(name, 0)
         self._attempts[name] = attempt + 1
         delay_s = self._backoff.delay_s(attempt)

@@ -2,13 +2,13 @@
 Drop a sink: its block, its state, its topics and, if requested, its data.
 
 The plan is recorded first, so that the same command completes an interrupted drop. Then
-the block is cut out of the configuration, and the driver releases the sink. Data are
-deleted only under the lock of the sink's folder.
+the block is removed from the configuration, and the driver releases the sink. Data is
+deleted only while the lock of the sink's folder is held.
 
-- The block is cut out of the text; the rest is unchanged, except that runs of blank
+- The block is removed from the text; the rest is unchanged, except that runs of blank
   lines become one, unless a value contains such a run. The result must parse to the
   same document as the old text without that sink.
-- The topics of a sink hold its dead letters, copies of its state, and the rows that
+- The topics of a sink have its dead letters, copies of its state, and the rows that
   snapshots read for it. Snapshots that still read rows for the sink are stopped first,
   because the relay would wait for a deleted topic.
 - Other sinks continue.
@@ -80,21 +80,21 @@ def own_topics(
     settings: Settings, name: str, sink: Sink | None, existing: Collection[str]
 ) -> list[str]:
     """
-    List the topics that belong to one sink only.
+    List the topics that belong only to one sink.
 
     They include the topics of tables to which the sink once had routes, but not the
     topics of a sink with the same name that reads another source.
     """
     prefix = settings.database.prefix
-    mine = {dead_letter_topic(prefix, name), sink_state_topic(prefix, name)}
-    mine |= {backfill_topic(r.topic, name) for r in filled(sink)} if sink else set()
-    mine |= {
+    own = {dead_letter_topic(prefix, name), sink_state_topic(prefix, name)}
+    own |= {backfill_topic(r.topic, name) for r in filled(sink)} if sink else set()
+    own |= {
         topic
         for topic in existing
         if topic.endswith(f"{BACKFILL}{name}")
         and table_of(prefix, topic.removesuffix(f"{BACKFILL}{name}")) is not None
     }
-    return sorted(mine & set(existing))
+    return sorted(own & set(existing))
 
 
 def delete_own(
@@ -114,8 +114,8 @@ def delete_own(
         yield from _stop_snapshots(settings.database, name, clock)
     kept = broker.delete(topics)
     for topic in topics:
-        why = kept.get(topic)
-        yield f"kept: topic {topic}: {why}" if why else f"deleted: topic {topic}"
+        reason = kept.get(topic)
+        yield f"kept: topic {topic}: {reason}" if reason else f"deleted: topic {topic}"
 
 
 def _stop_snapshots(source: Source, sink: str, clock: Clock) -> Iterator[str]:
@@ -149,16 +149,16 @@ def without_sink(text: str, name: str) -> str:
     Return the file's text without a sink's block.
 
     Raises:
-        UsageError: The block cannot be cut out safely: remove it by hand.
+        UsageError: The block cannot be removed safely: remove it by hand.
     """
     document = tomllib.loads(text)
     sinks = document[_SINK]
-    place = next(at for at, sink in enumerate(sinks) if sink["name"] == name)
+    number = next(at for at, sink in enumerate(sinks) if sink["name"] == name)
     lines = text.splitlines(keepends=True)
     kept = "".join(
         line
         for line, block in zip(lines, _blocks(lines), strict=True)
-        if block != place or not line.strip()
+        if block != number or not line.strip()
     )
     document[_SINK] = [sink for sink in sinks if sink["name"] != name]
     if not document[_SINK]:
@@ -217,7 +217,7 @@ class DropPlan:
     A sink to be dropped.
 
     Attributes:
-        sink: The sink's block; ``None`` if only the sink's state is left.
+        sink: The sink's block; ``None`` if only the sink's state remains.
         has_data: Whether the drop also deletes the sink's data.
     """
 
@@ -232,7 +232,7 @@ class DropServices:
     The services of a drop.
 
     Attributes:
-        erase: Deletes the data of a sink; ``None`` if they stay.
+        erase: Deletes the data of a sink; ``None`` to keep it.
         forget: Deletes the published progress of a sink.
         report: Prints a line for each deletion.
     """
@@ -250,10 +250,10 @@ def plan_drop(settings: Settings, name: str, *, has_data: bool) -> DropPlan:
 
     Raises:
         UnknownSinkError: There is no such sink, and no drop of it has begun.
-        UsageError: Another sink writes to the same places.
+        UsageError: Another sink writes to the same data.
     """
     if re.fullmatch(NAME, name) is None:
-        # The folder of such a name lies outside those of the sinks, or holds them all.
+        # The folder with such a name is outside the sinks' folders, or contains them.
         message = f"no sink can be named {name!r}"
         raise UnknownSinkError(message)
     begun = _begun(settings, name)
@@ -278,7 +278,7 @@ def carry_out_drop(
         config: The configuration file.
         environ: Environment variables that override the file.
         plan: The result of ``plan_drop``.
-        services: The parts that the drop needs.
+        services: The services that the drop needs.
 
     Raises:
         ConfigurationError: The file would be invalid without the block; it is
@@ -374,12 +374,12 @@ def _write(path: Path, sink: Sink, *, has_data: bool) -> None:
     # The salts are secret, and a drop computes no hashes.
     block = sink.model_dump(mode="json", exclude_unset=True, exclude={"hash_salts"})
     content = json.dumps({"sink": block, "has_data": has_data}).encode()
-    # A URL may hold a password, so only the owner of the file may read it.
+    # A URL may contain a password, so only the owner of the file may read it.
     replace_file(path, content, mode=0o600)
 
 
 def _clear(folder: Path) -> None:
-    """Delete the state; the record of the drop outlives all but the lock."""
+    """Delete the state: the record of the drop is second to last, and the lock last."""
     for one in folder.iterdir():
         if one.name in _DELETED_LAST:
             continue

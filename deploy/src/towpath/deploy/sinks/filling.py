@@ -1,5 +1,5 @@
 """
-Fill a sink from the existing rows by one signal, whose id is stored before it is sent.
+Fill a sink from the existing rows with one signal, whose id is stored before the send.
 
 Before a new sink is declared, the relay is checked: it must follow its slot and be able
 to read every table and view that the sink's routes need.
@@ -9,7 +9,7 @@ applied its snapshot. An interrupted command can be run again: it finds the id, 
 the signal if it was not sent, and waits again. No second snapshot is requested. A route
 that is refilled is noted as ``incomplete`` until the fill is applied. The fill then
 removes the route's earlier notes, because its rows complete the route. A note that is
-made during the fill stays, because the rows that it reports may still be missing.
+made during the fill is kept, because the rows that it reports may still be missing.
 """
 
 import json
@@ -56,7 +56,7 @@ class SinkFill:
     One snapshot for one sink.
 
     Attributes:
-        signal_id: The signal's id, which is the snapshot's too.
+        signal_id: The id of the signal and of the snapshot.
         collections: The tables and aggregates to read.
         has_sweep: Whether the sink deletes rows that the source lacks.
         noted: Earlier notes of missing rows, as route and snapshot.
@@ -77,7 +77,7 @@ def begin_fill(
     signal_id: str | None = None,
 ) -> tuple[SinkFill, bool]:
     """
-    Record a fill durably; return it, and whether it was begun before.
+    Record a fill durably; return it, and whether it had been begun before.
 
     Args:
         settings: The configuration.
@@ -115,9 +115,9 @@ def begin_fill(
 
 def check_new_signal(source: Source, signal_id: str) -> None:
     """
-    Check the id of a signal that somebody else is to insert.
+    Check the id of a signal that the user will insert.
 
-    The answer to an earlier signal of this id would be taken for the fill's.
+    The answer to an earlier signal with this id would be taken for the fill's answer.
 
     Raises:
         UsageError: The id is empty or too long.
@@ -166,10 +166,10 @@ def carry_out_fill(
     """
     known = signals.state(source, filling.signal_id)
     if known is not None and known[0] == INCOMPLETE:
-        again = signals.send(
+        resume_id = signals.send(
             source, "resume-snapshot", {"snapshot-id": filling.signal_id}
         )
-        wait_answer(source, again, clock, _ANSWERED_WITHIN_S)
+        wait_answer(source, resume_id, clock, _ANSWERED_WITHIN_S)
     if known is None:
         signals.request_snapshot(
             source,
@@ -186,7 +186,7 @@ def carry_out_fill(
 def end_fill(
     settings: Settings, sink: Sink, filling: SinkFill, *, is_applied: bool
 ) -> None:
-    """Delete the record and the notes of a fill that was applied, or never will be."""
+    """Delete the record and the notes of a fill that was applied or has failed."""
     routes = _filled_routes(settings, sink, filling.collections)
     own = [(route, filling.signal_id) for route in routes]
     for route, snapshot_id in (*own, *(filling.noted if is_applied else ())):
@@ -217,7 +217,7 @@ def collections_of(
     settings: Settings, sink: Sink, route: str | None = None
 ) -> list[str]:
     """
-    Return the distinct collections behind a sink's routes, or behind one route.
+    Return the distinct collections of a sink's routes, or of one route.
 
     An event log has none: it cannot be read again.
 
@@ -244,8 +244,8 @@ def _collection(settings: Settings, sink: Sink, route: Route) -> str:
 
 
 def _found_collection(settings: Settings, route: Route) -> str | None:
-    """Return the collection behind a route; None if no view provides its rows."""
-    # An aggregate has one name, which stands for all views of its type.
+    """Return the collection of a route; None if no view provides its rows."""
+    # An aggregate has one name, which means all views of its type.
     named = collection_of(settings, route, announced_name(settings, route))
     if named is None and route.kind is RouteKind.TABLE:
         return route.topic.removeprefix(f"{settings.database.prefix}.")
@@ -271,7 +271,7 @@ def _stored(path: Path) -> SinkFill | None:
 
 def check_fillable(settings: Settings, sink: str, collections: Sequence[str]) -> None:
     """
-    Check that the relay can read every collection that is to fill a sink.
+    Check that the relay can read every collection that must fill a sink.
 
     Raises:
         SinkUnfitError: The relay would refuse some collections; the error lists them.
@@ -299,7 +299,7 @@ def check_fillable(settings: Settings, sink: str, collections: Sequence[str]) ->
 def _refusals(
     connection: Connection, settings: Settings, collections: Sequence[str]
 ) -> Iterator[str]:
-    """List the reasons why the relay would refuse collections."""
+    """Yield the reasons for which the relay would refuse collections."""
     views = {view.collection: view for view in settings.relay.outbox.view}
     readable = CollectionCatalog(settings.database.publication, views)
     for collection in collections:

@@ -46,12 +46,12 @@ class LifecycleReport(Protocol):
         """Show a step."""
 
     def warn(self, line: str) -> None:
-        """Show a sentence about the remaining work."""
+        """Show a sentence about work that remains."""
 
     def watching(
         self,
     ) -> AbstractContextManager[Callable[[Sequence[TableProgress]], None]]:
-        """Show the progress of a snapshot during a block."""
+        """Show the progress of a snapshot until the ``with`` block ends."""
 
 
 def add_sink(
@@ -68,7 +68,7 @@ def add_sink(
 
     Args:
         path: The configuration file.
-        environ: Environment variables that override it.
+        environ: Environment variables that override the file.
         block: One ``[[sink]]`` block with its routes, as TOML.
         report: Shows the steps.
         max_rows_per_second: Limit on the reading speed.
@@ -76,7 +76,7 @@ def add_sink(
             wait until it has been run, instead of sending the signal.
 
     Raises:
-        TowpathError: The block was refused, or a part does not answer.
+        TowpathError: The block is refused, or a part does not answer.
     """
     settings = load(path, environ)
     cluster, clock = Topics(settings.kafka), SystemClock()
@@ -89,15 +89,15 @@ def add_sink(
         _wait_running(settings, sink)
     except SinkNotRunningError:
         report.warn(
-            f"{sink.name} stays declared. If its block has a mistake, correct it in "
+            f"{sink.name} remains declared. If its block has a mistake, correct it in "
             f"{path} and in the block that you pass. Then run towpath sink add again, "
             f"or towpath sink drop {sink.name}"
         )
         raise
-    wanted = _WantedFill(collections, max_rows_per_second, signal_id=signal_id)
-    if collections and not _fill(settings, sink, wanted, report):
+    request = _FillRequest(collections, max_rows_per_second, signal_id=signal_id)
+    if collections and not _fill(settings, sink, request, report):
         report.warn(
-            f"{sink.name} stays declared, without its earlier rows: run the same "
+            f"{sink.name} remains declared, without its earlier rows: run the same "
             f"towpath sink add again, or towpath sink drop {sink.name}"
         )
         return False
@@ -113,12 +113,12 @@ def fillable_sink(
     Return a declared sink, and the collections that fill it or one of its routes.
 
     Raises:
-        UsageError: There is no such sink or route, or it keeps events only.
+        UsageError: There is no such sink or route, or it stores only events.
     """
     sink = declare.sink_named(settings, name)
     collections = filling.collections_of(settings, sink, route)
     if not collections:
-        message = f"{name} keeps events only, which cannot be read again"
+        message = f"{name} stores only events, which cannot be read again"
         raise UsageError(message)
     return sink, collections
 
@@ -145,10 +145,10 @@ def refill_sink(
         TowpathError: There is no such sink or route, or a part does not answer.
     """
     sink, collections = fillable_sink(settings, name, route)
-    wanted = _WantedFill(collections, max_rows_per_second, has_sweep=True)
-    if not _fill(settings, sink, wanted, report):
+    request = _FillRequest(collections, max_rows_per_second, has_sweep=True)
+    if not _fill(settings, sink, request, report):
         return False
-    report.say(f"{name} is filled again")
+    report.say(f"{name} is refilled")
     return _has_no_parked(settings, sink, report)
 
 
@@ -163,7 +163,7 @@ def drop_sink(
 
     Args:
         path: The configuration file.
-        environ: Environment variables that override it.
+        environ: Environment variables that override the file.
         planned: The result of ``dropping.plan_drop``.
         report: Shows the steps.
 
@@ -184,8 +184,8 @@ def drop_question(planned: dropping.DropPlan) -> str:
     sink = planned.sink
     erase = eraser_of(sink) if sink is not None and planned.has_data else None
     routes = ", ".join(route.name for route in sink.route) if sink is not None else ""
-    what = f", and all that it wrote ({routes})" if erase else " but keep its data"
-    return f"drop the sink {planned.name}{what}?"
+    data = f", and all that it wrote ({routes})" if erase else " but keep its data"
+    return f"drop the sink {planned.name}{data}?"
 
 
 def _wait_running(settings: Settings, sink: Sink) -> None:
@@ -195,8 +195,7 @@ def _wait_running(settings: Settings, sink: Sink) -> None:
 
 
 def _check(signal_id: str | None, settings: Settings, sink: Sink) -> None:
-    # This check comes first, because it needs no server: it refuses a route that
-    # nothing can fill.
+    # First, because it needs no server: a route that nothing can fill is refused.
     collections = filling.collections_of(settings, sink)
     if signal_id is not None:
         filling.check_new_signal(settings.database, signal_id)
@@ -205,8 +204,8 @@ def _check(signal_id: str | None, settings: Settings, sink: Sink) -> None:
     filling.check_fillable(settings, sink.name, collections)
 
 
-class _WantedFill(NamedTuple):
-    """A fill of a sink: its collections, and how they are read."""
+class _FillRequest(NamedTuple):
+    """A fill of a sink: its collections, and the options of its snapshot."""
 
     collections: list[str]
     max_rows_per_second: int | None = None
@@ -215,21 +214,21 @@ class _WantedFill(NamedTuple):
 
 
 def _fill(
-    settings: Settings, sink: Sink, wanted: _WantedFill, report: LifecycleReport
+    settings: Settings, sink: Sink, request: _FillRequest, report: LifecycleReport
 ) -> bool:
     """Fill a sink, or resume its fill, and wait until it has applied the snapshot."""
     source, clock = settings.database, SystemClock()
     begun, is_old = filling.begin_fill(
-        *(settings, sink, wanted.collections),
-        has_sweep=wanted.has_sweep,
-        signal_id=wanted.signal_id,
+        *(settings, sink, request.collections),
+        has_sweep=request.has_sweep,
+        signal_id=request.signal_id,
     )
     verb = "continues to fill" if is_old else "fills"
     report.say(f"snapshot {begun.signal_id} {verb} {sink.name}")
-    speed = wanted.max_rows_per_second
-    if wanted.signal_id is not None:
-        asked = (begun.collections, sink.name, begun.signal_id)
-        report.say(signals.statement(source, *asked, speed))
+    speed = request.max_rows_per_second
+    if request.signal_id is not None:
+        requested = (begun.collections, sink.name, begun.signal_id)
+        report.say(signals.statement(source, *requested, speed))
         filling.await_signal(source, begun, clock)
     with report.watching() as show:
         answer = filling.carry_out_fill(source, sink, begun, clock, show, speed)
@@ -250,15 +249,17 @@ def _has_no_parked(settings: Settings, sink: Sink, report: LifecycleReport) -> b
     with closing(ProgressReader(settings, SystemClock())) as published:
         progress = progress_of(published, sink)
     if progress.parked:
+        is_one = progress.parked == 1
+        keys, verb = ("key", "is") if is_one else ("keys", "are")
         report.warn(
-            f"{progress.parked:,} keys of {sink.name} are parked; list the reasons: "
-            f"towpath dead-letters list --sink {sink.name}"
+            f"{progress.parked:,} {keys} of {sink.name} {verb} parked; list the "
+            f"reasons: towpath dead-letters list --sink {sink.name}"
         )
     return not progress.parked
 
 
 class _RebuildContext(NamedTuple):
-    """The sink that is rebuilt, and the parts that the steps need."""
+    """The sink that is rebuilt, and the objects that the steps need."""
 
     settings: Settings
     sink: Sink
@@ -292,7 +293,7 @@ def rebuild_sink(
     ):
         declare.wait_running(settings, name, published, clock, _RUNNING_WITHIN_S)
         context = _RebuildContext(settings, declared, opened, published, clock, report)
-        # One at a time, so that there is never more than one spare index.
+        # One route at a time, so that there is never more than one spare index.
         replaced = [_rebuild_route(context, chosen) for chosen in routes]
     return all(replaced)
 
@@ -345,9 +346,9 @@ def _rebuild_route(context: _RebuildContext, route: Route) -> bool:
     report = context.report
     # An interrupted rebuild may have left the old index after its swap.
     context.rebuild.retire(route, context.clock)
-    letters_before, begun = _begin_rebuild(context, route)
-    word = "continues to fill" if begun.is_resumed else "fills"
-    report.say(f"{route.name}: snapshot {begun.snapshot} {word} {begun.new}")
+    earlier_count, begun = _begin_rebuild(context, route)
+    verb = "continues to fill" if begun.is_resumed else "fills"
+    report.say(f"{route.name}: snapshot {begun.snapshot} {verb} {begun.new}")
     if not _fill_route(context, route, begun.snapshot):
         context.rebuild.abort(route)
         return False
@@ -355,12 +356,12 @@ def _rebuild_route(context: _RebuildContext, route: Route) -> bool:
     ends = declare.sink_ends(context.settings, context.sink.name, cluster)
     published, clock = context.published, context.clock
     declare.wait_applied(context.sink.name, ends, published, clock, _STUCK_AFTER_S)
-    letters = _dead_letters(context)
-    if letters != letters_before:
-        _keep_letters(context, route, letters)
+    count = _count_dead_letters(context)
+    if count != earlier_count:
+        _store_count(context, route, count)
         report.say(
             f"records became dead letters meanwhile: {begun.new} may lack them and "
-            "replaces nothing yet. Look at the dead letters, then run this command "
+            "replaces nothing yet. Inspect the dead letters, then run this command "
             "again: it resumes the rebuild."
         )
         return False
@@ -377,37 +378,37 @@ def _begin_rebuild(
     context: _RebuildContext, route: Route
 ) -> tuple[int, "RebuildStart"]:
     """
-    Begin or resume a rebuild; return it with the earlier number of dead letters.
+    Begin or resume a rebuild; return the earlier number of dead letters, and its start.
 
     That number is stored before the index is created, so that a resumed rebuild also
     notices dead letters that were written before its interruption.
     """
-    letters = _dead_letters(context)
+    count = _count_dead_letters(context)
     # If the sink's progress was lost, the stored number is higher than the current one.
     # The two numbers then differ as well, so nothing is replaced.
-    before = _letters_file(context).read().get(route.name, letters)
-    _keep_letters(context, route, before)
+    before = _counts_file(context).read().get(route.name, count)
+    _store_count(context, route, before)
     begun = context.rebuild.begin(route, f"rebuild-{uuid.uuid4().hex[:12]}")
     if not begun.is_resumed:
         # The stored number may belong to an index that has since been deleted.
-        before = letters
-        _keep_letters(context, route, before)
+        before = count
+        _store_count(context, route, before)
     return before, begun
 
 
-def _keep_letters(context: _RebuildContext, route: Route, letters: int) -> None:
-    file = _letters_file(context)
-    file.keep({**file.read(), route.name: letters})
+def _store_count(context: _RebuildContext, route: Route, count: int) -> None:
+    file = _counts_file(context)
+    file.keep({**file.read(), route.name: count})
 
 
-def _letters_file(context: _RebuildContext) -> JsonFile[int]:
+def _counts_file(context: _RebuildContext) -> JsonFile[int]:
     """Return the file with the number of dead letters before each route's rebuild."""
     folder = sink_folder(context.settings.state_folder, context.sink.name)
     return JsonFile(folder / REBUILDS_FILE)
 
 
 def _fill_route(context: _RebuildContext, route: Route, snapshot: str) -> bool:
-    """Request the snapshot, unless that was done before, and watch it to its end."""
+    """Request the snapshot, unless it was requested before, and watch it to its end."""
     collections = filling.collections_of(context.settings, context.sink, route.name)
     fill = filling.SinkFill(snapshot, tuple(collections))
     source = context.settings.database
@@ -416,10 +417,10 @@ def _fill_route(context: _RebuildContext, route: Route, snapshot: str) -> bool:
     if answer.status == "completed":
         return True
     context.report.warn(
-        f"{route.name} stays as it is: the snapshot did not complete ({answer})"
+        f"{route.name} is unchanged: the snapshot did not complete ({answer})"
     )
     return False
 
 
-def _dead_letters(context: _RebuildContext) -> int:
+def _count_dead_letters(context: _RebuildContext) -> int:
     return progress_of(context.published, context.sink).dead_letters

@@ -17,12 +17,12 @@ from towpath.schemas.clock import Clock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Settings, Source
 
-# The most keys that one signal may list.
+# The maximum number of keys in one signal.
 MAX_KEYS: Final = 10_000
 # A running relay answers within a second; a starting relay takes a few seconds.
 ANSWERED_WITHIN_S: Final = 10.0
-# The fields of the relay's answer: each lists the tables whose snapshot the signal
-# changed.
+# The fields of the relay's answer. Each lists the tables for which the signal changed
+# the snapshot.
 _RESULTS: Final = ("paused", "resumed", "stopped")
 _COLLECTION: Final = re.compile(r'(?:"(?:[^"]|"")*"|[^"=])*')
 
@@ -32,11 +32,11 @@ RunningChange = Literal["pause", "resume", "stop"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotRequest:
     """
-    A request for a snapshot, as the user wrote it.
+    A request for a snapshot, with the user's arguments as written.
 
     Attributes:
         collections: Tables, aggregates or regular expressions; empty for all.
-        target: The one sink that gets the rows; ``None`` for all sinks.
+        target: The only sink that gets the rows; ``None`` for all sinks.
         where: Filters, each as ``schema.table=filter``.
         keys: The keys to read; empty for all rows.
         type: Incremental or blocking.
@@ -84,11 +84,11 @@ class AnsweredSignal(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """The tables that were paused, resumed or stopped, in words."""
+        """The tables that were paused, resumed or stopped, as lines of text."""
         return [
-            f"{word}: {', '.join(self.answer.detail[word]) or 'nothing'}"
-            for word in _RESULTS
-            if word in self.answer.detail
+            f"{result}: {', '.join(self.answer.detail[result]) or 'nothing'}"
+            for result in _RESULTS
+            if result in self.answer.detail
         ]
 
 
@@ -130,7 +130,7 @@ def signal_running(
         SourceUnreachableError: The source does not answer.
         SourceRefusedError: The source refuses a statement.
         SignalRefusedError: The signal table does not exist.
-        RelaySilentError: No relay answers; the signal waits for one.
+        RelaySilentError: No relay answers; the signal remains in its table.
     """
     snapshot_id, collections = None, list(names)
     if names and signals.progress(source, names[0]):
@@ -144,30 +144,30 @@ def signal_running(
     return AnsweredSignal(signal_id, answer)
 
 
-def conditions(words: Iterable[str]) -> list[dict[str, str]] | None:
+def conditions(arguments: Iterable[str]) -> list[dict[str, str]] | None:
     """
     Read ``COLLECTION=FILTER`` arguments; None if there are none.
 
     Raises:
-        UsageError: An argument has no equals sign, or nothing on one side of it.
+        UsageError: An argument has no equals sign, or one of its sides is empty.
     """
     found = []
-    for word in words:
-        collection, sign, condition = _cut(word)
+    for argument in arguments:
+        collection, sign, condition = _split(argument)
         if not (sign and collection.strip() and condition.strip()):
-            message = f'--where {word!r}: write "schema.table=filter"'
+            message = f'--where {argument!r}: write "schema.table=filter"'
             raise UsageError(message)
         entry = {"data-collection": collection.strip(), "filter": condition.strip()}
         found.append(entry)
     return found or None
 
 
-def _cut(word: str) -> tuple[str, str, str]:
-    """Cut at the first equals sign that is not between quotes."""
-    end = len(word)
-    if found := _COLLECTION.match(word):
+def _split(argument: str) -> tuple[str, str, str]:
+    """Split an argument at the first equals sign that is not between quotes."""
+    end = len(argument)
+    if found := _COLLECTION.match(argument):
         end = found.end()
-    return word[:end], word[end : end + 1], word[end + 1 :]
+    return argument[:end], argument[end : end + 1], argument[end + 1 :]
 
 
 def parsed_keys(texts: Iterable[str]) -> list[list[Any]] | None:
@@ -191,7 +191,7 @@ def _key(line: str) -> list[Any]:
     text = line.strip()
     if not text:
         # Without a key the snapshot would read all rows.
-        message = "a key is empty: name the row, or leave out keys to read all rows"
+        message = "a key is empty: name the row, or omit the keys to read all rows"
         raise UsageError(message)
     if not text.startswith("["):
         return [text]

@@ -1,10 +1,10 @@
 """
 Snapshot signals and their answers, in tables of the source's ``towpath`` schema.
 
-A signal is one row of the signal table; the row names the relay that it is for. The
-relay writes its answer into the same row, and the progress of each table into
+A signal is one row of the signal table; the row names the relay that must answer it.
+The relay writes its answer into the same row, and the progress of each table into
 ``towpath.snapshot``. Only the relay runs a snapshot, so the snapshot continues when a
-command stops watching.
+command stops watching it.
 """
 
 import json
@@ -27,13 +27,13 @@ from towpath.settings import Source
 from towpath.sinks.postgres import connected
 
 _INSERT: Final = "insert into towpath.signal (id, type, data) values (%s, %s, %s)"
-# The characters of an id that the signal table holds.
+# The maximum length of an id in the signal table.
 LONGEST_ID: Final = 64
-# The largest limit on the reading speed that the relay takes.
+# The largest limit on the reading speed that the relay accepts.
 LARGEST_SPEED: Final = 2**31 - 1
 # Short enough to read in a table, and to retype.
 _ID_CHARACTERS: Final = 12
-# As JSON, so that older tables, which have no relay column, can be read too.
+# As JSON, because older tables have no relay column.
 _STATE: Final = """\
 select status, detail from towpath.signal s
 where id = %s and coalesce(to_jsonb(s) ->> 'relay', %s) = %s
@@ -88,15 +88,15 @@ def request_snapshot(
     more_fields: Mapping[str, Any] | None = None,
 ) -> str:
     """
-    Request a snapshot and return the signal's id, which is the snapshot's too.
+    Request a snapshot, and return the id of the signal and of the snapshot.
 
     Args:
         source: The database, and the slot of its relay.
         collections: Tables, views of aggregates, or expressions.
-        target: The one sink that gets the rows.
+        target: The only sink that gets the rows.
         max_rows_per_second: Limit on the reading speed.
         signal_id: The id; generated if omitted.
-        more_fields: Further fields of the signal, under their own names.
+        more_fields: Further fields of the signal, by name.
 
     Raises:
         SourceUnreachableError: The source does not answer.
@@ -127,8 +127,8 @@ def statement(
         "max-rows-per-second": max_rows_per_second,
         "relay": source.slot,
     }
-    given = {name: value for name, value in fields.items() if value is not None}
-    values = (signal_id, "execute-snapshot", json.dumps(given))
+    present = {name: value for name, value in fields.items() if value is not None}
+    values = (signal_id, "execute-snapshot", json.dumps(present))
     texts = ", ".join("'" + value.replace("'", "''") + "'" for value in values)
     return f"insert into towpath.signal (id, type, data) values ({texts});"  # noqa: S608 - for people
 
@@ -139,12 +139,12 @@ def send(
     """
     Insert a signal for the source's relay and return its id.
 
-    Fields without a value are left out.
+    Fields without a value are omitted.
 
     Raises:
         SourceUnreachableError: The source does not answer.
         SourceRefusedError: The source refuses the statement.
-        SignalRefusedError: The signal table does not exist, or has the id already, or
+        SignalRefusedError: The signal table does not exist or already has the id, or
             the id is too long.
     """
     chosen = signal_id or uuid.uuid4().hex[:_ID_CHARACTERS]
@@ -243,7 +243,7 @@ class SignalAnswer(NamedTuple):
 
     @property
     def is_good(self) -> bool:
-        """Whether the signal was not rejected, did not fail, and left no row out."""
+        """Whether the signal was neither rejected nor failed, and omitted no row."""
         return self.status not in {"rejected", "failed", INCOMPLETE}
 
     @property
@@ -255,7 +255,7 @@ class SignalAnswer(NamedTuple):
         if not isinstance(tables, dict):
             return ""
         reasons = {name: each.get("reason") for name, each in tables.items()}
-        return "; ".join(f"{name}: {why}" for name, why in reasons.items() if why)
+        return "; ".join(f"{name}: {text}" for name, text in reasons.items() if text)
 
     def __str__(self) -> str:
         """Return the status, with its reason if there is one."""

@@ -1,4 +1,4 @@
-"""Progress of snapshots, as a table and as live bars."""
+"""The progress of snapshots, as a table and as live bars."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -27,16 +27,16 @@ _NUMBERS: Final = frozenset({"rows", "dropped", "%", "rows/s", "left"})
 # Narrower columns cannot be read.
 _WIDTHS: Final = {"snapshot": 12, "table": 12}
 
-# A chunk takes less than a second: a relay that is quiet for this long is waiting or
-# down.
+# A chunk takes less than a second: a relay without progress for this long is waiting
+# or down.
 _QUIET_S: Final = 30.0
 
 
 def snapshot_table(rows: Sequence[TableProgress]) -> RenderableType:
-    """Return a row for each table of each snapshot, with the problems below."""
+    """Return a row for each table of each snapshot, and the problems below them."""
     table = Table(box=None, collapse_padding=True, pad_edge=False)
     cells = [_cells(row) for row in rows]
-    # Empty columns are left out: there is little room.
+    # Empty columns are omitted, because space is scarce.
     titles = [title for title in _TITLES if any(cell[title] for cell in cells)]
     for title in titles:
         table.add_column(
@@ -48,12 +48,12 @@ def snapshot_table(rows: Sequence[TableProgress]) -> RenderableType:
         )
     for cell in cells:
         table.add_row(*(cell[title] for title in titles))
-    wrong = [
+    problems = [
         escape(f"{row.snapshot_id} {row.collection}: {row.error or quiet_text(row)}")
         for row in rows
         if row.error or quiet_text(row)
     ]
-    return Group(table, *wrong)
+    return Group(table, *problems)
 
 
 def _cells(row: TableProgress) -> dict[str, str]:
@@ -134,7 +134,7 @@ class SnapshotBars:
 
 
 def progress_text(row: TableProgress) -> str:
-    """Return the line beside the bar of a table."""
+    """Return the text to the right of a table's bar."""
     text = [row.state, f"{row.rows:,} rows"]
     if row.dropped:
         text.append(f"{row.dropped:,} newer in the stream")
@@ -152,7 +152,7 @@ def progress_text(row: TableProgress) -> str:
 
 @contextmanager
 def open_bars(console: Console) -> Iterator[SnapshotBars]:
-    """Show bars until the block ends; without a terminal, print them at its end."""
+    """Show bars until the block ends; without a terminal, print them only then."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),

@@ -1,9 +1,9 @@
 """
 Traces one row or aggregate from the source through Kafka to the sinks.
 
-A topic is searched for the records of one key, from its first record, or from a given
-time, to its current end. A sink that cannot be read is reported as such, and does not
-hide the others.
+Each topic is searched for the records of one key, from its first record, or from a
+given time, to its current end. A sink that cannot be read is reported with its error;
+the other sinks are reported as usual.
 """
 
 import json
@@ -52,7 +52,7 @@ _OPERATIONS: Final[Mapping[str, str]] = {
     "r": "read",
 }
 _TIMEOUT_S: Final = 10.0
-# The starts of the first and of the last year that a ``datetime`` can have.
+# The beginnings of the first and of the last year that a ``datetime`` can have.
 _FIRST_MS: Final = -62_135_596_800_000
 _LAST_MS: Final = 253_370_764_800_000
 _READING: Final = {"isolation.level": "read_committed", "fetch.wait.max.ms": 10}
@@ -76,8 +76,8 @@ def trace_aggregate(
     Args:
         settings: The configuration.
         type_: The aggregate's type.
-        id_: Its id.
-        since: Only records from this time on; None for all that Kafka still has.
+        id_: The aggregate's id.
+        since: Only records from this time on; None for all records that Kafka has.
 
     Raises:
         UnknownTopicError: No event of the type was published.
@@ -97,9 +97,9 @@ def trace_row(
     Args:
         settings: The configuration.
         table: The table, ``schema.table``.
-        key: The values of its primary key, in key order, joined by colons; a colon in
+        key: The values of its primary key, in key order, joined with colons; a colon in
             a value is ``%3A``, and a percent sign ``%25``.
-        since: Only records from this time on; None for all that Kafka still has.
+        since: Only records from this time on; None for all records that Kafka has.
 
     Raises:
         UsageError: There is no such table, or the key does not fit its primary key.
@@ -111,11 +111,11 @@ def trace_row(
     except ValueError as error:
         raise UsageError(str(error)) from error
     topic = table_topic(settings.database.prefix, name)
-    is_there = _is_in_source(settings, name, key)
+    is_in_source = _is_in_source(settings, name, key)
     subject = f"{table} {key}"
-    # Two texts can name the same key: ``50%`` and ``50%25``.
+    # Two strings can name the same key: ``50%`` and ``50%25``.
     named = key_text(key_parts(key))
-    return _trace(settings, subject, topic, named, since, is_in_source=is_there)
+    return _trace(settings, subject, topic, named, since, is_in_source=is_in_source)
 
 
 def _trace(
@@ -171,7 +171,7 @@ def _is_in_source(settings: Settings, table: TableName, key: str) -> bool | None
             if len(columns) != len(parts):
                 message = (
                     f"the key of {table.text} has {len(columns)} values: "
-                    f"{', '.join(columns)}; separate them by colons"
+                    f"{', '.join(columns)}; separate them with colons"
                 )
                 raise UsageError(message)
             is_row = sql.SQL(" and ").join(
@@ -182,7 +182,7 @@ def _is_in_source(settings: Settings, table: TableName, key: str) -> bool | None
             )
             row = connection.execute(query, parts).fetchone()
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
-        # Postgres 15 reports a missing schema as such.
+        # Postgres 15 reports a missing schema with an error of its own.
         message = f"the source has no table {table.text}"
         raise UsageError(message) from error
     except psycopg.DataError as error:
@@ -241,7 +241,7 @@ def offsets_at(
     for one in found:
         if one.error is not None:
             raise KafkaException(one.error)
-    # A partition without such a record has nothing to search: it begins at its end.
+    # A partition without such a record is not searched: its search begins at its end.
     return {
         one.partition: one.offset if one.offset >= 0 else ends[one.partition]
         for one in found
@@ -255,7 +255,7 @@ def names_of_key(key: bytes | str | None) -> Iterator[str]:
     text = key if isinstance(key, str) else key.decode("utf-8", "backslashreplace")
     # The key of an event is its aggregate's id.
     yield key_text([text])
-    # Another program may have written anything as a key.
+    # A different program may have written an arbitrary key.
     with suppress(ValueError, TypeError, RecursionError):
         values = json.loads(text)
         if isinstance(values, dict):
@@ -302,28 +302,28 @@ def operation_of(value: bytes | str | None) -> str:
 def _route(
     settings: Settings,
     published: ProgressReader,
-    place: tuple[Sink, Route],
+    sink_and_route: tuple[Sink, Route],
     topic: str,
     key: str,
 ) -> TracedRoute:
-    sink, route = place
-    # A route with a key of its own stores other keys, and an event log stores none.
-    keeps = route.kind is not RouteKind.EVENT_LOG and not route.key
+    sink, route = sink_and_route
+    # A route with a ``key`` stores different keys, and an event log stores none.
+    keeps_position = route.kind is not RouteKind.EVENT_LOG and not route.key
     traced = TracedRoute(
-        sink=sink.name, route=route.name, keeps_position=keeps, applied={}
+        sink=sink.name, route=route.name, keeps_position=keeps_position, applied={}
     )
     try:
         progress = progress_of(published, sink)
         traced = replace(
             traced, applied=progress.applied, updated_at=progress.updated_at
         )
-        letters = _dead_letters(settings, sink, topic, key, progress.dead_letters)
-        stored = _stored(settings, sink, route, key) if keeps else None
+        found = _dead_letters(settings, sink, topic, key, progress.dead_letters)
+        stored = _stored(settings, sink, route, key) if keeps_position else None
     except TowpathError as error:
         return replace(traced, error=str(error))
     return replace(
         traced,
-        dead_letters=letters,
+        dead_letters=found,
         stored_position=None if stored is None else stored.position,
         is_deleted=stored is not None and stored.is_deleted,
     )

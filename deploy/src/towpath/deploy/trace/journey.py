@@ -1,10 +1,10 @@
 """
 The journey of one row or aggregate: the facts of each hop, and each route's state.
 
-A journey has the records of one key, oldest first, and for each route of each sink that
-reads them: how far the sink has applied the partitions, which position it stores, and
-the dead letters of the key. These facts determine the state of each route. Values of
-rows and payloads of events are not part of a journey. This module does no I/O.
+A journey has the records of one key, oldest first, and for each route that reads them:
+the applied offset of each partition, the stored position, and the dead letters of the
+key. These facts determine the state of each route. A journey has no values of rows and
+no payloads of events. This module does no I/O.
 """
 
 import enum
@@ -25,10 +25,10 @@ class RouteState(enum.StrEnum):
     ``current``: the newest record is applied; the sink stores its position or a newer
     one.
     ``applied``: the newest record is applied; the sink stores no position for the key.
-    ``deleted``: the newest record is applied, and the row is a tombstone or gone; or no
-    record was found, and neither the source nor the sink has the row.
+    ``deleted``: the newest record is applied, and the sink has a tombstone or no row;
+    or no record was found, and neither the source nor the sink has the row.
     ``behind``: the sink has not applied all records of the key yet.
-    ``parked``: a dead letter holds the key back.
+    ``parked``: the sink applies no records of the key, because of a dead letter.
     ``incomplete``: all records are applied, except those that became dead letters.
     ``differs``: the newest record is applied, but the sink stores an older position, or
     none.
@@ -50,15 +50,16 @@ class TracedRecord(NamedTuple):
     A record of the key.
 
     Attributes:
-        topic: Its topic.
-        partition: Its partition.
-        offset: Its offset.
+        topic: The record's topic.
+        partition: The record's partition.
+        offset: The record's offset.
         kind: The event's type, or the operation on the row: create, update, delete,
             read, tombstone; empty if its format does not show it.
-        position: Its position; empty if it has none.
-        committed_at: The commit time of its transaction.
+        position: The record's position; empty if it has none.
+        committed_at: The commit time of the record's transaction.
         event_id: The event's id; None for a row.
-        traceparent: The trace context of the request that caused it, if it has one.
+        traceparent: The trace context of the request that caused the record; None if
+            the record has none.
     """
 
     topic: str
@@ -86,7 +87,7 @@ class TracedRoute:
         dead_letters: A summary for each parked record key, and one for each dead letter
             that parks no key.
         updated_at: The end of the sink's last batch, RFC 3339; empty before the first.
-        error: Why the sink could not be read; None if it was.
+        error: The error of reading the sink; None if it was read.
     """
 
     sink: str
@@ -170,13 +171,13 @@ def state_of(route: TracedRoute, journey: Journey) -> RouteState:
 def _stored_state(route: TracedRoute, journey: Journey) -> RouteState:
     """Return the state of a key whose position the sink stores."""
     records = records_for(route, journey)
-    # If no record was found, a row that the source lacks is rightly not in the sink.
+    # If no record was found, a row that the source lacks is correctly not in the sink.
     is_delete = journey.is_in_source is False
     if records:
         is_delete = records[-1].kind in {"delete", "tombstone"}
     if route.stored_position is None:
         return RouteState.DELETED if is_delete else RouteState.DIFFERS
-    # A snapshot may have delivered a newer row than the records that are left.
+    # A snapshot may have delivered a row that is newer than the remaining records.
     if records and route.stored_position < records[-1].position:
         return RouteState.DIFFERS
     return RouteState.DELETED if route.is_deleted else RouteState.CURRENT

@@ -98,7 +98,7 @@ def test_a_newcomer_gets_a_relay_running_from_the_page_alone(
     stack, database, unique, tmp_path
 ):
     """
-    The file is the page's except for addresses and names; each step does what it says.
+    Only addresses and names in the page's file are changed; each step works as stated.
 
     Before ``init``, the remedy of every error is ``init``; after it no error remains;
     the relay reads its slot and fills the topic.

@@ -219,7 +219,7 @@ def test_an_order_that_exceeds_its_deadline_is_cancelled(saga, carrier):
 
 def test_an_order_that_cannot_be_cancelled_does_not_stop_later_ones(saga):
     """
-    Each check tries it again, until it succeeds.
+    Each check retries the order until its cancellation succeeds.
     """
     numbers = [saga.check_out(None) for _ in range(2)]
     for number in numbers:

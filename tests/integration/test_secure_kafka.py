@@ -161,7 +161,7 @@ def test_every_client_connects_with_tls_and_a_login(place, log_in, capsys):
     place.confirm()
     log_in("sinks")
     with place.driver():
-        # The command's own deadline does not stretch on a slow machine.
+        # The command's own deadline is not extended on a slow machine.
         wait_running(load(place.config, {}), "plain", stretched(60))
         log_in("operator")
         assert 0 == place.add("extra"), capsys.readouterr()

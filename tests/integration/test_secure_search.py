@@ -105,7 +105,7 @@ class Ending:
         """Return at once."""
 
     def monotonic_s(self):
-        """Return the same time always."""
+        """Always return the same time."""
         return 0.0
 
 

@@ -85,7 +85,7 @@ main()
 
 @pytest.fixture
 def hostile(stack, database: str, unique: str, tmp_path, monkeypatch):
-    """Provide a source whose environment, service, role and database set everything."""
+    """Provide a source whose environment, service, role and database set parameters."""
     stack.up("postgres", "kafka")
     rig = Rig(database, stack.kafka, unique, tmp_path)
     rig.execute(f"create role {unique} login superuser")

@@ -119,7 +119,7 @@ name = "a-2"
 
 @pytest.fixture
 def source(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Source]:
-    """Provide a source with a table whose every write has a higher ``v``."""
+    """Provide a source with a table in which each write gets a higher ``v``."""
     stack.up("postgres", "kafka")
     source = Source(database, stack.kafka, unique, tmp_path)
     source.connection.execute("create schema s")

@@ -172,7 +172,7 @@ def test_a_snapshot_before_the_lock_would_see_an_empty_table(
     table, database, worker, monkeypatch
 ):
     """
-    This refutes a lock taken after the first query: a rewrite would hide all rows.
+    If the lock came after the first query, a rewrite would hide all rows.
     """
     plan = worker.plan("s.t")
 

@@ -25,7 +25,7 @@ def store(stack, tmp_path_factory):
     with databases.fresh_database(stack, name) as dsn:
         rig = Rig(dsn, stack.kafka, name, tmp_path_factory.mktemp("store"))
         with whole_store(rig, stack, **{"--wait-seconds": "1"}) as store:
-            # All topics exist and are read, so later lag is caused by a test alone.
+            # All topics exist and are read, so only a test can cause lag later.
             write(store)
             until(lambda: own_orders(store), "the first order is read")
             yield store

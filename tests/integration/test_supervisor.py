@@ -1,4 +1,4 @@
-"""The supervisor and the process files, with small processes of the tests."""
+"""The supervisor and the process files, with small processes as parts."""
 
 import signal
 import sys
@@ -207,7 +207,7 @@ def test_a_part_that_ends_while_starting_is_reported_at_once(
     state: StateFolder,
 ) -> None:
     """
-    Bringing up a part that ends does not wait until its time is up.
+    The start of a part that ends fails before the part's deadline.
     """
 
     def never() -> None:

@@ -85,9 +85,9 @@ KEYS = {
 
 
 @pytest.mark.parametrize("name", KEYS)
-def test_an_id_has_any_type_whose_text_is_its_form(connection, name):
+def test_the_type_of_an_id_must_fit_the_declared_form(connection, name):
     """
-    Events must have an id in the form in which the server writes it.
+    A form accepts each type whose text, as the server writes it, has that form.
     """
     column, form, type_name = KEYS[name]
     connection.execute(

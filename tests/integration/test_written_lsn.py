@@ -123,7 +123,7 @@ def test_the_header_is_right_without_synchronous_commits(app, unique):
 
 
 def order_xids(app, slot, orders):
-    """Return the transaction that placed each order, from the order of the log."""
+    """Return the transaction that placed each order, in the order of the log."""
     ends = commit_ends(app, slot)
     # The first transaction registered the customer, the last one flushed the log.
     written = sorted(ends, key=ends.__getitem__)[1:-1]

@@ -1,8 +1,8 @@
 """
 Statements of every kind, which a relay that captures everything must survive.
 
-They follow the server's regression SQL: each kind of DDL between writes, with names,
-types and keys of every sort. The topics of the remaining tables fold to their rows.
+They follow the server's regression SQL: each kind of DDL between writes, with all forms
+of names, types and keys. The topics of the remaining tables fold to their rows.
 """
 
 from collections.abc import Iterator

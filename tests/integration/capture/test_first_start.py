@@ -147,7 +147,7 @@ def test_an_interrupted_initial_snapshot_is_resumed(two_tables, times: int):
 
 def test_a_lost_exported_snapshot_does_not_restart_the_reading(two_tables):
     """
-    N-03: if the connection of the exported snapshot dies, the relay reads on in chunks.
+    N-03: if the exported snapshot's connection dies, the rest is read in chunks.
     """
     fill(two_tables, "s.a", 3001, 60000)
     two_tables.prepare()

@@ -40,7 +40,7 @@ def built(tmp_path_factory) -> Path:
 
 
 class Machine:
-    """A virtual environment with the given packages only, without the clone."""
+    """A virtual environment with only the given packages, and without the clone."""
 
     def __init__(self, folder: Path, wheels: Path, *packages: str) -> None:
         self.bin = folder / "environment" / "bin"
@@ -120,7 +120,7 @@ def test_a_second_build_produces_the_same_bytes(built, tmp_path):
 
 def test_every_member_has_a_wheel_and_a_source_distribution(built):
     """
-    Each has its license, its README, the ``py.typed`` marker, and pinned members.
+    Each has a license, a README and a ``py.typed`` marker, and pins other members.
     """
     for member, wheel in wheels(built).items():
         info = f"towpath_{member}-{VERSION}.dist-info"
@@ -145,7 +145,7 @@ def test_every_member_has_a_wheel_and_a_source_distribution(built):
 
 def test_no_file_is_in_two_wheels(built):
     """
-    They share the namespace ``towpath``: no file has two wheels, and the root has none.
+    They share the namespace ``towpath``, which must not have an ``__init__.py``.
     """
     owners = {}
     for member, wheel in wheels(built).items():

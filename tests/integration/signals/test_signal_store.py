@@ -249,7 +249,7 @@ def test_the_inbox_retries_until_the_source_stores_a_signal(
 
 def test_a_source_that_is_not_prepared_is_reported(connection, database: str):
     """
-    The error of the admin port names the missing table, without waiting for it.
+    The admin port does not wait for the missing table: its error names the table.
     """
     signals = SourceSignalService(database, "towpath")
     signals.store(ExternalSignal("s1", "log", None, "t"))

@@ -142,12 +142,12 @@ def test_malformed_signals_are_published_as_rejected(rig):
     assert [f"{rig.signal_topic}[0]@0"] == [
         json.loads(each["additional_data"]["detail"])["source"] for each in garbage
     ]
-    assert [("used",), (ours_id(rig, ours),)] == rig.execute(
+    assert [("used",), (generated_id(rig, ours),)] == rig.execute(
         "select id from towpath.signal order by id desc"
     )
 
 
-def ours_id(rig, statement: str) -> str:
+def generated_id(rig, statement: str) -> str:
     """Return the id that the relay gave to a signal without one."""
     [(signal_id,)] = rig.execute(statement)
     return signal_id

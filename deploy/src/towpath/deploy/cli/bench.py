@@ -294,7 +294,7 @@ def bench_checkout(  # noqa: PLR0913 - each is an option of the command
     out, pay, cancel and return at an open-loop rate. rows: only relay and sinks, fed
     with SQL. Rates step up until one is not sustained: it was not reached, a request or
     a read failed, a sample was lost, a part restarted, or a backlog grew during the
-    measured time, be it unsettled orders, bytes of the log or records of a sink. Each
+    measured time (unsettled orders, bytes of the log or records of a sink). Each
     rate is printed when it ends, with the lag that readers of each sink saw, the time
     of a saga, and the CPU time of each part. The benchmark starts its own stack in a
     temporary folder, and removes it at the end.

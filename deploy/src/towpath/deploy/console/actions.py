@@ -86,12 +86,12 @@ class SnapshotInput(Input):
         max_length=1000,
         description="Tables as schema.table, aggregates as outbox.TYPE; empty for all.",
     )
-    target: str | None = Field(default=None, description="The one sink to fill.")
+    target: str | None = Field(default=None, description="The only sink to fill.")
     where: Annotated[list[str], LINES] = Field(
         default=[], max_length=1000, description="Filters: schema.table=filter."
     )
     keys: Annotated[list[str], LINES] = Field(
-        default=[], description="Keys of one table: each a text, or a JSON list."
+        default=[], description="Keys of one table: each a string or a JSON list."
     )
     type: Literal["incremental", "blocking"] = "incremental"
     surrogate_key: list[str] = Field(default=[], max_length=32)
@@ -154,7 +154,7 @@ def _signal_done(signal: AnsweredSignal) -> Done:
 
 
 class DeadLettersInput(Input):
-    """Dead letters of one sink, by keys as ``towpath dead-letters`` takes them."""
+    """Dead letters of one sink, by keys in the form of ``towpath dead-letters``."""
 
     sink: str = Field(min_length=1)
     keys: list[str] = Field(default=[], max_length=1000)

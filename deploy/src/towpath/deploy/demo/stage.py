@@ -114,9 +114,9 @@ class JoinedPlatform(NamedTuple):
     An existing platform that the demo joins.
 
     Attributes:
-        config: Its configuration.
-        shop_url: Its orders service.
-        overrides: The environment variables that override its configuration.
+        config: The platform's configuration.
+        shop_url: The address of the orders service.
+        overrides: The environment variables that override the configuration.
     """
 
     config: Path

@@ -1,5 +1,5 @@
 """
-Start processes in their own sessions, find them by a file, stop them by a deadline.
+Start processes in their own sessions, find them by their files, and stop them.
 
 The process file has pid, start time in clock ticks and boot id. All three must match,
 so that a reused pid is never mistaken for ours. A process that ended but was not reaped

@@ -298,7 +298,7 @@ def carry_out_drop(
     if (
         sink is not None
         and settings.sink_named(name) is not None
-        and _cut(config, environ, plan, sink, services.clock)
+        and _remove_block(config, environ, plan, sink, services.clock)
     ):
         report(f"deleted: the block of {name} in {config}")
     held = _hold(settings, name, services.clock)
@@ -317,7 +317,7 @@ def carry_out_drop(
         held.release()
 
 
-def _cut(
+def _remove_block(
     config: Path,
     environ: Mapping[str, str],
     plan: DropPlan,

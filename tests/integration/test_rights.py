@@ -36,11 +36,11 @@ def redis_user(stack, name, prefix, *rights):
     """Create a user of the cache with its documented command, and yield its URL."""
     documented_words = command_for(name)
     user = f"{name}-{prefix}"
-    given = rights or [
+    rules = rights or [
         word.replace("towpath:", f"{prefix}:") for word in documented_words[3:]
     ]
     with redis.Redis.from_url(stack.redis_url) as owner:
-        owner.execute_command("ACL", "SETUSER", user, *given)
+        owner.execute_command("ACL", "SETUSER", user, *rules)
         try:
             yield stack.redis_url.replace("redis://", f"redis://{user}:secret@")
         finally:

@@ -108,8 +108,8 @@ def _verify(
         try:
             found = verifier.compare(run.advance)
         except TowpathError as failure:
-            why = with_remedy(str(failure), failure.remedy)
-            found = Verification(name, error=why)
+            reason = with_remedy(str(failure), failure.remedy)
+            found = Verification(name, error=reason)
         sink = settings.sink_named(name)
         if sink is not None:
             run.add_result(shown_result(settings, sink, found))

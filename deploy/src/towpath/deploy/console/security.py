@@ -326,8 +326,8 @@ class Access:
             message = "Address the console as localhost, or by a loopback address."
             raise ForeignRequestError(message)
         g.session = session = self.session_of(incoming)
-        scheme, _, given = incoming.headers.get("Authorization", "").partition(" ")
-        has_token = scheme.lower() == "bearer" and self._is_token(given.strip())
+        scheme, _, token_text = incoming.headers.get("Authorization", "").partition(" ")
+        has_token = scheme.lower() == "bearer" and self._is_token(token_text.strip())
         g.who = "token" if has_token else f"session {session.name}" if session else ""
         if incoming.method not in _SAFE:
             self._check_change(incoming, session, has_token=has_token)
@@ -357,8 +357,8 @@ class Access:
             message = "The form does not belong to this session: load the page again."
             raise ForeignRequestError(message)
 
-    def _is_token(self, given: str) -> bool:
-        is_equal = hmac.compare_digest(given.encode(), self._token.encode())
+    def _is_token(self, token_text: str) -> bool:
+        is_equal = hmac.compare_digest(token_text.encode(), self._token.encode())
         return bool(self._token) and is_equal
 
 

@@ -112,8 +112,8 @@ def run_all(
     with ExitStack() as processes:
         while len(ended) < len(commands):
             if deadline.passed():
-                late = ", ".join([*running, *waiting])
-                message = f"not done after {environment.within_s:.0f} s: {late}"
+                unfinished = ", ".join([*running, *waiting])
+                message = f"not done after {environment.within_s:.0f} s: {unfinished}"
                 raise StepError(message)
             while waiting and len(running) < at_once:
                 name = waiting.pop(0)

@@ -107,7 +107,7 @@ def start_console(stage: OwnStage) -> None:
 
 
 def start_orders(stage: OwnStage) -> None:
-    """Start the orders service alone: its orders wait for the other services."""
+    """Start only the orders service: its orders wait for the other services."""
     with stage.doing("start orders"):
         part = parts.service(stage, parts.ORDERS, consumes=False)
         stage.supervisor.start(part)

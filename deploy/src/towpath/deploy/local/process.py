@@ -127,12 +127,12 @@ def wait_gone(process: psutil.Process, deadline: Deadline) -> bool:
     while True:
         _reap(process.pid)
         try:
-            gone: bool = process.status() == psutil.STATUS_ZOMBIE
+            has_ended: bool = process.status() == psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
-            gone = True
-        if gone or deadline.passed():
+            has_ended = True
+        if has_ended or deadline.passed():
             _reap(process.pid)
-            return gone
+            return has_ended
         clock.wait(_POLL_EVERY_S)
 
 

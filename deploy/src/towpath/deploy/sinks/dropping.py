@@ -112,9 +112,9 @@ def delete_own(
     topics = own_topics(settings, name, sink, broker.names())
     if any(BACKFILL in topic for topic in topics):
         yield from _stop_snapshots(settings.database, name, clock)
-    kept = broker.delete(topics)
+    remaining = broker.delete(topics)
     for topic in topics:
-        reason = kept.get(topic)
+        reason = remaining.get(topic)
         yield f"kept: topic {topic}: {reason}" if reason else f"deleted: topic {topic}"
 
 

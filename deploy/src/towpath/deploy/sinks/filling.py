@@ -117,7 +117,7 @@ def check_new_signal(source: Source, signal_id: str) -> None:
     """
     Check the id of a signal that the user will insert.
 
-    The answer to an earlier signal with this id would be taken for the fill's answer.
+    The answer to an earlier signal with this id would be mistaken for the fill's.
 
     Raises:
         UsageError: The id is empty or too long.

@@ -3,7 +3,7 @@ Writes ``logs.md``, the list of all log records, from the calls in the source.
 
 ``make docs`` runs it. A row has the text of an event, its level, the names of its
 fields, and the modules that log it: calls with the same text and level share a row. A
-text that is a variable is not listed.
+text that comes from a variable is not listed.
 """
 
 import ast
@@ -22,28 +22,28 @@ NOUNS: Final = {
     "broker": "the Kafka brokers",
     "cache": "the Redis target of a sink",
     "change": "one change of the stream",
-    "client": "a message of Kafka's client library",
+    "client": "a message from Kafka's client library",
     "column": "a column of a route",
     "configuration": "`towpath.toml`",
     "console": "the web console",
-    "consumer": "the process of a service that follows the events of others",
+    "consumer": "the process of a service that consumes other services' events",
     "database": "the source, as a service sees it",
     "dead": "dead letters: records kept with their reason",
     "driver": "the Spark process of sinks",
     "executor": "a process of a Spark cluster that runs the tasks of a driver",
-    "gap": "changes that are unknown; a snapshot closes it",
+    "gap": "a range of unknown changes, which a snapshot closes",
     "event": "an event, as a consumer with an inbox handles it",
     "heartbeat": "the relay's heartbeat row",
     "index": "the search target of a sink",
-    "lineage": "the events of runs, for catalogs (OpenLineage)",
-    "load": "the load of a demo or benchmark",
+    "lineage": "run events for data catalogs (OpenLineage)",
+    "load": "the load on a demo or benchmark",
     "kafka": "the connection of a consumer with an inbox",
-    "inventory": "the stock of the shop",
-    "lsn": "a place in the log, for readers of their own writes",
-    "metrics": "the port that Prometheus reads",
+    "inventory": "the shop's stock",
+    "lsn": "a place in the log, for services that read their own writes",
+    "metrics": "the port that Prometheus scrapes",
     "order": "an order of the shop",
     "outbox": "rows of the outbox",
-    "payment": "a payment, and its operations at the provider",
+    "payment": "a payment, and its operations with the provider",
     "postgres": "the Postgres target of a sink",
     "publication": "the publication in the source",
     "refetch": "rows that a sink requests again from the source",
@@ -60,10 +60,10 @@ NOUNS: Final = {
     "slot": "the replication slot",
     "snapshot": "a snapshot, and its tables",
     "source": "the source database, as the relay checks it",
-    "sweep": "the end of a snapshot that closes a gap",
+    "sweep": "the last step of a snapshot that closes a gap",
     "table": "a captured table",
     "timeline": "the history file of a server that was promoted",
-    "topic": "a topic of Kafka",
+    "topic": "a Kafka topic",
     "traces": "the spans of this process, for OpenTelemetry",
     "uncaught": "an exception that no code expected: a defect",
     "value": "a value of a row",
@@ -72,7 +72,7 @@ NOUNS: Final = {
 }
 _LEVELS: Final = {"debug", "info", "warning", "error", "exception", "critical"}
 _LOGGERS: Final = {"log", "_log", "logger", "get_logger"}
-# Functions that log a text given by their callers: its place, the level, the fields.
+# Functions that log a text given by their callers: its index, the level, the fields.
 _FORWARDING: Final = {
     "_count": (1, "warning", ("reason",)),
     "log_failure": (1, "warning or error", ("reason",)),
@@ -85,12 +85,12 @@ and facts as fields. A terminal gets text for people, anything else gets JSON
 the noun to search for; the part after a colon is what the process does next.
 
 Records about one sink, in a driver and in a task on an executor, have its name as
-`sink`, also if the table does not list the field.
+`sink`, even if the table does not list the field.
 
 No field has a row, a payload or a credential. The text of an error (`reason`, `answer`,
-`why`) is that of a server or a handler, which may quote a value.
+`why`) comes from a server or a handler, and may quote a value.
 
-This page is made from the source by `make docs`; a test compares the two.
+`make docs` generates this page from the source; a test compares the two.
 `{...}` stands for a part that is known only at run time.
 """
 
@@ -123,10 +123,10 @@ def records_of(source: str, module: str) -> Iterator[LogRecord]:
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
             continue
-        place, level, fields = _logged(node.func)
-        if level and len(node.args) > place:
+        index, level, fields = _logged(node.func)
+        if level and len(node.args) > index:
             names = {keyword.arg for keyword in node.keywords if keyword.arg}
-            for event in _texts(node.args[place]):
+            for event in _texts(node.args[index]):
                 yield LogRecord(event, level, tuple(sorted({*fields, *names})), module)
 
 

@@ -6,7 +6,7 @@ pictures with their sources. ``NAME.toml`` lists boxes (id, kind, x, y, width, h
 lines of text) and arrows (from ``id.side``, to ``id.side``, label). Numbers are pixels.
 The colors follow the reader's scheme, light or dark. ``NAME.json`` becomes the plot of
 a command's ``--plot``: it is a document that ``towpath demo compare --json`` printed,
-or has the lines of the table of ``towpath bench all``.
+or it has the lines of the table of ``towpath bench all``.
 """
 
 import html
@@ -23,7 +23,7 @@ from towpath.loadtests.capture.result import plot
 
 FOLDER: Final = Path(__file__).parent
 KINDS: Final = ("service", "process", "store", "topic", "target", "step", "group")
-# Widths of letters differ between fonts; these are above the average of common ones.
+# Widths of letters differ between fonts; these are above the averages of common fonts.
 _NAME_LETTER_PX: Final = 8.0
 _LETTER_PX: Final = 6.4
 _CORNER: Final = 8
@@ -81,7 +81,7 @@ class Box:
     lines: tuple[str, ...]
 
     def anchor(self, side: str) -> Point:
-        """Return the middle of a side; ``left+12`` lies 12 pixels further along it."""
+        """Return the middle of a side; ``left+12`` is 12 pixels further along it."""
         name, _, shift = side.partition("+") if "+" in side else side.partition("-")
         along = float(shift or 0) * (-1 if "-" in side else 1)
         middle_x, middle_y = self.x + self.width / 2, self.y + self.height / 2
@@ -129,7 +129,7 @@ def sources() -> list[Path]:
 
 def drawn(source: Path) -> str:
     """
-    Make the SVG of a source, by its kind.
+    Make the SVG of a source according to its kind.
 
     Raises:
         PictureError: It cannot be drawn.
@@ -189,14 +189,14 @@ def _path(start: str, end: str, boxes: dict[str, Box]) -> list[Point]:
     (x1, y1), (x2, y2) = boxes[first].anchor(side), boxes[last].anchor(other)
     if x1 == x2 or y1 == y2:
         return [(x1, y1), (x2, y2)]
-    leaves_level = side.startswith(("left", "right"))
-    arrives_level = other.startswith(("left", "right"))
-    if leaves_level and arrives_level:
+    leaves_sideways = side.startswith(("left", "right"))
+    arrives_sideways = other.startswith(("left", "right"))
+    if leaves_sideways and arrives_sideways:
         middle = (x1 + x2) / 2
         return [(x1, y1), (middle, y1), (middle, y2), (x2, y2)]
-    if leaves_level:
+    if leaves_sideways:
         return [(x1, y1), (x2, y1), (x2, y2)]
-    if arrives_level:
+    if arrives_sideways:
         return [(x1, y1), (x1, y2), (x2, y2)]
     middle = (y1 + y2) / 2
     return [(x1, y1), (x1, middle), (x2, middle), (x2, y2)]
@@ -229,9 +229,9 @@ def _head(before: Point, tip: Point) -> str:
 
 
 def _label(points: list[Point], text: str) -> Iterator[str]:
-    """Write the label over the middle of the longest piece; ``|`` breaks the line."""
-    pieces = list(pairwise(points))
-    (x1, y1), (x2, y2) = max(pieces, key=lambda piece: _distance(*piece))
+    """Write the label over the middle of the longest segment; ``|`` breaks the line."""
+    segments = list(pairwise(points))
+    (x1, y1), (x2, y2) = max(segments, key=lambda ends: _distance(*ends))
     lines = text.split("|")
     x, y = (x1 + x2) / 2, (y1 + y2) / 2
     is_level = y1 == y2
@@ -250,7 +250,7 @@ def _distance(one: Point, other: Point) -> float:
 
 
 def _towards(point: Point, other: Point, by: float) -> Point:
-    """Move a point by some pixels towards another one in its row or column."""
+    """Move a point a number of pixels towards another in its row or column."""
     whole = _distance(point, other) or 1
     return (
         point[0] + (other[0] - point[0]) / whole * by,

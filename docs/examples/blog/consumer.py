@@ -1,4 +1,4 @@
-"""Counts the posts of each author, from the topic of events: each event once."""
+"""Counts each author's posts from the topic of events, each event exactly once."""
 
 import os
 import threading

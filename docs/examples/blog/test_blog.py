@@ -1,4 +1,4 @@
-"""The blog's own tests, on a database with its tables; they leave nothing behind."""
+"""The blog's own tests, on a seeded database; they leave nothing behind."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ def session() -> Iterator[Session]:
 
 
 def test_a_published_post_is_an_event(session, recorded_events):
-    """A post and its event have one transaction, and the post's id is the key."""
+    """A post and its event share one transaction, and the post's id is the key."""
     post = posts.publish(session, "ada", "Notes", "On the engine.", ["engines"])
 
     (event,) = recorded_events.of("PostPublished")
@@ -25,7 +25,7 @@ def test_a_published_post_is_an_event(session, recorded_events):
     assert event.payload["title"] == "Notes"
 
 
-def test_a_post_that_is_rolled_back_is_no_event(session, recorded_events):
+def test_a_rolled_back_post_records_no_event(session, recorded_events):
     """A transaction that is rolled back leaves no event."""
     posts.publish(session, "ada", "Notes", "On the engine.")
     session.rollback()

@@ -1,11 +1,11 @@
 """
 The root of the ``towpath`` command: it runs the commands of the installed packages.
 
-A package names its commands as entry points of the group ``towpath.commands``:
+A package declares its commands as entry points of the group ``towpath.commands``:
 ``relay`` for a command or a group of commands, ``sink.run`` for one command of a group
-that several packages fill. A command is imported when it is run, so that ``--help``
-answers immediately. A failure of the platform is printed on standard error, followed by
-its remedy; the class of the failure decides the exit code.
+to which several packages contribute. A command is imported when it is run, so that
+``--help`` answers immediately. A failure of the platform is printed on standard error,
+followed by its remedy; the class of the failure decides the exit code.
 """
 
 import os
@@ -128,15 +128,15 @@ def build(points: Iterable[EntryPoint]) -> App:
         if group and group not in root:
             root.command(App(name=group, help=_GROUP_HELP.get(group, "")))
         rank = ranks.get(point.name)
-        words = KNOWN[rank].help if rank is not None else ""
+        text = KNOWN[rank].help if rank is not None else ""
         parent = root[group] if group else root
         # Without a help text here, the command is imported to read its own.
-        parent.command(point.value, name=name, **({"help": words} if words else {}))
+        parent.command(point.value, name=name, **({"help": text} if text else {}))
     return root
 
 
 def _format_error(error: CycloptsError) -> object:
-    """Return the panel of a usage error, without an import of any command."""
+    """Return the panel of a usage error, without importing any command."""
     if isinstance(error, UnknownCommandError) and error.app is not None:
         error.app = _names_alone(error.app)
     return CycloptsPanel(error)
@@ -151,9 +151,9 @@ def _names_alone(group: App) -> App:
     return names
 
 
-def missing_command(words: list[str], root: App) -> KnownCommand | None:
-    """Return the known command that the words name, if its package is not installed."""
-    given = [word for word in words if not word.startswith("-")]
+def missing_command(arguments: list[str], root: App) -> KnownCommand | None:
+    """Return the known command that is named, if its package is not installed."""
+    given = [argument for argument in arguments if not argument.startswith("-")]
     for known in KNOWN:
         names = known.name.split(".")
         if given[: len(names)] == names and not _has(root, names):
@@ -191,10 +191,10 @@ def _open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8"))
 
 
-def run(words: list[str]) -> int:
+def run(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
     try:
-        code = _run(_without_log_format(words))
+        code = _run(_without_log_format(arguments))
         # A closed pipe fails here, not when the interpreter exits.
         sys.stdout.flush()
     except BrokenPipeError:
@@ -205,21 +205,21 @@ def run(words: list[str]) -> int:
     return code
 
 
-def _without_log_format(words: list[str]) -> list[str]:
+def _without_log_format(arguments: list[str]) -> list[str]:
     """Move ``--log-format`` into the environment, which child processes inherit."""
-    left = []
-    rest = iter(words)
-    for word in rest:
-        name, is_joined, value = word.partition("=")
+    kept = []
+    rest = iter(arguments)
+    for argument in rest:
+        name, is_joined, value = argument.partition("=")
         if name != _LOG_FORMAT:
-            left.append(word)
+            kept.append(argument)
             continue
         os.environ[FORMAT_VARIABLE] = value if is_joined else next(rest, "")  # noqa: TID251 - a root
-    return left
+    return kept
 
 
 def _reader_has_exited() -> bool:
-    """Return whether the broken pipe is standard output, not another one."""
+    """Return whether the broken pipe is standard output, and not some other pipe."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
@@ -232,11 +232,11 @@ def _discard_output() -> None:
     os.close(nowhere)
 
 
-def _run(words: list[str]) -> int:
-    if (missing := missing_command(words, app)) is not None:
+def _run(arguments: list[str]) -> int:
+    if (missing := missing_command(arguments, app)) is not None:
         return _print_missing(missing)
     try:
-        result = app(words)
+        result = app(arguments)
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit as leaving:
@@ -251,9 +251,9 @@ def _run(words: list[str]) -> int:
 
 
 def _print_missing(missing: KnownCommand) -> int:
-    words = missing.name.replace(".", " ")
+    name = missing.name.replace(".", " ")
     print(
-        f"error: towpath {words} belongs to {missing.package}, which is not installed\n"
+        f"error: towpath {name} belongs to {missing.package}, which is not installed\n"
         f"remedy: Run pip install {missing.package}.",
         file=sys.stderr,
     )

@@ -43,7 +43,7 @@ def state_folder(named: Path | None, environ: Mapping[str, str] | None = None) -
 
     folder = named or Path(_environ(environ).get("TOWPATH_STATE") or ".towpath")
     try:
-        # A file in it, because the folder itself may be one that cannot be searched.
+        # Check a file in it, because the folder itself may not be searchable.
         (folder / "towpath.toml").stat()
     except (FileNotFoundError, NotADirectoryError):
         return folder
@@ -83,7 +83,7 @@ def read_settings(named: Path | None) -> "Settings":
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
     """
-    Raise a usage error if the block cannot read a file that the command line names.
+    Raise a usage error if the block cannot read a file named on the command line.
 
     Raises:
         UsageError: The file cannot be read, or is not UTF-8 text.

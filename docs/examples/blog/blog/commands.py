@@ -69,7 +69,7 @@ def cached(post_id: int) -> None:
 @blueprint.cli.command()
 @click.argument("text")
 def search(text: str) -> None:
-    """Search posts by words of their title and body."""
+    """Search posts for words in their title and body."""
     for post in reads.found_posts(text):
         click.echo(f"{post['id']}: {post['title']}")
 

@@ -1,4 +1,4 @@
-"""Sessions of the database that ``DATABASE_URL`` names."""
+"""Sessions with the database that ``DATABASE_URL`` names."""
 
 import functools
 import os
@@ -16,5 +16,5 @@ def engine() -> Engine:
 
 
 def sessions() -> sessionmaker[Session]:
-    """Return the factory of sessions; a block of its ``begin`` commits at its end."""
+    """Return the factory of sessions; a ``begin`` block commits when it ends."""
     return sessionmaker(engine())

@@ -28,7 +28,7 @@ class Author(Base):
 
 
 class Tag(Base):
-    """A word by which posts are found."""
+    """A label with which readers find posts."""
 
     __tablename__ = "tags"
 

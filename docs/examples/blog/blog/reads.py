@@ -18,6 +18,6 @@ def found_posts(text: str) -> list[dict[str, Any]]:
     """Return the posts that the search index finds, best match first."""
     index = OpenSearch(os.environ["OPENSEARCH_URL"])
     query = {"multi_match": {"query": text, "fields": ["title", "body"]}}
-    answer = index.search(index="posts", body={"query": query})
+    response = index.search(index="posts", body={"query": query})
     index.close()
-    return [hit["_source"] for hit in answer["hits"]["hits"]]
+    return [hit["_source"] for hit in response["hits"]["hits"]]

@@ -1,4 +1,4 @@
-"""Alembic's environment: the database of the blog's own configuration."""
+"""Alembic's environment: it uses the database that the blog is configured with."""
 
 from alembic import context
 

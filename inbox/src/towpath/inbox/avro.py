@@ -28,7 +28,7 @@ _FRAME: Final = b"\0"
 _SETTINGS: Final[Mapping[str, Any]] = {"timeout": 5, "max.retries": 0}
 # Raised, besides ``ValueError``, for bytes that are not framed or not Avro.
 _UNREADABLE: Final = (SerializationError, EOFError, LookupError, ArithmeticError)
-# Responses that are about the request or the server, not about the schema.
+# Responses that concern the request or the server, not the schema.
 _TRANSIENT: Final = (
     HTTPStatus.UNAUTHORIZED,
     HTTPStatus.FORBIDDEN,

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 _LISTED: Final = 1_000
 
-app = App(name="inbox", help="Create an inbox; look after its consumers.")
+app = App(name="inbox", help="Create an inbox; manage its consumers.")
 
 
 def _refuse_empty(_type: object, name: str | None) -> None:
     """
-    Refuse an empty name, which an unset variable of a shell gives.
+    Refuse an empty name, which is what an unset shell variable gives.
 
     Kafka's client ends the process if the name of a group is empty.
     """
@@ -152,8 +152,8 @@ def prune(
     """
     Delete the ids of events that their topics no longer contain; safe at any time.
 
-    No reset of offsets can deliver these events again. Ids of parked events stay, and
-    so do those of a topic that does not exist.
+    No reset of offsets can deliver these events again. The ids of parked events
+    are kept, and so are those of a topic that does not exist.
 
     Args:
         dsn: The database.
@@ -378,6 +378,6 @@ def _print(found: list[ParkedEvent]) -> None:
         event = one.event
         place = f"{event.topic}/{event.partition}/{event.offset}"
         at = one.parked_at.isoformat(timespec="seconds")
-        words = (event.id, event.type, event.key or "", place, at, one.reason)
-        table.add_row(*map(Text, words))
+        cells = (event.id, event.type, event.key or "", place, at, one.reason)
+        table.add_row(*map(Text, cells))
     Console().print(table)

@@ -8,8 +8,8 @@ behind it; all other events continue. A replay is requested in the database
 
 Offsets are stored in the client after the effect's commit, and the client commits them
 in the background and when partitions are revoked. Cooperative rebalances work because a
-record is handled between two polls: a revoked partition has no record in progress. A
-process that is presumed dead but still runs is held back by the inbox's rules.
+record is handled between two polls: a revoked partition has no record in progress. The
+inbox's rules hold back a process that is presumed dead but still runs.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ from towpath.schemas.failure import UsageError
 # The longest wait of a poll: how late an idle loop can notice a stop or a due retry.
 POLL_S: Final = 0.2
 ATTEMPTS: Final = 5
-# How often the consumer looks for requested replays.
+# How often the consumer checks for requested replays.
 REPLAY_INTERVAL_S: Final = 2.0
 # How often an observer gets the lag and the number of parked events.
 OBSERVE_INTERVAL_S: Final = 5.0
@@ -162,7 +162,8 @@ class _Loop:
         If the database fails, the event is tried again without limit.
 
         Raises:
-            KafkaException: The client cannot continue, as after a refused login.
+            KafkaException: The client cannot continue, for example after a refused
+                login.
             UsageError: ``begin`` yields a session that cannot be used.
         """
         client = Client(self._kafka)
@@ -258,7 +259,7 @@ class _Loop:
         its partitions during a long replay. After a failure of the database, it looks
         for requests again after the usual interval. If only a service is down, other
         replays may be possible: the next one is due after as long as the attempt took,
-        but the usual interval at most, so that records are not held up.
+        or after the usual interval if that is shorter, so that records are not held up.
         """
         clock, pause_s = self._options.clock, REPLAY_INTERVAL_S
         began_s = clock.monotonic_s()
@@ -329,7 +330,7 @@ class _Loop:
             retry = self._retries.get(key)
             first, end = client.get_watermark_offsets(place, cached=True)
             begin = place.offset if retry is None else retry.offset
-            # Negative until a record was read and the broker has answered.
+            # Negative until a record has been read and the broker has answered.
             if begin >= 0 and end >= 0:
                 found[key] = max(0, end - max(begin, first))
         return found
@@ -376,7 +377,7 @@ class _Loop:
 
     def _forget(self, client: Client, partitions: Sequence[TopicPartition]) -> None:
         """Forget the retries of partitions that this process no longer reads."""
-        # Otherwise the partition would still be paused if it came back.
+        # Otherwise the partition would still be paused if it were assigned again.
         client.resume([*partitions])
         for place in partitions:
             self._retries.pop((place.topic, place.partition), None)
@@ -386,7 +387,7 @@ class _Loop:
 class Consumer(_Loop):
     """Reads topics and applies each event once; one instance per process or thread."""
 
-    def __init__(  # noqa: PLR0913 - options, by their names
+    def __init__(  # noqa: PLR0913 - keyword options
         self,
         inbox: Inbox,
         kafka: Mapping[str, Any],
@@ -431,7 +432,7 @@ class Consumer(_Loop):
 class AsyncConsumer(_Loop):
     """A consumer whose handler and sessions are asynchronous."""
 
-    def __init__(  # noqa: PLR0913 - options, by their names
+    def __init__(  # noqa: PLR0913 - keyword options
         self,
         inbox: Inbox,
         kafka: Mapping[str, Any],
@@ -445,7 +446,7 @@ class AsyncConsumer(_Loop):
         observer: Observer | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Describe the consumer; the arguments are those of ``Consumer``."""
+        """Create the consumer; the arguments are those of ``Consumer``."""
         options = _Options(
             attempts, takes_reads, types, clock or SystemClock(), observer, inbox.decode
         )

@@ -40,7 +40,7 @@ class HandlerError(EffectError):
 
 
 class UnavailableEffectError(EffectError):
-    """A part that the effect of an event needs is down."""
+    """A dependency of an event's effect is down."""
 
 
 class _SessionEndedError(UnavailableEffectError):
@@ -64,8 +64,8 @@ class Observer:
     Receives what a consumer does; each method does nothing until it is overridden.
 
     A consumer calls the methods between two polls, after the transaction that they
-    report. Only ``handled`` is called inside the transaction, where the handler ran,
-    and ``lag`` without a number inside a poll, or while the consumer leaves the group.
+    report. There are two exceptions: ``handled`` is called inside the transaction, and
+    ``lag`` with None during a poll or while the consumer leaves the group.
     No method may block. An error that a method raises is logged and has no other
     effect.
     """
@@ -74,7 +74,7 @@ class Observer:
         """The handler was called, and returned or failed after this time."""
 
     def applied(self, event: Event) -> None:
-        """The effect of an event, or of a replayed one, is committed."""
+        """The effect of a new or a replayed event is committed."""
 
     def skipped(self, event: Event) -> None:
         """An event was delivered again, and changed nothing."""
@@ -83,10 +83,10 @@ class Observer:
         """An event failed, and is tried again later; or a replay failed."""
 
     def parked(self, event: Event, reason: str) -> None:
-        """An event was parked, for its own failure or behind another of its key."""
+        """An event was parked because it failed, or behind another event of its key."""
 
     def parked_events(self, count: int) -> None:
-        """This many events of the consumer, over all its processes, are parked now."""
+        """This many events of the consumer, across all its processes, are parked now."""
 
     def lag(self, topic: str, partition: int, records: int | None) -> None:
         """
@@ -107,7 +107,7 @@ class Outcome(enum.Enum):
 class Effects:
     """Applies and parks events, each in its own transaction."""
 
-    # The start of the server that answered after a session was last ended.
+    # When the server started, as read after a session was last ended.
     _started_at: str | None = None
 
     def __init__(
@@ -119,11 +119,12 @@ class Effects:
 
     def apply(self, event: Event) -> Outcome:
         """
-        Apply an event unless it was handled, or park it behind those of its key.
+        Apply an event unless it was handled, or park it behind the parked events of its
+        key.
 
         Raises:
             HandlerError: The handler or the commit failed.
-            Exception: The database failed, or another part is down.
+            Exception: The database failed, or another dependency is down.
         """
         while (admission := self._carry_out(self._inbox.admit(event))) is None:
             is_parked = self._run(self._inbox.park_behind(event))
@@ -140,11 +141,11 @@ class Effects:
         """
         Replay the first event of a requested key; None if there is none.
 
-        If a part that its effect needs is down, the replay of its key is postponed.
+        If a dependency of its effect is down, the replay of its key is postponed.
 
         Raises:
             HandlerError: The handler or the commit failed.
-            Exception: The database failed, or another part is down.
+            Exception: The database failed, or another dependency is down.
         """
         try:
             return self._carry_out(self._inbox.admit_requested())
@@ -173,7 +174,7 @@ class Effects:
         """
         Run steps and, in the same transaction, the handler of the admitted event.
 
-        A session that is ended is a failure of the event if its server still runs: a
+        If a session is ended while its server keeps running, the event has failed: a
         watchdog may end the session of a handler that runs for too long each time.
         """
         try:
@@ -185,7 +186,7 @@ class Effects:
 
     def _is_same_server(self) -> bool:
         """
-        Return whether the server is the one that the call before this one found.
+        Return whether the server is the one that the previous call found.
 
         The first call returns False, and so does a call that gets no answer.
         """
@@ -197,7 +198,7 @@ class Effects:
         return self._started_at == before
 
     def _attempt(self, steps: Steps[Admission | None]) -> Admission | None:
-        """Run steps and the handler in a transaction, and name the part that failed."""
+        """Run steps and the handler in a transaction; classify a failure."""
         admission = None
         try:
             with self._begin() as session:
@@ -274,8 +275,7 @@ def _cause(error: Exception, admission: Admission | None) -> Exception:
     """
     Return the error of an event's effect; the given error if no event was admitted.
 
-    A part that may be down is the database, or a service that the handler or the
-    decoder needs.
+    A dependency is the database, or a service that the handler or the decoder needs.
     """
     event = None if admission is None else admission.event
     if event is None or isinstance(error, HandlerError):
@@ -291,7 +291,7 @@ def _cause(error: Exception, admission: Admission | None) -> Exception:
 
 def _state_of_end(error: Exception) -> str | None:
     """
-    Return the SQLSTATE by which a database server ended or refused a session.
+    Return the SQLSTATE with which a database server ended or refused a session.
 
     Without such a SQLSTATE, an event may itself be the reason why a connection is lost:
     its handler may exceed a timeout, or crash the server's process.
@@ -316,7 +316,7 @@ def _read_start() -> Steps[str]:
 
 
 async def _load(event: Event) -> None:
-    """Decode the payload in a thread if that may need a request."""
+    """Decode the payload in a thread if decoding may need a request."""
     if event.decode is not None:
         await asyncio.to_thread(lambda: event.payload)
 

@@ -1,7 +1,7 @@
 """
 An event as a consumer sees it: its identity, its content and its place.
 
-The tables of an inbox store its texts in a form that Postgres and an index can take.
+The tables of an inbox store its strings in a form that Postgres and an index accept.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ class Event:
 
     Attributes:
         id: Identifies the event, however often it is delivered: the header ``id``, or
-            the place and time of a record without that header.
+            the topic, partition, offset and time of a record without that header.
         type: The event type; empty for a record without the header ``type``.
         aggregate_type: The aggregate's type, or empty.
         key: The record's key as text, which is the aggregate's id; events of one key
@@ -104,7 +104,7 @@ def event_of(message: Message, decode: Decode | None = None) -> Event:
 
     The payload is JSON, or the result of ``decode``.
 
-    Bytes that are not UTF-8 are kept by Python's ``surrogateescape``, so that such a
+    Bytes that are not UTF-8 are kept with Python's ``surrogateescape``, so that such a
     record can be parked like any other.
     """
     found: Iterable[tuple[str, bytes | None]]
@@ -119,7 +119,8 @@ def event_of(message: Message, decode: Decode | None = None) -> Event:
     topic, partition = str(message.topic()), int(message.partition() or 0)
     offset, key = int(message.offset() or 0), message.key()
     return Event(
-        # The time distinguishes it from a record of an earlier topic of the same name.
+        # The time distinguishes this record from a record of an earlier topic of the
+        # same name.
         id=given.get(headers.EVENT_ID)
         or f"{topic}/{partition}/{offset}@{message.timestamp()[1]}",
         type=given.get(headers.EVENT_TYPE, ""),
@@ -144,9 +145,9 @@ def storable(text: str) -> str:
 
 def stored_id(given: str) -> str:
     """
-    Return an event's id as it is stored; the result is stored as itself.
+    Return an event's id as it is stored; an id in that form is unchanged.
 
-    ``create_statements`` brings the ids of an earlier state into the same form.
+    ``create_statements`` converts ids that earlier versions stored to this form.
     """
     text = storable(given)
     encoded = text.encode()
@@ -156,6 +157,6 @@ def stored_id(given: str) -> str:
 
 
 def whole_id(stored: str, given: Mapping[str, str]) -> str:
-    """Return the id of a parked event, which its headers have in full."""
+    """Return the full id of a parked event, taken from its headers."""
     whole = given.get(headers.EVENT_ID, stored)
     return whole if stored_id(whole) == stored else stored

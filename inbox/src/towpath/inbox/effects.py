@@ -86,7 +86,7 @@ class Observer:
         """An event was parked because it failed, or behind another event of its key."""
 
     def parked_events(self, count: int) -> None:
-        """This many events of the consumer, across all its processes, are parked now."""
+        """This many events of the consumer are parked now, across all its processes."""
 
     def lag(self, topic: str, partition: int, records: int | None) -> None:
         """

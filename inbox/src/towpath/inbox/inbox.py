@@ -7,15 +7,15 @@ Two tables in the consumer's own database hold them::
     towpath.inbox_parked  the first five, and key, value, headers, reason, number,
                           parked_at, requested_at
 
-The rules, each of which holds across processes:
+These rules hold across processes:
 
 1. The id of an event is inserted in the transaction of its effect. A second delivery
    waits for the first one's transaction at the unique index, and then has no effect if
    that transaction was committed.
 2. A consumer takes the records of a partition in order and begins at the committed
    offset, which is never above an event not yet handled. So a process that lost the
-   partition and still works cannot overtake the next owner, which meets the same ids
-   first.
+   partition and still works cannot overtake the next owner, which encounters the same
+   ids first.
 3. The id of a parked event is inserted in the transaction that parks it. As long as an
    event of a key is parked, later events of that key are parked behind it, under a lock
    on the key.
@@ -147,7 +147,7 @@ class Inbox:
 
         Returns:
             A decorator for ``handle(event, session)``. The decorated function takes the
-            event alone, and returns whether it was applied now.
+            event alone, and returns whether this call applied it.
         """
 
         def decorate(
@@ -259,7 +259,7 @@ class Inbox:
         Park an event unless it was handled; None if no event of its key is parked.
 
         A replay takes the same lock, so no follower is parked after the last parked
-        event of its key has left.
+        event of its key has been removed.
         """
         yield self._lock(event)
         if not (yield from self.has_parked(event)):
@@ -295,7 +295,7 @@ class Inbox:
         return self._parked_event(rows[0]).event if rows else None
 
     def postpone(self, event: Event) -> Steps[None]:
-        """Let the requested replay of an event's key wait, while others are due."""
+        """Postpone the requested replay of an event's key, so that others can run."""
         yield self._of(
             event,
             f"update {self._parked} set requested_at = clock_timestamp() + {_PAUSE}"
@@ -468,7 +468,7 @@ _CASTS: Final[Mapping[str, str]] = MappingProxyType(
 
 @functools.cache
 def _mark(sql: str) -> tuple[str, tuple[str, ...]]:
-    """Replace a statement's parameters with placeholders; also return their names."""
+    """Replace a statement's parameters with placeholders; return it and their names."""
     names: list[str] = []
 
     def parameter(match: re.Match[str]) -> str:

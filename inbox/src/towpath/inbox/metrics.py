@@ -1,9 +1,9 @@
 """
 Metrics of consumers in Prometheus's format; ``docs/metrics.md`` describes each.
 
-They are registered beside the application's own metrics and served on its port; a
-consumer opens no port of its own. Labels are the consumer's name and, on most metrics,
-the topic; the lag also has a partition.
+They are registered together with the application's own metrics and served on its port;
+a consumer opens no port of its own. Labels are the consumer's name and, on most
+metrics, the topic; the lag also has a partition.
 """
 
 from typing import Final
@@ -20,7 +20,7 @@ except ImportError as error:
     _MISSING = "metrics need prometheus-client: pip install 'towpath-inbox[metrics]'"
     raise UsageError(_MISSING) from error
 
-# They range from a single statement to a handler that calls other services.
+# The buckets range from a single statement to a handler that calls other services.
 _BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5, 30, 120)
 
 
@@ -85,8 +85,8 @@ class _Metrics(Observer):
         self._metrics.parked_events.labels(self._consumer).set(count)
 
     def lag(self, topic: str, partition: int, records: int | None) -> None:
-        place = (self._consumer, topic, str(partition))
+        labels = (self._consumer, topic, str(partition))
         if records is None:
-            self._metrics.lag.remove(*place)
+            self._metrics.lag.remove(*labels)
         else:
-            self._metrics.lag.labels(*place).set(records)
+            self._metrics.lag.labels(*labels).set(records)

@@ -20,7 +20,7 @@ from towpath.schemas.failure import UsageError
 from towpath.schemas.table_name import quoted
 
 TIMEOUT_S: Final = 10.0
-# The codes of a login or a request that the brokers refuse: a retry does not help.
+# The codes for a login or a request that the brokers refuse: a retry does not help.
 REFUSED: Final = (
     KafkaError._AUTHENTICATION,  # noqa: SLF001 - the client's name
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -65,8 +65,8 @@ class OffsetReader:
 
     def committed(self, places: Sequence[Place]) -> dict[Place, int]:
         """Return the offsets that the group has committed."""
-        asked = [TopicPartition(*place) for place in places]
-        found = self._client.committed(asked, timeout=TIMEOUT_S)
+        requested = [TopicPartition(*place) for place in places]
+        found = self._client.committed(requested, timeout=TIMEOUT_S)
         return {
             (one.topic, one.partition): one.offset for one in found if one.offset >= 0
         }
@@ -147,7 +147,8 @@ class ConsumerStatus:
         ids: All ids that are stored.
         parked_events: Events that are parked.
         parked_keys: Keys with a parked event, behind which later ones are parked.
-        oldest_parked_at: When the oldest parked event was parked; None without one.
+        oldest_parked_at: When the oldest parked event was parked; None if none is
+            parked.
     """
 
     consumer: str
@@ -159,7 +160,7 @@ class ConsumerStatus:
 
     @property
     def lag(self) -> int:
-        """Records of all partitions that are not handled yet."""
+        """The number of records, of all partitions, that are not handled yet."""
         return sum(one.lag for one in self.partitions)
 
 
@@ -189,7 +190,7 @@ class InboxTables:
         return {name for (name,) in rows}
 
     def ids(self, consumer: str) -> Counter[Place]:
-        """Count ids by partition; -1 stands for ids with copies in several of them."""
+        """Count ids by partition; -1 stands for ids with copies in several partitions."""
         rows = self._connection.execute(
             f"select topic, partition, count(*) from {self._applied}"
             " where consumer = %s group by topic, partition",
@@ -228,7 +229,7 @@ def partition_status(
     committed: Mapping[Place, int],
     ids: Mapping[Place, int],
 ) -> PartitionStatus:
-    """Return a partition's status, from its offsets and the committed one."""
+    """Return a partition's status, from its offsets and the committed offset."""
     first, end = bounds
     next_offset = max(committed.get(place, first), first)
     return PartitionStatus(

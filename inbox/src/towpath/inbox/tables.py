@@ -10,18 +10,18 @@ from typing import Final
 from towpath.schemas.table_name import quoted
 
 SCHEMA: Final = "towpath"
-# Longer ids are stored as their start and their hash: an entry of an index has at most
-# 2.7 kB, of which the consumer's name takes a part.
+# Longer ids are stored as their start and their hash: an index entry holds at most
+# 2.7 kB, including the consumer's name.
 ID_BYTES: Final = 2_000
 ID_START: Final = 200
 
 
 def create_statements(schema: str = SCHEMA) -> tuple[str, ...]:
     """Return the SQL that creates or upgrades the tables; it is safe to run again."""
-    place = quoted(schema)
+    name = quoted(schema)
     return (
-        f"create schema if not exists {place}",
-        f"""create table if not exists {place}.inbox (
+        f"create schema if not exists {name}",
+        f"""create table if not exists {name}.inbox (
     consumer text not null,
     event_id text not null,
     topic text not null,
@@ -30,7 +30,7 @@ def create_statements(schema: str = SCHEMA) -> tuple[str, ...]:
     applied_at timestamptz not null default now(),
     primary key (consumer, event_id)
 )""",
-        f"""create table if not exists {place}.inbox_parked (
+        f"""create table if not exists {name}.inbox_parked (
     consumer text not null,
     topic text not null,
     partition int not null,
@@ -45,21 +45,21 @@ def create_statements(schema: str = SCHEMA) -> tuple[str, ...]:
     requested_at timestamptz,
     primary key (consumer, event_id)
 )""",
-        _upgrade_of_parked(f"{place}.inbox_parked"),
-        # Before the indexes, whose locks would let no consumer write meanwhile.
-        _upgrade_of_ids(f"{place}.inbox", f"{place}.inbox_parked"),
-        # A prune finds ids by their partition and offset.
+        _upgrade_of_parked(f"{name}.inbox_parked"),
+        # Before the indexes, whose locks would block all writes of consumers meanwhile.
+        _upgrade_of_ids(f"{name}.inbox", f"{name}.inbox_parked"),
+        # Pruning finds ids by their partition and offset.
         f"""create index if not exists inbox_place
-on {place}.inbox (consumer, topic, partition, "offset")""",
-        # An entry of an index has at most 2.7 kB; a key may be longer.
+on {name}.inbox (consumer, topic, partition, "offset")""",
+        # An index entry holds at most 2.7 kB; a key may be longer.
         f"""create index if not exists inbox_parked_key_start
-on {place}.inbox_parked (consumer, topic, {start_of("key")})""",
-        f"drop index if exists {place}.inbox_parked_key",
+on {name}.inbox_parked (consumer, topic, {start_of("key")})""",
+        f"drop index if exists {name}.inbox_parked_key",
     )
 
 
 def start_of(key: str) -> str:
-    """Return the expression of a key's start, by which parked events are found."""
+    """Return the expression for a key's start, by which parked events are indexed."""
     return f"left({key}, 400)"
 
 
@@ -67,7 +67,8 @@ def _upgrade_of_parked(table: str) -> str:
     """
     Return the statement that replaces a development version's primary key.
 
-    That key was the place of the record, which a record of a recreated topic can share.
+    That key was the record's topic, partition and offset, which a record of a recreated
+    topic can share.
     """
     literal = table.replace("'", "''")
     return f"""do $upgrade$
@@ -91,11 +92,11 @@ def _upgrade_of_ids(applied: str, parked: str) -> str:
     Return the statement that shortens the long ids of a development version.
 
     A consumer that ran before the upgrade may have stored such an id again, shortened.
-    Then the parked event that came first stays unless the event was applied meanwhile,
-    and the id stays as long as the last copy of the event can be read.
+    Then the parked event that came first is kept unless the event has been applied, and
+    the id is kept as long as the last copy of the event can be read.
 
-    Without long ids it takes no lock that a consumer waits for. Two upgrades at once
-    shorten one after the other.
+    Without long ids, the statement takes no lock that a consumer waits for. Concurrent
+    upgrades shorten the ids one after the other.
     """
     literal = applied.replace("'", "''")
     return f"""do $upgrade$
@@ -133,7 +134,7 @@ end
 $upgrade$"""  # noqa: S608 - the names are quoted
 
 
-# Both agree with ``stored_id`` in a database of any encoding but SQL_ASCII.
+# Both agree with ``stored_id`` in a database with any encoding except SQL_ASCII.
 def _is_long(column: str) -> str:
     return f"octet_length(convert_to({column}, 'UTF8')) > {ID_BYTES}"
 

@@ -11,10 +11,10 @@ Three rules keep the figures honest:
 
 - The benchmark itself is almost idle while a system works: a backlog is written
   beforehand, the topic is read afterwards, and in between it only samples end offsets,
-  the slot and CPU times, a few times a second (40 times beside ``pg_recvlogical``,
-  and until a kill up to 200 times).
-- All times are from one clock. A commit has the time of its commit record, which is
+  the slot and CPU times, a few times a second (40 times for ``pg_recvlogical``,
+  and up to 200 times before a kill).
+- All times come from one clock. A commit has the time of its commit record, which is
   written before the log is flushed, so the flush counts. An append has the broker's
-  time, by the topics' ``LogAppendTime``.
+  time, because the topics use ``LogAppendTime``.
 - Only ratios within one run carry over to another machine.
 """

@@ -81,10 +81,10 @@ class Broker:
         try:
             found = self._admin.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
             newest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # a driver's
-            asked = {TopicPartition(topic, p): newest for p in found.partitions}
-            answers = self._admin.list_offsets(asked) if asked else {}
+            requested = {TopicPartition(topic, p): newest for p in found.partitions}
+            futures = self._admin.list_offsets(requested) if requested else {}
             return {
-                p.partition: f.result(_TIMEOUT_S).offset for p, f in answers.items()
+                p.partition: f.result(_TIMEOUT_S).offset for p, f in futures.items()
             }
         except KafkaException as error:
             if error.args[0].code() in _NOT_THERE:
@@ -142,7 +142,7 @@ class Broker:
         deadline = Deadline(self._clock, _READ_WITHIN_S)
         while left:
             if deadline.passed():
-                message = f"nothing more of {topic} was read for {_READ_WITHIN_S:.0f} s"
+                message = f"no more of {topic} was read for {_READ_WITHIN_S:.0f} s"
                 raise BenchError(message)
             found: list[Any] = consumer.consume(_MESSAGES_AT_ONCE, 1.0)
             if found:

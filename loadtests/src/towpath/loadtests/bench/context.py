@@ -275,8 +275,8 @@ class RunRecords:
     def facts(self) -> dict[str, Any]:
         """Return the fields that every result has: rows, rounds and machine."""
         options = self._bench.options
-        on = {**machine(), "relay": self._bench.environment.relay_code}
-        return {"rows": options.rows, "rounds": options.rounds, "machine": on}
+        host = {**machine(), "relay": self._bench.environment.relay_code}
+        return {"rows": options.rows, "rounds": options.rounds, "machine": host}
 
 
 @contextmanager
@@ -285,7 +285,7 @@ def translated() -> Iterator[None]:
     try:
         yield
     except (psycopg.Error, KafkaException, ConnectionError, TimeoutError) as error:
-        # A timeout of a future has no text.
+        # The timeout of a future has no text.
         reason = str(error).strip() or "no answer in time"
-        message = f"a server of the benchmark failed: {reason}"
+        message = f"a server used by the benchmark failed: {reason}"
         raise BenchError(message) from error

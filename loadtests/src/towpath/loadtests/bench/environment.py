@@ -13,8 +13,8 @@ from typing import Protocol
 class Launcher(Protocol):
     """Starts processes, each in its own session, with a log file named after it."""
 
-    def start(self, name: str, words: Sequence[str]) -> int:
-        """Start a process and return its pid; none of that name may be running."""
+    def start(self, name: str, command: Sequence[str]) -> int:
+        """Start a process and return its pid; no process of that name may be running."""
 
     def stop(self, name: str) -> None:
         """Stop a process, and wait until it has ended."""
@@ -37,7 +37,7 @@ class BenchEnvironment:
         kafka: The broker's bootstrap address.
         broker_pid: The broker's process id.
         programs: The folder of Postgres's own programs.
-        towpath: The first words of a ``towpath`` command.
+        towpath: The beginning of a ``towpath`` command line.
         relay_code: The form in which the relay's hot modules run.
         connect: The command of standalone Kafka Connect, without its two files;
             ``None`` if Debezium is not measured.

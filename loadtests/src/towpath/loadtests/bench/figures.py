@@ -49,7 +49,7 @@ class EventCheck(NamedTuple):
     """
     The number of expected events, and the counts of those that are wrong.
 
-    ``unknown`` were never committed; ``changed`` have another payload or key;
+    ``unknown`` were never committed; ``changed`` have a different payload or key;
     ``disordered`` arrived after a later event of their key, or in a second partition.
     """
 
@@ -108,7 +108,7 @@ Figures = dict[str, float]
 _MS: Final = 1000.0
 # The broker's time is truncated to milliseconds, on average by half a millisecond.
 _CUT_OFF_MS: Final = 0.5
-_FEWEST: Final = 2
+_MIN_EVENTS: Final = 2
 
 
 class Spread(NamedTuple):
@@ -189,4 +189,4 @@ def ratio(
 
 def _rate(count: int, elapsed_ms: float) -> float:
     """Return events per second; a time below a millisecond counts as one."""
-    return count * _MS / max(1.0, elapsed_ms) if count >= _FEWEST else 0.0
+    return count * _MS / max(1.0, elapsed_ms) if count >= _MIN_EVENTS else 0.0

@@ -1,5 +1,5 @@
 """
-The Python that runs: its version, and how it was built.
+The running Python: its version, and how it was built.
 
 ``deploy/find_python.sh`` runs this file by its path with each Python that it finds, so
 it uses only the standard library.
@@ -25,8 +25,8 @@ def is_optimized() -> bool:
     """
     Return whether this Python was built with profile-guided optimization (PGO).
 
-    The package ``python3`` of Debian and Ubuntu is (``profile-opt`` in its rules), but
-    without the option of ``configure`` that others leave in the configuration.
+    The ``python3`` package of Debian and Ubuntu is (``profile-opt`` in its rules), but
+    its configuration lacks the ``configure`` option that other builds record.
     """
     options = sysconfig.get_config_var("CONFIG_ARGS") or ""
     return (
@@ -48,10 +48,10 @@ def has_headers() -> bool:
 
 
 def main() -> int:
-    """Print a rank, higher for a better Python, and the path of this; or return 1."""
+    """Print this Python's rank, higher if it is better, and its path; or return 1."""
     if not is_supported():
         return 1
-    # A set-up may remove an environment, such as the clone's own, before it makes one.
+    # The setup may delete an environment, such as the clone's own, before it makes one.
     base = getattr(sys, "_base_executable", sys.executable)
     minor = sys.version_info[1]
     sys.stdout.write(f"{has_headers():d}{is_optimized():d}{minor:02} {base}\n")

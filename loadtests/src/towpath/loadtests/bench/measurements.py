@@ -4,11 +4,11 @@ The measurements of one publisher: a drain, a kill, a steady load.
 - Drain: the rate at which a system publishes a committed backlog. Decoding in the
   server and ``pg_recvlogical`` serve as baselines: both only decode.
 - Kill: the cost of a ``kill -9`` in the middle of a drain. The system is killed once
-  the topic has a share of the backlog, or after 90 seconds, and is restarted
+  the topic has a given share of the backlog, or after 90 seconds, and is restarted
   immediately. Lost and repeated events are counted in the topic; the time to the first
-  *new* event begins with the second start.
-- Steady load: ``pgbench`` commits at a rate, at random times, however far the system
-  is behind. The latency of each event after the warm-up is the time from its commit
+  *new* event is measured from the second start.
+- Steady load: ``pgbench`` commits at a given rate, at random times, however far behind
+  the system is. The latency of each event after the warm-up is the time from its commit
   record to the broker's append.
 """
 
@@ -121,8 +121,8 @@ def until_complete(
         watch.sample()
         goal.report(there)
         if deadline.passed():
-            what = f"{there:,} of {goal.events:,} events after {within_s:.0f} s"
-            raise failure(bench.environment, run.name, what)
+            reason = f"{there:,} of {goal.events:,} events after {within_s:.0f} s"
+            raise failure(bench.environment, run.name, reason)
         bench.clock.wait(POLL_INTERVAL_S)
     watch.sample()
     goal.report(there)
@@ -145,7 +145,7 @@ def until_idle(bench: Bench, run: BenchRun) -> None:
 
 def _receive(bench: Bench, run: BenchRun, watch: ProcessWatch, rows: int) -> None:
     """Run ``pg_recvlogical`` to the end of the log, and discard its output."""
-    words = (
+    command = (
         str(bench.environment.programs / "bin" / "pg_recvlogical"),
         *("--dbname", run.source.dsn, "--slot", run.name, "--start", "--no-loop"),
         *("--endpos", run.source.end_lsn(), "--file", "/dev/null"),
@@ -153,7 +153,7 @@ def _receive(bench: Bench, run: BenchRun, watch: ProcessWatch, rows: int) -> Non
         *("--option", f"publication_names={PUBLICATION}"),
     )
     deadline = Deadline(bench.clock, _START_WITHIN_S + rows / _ASSUMED_PER_S)
-    with ClientProgram(bench.environment, run.name, words) as client:
+    with ClientProgram(bench.environment, run.name, command) as client:
         watch.add("process", client.pid, is_new=True)
         while not client.is_done():
             watch.add("walsender", run.source.reader_pid(run.name), is_new=True)
@@ -325,16 +325,16 @@ def _watch_load(
 def pgbench(
     bench: Bench, dsn: str, script: str, rate: int, for_s: float
 ) -> ClientProgram:
-    """Return a client that commits a script's transaction at a rate."""
+    """Return a client that commits a script's transaction at a given rate."""
     path = Path(bench.environment.folder / "steady.sql")
     path.write_text(script, encoding="utf-8")
-    words = (
+    command = (
         str(bench.environment.programs / "bin" / "pgbench"),
         *("--no-vacuum", "--protocol", "prepared", "--file", str(path)),
         *("--client", str(_CLIENTS), "--rate", str(rate)),
         *("--time", str(round(for_s)), dsn),
     )
-    return ClientProgram(bench.environment, "pgbench", words)
+    return ClientProgram(bench.environment, "pgbench", command)
 
 
 def _rate(facts: Mapping[bytes, CommittedEvent], since_us: int) -> float:

@@ -6,7 +6,7 @@ id, with the event's id and type as headers. The relay adds three headers, Debez
 of its own; in one case Debezium has five like the relay's. Debezium runs with its
 default settings, and tuned: for throughput in a drain, for latency under a steady load.
 
-A client program runs beside a system, and is killed at the end of its block.
+A client program runs alongside a system, and is killed at the end of its block.
 """
 
 import contextlib
@@ -85,8 +85,8 @@ def start_connect(
     for path, settings in zip(files, (worker, connector), strict=True):
         lines = (f"{key}={value}\n" for key, value in settings.items())
         path.write_text("".join(lines), encoding="utf-8")
-    words = (*environment.connect, *(str(path) for path in files))
-    return environment.launcher.start(name, words)
+    command = (*environment.connect, *(str(path) for path in files))
+    return environment.launcher.start(name, command)
 
 
 _SHOWN_LINES: Final = 8
@@ -96,18 +96,18 @@ class ClientProgram:
     """One program, with its log file."""
 
     def __init__(
-        self, environment: BenchEnvironment, name: str, words: Sequence[str]
+        self, environment: BenchEnvironment, name: str, command: Sequence[str]
     ) -> None:
         self._environment = environment
         self._name = name
-        self._words = tuple(words)
+        self._command = tuple(command)
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         with self._log.open("ab") as output:
             try:
-                self._process = subprocess.Popen(  # noqa: S603 - our own words
-                    self._words,
+                self._process = subprocess.Popen(  # noqa: S603 - our own command
+                    self._command,
                     cwd=self._environment.folder,
                     env=dict(self._environment.env),
                     stdin=subprocess.DEVNULL,
@@ -126,7 +126,7 @@ class ClientProgram:
 
     @property
     def pid(self) -> int | None:
-        """The process id, once it is started."""
+        """The process id, once the program is started."""
         return self._process.pid if self._process else None
 
     def is_done(self) -> bool:
@@ -231,8 +231,8 @@ _CONNECTOR: Final[Mapping[str, str]] = MappingProxyType(
 def prepare_source(bench: Bench, run: BenchRun, tables: tuple[str, ...] = ()) -> None:
     """Run ``towpath relay init``: outbox, publications, and the run's slot."""
     config = _configure(bench, run, tables)
-    words = (*bench.environment.towpath, "relay", "init", "--config", config)
-    with ClientProgram(bench.environment, "init", words) as client:
+    command = (*bench.environment.towpath, "relay", "init", "--config", config)
+    with ClientProgram(bench.environment, "init", command) as client:
         client.wait(_INIT_WITHIN_S)
 
 
@@ -248,8 +248,8 @@ def start(bench: Bench, run: BenchRun) -> int:
 def start_relay(bench: Bench, run: BenchRun, tables: tuple[str, ...] = ()) -> int:
     """Start the relay and return its process id."""
     config = _configure(bench, run, tables)
-    words = (*bench.environment.towpath, "relay", "run", "--config", config)
-    return bench.environment.launcher.start(run.name, words)
+    command = (*bench.environment.towpath, "relay", "run", "--config", config)
+    return bench.environment.launcher.start(run.name, command)
 
 
 def check(bench: Bench, run: BenchRun, pid: int) -> None:

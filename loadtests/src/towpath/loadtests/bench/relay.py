@@ -48,7 +48,7 @@ def measure_relay(bench: Bench) -> BenchResult[RelayCase]:
     Run the requested cases.
 
     Raises:
-        BenchError: A system or a part ended, or did not finish in time.
+        BenchError: A system or a server ended, or did not finish in time.
     """
     records = RunRecords(bench)
     with translated():
@@ -66,7 +66,7 @@ def measure_relay(bench: Bench) -> BenchResult[RelayCase]:
 
 def measure_kill(bench: Bench) -> BenchResult[RelayCase]:
     """
-    Kill each publisher in the middle of a drain, once a round.
+    Kill each publisher in the middle of a drain, once per round.
 
     Raises:
         BenchError: A publisher ended, or did not finish in time.
@@ -106,7 +106,8 @@ def _kill_case(bench: Bench, records: RunRecords) -> None:
                 with _copied(bench, run, base):
                     figures, verdict = measurements.kill(bench, run, facts)
                 records.add(KILL, system, figures)
-                # Losses and repeats are findings for the relay; for others, figures.
+                # Losses and repeats are findings for the relay, but figures for other
+                # systems.
                 _record_check(
                     records,
                     run,
@@ -162,7 +163,7 @@ def _follow(bench: Bench, records: RunRecords, run: BenchRun, rate: int) -> Figu
 
 # Returns a figure; higher is better.
 Measure = Callable[[ConnectorSettings], float]
-# Receives the settings that differ from those at the start, and the figure.
+# Receives the settings that differ from the initial ones, and the figure.
 Report = Callable[[ConnectorSettings, float], None]
 
 _THROUGHPUT_CHANGES: Final[Sequence[ConnectorSettings]] = (
@@ -199,8 +200,8 @@ def search(
     """
     Return the best settings found: one change at a time, kept if it is clearly better.
 
-    If a change was kept, the settings found and those at the start are measured once
-    more at the end, so that one lucky run decides nothing.
+    If a change was kept, the settings found and the initial ones are measured once more
+    at the end, so that one lucky run decides nothing.
 
     Args:
         start: The settings to begin with.
@@ -232,7 +233,7 @@ _MS: Final = 1000.0
 
 
 def _tuned(bench: Bench, records: RunRecords) -> Bench:
-    """Return the context with the best settings found for the kinds of cases it has."""
+    """Return the context with the best settings found for the kinds of cases in it."""
     throughput, latency = bench.tuning
     if any(case in DRAINS for case in bench.options.cases):
         throughput = _search_drain(bench, records)
@@ -252,7 +253,7 @@ def _search_drain(bench: Bench, records: RunRecords) -> ConnectorSettings:
                 return _drain(tried, records, run, facts)["events_per_s"]
 
         def report(changed: ConnectorSettings, rate: float) -> None:
-            bench.screen.log(f"{_words(changed)}: {rate:,.0f} events/s")
+            bench.screen.log(f"{_described(changed)}: {rate:,.0f} events/s")
 
         start, changes = bench.tuning.throughput, _THROUGHPUT_CHANGES
         return _found(bench, search(start, changes, measure, report))
@@ -271,23 +272,23 @@ def _search_steady(bench: Bench, records: RunRecords) -> ConnectorSettings:
 
         def report(changed: ConnectorSettings, figure: float) -> None:
             p99 = f"p99 {_MS / figure:,.1f} ms" if figure else "not verified"
-            bench.screen.log(f"{_words(changed)}: {p99}")
+            bench.screen.log(f"{_described(changed)}: {p99}")
 
         start, changes = bench.tuning.latency, _LATENCY_CHANGES
         return _found(bench, search(start, changes, measure, report))
 
 
 def _found(bench: Bench, settings: ConnectorSettings) -> ConnectorSettings:
-    bench.screen.log(f"Debezium tuned: {_words(settings)}")
+    bench.screen.log(f"Debezium tuned: {_described(settings)}")
     return settings
 
 
-def _words(settings: ConnectorSettings) -> str:
-    words = (
+def _described(settings: ConnectorSettings) -> str:
+    changes = (
         f"{name.removeprefix('producer.override.')}={value}"
         for name, value in settings.items()
     )
-    return ", ".join(words) or "the settings at the start"
+    return ", ".join(changes) or "the initial settings"
 
 
 @contextmanager
@@ -305,7 +306,7 @@ def _loaded(bench: Bench, case: str) -> Iterator[BenchSource]:
 def _backlog(
     bench: Bench, case: str, per_transaction: int
 ) -> Iterator[tuple[BenchRun, dict[bytes, CommittedEvent]]]:
-    """Commit a backlog behind a slot; yield the slot's run and the committed events."""
+    """Create a slot, commit a backlog; yield the slot's run and the committed events."""
     rows = bench.options.rows
     with bench_source(bench.environment, f"bench_{case}", bench.clock) as source:
         base = _run(case, _BASE, 0, source)

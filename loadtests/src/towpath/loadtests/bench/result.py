@@ -14,7 +14,7 @@ A ratio is the relay's median divided by the other's: of events per second in a 
 where higher is better, and of the 99th-percentile latency under a steady load, where
 lower is better. ``ratio_to_debezium`` compares with tuned Debezium,
 ``ratio_to_debezium_stock`` with Debezium's own settings. A ratio without a measurement
-is null, such as that of a latency to the limit. A benchmark with findings has no
+is null, such as the ratio of a latency to the limit. A benchmark with findings has no
 figures.
 """
 
@@ -204,7 +204,7 @@ PROCESSES: Final = (
 
 
 def draw(result: BenchResult[RelayCase]) -> RenderableType:
-    """Draw the closing lines of a benchmark whose cases were printed before."""
+    """Draw the closing lines of a benchmark whose cases have been printed."""
     if not result.verified:
         return unverified(result.findings)
     what = (
@@ -220,7 +220,7 @@ def draw_case(case: RelayCase) -> RenderableType:
 
 
 def unverified(findings: Sequence[str]) -> RenderableType:
-    """Draw the findings, which void all figures printed before."""
+    """Draw the findings, which void all figures printed so far."""
     lines = [Text(line, style="red") for line in findings]
     title = "Not verified: no figure of this benchmark is valid."
     return Group(Text(title, style="bold red"), *lines)

@@ -1,13 +1,13 @@
 """
-A process that writes rows of the shop by SQL at a rate, and samples their lag.
+A process that writes the shop's rows with SQL at a given rate, and samples their lag.
 
 It feeds relay and sinks without any service. Each batch is one transaction of several
-statements, and is due at a moment that follows from the rate alone; a late batch does
+statements, and is due at a time that follows from the rate alone; a late batch does
 not delay later ones. Its tables are those that every sink has: customers and products
-are updated, payments are added and updated. The sampler of the load places payments
+are updated, payments are added and updated. The load's sampler inserts payments
 instead of orders, and reads them from each target.
 
-The module runs by ``python -m`` and takes one argument, a JSON object::
+The module is run with ``python -m`` and takes one argument, a JSON object::
 
     {"dsn", "rate_per_s", "progress", "targets", "samples": {"interval_s", ...}}
 
@@ -44,7 +44,7 @@ _WRITE_EVERY_S: Final = 1.0
 # A statement that takes longer, for instance in a lock queue, fails its batch.
 _OPTIONS: Final = "-c statement_timeout=10000 -c application_name=row_writer"
 
-# Order ids of payments without an order; the sampler's are above the batches'.
+# Order ids of payments without an order; the sampler's ids are above those of batches.
 _FIRST_PAYMENT: Final = 10**12
 _FIRST_SAMPLE: Final = 2 * 10**12
 
@@ -156,7 +156,7 @@ class LastReport(LineWriter):
 
 
 class PaymentSamples:
-    """Inserts one payment at a time, in place of the sampler's orders."""
+    """Inserts one payment at a time, instead of the sampler's orders."""
 
     def __init__(self, dsn: str) -> None:
         self._connection = psycopg.connect(dsn, autocommit=True, options=_OPTIONS)
@@ -167,7 +167,7 @@ class PaymentSamples:
         self._next = itertools.count(first)
 
     def __call__(self) -> int:
-        """Insert a payment; return its order's number after the commit."""
+        """Insert a payment; return its order id after the commit."""
         number = next(self._next)
         self._connection.execute(_NEW_PAYMENTS.encode(), {"ids": [number]})
         return number
@@ -182,7 +182,7 @@ class Counts:
     late_s: float = 0.0
 
     def as_report(self, elapsed_s: float, *, finished: bool) -> dict[str, Any]:
-        """Return the counts under the names of the load's report."""
+        """Return the counts under the names that the load's report uses."""
         return {
             "checkouts": self.rows,
             "failures": self.failures,
@@ -238,10 +238,10 @@ class RowLoad:
     def _report(self, samples: LastReport, *, finished: bool) -> None:
         elapsed_s = self._clock.monotonic_s() - self._began_at_s
         load = self._counts.as_report(elapsed_s, finished=finished)
-        beside = self._progress.with_name(f"{self._progress.name}.new")
+        written = self._progress.with_name(f"{self._progress.name}.new")
         document = {"load": load, "lag": dict(samples.report)}
-        beside.write_text(json.dumps(document), encoding="utf-8")
-        beside.replace(self._progress)
+        written.write_text(json.dumps(document), encoding="utf-8")
+        written.replace(self._progress)
 
 
 def main(config: Mapping[str, Any]) -> int:
@@ -249,8 +249,8 @@ def main(config: Mapping[str, Any]) -> int:
     probes = probes_of(config["targets"])
     times = SampleOptions(**config["samples"])
     samples = LastReport()
-    place = PaymentSamples(config["dsn"])
-    sampler = Sampler(place, times, probes, SystemClock(), samples)
+    insert = PaymentSamples(config["dsn"])
+    sampler = Sampler(insert, times, probes, SystemClock(), samples)
     load = RowLoad(config["dsn"], config["rate_per_s"], Path(config["progress"]))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: load.stop.set())

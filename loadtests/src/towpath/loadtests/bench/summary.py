@@ -19,7 +19,7 @@ from towpath.loadtests.bench.context import (
     SAME_HEADERS,
     STEADIES,
 )
-from towpath.loadtests.bench.sinks.result import BESIDE
+from towpath.loadtests.bench.sinks.result import BASELINE_OF
 from towpath.loadtests.bench.snapshot.source import (
     COPY,
     DEBEZIUM_INITIAL,
@@ -175,7 +175,7 @@ def _outbox_lines(cases: Document) -> Iterator[Line]:
 
 def _sink_lines(cases: Document) -> Iterator[Line]:
     systems = cases.get("catch_up", {}).get("systems", {})
-    for sink, other in BESIDE.items():
+    for sink, other in BASELINE_OF.items():
         if sink in systems and other in systems:
             ours, theirs = (systems[n]["rows_per_s"] for n in (sink, other))
             yield Line(f"{sink}, backlog, rows/s", ours, _NAMES[other], theirs)

@@ -1,5 +1,5 @@
 """
-Baselines beside the sinks: the same rows, written without a sink.
+Baselines for the sinks: the same rows, written without a sink.
 
 - Index: the client's own bulk load of the same documents, without versions, into an
   index with the sink's own fields and settings. The bodies are prepared in a file;
@@ -36,7 +36,7 @@ from towpath.loadtests.errors import BenchError
 from towpath.schemas.clock import Clock, Deadline
 
 # A busy machine takes minutes to start the engine.
-_LEAST_WITHIN_S: Final = 600.0
+_MIN_TIMEOUT_S: Final = 600.0
 _SLOWEST_PER_S: Final = 2_000
 
 
@@ -48,10 +48,10 @@ def measure_merge(bench: Bench, backlog: Backlog, targets: Targets) -> Figures:
         BenchError: The MERGE failed, or its table has a different number of rows.
     """
     report = bench.environment.folder / "merge.json"
-    words = (*targets.merge, str(backlog.config), WAREHOUSE, str(report))
+    command_line = (*targets.merge, str(backlog.config), WAREHOUSE, str(report))
     bench.screen.begin("one MERGE", 0)
-    with ClientProgram(bench.environment, "merge", words) as client:
-        client.wait(_LEAST_WITHIN_S + backlog.rows / _SLOWEST_PER_S)
+    with ClientProgram(bench.environment, "merge", command_line) as client:
+        client.wait(_MIN_TIMEOUT_S + backlog.rows / _SLOWEST_PER_S)
     measured = json.loads(report.read_text(encoding="utf-8"))
     if measured["rows"] != backlog.rows:
         message = f"the MERGE wrote {measured['rows']:,} of {backlog.rows:,} rows"
@@ -69,16 +69,16 @@ Item = TypeVar("Item")
 
 
 def slices(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Cut items into lists of a size; the last may be shorter."""
+    """Cut items into lists of a given size; the last may be shorter."""
     rest = iter(items)
-    while part := list(islice(rest, size)):
-        yield part
+    while items_of_slice := list(islice(rest, size)):
+        yield items_of_slice
 
 
 _BULK_INDEX: Final = "bulk"
 _DOCUMENTS_AT_ONCE: Final = 2_000
 _THREADS: Final = 3
-_BULK_ANSWER_WITHIN_S: Final = 120.0
+_BULK_TIMEOUT_S: Final = 120.0
 # The client pauses when the server is busy, as any careful client does.
 _BUSY: Final = 429
 _PAUSE_S: Final = 0.1
@@ -105,7 +105,7 @@ def measure_bulk_load(bench: Bench, source: ItemSource, url: str) -> Figures:
     bench.screen.begin("writing documents", 0)
     prepared = _prepare(path, source)
     bench.screen.begin("bulk load", 0)
-    with OpenSearch(url, timeout=_BULK_ANSWER_WITHIN_S, max_retries=0) as client:
+    with OpenSearch(url, timeout=_BULK_TIMEOUT_S, max_retries=0) as client:
         try:
             client.indices.create(index=_BULK_INDEX, body=_index_body(client, ROUTE))
             began_s = bench.clock.monotonic_s()
@@ -139,7 +139,7 @@ def instant(text: str) -> str:
 
 
 def _prepare(path: Path, source: ItemSource) -> list[_BulkBody]:
-    """Write all bodies into one file, and return their places."""
+    """Write all bodies into one file, and return their byte ranges."""
     found: list[_BulkBody] = []
     with path.open("wb") as file:
         for part in slices(source.texts(), _DOCUMENTS_AT_ONCE):
@@ -167,7 +167,7 @@ def _send(
             body = os.pread(file.fileno(), part.size_bytes, part.first_byte)
             while True:
                 try:
-                    answer = client.bulk(
+                    response = client.bulk(
                         body=body, index=_BULK_INDEX, filter_path="errors"
                     )
                 except TransportError as error:
@@ -175,40 +175,40 @@ def _send(
                         raise
                     clock.wait(_PAUSE_S)
                 else:
-                    return bool(answer["errors"])
+                    return bool(response["errors"])
 
-        answers: Iterator[bool] = threads.map(send, prepared)
-        if any(answers):
+        refusals: Iterator[bool] = threads.map(send, prepared)
+        if any(refusals):
             message = "the index refuses documents of a bulk load"
             raise BenchError(message)
 
 
 _ROWS_AT_ONCE: Final = 10_000
 # Enough for a ceiling; each row takes as much memory as the sink's own.
-_MOST_ROWS: Final = 500_000
-_ANSWER_WITHIN_S: Final = 30.0
-# The last byte alone: a read may end between the two bytes that end an answer.
-_ANSWER_END: Final = b"\n"
+_MAX_ROWS: Final = 500_000
+_TIMEOUT_S: Final = 30.0
+# Only the last byte: a read may end between the two bytes that end a response.
+_RESPONSE_END: Final = b"\n"
 
 
 def measure_plain_writes(bench: Bench, source: ItemSource, url: str) -> Figures:
     """
-    Write the table's first rows beside the sink's, and return the rate.
+    Write the table's first rows next to the sink's rows, and return the rate.
 
     Raises:
         BenchError: The server refuses a write, or does not answer.
     """
-    rows = min(bench.options.rows, _MOST_ROWS)
+    rows = min(bench.options.rows, _MAX_ROWS)
     report = bench.screen.begin("plain HSET", rows)
     address = urlsplit(url)
     elapsed_s, done = 0.0, 0
-    place = (address.hostname or "", address.port or 0)
-    with socket.create_connection(place, _ANSWER_WITHIN_S) as connection:
+    server = (address.hostname or "", address.port or 0)
+    with socket.create_connection(server, _TIMEOUT_S) as connection:
         for part in slices(source.texts(), _ROWS_AT_ONCE):
             packed = b"".join(map(command, part))
             began_s = bench.clock.monotonic_s()
             connection.sendall(packed)
-            _answers(connection, len(part))
+            _read_responses(connection, len(part))
             elapsed_s += bench.clock.monotonic_s() - began_s
             done += len(part)
             report(done)
@@ -220,24 +220,24 @@ def measure_plain_writes(bench: Bench, source: ItemSource, url: str) -> Figures:
 def command(row: Sequence[str]) -> bytes:
     """Return the HSET of one row in Redis's wire format."""
     named = zip((*COLUMNS, POSITION), (*row, A_POSITION), strict=True)
-    fields = (word for pair in named for word in pair)
+    fields = (text for pair in named for text in pair)
     return packed(("HSET", f"plain:{row[0]}", *fields))
 
 
-def packed(words: Iterable[str]) -> bytes:
+def packed(arguments: Iterable[str]) -> bytes:
     """Return one command in Redis's wire format."""
-    raw = [word.encode() for word in words]
-    body = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in raw)
+    raw = [argument.encode() for argument in arguments]
+    body = b"".join(b"$%d\r\n%b\r\n" % (len(one), one) for one in raw)
     return b"*%d\r\n%b" % (len(raw), body)
 
 
-def _answers(connection: socket.socket, count: int) -> None:
+def _read_responses(connection: socket.socket, count: int) -> None:
     while count:
         try:
-            answer = connection.recv(1 << 16)
+            response = connection.recv(1 << 16)
         except TimeoutError:
-            answer = b""
-        if not answer or b"-" in answer:
-            message = f"the cache refuses plain writes: {answer[:200]!r}"
+            response = b""
+        if not response or b"-" in response:
+            message = f"the cache refuses plain writes: {response[:200]!r}"
             raise BenchError(message)
-        count -= answer.count(_ANSWER_END)
+        count -= response.count(_RESPONSE_END)

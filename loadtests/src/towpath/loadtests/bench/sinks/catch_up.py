@@ -2,7 +2,7 @@
 The case ``catch_up``: each sink alone, then its comparison, then its baseline.
 
 A sink is measured from the start of its process to the end of its topic. The driver,
-the engine below it, the target's server, the broker and a cluster's executors are
+its engine, the target's server, the broker and a cluster's executors are
 watched. Progress is read from the sink's own files: ``progress.json`` has the applied
 offsets and the time when they became durable; the engine's offset log has the time of
 the first batch. The comparison is ``towpath verify``, in a separate process.
@@ -28,7 +28,7 @@ from towpath.loadtests.bench.sinks import backlog as backlogs
 from towpath.loadtests.bench.sinks import baselines
 from towpath.loadtests.bench.sinks.backlog import Backlog
 from towpath.loadtests.bench.sinks.result import (
-    BESIDE,
+    BASELINE_OF,
     CACHE,
     SEARCH,
     SINKS,
@@ -52,7 +52,7 @@ class SinkProgress(NamedTuple):
         batches: Applied batches.
         retries: Retries after a failure.
         dead_letters: Records that became dead letters.
-        error: The reason why the sink does not run, if it does not.
+        error: The reason why the sink is not running; None if it runs.
         left: Records that slices left to the driver.
     """
 
@@ -115,7 +115,7 @@ _LAUNCHER: Final = "org.apache.spark.launcher.Main"
 # On a busy machine an engine takes minutes to start and to finish its first batch.
 _STUCK_AFTER_S: Final = 300.0
 # After five refusals a target will not accept the sixth attempt.
-_MOST_RETRIES: Final = 5
+_MAX_RETRIES: Final = 5
 
 
 class SinkCatchUp:
@@ -163,9 +163,9 @@ class SinkCatchUp:
         """
         environment = self._bench.environment
         config = str(self._backlog.config)
-        words = (*environment.towpath, "sink", "run", self._sink, "--config", config)
+        command = (*environment.towpath, "sink", "run", self._sink, "--config", config)
         started_ms = self._bench.clock.now().timestamp() * _MS
-        pid = environment.launcher.start(self._name, words)
+        pid = environment.launcher.start(self._name, command)
         self._watch.add("driver", pid, is_new=True)
         try:
             applied = self._until_applied(pid)
@@ -188,7 +188,7 @@ class SinkCatchUp:
             if applied.dead_letters:
                 self._fail(f"{applied.dead_letters:,} records became dead letters")
             is_stuck = stall.is_over(goal - applied.records)
-            if is_stuck or applied.retries > _MOST_RETRIES:
+            if is_stuck or applied.retries > _MAX_RETRIES:
                 self._fail(f"{applied.records:,} of {goal:,} records: {applied.error}")
             self._bench.clock.wait(POLL_INTERVAL_S)
 
@@ -200,18 +200,18 @@ class SinkCatchUp:
             self._watch.restart()
 
     def _poll(self, pid: int) -> None:
-        for process in self._family(pid, "it ended"):
+        for process in self._children(pid, "it ended"):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.name() == _ENGINE and _LAUNCHER not in process.cmdline():
                     self._watch.add("engine", process.pid, is_new=True)
         for worker in self._workers or ():
-            for process in self._family(worker, "a worker ended"):
+            for process in self._children(worker, "a worker ended"):
                 self._watch.add(f"{_EXECUTOR}{process.pid}", process.pid, is_new=True)
         self._watch.sample()
         if self._first_ms is None:
             self._first_ms = self._progress.first_batch_ms()
 
-    def _family(self, pid: int, if_ended: str) -> list[psutil.Process]:
+    def _children(self, pid: int, if_ended: str) -> list[psutil.Process]:
         """
         Return the child processes of a process.
 
@@ -276,7 +276,7 @@ class SinkCatchUp:
         }
 
 
-_LEAST_WITHIN_S: Final = 180.0
+_MIN_TIMEOUT_S: Final = 180.0
 _SLOWEST_PER_S: Final = 1_000
 
 
@@ -289,11 +289,11 @@ def compare_sink(backlog: Backlog, sink: str) -> tuple[str, ...]:
     """
     bench = backlog.bench
     bench.screen.begin(f"comparing {sink} with the table", 0)
-    words = (*bench.environment.towpath, "verify", sink, "--json")
-    within_s = _LEAST_WITHIN_S + backlog.rows / _SLOWEST_PER_S
+    command = (*bench.environment.towpath, "verify", sink, "--json")
+    within_s = _MIN_TIMEOUT_S + backlog.rows / _SLOWEST_PER_S
     try:
-        done = subprocess.run(  # noqa: S603 - our own words
-            (*words, "--config", str(backlog.config)),
+        done = subprocess.run(  # noqa: S603 - our own command
+            (*command, "--config", str(backlog.config)),
             cwd=bench.environment.folder,
             env=dict(bench.environment.env),
             stdin=subprocess.DEVNULL,
@@ -324,7 +324,7 @@ def read_findings(document: Mapping[str, Any], rows: int) -> tuple[str, ...]:
     found = [f"{differences:,} differences"] if differences else []
     if not found and document["result"] != "equal":
         doubts = [
-            route["error"] or "keys changed at every comparison" for route in routes
+            route["error"] or "keys changed during every comparison" for route in routes
         ]
         why = document.get("error") or "; ".join(doubts)
         message = f"{document['sink']} could not be compared: {why}"
@@ -341,7 +341,7 @@ def measure_catch_up(
     Run each sink alone on the backlog; return the figures and the findings.
 
     Raises:
-        BenchError: A part ended, or did not finish in time.
+        BenchError: A process ended, or did not finish in time.
     """
     records = RunRecords(bench)
     figures: dict[str, Figures] = {}
@@ -352,11 +352,11 @@ def measure_catch_up(
                 findings = compare_sink(backlog, sink)
             records.add_findings(f"catch_up {sink}", bench.options.rows, findings)
             if not findings:
-                figures[BESIDE[sink]] = _beside(backlog, targets, sink)
+                figures[BASELINE_OF[sink]] = _baseline(backlog, targets, sink)
     return CatchUp(rows=bench.options.rows, systems=figures), records.findings
 
 
-def _beside(backlog: Backlog, targets: Targets, sink: str) -> Figures:
+def _baseline(backlog: Backlog, targets: Targets, sink: str) -> Figures:
     bench, source = backlog.bench, backlog.source
     if sink == CACHE:
         return baselines.measure_plain_writes(bench, source, targets.redis_url)

@@ -71,7 +71,7 @@ StartCluster = Callable[[int], AbstractContextManager[RunningCluster]]
 
 @dataclass(frozen=True, slots=True)
 class _System:
-    """A way to write: by the driver alone, or by executors of some workers."""
+    """The processes that write: the driver alone, or executors of some workers."""
 
     name: str
     workers: int
@@ -91,7 +91,7 @@ def measure_cluster(
     Measure each sink with each system; return the figures and the findings.
 
     Raises:
-        BenchError: A part ended, or did not finish in time.
+        BenchError: A process ended, or did not finish in time.
     """
     records = RunRecords(bench)
     figures: dict[str, Figures] = {}

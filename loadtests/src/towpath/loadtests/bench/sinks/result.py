@@ -1,5 +1,5 @@
 """
-The results of the cases of sinks, as JSON and as tables. Does no I/O.
+The results of the sink cases, as JSON and as tables. Does no I/O.
 
 ::
 
@@ -49,7 +49,7 @@ CACHE: Final = "cache"
 SEARCH: Final = "search"
 WAREHOUSE: Final = "warehouse"
 SINKS: Final = (CACHE, SEARCH, WAREHOUSE)
-# Decodes and folds, and writes nothing.
+# A sink that decodes and folds, but writes nothing.
 NULL: Final = "null"
 
 ROWS: Final = 2_000_000
@@ -70,8 +70,8 @@ class Targets:
         opensearch_url: The index's server.
         catalog_dsn: The database of the warehouse's catalog.
         pids: The server's process by sink; the warehouse has no separate server.
-        merge: The command of the MERGE beside the warehouse, without its arguments:
-            configuration, sink and path of the report.
+        merge: The command of the warehouse's baseline (one MERGE) without its
+            arguments: configuration, sink and path of the report.
     """
 
     redis_url: str
@@ -83,7 +83,7 @@ class Targets:
 
 RATE: Final = "rows_per_s"
 # The baseline of each sink; the ratio is named after it.
-BESIDE: Final[Mapping[str, str]] = MappingProxyType(
+BASELINE_OF: Final[Mapping[str, str]] = MappingProxyType(
     {CACHE: "hset", SEARCH: "bulk", WAREHOUSE: "merge"}
 )
 
@@ -116,9 +116,9 @@ class Rate:
 
     Attributes:
         rate_per_s: The requested rate.
-        reached_per_s: Answered checkouts per second, of load and sampler.
+        reached_per_s: Completed checkouts per second, by load and sampler together.
         failures: Requests that failed or were not sent, and failed reads.
-        restarts: Restarts of parts.
+        restarts: Restarts of the demo's processes.
         readings: The lag that readers saw, by sink.
         cpu: CPU time per second, by process.
     """
@@ -178,16 +178,16 @@ class Checkout:
 
     @property
     def highest_met(self) -> Rate | None:
-        """The highest rate that met all budgets, if one did."""
+        """The highest rate that met all budgets, if any did."""
         met = (rate for rate in self.rates if rate.is_met)
-        return max(met, key=_asked, default=None)
+        return max(met, key=_requested, default=None)
 
     def as_json(self) -> dict[str, Any]:
         """Return the case as a JSON object."""
         highest = self.highest_met
         return {
             "name": self.name,
-            **(highest or min(self.rates, key=_asked)).as_json(),
+            **(highest or min(self.rates, key=_requested)).as_json(),
             "highest_met_rate": highest.rate_per_s if highest else None,
             "budgets_ms": dict(BUDGETS_MS),
             "rates": [rate.as_json() for rate in self.rates],
@@ -209,7 +209,7 @@ class CatchUp:
     def ratio(self, sink: str) -> float | None:
         """Return the ratio of a sink's rate to its baseline's, if both are known."""
         ours = self.systems.get(sink, {}).get(RATE)
-        theirs = self.systems.get(BESIDE[sink], {}).get(RATE)
+        theirs = self.systems.get(BASELINE_OF[sink], {}).get(RATE)
         return ours / theirs if ours and theirs else None
 
     def as_json(self) -> dict[str, Any]:
@@ -220,7 +220,7 @@ class CatchUp:
             "name": self.name,
             "rows": self.rows,
             **{f"{name}_{RATE}": rounded(rate) for name, rate in rates.items()},
-            **{f"{s}_ratio_to_{o}": rounded(self.ratio(s)) for s, o in BESIDE.items()},
+            **{f"{s}_ratio_to_{o}": rounded(self.ratio(s)) for s, o in BASELINE_OF.items()},
             "memory_bytes": max((one for one in held if one), default=None),
             "systems": _rounded(self.systems),
         }
@@ -228,7 +228,7 @@ class CatchUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The case ``cluster``: figures by sink and system, as ``cache_two_workers``."""
+    """The case ``cluster``: figures by sink and system, such as ``cache_two_workers``."""
 
     rows: int
     systems: Mapping[str, Figures]
@@ -280,7 +280,7 @@ def _rounded(systems: Mapping[str, Figures]) -> dict[str, dict[str, float]]:
     }
 
 
-def _asked(rate: Rate) -> float:
+def _requested(rate: Rate) -> float:
     return rate.rate_per_s
 
 
@@ -298,7 +298,7 @@ _SPEED: Final = (
     Column("engine_peak_rss_bytes", "engine RSS MiB", "{:,.0f}", 1 / MEBIBYTE),
     Column("target_cpu_s", "target CPU s", "{:.1f}"),
 )
-_BESIDE: Final = {
+_BASELINE_TITLES: Final = {
     "hset": "plain HSET, the ceiling",
     "bulk": "the client's bulk load",
     "merge": "one MERGE",
@@ -306,7 +306,7 @@ _BESIDE: Final = {
 
 
 def draw(result: BenchResult[SinkCase]) -> RenderableType:
-    """Draw the end of a benchmark whose cases were printed as they ended."""
+    """Draw the closing lines of a benchmark whose cases have been printed."""
     if not result.verified:
         return unverified(result.findings)
     what = "every sink equals the source, key by key and column by column"
@@ -354,12 +354,12 @@ def _cpu(rate: Rate) -> Text:
 
 
 def _catch_up(case: CatchUp) -> list[RenderableType]:
-    title = f"{case.rows:,} rows behind"
+    title = f"backlog of {case.rows:,} rows"
     blocks: list[RenderableType] = [figures_table(title, _once(case.systems), _SPEED)]
-    for sink, other in BESIDE.items():
+    for sink, other in BASELINE_OF.items():
         found = case.ratio(sink)
         if found is not None:
-            line = f"{sink} / {_BESIDE[other]}, rows/s: {found:.2f}"
+            line = f"{sink} / {_BASELINE_TITLES[other]}, rows/s: {found:.2f}"
             blocks.append(Text(line, style="bold"))
     return blocks
 
@@ -377,7 +377,7 @@ _SPREAD: Final = (
 
 
 def _cluster(case: Cluster) -> list[RenderableType]:
-    title = f"{case.rows:,} rows behind"
+    title = f"backlog of {case.rows:,} rows"
     blocks: list[RenderableType] = [figures_table(title, _once(case.systems), _SPREAD)]
     for sink in case.sinks:
         cpu, speed_up = case.cpu_ratio(sink), case.speed_up(sink)

@@ -58,7 +58,7 @@ class TableCheck(NamedTuple):
     with a value other than the table's. ``stale`` READ rows are older than an earlier
     change, and ``outdated`` keys end with such a row and a value other than the
     table's. ``overtaken`` updates come after a newer READ row, and ``repeated`` ones
-    come twice. ``disordered`` are updates that come after a newer one, and all records
+    occur twice. ``disordered`` are updates that come after a newer one, and all records
     of a key in a second partition. ``unknown`` are records of a key that the table
     lacks, and updates that were never committed.
     """

@@ -3,8 +3,8 @@ The benchmark of snapshots: all systems, both loads, round by round.
 
 In one run a system streams the table's changes, is asked to read the table, and is
 checked afterwards. Under updates, the load begins before the signal, so that the same
-clients measure the latency without a snapshot; it ends with the snapshot. A finding
-voids all figures; stale rows are a finding only for the relay.
+clients measure the latency without a snapshot; the load ends with the snapshot. A
+finding voids all figures; stale rows are a finding only for the relay.
 """
 
 from collections.abc import Iterator, Sequence
@@ -135,13 +135,13 @@ class SnapshotMeasurement:
             report(self._record_count())
         report(self._record_count())
 
-    def _poll(self, deadline: Deadline, complaint: str) -> None:
+    def _poll(self, deadline: Deadline, reason: str) -> None:
         """Check and sample the system, then wait for one interval."""
         bench, run = self._bench, self._run
         publishers.check(bench, run, self._pid)
         self._watch.sample()
         if deadline.passed():
-            raise failure(bench.environment, run.name, complaint)
+            raise failure(bench.environment, run.name, reason)
         bench.clock.wait(POLL_INTERVAL_S)
 
     def _check(self, moments: Moments) -> tuple[Figures, TableCheck]:
@@ -208,7 +208,7 @@ def measure_snapshots(
     Measure every system's snapshot, under updates and on a quiet server.
 
     Raises:
-        BenchError: A system or a part ended, or did not finish in time.
+        BenchError: A system or a server ended, or did not finish in time.
     """
     records = RunRecords(bench)
     options = bench.options
@@ -225,8 +225,8 @@ def measure_snapshots(
     return _result(records)
 
 
-def _run(bench: Bench, records: RunRecords, what: tuple[str, Load, int]) -> None:
-    system, load, number = what
+def _run(bench: Bench, records: RunRecords, step: tuple[str, Load, int]) -> None:
+    system, load, number = step
     name = f"bench_fill_{load}_{system}_{number}"
     with copied(bench.environment, name, _ORIGINAL, bench.clock) as source:
         run = FillRun(system=system, name=name, source=source, load=load)

@@ -86,7 +86,7 @@ def large_table_cost(
 
 
 RATE: Final = "rows_per_s"
-# The ratios by name, each to the fastest of some systems.
+# The ratios by name, each to the fastest of the listed systems.
 RATIOS: Final[Mapping[str, tuple[str, ...]]] = {
     "ratio_to_debezium": (DEBEZIUM_TUNED, DEBEZIUM_READ_ONLY),
     "ratio_to_stock": (DEBEZIUM_STOCK,),
@@ -122,7 +122,7 @@ class FillCase:
     def ratios(self) -> dict[str, float | None]:
         """Return the lower ratio of the two loads, by name."""
         return {
-            name: _over(min, (self.ratio(name, load) for load in self.loads))
+            name: _picked(min, (self.ratio(name, load) for load in self.loads))
             for name in RATIOS
         }
 
@@ -131,13 +131,13 @@ class FillCase:
     ) -> float | None:
         """Return a system's median of a figure, for the load that ``pick`` selects."""
         spreads = (self.systems(load).get(system, {}) for load in self.loads)
-        return _over(pick, (s[name].median if name in s else None for s in spreads))
+        return _picked(pick, (s[name].median if name in s else None for s in spreads))
 
     def large_table_costs(self) -> dict[str, LargeTableCost]:
         """Return the large table's cost by system, from the loads' worst figures."""
         names = dict.fromkeys(n for systems in self.loads.values() for n in systems)
         found = {name: self._large_table_cost(name) for name in names}
-        return {name: paper for name, paper in found.items() if paper is not None}
+        return {name: cost for name, cost in found.items() if cost is not None}
 
     def as_json(self) -> dict[str, Any]:
         """Return the case as a JSON object."""
@@ -178,7 +178,7 @@ class FillCase:
         return large_table_cost(rate, cpu_us, size)
 
 
-def _over(pick: Callable[..., float], values: Any) -> float | None:  # noqa: ANN401 - any iterable of numbers and gaps
+def _picked(pick: Callable[..., float], values: Any) -> float | None:  # noqa: ANN401 - any iterable of numbers and gaps
     found = [value for value in values if value is not None]
     return pick(found) if found else None
 
@@ -217,7 +217,7 @@ _NAMES: Final = {
 
 
 def draw(result: BenchResult[FillCase]) -> RenderableType:
-    """Draw the closing lines of a benchmark whose loads were printed before."""
+    """Draw the closing lines of a benchmark whose loads have been printed."""
     if not result.verified:
         return unverified(result.findings)
     blocks: list[RenderableType] = []
@@ -255,11 +255,11 @@ def _large_table_cost(case: FillCase) -> Table:
     table.add_column(Text(title, style="bold"), no_wrap=True)
     for column in ("hours", "CPU hours", "topic GiB"):
         table.add_column(column, justify="right", no_wrap=True)
-    for name, paper in case.large_table_costs().items():
-        table.add_row(name, *_large_table_cells(paper))
+    for name, cost in case.large_table_costs().items():
+        table.add_row(name, *_large_table_cells(cost))
     return table
 
 
-def _large_table_cells(paper: LargeTableCost) -> tuple[str, str, str]:
-    gibibytes = paper.topic_bytes / MEBIBYTE / 1024
-    return f"{paper.hours:.2f}", f"{paper.cpu_hours:.2f}", f"{gibibytes:.1f}"
+def _large_table_cells(cost: LargeTableCost) -> tuple[str, str, str]:
+    gibibytes = cost.topic_bytes / MEBIBYTE / 1024
+    return f"{cost.hours:.2f}", f"{cost.cpu_hours:.2f}", f"{gibibytes:.1f}"

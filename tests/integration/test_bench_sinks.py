@@ -118,7 +118,7 @@ def test_a_wrong_value_leaves_no_figure(tmp_path: Path):
     assert output, errors.decode()
     report = json.loads(output)
 
-    assert (1, (False, {}), ["catch_up cache: 1 differences"], ["defect"]) == (
+    assert (1, (False, {}), ["catch_up cache: 1 difference"], ["defect"]) == (
         code,
         (report["verified"], report["cases"]),
         report["findings"],

@@ -152,7 +152,7 @@ def test_a_run_ends_with_a_check_of_the_shop(shop: RunningShop, tmp_path: Path):
     _add_to_payments(shop, -1)
 
     assert 1 == code, run.text
-    assert "load invariant contradicted: database:" in run.text
+    assert "load invariant violated: database:" in run.text
     assert "orders are not final" in text.split("## Invariants")[1]
     assert {"database": []} == later
     assert ["database"] == list(altered)

@@ -147,7 +147,7 @@ def test_a_person_reads_rates_budgets_and_ratios():
     words = (
         *("20 checkouts/s: 24.0 reached, met", "40 checkouts/s: 44.0 reached, not met"),
         "highest rate that met all budgets: 20 checkouts/s",
-        *("cores at 20/s: relay 0.25", "2,000,000 rows behind", "60,000"),
+        *("cores at 20/s: relay 0.25", "backlog of 2,000,000 rows", "60,000"),
         "search / the client's bulk load, rows/s: 0.75",
         *("Verified", "cores 2"),
     )

@@ -33,7 +33,7 @@ def test_a_relay_that_does_not_read_its_slot_is_stopped(
     bench = SimpleNamespace(environment=environment, clock=SystemClock())
     run: Any = SimpleNamespace(name="capture_relay", bench=bench, dsn="")
 
-    with pytest.raises(BenchError, match="no slot"), relay.RelayWay(run):
+    with pytest.raises(BenchError, match="no slot"), relay.RelayMethod(run):
         pass
 
     assert ["capture_relay", "connection"] == ended

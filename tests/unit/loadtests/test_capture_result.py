@@ -11,8 +11,8 @@ from support.pages import DOCS
 from towpath.loadtests.capture.check import CaptureCheck
 from towpath.loadtests.capture.result import (
     CaptureResult,
-    WayCost,
-    WayResult,
+    MethodCost,
+    MethodResult,
     draw,
     plot,
     table_rows,
@@ -22,13 +22,15 @@ from towpath.loadtests.load.samples import Latency
 CLEAN = dict.fromkeys((one.name for one in fields(CaptureCheck)), 0)
 
 
-def way(**counts: int) -> WayResult:
+def way(**counts: int) -> MethodResult:
     """Make the result of a way."""
-    return WayResult(
-        cost=WayCost(transaction=Latency.of([1.0, 2.0]), log_bytes=512.4, cpu_us=99.6),
+    return MethodResult(
+        cost=MethodCost(
+            transaction=Latency.of([1.0, 2.0]), log_bytes=512.4, cpu_us=99.6
+        ),
         changes=1_234,
         check=CaptureCheck(**CLEAN | counts),
-        scenes={
+        scenarios={
             "delete": ("ghost",) if counts else (),
             "late": (),
             "race": (),
@@ -39,16 +41,18 @@ def way(**counts: int) -> WayResult:
     )
 
 
-def result(**ways: WayResult) -> CaptureResult:
+def result(**ways: MethodResult) -> CaptureResult:
     """Make a result whose relay is judged."""
-    none = WayResult(cost=WayCost(transaction=Latency.of([1]), log_bytes=1, cpu_us=1))
+    none = MethodResult(
+        cost=MethodCost(transaction=Latency.of([1]), log_bytes=1, cpu_us=1)
+    )
     return CaptureResult(
         seed=1,
         transactions=2000,
         rate_per_s=400.0,
         interval_s=0.1,
         machine={"cores": 2},
-        ways={"none": none, **ways},
+        methods={"none": none, **ways},
         judged="relay",
     )
 

@@ -123,7 +123,7 @@ def test_a_server_that_fails_is_one_error(tmp_path: Path):
     """
     options = ChaosOptions(minutes=1, seed=0)
 
-    with pytest.raises(ChaosError, match="a server of the run failed: connection"):
+    with pytest.raises(ChaosError, match="a server used by the run failed: connection"):
         run_chaos(nowhere(tmp_path), options, QuietScreen())
 
 

@@ -7,9 +7,9 @@ import pytest
 
 # In a process of its own: gevent changes the loop of its process.
 _ENDED = """
-from towpath.loadtests.load.lag import ProcessBeside
+from towpath.loadtests.load.lag import SideProcess
 
-ended = ProcessBeside("no_such_module", {})
+ended = SideProcess("no_such_module", {})
 print(ended.first_line()["error"].partition(";")[0])
 ended.send("stop")
 ended.close()

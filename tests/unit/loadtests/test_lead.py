@@ -63,13 +63,13 @@ _UNWRITABLE_FOLDER = """
 import os
 from types import SimpleNamespace
 from towpath.loadtests.errors import LoadOptionError
-from towpath.loadtests.load.report import check_places
+from towpath.loadtests.load.report import check_outputs
 
 os.access = lambda *_: False
 for is_headless in (False, True):
     options = SimpleNamespace(load_progress="", load_report="", headless=is_headless)
     try:
-        check_places(options)
+        check_outputs(options)
     except LoadOptionError as error:
         print(error)
 """
@@ -144,7 +144,7 @@ from towpath.loadtests.load import lead
 options = SimpleNamespace(load_dsn="postgresql://x/y", load_settle_for=1.0)
 for answer in ({"error": "no server"}, {"error": "a key", "is_option": True}):
     check = SimpleNamespace(first_line=lambda: answer, close=lambda: print("closed"))
-    lead.ProcessBeside = lambda *_: check
+    lead.SideProcess = lambda *_: check
     try:
         lead._store_check(options, {})
     except (LoadOptionError, ShopDatabaseError) as error:

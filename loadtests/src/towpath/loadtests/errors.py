@@ -37,12 +37,12 @@ class TargetUnavailableError(UnavailableError):
 
 
 class BenchError(UnavailableError):
-    """A system or a part of the benchmark ended, or did not finish in time."""
+    """A system or a server of the benchmark ended, or did not finish in time."""
 
     remedy = "Read the log that the message names, or all logs: --keep leaves them."
 
 
 class ChaosError(UnavailableError):
-    """A part of the run could not be started or read."""
+    """The relay could not be started, or a server of the run failed."""
 
     remedy = "Read the log that the message names, or all logs: --keep leaves them."

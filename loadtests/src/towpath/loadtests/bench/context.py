@@ -100,7 +100,7 @@ class BenchScreen(Protocol):
     """Shows the progress of a benchmark."""
 
     def log(self, line: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
 
     def show(self, case: RenderableType) -> None:
         """Print the table of a case that has ended."""
@@ -185,7 +185,7 @@ class _RateColumn(ProgressColumn):
 
 
 class LiveBenchScreen:
-    """A progress bar for the current step, below lines that stay."""
+    """A progress bar for the current step, below permanent lines."""
 
     def __init__(self, progress: Progress, cases: Console) -> None:
         self._progress = progress
@@ -193,7 +193,7 @@ class LiveBenchScreen:
         self._task = progress.add_task("", total=None)
 
     def log(self, line: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         self._progress.console.print(line, highlight=False, soft_wrap=True)
 
     def show(self, case: RenderableType) -> None:

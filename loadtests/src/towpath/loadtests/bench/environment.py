@@ -14,7 +14,7 @@ class Launcher(Protocol):
     """Starts processes, each in its own session, with a log file named after it."""
 
     def start(self, name: str, command: Sequence[str]) -> int:
-        """Start a process and return its pid; no process of that name may be running."""
+        """Start a process and return its pid; its name must not be in use."""
 
     def stop(self, name: str) -> None:
         """Stop a process, and wait until it has ended."""

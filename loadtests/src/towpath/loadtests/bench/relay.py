@@ -306,7 +306,7 @@ def _loaded(bench: Bench, case: str) -> Iterator[BenchSource]:
 def _backlog(
     bench: Bench, case: str, per_transaction: int
 ) -> Iterator[tuple[BenchRun, dict[bytes, CommittedEvent]]]:
-    """Create a slot, commit a backlog; yield the slot's run and the committed events."""
+    """Commit a backlog after creating a slot; yield the slot's run and the events."""
     rows = bench.options.rows
     with bench_source(bench.environment, f"bench_{case}", bench.clock) as source:
         base = _run(case, _BASE, 0, source)

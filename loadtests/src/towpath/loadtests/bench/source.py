@@ -177,7 +177,7 @@ class BenchSource:
         )
 
     def copy_slot(self, original: str, slot: str) -> None:
-        """Copy a slot, so that both begin at the same place."""
+        """Copy a slot, so that both begin at the same position."""
         self._one(
             "select pg_copy_logical_replication_slot(%s, %s)::text", original, slot
         )
@@ -282,7 +282,7 @@ def database(
 
 
 def _drop(environment: BenchEnvironment, name: str) -> None:
-    """Drop the database and its slots; ignore errors, as when the server is gone."""
+    """Drop the database and its slots; ignore errors: the server may be gone."""
     with (
         contextlib.suppress(psycopg.Error),
         psycopg.connect(environment.dsn, autocommit=True) as connection,

@@ -55,7 +55,7 @@ class Line(NamedTuple):
         ours: The platform's figure.
         other: The name of the system or goal that it is compared with.
         theirs: The figure of that system or goal.
-        is_time: Whether less is better.
+        is_time: Whether lower is better.
     """
 
     measure: str
@@ -66,7 +66,7 @@ class Line(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """How many times as good as the other: ours / theirs, inverted for times."""
+        """How many times as good ours is: ours / theirs, inverted for times."""
         return self.theirs / self.ours if self.is_time else self.ours / self.theirs
 
     def cells(self) -> tuple[str, ...]:
@@ -149,17 +149,19 @@ def _relay_lines(cases: Document) -> Iterator[Line]:
             if is_drain
             else f"{STEADIES[name]:,} transactions/s, commit to append p99 ms"
         )
-        yield from _beside(title, systems, RELAY, figure, is_time=not is_drain)
+        yield from _comparisons(title, systems, RELAY, figure, is_time=not is_drain)
         if is_drain:
             title = f"{title.removesuffix('events/s')}CPU us an event"
-            yield from _beside(title, systems, RELAY, "cpu_us_per_event", is_time=True)
+            yield from _comparisons(
+                title, systems, RELAY, "cpu_us_per_event", is_time=True
+            )
 
 
 def _snapshot_lines(cases: Document) -> Iterator[Line]:
     for case in cases.values():
         for load, found in case["loads"].items():
             title = f"snapshot, {load}, rows/s"
-            yield from _beside(title, found["systems"], RELAY, "rows_per_s")
+            yield from _comparisons(title, found["systems"], RELAY, "rows_per_s")
         meanwhile, before = case["live_p99_ms"] or 0.0, case["idle_p99_ms"] or 0.0
         title = "snapshot, updates meanwhile, commit to append p99 ms"
         yield Line(title, meanwhile, "no snapshot", before, is_time=True)
@@ -170,7 +172,9 @@ def _outbox_lines(cases: Document) -> Iterator[Line]:
         systems = case["systems"]
         for way in ("keep", "delete", "message"):
             one = {way: systems[way], "none": systems["none"]} if way in systems else {}
-            yield from _beside(f"outbox, {way}, commits/s", one, way, "commits_per_s")
+            yield from _comparisons(
+                f"outbox, {way}, commits/s", one, way, "commits_per_s"
+            )
 
 
 def _sink_lines(cases: Document) -> Iterator[Line]:
@@ -190,7 +194,7 @@ def _checkout_lines(cases: Document) -> Iterator[Line]:
                 yield Line(title, ours, _GOAL, wanted_ms, is_time=True)
 
 
-def _beside(
+def _comparisons(
     title: str, systems: Document, ours: str, figure: str, *, is_time: bool = False
 ) -> Iterator[Line]:
     """Yield a line for each other system that has the figure."""

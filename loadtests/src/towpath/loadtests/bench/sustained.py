@@ -5,8 +5,9 @@ A rate is sustained if it was reached, no request or read failed, no sample was 
 part restarted, and no backlog rose over the measured time. Backlogs are counts: orders
 whose saga has not ended, bytes of the log that the relay has not confirmed, records
 that a sink has not applied. Each is sampled at an interval, and a straight line is
-fitted to the samples. Its slope is compared with the rate at which the same thing comes
-in: a part that falls behind by more than a twentieth of that rate cannot keep up. Sinks
+fitted to the samples. Its slope is compared with the rate at which the counted items
+arrive: a part that falls behind by more than a twentieth of that rate cannot keep up.
+    Sinks
 work batch by batch, so a backlog is a sawtooth; a slope that its scatter explains, up
 to twice the standard error, is not a rise. This module does no I/O. ::
 
@@ -75,7 +76,7 @@ class BacklogTrend:
 
     Attributes:
         samples: Seconds and counts, at least two of them.
-        incoming_per_s: The amount that came in each second, in the same unit.
+        incoming_per_s: The amount that arrived per second, in the same unit.
     """
 
     samples: tuple[tuple[float, float], ...]
@@ -102,7 +103,7 @@ class BacklogTrend:
 
     @property
     def growth(self) -> float:
-        """The slope as a share of what came in; 0 if nothing came in."""
+        """The slope as a share of the incoming rate; 0 if nothing came in."""
         return self.slope / self.incoming_per_s if self.incoming_per_s else 0.0
 
     @property
@@ -152,7 +153,7 @@ class SustainedRate:
 
     Attributes:
         rate_per_s: The requested rate, of checkouts or of row writes.
-        reached_per_s: The answered checkouts, or committed rows, per second.
+        reached_per_s: The successful checkouts, or committed rows, per second.
         rows_per_s: Records of row changes that the relay published per second.
         events_per_s: Records of events that the relay published per second.
         failures: Requests that failed or were not sent, and failed reads.
@@ -246,9 +247,9 @@ class SustainedCase:
 
     @property
     def highest(self) -> SustainedRate | None:
-        """The highest rate that was sustained, if one was."""
+        """The highest rate that was sustained, if any was."""
         sustained = (rate for rate in self.rates if rate.is_sustained)
-        return max(sustained, key=_asked, default=None)
+        return max(sustained, key=_requested, default=None)
 
     def as_json(self) -> dict[str, Any]:
         """Return the case as a JSON object."""
@@ -293,12 +294,12 @@ def next_rate(
     return (max(sustained) + min(failed)) / 2
 
 
-def _asked(rate: SustainedRate) -> float:
+def _requested(rate: SustainedRate) -> float:
     return rate.rate_per_s
 
 
 def draw(result: BenchResult[SustainedCase]) -> RenderableType:
-    """Draw the end of a benchmark whose rates were printed as they ended."""
+    """Draw the closing lines of a benchmark whose rates have been printed."""
     if not result.verified:
         return unverified(result.findings)
     what = "every sink equals the source, key by key and column by column"

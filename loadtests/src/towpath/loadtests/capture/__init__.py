@@ -1,7 +1,7 @@
 """
-Ways to capture the changes of one table, run on the same load and compared.
+Methods of capturing one table's changes, run on the same load and compared.
 
-Each way turns committed changes into records of one contract, in its own topic:
+Each method turns committed changes into records of one contract, in its own topic:
 
 =====================  =================================================================
 ``trigger``            row triggers write a change log, and a worker polls it
@@ -10,17 +10,17 @@ Each way turns committed changes into records of one contract, in its own topic:
 ``relay``              the log relay reads the write-ahead log
 =====================  =================================================================
 
-``load`` plans the transactions, ``scenes`` arranges the interleavings in which ways
-fail, ``writers`` carries both out, and ``check`` compares a topic with the table and
-with the committed changes, which the server itself decodes from its log. All ways share
-the table, the load, the broker, the form of the records, and the check.
+``load`` plans the transactions, ``scenarios`` arranges the interleavings in which
+methods fail, ``writers`` carries both out, and ``check`` compares a topic with the
+table and with the committed changes, which the server itself decodes from its log. All
+methods share the table, the load, the broker, the form of the records, and the check.
 
 The contract of a record, which is the form of the relay's row changes:
 
 - The key is ``{"id": ...}``: all records of a row are in one partition.
 - The value has ``op`` (``c``, ``u`` or ``d``) and ``after``: the row, or null if it was
   deleted.
-- The header ``position`` is the version: text that sorts in the way's own order.
+- The header ``position`` is the version: text that sorts in the method's own order.
 """
 
 import json
@@ -48,7 +48,7 @@ class CapturedRecord(NamedTuple):
         key: The primary key.
         operation: ``CREATE``, ``UPDATE`` or ``DELETE``.
         image: The row after the change; ``None`` if it was deleted.
-        version: The header ``position``: text that sorts in the way's own order.
+        version: The header ``position``: text that sorts in the method's own order.
     """
 
     key: int
@@ -57,22 +57,22 @@ class CapturedRecord(NamedTuple):
     version: str
 
     def key_bytes(self) -> bytes:
-        """Return the key as Kafka has it."""
+        """Return the key as Kafka stores it."""
         return json.dumps({"id": self.key}).encode()
 
     def value_bytes(self) -> bytes:
-        """Return the value as Kafka has it."""
+        """Return the value as Kafka stores it."""
         image = self.image
         after = None if image is None else {"id": self.key, **image._asdict()}
         return json.dumps({"op": self.operation, "after": after}).encode()
 
     def headers(self) -> list[tuple[str, str | bytes | None]]:
-        """Return the headers as Kafka has them."""
+        """Return the headers as Kafka stores them."""
         return [(POSITION, self.version.encode())]
 
 
 class TopicRecord(NamedTuple):
-    """A record at its place in a topic, with the broker's time of its append."""
+    """A record with its partition, its offset and the time of its append."""
 
     partition: int
     offset: int

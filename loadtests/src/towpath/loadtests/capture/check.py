@@ -3,8 +3,8 @@ Checks a topic against the table and against the committed changes; does no I/O.
 
 The check answers three questions, each key by key:
 
-- Does a reader that applies every record in the order of the topic end with the rows of
-  the table? A key can be *missing*, a *ghost* (deleted in the table, but not in the
+- Does a reader that applies every record in the order of the topic end up with the rows
+  of the table? A key can be *missing*, a *ghost* (deleted in the table, but not in the
   topic), or *stale*.
 - Did every committed change arrive? One that never did is *unseen*, even if a later
   change of its key made up for it. A record can also be a *duplicate*, or *unknown*:
@@ -13,7 +13,7 @@ The check answers three questions, each key by key:
   after a later change of its key is *disordered*.
 
 A change that leaves a row is recognized by its number. A delete has no number: a
-key's first record of a delete is taken for its first delete, and so on.
+key's first record of a delete is matched with its first delete, and so on.
 """
 
 from collections import Counter, defaultdict
@@ -46,7 +46,7 @@ class CommittedChange(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureCheck:
     """
-    The counts of one way; all are zero if each change arrived once and in order.
+    The counts of one method; all are zero if each change arrived once and in order.
 
     Attributes:
         missing: Keys of the table that a reader of the topic does not have.
@@ -56,8 +56,8 @@ class CaptureCheck:
             the record with the highest version instead of the last one.
         unseen: Changes that never arrived, including those of the next two counts.
         unseen_deletes: Deletes that never arrived.
-        unseen_late: Unseen changes of the transactions that the load and the scene
-            ``late`` held open.
+        unseen_late: Unseen changes of the transactions that the load and the
+            scenario ``late`` held open.
         disordered: Changes that arrived after a later one of their key.
         duplicates: Records of changes, except deletes, that had arrived before.
         unknown: Records of changes that were never committed, and repeated records of a
@@ -102,7 +102,7 @@ class _Arrivals(NamedTuple):
 
 class CaptureHistory:
     """
-    The committed changes, the final table and the topic of one way.
+    The committed changes, the final table and the topic of one method.
 
     Args:
         committed: The committed changes in the order of their commits.
@@ -145,7 +145,7 @@ class CaptureHistory:
         )
 
     def wrong(self, keys: Iterable[int]) -> tuple[str, ...]:
-        """Return what is wrong with any of these keys, each kind once."""
+        """Return the kinds of fault found at any of these keys, each once."""
         wanted = set(keys)
         found = {kind for key, kind in self._wrong.items() if key in wanted}
         if any(one.key in wanted for one in self._unseen()):

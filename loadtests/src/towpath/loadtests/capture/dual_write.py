@@ -3,8 +3,8 @@ The naive dual write: each writer commits, and then produces the same changes it
 
 Nothing joins the two writes. A writer that dies in between has committed changes that
 nobody will ever produce, and two writers of one row can produce in a different order
-than they committed. Neither raises an error anywhere. The writer waits for the broker
-after each commit; a writer that does not wait loses more.
+from that of their commits. Neither raises an error anywhere. The writer waits for the
+broker after each commit; a writer that does not wait loses more.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from typing import Self
 
 from towpath.loadtests.capture import CapturedRecord
 from towpath.loadtests.capture.load import RowChange
-from towpath.loadtests.capture.ways import CaptureRun, RecordProducer
+from towpath.loadtests.capture.methods import CaptureRun, RecordProducer
 from towpath.loadtests.capture.writers import (
     ChangePublisher,
     PublisherFactory,
@@ -52,7 +52,7 @@ class DualWritePublisher:
 
 
 class DualWrite:
-    """The dual write as a way: the writers do all of its work."""
+    """The dual write as a method: the writers do all of its work."""
 
     def __init__(self, run: CaptureRun) -> None:
         self._run = run

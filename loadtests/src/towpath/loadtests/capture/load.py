@@ -1,8 +1,8 @@
 """
-The load: a fixed list of transactions for several writers, made from a seed.
+The load: a fixed list of transactions for several writers, generated from a seed.
 
 Every change of a row has its own number, which the row keeps in its column ``change``,
-so that each state of a row is recognized in a topic. A writer owns the keys that it
+so that each state of a row can be recognized in a topic. A writer owns the keys that it
 inserts, updates and deletes; the hot keys belong to all, and a transaction updates at
 most one of them, so that transactions never deadlock. The last writer is slow: it holds
 each transaction open before it commits, so that others commit in between.
@@ -21,7 +21,7 @@ NUMBERS_OF_A_WRITER: Final = 1_000_000
 
 _SLOW_SHARE: Final = 0.01
 _ROLLED_BACK_SHARE: Final = 0.03
-_MOST_CHANGES: Final = 3
+_MAX_CHANGES: Final = 3
 # A held transaction stays open for longer than the default interval of the polls.
 _HELD_S: Final = (0.15, 0.25)
 _INSERT, _UPDATE, _HOT, _DELETE = "insert", "update", "hot", "delete"
@@ -44,7 +44,7 @@ class RowChange(NamedTuple):
 
 
 def image_of(number: int) -> RowImage:
-    """Return the row that a change leaves."""
+    """Return the row that a change produces."""
     return RowImage(number, f"change {number} ".ljust(_NOTE_WIDTH, "."))
 
 
@@ -155,7 +155,7 @@ class _Writer:
             kinds = self.random.choices(
                 tuple(_WEIGHTS),
                 tuple(_WEIGHTS.values()),
-                k=self.random.randint(1, _MOST_CHANGES),
+                k=self.random.randint(1, _MAX_CHANGES),
             )
             yield self._transaction(at_s, kinds, is_rolled_back=is_rolled_back)
 
@@ -192,7 +192,7 @@ class _Writer:
         )
 
     def _change(self, kind: str, others: dict[int, RowChange]) -> RowChange:
-        """Make a change of a key that the transaction does not change yet."""
+        """Make a change to a key that the transaction has not changed yet."""
         self.taken += 1
         if kind == _HOT and not others.keys() & set(HOT_KEYS):
             return RowChange(UPDATE, self.random.choice(HOT_KEYS), self.taken)

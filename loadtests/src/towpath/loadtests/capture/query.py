@@ -52,7 +52,7 @@ class UpdatedAtReader:
         ]
 
     def is_behind(self, session: Session) -> bool:
-        """Return false: a read returns everything that this way will ever return."""
+        """Return false: a read returns everything that this reader will ever return."""
         del session
         return False
 

@@ -1,8 +1,8 @@
 """
 Log-based capture: Towpath's relay, as a process with its own configuration file.
 
-The relay runs with its defaults. The writers do nothing for it, and the database has
-the relay's slot, publications and tables in addition.
+The relay runs with its defaults. The writers do nothing for it; the database
+additionally has the relay's slot, publications and tables.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import psycopg
 from towpath.loadtests.bench import publishers
 from towpath.loadtests.bench.context import RELAY, BenchRun
 from towpath.loadtests.bench.source import BenchSource
-from towpath.loadtests.capture.ways import CaptureRun
+from towpath.loadtests.capture.methods import CaptureRun
 from towpath.loadtests.capture.writers import (
     TABLE,
     NoPublisher,
@@ -37,8 +37,8 @@ class _SlotState(NamedTuple):
     is_confirmed: bool
 
 
-class RelayWay:
-    """The way: a relay's process, and its slot."""
+class RelayMethod:
+    """The method: a relay's process, and its slot."""
 
     publisher: PublisherFactory = NoPublisher()
 
@@ -76,7 +76,7 @@ class RelayWay:
 
     def settle(self) -> None:
         """
-        Wait until the relay has confirmed the log up to here.
+        Wait until the relay has confirmed the log up to its current end.
 
         Raises:
             BenchError: The relay ended, or does not confirm the log in time.
@@ -84,7 +84,7 @@ class RelayWay:
         self._wait(lambda state: state.is_confirmed, "it does not confirm the log")
 
     def finish(self) -> None:
-        """Wait in the same way: the relay confirms only changes that Kafka has."""
+        """Do the same as ``settle``: the relay confirms only changes that Kafka has."""
         self.settle()
 
     def _wait(self, holds: Callable[[_SlotState], bool], reason: str) -> None:

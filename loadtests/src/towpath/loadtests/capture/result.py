@@ -12,8 +12,8 @@ The result of a comparison: one JSON document, a table, and a plot of the docume
                           "lag": {"p50_ms": ..., "p99_ms": ...}}, ...}}
 
 Costs are per committed transaction of the load, and include everything that the server
-did meanwhile. ``equal`` is about the relay alone: the other ways are expected to lose
-changes.
+did meanwhile. ``equal`` concerns the relay alone: the other methods are expected to
+lose changes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ _DIGITS: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WayCost:
+class MethodCost:
     """
     The cost of the load, per committed transaction.
 
@@ -58,22 +58,22 @@ class WayCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WayResult:
+class MethodResult:
     """
-    The result of one way; without capture it has a cost only.
+    The result of one method; without capture it has only a cost.
 
     Attributes:
         cost: The cost of the load.
-        changes: Committed changes, including those of the scenes.
+        changes: Committed changes, including those of the scenarios.
         check: The counts of everything that is wrong.
-        scenes: The kinds of loss at the keys of each scene.
+        scenarios: The kinds of loss at the keys of each scenario.
         lag: The time from a change's commit to its first append, for the load alone.
     """
 
-    cost: WayCost
+    cost: MethodCost
     changes: int = 0
     check: CaptureCheck | None = None
-    scenes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    scenarios: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     lag: Latency | None = None
 
     def line(self) -> str:
@@ -90,7 +90,7 @@ class WayResult:
             found |= {
                 "changes": self.changes,
                 "check": self.check.counts(),
-                "scenes": {name: list(wrong) for name, wrong in self.scenes.items()},
+                "scenes": {name: list(wrong) for name, wrong in self.scenarios.items()},
                 "lag": _latency(self.lag),
             }
         return found
@@ -103,12 +103,12 @@ class CaptureResult:
 
     Attributes:
         seed: The seed of the load.
-        transactions: The transactions of the load of each way.
+        transactions: The transactions of the load of each method.
         rate_per_s: Transactions per second of all writers together.
         interval_s: The pause of a polling worker between two polls.
         machine: The machine on which the comparison ran.
-        ways: The result of each way, by name.
-        judged: The way that must miss nothing.
+        methods: The result of each method, by name.
+        judged: The method whose check decides whether the result is verified.
     """
 
     seed: int
@@ -116,13 +116,13 @@ class CaptureResult:
     rate_per_s: float
     interval_s: float
     machine: Mapping[str, object]
-    ways: Mapping[str, WayResult]
+    methods: Mapping[str, MethodResult]
     judged: str
 
     @property
     def verified(self) -> bool:
-        """Whether the judged way missed nothing."""
-        check = self.ways[self.judged].check
+        """Whether the judged method captured each change once and in order."""
+        check = self.methods[self.judged].check
         return check is not None and check.is_clean
 
     def as_json(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class CaptureResult:
             "interval_s": self.interval_s,
             "equal": self.verified,
             "machine": dict(self.machine),
-            "ways": {name: way.as_json() for name, way in self.ways.items()},
+            "ways": {name: one.as_json() for name, one in self.methods.items()},
         }
 
 
@@ -154,17 +154,17 @@ _COUNTS: Final = {
     "duplicates": "duplicate records",
     "unknown": "records without a commit",
 }
-_SCENES: Final = {
+_SCENARIOS: Final = {
     "delete": "a row deleted later",
     "late": "a late commit",
     "race": "two writers of a row",
-    "overtaking": "a row under an open writer",
+    "overtaking": "updates during an open transaction",
     "crash": "a writer killed",
 }
 
 
 def draw(result: CaptureResult) -> RenderableType:
-    """Draw the table with a column for each way, and the verdict on the judged way."""
+    """Draw a table with one column per method, and the verdict on the judged one."""
     document = result.as_json()
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(f"{result.transactions:,} transactions", no_wrap=True)
@@ -175,11 +175,11 @@ def draw(result: CaptureResult) -> RenderableType:
     verdict = (
         f"{result.judged}: every change once and in order; the final rows are equal"
         if result.verified
-        else f"{result.judged}: {result.ways[result.judged].line()}"
+        else f"{result.judged}: {result.methods[result.judged].line()}"
     )
     style = "green" if result.verified else "bold red"
-    on = ", ".join(f"{name} {value}" for name, value in result.machine.items())
-    return Group(table, Text(), Text(verdict, style), Text(on, "dim"))
+    host = ", ".join(f"{name} {value}" for name, value in result.machine.items())
+    return Group(table, Text(), Text(verdict, style), Text(host, "dim"))
 
 
 def table_rows(document: Document) -> Iterator[tuple[str, list[str]]]:
@@ -189,8 +189,8 @@ def table_rows(document: Document) -> Iterator[tuple[str, list[str]]]:
     for name, title in _COUNTS.items():
         counts = (way["check"][name] if "check" in way else None for way in ways)
         yield title, ["-" if count is None else f"{count:,}" for count in counts]
-    for name, title in _SCENES.items():
-        yield title, [_scene(way, name) for way in ways]
+    for name, title in _SCENARIOS.items():
+        yield title, [_scenario(way, name) for way in ways]
     costs = [way["cost"] for way in ways]
     yield "transaction p50 / p99 ms", [_percentiles(c["transaction"]) for c in costs]
     yield "log B/transaction", [f"{cost['log_bytes']:,}" for cost in costs]
@@ -199,7 +199,7 @@ def table_rows(document: Document) -> Iterator[tuple[str, list[str]]]:
     yield "commit to Kafka p50 / p99 ms", [_percentiles(lag) for lag in lags]
 
 
-def _scene(way: Document, name: str) -> str:
+def _scenario(way: Document, name: str) -> str:
     if "scenes" not in way:
         return "-"
     return ", ".join(way["scenes"][name]) or "captured"
@@ -252,7 +252,7 @@ def plot(document: Document) -> str:
 
 
 def _losses_panel(document: Document) -> Any:  # noqa: ANN401 - a chart of any kind
-    """Return a panel with the count of each kind of loss, for each way."""
+    """Return a panel with the count of each kind of loss, for each method."""
     import altair as alt  # noqa: PLC0415 - only a plot needs it
 
     points = [
@@ -290,7 +290,7 @@ def _losses_panel(document: Document) -> Any:  # noqa: ANN401 - a chart of any k
 
 
 def _spans_panel(document: Document, figure: str, title: str) -> Any:  # noqa: ANN401 - as above
-    """Return a panel with a line from p50 to p99 for each way."""
+    """Return a panel with a line from p50 to p99 for each method."""
     import altair as alt  # noqa: PLC0415 - only a plot needs it
 
     found = {

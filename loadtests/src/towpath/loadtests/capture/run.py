@@ -1,9 +1,9 @@
 """
-The comparison: each way on a fresh table and a fresh topic, one after the other.
+The comparison: each method on a fresh table and a fresh topic, one after the other.
 
-The run of a way has three parts: the arranged scenes, the load, and the check. Costs
-and lags are those of the load. The processors are shared by writers, server, broker and
-way, so only figures of one comparison are comparable.
+The run of a method has three parts: the arranged scenarios, the load, and the check.
+Costs and lags are those of the load. Writers, server, broker and method share the
+processors, so only figures of one comparison are comparable.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,24 +17,24 @@ import psycopg
 from towpath.loadtests.bench.context import Bench, translated
 from towpath.loadtests.bench.machine import machine
 from towpath.loadtests.bench.source import database
-from towpath.loadtests.capture import TopicRecord, decoded, scenes
+from towpath.loadtests.capture import TopicRecord, decoded, scenarios
 from towpath.loadtests.capture.check import CaptureHistory
 from towpath.loadtests.capture.dual_write import DualWrite
 from towpath.loadtests.capture.load import LoadPlan, plan_load
+from towpath.loadtests.capture.methods import (
+    CaptureMethod,
+    CaptureRun,
+    NoCapture,
+    PollingMethod,
+)
 from towpath.loadtests.capture.query import OverlappingReader, UpdatedAtReader
-from towpath.loadtests.capture.relay import RelayWay
-from towpath.loadtests.capture.result import CaptureResult, WayCost, WayResult
+from towpath.loadtests.capture.relay import RelayMethod
+from towpath.loadtests.capture.result import CaptureResult, MethodCost, MethodResult
 from towpath.loadtests.capture.server import CommitLog, ServerUse, server_use
 from towpath.loadtests.capture.trigger import (
     FencedReader,
     SequenceReader,
     TransactionReader,
-)
-from towpath.loadtests.capture.ways import (
-    CaptureRun,
-    CaptureWay,
-    NoCapture,
-    PollingWay,
 )
 from towpath.loadtests.capture.writers import (
     Session,
@@ -51,24 +51,24 @@ TRIGGER: Final = "trigger"
 QUERY: Final = "query"
 DUAL_WRITE: Final = "dual_write"
 RELAY: Final = "relay"
-# Variants of two ways: two common mistakes, and polling with an overlap.
+# Variants of two methods: two common mistakes, and polling with an overlap.
 TRIGGER_BY_NUMBER: Final = "trigger_by_number"
 TRIGGER_BY_TRANSACTION: Final = "trigger_by_transaction"
 QUERY_OVERLAP: Final = "query_overlap"
 
-_WAYS: Final[Mapping[str, Callable[[CaptureRun], CaptureWay]]] = MappingProxyType(
+_METHODS: Final[Mapping[str, Callable[[CaptureRun], CaptureMethod]]] = MappingProxyType(
     {
         NONE: lambda _run: NoCapture(),
-        TRIGGER: lambda run: PollingWay(run, FencedReader()),
-        QUERY: lambda run: PollingWay(run, UpdatedAtReader()),
+        TRIGGER: lambda run: PollingMethod(run, FencedReader()),
+        QUERY: lambda run: PollingMethod(run, UpdatedAtReader()),
         DUAL_WRITE: DualWrite,
-        RELAY: RelayWay,
-        TRIGGER_BY_NUMBER: lambda run: PollingWay(run, SequenceReader()),
-        TRIGGER_BY_TRANSACTION: lambda run: PollingWay(run, TransactionReader()),
-        QUERY_OVERLAP: lambda run: PollingWay(run, OverlappingReader()),
+        RELAY: RelayMethod,
+        TRIGGER_BY_NUMBER: lambda run: PollingMethod(run, SequenceReader()),
+        TRIGGER_BY_TRANSACTION: lambda run: PollingMethod(run, TransactionReader()),
+        QUERY_OVERLAP: lambda run: PollingMethod(run, OverlappingReader()),
     }
 )
-WAYS: Final = (NONE, TRIGGER, QUERY, DUAL_WRITE, RELAY)
+METHODS: Final = (NONE, TRIGGER, QUERY, DUAL_WRITE, RELAY)
 VARIANTS: Final = (TRIGGER_BY_NUMBER, TRIGGER_BY_TRANSACTION, QUERY_OVERLAP)
 
 _WRITERS: Final = 4
@@ -81,11 +81,11 @@ class CaptureOptions:
     The options of a comparison.
 
     Attributes:
-        transactions: The transactions of the load of each way.
+        transactions: The transactions of the load of each method.
         rate_per_s: Transactions per second of all writers together.
         interval_s: The pause of a polling worker between two polls.
         seed: The seed of the load.
-        with_variants: Whether the variants of the ways run too.
+        with_variants: Whether the variants of the methods run too.
     """
 
     transactions: int
@@ -97,13 +97,13 @@ class CaptureOptions:
 
 def compare_captures(bench: Bench, options: CaptureOptions) -> CaptureResult:
     """
-    Run every way on the same load.
+    Run every method on the same load.
 
     Raises:
-        BenchError: A part ended, or did not answer in time.
+        BenchError: A process ended, or a server did not answer in time.
     """
     plan = plan_load(options.transactions, _WRITERS, options.rate_per_s, options.seed)
-    names = (*WAYS, *VARIANTS) if options.with_variants else WAYS
+    names = (*METHODS, *VARIANTS) if options.with_variants else METHODS
     results = {}
     with translated():
         bench.broker.date_by_append()
@@ -113,7 +113,7 @@ def compare_captures(bench: Bench, options: CaptureOptions) -> CaptureResult:
                 name=f"capture_{name}", bench=bench, interval_s=options.interval_s
             )
             with database(bench.environment, run.name):
-                results[name] = _WayRun(run, _WAYS[name], plan).measure()
+                results[name] = _MethodRun(run, _METHODS[name], plan).measure()
             report(options.transactions)
             bench.screen.log(f"{name}: {results[name].line()}")
     return CaptureResult(
@@ -122,7 +122,7 @@ def compare_captures(bench: Bench, options: CaptureOptions) -> CaptureResult:
         rate_per_s=options.rate_per_s,
         interval_s=options.interval_s,
         machine=machine(),
-        ways=results,
+        methods=results,
         judged=RELAY,
     )
 
@@ -136,56 +136,58 @@ class _Measured:
     began_us: int
 
 
-class _WayRun:
-    """The run of one way."""
+class _MethodRun:
+    """The run of one method."""
 
     def __init__(
         self,
         run: CaptureRun,
-        make: Callable[[CaptureRun], CaptureWay],
+        make: Callable[[CaptureRun], CaptureMethod],
         plan: LoadPlan,
     ) -> None:
         self._run, self._plan = run, plan
-        self._way = make(run)
+        self._method = make(run)
 
-    def measure(self) -> WayResult:
-        """Play the scenes, run the load, and check the topic."""
+    def measure(self) -> MethodResult:
+        """Play the scenarios, run the load, and check the topic."""
         with closing(psycopg.connect(self._run.dsn, autocommit=True)) as session:
             create_table(session)
             commits = CommitLog(session, f"{self._run.name}_commits")
-            self._way.prepare(session)
-            with self._way:
-                scenes.Scenes(self._run, self._way).play()
+            self._method.prepare(session)
+            with self._method:
+                scenarios.Scenarios(self._run, self._method).play()
                 measured = self._load(session)
             committed = commits.read()
-            cost = WayCost(
+            cost = MethodCost(
                 transaction=Latency.of(measured.times_ms),
                 log_bytes=measured.use.log_bytes / self._plan.committed,
                 cpu_us=measured.use.cpu_s * _MICROSECONDS / self._plan.committed,
             )
-            if isinstance(self._way, NoCapture):
-                return WayResult(cost=cost)
+            if isinstance(self._method, NoCapture):
+                return MethodResult(cost=cost)
             history = CaptureHistory(committed, read_table(session), self._topic())
-        return WayResult(
+        return MethodResult(
             cost=cost,
             changes=len(committed),
-            check=history.check(self._plan.late_changes | scenes.LATE_NUMBERS),
-            scenes={n: history.wrong(keys) for n, keys in scenes.KEYS.items()},
+            check=history.check(self._plan.late_changes | scenarios.LATE_NUMBERS),
+            scenarios={n: history.wrong(keys) for n, keys in scenarios.KEYS.items()},
             lag=Latency.of(history.lags_ms(measured.began_us)),
         )
 
     def _load(self, session: Session) -> _Measured:
-        """Run the load, and wait until the way has captured it."""
+        """Run the load, and wait until the method has captured it."""
         opening = self._plan.opening.changes
-        with ready_writers(self._run.dsn, self._way.publisher, self._plan) as writers:
+        with ready_writers(
+            self._run.dsn, self._method.publisher, self._plan
+        ) as writers:
             with session.transaction():
                 apply(session, opening)
-            self._way.publisher.open().publish(opening)
-            self._way.settle()
+            self._method.publisher.open().publish(opening)
+            self._method.settle()
             before = server_use(session)
             began_us = round(self._run.bench.clock.now().timestamp() * _MICROSECONDS)
             times_ms = write_all(writers, self._plan)
-            self._way.finish()
+            self._method.finish()
             return _Measured(times_ms, server_use(session).since(before), began_us)
 
     def _topic(self) -> list[TopicRecord]:

@@ -2,8 +2,8 @@
 The server's side of a run: the committed changes, and the cost of capturing them.
 
 The committed changes are those that the server itself decodes from its log, with its
-own text plugin, through a slot that exists in the run of every way: their order is the
-order of the commit records, and their times are those of the records.
+own text plugin, through a slot that exists in the run of every method: their order is
+the order of the commit records, and their times are those of the records.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ class CommitLog:
 
     def read(self) -> list[CommittedChange]:
         """
-        Remove the committed changes from the slot; return them in commit order.
+        Consume the committed changes from the slot; return them in commit order.
 
         Raises:
             BenchError: The changes do not result in the rows of the table.
@@ -77,7 +77,7 @@ class CommitLog:
         changes = list(committed_changes(lines))
         rows = {key: row.change for key, row in read_table(self._session).items()}
         if rows_after(changes) != rows:
-            message = "the changes that the server decodes do not make up the table"
+            message = "the changes that the server decodes do not yield the table"
             raise BenchError(message)
         return changes
 

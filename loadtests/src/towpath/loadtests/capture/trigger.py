@@ -6,7 +6,7 @@ changes. Its numbers come from a sequence: two changes of a row are numbered in 
 order of their commits, because the row stays locked between the number and the commit.
 Two changes of different rows can be committed in a different order than they were
 numbered, and that is where readers of such a log go wrong. There are three readers; the
-way ``trigger`` uses the last one, and its variants use the others:
+method ``trigger`` uses the last one, and its variants use the others:
 
 ``SequenceReader``
     Reads the rows above the highest number that it has seen. A lower number that is
@@ -19,11 +19,11 @@ way ``trigger`` uses the last one, and its variants use the others:
     the lower id, and be read first.
 
 ``FencedReader``
-    Notes the last number of the sequence, and then takes a transaction id of its own.
-    Once every transaction below that id has ended, every number up to the noted one is
+    Reads the last number of the sequence, and then takes a transaction id of its own.
+    Once every transaction below that id has ended, every number up to the one read is
     committed, or will never be. So the log is read in the order of its numbers, without
     gaps. The upper end of a snapshot cannot replace the id: it is one past the highest
-    transaction that has *ended*, and open transactions may lie above it.
+    transaction that has *ended*, and open transactions may have higher ids.
 """
 
 from collections import deque
@@ -67,7 +67,7 @@ _BETWEEN: Final = f"{_COLUMNS} where number > %s and number <= %s order by numbe
 _OF_TRANSACTIONS: Final = (
     f"{_COLUMNS} where xid >= %s::text::xid8 and xid < %s::text::xid8 order by number"
 )
-# A sequence that has given no number yet shows the number that it will give first.
+# An unused sequence reports the value that it will return first.
 _LAST_NUMBER: Final = (
     "select case when is_called then last_value else 0 end"
     " from public.item_log_number_seq"
@@ -123,7 +123,12 @@ class TransactionReader(_LogReader):
 
 
 class _Fence(NamedTuple):
-    """All numbers up to ``number`` are settled once all ids below ``id_above`` end."""
+    """
+    A number of the sequence, and a transaction id that was taken after it.
+
+    All numbers up to ``number`` are settled once all transactions with ids below
+    ``id_above`` have ended.
+    """
 
     number: int
     id_above: int
@@ -137,7 +142,7 @@ class FencedReader(_LogReader):
         self._fences: deque[_Fence] = deque()
 
     def read(self, session: Session) -> Sequence[CapturedRecord]:
-        """Return the rows up to the newest fence that every transaction has passed."""
+        """Return the rows up to the newest fence that is settled."""
         number = _number(session, _LAST_NUMBER)
         if number > max([self._read_to, *(fence.number for fence in self._fences)]):
             # After the number, in a separate statement: a transaction has its id before
@@ -153,7 +158,7 @@ class FencedReader(_LogReader):
         return _records(rows)
 
     def is_behind(self, session: Session) -> bool:
-        """Return whether the sequence has given numbers that are not read yet."""
+        """Return whether the sequence has issued numbers that are not read yet."""
         return _number(session, _LAST_NUMBER) > self._read_to
 
 

@@ -1,9 +1,9 @@
 """
 The table, and the processes that write to it.
 
-Every way has the same writers. A way may add a ``ChangePublisher`` to each: the writer
-passes every transaction to its publisher after the commit, and waits for the publisher.
-Only the publisher of a dual write does anything.
+Every method has the same writers. A method may add a ``ChangePublisher`` to each: the
+writer passes every transaction to its publisher after the commit, and waits for the
+publisher. Only the publisher of a dual write does anything.
 
 Each writer is a process with one connection, as in production, so that one of them can
 be killed between its commit and its publisher.
@@ -50,7 +50,7 @@ _MS: Final = 1000.0
 
 
 class ChangePublisher(Protocol):
-    """The part of a way that runs in each writer, after the commit."""
+    """The part of a method that runs in each writer, after the commit."""
 
     def publish(self, changes: Iterable[RowChange]) -> None:
         """Publish the changes of a committed transaction, and wait until it is done."""
@@ -64,7 +64,7 @@ class PublisherFactory(Protocol):
 
 
 class NoPublisher:
-    """Publishes nothing: the way does not need the writer."""
+    """Publishes nothing: the method does not need the writer."""
 
     def open(self) -> ChangePublisher:
         """Return itself."""
@@ -167,7 +167,7 @@ def _write(
 
 
 def commit_and_stall(setup: WriterSetup, pipe: Connection) -> None:
-    """Commit one transaction, and stop before its publisher, to be killed there."""
+    """Commit one transaction, and wait before publishing it, to be killed there."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     [transaction] = setup.transactions
     try:
@@ -184,7 +184,7 @@ def commit_and_stall(setup: WriterSetup, pipe: Connection) -> None:
 
 def kill_after_commit(setup: WriterSetup) -> None:
     """
-    Let a writer's process commit its transaction, and kill it before it publishes.
+    Run a writer's process until it has committed, and kill it before it publishes.
 
     Raises:
         BenchError: The process failed before its commit.
@@ -223,7 +223,7 @@ class WriterProcess:
 
     def send(self) -> None:
         """
-        Let the process continue.
+        Signal the process to continue.
 
         Raises:
             BenchError: The process ended.
@@ -283,7 +283,7 @@ def ready_writers(
 
 def write_all(writers: Iterable[WriterProcess], plan: LoadPlan) -> list[float]:
     """
-    Let the ready writers of a plan write; return their transactions' times, in ms.
+    Run the ready writers of a plan; return their transactions' times, in ms.
 
     Raises:
         BenchError: A writer failed, or is stuck.

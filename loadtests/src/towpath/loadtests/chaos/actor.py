@@ -20,7 +20,7 @@ from towpath.loadtests.chaos.tables import Session
 from towpath.loadtests.errors import ChaosError
 
 _JOIN_WITHIN_S: Final = 30.0
-_AGAIN_S: Final = 0.1
+_RETRY_AFTER_S: Final = 0.1
 REFUSED: Final = "refused"
 _SESSION: Final = "set lock_timeout = '500ms'; set statement_timeout = '20s'"
 # The commit waits for a standby that does not exist, so it is in the log, but
@@ -77,7 +77,7 @@ class Actor:
 
     def check(self) -> None:
         """
-        Raise the failure that ended the thread, if one did.
+        Raise the failure that ended the thread, if there is one.
 
         Raises:
             ChaosError: The actor failed.
@@ -118,7 +118,7 @@ class Actor:
 
 def connect(dsn: str) -> Session:
     """Open a session with time limits, whose commits do not wait for a standby."""
-    # Prepared statements would refuse to run once their table is altered.
+    # Prepared statements would fail once their table is altered.
     session = psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
     session.execute(_SESSION)
     session.execute(_NOT_WAITING)
@@ -154,7 +154,7 @@ class LateCommit:
     def _release(self) -> None:
         delay_s = self._delay_s
         while not self._is_over.wait(delay_s):
-            # A cancellation that fails, as on a busy machine, is sent again.
+            # A cancellation that fails, for example on a busy machine, is sent again.
             with contextlib.suppress(psycopg.Error):
                 self._session.cancel_safe(timeout=5)
-            delay_s = _AGAIN_S
+            delay_s = _RETRY_AFTER_S

@@ -2,7 +2,7 @@
 The session that alters tables, with and without rewriting them.
 
 Columns are added, dropped and renamed, types change, tables are rewritten, and indexes
-are created and dropped. No snapshot may fail because of that. Now and then another
+are created and dropped. No snapshot may fail because of that. Now and then a new
 table with the same name and rows replaces a table; a snapshot of it may then fail.
 """
 
@@ -20,7 +20,7 @@ _PAUSE_S: Final = 0.9
 _LATE_SHARE: Final = 0.15
 _LATEST_S: Final = 1.0
 
-# Used in turn; the step back from text is a cast as well. Each rewrites the table.
+# Used in turn; the step from text back to int is also a cast. Each rewrites the table.
 _TYPES: Final[tuple[LiteralString, ...]] = ("bigint", "numeric(12,2)", "text", "int")
 # Used in turn; the first two leave the rows as they are.
 _WIDTHS: Final[tuple[LiteralString, ...]] = ("varchar(60)", "text", "varchar(50)")
@@ -33,7 +33,7 @@ _ADDED: Final[tuple[LiteralString, ...]] = (
     "alter table {t} add column {c} int generated always as (nr %% 10) stored",
 )
 _SET: Final = """
-update {t} set v = nextval('chaos.v'), note = 'shaped' where nr %% 9 = %(rest)s
+update {t} set v = nextval('chaos.v'), note = 'shaped' where nr %% 9 = %(remainder)s
 """
 _REWRITES: Final[tuple[LiteralString, ...]] = (
     "vacuum full {t}",
@@ -79,7 +79,7 @@ class TableAlterer(Actor):
     def step(self, session: Session) -> None:
         """Alter a random table in a random way."""
         table = self.random.choice(TABLES)
-        kinds = _OFTEN if table.is_altered else ("rewrite",)
+        kinds = _USUAL_KINDS if table.is_altered else ("rewrite",)
         kind = self.random.choice(kinds)
         late_s = self.random.uniform(0.1, _LATEST_S)
         if self.random.random() < _SWAP_SHARE and table.is_swapped:
@@ -99,11 +99,11 @@ class TableAlterer(Actor):
     def add_and_write(self, session: Session, table: Table) -> None:
         """Add a column and change rows in one transaction."""
         template = self.random.choice(_ADDED)
-        rest = {"rest": self.random.randrange(9)}
+        remainder = {"remainder": self.random.randrange(9)}
         with session.transaction():
-            session.execute(table.statement(_SET), rest)
+            session.execute(table.statement(_SET), remainder)
             self._execute(session, table, template, self._new_name())
-            session.execute(table.statement(_SET), rest)
+            session.execute(table.statement(_SET), remainder)
 
     def drop(self, session: Session, table: Table) -> None:
         """Drop a column that was added."""
@@ -136,7 +136,7 @@ class TableAlterer(Actor):
         self._widths[table] += 1
 
     def rewrite(self, session: Session, table: Table) -> None:
-        """Rewrite rows or indexes without a change of columns."""
+        """Rewrite rows or indexes without changing columns."""
         template = self.random.choice(_REWRITES)
         if table.is_partitioned and "concurrently" in template:
             template = "analyze {t}"
@@ -148,7 +148,7 @@ class TableAlterer(Actor):
         session.execute(statement)
 
     def swap(self, session: Session, table: Table) -> None:
-        """Replace the table with another one that has all its rows."""
+        """Replace the table with a new one that has all its rows."""
         new = f"{table.name}_new"
         with session.transaction():
             for template in _SWAP:
@@ -195,4 +195,4 @@ _KINDS: Final[Mapping[str, _Kind]] = MappingProxyType(
         SWAP: TableAlterer.swap,
     }
 )
-_OFTEN: Final = tuple(kind for kind in _KINDS if kind != SWAP)
+_USUAL_KINDS: Final = tuple(kind for kind in _KINDS if kind != SWAP)

@@ -27,7 +27,7 @@ class ChaosEnvironment:
         dsn: An empty database; its user must be a superuser.
         kafka: The broker's bootstrap address.
         prefix: The prefix of topics; also the slot's name.
-        towpath: The first words of a ``towpath`` command.
+        towpath: The beginning of a ``towpath`` command line.
         folder: The folder of the configuration file.
         launcher: Starts processes.
         clock: Measures deadlines.
@@ -72,13 +72,13 @@ _LINE_EVERY_S: Final = 10.0
 
 
 class ChaosScreen(Protocol):
-    """Shows the current progress, and lines that stay."""
+    """Shows the current progress, and permanent lines."""
 
     def show(self, line: str) -> None:
         """Show the current progress."""
 
     def log(self, line: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
 
 
 class QuietScreen:
@@ -136,7 +136,8 @@ class ChaosResult:
         elapsed_s: Seconds from the start until the last round was delivered.
         written: Transactions, by kind.
         altered: Alterations, by kind.
-        killed: Steps that killed, by victim; a relay may be killed twice in one step.
+        killed: Steps that killed a process, by victim; a relay may be killed twice in
+            one step.
         signals: Signals, by their final status.
         not_completed: Signals that did not complete, with their reasons.
         reads: READ rows delivered.

@@ -117,59 +117,61 @@ class Fold:
     def take(
         self, partition: int, key: bytes | None, value: bytes | None, headers: Headers
     ) -> None:
-        """Apply one record; each partition's records come in the order of offsets."""
+        """Apply one record; pass each partition's records in offset order."""
         named = dict(headers)
-        place = named.get(POSITION)
-        if place is None:
+        position = named.get(POSITION)
+        if position is None:
             return
         at = partition if self._is_ordered else _ALL
         part = self._partitions.get(at)
         if part is None:
             part = self._partitions[at] = _Partition()
         if SNAPSHOT not in named:
-            self._check_order(part, key, place)
+            self._check_order(part, key, position)
         if value is None:
             return
         envelope = json.loads(value)
         self.counts[envelope["op"]] += 1
         if key is None:
-            # A table was recreated and a sweep follows: only readers that do not know
+            # A table was recreated and a sweep follows: only readers that do not handle
             # sweeps empty their copy here.
             if DROPPED not in named or SWEEP in named:
-                self._apply_to_all(part, place, named.get(SWEEP), envelope["op"])
+                self._apply_to_all(part, position, named.get(SWEEP), envelope["op"])
         elif SNAPSHOT in named:
-            self._read(part, key, place, envelope["after"])
+            self._read(part, key, position, envelope["after"])
         else:
             left_out = named.get(UNCHANGED)
             missing = frozenset(json.loads(left_out) if left_out else ())
-            self._change(part, key, place[:_PLAIN], envelope["after"], missing)
+            self._change(part, key, position[:_PLAIN], envelope["after"], missing)
 
     def _apply_to_all(
-        self, part: _Partition, place: bytes, floor: bytes | None, operation: str
+        self, part: _Partition, position: bytes, floor: bytes | None, operation: str
     ) -> None:
         """Apply a record that concerns all keys."""
         if operation == "t":
-            self._truncate(part, place)
+            self._truncate(part, position)
         elif floor is not None:
-            self._sweep(part, place, floor)
+            self._sweep(part, position, floor)
 
-    def _check_order(self, part: _Partition, key: bytes | None, place: bytes) -> None:
-        if place <= part.newest and self._is_ordered:
-            self._add_finding("twice", key, f"{place!r} after {part.newest!r}")
-        part.newest = max(part.newest, place)
+    def _check_order(
+        self, part: _Partition, key: bytes | None, position: bytes
+    ) -> None:
+        if position <= part.newest and self._is_ordered:
+            self._add_finding("twice", key, f"{position!r} after {part.newest!r}")
+        part.newest = max(part.newest, position)
 
-    def _truncate(self, part: _Partition, place: bytes) -> None:
-        part.floor = max(part.floor, place)
+    def _truncate(self, part: _Partition, position: bytes) -> None:
+        part.floor = max(part.floor, position)
         for known in part.keys.values():
-            if known.position < place:
-                known.position = known.event = place
+            if known.position < position:
+                known.position = known.event = position
                 known.row, known.missing, known.is_gone = None, frozenset(), True
 
-    def _sweep(self, part: _Partition, place: bytes, floor: bytes) -> None:
+    def _sweep(self, part: _Partition, position: bytes, floor: bytes) -> None:
         """Delete the rows below the floor: the table no longer has them."""
         for known in part.keys.values():
             if known.position < floor:
-                known.position, known.row = place, None
+                known.position, known.row = position, None
                 known.missing = frozenset()
 
     def _change(
@@ -225,11 +227,11 @@ class Fold:
         elif version < known.event_version and not known.is_gone:
             self._add_finding("stale", key, f"v {version} after {known.event_version}")
 
-    def _add_finding(self, what: str, key: bytes | None, how: str) -> None:
-        self.wrong[what] += 1
+    def _add_finding(self, kind: str, key: bytes | None, detail: str) -> None:
+        self.wrong[kind] += 1
         if len(self.findings) < _SHOWN:
             shown = (key or b"").decode(errors="replace")
-            self.findings.append(f"{self.name}: {what}: {shown}: {how}")
+            self.findings.append(f"{self.name}: {kind}: {shown}: {detail}")
 
 
 def differences(
@@ -253,8 +255,8 @@ def differences(
                 for name in theirs.keys() | ours[key].keys()
                 if ours[key].get(name, _ABSENT) != theirs.get(name, _ABSENT)
             )
-            which = names[0]
-            shown = f"{_shown(ours[key], which)} is not {_shown(theirs, which)}"
+            first = names[0]
+            shown = f"{_shown(ours[key], first)} is not {_shown(theirs, first)}"
             found.append(f"{key}: {', '.join(names)}: {shown}")
     return found
 

@@ -106,7 +106,7 @@ _NOT_YET: Final = (
     KafkaError.NOT_LEADER_FOR_PARTITION,
 )
 
-_Place = tuple[str, int]
+_Partition = tuple[str, int]
 
 
 class TopicReader:
@@ -115,7 +115,7 @@ class TopicReader:
     def __init__(self, bootstrap: str, clock: Clock) -> None:
         self._clock = clock
         self._folds: dict[str, tuple[Fold, ...]] = {}
-        self._next: dict[_Place, int] = {}
+        self._next: dict[_Partition, int] = {}
         self._consumer = Consumer(
             {
                 "bootstrap.servers": bootstrap,
@@ -138,7 +138,7 @@ class TopicReader:
         self._consumer.close()
 
     def follow(self, topic: str, *folds: Fold) -> None:
-        """Pass the records of a topic to these folds, from the first record on."""
+        """Pass the records of a topic to these folds, starting with the first."""
         self._folds[topic] = folds
 
     def poll(self, within_s: float) -> int:
@@ -151,20 +151,20 @@ class TopicReader:
         for record in self._consumer.consume(_AT_ONCE, within_s):
             error = record.error()
             if error is None:
-                self._hand_over(record)
+                self._deliver(record)
                 count += 1
             elif error.code() == _END:
-                self._pass_over(record)
+                self._skip_to(record)
         return count
 
-    def _hand_over(self, record: Any) -> None:  # noqa: ANN401 - a driver's object
+    def _deliver(self, record: Any) -> None:  # noqa: ANN401 - a driver's object
         topic, partition = record.topic(), record.partition()
         key, value, headers = record.key(), record.value(), record.headers() or ()
         for fold in self._folds[topic]:
             fold.take(partition, key, value, headers)
         self._next[topic, partition] = record.offset() + 1
 
-    def _pass_over(self, record: Any) -> None:  # noqa: ANN401 - as above
+    def _skip_to(self, record: Any) -> None:  # noqa: ANN401 - as above
         place = record.topic(), record.partition()
         self._next[place] = max(self._next[place], record.offset())
 
@@ -198,8 +198,8 @@ class TopicReader:
                     [TopicPartition(topic, partition, 0) for partition in partitions]
                 )
 
-    def _ends(self) -> dict[_Place, int]:
-        ends: dict[_Place, int] = {}
+    def _ends(self) -> dict[_Partition, int]:
+        ends: dict[_Partition, int] = {}
         for topic, partition in self._next:
             place = TopicPartition(topic, partition)
             try:

@@ -102,8 +102,8 @@ class ChaosRelay:
             ),
             encoding="utf-8",
         )
-        words = (*environment.towpath, "relay", "init", "--config", str(self._config))
-        pid = environment.launcher.start(_INIT, words)
+        command = (*environment.towpath, "relay", "init", "--config", str(self._config))
+        pid = environment.launcher.start(_INIT, command)
         try:
             code = psutil.Process(pid).wait(_INIT_WITHIN_S)
         except psutil.TimeoutExpired as error:
@@ -162,14 +162,14 @@ class ChaosRelay:
         return ChaosError(message)
 
     def _start(self) -> None:
-        words = (
+        command = (
             *self._environment.towpath,
             "relay",
             "run",
             "--config",
             str(self._config),
         )
-        self._pid = self._environment.launcher.start(_RELAY, words)
+        self._pid = self._environment.launcher.start(_RELAY, command)
 
 
 def _is_alive(pid: int) -> bool:

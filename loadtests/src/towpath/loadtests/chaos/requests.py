@@ -21,7 +21,7 @@ ENDED: Final = ("completed", "incomplete", "failed", "rejected", "stopped")
 
 _PAUSE_S: Final = 0.6
 _PAUSED_S: Final = 1.5
-_AGAIN_S: Final = 0.1
+_RETRY_AFTER_S: Final = 0.1
 _MAX_OPEN: Final = 4
 _INSERT: Final = "insert into towpath.signal (id, type, data) values (%s, %s, %s)"
 _OPEN: Final = """
@@ -161,9 +161,9 @@ class SnapshotRequester(Actor):
         send(session, self._id(), "pause-snapshot")
         self.rest(_PAUSED_S)
         resume = self._id()
-        # Without it, all later snapshots of the round would wait.
+        # Without this signal, all later snapshots of the round would wait.
         while not _is_sent(session, resume, "resume-snapshot"):
-            self.environment.clock.wait(_AGAIN_S)
+            self.environment.clock.wait(_RETRY_AFTER_S)
 
     def _request(self, session: Session, names: list[str], **more: object) -> None:
         kind = "execute-snapshot"

@@ -58,7 +58,7 @@ def run_chaos(
     Run chaos in a database and check the results.
 
     Raises:
-        ChaosError: A part could not be started or read.
+        ChaosError: The relay could not be started, or a server failed.
     """
     with _translated(), ExitStack() as stack:
         source = stack.enter_context(SourceObserver(environment))
@@ -79,7 +79,7 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except (psycopg.Error, KafkaException) as error:
-        message = f"a server of the run failed: {error}".strip()
+        message = f"a server used by the run failed: {error}".strip()
         raise ChaosError(message) from error
 
 
@@ -128,7 +128,8 @@ class _ChaosRun:
         environment, options = self._environment, self._options
         seed = f"{options.seed}.{number}"
         writers = [
-            Writer(environment, options, rest, seed) for rest in range(options.writers)
+            Writer(environment, options, remainder, seed)
+            for remainder in range(options.writers)
         ]
         requester = SnapshotRequester(environment, options, seed, f"r{number}")
         others: list[Actor] = [requester]
@@ -153,7 +154,7 @@ class _ChaosRun:
             self._request_last_snapshot(number)
             for writer in writers:
                 writer.stop()
-        self._await_rest()
+        self._await_delivery()
         self._count(writers, alterers, killers)
         self._compare()
 
@@ -174,7 +175,7 @@ class _ChaosRun:
                 f"the last snapshot, {last}, is {status or 'not answered'}"
             )
 
-    def _await_rest(self) -> None:
+    def _await_delivery(self) -> None:
         """Wait until all writes and all requested snapshots are delivered."""
         lsn = self._source.mark()
         self._watch("delivery", lambda: self._source.is_confirmed(lsn), _END_WITHIN_S)
@@ -235,7 +236,7 @@ class _ChaosRun:
     # During a round ---------------------------------------------------
 
     def _watch(
-        self, doing: str, is_over: Callable[[], bool], within_s: float | None = None
+        self, step: str, is_over: Callable[[], bool], within_s: float | None = None
     ) -> None:
         """Poll topics, relay and actors until a condition holds or the time is up."""
         deadline = Deadline(self._environment.clock, within_s or float("inf"))
@@ -244,14 +245,14 @@ class _ChaosRun:
             self._relay.check()
             for actor in self._actors:
                 actor.check()
-            self._show(doing)
+            self._show(step)
 
-    def _show(self, doing: str) -> None:
+    def _show(self, step: str) -> None:
         reads = sum(fold.reads for fold in self._folds.values()) + self._own.reads
         elapsed_s = self._elapsed_s()
         wrong = sum(fold.wrong.total() for fold in self._folds.values())
         self._screen.show(
-            f"{doing} · {elapsed_s:,.0f} s · {reads:,} READ rows,"
+            f"{step} · {elapsed_s:,.0f} s · {reads:,} READ rows,"
             f" {reads / max(elapsed_s, 1):,.0f}/s ·"
             f" {self._steps(Writer):,} transactions ·"
             f" {self._steps(TableAlterer)} alterations ·"
@@ -259,7 +260,7 @@ class _ChaosRun:
         )
 
     def _steps(self, kind: type[Actor]) -> int:
-        """Count the steps of actors of a kind in this run."""
+        """Count the steps in this run of all actors of one kind."""
         before = {
             Writer: self._result.written,
             TableAlterer: self._result.altered,
@@ -303,7 +304,7 @@ class _ChaosRun:
 
 
 def _may_end_uncompleted(answer: SignalAnswer, allowed: set[str]) -> bool:
-    """Return whether a signal may end uncompleted, by the states of its tables."""
+    """Return whether a signal may end uncompleted, given the states of its tables."""
     if answer.status == "rejected":
         return answer.type != "execute-snapshot"
     by_table = answer.detail.get("tables") or {}

@@ -43,7 +43,7 @@ class Table:
 
     @property
     def is_swapped(self) -> bool:
-        """Whether another table may replace it."""
+        """Whether a new table may replace it."""
         return self.is_altered and not self.is_partitioned
 
     @property
@@ -109,7 +109,7 @@ where attrelid = %s::regclass and attnum > 0 and not attisdropped
 
 
 def make(session: Session, rows: int) -> None:
-    """Create the tables with their first rows, which the stream does not carry."""
+    """Create the tables with their first rows, which the stream does not contain."""
     session.execute(_SCHEMA_SQL)
     for table in TABLES:
         by_hash = sql.SQL("partition by hash ({})")

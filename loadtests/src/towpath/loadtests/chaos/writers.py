@@ -23,8 +23,8 @@ _LATE_SHARE: Final = 0.03
 _LATEST_S: Final = 0.7
 _HELD_S: Final = 0.5
 _ATTEMPTS: Final = 5
-# The highest row number, as a factor of the initial rows: room for inserts.
-_ROOM: Final = 1.3
+# The highest row number as a factor of the initial rows: inserts need free numbers.
+_HIGHEST_FACTOR: Final = 1.3
 _RANGE: Final = 400
 
 _INSERT: Final = FILL
@@ -46,11 +46,11 @@ where nr = %(nr)s and not exists (select from {t} where nr = %(to)s)
 """
 _MANY: Final = """
 update {t} set v = nextval('chaos.v'), note = %(note)s::text
-where nr between %(first)s and %(last)s and nr %% %(step)s = %(rest)s
+where nr between %(first)s and %(last)s and nr %% %(step)s = %(remainder)s
 """
 _DELETE_MANY: Final = """
 delete from {t}
-where nr between %(first)s and %(last)s and nr %% %(step)s = %(rest)s
+where nr between %(first)s and %(last)s and nr %% %(step)s = %(remainder)s
 """
 
 
@@ -58,14 +58,18 @@ class Writer(Actor):
     """One session that writes."""
 
     def __init__(
-        self, environment: ChaosEnvironment, options: ChaosOptions, rest: int, seed: str
+        self,
+        environment: ChaosEnvironment,
+        options: ChaosOptions,
+        remainder: int,
+        seed: str,
     ) -> None:
-        super().__init__(environment, f"writer{rest}", seed, _PAUSE_S)
-        self._rest = rest
+        super().__init__(environment, f"writer{remainder}", seed, _PAUSE_S)
+        self._remainder = remainder
         self._count = options.writers
         self._rows = options.rows
         self._late = options.late
-        self._prefix = f"{environment.prefix}{rest}"
+        self._prefix = f"{environment.prefix}{remainder}"
 
     def step(self, session: Session) -> None:
         """Run a random kind of transaction on a random table."""
@@ -88,7 +92,7 @@ class Writer(Actor):
         self._execute(session, table, template)
 
     def insert(self, session: Session, table: Table) -> None:
-        """Insert a row, or many; existing rows stay."""
+        """Insert a row, or many; existing rows are left unchanged."""
         self._execute(session, table, _INSERT, self.random.choice((0, 0, 0, _RANGE)))
 
     def several(self, session: Session, table: Table) -> None:
@@ -184,13 +188,13 @@ class Writer(Actor):
             "first": nr,
             "last": nr + width,
             "step": self._count,
-            "rest": self._rest,
+            "remainder": self._remainder,
         }
 
     def _draw(self) -> int:
         """Draw one of the session's own row numbers."""
-        highest = int(self._rows * _ROOM) // self._count
-        return self.random.randint(1, highest) * self._count + self._rest
+        highest = int(self._rows * _HIGHEST_FACTOR) // self._count
+        return self.random.randint(1, highest) * self._count + self._remainder
 
 
 _Kind = Callable[[Writer, Session, Table], None]

@@ -1,7 +1,7 @@
 """
 The check at the end of a run: whether the shop's data is consistent in every store.
 
-It runs as a process beside locust's: ``python -m towpath.loadtests.load.check``. The
+It runs as a process next to Locust's: ``python -m towpath.loadtests.load.check``. The
 first line of its input names the stores, and the process answers that it is ready.
 After the second line, it waits until the last orders are settled, and then until each
 sink shows the orders of the database. Then it writes the findings of each store.
@@ -22,7 +22,7 @@ from towpath.loadtests.load.invariants import Books
 from towpath.schemas.clock import Clock, Deadline, SystemClock
 
 SOURCE: Final = "database"
-_SECONDS_BETWEEN_LOOKS: Final = 1.0
+_POLL_INTERVAL_S: Final = 1.0
 # The keys of all tables begin with the prefix of the orders' keys.
 _ORDERS_KEY: Final = ":orders:{}"
 # In the warehouse, the other tables must be named as in the source.
@@ -60,7 +60,7 @@ def readers(dsn: str, targets: Mapping[str, Mapping[str, Any]]) -> dict[str, Rea
     Return a reader of each store: of the database, and of the sampler's targets.
 
     Raises:
-        LoadOptionError: An option names other orders than those of the check.
+        LoadOptionError: An option names orders that the check does not read.
     """
     found: dict[str, Read] = {SOURCE: partial(invariants.read_source, dsn)}
     if cache := targets.get("cache"):
@@ -93,7 +93,7 @@ def check_stores(
     stores: Mapping[str, Read], first: int, clock: Clock, within_s: float
 ) -> Iterator[tuple[str, list[str]]]:
     """
-    Yield each store with a sentence for each rule that it breaks.
+    Yield each store with a sentence for each rule that it violates.
 
     Args:
         stores: The reader of each store, the database first.
@@ -114,14 +114,14 @@ def check_stores(
                 if name == SOURCE:
                     source = books
                 elif source is not None:
-                    found += _behind(source, books)
+                    found += _differences(source, books)
             if not found or name == SOURCE or deadline.passed():
                 break
-            clock.wait(_SECONDS_BETWEEN_LOOKS)
+            clock.wait(_POLL_INTERVAL_S)
         yield name, found
 
 
-def _behind(source: Books, sink: Books) -> Iterator[str]:
+def _differences(source: Books, sink: Books) -> Iterator[str]:
     wrong = sorted(n for n, _ in source.orders.items() ^ sink.orders.items())
     if wrong:
         count = len(set(wrong))
@@ -138,7 +138,7 @@ def wait_until_settled(dsn: str, clock: Clock, within_s: float) -> None:
     """
     deadline = Deadline(clock, within_s)
     while _number(dsn, _UNSETTLED) and not deadline.passed():
-        clock.wait(_SECONDS_BETWEEN_LOOKS)
+        clock.wait(_POLL_INTERVAL_S)
 
 
 def main() -> None:

@@ -3,12 +3,12 @@ Customers: their requests, their orders, and the orders that they look at.
 
 Requests are named by their action. A 409 means that the order has changed in the
 meantime: it counts under a separate name, not as a failure. The time of the first
-request of an arrival counts from the moment at which the arrival was due.
+request of an arrival counts from the time at which the arrival was due.
 
-Some customers read their order until it is settled, with growing pauses and beside
-their other requests; ``saga`` computes the outcome and the times. Each process of a run
-has its own customers, open orders and count of arrivals under way. Locust declares
-options and runner as optional; in a run both are present.
+Some customers read their order until it is settled, with growing pauses, in
+parallel with their other requests; ``saga`` computes the outcome and the times. Each
+process of a run has its own customers, open orders and count of arrivals under way.
+Locust declares options and runner as optional; in a run both are present.
 """
 
 import argparse
@@ -44,9 +44,9 @@ STREAMS: Final = "load_streams"
 # With this option it passes the points of the shape: only the master has the file.
 SHAPE: Final = "load_shape_points"
 
-# Customers of a process who look at their orders at the same time: six requests a
+# Customers of a process who look at their orders at the same time: six requests per
 # second at the longest pause.
-MOST_WATCHING: Final = 50
+MAX_WATCHING: Final = 50
 
 
 def add_entry(
@@ -56,7 +56,7 @@ def add_entry(
     time_ms: float | None,
     failure: Exception | None = None,
 ) -> None:
-    """Add an entry to locust's statistics, as one of its requests."""
+    """Add an entry to Locust's statistics, as one of its requests."""
     environment.events.request.fire(
         request_type=kind,
         name=name,
@@ -96,7 +96,7 @@ class ProcessCustomers:
         self.left_open: deque[int] = deque(maxlen=_REMEMBERED_ORDERS)
         self.newest_order = 0
         self.under_way = BoundedSemaphore(options.load_max_outstanding)
-        self.watching = BoundedSemaphore(MOST_WATCHING)
+        self.watching = BoundedSemaphore(MAX_WATCHING)
         self.shape = Shape(tuple(getattr(options, SHAPE, ())) or STEADY.points)
         self.began_at_s = _clock.monotonic_s()
         self._environment = environment
@@ -137,7 +137,7 @@ TOO_LATE: Final = " (too late)"
 RETURN: Final = "return: "
 LOOK: Final = "look"
 
-_ANSWER_TIMEOUT_S: Final = 30.0
+_RESPONSE_TIMEOUT_S: Final = 30.0
 _REGISTER_AGAIN_AFTER_S: Final = 1.0
 # The delays between two attempts of one request.
 _BACKOFF: Final = Backoff(ceiling_s=3.0)
@@ -154,11 +154,11 @@ _OPEN: Final = "placed"
 class Sent(NamedTuple):
     """A request that was sent: whether its response is final, and the order in it."""
 
-    is_answered: bool
+    is_final: bool
     order: Mapping[str, Any] | None
 
 
-def _is_answered(response: ResponseContextManager) -> bool:
+def _is_final(response: ResponseContextManager) -> bool:
     """Return whether the response is final: a repeated request would get the same."""
     return 0 < response.status_code < HTTPStatus.INTERNAL_SERVER_ERROR
 
@@ -167,21 +167,21 @@ class Customer(FastHttpUser):
     """The requests of all customers."""
 
     abstract = True
-    connection_timeout = _ANSWER_TIMEOUT_S
-    network_timeout = _ANSWER_TIMEOUT_S
+    connection_timeout = _RESPONSE_TIMEOUT_S
+    network_timeout = _RESPONSE_TIMEOUT_S
     people: ProcessCustomers
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
         self.random = Random()
         self.customers: tuple[str, ...] = ()
-        # By greenlet: the moment at which the arrival was due, until its first request.
+        # By greenlet: the time at which the arrival was due, until its first request.
         self.intended = local()
         self._watchers = Group()
         self._closing = Event()
 
     def on_stop(self) -> None:
-        """Let customers look at their orders one last time."""
+        """Wait while customers look at their orders one last time."""
         self._closing.set()
         self._watchers.join(timeout=self.environment.stop_timeout)
 
@@ -207,7 +207,7 @@ class Customer(FastHttpUser):
             yield response
 
     def register(self) -> str:
-        """Register a customer, and retry until the shop answers 201; return the id."""
+        """Register a customer, and retry until the response is 201; return the id."""
         while True:
             body = registration(self.random)
             with self.request("POST", "/customers", REGISTER, json=body) as response:
@@ -225,8 +225,8 @@ class Customer(FastHttpUser):
         def send() -> Sent:
             with self.request("POST", "/orders", CHECKOUT, **facts) as response:
                 if response.status_code != HTTPStatus.CREATED:
-                    return Sent(_is_answered(response), order=None)
-                return Sent(is_answered=True, order=response.json())
+                    return Sent(_is_final(response), order=None)
+                return Sent(is_final=True, order=response.json())
 
         order = self._send_until_final(send)
         if order is None:
@@ -240,8 +240,8 @@ class Customer(FastHttpUser):
         """Send a request; repeat it until its response is final or no retry is left."""
         retries = options_of(self.environment).load_retries
         for attempt in range(retries + 1):
-            is_answered, order = send()
-            if is_answered:
+            is_final, order = send()
+            if is_final:
                 return order
             if attempt < retries:
                 gevent.sleep(_BACKOFF.delay_s(attempt))
@@ -267,8 +267,8 @@ class Customer(FastHttpUser):
                     response.request_meta["name"] += TOO_LATE
                     response.success()
                 elif response.status_code == HTTPStatus.OK:
-                    return Sent(is_answered=True, order=response.json())
-                return Sent(_is_answered(response), order=None)
+                    return Sent(is_final=True, order=response.json())
+                return Sent(_is_final(response), order=None)
 
         return self._send_until_final(send)
 
@@ -330,7 +330,7 @@ class Customer(FastHttpUser):
     def _watch_some(
         self, order: Mapping[str, Any], *, is_checkout: bool = False
     ) -> None:
-        """Let some customers look at their order beside their other requests."""
+        """Have some customers watch their order in parallel to their other requests."""
         if self.random.random() >= options_of(self.environment).load_watch_share:
             return
         if self.people.watching.acquire(blocking=False):
@@ -353,7 +353,7 @@ class Customer(FastHttpUser):
         self, order: Mapping[str, Any], *, is_checkout: bool = False
     ) -> str | None:
         """Look at an order until it is settled; return its outcome, if it has one."""
-        since = saga.command_time(order)
+        since = saga.updated_at(order)
         until_s = _clock.monotonic_s() + options_of(self.environment).load_watch_for
         pause_s, is_last = _FIRST_LOOK_AFTER_S, False
         while not is_last:

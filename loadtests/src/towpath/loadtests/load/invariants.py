@@ -11,7 +11,7 @@ order is settled and every sink has applied the stream:
 - the captured payments are those of the completed orders, with their totals;
 - every unit of a product is on hand, reserved or sold; the reserved ones are those of
   orders that are still placed, and the sold ones those of the completed orders;
-- a parcel left for each completed or returned order, and for no other;
+- a parcel was dispatched for each completed or returned order, and for no other;
 - each order was placed by one event, and each such event has its order.
 """
 
@@ -39,7 +39,7 @@ _DISPATCHED: Final = "dispatched"
 _TIMEOUT_S: Final = 30.0
 # The number of keys or documents that are read from a store at a time.
 _AT_ONCE: Final = 2_000
-# A finding names at most this many of the rows that contradict its rule.
+# A finding names at most this many of the rows that violate its rule.
 _NAMED: Final = 3
 
 
@@ -69,7 +69,7 @@ class Money(NamedTuple):
 @dataclass(slots=True)
 class Books:
     """
-    The shop as one store has it.
+    The shop as one store shows it.
 
     Attributes:
         orders: Every order, by its number.
@@ -106,10 +106,10 @@ class Books:
 
 def findings(books: Books, first_order: int) -> list[str]:
     """
-    Return a sentence for each rule that a store contradicts.
+    Return a sentence for each rule that a store violates.
 
     Args:
-        books: The shop as the store has it.
+        books: The shop as the store shows it.
         first_order: The first order of the load; older ones may still be placed, and
             need no event.
     """

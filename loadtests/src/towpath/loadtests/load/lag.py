@@ -1,7 +1,7 @@
 """
-Lag in locust's statistics: the sampler's results become rows beside the requests.
+Lag in Locust's statistics: the sampler's results become rows next to the requests.
 
-One process of a run has a sampler: locust's only process, or the master. The row ``LAG
+One process of a run has a sampler: Locust's only process, or the master. The row ``LAG
 cache`` has one entry for each order that readers of the cache found, with the time
 since its commit; an order that they did not find in time is a failure of that row.
 
@@ -32,13 +32,13 @@ _END_WITHIN_S: Final = samples.LAST_SAMPLES_TIMEOUT_S + 30.0
 # Drivers connect one after another, on a machine that may be busy.
 _READY_WITHIN_S: Final = 60.0
 
-# Fires locust's request event: type, name, milliseconds, failure.
+# Fires Locust's request event: type, name, milliseconds, failure.
 Fire = Callable[[str, str, float | None, Exception | None], None]
 
 
-class ProcessBeside:
+class SideProcess:
     """
-    A module that runs in a process beside locust's, and exchanges lines with it.
+    A module that runs in a process next to Locust's, and exchanges lines with it.
 
     The first line of the module's input is a JSON document; each further line is one
     word. Each line of its output is a JSON document. The first of these is
@@ -52,13 +52,13 @@ class ProcessBeside:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            # Ctrl-C is for locust, which still waits for the last lines.
+            # Ctrl-C is for Locust, which still waits for the last lines.
             start_new_session=True,
         )
         self.send(json.dumps(config))
 
     def first_line(self) -> Mapping[str, Any]:
-        """Return the first document, or one whose ``error`` says why none came."""
+        """Return the first document, or one whose ``error`` explains its absence."""
         first = f'{{"error": "no response within {_READY_WITHIN_S:.0f} s"}}'
         with gevent.Timeout(_READY_WITHIN_S, exception=False):
             first = self._process.stdout.readline()
@@ -89,7 +89,7 @@ class ProcessBeside:
         self.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
-            # Closing writes what the ended process did not take.
+            # Closing flushes input that the ended process did not read.
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
 
@@ -122,7 +122,7 @@ class LagSampling:
         self._clock = clock
         self._listener: gevent.Greenlet | None = None
         self._is_abandoned = False
-        self._process = ProcessBeside(_SAMPLER, config)
+        self._process = SideProcess(_SAMPLER, config)
         first = self._process.first_line()
         if "error" in first:
             self.close()

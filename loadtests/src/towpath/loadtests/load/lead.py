@@ -1,8 +1,8 @@
 """
-The process that leads a run, its workers, and their listeners to locust's events.
+The process that leads a run, its workers, and their listeners to Locust's events.
 
 Locust's only process, or its master, leads: it prepares the run, samples lag, counts
-and reports; a worker only runs users. At the end of a run, locust's master would not
+and reports; a worker only runs users. At the end of a run, Locust's master would not
 wait for requests that its workers still have in progress, and would lose their counts.
 So the master first asks its workers to finish: each worker stops its users, sends its
 statistics, and then reports that it has finished.
@@ -42,7 +42,7 @@ from towpath.loadtests.load.customers import (
     add_entry,
     options_of,
 )
-from towpath.loadtests.load.lag import Fire, LagSampling, ProcessBeside
+from towpath.loadtests.load.lag import Fire, LagSampling, SideProcess
 from towpath.loadtests.load.options import (
     NO_CHECK,
     NO_REPORT,
@@ -67,7 +67,7 @@ GIVEN: Final = "load_given_customers"
 _FINISH: Final = "towpath-finish"
 _FINISHED: Final = "towpath-finished"
 _STATS: Final = "stats"
-_ANSWER_WITHIN_S: Final = 15.0
+_FINISH_WITHIN_S: Final = 15.0
 
 
 class Worker:
@@ -121,7 +121,7 @@ class Workers:
         self._all_finished.clear()
         self._running = {client.id for client in self._runner.clients.all}
         self._runner.send_message(_FINISH)
-        within_s = self._environment.stop_timeout + _ANSWER_WITHIN_S
+        within_s = self._environment.stop_timeout + _FINISH_WITHIN_S
         with gevent.Timeout(within_s, exception=False):
             self._all_finished.wait()
 
@@ -144,7 +144,7 @@ _SAMPLED_CUSTOMERS: Final = 100
 
 class Prepared(NamedTuple):
     """
-    The parts of a run.
+    The prepared parts of a run.
 
     Attributes:
         host: The shop's address.
@@ -158,7 +158,7 @@ class Prepared(NamedTuple):
     customers: tuple[str, ...]
     sampling: LagSampling | None
     shape: Shape | None
-    check: ProcessBeside | None
+    check: SideProcess | None
 
     def close(self) -> None:
         """End the processes of a run that does not begin."""
@@ -181,7 +181,7 @@ def prepare(
         TargetUnavailableError: A sink's target cannot be sampled.
         ShopDatabaseError: The shop's database cannot be read.
     """
-    report.check_places(options)
+    report.check_outputs(options)
     shape = _shape(options)
     address = shop_address(host)
     given = given_customers(options)
@@ -210,11 +210,11 @@ def prepare(
 
 def _store_check(
     options: argparse.Namespace, targets: Mapping[str, object]
-) -> ProcessBeside | None:
+) -> SideProcess | None:
     if options.load_dsn in {"", NO_CHECK}:
         return None
     facts = {"dsn": options.load_dsn, "targets": targets}
-    check = ProcessBeside(_CHECK, {**facts, "within_s": options.load_settle_for})
+    check = SideProcess(_CHECK, {**facts, "within_s": options.load_settle_for})
     if "error" in (first := check.first_line()):
         check.close()
         kind = LoadOptionError if first.get("is_option") else ShopDatabaseError
@@ -232,14 +232,14 @@ def _shape(options: argparse.Namespace) -> Shape | None:
 
 
 _POLL_INTERVAL_S: Final = 1.0
-# The exit code if a check fails or finds a contradiction, or --load-dsn is empty.
+# The exit code if a check fails or finds a violation, or --load-dsn is empty.
 EXIT_UNPROVEN: Final = 1
 
 log = logging.getLogger(__name__)
 
 
 class RunLeader:
-    """Listens to locust's events, and leads one run after another."""
+    """Listens to Locust's events, and leads one run after another."""
 
     def __init__(
         self,
@@ -298,7 +298,7 @@ class RunLeader:
             gevent.spawn(self._runner.quit)
 
     def _check_start(self) -> Response | None:
-        """Check the start form of locust's page; return a response to refuse it."""
+        """Check the start form of Locust's page; return a response to refuse it."""
         options = options_of(self._environment)
         try:
             for option in OPTIONS:
@@ -401,7 +401,7 @@ class LedRun:
             self._check.kill()
 
     def _check_stores(self) -> None:
-        """Check money, stock and parcels in every store; a contradiction is logged."""
+        """Check money, stock and parcels in every store; log each violation."""
         if self._check is None:
             self._report_unchecked()
             return
@@ -417,13 +417,13 @@ class LedRun:
         self._findings = found
         for store, sentences in found.items():
             for sentence in sentences:
-                log.error("load invariant contradicted: %s: %s", store, sentence)
+                log.error("load invariant violated: %s: %s", store, sentence)
                 self._environment.process_exit_code = EXIT_UNPROVEN
             if not sentences:
                 log.info("load invariants hold: %s", store)
 
     def _report_unchecked(self) -> None:
-        """Log that nothing was checked, as an error unless the user asked for that."""
+        """Log that nothing was checked: an error unless the user disabled the check."""
         if self._options.load_dsn == NO_CHECK:
             log.info("load invariants not checked: --load-dsn is %s", NO_CHECK)
             return

@@ -1,8 +1,8 @@
 """
 The load's own options: one table for the parser, the checks and the documentation.
 
-Each option has a flag on locust's command line, an environment variable and, where that
-makes sense, a field on locust's web page.
+Each option has a flag on Locust's command line, an environment variable and, where that
+makes sense, a field on Locust's web page.
 """
 
 import argparse
@@ -39,7 +39,7 @@ class Option(NamedTuple):
         default: The default value, whose type is the option's.
         meaning: The help text.
         check: Returns why a value is wrong, or None.
-        is_on_page: Whether locust's page has a field for it.
+        is_on_page: Whether Locust's page has a field for it.
         is_secret: Whether the page hides its value.
         choices: All allowed values.
     """
@@ -69,8 +69,8 @@ class Option(NamedTuple):
 
 
 def _not_negative(value: float) -> str | None:
-    is_fit = math.isfinite(value) and value >= 0
-    return None if is_fit else "must be 0 or more"
+    is_valid = math.isfinite(value) and value >= 0
+    return None if is_valid else "must be 0 or more"
 
 
 def _positive(value: float) -> str | None:
@@ -86,8 +86,8 @@ def _address(*schemes: str) -> Callable[[str], str | None]:
         if not value:
             return None
         address = split_address(value)
-        is_fit = address is not None and address.scheme in schemes
-        if address is not None and is_fit and (address.hostname or address.path):
+        is_valid = address is not None and address.scheme in schemes
+        if address is not None and is_valid and (address.hostname or address.path):
             return None
         forms = " or ".join(f"{scheme}://..." for scheme in schemes)
         return f"must be an address such as {forms}"
@@ -283,7 +283,7 @@ OPTIONS: Final = (
 
 
 def add_options(parser: argparse.ArgumentParser, **_: object) -> None:
-    """Add the options to locust's parser; users get ``STOP_TIMEOUT_S`` to finish."""
+    """Add the options to Locust's parser; users get ``STOP_TIMEOUT_S`` to finish."""
     group = parser.add_argument_group(GROUP)
     for option in OPTIONS:
         facts: dict[str, Any] = {
@@ -299,7 +299,7 @@ def add_options(parser: argparse.ArgumentParser, **_: object) -> None:
             facts["metavar"] = f"<{_KINDS[type(option.default)]}>"
         action = group.add_argument(option.flag, **facts)
         # ``add_argument`` of a group has no parameters for these attributes, which
-        # locust's page reads.
+        # Locust's page reads.
         vars(action).update(
             include_in_web_ui=option.is_on_page,
             is_secret=option.is_secret,
@@ -331,7 +331,7 @@ def _parsed(option: Option) -> Callable[[str], str | float | int]:
 
 def checked(option: Option, text: str) -> str | float | int:
     """
-    Parse the value of an option from locust's page.
+    Parse the value of an option from Locust's page.
 
     Raises:
         LoadOptionError: The value is invalid.
@@ -352,7 +352,7 @@ def properties(text: str) -> dict[str, str]:
     Parse ``name=value,name=value``.
 
     Raises:
-        ValueError: The text has another form.
+        ValueError: The text has a different form.
     """
     pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
     if not all(name.strip() and middle for name, middle, _ in pairs):
@@ -371,24 +371,24 @@ def split_address(url: str) -> SplitResult | None:
 
 
 def is_replaceable(file: Path) -> bool:
-    """Return whether a file may be written beside this one, and replace it."""
+    """Return whether a new file can be written next to this one, and replace it."""
     try:
-        is_folder = file.is_dir() or beside_of(file).is_dir()
+        is_folder = file.is_dir() or new_file_of(file).is_dir()
     except OSError:
         # A name that is too long, or a folder that may not be searched.
         return False
     return not is_folder and is_writable([file.parent])
 
 
-def beside_of(file: Path) -> Path:
+def new_file_of(file: Path) -> Path:
     """Return the file that is written first, and then replaces this one."""
     return file.with_name(f"{file.name}.new")
 
 
-def is_writable(places: Iterable[Path]) -> bool:
-    """Return whether the first of these places that exists is a writable folder."""
+def is_writable(folders: Iterable[Path]) -> bool:
+    """Return whether the first of these paths that exists is a writable folder."""
     try:
-        found = next((place for place in places if place.exists()), None)
+        found = next((folder for folder in folders if folder.exists()), None)
     except OSError:
         # As above.
         return False

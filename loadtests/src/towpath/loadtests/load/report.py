@@ -1,7 +1,7 @@
 """
 The report of a run: a folder with ``report.md``, plots as SVG, and a CSV of the series.
 
-The latencies of requests come from locust's own statistics, which round them; lags are
+The latencies of requests come from Locust's own statistics, which round them; lags are
 exact. The counts of a running load are also written as JSON for other processes. The
 plotting library is imported only when a report is written.
 """
@@ -34,9 +34,9 @@ from towpath.loadtests.load.lag import LagSample
 from towpath.loadtests.load.options import (
     NO_REPORT,
     OPTIONS,
-    beside_of,
     is_replaceable,
     is_writable,
+    new_file_of,
 )
 from towpath.loadtests.load.saga import (
     DECLINED,
@@ -70,7 +70,8 @@ class LoadReport:
         conflicts: Requests too late for the order's state (409); they are not failures.
         failures: Requests that got no response or an error, other than a 409 or the
             404 of a look.
-        not_started: Arrivals that did not start: too many others were under way.
+        not_started: Arrivals that did not start, because too many others were under
+            way.
         reasons: The failures by request and reason, with their count.
         checkout: The latency of checkouts.
         saga: The watched orders, their steps and compensations.
@@ -94,7 +95,7 @@ class LoadReport:
 
 
 def totals_of(stats: RequestStats) -> dict[Row, Totals]:
-    """Return the totals of every row of locust's statistics."""
+    """Return the totals of every row of Locust's statistics."""
     return {
         key: Totals(one.num_requests, one.num_failures, one.response_times)
         for key, one in stats.entries.items()
@@ -104,8 +105,8 @@ def totals_of(stats: RequestStats) -> dict[Row, Totals]:
 def load_report(stats: RequestStats, *, elapsed_s: float, finished: bool) -> LoadReport:
     """Sum up the users' requests in all processes, without those of the sampler."""
     settled = {
-        what: _done(stats, what) + _done(stats, customers.RETURN + what)
-        for what in (customers.PAY, customers.CANCEL)
+        action: _done(stats, action) + _done(stats, customers.RETURN + action)
+        for action in (customers.PAY, customers.CANCEL)
     }
     rows = totals_of(stats)
     placed = rows.get((customers.CHECKOUT, _POST))
@@ -154,7 +155,7 @@ def _reasons(stats: RequestStats) -> dict[str, int]:
     return dict(found)
 
 
-def check_places(options: argparse.Namespace) -> None:
+def check_outputs(options: argparse.Namespace) -> None:
     """
     Check that the progress file and the report can be written.
 
@@ -178,13 +179,13 @@ def write_progress(load: LoadReport, lag: Mapping[str, Any], path: Path) -> None
     """
     Replace the file in one step, so that a reader never sees half a report.
 
-    A file that cannot be written keeps its former counts, with a log record.
+    A file that cannot be written keeps its previous counts, and a record is logged.
     """
-    beside = beside_of(path)
+    new_file = new_file_of(path)
     document = {"load": dataclasses.asdict(load), "lag": lag}
     try:
-        beside.write_text(json.dumps(document), encoding="utf-8")
-        os.replace(beside, path)  # noqa: PTH105 - replaces atomically
+        new_file.write_text(json.dumps(document), encoding="utf-8")
+        os.replace(new_file, path)  # noqa: PTH105 - replaces atomically
     except OSError as error:
         log.warning("load progress not written: %s", error)
 

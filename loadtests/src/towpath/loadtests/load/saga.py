@@ -6,7 +6,7 @@ payment have followed it. The services record the times, so these do not depend 
 often a customer reads. Each time is measured from the customer's last command: the
 checkout with a payment method, the payment, the cancellation or the return.
 
-A watched order becomes entries of locust's statistics, as requests do, so that counts
+A watched order becomes entries in Locust's statistics, as requests do, so that counts
 of several processes add up: entries such as ``SAGA completed`` have the time until the
 order was settled, and entries such as ``STEP stock_reserved`` the time until the step.
 """
@@ -62,8 +62,8 @@ class SettledOrder(NamedTuple):
     steps: Mapping[str, float]
 
 
-def command_time(order: Mapping[str, Any]) -> datetime:
-    """Return the time of the command that returned this order."""
+def updated_at(order: Mapping[str, Any]) -> datetime:
+    """Return the time of an order's last update."""
     return datetime.fromisoformat(order["updated_at"])
 
 
@@ -78,7 +78,7 @@ def settled(order: Mapping[str, Any], since: datetime) -> SettledOrder | None:
     }
     # A step before the command belongs to an earlier command.
     steps = {name: time_ms for name, time_ms in times.items() if time_ms >= 0}
-    moved_ms = _ms_between(since, command_time(order))
+    moved_ms = _ms_between(since, updated_at(order))
     return SettledOrder(_outcome(order), max(moved_ms, 0.0, *steps.values()), steps)
 
 

@@ -1,8 +1,8 @@
 """
 The sampler: measures the time from a commit to the first read in each target.
 
-It is a separate process, so that a scan of the warehouse delays no request of locust.
-It places orders through the API at an interval, and notes the time of each response,
+It is a separate process, so that a scan of the warehouse delays no request of Locust.
+It places orders through the API at an interval, and records the time of each response,
 which follows the commit. One thread per target polls for the orders that it has not
 seen yet, through the target's own API. Redis shows a row immediately. OpenSearch shows
 a row after a refresh, so the search API is used, not the get API. A warehouse table is
@@ -11,7 +11,7 @@ scanned with a filter, at long intervals because a scan is expensive.
 
     in    {"host", "customers", "interval_s", "after_s", "for_s", "lost_after_s",
           "targets"}
-    out   {"ready": true}, or {"error", "remedy"} and the end
+    out   {"ready": true}, or {"error", "remedy"}, and then ends
     in    "start"; later "stop": place no more orders, await the last samples
     out   {"placed": ms}, {"failed": [name, reason]}, {"seen": [target, ms]},
           {"lost": target}, {"report": {...}}; finished is true in the last report
@@ -52,7 +52,7 @@ from towpath.schemas.clock import Clock, Deadline, SystemClock
 
 _TIMEOUT_S: Final = 10.0
 # An index refuses a search for more: index.max_result_window, by default.
-_MOST_HITS: Final = 10_000
+_MAX_HITS: Final = 10_000
 
 
 class Probe(Protocol):
@@ -95,11 +95,11 @@ class CacheProbe:
         for order_id in order_ids:
             # Any other braces are part of the key, such as those of a hash tag.
             pipeline.hget(self._key.replace("{}", str(order_id)), self._column)
-        answers = pipeline.execute()
+        values = pipeline.execute()
         return {
             order_id
-            for order_id, answer in zip(order_ids, answers, strict=True)
-            if answer is not None
+            for order_id, value in zip(order_ids, values, strict=True)
+            if value is not None
         }
 
 
@@ -123,18 +123,18 @@ class SearchProbe:
     def find(self, order_ids: Sequence[int]) -> set[int]:
         wanted = [str(order_id) for order_id in order_ids]
         found: set[int] = set()
-        for begin in range(0, len(wanted), _MOST_HITS):
-            some = wanted[begin : begin + _MOST_HITS]
+        for begin in range(0, len(wanted), _MAX_HITS):
+            some = wanted[begin : begin + _MAX_HITS]
             query = {
                 "query": {"ids": {"values": some}},
                 "size": len(some),
                 "_source": False,
             }
             try:
-                answer = self._client.search(index=self._index, body=query)
+                response = self._client.search(index=self._index, body=query)
             except NotFoundError:
                 return set()
-            found.update(int(hit["_id"]) for hit in answer["hits"]["hits"])
+            found.update(int(hit["_id"]) for hit in response["hits"]["hits"])
         return found
 
 
@@ -177,7 +177,7 @@ class WarehouseProbe:
 _REPORT_INTERVAL_S: Final = 1.0
 # Some drivers put a whole page into their message.
 _SHOWN_CHARACTERS: Final = 200
-_ANSWER_TIMEOUT_S: Final = 30.0
+_RESPONSE_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,14 +214,14 @@ class ShopOrders:
         Raises:
             requests.RequestException: The order was not placed.
         """
-        answer = self._session.post(
+        response = self._session.post(
             f"{self._host}/orders",
             json=basket(self._random, self._customers),
             headers={"Idempotency-Key": str(uuid4())},
-            timeout=_ANSWER_TIMEOUT_S,
+            timeout=_RESPONSE_TIMEOUT_S,
         )
-        answer.raise_for_status()
-        return int(answer.json()["order_id"])
+        response.raise_for_status()
+        return int(response.json()["order_id"])
 
 
 class LineWriter:
@@ -388,7 +388,7 @@ def probes_of(targets: dict[str, dict[str, Any]]) -> dict[str, Probe]:
 
 
 def main() -> int:
-    """Run the sampler as the lines of its input say."""
+    """Run the sampler, controlled by the lines of its input."""
     writer = LineWriter()
     config = json.loads(sys.stdin.readline())
     try:

@@ -57,7 +57,7 @@ CHECKOUT: Final = "checkout (sample)"
 
 @dataclass(frozen=True, slots=True)
 class SinkReport:
-    """The latencies of one target, and its numbers of awaited and of lost samples."""
+    """The latencies of one target, and the numbers of its awaited and lost samples."""
 
     latency: Latency
     awaited: int

@@ -1,11 +1,11 @@
 """
-A run over time: the growth of locust's statistics between samples.
+A run over time: the growth of Locust's statistics between samples.
 
 Locust keeps totals, but a report needs rate and latencies over time. The totals are
 sampled once a second. Each sample is kept as the difference from the previous one, and
 the differences are summed over wider steps when the run has ended. A step without
-requests has the rate 0. A rate is that of the time that the step's samples cover: the
-last step is shorter than the others, and a sample may be late.
+requests has a rate of 0. A rate is computed over the time that the step's samples
+cover: the last step is shorter than the others, and a sample may be late.
 """
 
 import math
@@ -56,13 +56,13 @@ class Series:
 
     _growths: list[Growth] = field(default_factory=list)
     _samples_s: list[float] = field(default_factory=list)
-    _before: dict[Row, Totals] = field(default_factory=dict)
+    _previous: dict[Row, Totals] = field(default_factory=dict)
 
     def add(self, at_s: float, rows: Mapping[Row, Totals]) -> None:
         """Add a sample of the totals; statistics that were reset begin again at 0."""
         self._samples_s.append(at_s)
         for row, now in rows.items():
-            before = self._before.get(row, Totals(0, 0, {}))
+            before = self._previous.get(row, Totals(0, 0, {}))
             if now.requests < before.requests:
                 before = Totals(0, 0, {})
             if now.requests > before.requests:
@@ -75,7 +75,7 @@ class Series:
                         times_ms=Counter(now.times_ms) - Counter(before.times_ms),
                     )
                 )
-            self._before[row] = Totals(now.requests, now.failures, dict(now.times_ms))
+            self._previous[row] = Totals(now.requests, now.failures, dict(now.times_ms))
 
     def steps(self, end_s: float) -> list[Step]:
         """
@@ -104,7 +104,7 @@ class Series:
 
 
 def _number(at_s: float, width_s: float) -> int:
-    """Return the number of a sample's step; at a step's end, it covers that step."""
+    """Return the number of a sample's step; a step includes its end."""
     return max(0, math.ceil(at_s / width_s) - 1)
 
 

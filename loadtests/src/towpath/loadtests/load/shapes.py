@@ -73,7 +73,7 @@ class Shape:
             amount: Factor times seconds, which is the arrivals divided by the rate.
 
         Returns:
-            Seconds since the start; infinity if no more arrivals come.
+            Seconds since the start; infinity if there are no more arrivals.
         """
         for (_, _), (to_s, high) in pairwise(self.points):
             if to_s <= at_s:
@@ -123,7 +123,7 @@ def shape_files() -> dict[str, Path]:
 
 def read_shape(named: str) -> Shape:
     """
-    Read an included shape by its name, or another from a file.
+    Read an included shape by its name, or a shape from a file.
 
     Raises:
         LoadOptionError: There is no such shape or file, or it is malformed.

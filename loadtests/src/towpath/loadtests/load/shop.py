@@ -47,9 +47,9 @@ class Mix:
 
     Attributes:
         paid_at_checkout: Paid orders whose payment method came with the checkout.
-        paid_and_cancelled: Cancelled orders that were paid before.
-        paid_late: Orders of this load that are paid when a customer comes back to them;
-            the others are cancelled.
+        paid_and_cancelled: Cancelled orders that had been paid for.
+        paid_late: Orders of this load that are paid for when a customer comes back to
+            them; the others are cancelled.
         paid_old: The same share for any order of the shop. It is lower, because
             customers of a demo come back to more of the shop's orders than they place,
             and each paid order runs a whole saga.
@@ -197,7 +197,7 @@ def _catalog(options: argparse.Namespace) -> dict[str, str]:
     return facts | properties(options.load_warehouse_properties)
 
 
-_ANSWER_TIMEOUT_S: Final = 10.0
+_RESPONSE_TIMEOUT_S: Final = 10.0
 
 
 def given_customers(options: argparse.Namespace) -> tuple[str, ...]:
@@ -224,7 +224,7 @@ def given_customers(options: argparse.Namespace) -> tuple[str, ...]:
 
 def check_shop(address: str, given: tuple[str, ...]) -> tuple[str, ...]:
     """
-    Check that the orders service answers; return the given customers, or a new one.
+    Check that the orders service responds; return the given customers, or a new one.
 
     Raises:
         ShopUnavailableError: The shop cannot be used at the address.
@@ -237,18 +237,18 @@ def check_shop(address: str, given: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _find(session: requests.Session, address: str, customer_id: str) -> None:
-    answer = _request(session, "GET", address, f"/customers/{customer_id}")
-    if answer.status_code == requests.codes.not_found:
+    response = _request(session, "GET", address, f"/customers/{customer_id}")
+    if response.status_code == requests.codes.not_found:
         message = f"{address} has no customer {customer_id}"
         raise CustomersError(message)
-    _expect(answer, requests.codes.ok)
+    _expect(response, requests.codes.ok)
 
 
 def _register(session: requests.Session, address: str) -> str:
     body = registration(Random())
-    answer = _request(session, "POST", address, "/customers", body)
-    _expect(answer, requests.codes.created)
-    return str(answer.json()["customer_id"])
+    response = _request(session, "POST", address, "/customers", body)
+    _expect(response, requests.codes.created)
+    return str(response.json()["customer_id"])
 
 
 def _request(
@@ -256,23 +256,23 @@ def _request(
 ) -> requests.Response:
     url = f"{address}{path}"
     try:
-        return session.request(method, url, json=body, timeout=_ANSWER_TIMEOUT_S)
+        return session.request(method, url, json=body, timeout=_RESPONSE_TIMEOUT_S)
     except requests.RequestException as error:
         message = f"the orders service does not answer at {address}"
         raise ShopUnavailableError(message) from error
 
 
-def _expect(answer: requests.Response, status: int) -> None:
-    is_json = "json" in answer.headers.get("Content-Type", "")
-    if answer.status_code != status or not is_json:
-        asked = f"{answer.request.method} {answer.request.path_url}"
+def _expect(response: requests.Response, status: int) -> None:
+    is_json = "json" in response.headers.get("Content-Type", "")
+    if response.status_code != status or not is_json:
+        sent = f"{response.request.method} {response.request.path_url}"
         message = (
-            f"{answer.url} does not respond like an orders service: {asked} returned"
-            f" {_described(answer)}"
+            f"{response.url} does not respond like an orders service: {sent} returned"
+            f" {_described(response)}"
         )
         raise ShopUnavailableError(message)
 
 
-def _described(answer: requests.Response) -> str:
-    words: Sequence[str] = answer.text.split()
-    return f"{answer.status_code} {' '.join(words)[:120]}".strip()
+def _described(response: requests.Response) -> str:
+    parts: Sequence[str] = response.text.split()
+    return f"{response.status_code} {' '.join(parts)[:120]}".strip()

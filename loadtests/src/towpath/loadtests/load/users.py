@@ -19,7 +19,7 @@ from towpath.loadtests.errors import LoadOptionError
 from towpath.loadtests.load.customers import (
     CANCEL,
     CHECKOUT,
-    MOST_WATCHING,
+    MAX_WATCHING,
     PAY,
     Customer,
     add_entry,
@@ -115,7 +115,7 @@ class OpenLoop(Shopping, Returning):
     def __init__(self, environment: Environment) -> None:
         # One connection for each arrival under way, and each customer who is looking.
         outstanding = options_of(environment).load_max_outstanding
-        self.concurrency = outstanding + MOST_WATCHING
+        self.concurrency = outstanding + MAX_WATCHING
         super().__init__(environment)
         self._schedule = Schedule(0.0)
         self._under_way = Group()
@@ -154,7 +154,7 @@ class OpenLoop(Shopping, Returning):
         self.intended.due_at_s = due_at_s
         try:
             visit()
-        except Exception as error:  # noqa: BLE001 - reported as locust does for tasks
+        except Exception as error:  # noqa: BLE001 - reported as Locust does for tasks
             self.environment.events.user_error.fire(
                 user_instance=self, exception=error, tb=error.__traceback__
             )
@@ -173,7 +173,7 @@ class OpenLoop(Shopping, Returning):
         return min(wait_s, _LONGEST_WAIT_S)
 
     def _weighted(self, return_share: float) -> list[TaskSet | Callable[..., Any]]:
-        """Repeat the tasks so that returns have their share."""
+        """Repeat the tasks so that returns get their share."""
         tasks = type(self).tasks
         back = [one for one in tasks if one is OpenLoop.come_back]
         others = [one for one in tasks if one is not OpenLoop.come_back]

@@ -120,7 +120,7 @@ def backlog_in_kafka(bench: Bench, targets: Targets) -> Iterator[Backlog]:
         config.write_text(text + blocks, encoding="utf-8")
         backlog = Backlog(bench, run, source, config)
         with backlog.relay() as pid:
-            systems.ask(run, source)
+            systems.request_snapshot(run, source)
             _until_read(backlog, pid)
             until_idle(bench, run)
         yield backlog

@@ -186,7 +186,9 @@ class SinkCatchUp:
             if applied.records >= goal:
                 return applied
             if applied.dead_letters:
-                self._fail(f"{applied.dead_letters:,} records became dead letters")
+                self._fail(
+                    f"records that became dead letters: {applied.dead_letters:,}"
+                )
             is_stuck = stall.is_over(goal - applied.records)
             if is_stuck or applied.retries > _MAX_RETRIES:
                 self._fail(f"{applied.records:,} of {goal:,} records: {applied.error}")
@@ -321,7 +323,8 @@ def read_findings(document: Mapping[str, Any], rows: int) -> tuple[str, ...]:
     """
     differences, routes = document["differences"], document["routes"]
     compared = sum(route["source_rows"] for route in routes)
-    found = [f"{differences:,} differences"] if differences else []
+    counted = "1 difference" if differences == 1 else f"{differences:,} differences"
+    found = [counted] if differences else []
     if not found and document["result"] != "equal":
         doubts = [
             route["error"] or "keys changed during every comparison" for route in routes

@@ -116,7 +116,7 @@ class Rate:
 
     Attributes:
         rate_per_s: The requested rate.
-        reached_per_s: Completed checkouts per second, by load and sampler together.
+        reached_per_s: Successful checkouts per second, by load and sampler together.
         failures: Requests that failed or were not sent, and failed reads.
         restarts: Restarts of the demo's processes.
         readings: The lag that readers saw, by sink.
@@ -220,7 +220,10 @@ class CatchUp:
             "name": self.name,
             "rows": self.rows,
             **{f"{name}_{RATE}": rounded(rate) for name, rate in rates.items()},
-            **{f"{s}_ratio_to_{o}": rounded(self.ratio(s)) for s, o in BASELINE_OF.items()},
+            **{
+                f"{s}_ratio_to_{o}": rounded(self.ratio(s))
+                for s, o in BASELINE_OF.items()
+            },
             "memory_bytes": max((one for one in held if one), default=None),
             "systems": _rounded(self.systems),
         }
@@ -228,7 +231,7 @@ class CatchUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The case ``cluster``: figures by sink and system, such as ``cache_two_workers``."""
+    """The case ``cluster``: figures by sink and system (``cache_two_workers``)."""
 
     rows: int
     systems: Mapping[str, Figures]

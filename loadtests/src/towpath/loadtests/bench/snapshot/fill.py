@@ -95,7 +95,7 @@ class SnapshotMeasurement:
                 idle_ms = self._run_idle()
                 self._watch.restart()
                 requested_ms = self._now_ms()
-                systems.ask(self._run, self._source)
+                systems.request_snapshot(self._run, self._source)
             self._until_completed()
             self._watch.sample()
             return Moments(idle_ms, requested_ms, self._now_ms())

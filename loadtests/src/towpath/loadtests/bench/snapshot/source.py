@@ -170,7 +170,7 @@ class ItemSource(BenchSource):
             "update bench.item set version = version + 1, state = 'first' where id = 1"
         )
 
-    def ask(self, signals: str) -> None:
+    def request_snapshot(self, signals: str) -> None:
         """Request a snapshot of the table by inserting a row into a signal table."""
         data = {"data-collections": [TABLE], "type": "incremental"}
         statement = sql.SQL("insert into {} (id, type, data) values (%s, %s, %s)")

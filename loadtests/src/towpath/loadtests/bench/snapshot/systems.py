@@ -85,7 +85,7 @@ def _delivered(record: Any) -> Delivered:  # noqa: ANN401 - a driver's object
     envelope = json.loads(record.value())
     held = content(envelope["after"])
     named = dict(record.headers() or ())
-    place = named.get(headers.POSITION)
+    position = named.get(headers.POSITION)
     return Delivered(
         partition=record.partition(),
         key=int(json.loads(record.key())["id"]),
@@ -93,7 +93,7 @@ def _delivered(record: Any) -> Delivered:  # noqa: ANN401 - a driver's object
         digest=held.digest,
         is_read=envelope["op"] == Operation.READ,
         appended_ms=record.timestamp()[1],
-        log_lsn=parse_position(place.decode()).log_lsn if place else 0,
+        log_lsn=parse_position(position.decode()).log_lsn if position else 0,
     )
 
 
@@ -158,9 +158,9 @@ def connector(run: FillRun) -> dict[str, str]:
     }
 
 
-def ask(run: FillRun, source: ItemSource) -> None:
+def request_snapshot(run: FillRun, source: ItemSource) -> None:
     """Request the snapshot from the run's system."""
-    source.ask(_RELAY_SIGNALS if run.system == RELAY else SIGNALS)
+    source.request_snapshot(_RELAY_SIGNALS if run.system == RELAY else SIGNALS)
 
 
 def has_completed(bench: Bench, run: FillRun, source: ItemSource) -> bool:

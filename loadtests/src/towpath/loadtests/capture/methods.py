@@ -1,7 +1,7 @@
 """
-The common part of all ways: a run's context, their contract, a worker that polls.
+The common part of all methods: a run's context, their contract, a polling worker.
 
-A way is a context manager. Call order: ``prepare`` once the table exists, then the
+A method is a context manager. Call order: ``prepare`` once the table exists, then the
 block, and in it ``settle`` and ``finish``.
 """
 
@@ -34,7 +34,7 @@ _SETTLING_TURNS: Final = 2
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureRun:
     """
-    The context of the run of one way.
+    The context of the run of one method.
 
     Attributes:
         name: The name of the run, its database, topic prefix, slot and processes.
@@ -62,11 +62,11 @@ class CaptureRun:
         return f"{self.name}.{TABLE}"
 
 
-class CaptureWay(Protocol):
-    """One way to capture the table."""
+class CaptureMethod(Protocol):
+    """One method of capturing the table."""
 
     def prepare(self, session: Session) -> None:
-        """Create the database objects that the way needs; the table is empty."""
+        """Create the database objects that the method needs; the table is empty."""
 
     def __enter__(self) -> Self:
         """Begin to capture; return once it has begun."""
@@ -76,13 +76,13 @@ class CaptureWay(Protocol):
 
     @property
     def publisher(self) -> PublisherFactory:
-        """The part of the way that runs in the writers."""
+        """The part of the method that runs in the writers."""
 
     def settle(self) -> None:
-        """Wait until the way has had a chance to capture what is committed now."""
+        """Wait until the method has had a chance to capture what is committed now."""
 
     def finish(self) -> None:
-        """Wait until the way has captured everything that it can; no writer runs."""
+        """Wait until the method has captured everything it can; no writer runs."""
 
 
 class NoCapture:
@@ -138,7 +138,7 @@ class RecordProducer:
             )
         left = self._producer.flush(_FLUSHED_WITHIN_S)
         if left or self._refusal is not None:
-            message = f"{self._topic}: {left} records left; refusal: {self._refusal}"
+            message = f"{self._topic}: records left: {left}; refusal: {self._refusal}"
             raise BenchError(message)
 
     def _keep_refusal(self, error: KafkaError | None, _message: Message) -> None:
@@ -158,8 +158,8 @@ class ChangeReader(Protocol):
         """Return whether a later ``read`` can return more of the committed changes."""
 
 
-class PollingWay:
-    """A way with a worker: a thread that reads at an interval, and publishes."""
+class PollingMethod:
+    """A method with a worker: a thread that reads at an interval, and publishes."""
 
     publisher: PublisherFactory = NoPublisher()
 
@@ -174,7 +174,7 @@ class PollingWay:
         self._thread = threading.Thread(target=self._work, daemon=True)
 
     def prepare(self, session: Session) -> None:
-        """Create the topic, and what the reader needs in the database."""
+        """Create the topic, and the database objects that the reader needs."""
         self._run.bench.broker.make_topic(self._run.topic)
         self._reader.prepare(session)
 
@@ -191,7 +191,7 @@ class PollingWay:
         Wait until the worker has polled twice.
 
         Raises:
-            BenchError: The worker failed, or does not poll any more.
+            BenchError: The worker failed, or no longer polls.
         """
         until = self._turns + _SETTLING_TURNS
         deadline = Deadline(self._run.bench.clock, _SETTLED_WITHIN_S)

@@ -1,10 +1,10 @@
 """
-The arranged interleavings: those that decide whether a way can be relied on.
+The arranged interleavings: those that decide whether a method can be relied on.
 
-Under the load they occur by chance. Here they happen in the same way in every run: each
-step begins when the one before it has ended, and ``settle`` lets the way capture where
-the scene needs it. A, B and C are sessions; a session *publishes* with the part of the
-way that runs in the writer.
+Under the load they occur by chance. Here they are the same in every run: each step
+begins when the previous one has ended, and ``settle`` gives the method time to capture
+where the scenario needs it. A, B and C are sessions; a session *publishes* with the
+part of the method that runs in the writer.
 
 ==============  =====================================================================
 ``delete``      a row is inserted; later it is deleted
@@ -27,7 +27,7 @@ import psycopg
 
 from towpath.loadtests.capture import CREATE, DELETE, UPDATE
 from towpath.loadtests.capture.load import PlannedTransaction, RowChange
-from towpath.loadtests.capture.ways import CaptureRun, CaptureWay
+from towpath.loadtests.capture.methods import CaptureMethod, CaptureRun
 from towpath.loadtests.capture.writers import (
     ChangePublisher,
     Session,
@@ -44,39 +44,39 @@ CRASH: Final = "crash"
 
 # Above the hot keys of the load, and below the keys of its writers.
 _FIRST: Final = 1000
-_ROOM: Final = 10
+_KEYS_EACH: Final = 10
 
 
-class Scenes:
-    """The scenes of one run, on its own connections."""
+class Scenarios:
+    """The scenarios of one run, on its own connections."""
 
-    def __init__(self, run: CaptureRun, way: CaptureWay) -> None:
+    def __init__(self, run: CaptureRun, method: CaptureMethod) -> None:
         self._run = run
-        self._way = way
-        self._publisher: ChangePublisher = way.publisher.open()
+        self._method = method
+        self._publisher: ChangePublisher = method.publisher.open()
 
     def play(self) -> None:
         """
-        Play all scenes, one after the other.
+        Play all scenarios, one after the other.
 
         Raises:
-            BenchError: The way or a writer failed.
+            BenchError: The method or a writer failed.
             psycopg.Error: The server failed.
         """
-        for scene in (
+        for play in (
             self._delete,
             self._late,
             self._race,
             self._overtaking,
             self._crash,
         ):
-            scene()
-            self._way.settle()
+            play()
+            self._method.settle()
 
     def _delete(self) -> None:
         first = _first(DELETED)
         self._commit(RowChange(CREATE, first, first))
-        self._way.settle()
+        self._method.settle()
         self._commit(RowChange(DELETE, first, first + 1))
 
     def _late(self) -> None:
@@ -85,16 +85,16 @@ class Scenes:
         with self._session() as session:
             apply(session, [late])
             # A worker that treats everything up to now as final advances here.
-            self._way.settle()
+            self._method.settle()
             self._commit(RowChange(CREATE, first + 1, first + 1))
-            self._way.settle()
+            self._method.settle()
             session.commit()
         self._publisher.publish([late])
 
     def _race(self) -> None:
         first = _first(RACE)
         self._commit(RowChange(CREATE, first, first))
-        self._way.settle()
+        self._method.settle()
         updates = [
             RowChange(UPDATE, first, number) for number in (first + 1, first + 2)
         ]
@@ -108,7 +108,7 @@ class Scenes:
     def _overtaking(self) -> None:
         first = _first(OVERTAKING)
         self._commit(RowChange(CREATE, first, first))
-        self._way.settle()
+        self._method.settle()
         slow = [
             RowChange(CREATE, first + 1, first + 1),
             RowChange(UPDATE, first, first + 4),
@@ -118,11 +118,11 @@ class Scenes:
             apply(b, slow[:1])
             apply(c, [open_one])
             self._commit(RowChange(UPDATE, first, first + 3))
-            self._way.settle()
+            self._method.settle()
             apply(b, slow[1:])
             b.commit()
             self._publisher.publish(slow)
-            self._way.settle()
+            self._method.settle()
             c.commit()
             self._publisher.publish([open_one])
 
@@ -134,7 +134,7 @@ class Scenes:
         kill_after_commit(
             WriterSetup(
                 dsn=self._run.dsn,
-                publisher=self._way.publisher,
+                publisher=self._method.publisher,
                 transactions=(transaction,),
             )
         )
@@ -159,12 +159,12 @@ class Scenes:
 _NAMES: Final = (DELETED, LATE, RACE, OVERTAKING, CRASH)
 
 
-def _first(scene: str) -> int:
-    """Return the first key and the first number of a scene."""
-    return _FIRST + _NAMES.index(scene) * _ROOM
+def _first(scenario: str) -> int:
+    """Return the first key and the first number of a scenario."""
+    return _FIRST + _NAMES.index(scenario) * _KEYS_EACH
 
 
 KEYS: Final[Mapping[str, range]] = MappingProxyType(
-    {name: range(_first(name), _first(name) + _ROOM) for name in _NAMES}
+    {name: range(_first(name), _first(name) + _KEYS_EACH) for name in _NAMES}
 )
 LATE_NUMBERS: Final = frozenset({_first(LATE)})

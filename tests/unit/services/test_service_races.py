@@ -21,7 +21,7 @@ from towpath.services.orders.domain import (
 from towpath.services.orders.handlers import expire_order
 from towpath.services.payments import provider
 from towpath.services.payments.domain import (
-    MOST_AUTHORIZATION_ATTEMPTS,
+    MAX_AUTHORIZATION_ATTEMPTS,
     OperationKind,
     Payment,
     PaymentOperation,
@@ -90,7 +90,7 @@ class AnsweredMeanwhile:
             operation_id=1,
             order_id=7,
             kind=OperationKind.AUTHORIZE,
-            attempts=MOST_AUTHORIZATION_ATTEMPTS,
+            attempts=MAX_AUTHORIZATION_ATTEMPTS,
             amount=self.payment.amount,
             currency="EUR",
             method="card",

@@ -119,8 +119,7 @@ class Effects:
 
     def apply(self, event: Event) -> Outcome:
         """
-        Apply an event unless it was handled, or park it behind the parked events of its
-        key.
+        Apply an event unless it was handled; park it if its key has parked events.
 
         Raises:
             HandlerError: The handler or the commit failed.

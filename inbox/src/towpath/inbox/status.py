@@ -190,7 +190,7 @@ class InboxTables:
         return {name for (name,) in rows}
 
     def ids(self, consumer: str) -> Counter[Place]:
-        """Count ids by partition; -1 stands for ids with copies in several partitions."""
+        """Count ids by partition; -1 stands for ids with copies in several of these."""
         rows = self._connection.execute(
             f"select topic, partition, count(*) from {self._applied}"
             " where consumer = %s group by topic, partition",

@@ -69,7 +69,7 @@ class SourceTableOperation(MigrateOperation):
     statements: tuple[str, ...]
 
     @classmethod
-    def create_outbox(  # noqa: PLR0913 - options, by their names
+    def create_outbox(  # noqa: PLR0913 - keyword options
         cls,
         operations: Operations,
         *,
@@ -153,7 +153,7 @@ class SourceTableOperation(MigrateOperation):
         relays: Iterable[str] = (),
     ) -> None:
         """
-        Create the signal table, or add the columns that an earlier release lacks.
+        Create the signal table, or add the columns that an older table lacks.
 
         Args:
             operations: Alembic's operations.

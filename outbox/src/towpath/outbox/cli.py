@@ -160,8 +160,8 @@ def catalogue(
     """
     places: dict[str, EventPlace] = {}
     schemas = EventSchemas() if events else EventSchemas.from_folder(folder)
-    for place in events:
-        found = _events(place)
+    for name in events:
+        found = _events(name)
         schemas |= found.schemas
         outbox = _outbox_settings(config)
         places |= {
@@ -184,40 +184,43 @@ def _write(file: Path, text: str) -> None:
         raise UsageError(message) from error
 
 
-def _events(place: str) -> Events:
-    """Import the application's events."""
-    module, _, name = place.partition(":")
+def _events(reference: str) -> Events:
+    """Import the application's events from MODULE:NAME."""
+    module, _, name = reference.partition(":")
     if module.startswith("."):
-        message = f"--events {place} must give the module's full name"
+        message = f"--events {reference} must give the module's full name"
         raise UsageError(message)
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        message = f"--events {place} cannot be imported: {error}"
+        message = f"--events {reference} cannot be imported: {error}"
         raise UsageError(message) from error
     if callable(found) and not isinstance(found, type):
-        found = _called(found, place)
+        found = _called(found, reference)
     if not isinstance(found, Events):
-        message = f"--events {place} is not an Events object of towpath.outbox"
+        message = f"--events {reference} is not an Events object of towpath.outbox"
         raise UsageError(message)
     return found
 
 
-def _called(function: Callable[[], object], place: str) -> object:
+def _called(function: Callable[[], object], reference: str) -> object:
     """Call the application's function that returns its events."""
     try:
         inspect.signature(function).bind()
     except TypeError as error:
-        message = f"--events {place} is a function that needs arguments"
+        message = f"--events {reference} is a function that needs arguments"
         raise UsageError(message) from error
     except ValueError:
-        # A compiled function may have no signature: the call itself shows it.
+        # A compiled function may have no signature: only the call shows whether it
+        # works.
         try:
             return function()
         except TypeError as error:
-            message = f"--events {place} cannot be called without arguments: {error}"
+            message = (
+                f"--events {reference} cannot be called without arguments: {error}"
+            )
             raise UsageError(message) from error
     return function()
 

@@ -140,7 +140,8 @@ class Events:
                 dataclass or of a pydantic model.
 
         Raises:
-            EventSchemaError: There is no schema, or it is unusable or has another name.
+            EventSchemaError: There is no schema, or it is unusable or has a different
+                name.
             UnboundEventError: The class has no fields and no ``payload`` was given.
         """
 

@@ -6,7 +6,7 @@ An event can be written in three ways, and the relay publishes the same record f
 ============  ======================================================================
 ``keep``      a row of ``towpath.outbox``, which stays until it is deleted
 ``delete``    a row that the same transaction deletes again: the table stays empty
-``message``   a logical message in the log alone, by ``pg_logical_emit_message``: no
+``message``   a logical message in the log alone, from ``pg_logical_emit_message``: no
               table at all, and nothing to read back
 ============  ======================================================================
 
@@ -72,7 +72,7 @@ def require_known_columns(columns: Mapping[str, str]) -> None:
 class Outbox:
     """Defines which events an outbox accepts, and how it writes them."""
 
-    def __init__(  # noqa: PLR0913 - options, by their names
+    def __init__(  # noqa: PLR0913 - keyword options
         self,
         events: Events | None = None,
         *,
@@ -185,8 +185,8 @@ class Outbox:
         if self._way == "message":
             return converted, [self._message(row) for row in rows]
         statements = []
-        for first in range(0, len(rows), _MOST_ROWS):
-            some = rows[first : first + _MOST_ROWS]
+        for first in range(0, len(rows), _MAX_ROWS):
+            some = rows[first : first + _MAX_ROWS]
             statements.append(self._insert(some))
             if self._way == "delete":
                 statements.append(self._delete(some))
@@ -234,7 +234,7 @@ class Outbox:
 
 _WAYS: Final = ("keep", "delete", "message")
 # The limit of rows per statement, whose parameters must stay below 1 GB in total.
-_MOST_ROWS: Final = 500
+_MAX_ROWS: Final = 500
 _default: list[Outbox] = []
 # An entry is dropped when its engine is no longer used.
 _by_engine: MutableMapping[Any, Outbox] = WeakKeyDictionary()
@@ -337,6 +337,6 @@ def _element(text: str | None) -> str:
 
 
 def _json_value(part: str, text: str | None) -> str:
-    """Return a column's text as a JSON value; JSON columns stay as they are."""
+    """Return a column's text as a JSON value; JSON columns are left as they are."""
     is_json = text is not None and _CASTS[part] == "json"
     return str(text) if is_json else json.dumps(text, ensure_ascii=False)

@@ -59,11 +59,11 @@ _RELAY_HEADERS: Final = frozenset(
 )
 # An escaped NUL in JSON: an odd number of backslashes before u0000.
 _NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
-# The fields whose kind nothing else checks.
+# The fields whose type nothing else checks.
 _KINDS: Final = MappingProxyType(
     {
         "id": (uuid.UUID, "is not a UUID"),
-        "headers": (Mapping, "is not a mapping of texts"),
+        "headers": (Mapping, "is not a mapping of strings"),
         "occurred_at": (datetime | None, "is not a datetime"),
         "traceparent": (str | None, "is not text"),
     }
@@ -209,7 +209,7 @@ def _is_storable(text: str) -> bool:
 
 def _check_headers(event_type: str, given: Mapping[str, str]) -> None:
     for name, value in given.items():
-        if name in _RELAY_HEADERS or not _are_texts(name, value):
+        if name in _RELAY_HEADERS or not _are_strings(name, value):
             reason = "is a header of the relay, or its name or value is not text"
             raise InvalidEventError(event_type, f"headers.{name}", reason)
         if not name or not _is_storable(name + value):
@@ -217,7 +217,7 @@ def _check_headers(event_type: str, given: Mapping[str, str]) -> None:
             raise InvalidEventError(event_type, f"headers.{name}", reason)
 
 
-def _are_texts(*values: object) -> bool:
+def _are_strings(*values: object) -> bool:
     return all(isinstance(value, str) for value in values)
 
 

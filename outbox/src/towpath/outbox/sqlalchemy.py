@@ -3,7 +3,7 @@ Record the events that aggregates collect, with SQLAlchemy's sessions.
 
 Domain code appends events to its aggregate, and ``track`` registers the aggregate with
 the session. Its events are recorded when the session flushes changed rows, or commits:
-state and events are one commit, and no handler can forget an event or publish it
+state and events share one commit, and no handler can forget an event or publish it
 separately.
 
 Two rules keep that true with savepoints and rollbacks:
@@ -59,7 +59,7 @@ class Collector:
     Records the events of tracked aggregates, at flush and at commit.
 
     Args:
-        translate: Turns a domain event into an event that the outbox takes. It also
+        translate: Turns a domain event into an event that the outbox accepts. It also
             gets the session: ``session.info`` can hold values of the whole request.
         outbox: Records the events; None: the outbox of the session's engine, or else
             the default one.
@@ -75,7 +75,7 @@ class Collector:
         self._outbox = outbox
 
     def install(self, sessions: sessionmaker[Session]) -> None:
-        """Collect events in every session that the factory makes from now on."""
+        """Collect events in every session that the factory creates from now on."""
         event.listen(sessions, "before_flush", self._before_flush)
         event.listen(sessions, "before_commit", self.drain)
         event.listen(sessions, "after_transaction_create", self._on_begin)

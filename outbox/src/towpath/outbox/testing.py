@@ -9,7 +9,7 @@ The plugin comes with the package, and has two fixtures:
 - ``no_dual_writes`` fails a test whose code sends a record to Kafka itself while a
   transaction is open: the transaction may still be rolled back, or the record may be
   lost after its commit. Transactions of SQLAlchemy, psycopg, psycopg2, asyncpg and
-  Django are seen, whether they record an event or not. The clients confluent-kafka,
+  Django are detected, whether they record an event or not. The clients confluent-kafka,
   kafka-python and aiokafka are watched. If the application imports a producer written
   in C before the fixture runs, the producer is watched only if ``guard_producers`` was
   called even earlier, in ``conftest.py``.
@@ -58,7 +58,7 @@ class RecordedEvents(list[OutboxEvent]):
 
     @property
     def types(self) -> list[str]:
-        """Return the event types, in their order."""
+        """Return the event types, in order."""
         return [event.type for event in self]
 
     def of(self, event_type: str) -> list[OutboxEvent]:
@@ -171,9 +171,9 @@ class _Watch:
     def _remove(self, events: Sequence[OutboxEvent]) -> None:
         """Remove each event once; an event that was recorded twice may remain."""
         for event in reversed(events):
-            for place in reversed(range(len(self.events))):
-                if self.events[place] is event:
-                    del self.events[place]
+            for index in reversed(range(len(self.events))):
+                if self.events[index] is event:
+                    del self.events[index]
                     break
 
     def _has_open_transaction(self) -> bool:

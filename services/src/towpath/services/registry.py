@@ -1,5 +1,5 @@
 """
-Register every event schema with the schema registry, once, at start.
+Register every event schema with the schema registry, once, at startup.
 
 Each version is registered under its record's name, oldest first, and the subject is set
 to ``BACKWARD_TRANSITIVE`` before a second version is registered. A registration may be
@@ -16,7 +16,7 @@ import structlog
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
-# confluent-kafka's registry client reads URLs by httpx2 and raises its errors.
+# confluent-kafka's registry client parses URLs with httpx2 and raises its errors.
 from httpx2 import URL, InvalidURL, TransportError
 
 from towpath.schemas.clock import Backoff, Clock, Deadline
@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 
 class RegistryUnavailableError(UnavailableError):
-    """The schema registry cannot be reached, or answers with an error."""
+    """The schema registry cannot be reached, or responds with an error."""
 
     remedy: ClassVar[str] = "Check that the registry runs and that its URL is right."
 
@@ -124,8 +124,8 @@ def _register(client: SchemaRegistryClient, schemas: Sequence[EventSchema]) -> N
         raise RegistryUnavailableError(message) from error
     except SchemaRegistryError as error:
         if error.http_status_code in _DENIED:
-            answer = f"{error.http_status_code} {error.error_message}"
-            message = f"the schema registry denies access: {answer}"
+            response = f"{error.http_status_code} {error.error_message}"
+            message = f"the schema registry denies access: {response}"
             raise RegistryRefusedError(message) from error
         message = f"the schema registry failed: {error.error_message}"
         raise RegistryUnavailableError(message) from error

@@ -2,8 +2,8 @@
 The inventory service as a process: ``serve``, ``consume``, ``migrate`` or ``seed``.
 
 ``serve``, the default, migrates the tables, registers the event schemas and listens;
-``consume`` follows the orders; ``seed`` registers the products that the seeded orders
-and the load test name, and with ``--orders`` reserves stock for the orders that
+``consume`` consumes the orders' events; ``seed`` registers the products that the seeded
+orders and the load test use, and with ``--orders`` reserves stock for the orders that
 ``seed`` of the orders service has placed. The options have environment variables, such
 as ``INVENTORY_DSN`` and ``INVENTORY_PORT``.
 """
@@ -40,14 +40,14 @@ log = structlog.get_logger("towpath.services.inventory")
 
 def _add_seed_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    made = f"how many products seed makes; at least {SEEDED_PRODUCTS:,} with orders"
+    created = f"the number of products; at least {SEEDED_PRODUCTS:,} with orders"
     count = number_from(0)
-    add("--products", type=count, default=SEEDED_PRODUCTS, help=made)
+    add("--products", type=count, default=SEEDED_PRODUCTS, help=created)
     units = "the units on hand of each product"
     add("--units", type=count, default=1_000_000, help=units)
     scarce = "the units on hand of every fiftieth product"
     add("--scarce-units", type=count, default=3, help=scarce)
-    orders = "how many orders the shop was seeded with"
+    orders = "the number of orders that the shop was seeded with"
     add("--orders", type=count, default=0, help=orders)
     first = "the number of the first order"
     add("--first-order", type=number_from(1), default=1, help=first)
@@ -59,9 +59,9 @@ def _add_seed_options(parser: argparse.ArgumentParser) -> None:
 def _seed(options: argparse.Namespace) -> None:
     with closing_engine(options.dsn) as engine:
         migrate_inventory(engine)
-        # The seeded orders together name this many products.
-        least = SEEDED_PRODUCTS if options.orders else 0
-        products = max(options.products, least)
+        # The seeded orders together refer to this many products.
+        minimum = SEEDED_PRODUCTS if options.orders else 0
+        products = max(options.products, minimum)
         seed_products(
             engine,
             products=products,

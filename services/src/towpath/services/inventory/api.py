@@ -151,7 +151,7 @@ def find_product(product_id: uuid.UUID) -> Response:
     Operation(answer=ProductDocument, body=handlers.ReceiveUnits, is_command=True)
 )
 def receive_units(product_id: uuid.UUID) -> Response:
-    """Add units of a product that were received."""
+    """Add received units of a product."""
     command = read_body(request, handlers.ReceiveUnits)
     return _context().commands.run(
         request,

@@ -10,7 +10,7 @@ Stock and reservations: their rules and their events. No I/O, no framework.
 
 Every unit that was ever received is on hand, reserved or sold; a reservation only moves
 units between the three. An order that is cancelled before its stock was reserved gets
-a reservation that holds nothing, so that each order has an answer.
+a reservation that holds nothing, so that each order has an outcome.
 """
 
 import enum
@@ -39,14 +39,14 @@ class Product(NamedTuple):
     A product and its units.
 
     Attributes:
-        product_id: Identifies the product, also in orders.
+        product_id: Identifies the product, in orders too.
         name: Its name.
         unit_price: Its price.
         received: All units ever received; the sum of the next three.
         on_hand: Units that can be reserved.
         reserved: Units of orders that are not dispatched yet.
         sold: Units of orders that were dispatched.
-        version: Grows with each change.
+        version: Increases with each change.
         updated_at: The time of the last change.
     """
 
@@ -170,7 +170,7 @@ class Reservation:
 
     @classmethod
     def release_nothing(cls, order_id: int, at: datetime) -> "Reservation":
-        """Answer an order that was cancelled before anything was reserved for it."""
+        """Return the empty reservation of an order that was cancelled before."""
         new = cls(order_id, ReservationStatus.RELEASED, (), None, at)
         new._record()
         return new
@@ -180,8 +180,8 @@ class Reservation:
         Change the status of the reservation; return the transfer of its units.
 
         Returns:
-            None if there is nothing to do: the reservation has the status already, or
-            cannot change to it: a rejected reservation cannot be released.
+            None if there is nothing to do: the reservation already has the status, or
+            cannot change to it (a rejected reservation cannot be released).
         """
         transfer = TRANSFERS.get((self.status, status))
         if transfer is not None:

@@ -41,7 +41,7 @@ class RegisterProduct(Input):
 
 
 class ReceiveUnits(Input):
-    """Add units of a product that were received."""
+    """Add received units of a product."""
 
     units: Integer = Field(ge=1, le=MAX_UNITS)
 
@@ -91,7 +91,7 @@ def receive_units(
 
 
 def no_product(product_id: uuid.UUID) -> NotFoundError:
-    """Return the refusal of a request for a product that does not exist."""
+    """Return the error for a product that does not exist."""
     return NotFoundError(f"There is no product {product_id}.")
 
 
@@ -130,7 +130,7 @@ def sell(
 def take_back(
     order: Mapping[str, Any], inventory: InventoryRepository, at: datetime
 ) -> None:
-    """Put the units of a returned order on hand again."""
+    """Put the units of a returned order back on hand."""
     _move(order["order_id"], ReservationStatus.RETURNED, inventory, at)
 
 

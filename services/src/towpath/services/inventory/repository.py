@@ -1,7 +1,7 @@
 """
 Products and reservations in their tables.
 
-A reservation that is written is tracked too: its events are recorded in the same
+Writing a reservation also tracks it: its events are recorded in the same
 transaction. Products are locked in the order of their ids, so that two orders with the
 same products cannot wait for each other. The migrations create the tables; their
 constraints keep every number of units at zero or above, and the sum exact.
@@ -142,7 +142,7 @@ class InventoryRepository:
     def list_products(
         self, limit: int, after: uuid.UUID | None = None
     ) -> Sequence[Product]:
-        """Return products in the order of their ids, only those after ``after``."""
+        """Return the products after ``after``, in the order of their ids."""
         query = select(products).order_by(products.c.id).limit(limit)
         if after is not None:
             query = query.where(products.c.id > after)
@@ -267,7 +267,7 @@ def _reservation_row(reservation: Reservation) -> dict[str, object]:
     }
 
 
-# The products that the seeded orders and the load test name, with enough units for
+# The products that the seeded orders and the load test use, with enough units for
 # both; every fiftieth is scarce, so that some orders are refused.
 _SEED: Final = text("""
 insert into inventory.products (id, name, unit_price, received, on_hand)
@@ -300,7 +300,7 @@ def seed_products(engine: Engine, *, products: int, units: int, scarce: int) -> 
         connection.execute(_SEED, values)
 
 
-# The units of the seeded orders come on top of those on hand, so no order is refused.
+# The units of the seeded orders are added to those on hand, so no order is refused.
 _SEED_RESERVATIONS: Final = text(f"""
 with {SEEDED_LINES}, reserved as (
     insert into inventory.reservations (order_id, status, updated_at)
@@ -335,7 +335,7 @@ def seed_reservations(
     Args:
         engine: The service's database, with its tables.
         orders: The number of orders; those with a reservation are left as they are.
-        first_order: The number of the first of them.
+        first_order: The number of the first order.
         seed: The seed of the orders.
 
     Raises:

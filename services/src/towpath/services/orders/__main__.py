@@ -5,10 +5,10 @@ The orders service as a process: ``serve``, ``consume``, ``migrate`` or ``seed``
 ``consume`` records the steps of the other services, and cancels overdue orders.
 The options have environment variables, such as ``SHOP_DSN`` and ``SHOP_PORT``.
 
-``seed`` makes customers and orders that have no events. Two statements make them, in
-one transaction and without outbox rows: such orders reach a sink only through a
+``seed`` creates customers and orders that have no events. Two statements create them,
+in one transaction and without outbox rows: such orders reach a sink only through a
 snapshot. Their stock counts as reserved, and ``seed --orders`` of the inventory service
-reserves it, so that they can be paid. The same ``--seed`` gives the same customers,
+reserves it, so that they can be paid for. The same ``--seed`` gives the same customers,
 products, quantities and prices; totals are the sums of their lines.
 """
 
@@ -123,7 +123,7 @@ def seed_shop(engine: Engine, *, orders: int, customers: int, seed: int = 1) -> 
 
 def _add_seed_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    orders, customers = "how many orders seed places", "how many customers seed makes"
+    orders, customers = "the number of orders", "the number of customers"
     add("--orders", type=number_from(0), default=50_000, help=orders)
     add("--customers", type=number_from(1), default=5_000, help=customers)
     add(
@@ -151,7 +151,7 @@ def _seed(options: argparse.Namespace) -> None:
 
 
 def seconds(text: str) -> float:
-    """Parse the seconds that an order waits."""
+    """Parse the seconds that an order may wait."""
     if not 0 <= (value := float(text)) <= _MAX_WINDOW_S:
         message = f"must be from 0 to {_MAX_WINDOW_S} seconds"
         raise argparse.ArgumentTypeError(message)

@@ -25,8 +25,8 @@ statuses: 400, 413 and 415 for a body that cannot be read, 400 for a header or a
 parameter that cannot be read, and 503, on every route, when the database is
 unavailable. The listings are paged, newest first (see ``plumbing.pagination``).
 
-The OpenAPI document, ``/openapi.json``, is made from the ``Operation`` of each route;
-the models ``...Document`` are the schemas of the responses.
+The OpenAPI document, ``/openapi.json``, is generated from the ``Operation`` of each
+route; the models ``...Document`` are the schemas of the responses.
 """
 
 import uuid

@@ -1,7 +1,7 @@
 """
 The wiring of the service, as an application and as a consumer.
 
-A step of another service moves the order on in the transaction of the inbox. The
+A step of another service advances the order in the transaction of the inbox. The
 service itself cancels orders whose deadline has passed, each in its own transaction.
 """
 
@@ -88,7 +88,7 @@ def consuming(windows: Windows = DEFAULT_WINDOWS) -> Consuming:
     Declare the service's consumer process.
 
     Args:
-        windows: The longest times that orders wait.
+        windows: The longest times that orders may wait.
     """
     store = partial(OrdersStore, windows=windows)
     return Consuming(
@@ -120,8 +120,8 @@ def _tasks(
     clock: Clock,
     stopping: threading.Event,
 ) -> Sequence[BackgroundTask]:
-    # Orders that always fail must not keep later ones from being cancelled: the next
-    # checks skip them, until a check has come to the last overdue order.
+    # Orders that always fail must not prevent the cancellation of later ones: the next
+    # checks skip them, until a check has reached the last overdue order.
     skipped = 0
 
     def expire() -> None:
@@ -146,7 +146,7 @@ def _cancel(
     try:
         with begin() as session:
             handlers.expire_order(order_id, store(session), clock.now())
-    except Exception as error:  # noqa: BLE001 - also the driver's own
+    except Exception as error:  # noqa: BLE001 - including the driver's own
         log_failure(_log, "order not cancelled", error, order_id=order_id)
         return False
     return True
@@ -172,7 +172,7 @@ def create_app(
         dsn: The shop's database, as a libpq URI or keyword/value string.
         threads: The number of requests served at the same time; each has a connection.
         idempotency_hours: How long an ``Idempotency-Key`` is kept.
-        windows: The longest times that orders wait.
+        windows: The longest times that orders may wait.
         clock: The clock that dates changes.
     """
     # Two more connections than requests, for expired keys and for metrics.

@@ -113,7 +113,7 @@ class PlaceOrder(Input):
 
 
 class PayOrder(Input):
-    """Pay for an order, by card if no other method is named."""
+    """Pay for an order, by card if no other method is given."""
 
     payment_method: PaymentMethod = "card"
 

@@ -12,14 +12,15 @@ Customers and orders: their state, their rules and their events. No I/O, no fram
                     CANCELLED <--recalled--- CANCELLING ------------+
 
 The other services report what they did as steps: stock reserved, payment authorized,
-shipment dispatched. A step is recorded once, in whatever order the steps arrive, and
-then moves the order on as far as its steps allow. After the order is confirmed, the
+shipment dispatched. A step is recorded once, in whatever order the steps arrive;
+then the order advances as far as its steps allow. After the order is confirmed, the
 parcel may already be on its way: only shipping knows whether it can be recalled, so the
-order is CANCELLING until shipping has answered. A failed shipment cancels the order.
+order is CANCELLING until shipping has reported the outcome. A failed shipment cancels
+the order.
 
 An order's ``state`` is a value that each change replaces as a whole; the change is
 recorded in ``events``. A repeated change has no effect and records no event. Each
-change is later than the one before it, by at least a microsecond.
+change is later than the previous one, by at least a microsecond.
 """
 
 import enum
@@ -113,7 +114,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderState:
-    """The whole state of an order at one moment."""
+    """The whole state of an order at one point in time."""
 
     order_id: int
     customer_id: uuid.UUID
@@ -160,7 +161,7 @@ class OrderPaid:
 
 @dataclass(frozen=True, slots=True)
 class OrderCancellationRequested:
-    """The shipment is to be cancelled, if it is not on its way."""
+    """The shipment is to be cancelled unless it is already on its way."""
 
     order: OrderState
     reason: str | None
@@ -203,7 +204,7 @@ OrderEvent = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomerState:
-    """The whole state of a customer at one moment."""
+    """The whole state of a customer at one point in time."""
 
     customer_id: uuid.UUID
     name: str
@@ -315,7 +316,7 @@ class Order:
         self.events.append(OrderReturned(self.state, reason))
 
     def record_step(self, step: Step, record: StepRecord, at: datetime) -> bool:
-        """Record a step and move the order on; return False for a repeated step."""
+        """Record a step and advance the order; return False for a repeated step."""
         if step in self.steps:
             return False
         self.steps[step] = record
@@ -379,7 +380,7 @@ class Order:
 
 class Windows(NamedTuple):
     """
-    The longest time that an order waits in each stage.
+    The longest time that an order may wait in each stage.
 
     Attributes:
         payment: From placement until a payment is requested.

@@ -168,7 +168,7 @@ def record_step(
     order_id: int, step: Step, record: StepRecord, store: OrdersStore, at: datetime
 ) -> None:
     """
-    Record a step that another service reports, and move the order on.
+    Record a step that another service reports, and advance the order.
 
     Raises:
         NotFoundError: There is no such order.
@@ -180,7 +180,7 @@ def record_step(
 
 def expire_order(order_id: int, store: OrdersStore, at: datetime) -> None:
     """
-    Cancel an order whose deadline has passed; any other stays as it is.
+    Cancel an order whose deadline has passed; leave any other unchanged.
 
     Raises:
         NotFoundError: There is no such order.

@@ -1,7 +1,7 @@
 """
 Customers and orders in their tables, one method per operation that a command needs.
 
-An aggregate that is written is tracked too: its events are recorded in the same
+Writing an aggregate also tracks it: its events are recorded in the same
 transaction. An order is changed only under its row's lock. The tables are described for
 SQLAlchemy; the migrations create them.
 """
@@ -180,7 +180,7 @@ _CUSTOMER_EXISTS = "orders_customer_id_fkey"
 
 
 class UnknownCustomerError(DataError):
-    """The order names a customer that does not exist."""
+    """The order refers to a customer that does not exist."""
 
     remedy = "Register the customer first."
 
@@ -313,7 +313,7 @@ class OrderRepository:
         return self._session.scalars(some).all()
 
     def lock(self, order_id: int) -> Order | None:
-        """Lock an order's row, and read the order with its steps, to change it."""
+        """Lock an order's row, and return the order with its steps, for a change."""
         state = self._read(_LOCK_ORDER, order_id)
         if state is None:
             return None
@@ -442,7 +442,7 @@ def _state(row: Row[Any], lines: Sequence[Row[Any]]) -> OrderState:
 
 
 def count_unfinished(session: Session) -> Mapping[str, int]:
-    """Count the orders with an unfinished saga by status, from an index alone."""
+    """Count the orders with an unfinished saga by status, using only an index."""
     is_unfinished = orders.c.status.in_(UNFINISHED)
     query = select(orders.c.status, func.count()).where(is_unfinished)
     counts: dict[str, int] = dict.fromkeys(UNFINISHED, 0)

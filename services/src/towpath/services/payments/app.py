@@ -1,8 +1,8 @@
 """
 The service as an application and as a consumer: the only module that joins its parts.
 
-Its API is ``GET /payments/{order_id}``, which answers 200 or 404. A worker beside the
-consumer calls the payment provider.
+Its API is ``GET /payments/{order_id}``, which responds with 200 or 404. A worker
+in the consumer's process calls the payment provider.
 """
 
 import threading

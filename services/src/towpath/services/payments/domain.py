@@ -1,5 +1,5 @@
 """
-Payments and the operations at the provider: their rules and events. No I/O.
+Payments and the provider's operations: their rules and events. No I/O.
 
 ::
 
@@ -84,10 +84,10 @@ class PaymentOperation:
 
 # An authorization without an answer after this many attempts is declined and reversed.
 # Other operations are retried without a limit: money is at stake.
-MOST_AUTHORIZATION_ATTEMPTS: Final = 5
+MAX_AUTHORIZATION_ATTEMPTS: Final = 5
 NO_ANSWER: Final = "the provider did not answer"
 
-# A call whose process died is made again after this time.
+# A call whose process died is repeated after this time.
 LEASE: Final = timedelta(seconds=10)
 _PAUSES: Final = Backoff(first_s=0.2, ceiling_s=30.0)
 
@@ -180,13 +180,13 @@ class Payment:
     def request(
         cls, order_id: int, amount: Decimal, currency: str, method: str, at: datetime
     ) -> "Payment":
-        """Request a payment; the provider has not been asked yet."""
+        """Request a payment; the provider has not been called yet."""
         status = PaymentStatus.REQUESTED
         return cls(order_id, amount, currency, method, status, None, 1, at)
 
     def take(self, answer: ProviderAnswer, at: datetime) -> bool:
         """
-        Take an answer from the provider; return whether it changed the payment.
+        Apply an answer of the provider; return whether it changed the payment.
 
         A repeated or late answer changes nothing: the provider may give an answer more
         than once.

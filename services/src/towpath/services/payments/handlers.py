@@ -3,7 +3,8 @@ One function per order event, and the worker that calls the provider.
 
 The functions for events do not commit: the inbox does, with its record of the event.
 The worker claims operations in one transaction, calls the provider outside any
-transaction, and records each answer in another one: no row is locked during a call.
+transaction, and records each answer in another transaction: no row is locked during a
+call.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from sqlalchemy.orm import Session
 from towpath.schemas.clock import Clock
 from towpath.schemas.failure import log_failure
 from towpath.services.payments.domain import (
-    MOST_AUTHORIZATION_ATTEMPTS,
+    MAX_AUTHORIZATION_ATTEMPTS,
     NO_ANSWER,
     OperationKind,
     Payment,
@@ -96,7 +97,7 @@ class ProviderWorker:
         Args:
             begin: Yields a session with a transaction, and commits at its end.
             provider: The provider.
-            clock: The time of claims, changes and pauses.
+            clock: Gives the time of claims, changes and pauses.
             store: Makes the repository of a transaction.
         """
         self._begin = begin
@@ -117,10 +118,10 @@ class ProviderWorker:
             now = self._clock.now()
             due = self._store(session).claim_operations(now, _CLAIMED_AT_ONCE)
         for operation in due:
-            # One that always fails must not keep the others from being performed.
+            # An operation that always fails must not block the others.
             try:
                 self._perform(operation)
-            except Exception as error:  # noqa: BLE001 - also the driver's own
+            except Exception as error:  # noqa: BLE001 - including the driver's own
                 log_failure(
                     log,
                     "payment operation not performed",
@@ -149,7 +150,7 @@ class ProviderWorker:
     def _take_timeout(self, operation: PaymentOperation) -> None:
         """Postpone an operation; decline an authorization after its last attempt."""
         is_authorization = operation.kind is OperationKind.AUTHORIZE
-        if is_authorization and operation.attempts >= MOST_AUTHORIZATION_ATTEMPTS:
+        if is_authorization and operation.attempts >= MAX_AUTHORIZATION_ATTEMPTS:
             self._take(operation, ProviderAnswer(PaymentStatus.DECLINED, NO_ANSWER))
             return
         with self._begin() as session:

@@ -1,7 +1,7 @@
 """
 A simulated payment provider that declines, times out, and repeats its answers.
 
-It stands for an external system: it has its own schema, ``payment_provider``, and
+It represents an external system: it has its own schema, ``payment_provider``, and
 commits on its own connections, so that its books do not change when a caller dies or
 rolls back. The payment method, a token, decides how it behaves:
 
@@ -14,7 +14,7 @@ card-silent         it never answers an authorization, but carries it out
 card-repeats        it gives each answer twice
 ==================  ================================================================
 
-A call with an idempotency key that was used before is answered from the books.
+A call whose idempotency key was used before is answered from the books.
 """
 
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ class Provider(Protocol):
 
     def perform(self, operation: PaymentOperation) -> Sequence[ProviderAnswer]:
         """
-        Perform an operation; return its answer as often as the provider gave it.
+        Perform an operation; return each answer that the provider gave.
 
         Raises:
             ProviderTimeoutError: There was no answer.

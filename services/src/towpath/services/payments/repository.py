@@ -2,8 +2,8 @@
 Payments and their operations in tables.
 
 A saved payment is tracked: its events are recorded in the same transaction. A process
-claims an operation for a limited time; if the process dies, another one calls the
-provider again. The migrations create the tables.
+claims an operation for a limited time; if the process dies, another process calls
+the provider again. The migrations create the tables.
 """
 
 from collections.abc import Sequence
@@ -89,7 +89,7 @@ _POSTPONE: Final = _ANSWER.where(operations.c.answered_at.is_(None))
 
 
 def _claim() -> Update:
-    """Return the statement that claims due operations, the first of each payment."""
+    """Return the statement that claims due operations, one per payment."""
     earlier = operations.alias("earlier")
     is_not_first = exists(
         select(earlier.c.id)

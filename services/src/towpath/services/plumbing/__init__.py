@@ -1,7 +1,7 @@
 """
-The parts that services of the shop share.
+The code that the shop's services share.
 
-Among them are problem documents, request bodies, the engine and its errors, one
+It includes problem documents, request bodies, the engine and its errors, one
 transaction per command, migrations, consumers, health, metrics, log records, and the
-WSGI server. None of them depends on a service.
+WSGI server. None of it depends on a service.
 """

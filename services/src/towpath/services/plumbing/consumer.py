@@ -2,9 +2,9 @@
 A service as a consumer: it applies each event of other services once.
 
 A process applies events through the inbox, and repeats the service's background work.
-One transaction has an event's effects, the inbox's record of the event, and the events
-that follow from it, which belong to the same trace. A database failure does not count
-as an attempt. An event that cannot be applied is parked with its followers, and
+One transaction contains an event's effects, the inbox's record of the event, and the
+events that follow from it, which belong to the same trace. A database failure does not
+count as an attempt. An event that cannot be applied is parked with its followers, and
 ``towpath inbox`` replays it.
 """
 
@@ -78,7 +78,7 @@ class Brokers(NamedTuple):
 
 def check_client(settings: Mapping[str, str]) -> None:
     """
-    Check the settings of Kafka's client; no broker has to answer.
+    Check the settings of Kafka's client; no broker needs to be reachable.
 
     Raises:
         UsageError: No broker is named, or the client refuses a setting.
@@ -183,7 +183,7 @@ def make_collector(make_events: Callable[[], Events], clock: Clock) -> Collector
     Args:
         make_events: Returns the service's event types; each event has the time of its
             change as ``updated_at``.
-        clock: The time at which the events are recorded.
+        clock: Gives the time at which the events are recorded.
     """
     events = make_events()
 
@@ -209,7 +209,7 @@ def make_sessions(
 
 
 # Makes a service's background tasks, from its transactions, its engine, a clock, and an
-# event that is set once the service stops: a task that runs for long ends then.
+# event that is set once the service stops: a long-running task then ends.
 MakeTasks = Callable[[Begin, Engine, Clock, threading.Event], Sequence[BackgroundTask]]
 
 
@@ -228,7 +228,7 @@ class Consuming:
     Attributes:
         consumer: The consumer.
         collector: Makes the collector that records the service's own events.
-        tasks: Makes the background tasks that run beside the consumer.
+        tasks: Makes the background tasks that run alongside the consumer.
     """
 
     consumer: EventConsumer[Any]
@@ -237,7 +237,7 @@ class Consuming:
 
 
 def consuming_tasks(
-    parts: Consuming,
+    declared: Consuming,
     dsn: str,
     brokers: Brokers,
     stopping: threading.Event,
@@ -248,7 +248,7 @@ def consuming_tasks(
     Return the consumers and their background work as tasks of a process.
 
     Args:
-        parts: The declaration of the consumer process.
+        declared: The declaration of the consumer process.
         dsn: The service's database, as a libpq URI or keyword/value string.
         brokers: The brokers.
         stopping: Ends the consumers once set; they finish the events in progress.
@@ -258,14 +258,16 @@ def consuming_tasks(
     clock = SystemClock()
     # An event whose transaction fails is retried, so connections need no test.
     engine = make_engine(dsn, pool_size=_CONNECTIONS, is_tested=False)
-    begin = begin_in(make_sessions(engine, parts.collector(clock), metrics))
+    begin = begin_in(make_sessions(engine, declared.collector(clock), metrics))
     tasks = [
         _consumer_task(
-            parts.consumer.make(brokers, begin, clock, metrics, tracer), name, stopping
+            declared.consumer.make(brokers, begin, clock, metrics, tracer),
+            name,
+            stopping,
         )
-        for name in (f"{parts.consumer.name}-{n}" for n in range(1, _CONSUMERS + 1))
+        for name in (f"{declared.consumer.name}-{n}" for n in range(1, _CONSUMERS + 1))
     ]
-    return [*tasks, *parts.tasks(begin, engine, clock, stopping)]
+    return [*tasks, *declared.tasks(begin, engine, clock, stopping)]
 
 
 def _consumer_task(
@@ -280,7 +282,7 @@ def _consumer_task(
 
 
 def consume(
-    parts: Consuming,
+    declared: Consuming,
     dsn: str,
     brokers: Brokers,
     tracer: Tracer,
@@ -290,7 +292,7 @@ def consume(
     Consume until the process is stopped; finish the events in progress.
 
     Args:
-        parts: The declaration of the consumer process.
+        declared: The declaration of the consumer process.
         dsn: The service's database, as a libpq URI or keyword/value string.
         brokers: The brokers.
         tracer: Records the spans of events.
@@ -300,7 +302,7 @@ def consume(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: lifecycle.stopping.set())
     lifecycle.tasks.extend(
-        consuming_tasks(parts, dsn, brokers, lifecycle.stopping, tracer, metrics)
+        consuming_tasks(declared, dsn, brokers, lifecycle.stopping, tracer, metrics)
     )
     for thread in lifecycle.start_tasks():
         thread.join()

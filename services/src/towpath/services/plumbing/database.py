@@ -117,7 +117,7 @@ class MissingRightsError(UnavailableError):
 
 
 class NewerTablesError(HaltError):
-    """The tables of a service are of a newer release than the service."""
+    """The tables of a service are from a newer release than the service."""
 
     remedy: ClassVar[str] = "Start the release that made the tables, or a later one."
 
@@ -134,14 +134,14 @@ _MISSING: Final = ("42P01", "3F000")
 _REFUSED: Final = "42501"
 
 
-# Texts, of the server or of libpq, about a connection that may succeed later.
-_PASSING: Final = re.compile(
+# Messages of the server or of libpq about a connection that may succeed later.
+_TRANSIENT: Final = re.compile(
     "connection slots|too many connections|closed the connection|database system is"
     "|[Cc]onnection (?:reset|timed out)|timeout expired"
 )
 
 
-# Texts of the server about a login that it refuses without a request for a password.
+# Messages of the server about a login that it refuses without asking for a password.
 _REFUSED_LOGIN: Final = re.compile(
     r"FATAL: +(?:(?:role|database) .* does not exist|role .* not permitted to log in"
     r"|no pg_hba\.conf entry|pg_hba\.conf rejects)"
@@ -154,19 +154,19 @@ class _RefusedLogin(psycopg2.OperationalError):
 
 class _Connection(psycopg2.extensions.connection):
     """
-    A connection that distinguishes a refused login from a server that is away.
+    A connection that distinguishes a refused login from an unreachable server.
 
     The driver gives neither error a SQLSTATE. After a request for a password, every
-    error refuses the login, except that of a server that is full, starting or stopping;
-    before it, only those do whose English text says so.
+    error is a refused login, unless the server is full, starting or stopping; before
+    such a request, only an error is whose English text says so.
     """
 
     def __init__(self, dsn: str) -> None:
         try:
             super().__init__(dsn)
         except psycopg2.OperationalError as error:
-            was_asked = self.info.needs_password or self.info.used_password
-            is_refused = was_asked and not _PASSING.search(str(error))
+            asked_password = self.info.needs_password or self.info.used_password
+            is_refused = asked_password and not _TRANSIENT.search(str(error))
             if is_refused or _REFUSED_LOGIN.search(str(error)):
                 raise _RefusedLogin(*error.args) from error
             raise
@@ -228,7 +228,7 @@ def _remove_details(context: ExceptionContext) -> None:
     error = context.sqlalchemy_exception
     if isinstance(error, DBAPIError) and sqlstate(error):
         for each in (error, context.original_exception):
-            each.args = tuple(str(words).partition("\n")[0] for words in each.args)
+            each.args = tuple(str(text).partition("\n")[0] for text in each.args)
 
 
 @contextmanager
@@ -298,12 +298,12 @@ _ROLE_EXISTS: Final = text("select from pg_roles where rolname = :role")
 
 def create_role(administration: Engine, dsn: str) -> None:
     """
-    Create the role that a service logs in as, and let it write to the outbox.
+    Create the role that a service logs in as, and allow it to write to the outbox.
 
     A repeated call changes nothing except the role's password, if ``dsn`` has one.
 
     Args:
-        administration: The service's database, as the login of a role that may create
+        administration: The service's database, logged in as a role that may create
             roles.
         dsn: The address that the service uses; its user is the new role.
 
@@ -454,7 +454,7 @@ class UnitOfWork:
     ) -> None:
         with translated():
             try:
-                # Fails if the connection was lost: it rolls back.
+                # This rolls back, so it fails if the connection was lost.
                 self.session.close()
             finally:
                 self._connection.close()

@@ -14,13 +14,13 @@ Every refusal is a problem document (RFC 9457).
     ├── MalformedError      400  a header or a query parameter cannot be read
     ├── NotFoundError       404
     ├── ConflictError       409  valid, but not in this state
-    └── PreconditionFailedError  412  If-Match names another version
+    └── PreconditionFailedError  412  If-Match names a different version
 
 A failure of the platform that may be retried is a 503 with ``Retry-After``. An HTTP
 error that the framework raises, such as 405, keeps its status. Any other error is a 500
 without details; its details are logged.
 
-The response with an aggregate that has a version has ``ETag: "<version>"``. A command
+A response with a versioned aggregate has ``ETag: "<version>"``. A command
 with ``If-Match`` is executed only if one of the header's tags is the current version
 (RFC 9110, strong comparison: a weak tag never matches). ``*`` matches every version.
 
@@ -29,13 +29,13 @@ client can wait until a sink has applied everything up to this LSN, and then rea
 own write there. The LSN is read after the commit, on the commit's own connection:
 
 - With synchronous commits the commit's record was flushed before the commit returned,
-  so the flush LSN, read afterwards, lies at the record's end or after it. Other commits
+  so the flush LSN, read afterwards, is at the record's end or after it. Other commits
   in between only raise the flush LSN: it is an upper bound. The insert LSN would be one
   too, but log that is not flushed is not sent, and a wait for the insert LSN could last
   until the next commit.
 - With ``synchronous_commit = off`` the commit may not be flushed: then the insert LSN
   is the bound.
-- On another connection to the same server, as with a pooler, both bounds still hold:
+- On another connection to the same server (with a pooler), both bounds still hold:
   the LSNs are the server's, not the session's. On another *server* they would not, so
   after a lost connection there is no header at all rather than a wrong one. After a
   failover behind a pooler the LSN can still be the new server's, whose log may lack the
@@ -85,7 +85,7 @@ log = structlog.get_logger(__name__)
 
 
 class FieldError(NamedTuple):
-    """One mistake in the input, and its place."""
+    """One mistake in the input, with its field."""
 
     field: str
     reason: str
@@ -171,7 +171,7 @@ def json_answer(
 
 
 def install_problems(app: Flask) -> None:
-    """Install the error handlers that answer with problem documents."""
+    """Install the error handlers that respond with problem documents."""
     app.register_error_handler(ProblemError, refusal_answer)
     app.register_error_handler(UnavailableError, unavailable_answer)
     app.register_error_handler(HTTPException, _on_http)
@@ -179,12 +179,12 @@ def install_problems(app: Flask) -> None:
 
 
 def refusal_answer(error: ProblemError) -> Response:
-    """Return the answer to a refused request."""
+    """Return the response to a refused request."""
     return problem(error.status, error.slug, error.detail, error.errors)
 
 
 def unavailable_answer(error: UnavailableError) -> Response:
-    """Log a failure that a retry may cure, and return the answer to its request."""
+    """Log a failure that a retry may resolve; return the response to its request."""
     log.warning("request refused: unavailable", reason=str(error), remedy=error.remedy)
     detail = with_remedy(str(error), error.remedy)
     response = problem(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", detail)
@@ -209,7 +209,7 @@ def _on_unforeseen(error: Exception) -> Response:
     return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal", detail)
 
 
-# A page loads only files of its own origin, and cannot be shown in a frame.
+# A page loads only files from its own origin, and cannot be shown in a frame.
 _PAGE_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"
     " connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -217,7 +217,7 @@ _PAGE_POLICY: Final = (
 
 
 def protect_page(response: Response, *, is_static: bool) -> Response:
-    """Let a page load only its own origin's files; only static files may be cached."""
+    """Restrict a page to its own origin's files; only static files may be cached."""
     response.headers["Content-Security-Policy"] = _PAGE_POLICY
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers["Referrer-Policy"] = "same-origin"
@@ -227,7 +227,7 @@ def protect_page(response: Response, *, is_static: bool) -> Response:
 
 
 # More than the largest order takes in UTF-8 (100 lines take under 20 kB, 50 attributes
-# and a note under 230 kB), and little enough that memory holds a few hundred bodies.
+# and a note under 230 kB), and small enough that memory holds a few hundred bodies.
 MAX_BODY_BYTES: Final = 256 * 1024
 
 AnyInput = TypeVar("AnyInput", bound="Input")
@@ -329,7 +329,7 @@ def read_query(request: Request, model: type[AnyInput]) -> AnyInput:
         raise _refusal(details) from error
 
 
-# Marks a list that a form sends as one text, with one value per line.
+# Marks a list that a form sends as one string, with one value per line.
 LINES: Final = "lines"
 
 
@@ -412,7 +412,7 @@ class IfMatch(NamedTuple):
     @classmethod
     def parse(cls, header: str | None) -> "IfMatch":
         """
-        Read the header ``If-Match``; a missing one accepts every version.
+        Read the header ``If-Match``; a missing header accepts every version.
 
         Raises:
             MalformedError: The header is neither ``*`` nor a list of entity tags.
@@ -441,7 +441,7 @@ class IfMatch(NamedTuple):
         if self.tags is not None and etag(version) not in self.tags:
             present = f"The resource has the version {etag(version)}"
             detail = with_remedy(present, PreconditionFailedError.remedy)
-            errors = [FieldError(IF_MATCH, "names another version")]
+            errors = [FieldError(IF_MATCH, "names a different version")]
             raise PreconditionFailedError(detail, errors)
 
 

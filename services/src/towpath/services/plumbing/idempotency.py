@@ -6,9 +6,9 @@ HTTP API working group (draft-ietf-httpapi-idempotency-key-header). The key is c
 by inserting its row in the command's own transaction:
 
 - A second request with the key waits at its insert until the first has ended. If the
-  first committed, its answer is repeated with ``Idempotent-Replayed: true``; if it did
-  not, the key is free and the second claims it. The lock timeout bounds the wait: when
-  it expires, the second request is refused with 503 and ``Retry-After``.
+  first committed, its response is repeated with ``Idempotent-Replayed: true``; if it
+  did not, the key is free and the second claims it. The lock timeout bounds the wait:
+  when it expires, the second request is refused with 503 and ``Retry-After``.
 - A key that comes with a different method, path or body is refused (422).
 - Failed requests leave no key: a retry is executed.
 - A key is kept for a configured time, 24 hours by default, and may then be used again.
@@ -16,7 +16,7 @@ by inserting its row in the command's own transaction:
   number of rows at a time. The deletion skips every row that a request has locked, so
   a request waits for the deletion no longer than one short statement takes.
 
-The age of a key is measured by the database's clock, which all processes share.
+The age of a key is measured with the database's clock, which all processes share.
 """
 
 import hashlib
@@ -122,7 +122,7 @@ create index ix_{schema}_idempotency_created_at on {schema}.idempotency (created
 
 
 class Answer(NamedTuple):
-    """The answer to a request, stored under its key."""
+    """The response to a request, as stored under its key."""
 
     status: int
     document: dict[str, Any]
@@ -177,7 +177,7 @@ class IdempotencyKeys:
 
     def earlier_answer(self, session: Session, claim: Claim) -> Answer | None:
         """
-        Claim the key, or return the earlier answer under it.
+        Claim the key, or return the earlier response stored under it.
 
         Raises:
             InvalidInputError: The key was used for a different request.
@@ -202,7 +202,7 @@ class IdempotencyKeys:
         raise DatabaseBusyError(message, retry_after_s=1.0)
 
     def keep_answer(self, session: Session, claim: Claim, answer: Answer) -> None:
-        """Store the answer under the claimed key; it commits with the command."""
+        """Store the response under the claimed key; it commits with the command."""
         row = {"status": answer.status, "response": answer.document}
         session.execute(self._keep, {"of_key": claim.key, **row})
 
@@ -271,7 +271,7 @@ class CommandExecutor(Generic[AnyUnit]):
     Args:
         open_unit: Opens a unit of work, with the trace context of the request.
         keys: The keys of the service.
-        clock: The time of changes.
+        clock: Gives the time of changes.
     """
 
     open_unit: Callable[[str | None], AnyUnit]
@@ -287,18 +287,19 @@ class CommandExecutor(Generic[AnyUnit]):
         headers: Headers = lambda _status, _document: {},
     ) -> Response:
         """
-        Execute the command in one transaction, or repeat its earlier answer.
+        Execute the command in one transaction, or repeat its earlier response.
 
         Args:
             request: The request; its key and its trace context are read.
             execute: Executes the command in the unit of work, at the given time;
-                returns the document of the answer, whose values may have any type that
-                ``towpath.outbox.plain`` accepts.
-            status: The status of the answer.
-            headers: Returns further headers of an answer, from its status and document.
+                returns the document of the response, whose values may have any type
+                that ``towpath.outbox.plain`` accepts.
+            status: The status of the response.
+            headers: Returns further headers of a response, from its status and
+                document.
 
         Raises:
-            InvalidInputError: The key is invalid, or was used for another request.
+            InvalidInputError: The key is invalid, or was used for a different request.
             UnavailableError: The database cannot be reached, or a lock took too long.
         """
         claim = claim_of(request)

@@ -107,18 +107,18 @@ class ServiceMetrics:
         """
         Serve the page on its own port, until the process ends.
 
-        An IPv6 address may have brackets, as that of the service's port may.
+        An IPv6 address may have brackets, like the address of the service's port.
 
         Raises:
-            UsageError: The port is in use, or the address is not this machine's, or is
-                no address at all.
+            UsageError: The port is in use, or the address is invalid or not this
+                machine's.
         """
         try:
             start_http_server(port, host.strip("[]"), self._registry)
         except OSError as error:
             message = f"--metrics-port {port} of --host {host}: {error.strerror}"
             raise UsageError(message) from error
-        # A part of the name is empty or too long.
+        # A label of the name is empty or too long.
         except ValueError as error:
             message = f"--metrics-port {port} of --host {host}: not the name of a host"
             raise UsageError(message) from error
@@ -141,7 +141,7 @@ def _written(session: Session) -> dict[SessionTransaction | None, Counts[str]]:
 
 
 def _pass_on_written(session: Session) -> None:
-    """Add the counts of a released savepoint to those of what is around it."""
+    """Add the counts of a released savepoint to those of its parent transaction."""
     released = session.get_nested_transaction()
     if released is not None and (counts := _written(session).pop(released, None)):
         _written(session).setdefault(released.parent, Counts()).update(counts)
@@ -177,7 +177,7 @@ def install_metrics(app: Flask, clock: Clock) -> None:
 
     @blueprint.get(PATH)
     def page() -> Response:
-        """Answer with the metrics of the process."""
+        """Return the metrics of the process."""
         return Response(metrics.page(), content_type=CONTENT_TYPE_LATEST)
 
     def begin() -> None:

@@ -1,12 +1,12 @@
 """
 The OpenAPI 3.1 document of a service, at ``GET /openapi.json``.
 
-A route declares its body, query and response beside its function. Summaries come
+A route declares its body, query and response next to its function. Summaries come
 from the functions' docstrings, schemas from pydantic's models, and path parameters from
 the converters in the path. An application with a route that declares nothing is refused
 when it is created, so the document has every operation. Pages for people and
-``/metrics`` are not operations: blueprints that are named as pages are left out, and
-``/metrics`` is added after the document is made.
+``/metrics`` are not operations: blueprints that are listed as pages are left out, and
+``/metrics`` is added after the document is generated.
 
 Every refusal is a problem document. The refusals of a route follow from its
 declaration: a body can be unreadable, a resource unknown, a version outdated.
@@ -47,7 +47,7 @@ AnyView = TypeVar("AnyView", bound=Callable[..., object])
 
 
 class Document(BaseModel):
-    """A document that a service answers with; it has no other fields."""
+    """A document that a service returns; it has no other fields."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -85,14 +85,14 @@ class Operation:
     The declaration of a route.
 
     Attributes:
-        answer: The model of its answer.
-        status: The status of its answer.
+        answer: The model of its response.
+        status: The status of its response.
         body: The model of its body.
         body_optional: Whether the body may be missing.
         query: The model of its query parameters.
         is_command: Whether it changes state. A command takes an idempotency key, and
-            its answer has an LSN.
-        has_version: Whether its resource has a version. The answer then has an
+            its response has an LSN.
+        has_version: Whether its resource has a version. The response then has an
             ``ETag``, and a command takes ``If-Match``.
         waits: Whether it takes an LSN, and waits until the sinks have applied it.
         needs_database: Whether it fails while the database is unavailable.
@@ -169,7 +169,7 @@ def install_openapi(
         app: The application, with all its routes.
         title: The name of the service in the document.
         routes: The declarations of its routes.
-        pages: The names of blueprints whose routes answer with pages.
+        pages: The names of blueprints whose routes return pages.
 
     Raises:
         LookupError: A route declares nothing.
@@ -233,7 +233,7 @@ def _operation(rule: Rule, operation: Operation, doc: str | None) -> dict[str, A
             *_header_parameters(operation),
         ],
         "responses": {
-            str(operation.status.value): _answer(operation),
+            str(operation.status.value): _response(operation),
             **{
                 str(status.value): {"$ref": f"#/components/responses/{status.name}"}
                 for status in sorted(operation.refusals(in_path=bool(in_path)))
@@ -319,8 +319,8 @@ _DESCRIPTION: Final = (
     "A request that is not HTTP, or whose first line or headers are too long, is"
     " refused by the server with 400, 414 or 431 before it reaches an operation; such"
     " a response is HTML and has no request id. A method that a path does not support"
-    " is refused with 405 and `Allow`. `HEAD` is answered wherever `GET` is; `OPTIONS`"
-    " is answered everywhere."
+    " is refused with 405 and `Allow`. `HEAD` is supported wherever `GET` is;"
+    " `OPTIONS` is supported everywhere."
 )
 _IDEMPOTENCY: Final = (
     "A key that the client chooses for the request: with the same key, method, path and"
@@ -378,7 +378,7 @@ def _headers(*names: str) -> dict[str, Any]:
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
 
 
-def _answer(operation: Operation) -> dict[str, Any]:
+def _response(operation: Operation) -> dict[str, Any]:
     names = [REQUEST_ID]
     if operation.is_command:
         names += [http.HEADER, idempotency.REPLAYED]

@@ -2,13 +2,13 @@
 Paged listings: a keyset, an opaque cursor, and a link to the next page.
 
 A keyset orders rows newest first, by columns that are unique together. A page begins
-after the last key of the page before it, never at an offset in rows. A row inserted
+after the last key of the previous page, never at an offset in rows. A row inserted
 meanwhile therefore moves no other row to another page: following the links returns
 every row that existed at the start, and still matches the filters, exactly once. A row
 that is newer than the first page is not on a later one.
 
 The cursor is the last key of a page, as JSON in base64url. Clients neither parse nor
-make cursors: they follow the document's ``next``, which is also the ``next`` link of
+create cursors: they follow the document's ``next``, which is also the ``next`` link of
 the ``Link`` header. Both are relative and keep the filters of the request.
 """
 
@@ -44,7 +44,7 @@ class PageQuery(Input):
     cursor: str | None = Field(
         default=None,
         max_length=_MAX_CURSOR,
-        description="The place after which the page begins, from a link to the page.",
+        description="The cursor after which the page begins, from a link to the page.",
     )
 
 
@@ -114,8 +114,8 @@ class Keyset(Generic[AnyKey]):
             MalformedError: The cursor does not belong to this listing.
         """
         if wanted.cursor is not None:
-            place = tuple_(*self._cursors.decode(wanted.cursor))
-            query = query.where(tuple_(*self._columns) < place)
+            last = tuple_(*self._cursors.decode(wanted.cursor))
+            query = query.where(tuple_(*self._columns) < last)
         query = query.order_by(*(column.desc() for column in self._columns))
         rows = session.execute(query.limit(wanted.limit + 1)).all()
         if len(rows) <= wanted.limit:

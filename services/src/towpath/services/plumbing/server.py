@@ -109,7 +109,7 @@ class Lifecycle:
             self.stopping.wait(task.interval_s)
 
     def close(self) -> None:
-        """Call every closing, though others fail."""
+        """Call every closing, even if others fail."""
         for closing in self.closings:
             try:
                 closing()
@@ -135,12 +135,12 @@ def health_blueprint(check: Callable[[], None], stopping: threading.Event) -> Bl
 
     @blueprint.get("/live")
     def live() -> dict[str, str]:
-        """Answer while the process serves."""
+        """Report that the process is serving."""
         return {"status": "live"}
 
     @blueprint.get("/ready")
     def ready() -> dict[str, str]:
-        """Answer while the service can serve requests."""
+        """Report whether the service can serve requests."""
         if stopping.is_set():
             message = "The service is being stopped."
             raise ServiceStoppingError(message)

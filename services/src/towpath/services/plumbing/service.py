@@ -17,8 +17,8 @@ environment variable with the service's prefix, such as::
     --idempotency-hours   <PREFIX>_IDEMPOTENCY_HOURS
     --metrics-port        <PREFIX>_METRICS_PORT
 
-A service that follows other services' events consumes them while it serves, if
-``--kafka`` is given. With ``consume`` it consumes them in a separate process; several
+A service that consumes other services' events does so while it serves, if ``--kafka``
+is given. With ``consume`` it consumes them in a separate process; several
 such processes share the partitions of the topics. ``--topic-prefix`` and
 ``--group-prefix`` apply to both.
 
@@ -163,7 +163,7 @@ def answer_by_order(
     repository: Callable[[Session], OrderAggregates], noun: str, order_id: int
 ) -> Response:
     """
-    Answer a request for the aggregate of an order, from the application's database.
+    Return the response with an order's aggregate, from the application's database.
 
     Args:
         repository: Makes the repository of a transaction.
@@ -310,14 +310,14 @@ class Service:
         add("command", nargs="?", choices=list(self._commands()), default="serve")
         if self.migrate is not None:
             add("--dsn", required=True, help="the service's database")
-            help_ = "an administrator's login to --dsn's database, to create its role"
+            help_ = "an administrator's login to that database, to create its role"
             add("--admin-dsn", help=help_)
             add("--registry", help="the schema registry's URL, if any")
         add("--host", default="127.0.0.1")
         add("--port", type=port, default=8080)
         help_ = "the number of concurrent requests"
         add("--threads", type=number_from(1), default=DEFAULT_THREADS, help=help_)
-        help_ = "how long a stopping service takes requests after it reports not ready"
+        help_ = "how long a stopping service accepts requests once it is not ready"
         add("--drain-seconds", type=seconds, default=DRAIN_S, help=help_)
         if self.migrate is not None:
             _add_event_options(parser)
@@ -354,9 +354,9 @@ class Service:
         tracer = app.extensions[TRACER] = options.start_tracing()
         if self.consuming is not None and options.kafka is not None:
             lifecycle: Lifecycle = app.extensions[LIFECYCLE]
-            parts = self.consuming(options)
+            declared = self.consuming(options)
             tasks = consuming_tasks(
-                *(parts, options.dsn, _brokers(options)),
+                *(declared, options.dsn, _brokers(options)),
                 *(lifecycle.stopping, tracer, metrics_of(app)),
             )
             lifecycle.tasks.extend(tasks)
@@ -402,12 +402,12 @@ class Service:
         log.info("service tables are up to date", service=self.name)
 
 
-def number_from(least: int, most: int = _MAX_INTEGER) -> Callable[[str], int]:
-    """Return a function that reads a number of ``least`` to ``most``."""
+def number_from(minimum: int, maximum: int = _MAX_INTEGER) -> Callable[[str], int]:
+    """Return a function that reads a number from ``minimum`` to ``maximum``."""
 
     def number(text: str) -> int:
-        if not least <= (found := int(text)) <= most:
-            message = f"must be from {least} to {most}"
+        if not minimum <= (found := int(text)) <= maximum:
+            message = f"must be from {minimum} to {maximum}"
             raise argparse.ArgumentTypeError(message)
         return found
 
@@ -459,7 +459,7 @@ def wait_for_database(
     dsn: str, use: Callable[[Engine], None], clock: Clock | None = None
 ) -> None:
     """
-    Use the database; try again while it is unavailable or lacks a right of the role.
+    Use the database; try again while it is unavailable or the role lacks a right.
 
     Args:
         dsn: The database, as a libpq URI or keyword/value string.

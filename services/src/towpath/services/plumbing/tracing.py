@@ -3,7 +3,7 @@ Request ids and spans: requests, the transactions of commands, and consumed even
 
 Every request has an id: the client's ``X-Request-Id`` if it is 1 to 128 visible ASCII
 characters, a new one otherwise. The response returns it, and every log record of the
-request has it as ``request_id``, beside the ``trace_id`` of its trace context.
+request has it as ``request_id``, together with the ``trace_id`` of its trace context.
 
 The W3C trace context of a request is kept only if it is valid:
 ``version-traceid-parentid-flags`` in lower-case hex, without an all-zero id, and not of
@@ -17,7 +17,7 @@ version ``ff``. Fields that later versions append are cut off.
 
 The events of a transaction carry the context of its span. Log records of a request or
 an event have its ``trace_id``, if it has one, even if the trace is not sampled. Health
-checks have no span, nor has an event without a trace context. If tracing is off, there
+checks have no span, nor does an event without a trace context. If tracing is off, there
 are no spans, and the client's context is passed on unchanged.
 """
 

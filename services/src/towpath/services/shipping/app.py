@@ -1,9 +1,9 @@
 """
 The service as an application and as a consumer: the only module that joins its parts.
 
-Its one route is ``GET /shipments/{order_id}``, which answers 200 or 404. Each order
-event that concerns shipments has a handler. No handler commits: the inbox commits the
-changes of a handler together with its record of the event.
+Its one route is ``GET /shipments/{order_id}``, which responds with 200 or 404. Each
+order event that concerns shipments has a handler. No handler commits: the inbox commits
+the changes of a handler together with its record of the event.
 """
 
 from collections.abc import Callable, Mapping

@@ -7,7 +7,7 @@ Shipments: their rules and their events. No I/O, no framework.
                       |
                       +------> FAILED: the address cannot be delivered to
                       |
-                      +------> CANCELLED: a cancellation came before the parcel left
+                      +------> CANCELLED: a cancellation arrived before the parcel left
 
 A confirmed order can be cancelled before it is paid, and so before it has a shipment.
 The cancellation then creates a shipment that is cancelled from the beginning.

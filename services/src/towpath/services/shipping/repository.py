@@ -1,8 +1,8 @@
 """
 Shipments in their table.
 
-A shipment that is written is tracked too: its events are recorded in the same
-transaction. The migrations create the table.
+Writing a shipment also tracks it: its events are recorded in the same transaction. The
+migrations create the table.
 """
 
 from typing import Any, Final

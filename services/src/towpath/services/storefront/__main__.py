@@ -136,7 +136,7 @@ def waits_of(
 
 def _app_of(options: argparse.Namespace, waits: SinkWaits | None) -> Flask:
     """
-    Wire the storefront as the options of ``serve`` say.
+    Wire the storefront according to the options of ``serve``.
 
     Raises:
         UsageError: An address cannot be read.
@@ -159,13 +159,13 @@ def _app_of(options: argparse.Namespace, waits: SinkWaits | None) -> Flask:
 
 def _check_host(url: str) -> None:
     """Raise a ``ValueError`` if no lookup accepts the host's name, such as a..b."""
-    # A client does so at each connection, by an error that is not its own.
+    # A client does that at each connection, with an error that is not its own.
     (urlsplit(url).hostname or "").encode("idna")
 
 
 @contextmanager
 def _parsing(option: str, example: str) -> Iterator[None]:
-    """Turn an error of parsing into a refusal, which quotes no password."""
+    """Turn a parsing error into a usage error, which quotes no password."""
     try:
         yield
     except (TypeError, ValueError, InvalidURL) as error:

@@ -2,7 +2,7 @@
 The HTTP API of the read side.
 
 ============================  ==================
-route                         answers
+route                         statuses
 ============================  ==================
 GET /search                   200, 422
 GET /customers/{id}/orders    200, 400, 422
@@ -11,12 +11,12 @@ GET /customers/{id}/orders    200, 400, 422
 Both honor the header ``Towpath-Lsn`` from a write's response: the read waits until the
 sinks that serve it have applied the write. The read is refused with 503 and
 ``Retry-After`` if that takes too long, with 400 if the LSN is not one of the source,
-and with 501 if the storefront was started without ``--config``. Both also answer 503
-while the search index or the cache that they read is unavailable.
+and with 501 if the storefront was started without ``--config``. Both also respond with
+503 while the search index or the cache that they read is unavailable.
 
-Every order comes with the positions of its copies. A position is the log LSN in 16 hex
-digits, a dot, and the ordinal in the commit; of two positions, the greater text is the
-newer one.
+Every order includes the positions of its copies. A position is the log LSN in 16 hex
+digits, a dot, and the ordinal in the commit; of two positions, the greater string is
+the newer one.
 """
 
 import uuid
@@ -65,8 +65,9 @@ class FreshnessDocument(Document):
     """
     The freshness of a response.
 
-    ``lsn``: the response has everything committed up to this LSN; null if the request
-    had none. ``waited_ms``: the time until each target had applied everything up to it.
+    ``lsn``: the response reflects everything committed up to this LSN; null if the
+    request had none. ``waited_ms``: the time until each target had applied everything
+    up to it.
     """
 
     lsn: str | None

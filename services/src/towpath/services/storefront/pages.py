@@ -66,7 +66,7 @@ _COOKIE_S: Final = 30 * 24 * 3600
 _CUSTOMER: Final = "customer"
 _BASKET: Final = "basket"
 _LSN: Final = "written"
-# The route that answers with JSON.
+# The route that returns JSON.
 _READ_BY_SCRIPT: Final = "pages.read"
 
 METHODS: Final = {
@@ -90,7 +90,7 @@ blueprint = Blueprint(
 
 
 class PageContext(NamedTuple):
-    """The parts that pages need; kept in ``app.extensions[EXTENSION]``."""
+    """The objects that pages need; kept in ``app.extensions[EXTENSION]``."""
 
     shop: Shop
     reads: ReadSide
@@ -140,7 +140,7 @@ def refuse_other_sites() -> None:
 
 @blueprint.after_request
 def with_policy(response: Response) -> Response:
-    """Let the page load nothing but files of this site."""
+    """Restrict the page to files from this site."""
     return protect_page(response, is_static=request.endpoint == "pages.static")
 
 
@@ -157,13 +157,13 @@ def on_refusal(error: ProblemError) -> Response:
 @blueprint.errorhandler(UnavailableError)
 def on_unavailable(error: UnavailableError) -> Response:
     """Show which service or target is unavailable, in the form of ``on_refusal``."""
-    answer = unavailable_answer(error)
+    response = unavailable_answer(error)
     if request.endpoint != _READ_BY_SCRIPT:
-        answer.set_data(
+        response.set_data(
             render_template("problem.html", title=str(error), reasons=[error.remedy])
         )
-        answer.mimetype = "text/html"
-    return answer
+        response.mimetype = "text/html"
+    return response
 
 
 @blueprint.app_template_filter("clock_time")
@@ -195,8 +195,8 @@ def add_to_basket() -> Response:
     if len(basket) > MAX_LINES:
         message = f"A basket has at most {MAX_LINES} products."
         raise InvalidInputError(message)
-    place = url_for("pages.products", after=_uuid_of(request.form.get("after")))
-    return _with_basket(place, basket)
+    url = url_for("pages.products", after=_uuid_of(request.form.get("after")))
+    return _with_basket(url, basket)
 
 
 @blueprint.post("/basket/lines")
@@ -289,7 +289,7 @@ def saga(order_id: int) -> str:
 
 @blueprint.get("/orders/<bigint:order_id>/read")
 def read(order_id: int) -> Response:
-    """Wait until a target has a write; answer with the order's status and the delay."""
+    """Wait until a target has a write; return the order's status and the delay."""
     kind, lsn = request.args.get("from", "cache"), request.args.get("lsn") or None
     if kind not in ("cache", "search"):
         message = "The parameter from must be cache or search."
@@ -320,7 +320,7 @@ def change_order(order_id: int, action: str) -> Response:
 
 @blueprint.get("/orders")
 def orders() -> str:
-    """Show the customer's orders as the read side has them."""
+    """Show the customer's orders from the read side."""
     customer, reads = _customer(), _context().reads
     if customer is None:
         return render_template("orders.html", orders=(), freshness="")
@@ -364,7 +364,8 @@ def _names_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """
     Return the names of products; a product that inventory cannot name has its id.
 
-    After a failure inventory is not asked again, because each request may take seconds.
+    After a failure, inventory is not queried again, because each request may take
+    seconds.
     """
     names: dict[Any, str] = {line["product_id"]: line["product_id"] for line in lines}
     with suppress(UnavailableError):
@@ -441,8 +442,8 @@ def _to_order(written: Written) -> Response:
     more: dict[str, Any] = {}
     if written.lsn is not None:
         more = {"lsn": written.lsn, "written": _now_ms()}
-    place = url_for("pages.order", order_id=number, **more)
-    response = make_response(redirect(place, HTTPStatus.SEE_OTHER))
+    url = url_for("pages.order", order_id=number, **more)
+    response = make_response(redirect(url, HTTPStatus.SEE_OTHER))
     if written.lsn is not None:
         _set_cookie(response, _LSN, written.lsn)
     return response
@@ -455,8 +456,8 @@ def _without_customer(error: InvalidInputError) -> Response:
     return response
 
 
-def _with_basket(place: str, basket: Basket) -> Response:
-    response = make_response(redirect(place, HTTPStatus.SEE_OTHER))
+def _with_basket(url: str, basket: Basket) -> Response:
+    response = make_response(redirect(url, HTTPStatus.SEE_OTHER))
     _set_cookie(response, _BASKET, basket_text(basket))
     return response
 

@@ -35,8 +35,8 @@ from towpath.services.storefront.waits import (
 )
 
 # Redis and OpenSearch answer within milliseconds; this only bounds a call that hangs.
-ANSWER_WITHIN_S: Final = 5.0
-# A search ignores further words; the texts of /search and /find name the number.
+RESPONSE_TIMEOUT_S: Final = 5.0
+# A search ignores further words; the texts of /search and /find state this number.
 MAX_WORDS: Final = 8
 _MAX_BIGINT: Final = 2**63 - 1
 ORDERS: Final = "orders"
@@ -61,7 +61,7 @@ class CacheUnavailableError(UnavailableError):
 
 class Copy(NamedTuple):
     """
-    An order or a product as a target has it.
+    An order or a product as stored in a target.
 
     Attributes:
         fields: Its fields, without those of the sink.
@@ -73,7 +73,7 @@ class Copy(NamedTuple):
 
     @property
     def log_lsn(self) -> int:
-        """The place of the change's commit in the log; zero if it is unknown."""
+        """The LSN of the change's commit; zero if it is unknown."""
         try:
             return parse_position(self.position).log_lsn
         except ValueError:
@@ -95,7 +95,7 @@ class SearchIndex:
         # The library logs every call.
         logging.getLogger("opensearch").setLevel(logging.CRITICAL)
         self._client = OpenSearch(
-            hosts=[url], timeout=ANSWER_WITHIN_S, max_retries=0, pool_maxsize=8
+            hosts=[url], timeout=RESPONSE_TIMEOUT_S, max_retries=0, pool_maxsize=8
         )
 
     def refresh(self) -> None:
@@ -143,7 +143,7 @@ class SearchIndex:
         Args:
             customer_id: The customer.
             limit: The largest number of orders.
-            after: The number of the last order of the page before.
+            after: The number of the last order of the previous page.
 
         Raises:
             SearchUnavailableError: The index does not answer.
@@ -184,8 +184,8 @@ class SearchIndex:
         body = {"query": query, "size": limit + 1, **more}
         params = {"ignore_unavailable": "true"} if index == PRODUCTS else {}
         with _search_errors():
-            answer = self._client.search(index=index, body=body, params=params)
-        hits = answer["hits"]["hits"]
+            response = self._client.search(index=index, body=body, params=params)
+        hits = response["hits"]["hits"]
         return Found([_copy(hit["_source"]) for hit in hits[:limit]], len(hits) > limit)
 
 
@@ -215,7 +215,7 @@ def _first_words(text: str, clauses: Callable[[str], list[Any]]) -> dict[str, An
 
 
 def _of_order(word: str) -> list[Any]:
-    """Return the clauses by which a word may match an order."""
+    """Return the clauses with which a word may match an order."""
     clauses: list[Any] = [
         {"term": {"status": word.lower()}},
         {"match_bool_prefix": {"note": word}},
@@ -230,7 +230,7 @@ def _of_order(word: str) -> list[Any]:
 
 
 def _of_product(word: str) -> list[Any]:
-    """Return the clauses by which a word may match a product."""
+    """Return the clauses with which a word may match a product."""
     clauses: list[Any] = [{"match_bool_prefix": {"name": word}}]
     if (known := _uuid(word)) is not None:
         clauses.append({"term": {"id": known}})
@@ -266,8 +266,8 @@ class OrderCache:
         self._client = redis.Redis.from_url(
             url,
             decode_responses=True,
-            socket_timeout=ANSWER_WITHIN_S,
-            socket_connect_timeout=ANSWER_WITHIN_S,
+            socket_timeout=RESPONSE_TIMEOUT_S,
+            socket_connect_timeout=RESPONSE_TIMEOUT_S,
         )
         self._prefix = f"{prefix}:{ORDERS}:"
 
@@ -314,7 +314,7 @@ def _cache_errors() -> Iterator[None]:
 
 class CurrentOrder(NamedTuple):
     """
-    An order, as the newest of its copies has it.
+    An order as its newest copy shows it.
 
     Attributes:
         document: Its document; status, note and time are those of the newest copy.
@@ -329,7 +329,7 @@ class CurrentOrder(NamedTuple):
     cache: str | None
 
 
-# Fields that change and that both copies have as the same text.
+# Fields that change, and that both copies have as the same text.
 _CHANGING: Final = ("status", "note", "updated_at")
 
 
@@ -350,7 +350,7 @@ class ReadSide:
         self, search: SearchIndex, cache: OrderCache, waits: SinkWaits | None
     ) -> None:
         """
-        Store the parts.
+        Store the clients.
 
         Args:
             search: The search index.

@@ -1,8 +1,8 @@
 """
 An order's saga as a timeline: what each service did, and when. No I/O, no framework.
 
-Each service has a lane. A moment is a dot in the lane of its service, below the moment
-before it, and a line joins the two. The lines show how the order moves between
+Each service has a lane. A moment is a dot in the lane of its service, below the
+previous moment, and a line joins the two. The lines show how the order moves between
 services. Awaited moments are at the end, without a time.
 """
 
@@ -18,7 +18,7 @@ ROW_HEIGHT: Final = 58
 
 
 class SagaEvent(NamedTuple):
-    """An action of a service, in words."""
+    """A service's action, in words."""
 
     service: str
     text: str
@@ -162,7 +162,7 @@ def timeline_of(order: Mapping[str, Any]) -> Timeline:
 
 
 def elapsed_text(elapsed_s: float) -> str:
-    """Format the time since the start of a saga; below 0 (clock skew) it is 0."""
+    """Format the time since the start of a saga; clock skew below 0 counts as 0."""
     if round(elapsed_s, 2) < 60:  # noqa: PLR2004 - seconds of a minute
         return f"+{max(0.0, elapsed_s):.2f} s"
     minutes, seconds = divmod(round(elapsed_s), 60)

@@ -1,11 +1,11 @@
 """
-The pages' client of the shop's services, over HTTP.
+The HTTP client through which the pages call the shop's services.
 
 A service's refusal is raised as the error for the same status if it is 404 or 409, and
 as ``InvalidInputError`` otherwise. A service that fails or does not answer is reported
-as unreachable, and so is one whose refusal is not a problem document. Writes carry an
-idempotency key, so that a repeated write is executed once, and return the LSN of their
-commit.
+as unreachable, and so is one whose refusal is not a problem document. Registrations
+and orders carry the caller's idempotency key, so that a repeated one is executed once.
+Writes return the LSN of their commit.
 """
 
 import logging
@@ -30,7 +30,7 @@ from towpath.services.plumbing.idempotency import HEADER as IDEMPOTENCY_KEY
 from towpath.services.plumbing.tracing import request_headers
 
 # Longer than the five seconds for which a service waits for a row lock.
-_ANSWER_WITHIN_S: Final = 8.0
+_RESPONSE_TIMEOUT_S: Final = 8.0
 _REFUSALS: Final[Mapping[int, type[ProblemError]]] = {
     HTTPStatus.NOT_FOUND: NotFoundError,
     HTTPStatus.CONFLICT: ConflictError,
@@ -44,7 +44,7 @@ class ServiceUnreachableError(UnavailableError):
 
 
 class Written(NamedTuple):
-    """The document that a write answers with, and the LSN of its commit."""
+    """The document that a write returns, and the LSN of its commit."""
 
     document: dict[str, Any]
     lsn: str | None
@@ -147,9 +147,9 @@ class Shop:
 
 
 def _client(url: str) -> httpx2.Client:
-    # The library logs every request, which a live page makes three times a second.
+    # The library logs every request, which a live page makes three times per second.
     logging.getLogger("httpx2").setLevel(logging.WARNING)
-    return httpx2.Client(base_url=url, timeout=_ANSWER_WITHIN_S, trust_env=False)
+    return httpx2.Client(base_url=url, timeout=_RESPONSE_TIMEOUT_S, trust_env=False)
 
 
 def _get(

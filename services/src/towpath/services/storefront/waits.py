@@ -2,7 +2,7 @@
 Wait for a client's writes: until the sinks that serve a read have applied an LSN.
 
 A waiter keeps its connections and is used by one thread at a time. A waiter whose wait
-has ended is reused; a new one is made only if all others are in use.
+has ended is reused; a new one is created only if all others are in use.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,7 +58,7 @@ class SinkWaits:
         Store the parameters; no connection is opened.
 
         Args:
-            make: Makes a waiter; each concurrent wait has its own.
+            make: Creates a waiter; each concurrent wait has its own.
             sinks: The name of the sink of each kind, ``search`` and ``cache``.
             clock: Measures the waits.
             timeout_s: The longest wait of a read, for all of its sinks.
@@ -109,6 +109,6 @@ class SinkWaits:
 
 
 def malformed_lsn(reason: str) -> MalformedError:
-    """Return the refusal of a header that is not an LSN of the source."""
+    """Return the error for a header that is not an LSN of the source."""
     detail = f"The header {HEADER} cannot be used: {reason}."
     return MalformedError(detail, [FieldError(HEADER, reason)])

@@ -50,7 +50,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop the first tables, with their rows."""
+    """Drop the first tables and those of the inbox, with their rows."""
     op.execute(
         "drop table inventory.inbox_parked, inventory.inbox, inventory.idempotency,"
         " inventory.reservation_lines, inventory.reservations, inventory.products"

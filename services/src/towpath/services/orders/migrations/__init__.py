@@ -1,5 +1,5 @@
 """
-The shop's tables, version by version; applied at start under a lock.
+The shop's tables, version by version; applied at startup under a lock.
 
 A released version is never edited: the next change is the next file here.
 """

@@ -1,7 +1,7 @@
 """
 A view with each order as its newest event, and the reason for a cancellation.
 
-The view returns, for every order, the event of its present state: the same type and, as
+The view returns, for every order, the event of its current state: the same type and, as
 JSON, the same payload. A reader of the events can therefore be filled with orders whose
 events no longer exist. The view reads only the orders and their lines, and each of
 their changes has an event in the same transaction, under the order's row lock.

@@ -134,6 +134,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Refuse: Postgres cannot take values out of a type that orders may have."""
+    """Refuse: Postgres cannot remove values, which orders may have, from a type."""
     message = "orders may have statuses that version 0003 does not know"
     raise NotImplementedError(message)

@@ -1,8 +1,8 @@
 """
 The inbox identifies a parked event by its id.
 
-The key used to be the record's place in its topic. A topic that is deleted and created
-again gives that place to another event.
+The key used to be the record's topic, partition and offset, which a recreated topic
+gives to a different event.
 """
 
 from alembic import op
@@ -20,4 +20,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Leave the key: the previous version works with either key."""
+    """Keep the key: the previous version works with either key."""

@@ -61,7 +61,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop the first tables, with their rows."""
+    """Drop the first tables and those of the inbox, with their rows."""
     op.execute(
         "drop table payments.inbox_parked, payments.inbox, payment_provider.calls,"
         " payment_provider.accounts, payments.operations, payments.payments;"

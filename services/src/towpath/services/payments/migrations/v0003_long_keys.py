@@ -2,7 +2,7 @@
 The inbox finds parked events by the start of their key, and stores long ids shortened.
 
 An index of the whole key refused keys above 2.7 kB, so such an event could not be
-parked. Ids above 2,000 bytes that are stored whole get the new form.
+parked. Ids above 2,000 bytes that are stored whole are converted.
 """
 
 from alembic import op
@@ -23,6 +23,6 @@ def downgrade() -> None:
     """
     Keep the new index and ids.
 
-    The previous version finds the same events without the index. It would take an event
-    with a shortened id for a new one; no event of the shop has so long an id.
+    The previous version finds the same events without the index. It would treat an
+    event with a shortened id as new; no event of the shop has such a long id.
     """

@@ -1,5 +1,5 @@
 """
-The tables of shipping, version by version; applied at start under a lock.
+The tables of shipping, version by version; applied at startup under a lock.
 
 A released version is never edited: the next change is the next file here.
 """

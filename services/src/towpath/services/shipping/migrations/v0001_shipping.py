@@ -28,5 +28,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop the first tables, with their rows."""
+    """Drop the first tables and those of the inbox, with their rows."""
     op.execute("drop table shipping.inbox_parked, shipping.inbox, shipping.shipments")

@@ -94,7 +94,7 @@ def test_a_form_of_another_site_is_refused(console, path, word, origin):
     before = console.platform.one("select count(*) from towpath.signal")
     answer = browser.session.post(
         f"{console.address}{path}",
-        data={"word": browser.word if word is None else word},
+        data={"word": browser.csrf_token if word is None else word},
         headers={"Origin": origin} if origin else {},
         timeout=60,
     )

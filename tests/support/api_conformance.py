@@ -1,8 +1,8 @@
 """
-Schemathesis on a running service: its answers against its own OpenAPI document.
+Run Schemathesis on a service: check its responses against its OpenAPI document.
 
-Requests are generated from the document, valid and invalid ones, by a fixed seed. Every
-check of Schemathesis is made on every answer.
+Valid and invalid requests are generated from the document, with a fixed seed. Every
+check of Schemathesis is applied to every response.
 """
 
 import subprocess
@@ -17,8 +17,8 @@ from schemathesis.generation.meta import ParameterLocation
 from support.orders_service import Service, environment_with_support
 from support.waiting import stretched
 
-LONGEST_VALUE = 300
-MOST_VALUES = 10
+MAX_LENGTH = 300
+MAX_VALUES = 10
 SEED = 20261127
 TIMEOUT_S = stretched(240.0)
 
@@ -30,10 +30,10 @@ def conformance_report(
     Run every check on every operation of a service.
 
     Args:
-        service: The service, with all that its operations need.
+        service: The service, with everything that its operations need.
         folder: The working folder of the run.
         hooks: A module of Schemathesis' hooks, which may put real ids into requests.
-        examples: The number of generated requests of each operation and phase.
+        examples: The number of generated requests per operation and phase.
 
     Returns:
         The exit code, which is zero if all checks passed, and the report.
@@ -60,16 +60,16 @@ def conformance_report(
 
 
 def is_valid(case: Any, location: ParameterLocation) -> bool:
-    """Return whether a part of a generated request is valid by the document."""
+    """Return whether the document allows this part of a generated request."""
     component = case.meta.components.get(location)
     return component is None or component.mode is GenerationMode.POSITIVE
 
 
 def make_sendable(case: Any) -> None:
     """
-    Give a generated request a key that was not used before, and a short query.
+    Give a generated request an unused key, and a short query.
 
-    The server refuses an overlong first line before any operation.
+    The server refuses an overlong request line before any operation sees it.
     """
     if is_valid(case, ParameterLocation.HEADER) and "Idempotency-Key" in case.headers:
         case.headers["Idempotency-Key"] = str(uuid.uuid4())
@@ -77,7 +77,7 @@ def make_sendable(case: Any) -> None:
 
 
 def _shortened(value: Any) -> Any:
-    """Cut a text or a list off where it is still too long to be valid."""
+    """Truncate a string or a list, but leave it too long to be valid."""
     if isinstance(value, list):
-        return [_shortened(one) for one in value[:MOST_VALUES]]
-    return value[:LONGEST_VALUE] if isinstance(value, str) else value
+        return [_shortened(one) for one in value[:MAX_VALUES]]
+    return value[:MAX_LENGTH] if isinstance(value, str) else value

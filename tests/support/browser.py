@@ -1,7 +1,7 @@
 """
-A real browser without a window, driven by Playwright.
+A real headless browser, driven by Playwright.
 
-It is the machine's own Chromium. Where there is none, npm fetches the one of the
+It is the machine's own Chromium. Where there is none, npm fetches the one from the
 package ``@sparticuz/chromium``, locked by hash, and it is unpacked below ``.towpath``.
 """
 
@@ -20,19 +20,19 @@ from support.waiting import stretched, until
 from towpath.sinks.jars.store import CLONE
 
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-# Tall enough for all rows of locust's statistics.
+# Tall enough for all rows of Locust's statistics.
 WIDTH, HEIGHT = 1280, 1100
 TAB, ENTER = "Tab", "Enter"
 _TIMEOUT_MS: Final = 1000.0 * stretched(60.0)
 _LOCKED: Final = CLONE / "tests" / "browser" / "chromium"
 _UNPACKED: Final = CLONE / ".towpath" / "chromium"
-_CURE: Final = "install a browser (apt-get install chromium), or npm, which fetches one"
+_REMEDY: Final = "install chromium (apt-get install chromium), or npm to fetch one"
 # Tests run as root in containers, where the browser's own sandbox cannot start.
 _ARGUMENTS: Final = ("--no-sandbox", "--disable-dev-shm-usage")
 
 
 class InstalledBrowser(NamedTuple):
-    """A browser's program, and the folder of libraries that it needs beside it."""
+    """A browser's program, and the folder of the libraries that it needs."""
 
     program: str
     libraries: str = ""
@@ -40,7 +40,7 @@ class InstalledBrowser(NamedTuple):
 
 class Browser:
     """
-    One window.
+    One browser window.
 
     Attributes:
         page: The library's page.
@@ -49,7 +49,7 @@ class Browser:
     def __init__(self, page: Page) -> None:
         self.page = page
         self._complaints: list[str] = []
-        page.on("console", self._hear)
+        page.on("console", self._record)
         page.on("pageerror", lambda error: self._complaints.append(str(error)))
 
     def open(self, address: str) -> None:
@@ -84,7 +84,7 @@ class Browser:
     def emulate(
         self, *, is_dark: bool = False, width: int = WIDTH, height: int = HEIGHT
     ) -> None:
-        """Show pages as on a screen of a size, with a light or a dark scheme."""
+        """Show pages as on a screen of this size, with a light or a dark scheme."""
         self.page.emulate_media(color_scheme="dark" if is_dark else "light")
         self.page.set_viewport_size({"width": width, "height": height})
 
@@ -101,14 +101,14 @@ class Browser:
         """Return a screenshot of the window, or of the whole page, as PNG."""
         return self.page.screenshot(full_page=is_whole)
 
-    def _hear(self, message: Any) -> None:
+    def _record(self, message: Any) -> None:
         if message.type in {"warning", "error"}:
             self._complaints.append(message.text)
 
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """Provide a window of a browser of its own."""
+    """Provide a window of a new browser process."""
     found = installed()
     env = dict(os.environ)  # noqa: TID251 - the browser's
     if found.libraries:
@@ -138,7 +138,7 @@ def installed() -> InstalledBrowser:
 
 def fetched() -> InstalledBrowser:
     """Return the Chromium of the locked package; it is fetched once."""
-    assert shutil.which("npm"), _CURE
+    assert shutil.which("npm"), _REMEDY
     package = _UNPACKED / "package"
     if not (package / "node_modules").exists():
         shutil.copytree(_LOCKED, package, dirs_exist_ok=True)
@@ -158,13 +158,13 @@ def _run(*command: str) -> str:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, f"{_CURE}: {done.stderr}"
+    assert done.returncode == 0, f"{_REMEDY}: {done.stderr}"
     return done.stdout
 
 
 def start_load(window: Browser, address: str, fields: dict[str, str]) -> None:
-    """Open locust's page, fill its fields, press Start; wait for its table."""
-    until(lambda: _answers(address), "locust's page answers")
+    """Open Locust's page, fill in the fields, press Start, and wait for the table."""
+    until(lambda: _responds(address), "Locust's page responds")
     window.open(address)
     until(lambda: "Start new load test" in window.text(), "the page is drawn")
     for name, text in fields.items():
@@ -173,7 +173,7 @@ def start_load(window: Browser, address: str, fields: dict[str, str]) -> None:
     until(lambda: "checkout" in window.text(), "the page shows requests")
 
 
-def _answers(url: str) -> bool:
+def _responds(url: str) -> bool:
     try:
         return requests.get(url, timeout=5).ok
     except (requests.ConnectionError, requests.Timeout):

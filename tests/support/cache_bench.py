@@ -1,4 +1,4 @@
-"""A cache sink over a Redis that takes every call, and a writer of batches into it."""
+"""A cache sink on a fake Redis that accepts every call, and a writer of batches."""
 
 from types import SimpleNamespace
 from unittest import mock
@@ -19,7 +19,7 @@ class Connection:
     def __init__(self) -> None:
         self.call_count = 0
 
-    def send_packed_command(self, *_words: object, **_options: object) -> None:
+    def send_packed_command(self, *_arguments: object, **_options: object) -> None:
         pass
 
     def read_response(self) -> list[int]:
@@ -31,7 +31,7 @@ class Connection:
 
 
 class Client:
-    """One server that has one connection, stores nothing, and keeps a file."""
+    """A server with one connection, an append-only file, and no stored data."""
 
     def __init__(self) -> None:
         self.connection = Connection()
@@ -65,11 +65,11 @@ class CacheBench:
         self._writer = SinkWriter(writer, self.sink, context)
 
     def write(self, number: int) -> BatchResult:
-        """Write a batch of one record, another order by each number."""
+        """Write a batch of one record: a different order for each number."""
         batch = table(row(number, "c", order=number, note="a"))
         return self._writer.write(batch_of(lambda: iter([batch]), 1), number)
 
     @property
     def call_count(self) -> int:
-        """The number of calls of the guard that the server has answered."""
+        """The number of guard calls that the server has answered."""
         return self._client.connection.call_count

@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 @contextmanager
-def towpath(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+def towpath(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command for the block; it creates its files below the folder."""
     with subprocess.Popen(
-        [sys.executable, "-m", "towpath.cli", *words],
+        [sys.executable, "-m", "towpath.cli", *arguments],
         env={**os.environ, "TMPDIR": str(folder)},  # noqa: TID251 - a root
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The document that ``docker compose config`` makes of a compose file."""
+"""The document that ``docker compose config`` generates from a compose file."""
 
 import json
 import re
@@ -15,7 +15,7 @@ _LOADER = CLONE / ".towpath" / "compose" / "loader"
 
 
 class RefusedError(Exception):
-    """The loader refuses a file, or a variable of it has no value."""
+    """The loader refuses a file, or one of its variables has no value."""
 
 
 def variables() -> dict[str, str]:
@@ -26,12 +26,12 @@ def variables() -> dict[str, str]:
 
 def document(folder: Path, environ: Mapping[str, str]) -> dict[str, Any]:
     """
-    Return the document of compose.yaml and ``.env`` of a folder, of all profiles.
+    Return the document for a folder's compose.yaml and ``.env``, with all profiles.
 
     The environment overrides ``.env``.
 
     Raises:
-        RefusedError: The file is not what the Compose Specification allows.
+        RefusedError: The file violates the Compose Specification.
     """
     done = subprocess.run(
         [_LOADER, "compose.yaml"],

@@ -9,7 +9,7 @@ from support import compose_file, dockerfile
 Service = dict[str, Any]
 
 MEMORY_MIB = 9_728
-# This profile needs memory of its own, beside the platform.
+# This profile needs memory in addition to the platform's.
 MONITORING = "monitoring"
 _CONDITIONS = {"service_healthy", "service_completed_successfully"}
 _SECRET = re.compile(r"PASSWORD|SECRET|ACCESS_KEY|TOKEN")
@@ -17,7 +17,7 @@ _LOGIN = re.compile(r"://[^/@\s:]*:([^@/\s]+)@")
 
 
 def findings(document: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
-    """Return the violations in a document, a line each, the service first."""
+    """Return the violations in a document, each prefixed with its service."""
     services = document["services"]
     found = [
         f"{name}: {text}"
@@ -37,7 +37,7 @@ def findings(document: Mapping[str, Any], environ: Mapping[str, str]) -> list[st
         if need["condition"] == "service_completed_successfully"
     }
     found += [
-        f"{name}: does not start again, and nobody waits for its end"
+        f"{name}: is not restarted, and no service waits until it has ended"
         for name, service in services.items()
         if is_one_shot(service) and name not in ends and not service.get("profiles")
     ]
@@ -68,16 +68,16 @@ def _image(service: Service, _: Mapping[str, str]) -> Iterator[str]:
 
 def _life(service: Service, _: Mapping[str, str]) -> Iterator[str]:
     if not is_one_shot(service) and service.get("restart") != "unless-stopped":
-        yield "does not start again"
+        yield "is not restarted"
     if not memory_mib(service):
-        yield "has no limit of memory"
+        yield "has no memory limit"
 
 
 def _health(service: Service, _: Mapping[str, str]) -> Iterator[str]:
     own = service.get("healthcheck")
     target = service.get("build", {}).get("target")
-    words = dockerfile.ours()[target].of("HEALTHCHECK") if target else []
-    inherited = bool(words) and words[-1] != "NONE"
+    checks = dockerfile.ours()[target].of("HEALTHCHECK") if target else []
+    inherited = bool(checks) and checks[-1] != "NONE"
     healthy = bool(own.get("test")) if own else inherited
     if not is_one_shot(service) and not healthy:
         yield "has no health check"
@@ -87,17 +87,17 @@ def _rights(service: Service, _: Mapping[str, str]) -> Iterator[str]:
     if "no-new-privileges:true" not in service.get("security_opt", ()):
         yield "may gain privileges"
     if service.get("privileged") or service.get("cap_add"):
-        yield "has more rights than the engine gives"
+        yield "has more privileges than the engine's defaults"
     if "build" in service and service.get("cap_drop") != ["ALL"]:
         yield "keeps capabilities"
     if "build" in service and not service.get("read_only"):
-        yield "may write on its root file system"
+        yield "may write to its root file system"
 
 
 def _ports(service: Service, environ: Mapping[str, str]) -> Iterator[str]:
     for port in service.get("ports", ()):
         if port.get("host_ip") != environ["BIND_ADDRESS"]:
-            yield f"port {port['target']} is open to everybody"
+            yield f"port {port['target']} is reachable from other machines"
 
 
 def _needs(service: Service, _: Mapping[str, str]) -> Iterator[str]:
@@ -110,10 +110,10 @@ def _secrets(service: Service, environ: Mapping[str, str]) -> Iterator[str]:
     allowed = {value for name, value in environ.items() if _SECRET.search(name)}
     for name, value in service.get("environment", {}).items():
         if _SECRET.search(name) and value not in allowed:
-            yield f"{name} has a value of its own"
+            yield f"{name} has a value that .env does not set"
     for login in _LOGIN.findall(str(service)):
         if login not in allowed:
-            yield "a password stands in an address"
+            yield "an address contains a password that .env does not set"
 
 
 def _volumes(service: Service, named: Mapping[str, Any]) -> Iterator[str]:
@@ -125,4 +125,4 @@ def _volumes(service: Service, named: Mapping[str, Any]) -> Iterator[str]:
         folders = (compose_file.FOLDER, compose_file.FOLDER.parent / MONITORING)
         inside = path.is_file() and any(map(path.is_relative_to, folders))
         if volume["type"] != "bind" or not inside or not volume.get("read_only"):
-            yield f"{source} is neither a named volume nor a file to read"
+            yield f"{source} is neither a named volume nor a read-only file"

@@ -14,15 +14,15 @@ def configuration(
     dsn: str, kafka: str, prefix: str, tables: Sequence[str], /, **lines: str
 ) -> str:
     """
-    Write a configuration whose prefix and slot have one name.
+    Return a configuration whose prefix and slot share one name.
 
     Args:
-        dsn: Of the source.
-        kafka: Its bootstrap servers.
-        prefix: Of topics, and the slot's name.
+        dsn: The DSN of the source.
+        kafka: Kafka's bootstrap servers.
+        prefix: The prefix of topics, and the slot's name.
         tables: The captured tables.
         lines: Further lines of ``source``, ``kafka`` and ``topics``; the address of a
-            ``registry``, by default one where no server is; the text below
+            ``registry``, by default one without a server; the text below
             ``[relay]``: its keys, then whole sections.
     """
     return f"""
@@ -45,7 +45,7 @@ url = "{lines.get("registry", NO_REGISTRY)}"
 """
 
 
-# An address that each kind of sink may have; no server is there.
+# A valid address for each kind of sink; no server listens there.
 ADDRESSES = {
     "cache": "redis://localhost",
     "postgres": "host=localhost dbname=models",
@@ -56,7 +56,7 @@ ADDRESSES = {
 
 
 def mistakes_of(document: Mapping[str, object]) -> tuple[str, ...]:
-    """List the mistakes of a configuration that is a document of TOML."""
+    """List the mistakes in a configuration that is given as a TOML document."""
     try:
         read(document, {}, Path("/"))
     except ConfigurationError as error:

@@ -34,7 +34,7 @@ UNWRAPPED = {
 
 
 def jdbc_sink(rig: Rig, table: str, name: str, **more: str) -> dict[str, str]:
-    """Describe a stock JDBC sink that writes a table of its own name."""
+    """Return the settings of a stock JDBC sink; its table has the given name."""
     parts = conninfo_to_dict(rig.dsn)
     return {
         "name": name,
@@ -62,12 +62,12 @@ def connected(
     Run Connect standalone with connectors for the block.
 
     Args:
-        kafka: Its bootstrap servers.
-        folder: For its files.
-        connectors: Their settings, names included.
+        kafka: Kafka's bootstrap servers.
+        folder: The folder for its files.
+        connectors: The connectors' settings, including their names.
 
     Yields:
-        The file that it prints into.
+        The file with Connect's output.
     """
     worker = {
         **JSON_WITH_SCHEMAS,
@@ -81,9 +81,9 @@ def connected(
     files = [_written(folder / "worker.properties", worker)]
     files += [_written(folder / f"{one['name']}.properties", one) for one in connectors]
     log = folder / "connect.log"
-    words = [*connect_command(java.home(), _archives()), *map(str, files)]
+    command = [*connect_command(java.home(), _archives()), *map(str, files)]
     with log.open("wb") as output:
-        process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         try:
             yield log
         finally:
@@ -91,11 +91,11 @@ def connected(
 
 
 def _archives() -> list[Path]:
-    place = store.folder(os.environ)  # noqa: TID251 - a root
+    folder = store.folder(os.environ)  # noqa: TID251 - a root
     jars = store.read_lock(store.LOCK.with_name("jdbcsink.lock"))
-    missing = [jar.file for jar in jars if not store.is_whole(jar, place)]
+    missing = [jar.file for jar in jars if not store.is_whole(jar, folder)]
     assert [] == missing, "make test fetches these archives"
-    return [place / jar.use / jar.file for jar in jars]
+    return [folder / jar.use / jar.file for jar in jars]
 
 
 def _written(path: Path, settings: Mapping[str, str]) -> Path:

@@ -1,4 +1,4 @@
-"""The console as a process, over a platform of real servers."""
+"""The console as a process that controls a platform of real servers."""
 
 import itertools
 import json
@@ -19,14 +19,14 @@ from towpath.deploy.local import ports
 from towpath.deploy.local.stack import LazyStack, Stack
 
 TOKEN = "a-token-of-this-test-alone"  # noqa: S105 - opens nothing but this test
-_WORD = re.compile(r'name="word" value="([^"]+)"')
+_CSRF_TOKEN = re.compile(r'name="word" value="([^"]+)"')
 # Far above the numbers of the writer.
 _OWN_ORDERS = itertools.count(5_000_000)
 _MASKED = '\n[[sink.route.transforms]]\nmask = "note"\n'
 
 
 class ServedConsole(NamedTuple):
-    """A console that is served, and the platform behind it."""
+    """A console that is served, and the platform that it shows."""
 
     address: str
     platform: Disaster
@@ -36,23 +36,23 @@ class ServedConsole(NamedTuple):
         return requests.get(f"{self.address}{path}", params=query, timeout=60)
 
     def json(self, path: str, **query: str) -> dict:
-        """Request a document, which must be there."""
-        answer = self.get(path, **query)
-        assert answer.ok, answer.text
-        return answer.json()
+        """Request a document, which must exist."""
+        response = self.get(path, **query)
+        assert response.ok, response.text
+        return response.json()
 
     def post(self, path: str, document: dict | None = None) -> requests.Response:
         """Send an action to the API, with the token."""
         headers = {"Authorization": f"Bearer {TOKEN}"}
-        where = f"{self.address}{path}"
-        return requests.post(where, json=document or {}, headers=headers, timeout=120)
+        url = f"{self.address}{path}"
+        return requests.post(url, json=document or {}, headers=headers, timeout=120)
 
     def browser(self) -> "Browser":
         """Return a browser that has logged in."""
         session = requests.Session()
         session.post(f"{self.address}/login", data={"token": TOKEN}, timeout=60)
         page = session.get(f"{self.address}/login", timeout=60).text
-        return Browser(self.address, session, _WORD.findall(page)[0])
+        return Browser(self.address, session, _CSRF_TOKEN.findall(page)[0])
 
     def audited(self) -> list[dict]:
         """Return the lines of the audit log, oldest first."""
@@ -66,19 +66,19 @@ class ServedConsole(NamedTuple):
 
 
 class Browser(NamedTuple):
-    """A session of the console, and the word that its forms repeat."""
+    """A session of the console, and the CSRF token that its forms repeat."""
 
     address: str
     session: requests.Session
-    word: str
+    csrf_token: str
 
     def get(self, path: str) -> str:
         """Return a page."""
         return self.session.get(f"{self.address}{path}", timeout=60).text
 
     def send(self, path: str, **fields: str | list[str]) -> requests.Response:
-        """Send a form, and follow to the page that it leads to."""
-        data = {"word": self.word, **fields}
+        """Submit a form, and follow the redirect."""
+        data = {"word": self.csrf_token, **fields}
         return self.session.post(f"{self.address}{path}", data=data, timeout=120)
 
 
@@ -89,19 +89,19 @@ def mask_notes(platform: Disaster) -> None:
 
 
 class CachedOrder(NamedTuple):
-    """An order in the cache that no further change is on its way to."""
+    """A cached order for which no further change is in flight."""
 
     cache: redis.Redis
-    place: str
+    cache_key: str
 
     @property
     def note(self) -> str:
         """The note in the cache."""
-        return self.cache.hget(self.place, "note")
+        return self.cache.hget(self.cache_key, "note")
 
     def change_note(self, note: str) -> None:
-        """Write another note past the sink, as a fault would."""
-        self.cache.hset(self.place, "note", note)
+        """Write a different note, bypassing the sink, as a fault would."""
+        self.cache.hset(self.cache_key, "note", note)
 
 
 @contextmanager
@@ -109,23 +109,27 @@ def settled_order(platform: Disaster) -> Iterator[CachedOrder]:
     """
     Insert an order that the writer never changes, and wait until it is in the cache.
 
-    A change of another order may still be on its way, and would undo what a test
+    A change of a different order may still be in flight, and would undo what a test
     changes in the cache. A driver that restarts repeats its last batch: once the cache
     has an order of a later batch, this one is not repeated.
     """
     client = redis.Redis.from_url(platform.shared.redis_url, decode_responses=True)
     with client as cache:
-        place, _later = (_insert_order(platform, cache) for _ in range(2))
-        yield CachedOrder(cache, place)
+        cache_key, _later = (_insert_order(platform, cache) for _ in range(2))
+        yield CachedOrder(cache, cache_key)
 
 
 def _insert_order(platform: Disaster, cache: redis.Redis) -> str:
-    """Insert an order; return its name in the cache once it is there."""
+    """Insert an order; return its cache key once the cache has the order."""
     key = next(_OWN_ORDERS)
-    place = f"{platform.prefix}:{platform.prefix}-orders:{key}"
+    cache_key = f"{platform.prefix}:{platform.prefix}-orders:{key}"
     platform.execute("insert into shop.orders values (%s, 'placed', 'x')", key)
-    until(lambda: cache.exists(place), "the cache has the order", timeout_s=PATIENCE_S)
-    return place
+    until(
+        lambda: cache.exists(cache_key),
+        "the cache has the order",
+        timeout_s=PATIENCE_S,
+    )
+    return cache_key
 
 
 @contextmanager
@@ -143,13 +147,13 @@ def served_console(
     port = ports.any_free()
     file = platform.folder / "console.token"
     file.write_text(token, encoding="utf-8")
-    words = [
+    command = [
         *(sys.executable, "-m", "towpath.cli", "console", f"--port={port}"),
         *("--config", str(platform.config), *(("--token-file", file) if token else ())),
         *(("--demo", platform.own.state.root) if is_demo else ()),
     ]
     log = platform.folder / "console.log"
-    with log.open("ab") as output, subprocess.Popen(words, stderr=output) as process:
+    with log.open("ab") as output, subprocess.Popen(command, stderr=output) as process:
         try:
             address = f"http://127.0.0.1:{port}"
             until(lambda: _is_ready(address), "the console serves", timeout_s=60.0)
@@ -166,14 +170,14 @@ def console_platform(
     relay: str = "",
     is_demo: bool = False,
 ) -> Iterator[ServedConsole]:
-    """Serve a console over a platform of its own, while an application writes."""
+    """Serve a console for a platform of its own, while an application writes."""
     own = Stack(folder / "own")
     platform = None
     try:
         stack.up("kafka", "redis")
-        place = folder / "platform"
-        place.mkdir()
-        platform = Disaster(stack, own, f"console_{folder.name}", place)
+        files = folder / "platform"
+        files.mkdir()
+        platform = Disaster(stack, own, f"console_{folder.name}", files)
         with (
             platform.running(*kinds, relay=relay),
             served_console(platform, is_demo=is_demo) as served,

@@ -2,8 +2,8 @@
 ``make coverage``: branch coverage of each member, compared with its floor.
 
 The floors are in ``pyproject.toml`` under ``[tool.towpath.coverage]``, in percent of
-lines and branches that the unit and property tests run. Code that only real parts can
-run is not covered by them, so the floors of members with much I/O are lower.
+lines and branches that the unit and property tests run. Code that only real servers
+can run is not covered by them, so the floors of members with much I/O are lower.
 """
 
 import json

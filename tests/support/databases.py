@@ -1,4 +1,4 @@
-"""Databases of tests, on the server of the worker's stack."""
+"""Test databases on the server of the worker's stack."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +12,10 @@ from towpath.loadtests.bench.broker import Broker
 @contextmanager
 def fresh_database(stack: LazyStack, name: str) -> Iterator[str]:
     """
-    Create a database for the block; return its address.
+    Create a database for the block; yield its address.
 
-    Afterwards, the topics that carry its name are deleted too: with a thousand topics,
-    their metrics alone are a sixth of a broker's work.
+    Afterwards, the topics whose names contain its name are deleted too: with a thousand
+    topics, their metrics alone are a sixth of a broker's work.
     """
     server = stack.dsn("postgres")
     postgres.create_database(server, name)

@@ -1,4 +1,4 @@
-"""Dead letters in memory, and the other parts of a batch writer's context."""
+"""Dead letters in memory, and the rest of a batch writer's context."""
 
 from pathlib import Path
 
@@ -83,7 +83,7 @@ class Letters:
 
 
 class ImmediateFloors:
-    """Floors that are effective at once."""
+    """Floors that take effect immediately."""
 
     def record(self, floors):
         """Return all of them."""
@@ -95,10 +95,10 @@ class ImmediateFloors:
 
 class RecordedRepairs:
     """
-    Repairs that record their requests; ``can`` is their answer.
+    Repairs that record their requests; ``can`` is the answer to each.
 
     ``by_key`` is the answer to requests by key. ``reading`` gets the routes that are
-    read as wholes, as the real repairs record them.
+    read in full, as the real repairs record them.
     """
 
     def __init__(self, *, can=True, by_key=True, reading=None):
@@ -130,7 +130,7 @@ class StoppedClock:
 
 
 class FixedPositions:
-    """Topics whose lowest position is given."""
+    """Topics whose lowest position is fixed."""
 
     def __init__(self, position):
         self._position = position
@@ -144,7 +144,7 @@ class MemoryRefetches(PendingRefetches):
     """Pending refetches in the test's memory: ``file`` survives a crash.
 
     ``routes`` are those that lost rows; ``reading`` has the routes that were requested
-    as wholes, with the snapshots that read them.
+    in full, with the snapshots that read them.
     """
 
     def __init__(self, file=None, clock=None, routes=None, reading=None):

@@ -1,5 +1,5 @@
 """
-A platform of real servers that is hurt and healed, and every step of it printed.
+A platform of real servers that a rehearsal breaks and repairs; each step is printed.
 
 It has a Postgres of its own, which a rehearsal may stop, copy and lose; the worker's
 Kafka, cache and index; a relay; a driver with its sinks; and a writer that never stops
@@ -59,7 +59,7 @@ _KINDS = {
         "{prefix}.orders",
     ),
 }
-# Fields of a log record that say nothing to its reader, or break the line.
+# Fields of a log record that are of no use to its reader, or break the line.
 _UNSHOWN = frozenset({"event", "level", "timestamp", "process", "pid", "logger"})
 
 
@@ -113,14 +113,14 @@ class Writer:
         self._number += 1
         number = self._number
         with connection.transaction():
-            say = connection.execute
-            say("insert into shop.orders values (%s, 'placed', 'new')", (number,))
-            say(
+            execute = connection.execute
+            execute("insert into shop.orders values (%s, 'placed', 'new')", (number,))
+            execute(
                 "update shop.orders set status = 'paid', note = %s where id = %s",
                 (f"{number}", number * 7 % 300 + 1),
             )
-            say("delete from shop.orders where id = %s", (number - 50,))
-            row = say(
+            execute("delete from shop.orders where id = %s", (number - 50,))
+            row = execute(
                 "insert into towpath.outbox"
                 " (id, aggregate_type, aggregate_id, type, payload)"
                 " values (gen_random_uuid(), 'order', %s, 'OrderPlaced', %s)"
@@ -144,8 +144,8 @@ class Disaster(SnapshotRig):
     Attributes:
         own: The Postgres of this rehearsal.
         writer: Writes while the platform runs.
-        driver: The driver's process; None while there is none.
-        folder: Of configuration, state and logs.
+        driver: The driver's process; None while none runs.
+        folder: The folder of configuration, state and logs.
     """
 
     def __init__(self, stack: LazyStack, own: Stack, prefix: str, folder: Path) -> None:
@@ -158,7 +158,7 @@ class Disaster(SnapshotRig):
         self._release: OlderRelease | None = None
 
     def prepare(self, *kinds: str, relay: str = "") -> None:
-        """Make tables, configuration and slot; the sinks are named as their kinds."""
+        """Make tables, configuration and slot; each sink is named after its kind."""
         self.execute(_TABLES)
         # A heartbeat each second: a page shows a recovery as soon as it has happened.
         usual = f"heartbeat_interval_s = 1\n{relay}\n{self.outbox}"
@@ -189,12 +189,12 @@ class Disaster(SnapshotRig):
         self, *kinds: str, relay: str = "", release: OlderRelease | None = None
     ) -> Iterator[Self]:
         """
-        Run everything: the sinks have all rows, and the writer writes.
+        Run everything; yield once the writer writes and each sink has applied rows.
 
         Args:
             kinds: The sinks, by default a cache.
             relay: Further lines of ``[relay]``.
-            release: The code that runs until ``upgrade``; by default the present one.
+            release: The code that runs until ``upgrade``; by default the current code.
         """
         self._release = release
         self.prepare(*(kinds or ("cache",)), relay=relay)
@@ -217,11 +217,11 @@ class Disaster(SnapshotRig):
         self.connection.close()
 
     def upgrade(self) -> None:
-        """Let commands and processes that start from now on run the present code."""
+        """Make commands and processes that start from now on run the current code."""
         self._release = None
 
     def _python(self, module: str) -> tuple[str, ...]:
-        """Return the arguments of Python that run a module of the platform."""
+        """Return Python's arguments for running a module of the platform."""
         if self._release is None:
             return "-m", module
         return self._release.module(module)
@@ -251,7 +251,7 @@ class Disaster(SnapshotRig):
         return 0
 
     def reconnect(self, dsn: str) -> None:
-        """Let everything but the relay use another address of the source."""
+        """Make everything except the relay use a different address of the source."""
         self.connection.close()
         self.dsn = self.writer.dsn = dsn
         self.connection = psycopg.connect(dsn, autocommit=True)
@@ -266,13 +266,13 @@ class Disaster(SnapshotRig):
         """Print a step of the rehearsal."""
         say(f"\n== {text}")
 
-    def towpath(self, *words: str, is_shown: bool = True) -> Printed:
+    def towpath(self, *arguments: str, is_shown: bool = True) -> Printed:
         """Run a command of the platform, and print it as an operator sees it."""
         if is_shown:
-            say(f"$ towpath {' '.join(words)}")
+            say(f"$ towpath {' '.join(arguments)}")
         program = (sys.executable, *self._python("towpath.cli"))
         done = subprocess.run(
-            [*program, *words, "--config", str(self.config)],
+            [*program, *arguments, "--config", str(self.config)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -283,7 +283,7 @@ class Disaster(SnapshotRig):
         return Printed(done.returncode, done.stdout)
 
     def relay_says(self, event: str, more_than: int = 0) -> dict[str, Any]:
-        """Wait for a log record of the relay, also one of its last; print it."""
+        """Wait until the relay has logged an event more often than that; print it."""
         return self._await_record("relay", lambda: self.logged(event), more_than)
 
     def driver_says(self, event: str) -> dict[str, Any]:
@@ -331,7 +331,7 @@ class Disaster(SnapshotRig):
         return [headers_of(each)["id"] for each in self.records("event.order")]
 
     def verify(self, *sinks: str) -> None:
-        """End with ``towpath verify``, while the writer writes: all must be equal."""
+        """Run ``towpath verify`` during writes; each sink must equal the source."""
         self.step("verify, while the application writes")
         for sink in sinks or ("cache",):
             done = self.towpath("verify", sink)
@@ -342,7 +342,7 @@ class Disaster(SnapshotRig):
         assert (0, 0) == self.count_lost_events()
 
     def count_lost_events(self) -> tuple[int, int]:
-        """Return how many confirmed events are not published, and how many twice."""
+        """Count the confirmed events that are not published, and the repeated ones."""
         written = set(self.writer.events)
         self.confirm()
         found = self.published_events()
@@ -352,7 +352,7 @@ class Disaster(SnapshotRig):
 
 
 def say(*lines: str) -> None:
-    """Print lines at once, so that ``make rehearse`` shows each when it happens."""
+    """Print lines immediately, so that ``make rehearse`` shows each when it happens."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
 

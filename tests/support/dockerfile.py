@@ -1,4 +1,4 @@
-"""The stages and instructions of a Dockerfile, as far as tests ask about them."""
+"""The stages and instructions of a Dockerfile, as far as tests need them."""
 
 import re
 import shlex
@@ -18,33 +18,33 @@ class Stage:
     instructions: list[tuple[str, str]] = field(default_factory=list)
 
     def of(self, name: str) -> list[str]:
-        """Return the arguments of every instruction of a kind, in their order."""
-        return [words for kind, words in self.instructions if kind == name]
+        """Return the arguments of every instruction of a kind, in order."""
+        return [text for kind, text in self.instructions if kind == name]
 
 
 def stages(text: str) -> dict[str, Stage]:
-    """Read a Dockerfile; what stands above the first ``FROM`` is the stage ``""``."""
+    """Parse a Dockerfile; the stage ``""`` has what precedes the first ``FROM``."""
     found = {"": Stage(base="")}
-    for kind, words in _instructions(text):
+    for kind, arguments in _instructions(text):
         if kind == "FROM":
-            base, _, name = words.partition(" AS ")
+            base, _, name = arguments.partition(" AS ")
             found[name or base] = Stage(base=base)
         else:
-            next(reversed(found.values())).instructions.append((kind, words))
+            next(reversed(found.values())).instructions.append((kind, arguments))
     return found
 
 
 def chain(all_stages: dict[str, Stage], name: str) -> list[Stage]:
-    """Return a stage and the stages that it continues, the first of them first."""
+    """Return a stage, preceded by the stages that it builds on, the base first."""
     stage = all_stages[name]
-    below = chain(all_stages, stage.base) if stage.base in all_stages else []
-    return [*below, stage]
+    bases = chain(all_stages, stage.base) if stage.base in all_stages else []
+    return [*bases, stage]
 
 
 def labels(all_stages: dict[str, Stage], name: str) -> dict[str, str]:
-    """Return the labels of a stage, with those of the stages below it."""
-    words = [w for s in chain(all_stages, name) for w in s.of("LABEL")]
-    pairs = [pair.partition("=") for line in words for pair in shlex.split(line)]
+    """Return the labels of a stage, with those of the stages that it builds on."""
+    lines = [line for s in chain(all_stages, name) for line in s.of("LABEL")]
+    pairs = [pair.partition("=") for line in lines for pair in shlex.split(line)]
     return {key: value for key, _, value in pairs}
 
 
@@ -57,4 +57,6 @@ def _instructions(text: str) -> list[tuple[str, str]]:
     kept = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n\s*", "", "\n".join(kept) + "\n")
     lines = [line.strip() for line in joined.splitlines() if line.strip()]
-    return [(kind, words) for kind, _, words in (ln.partition(" ") for ln in lines)]
+    return [
+        (kind, arguments) for kind, _, arguments in (ln.partition(" ") for ln in lines)
+    ]

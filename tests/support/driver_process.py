@@ -1,4 +1,4 @@
-"""A driver as a process, one table's records for it, and the rows that they make."""
+"""A driver process, a producer of one table's records, and the resulting rows."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from towpath.sinks.targets.search.read import SearchReader
 
 PATIENCE_S = 240.0
 
-# The value of a record that is no change.
+# The value of a record that is not a change.
 UNREADABLE = "{"
 
 RELATION = {
@@ -86,17 +86,17 @@ class Place:
         self.config.write_text(text, encoding="utf-8")
 
     def route(self, sink):
-        """Name a sink's route."""
+        """Return the name of a sink's route."""
         return f"{self.name}-{sink}"
 
     def sink(self, name, kind, url, route=None, **options):
-        """Write the block of a sink with one route, named as the sink."""
+        """Return the block of a sink with one route, which is named after the sink."""
         usual = {"driver": "serving", "trigger_ms": 200, "max_batch_records": 700}
         block = {"name": name, "kind": kind, "url": url, **usual, **options}
-        way = {"topic": self.topic, "name": route or self.route(name)}
+        route_block = {"topic": self.topic, "name": route or self.route(name)}
         lines = (
             *("", "[[sink]]", *_lines(block)),
-            *("[[sink.route]]", *_lines(way), ""),
+            *("[[sink.route]]", *_lines(route_block), ""),
         )
         return "\n".join(lines)
 
@@ -105,11 +105,11 @@ class Place:
         return published.progress_of(self.settings, sink)
 
     def wait_applied(self, sink):
-        """Wait until a sink has applied all present records."""
+        """Wait until a sink has applied all existing records."""
         wait_applied(self.settings, sink)
 
     def cached(self, sink="cache"):
-        """Read the cache: position and fields of live rows, position of the others."""
+        """Read the cache: position and fields of live rows, the position of others."""
         return stored_rows(
             self.stored(self.route(sink), CacheReader(self.stack.redis_url, self.name))
         )
@@ -128,7 +128,7 @@ class Place:
         return rows
 
     def contents(self, name):
-        """Read a sink: position and fields of live rows, position of the others."""
+        """Read a sink: position and fields of live rows, the position of others."""
         sink = self.settings.sink_named(name)
         reader = reader_of(sink, self.settings)
         return stored_rows(self.stored(sink.route[0].name, reader))
@@ -139,7 +139,7 @@ class Place:
 
 
 def metrics_port(log):
-    """Read from a driver's log where it serves its metrics; it may not do so yet."""
+    """Return the metrics port from a driver's log; None if it is not open yet."""
     lines = log.read_text(encoding="utf-8").splitlines()
     records = (json.loads(line) for line in lines if line.startswith("{"))
     ports = [r["port"] for r in records if r["event"] == "metrics port opened"]
@@ -147,12 +147,12 @@ def metrics_port(log):
 
 
 def wait_applied(settings, sink):
-    """Wait until a sink has applied all present records."""
+    """Wait until a sink has applied all existing records."""
     published.wait_applied(settings, sink, PATIENCE_S)
 
 
 def live_fields(settings, name):
-    """Read the live rows of a sink with one route back: the fields, by key."""
+    """Return the fields of a sink's live rows by key; the sink has one route."""
     sink = settings.sink_named(name)
     with closing(reader_of(sink, settings)) as reader:
         rows = [*reader.rows(sink.route[0].name)]
@@ -160,12 +160,12 @@ def live_fields(settings, name):
 
 
 def _lines(section):
-    """Write the keys of a section, texts and numbers."""
+    """Return the keys of a section as lines; values are strings and numbers."""
     return [f"{name} = {json.dumps(value)}" for name, value in section.items()]
 
 
 def stored_rows(rows):
-    """Return position and fields of live rows, the position of the others."""
+    """Return position and fields of live rows, and only the position of others."""
     return {
         int(row.key): (row.position, None)
         if row.is_deleted
@@ -175,7 +175,7 @@ def stored_rows(rows):
 
 
 class Feed:
-    """Produces a table's records, and keeps the rows that they make."""
+    """Produces a table's records, and keeps the resulting rows."""
 
     def __init__(self, place):
         self._place = place
@@ -198,10 +198,10 @@ class Feed:
         created[topic].result()
 
     def put(self, key, operation, row, *, topic=None, unchanged=(), ordinal=0):
-        """Produce one change at the next position; a delete has its tombstone."""
+        """Produce one change at the next position, and a tombstone after a delete."""
         self._log_lsn += 8
-        place = "-" if operation == "r" else f"{ordinal:010d}"
-        position = f"{self._log_lsn:016x}.{place}"
+        ordinal_text = "-" if operation == "r" else f"{ordinal:010d}"
+        position = f"{self._log_lsn:016x}.{ordinal_text}"
         headers = {"position": position}
         if unchanged:
             headers["unchanged"] = json.dumps(list(unchanged))
@@ -221,7 +221,7 @@ class Feed:
         self._producer.flush()
 
     def truncate(self):
-        """Produce a truncation, in each partition as the relay does."""
+        """Produce a truncation to each partition, as the relay does."""
         self._producer.flush()
         self._log_lsn += 8
         position = f"{self._log_lsn:016x}.0000000000"
@@ -238,9 +238,9 @@ class Feed:
 
     def send_unreadable(self, key=1, *, parks=False):
         """
-        Produce a record that is no change, and keep its origin.
+        Produce a record that is not a change, and keep its origin.
 
-        With a position it parks its key; without one it is a dead letter by itself.
+        With a position it parks its key; without one, only the record is a dead letter.
         """
         position = "x"
         if parks:
@@ -255,7 +255,7 @@ class Feed:
         self._producer.flush()
 
     def send(self, topic, key, value, headers, on_delivery=None):
-        """Produce one record; nothing waits for its acknowledgement."""
+        """Produce one record without waiting for its acknowledgement."""
         self._producer.produce(
             topic or self._place.topic,
             value,
@@ -298,11 +298,11 @@ def start(place, *command):
         "TOWPATH_SPARK_JARS": str(store.of("spark")),
         "PYTHONUNBUFFERED": "1",
     }
-    words = command or ("-m", "towpath.sinks")
+    program = command or ("-m", "towpath.sinks")
     options = ("--config", place.config, "--driver", "serving")
     with (place.folder / "driver.log").open("ab") as log_file:
         return subprocess.Popen(
-            [sys.executable, *words, *options],
+            [sys.executable, *program, *options],
             env=environment,
             stdout=log_file,
             stderr=log_file,

@@ -1,4 +1,4 @@
-"""A process that dies at some of its calls, before or after each takes effect."""
+"""A process that dies at some of its calls, before or after they take effect."""
 
 
 class DiedError(Exception):
@@ -7,9 +7,9 @@ class DiedError(Exception):
 
 class Death:
     """
-    Raises ``DiedError`` at the n-th call, before or after its effect; then again.
+    Raises ``DiedError`` at certain calls, before or after their effect.
 
-    ``at`` are the counts of calls until each death. ``left`` is above zero if the last
+    ``at`` has the numbers of calls until each death. ``left`` is above zero if the last
     death was not reached.
     """
 
@@ -47,7 +47,7 @@ class Death:
 
 
 def repeat(shop, step):
-    """Run a step; after a death, restart the shop from the topic and repeat it."""
+    """Run a step; after a death, restart the shop from the topic and retry."""
     while True:
         try:
             return step()

@@ -46,7 +46,7 @@ class Source:
         self.configure()
 
     def configure(self, more: str = "", *, registry: str = "") -> Settings:
-        """Write the file with further lines, and read it."""
+        """Write the configuration with further lines, and load it."""
         text = FILE.format(
             folder=self._folder / "state",
             dsn=self.dsn,
@@ -66,7 +66,7 @@ class Source:
                     connection.execute(each.format(name=self.name))
 
     def topic(self, name: str, **settings: str) -> None:
-        """Create a topic by hand."""
+        """Create a topic without the relay."""
         admin = AdminClient({"bootstrap.servers": self._stack.kafka})
         config = {key.replace("_", "."): value for key, value in settings.items()}
         partitions = int(config.pop("partitions", "1"))
@@ -87,7 +87,7 @@ def ids(found: list[CheckFinding]) -> set[str]:
 
 
 def examined(source: Source, more: str = "") -> set[str]:
-    """Examine the source."""
+    """Examine the source; return level and id of each finding."""
     return ids(source_findings(source.configure(more), SystemClock()))
 
 
@@ -100,11 +100,11 @@ def prepared(stack, dsn: str, name: str, folder: Path) -> Source:
 
 
 def health(kind: str, url: str, route: str) -> set[str]:
-    """Check the target of a sink."""
+    """Check the target of a sink; return level and id of each finding."""
     sink = Sink(name="s", kind=kind, url=url, route=(Route(topic="t", name=route),))
     return ids(list(kind_of(sink).health(sink, SystemClock())))
 
 
 def health_of_postgres(dsn: str) -> set[str]:
-    """Check a Postgres that a sink writes."""
+    """Check a Postgres database that a sink writes to."""
     return health("postgres", dsn, "public.copy")

@@ -1,4 +1,4 @@
-"""A page of metrics as Prometheus reads it, held against the registry of names."""
+"""A page of metrics as Prometheus parses it, compared with the registry of names."""
 
 from collections.abc import Collection, Iterator
 from typing import Final
@@ -14,12 +14,12 @@ _CREATED: Final = "_created"
 
 def mistakes(page: str, prefixes: tuple[str, ...], absent: Collection[str] = ()):
     """
-    List what a page shows otherwise than the registry says, both ways.
+    List the differences between a page and the registry, in both directions.
 
     Args:
         page: The page's text.
         prefixes: The beginnings of the names that the page should show.
-        absent: Metrics that it may lack, because nothing has happened to show.
+        absent: Metrics that it may lack, because nothing was recorded for them.
     """
     wanted = {name: name for name in published() if name.startswith(prefixes)}
     shown: dict[str, Family] = {}
@@ -38,17 +38,17 @@ def mistakes(page: str, prefixes: tuple[str, ...], absent: Collection[str] = ())
 
 
 def _published_name(family: Family) -> str:
-    # The parser cuts off the ending of counters.
+    # The parser cuts off the suffix of counters.
     return f"{family.name}_total" if family.type == "counter" else family.name
 
 
 def _differences(family: Family, metric: Metric) -> Iterator[str]:
-    # Of an info metric the text format makes a gauge.
+    # The text format turns an info metric into a gauge.
     kind = "gauge" if metric.kind == "info" else metric.kind
     if family.type != kind:
         yield f"{metric}: is a {family.type}, the registry says {kind}"
     if family.documentation != metric.help:
-        yield f"{metric}: is said to be: {family.documentation}"
+        yield f"{metric}: has the description: {family.documentation}"
     for labels in {tuple(sorted({*s.labels} - {"le"})) for s in family.samples}:
         if labels != tuple(sorted(metric.labels)):
             yield f"{metric}: has the labels {labels}"

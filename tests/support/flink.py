@@ -34,23 +34,23 @@ parallelism.default: 1
 @contextlib.contextmanager
 def flink(folder: Path, script: str) -> Iterator[Path]:
     """
-    Run a script of Flink SQL for the block; the last statement may run without end.
+    Run a script of Flink SQL for the block; the last statement may run indefinitely.
 
     Args:
-        folder: For its files.
+        folder: The folder for its files.
         script: Statements, each with its semicolon.
 
     Yields:
-        The file that it prints into; ``FAILED`` stands there after an error.
+        The file with its output, which contains ``FAILED`` after an error.
     """
     (folder / "config.yaml").write_text(SETTINGS, encoding="utf-8")
     (folder / "script.sql").write_text(script, encoding="utf-8")
     log = folder / "flink.log"
     environ = os.environ | {"FLINK_CONF_DIR": str(folder)}  # noqa: TID251 - a root
-    words = [*_command(), "embedded", "-f", str(folder / "script.sql")]
+    command = [*_command(), "embedded", "-f", str(folder / "script.sql")]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            words,
+            command,
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -29,7 +29,7 @@ class Follower:
     Applies every record of a sink's topics, and publishes its progress.
 
     Attributes:
-        tamper: Takes each batch's changes, and returns those that the sink gets.
+        tamper: Receives each batch's changes, and returns those that the sink gets.
         process_requests: Called between batches, as a driver processes requests.
     """
 
@@ -57,7 +57,7 @@ class Follower:
 
     @property
     def applied_records(self) -> int:
-        """The number of records that were applied so far."""
+        """The number of records that have been applied so far."""
         parts = [dict(topic) for topic in list(self._applied.values())]
         return sum(offset for part in parts for offset in part.values())
 
@@ -68,7 +68,7 @@ class Follower:
 
     def __enter__(self) -> Self:
         self._target.open()
-        # As patterns, so that topics that are made later are found.
+        # As patterns, so that topics that are created later are found.
         topics = [route.topic for route in self._sink.route]
         topics += [backfill_topic(topic, self._sink.name) for topic in topics]
         self._consumer.subscribe([f"^{topic}$" for topic in topics])
@@ -152,7 +152,7 @@ class WritingFollower(Follower):
 
 
 def _record(message: Message) -> Record:
-    place = str(message.topic()), message.partition() or 0, message.offset() or 0
+    origin = str(message.topic()), message.partition() or 0, message.offset() or 0
     return Record(
-        Origin(*place), message.key(), message.value(), dict(message.headers() or [])
+        Origin(*origin), message.key(), message.value(), dict(message.headers() or [])
     )

@@ -31,14 +31,14 @@ class Forked:
     A program that runs in a fork, with the methods of ``subprocess.Popen``.
 
     Args:
-        words: The arguments of ``python``: ``-m`` and a module, or a script; then the
-            program's arguments.
+        arguments: The arguments of ``python``: ``-m`` and a module, or a script; then
+            the program's arguments.
         log_file: Receives its output.
     """
 
-    def __init__(self, words: Sequence[str], log_file: Path) -> None:
+    def __init__(self, arguments: Sequence[str], log_file: Path) -> None:
         _CONTEXT.set_forkserver_preload([_IMPORTED])
-        self.args = list(words)
+        self.args = list(arguments)
         self._process = _CONTEXT.Process(
             target=_run,
             args=(self.args, log_file, dict(os.environ)),  # noqa: TID251 - a root
@@ -83,7 +83,7 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def _run(words: list[str], log_file: Path, environment: Mapping[str, str]) -> None:
+def _run(arguments: list[str], log_file: Path, environment: Mapping[str, str]) -> None:
     """Become the program, in the fork."""
     # A fork inherits one end of a pipe that would keep the parent alive.
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
@@ -98,18 +98,18 @@ def _run(words: list[str], log_file: Path, environment: Mapping[str, str]) -> No
     os.environ.update(environment)  # noqa: TID251 - likewise
     time.tzset()
     try:
-        _program(words)
+        _program(arguments)
     except Exception:  # noqa: BLE001 - printed as the interpreter does
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         sys.exit(1)
 
 
-def _program(words: list[str]) -> None:
-    if words[0] != "-m":
-        sys.argv = words
-        runpy.run_path(words[0], run_name="__main__")
+def _program(arguments: list[str]) -> None:
+    if arguments[0] != "-m":
+        sys.argv = arguments
+        runpy.run_path(arguments[0], run_name="__main__")
         return
     # The program's own module runs again; its imports are loaded already.
-    sys.modules.pop(f"{words[1]}.__main__", None)
-    sys.argv = words[1:]
-    runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    sys.modules.pop(f"{arguments[1]}.__main__", None)
+    sys.argv = arguments[1:]
+    runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)

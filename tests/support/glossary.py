@@ -22,20 +22,20 @@ def rows() -> list[tuple[str, ...]]:
 
 
 def banned() -> set[str]:
-    """List the words that identifiers must not have."""
+    """List the words that identifiers must not contain."""
     listed = {word.strip() for *_, words in rows() for word in words.split(",")}
     single = {word for word in listed if word and " " not in word}
     return single | left_behind()
 
 
 def left_behind() -> set[str]:
-    """List the words of our own that the code has given up for the field's."""
+    """List the words of our own that the code has replaced with the field's."""
     text = GLOSSARY.read_text(encoding="utf-8")
     return set(CODE.findall(text.partition("## Words that")[2]))
 
 
 def identifiers_of(source: str) -> Iterator[str]:
-    """Walk the names that a module defines, uses or imports."""
+    """Yield the names that a module defines, uses or imports."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Name(id=name) | ast.arg(arg=name) | ast.Attribute(attr=name):
@@ -65,7 +65,7 @@ def words_of(identifier: str) -> set[str]:
 
 
 def used(words: set[str], names: frozenset[str]) -> dict[str, set[str]]:
-    """Return the words that names have, each with these names."""
+    """Return the words that occur in names, each with the names that contain it."""
     found: dict[str, set[str]] = defaultdict(set)
     for name in names:
         for word in words & words_of(name):

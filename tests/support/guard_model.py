@@ -10,10 +10,10 @@ PREFIX = "é:1"
 
 class GuardModel:
     """
-    Rows by their names, as ``guard.lua`` would write them.
+    Rows by their Redis keys, as ``guard.lua`` would write them.
 
     A row of ``rows`` is a position and the fields, or ``None`` if it is deleted;
-    ``counts`` has the number of applied changes and that of stale ones.
+    ``counts`` has the numbers of applied and of stale changes.
     """
 
     def __init__(self):
@@ -23,13 +23,13 @@ class GuardModel:
     def take(self, taken, route):
         """Apply rows that were taken from columns."""
         for call in write.calls(taken, route_key_prefix(PREFIX, route)):
-            names = words(call.keys)
+            names = bulk_strings(call.keys)
             assert call.row_count == len(names)
             self.apply_columns(names, call.columns)
         self.counts[1] += taken.below_floor
 
     def write(self, changes):
-        """Apply changes by calls with rows."""
+        """Apply changes with calls that contain rows."""
         for call in schema.calls(PREFIX, changes):
             self.apply(call.keys, call.rows)
 
@@ -41,7 +41,7 @@ class GuardModel:
         rows = []
         for *texts, position in zip(*columns, strict=True):
             row = {n: v for n, v in zip(fields, texts, strict=True) if v is not None}
-            pairs = [word for pair in row.items() for word in pair]
+            pairs = [text for pair in row.items() for text in pair]
             rows.append((position, "f", pairs, ()))
         self.apply(names, orjson.dumps(rows))
 
@@ -64,8 +64,8 @@ class GuardModel:
             self.counts[0] += 1
 
 
-def words(packed):
-    """Read words of the server's protocol."""
+def bulk_strings(packed):
+    """Parse bulk strings of the server's protocol."""
     found = []
     while packed:
         length, _, rest = packed.partition(b"\r\n")

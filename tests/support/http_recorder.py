@@ -1,4 +1,4 @@
-"""A server that passes HTTP calls on to another one, or refuses them; it lists them."""
+"""A server that records HTTP calls, and forwards each or answers it itself."""
 
 import http.client
 import threading
@@ -9,24 +9,24 @@ from urllib.parse import urlsplit
 
 from towpath.deploy.local.ports import LOOPBACK
 
-# What belongs to one connection only, and is not passed on.
+# Headers that belong to one connection only, and are not forwarded.
 _OWN = frozenset({"connection", "transfer-encoding", "content-length", "host"})
 
 
-def _passed_on(_method: str, _path: str) -> None:
-    """Pass every call on."""
+def _forward_all(_method: str, _path: str) -> None:
+    """Forward every call."""
 
 
 @contextmanager
 def recorded(
-    url: str, answer: Callable[[str, str], tuple[int, bytes] | None] = _passed_on
+    url: str, answer: Callable[[str, str], tuple[int, bytes] | None] = _forward_all
 ) -> Iterator[tuple[str, set[tuple[str, str]]]]:
     """
-    Provide an address in place of another, and the calls made: method and path.
+    Provide an address that stands in for another, and the calls: method and path.
 
     Args:
-        url: The other address.
-        answer: Gives the status and the body of a call that is not passed on.
+        url: The address to which calls are forwarded.
+        answer: Returns the status and body for a call that is not to be forwarded.
     """
     target = urlsplit(url)
     calls: set[tuple[str, str]] = set()
@@ -34,7 +34,7 @@ def recorded(
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def _pass_on(self) -> None:
+        def _handle(self) -> None:
             path = urlsplit(self.path).path
             calls.add((self.command, path))
             length = int(self.headers.get("content-length", 0))
@@ -45,12 +45,12 @@ def recorded(
                 self._send(status, [("content-type", "application/json")], content)
                 return
             headers = {k: v for k, v in self.headers.items() if k.lower() not in _OWN}
-            inner = http.client.HTTPConnection(target.hostname or "", target.port)
-            inner.request(self.command, self.path, body, headers)
-            given = inner.getresponse()
-            content = given.read()
-            inner.close()
-            self._send(given.status, given.getheaders(), content)
+            upstream = http.client.HTTPConnection(target.hostname or "", target.port)
+            upstream.request(self.command, self.path, body, headers)
+            response = upstream.getresponse()
+            content = response.read()
+            upstream.close()
+            self._send(response.status, response.getheaders(), content)
 
         def _send(self, status: int, headers: list, content: bytes) -> None:
             self.send_response(status)
@@ -62,7 +62,7 @@ def recorded(
             if self.command != "HEAD":
                 self.wfile.write(content)
 
-        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass_on  # noqa: N815
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _handle  # noqa: N815
 
         def log_message(self, *_: object) -> None:
             """Print nothing."""

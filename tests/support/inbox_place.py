@@ -57,7 +57,7 @@ class InboxPlace:
     def send(self, key, *counts, event_id=None, partition=None, encode=None, **more):
         """Produce events of a key, as JSON or encoded, with headers; return ids."""
         ids = [event_id or str(uuid.uuid4()) for _ in counts]
-        # A new one knows partitions that were just added.
+        # A new producer sees partitions that were just added.
         producer = Producer({"bootstrap.servers": self.kafka})
         for id_, count in zip(ids, counts, strict=True):
             options = {} if partition is None else {"partition": partition}
@@ -82,7 +82,7 @@ class InboxPlace:
             yield connection
 
     def handle(self, event, session):
-        """Note the effect; fail after it for a refused one."""
+        """Record the effect; then fail if the count is to be refused."""
         count = event.payload["count"]
         self.calls.append(count)
         session.execute(
@@ -108,7 +108,7 @@ class InboxPlace:
         return run_consumer(self.consumer(**options))
 
     def counts(self, key=None):
-        """Return the counts of a key's effects, in their order."""
+        """Return the counts of a key's effects, in order."""
         rows = self.connection.execute(
             "select count from effects where key = %s or %s::text is null"
             " order by number",
@@ -129,15 +129,15 @@ class InboxPlace:
     def committed(self):
         """Return the sum of the group's committed offsets."""
         client = Client({"bootstrap.servers": self.kafka, "group.id": self.name})
-        places = [TopicPartition(self.topic, number) for number in range(3)]
-        found = client.committed(places, timeout=10)
+        partitions = [TopicPartition(self.topic, number) for number in range(3)]
+        found = client.committed(partitions, timeout=10)
         client.close()
-        return sum(max(0, place.offset) for place in found)
+        return sum(max(0, one.offset) for one in found)
 
     def rewind(self):
-        """Set the group's offsets back to the start of the topic."""
-        places = [TopicPartition(self.topic, number, 0) for number in range(3)]
-        group = ConsumerGroupTopicPartitions(self.name, places)
+        """Reset the group's offsets to the start of the topic."""
+        partitions = [TopicPartition(self.topic, number, 0) for number in range(3)]
+        group = ConsumerGroupTopicPartitions(self.name, partitions)
         self.admin.alter_consumer_group_offsets([group])[self.name].result()
 
     def close(self):

@@ -1,4 +1,4 @@
-"""A consumer as a process: it notes each effect in the database until stopped."""
+"""A consumer as a process, which records each effect in the database until stopped."""
 
 import signal
 import sys

@@ -1,8 +1,8 @@
 """
-The orders service with interruptions that a test asks for; run by ``python -m``.
+The orders service with interruptions that a test requests; run with ``python -m``.
 
 A request with the header ``Test-Kill`` ends its worker after the commit, before a byte
-of the answer is sent. Background tasks run without a pause.
+of the response is sent. Background tasks run without a pause.
 """
 
 import argparse

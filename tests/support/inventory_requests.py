@@ -1,8 +1,8 @@
 """
-Hooks of Schemathesis for services beside orders: real ids in requests that are valid.
+Schemathesis hooks for services other than orders: real ids for valid requests.
 
 The document cannot describe which products exist, or which keys are used. Requests that
-are invalid on purpose stay as they are.
+are invalid on purpose are left unchanged.
 """
 
 import functools
@@ -29,13 +29,13 @@ def product_id() -> str:
         "unit_price": "1.00",
         "on_hand": 1,
     }
-    answer = requests.post(SERVICE_URL + "/products", json=body, timeout=10)
-    return answer.json()["product_id"]
+    response = requests.post(SERVICE_URL + "/products", json=body, timeout=10)
+    return response.json()["product_id"]
 
 
 @schemathesis.hook
 def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
-    """Change the parts of a request that are valid by the document."""
+    """Change the parts of a request that are valid according to the document."""
     make_sendable(case)
     if is_valid(case, ParameterLocation.PATH) and "product_id" in case.path_parameters:
         case.path_parameters["product_id"] = product_id()

@@ -1,4 +1,4 @@
-"""Commits that the log has and no snapshot sees yet: they wait for a standby."""
+"""Commits that are logged but not yet visible, because they wait for a standby."""
 
 import contextlib
 import threading
@@ -37,7 +37,7 @@ def late_commits(rig: Rig) -> Iterator[Callable[[str], None]]:
 
 
 def wait_for_standby(rig: Rig, name: str) -> None:
-    """Make commits wait for a standby that does not exist; with no name, for none."""
+    """Make commits wait for a standby that does not exist, or for none if unnamed."""
     rig.execute(f"alter system set synchronous_standby_names = '{name}'")
     rig.execute("select pg_reload_conf()")
     shown = "select current_setting('synchronous_standby_names') = %s"

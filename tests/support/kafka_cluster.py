@@ -1,9 +1,9 @@
 """
-Kafka clusters of single tests: brokers that are killed, and settings that are unsafe.
+Kafka clusters for single tests, which kill brokers or set unsafe settings.
 
-The first node is controller, and broker too unless configured otherwise; each other
-node is a broker. A node's settings are those of the local stack, with lines added.
-Nodes that were started listen; a test waits until the cluster lists them.
+The first node is the controller and, unless configured otherwise, also a broker; each
+other node is a broker. A node's settings are those of the local stack, with lines
+added. A started node listens; a test waits until the cluster lists it.
 """
 
 import dataclasses
@@ -28,19 +28,19 @@ _BROKER = "broker"
 _CONTROLLER = "controller"
 _BOTH = f"{_CONTROLLER},{_BROKER}"
 _IDENTITY = "version=1\ncluster.id={cluster}\nnode.id={number}\n"
-# Any 16 bytes, in the form of Kafka.
+# Any 16 bytes, in Kafka's form.
 _CLUSTER = "dG93cGF0aC1kb2N0b3ItMQ"
 
 
 class KafkaCluster:
-    """The nodes of one cluster, by their numbers from 1 on."""
+    """The nodes of one cluster, numbered from 1."""
 
     def __init__(self, folder: Path, count: int, first: str = _BOTH) -> None:
         """
         Describe a cluster; nothing is started.
 
         Args:
-            folder: Of all nodes' data and logs.
+            folder: The folder of all nodes' data and logs.
             count: The number of nodes.
             first: The roles of the first node.
         """
@@ -74,7 +74,7 @@ class KafkaCluster:
 
     @property
     def kafka(self) -> str:
-        """The addresses of all brokers, as the stack names its one."""
+        """The addresses of all brokers, in the form of the stack's address."""
         return ",".join(self.address(number) for number in self._states)
 
     def admin(self) -> AdminClient:
@@ -114,7 +114,7 @@ class KafkaCluster:
 
     def _prepare(self, part: Part, number: int, roles: str, more: str) -> None:
         part.prepare()
-        places = {
+        listeners = {
             _BROKER: f"PLAINTEXT://{self.address(number)}",
             _CONTROLLER: f"CONTROLLER://{ports.LOOPBACK}:{self._ports[_CONTROLLER]}",
         }
@@ -123,7 +123,7 @@ class KafkaCluster:
             number=number,
             host=ports.LOOPBACK,
             controller=self._ports[_CONTROLLER],
-            listeners=",".join(places[role] for role in roles.split(",")),
+            listeners=",".join(listeners[role] for role in roles.split(",")),
         )
         with (part.folder / "server.properties").open("a", encoding="utf-8") as file:
             file.write(lines + more)

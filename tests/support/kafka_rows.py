@@ -37,7 +37,7 @@ def batch_of(read, count, tasks=None, check=lambda: None):
 
 
 def rows_of(rows, tasks=None, slice_=100):
-    """Make a batch as the driver reads it, in slices of a number of records."""
+    """Make a batch as the driver reads it, in slices of a given number of records."""
 
     def read():
         for begin in range(0, len(rows), slice_):
@@ -73,10 +73,10 @@ def history(chance, unreadable=0.01):
 
 
 def _merged(chance, *topics):
-    rests = [list(topic) for topic in topics if topic]
+    remaining = [list(topic) for topic in topics if topic]
     merged = []
-    while rests:
-        rest = chance.choice(rests)
-        merged.append(rest.pop(0))
-        rests = [one for one in rests if one]
+    while remaining:
+        topic = chance.choice(remaining)
+        merged.append(topic.pop(0))
+        remaining = [one for one in remaining if one]
     return merged

@@ -1,4 +1,4 @@
-"""A tracer that keeps the spans that it records, in place of a receiver."""
+"""A tracer that keeps the spans that it records, instead of sending them."""
 
 from towpath.schemas.tracing import PastSpan, SpanCounts
 

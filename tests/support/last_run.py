@@ -11,7 +11,7 @@ import xdist
 from support.pages import ROOT
 
 KEPT: Final = ROOT / ".towpath" / "last-test.json"
-# As the Makefile's target ``test`` has it.
+# As in the Makefile's target ``test``.
 MARKS: Final = "not soak and not browser and not compose"
 _BEGAN_S: Final = time.monotonic()
 
@@ -21,7 +21,7 @@ class LastRun(NamedTuple):
     A run of all tests.
 
     Attributes:
-        outcome: pytest's name of the exit code, such as ``ok``.
+        outcome: pytest's name for the exit code, such as ``ok``.
     """
 
     seconds: float
@@ -29,7 +29,7 @@ class LastRun(NamedTuple):
 
 
 def keep(session: pytest.Session, exit_code: int, path: Path = KEPT) -> None:
-    """Store a session's duration and outcome, if it was one of ``make test``."""
+    """Store a session's duration and outcome, if it ran all tests of ``make test``."""
     if xdist.is_xdist_worker(session) or not is_whole(session.config):
         return
     outcome = pytest.ExitCode(exit_code).name.lower().replace("_", " ")

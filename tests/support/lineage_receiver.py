@@ -1,4 +1,4 @@
-"""A receiver of OpenLineage's events on real HTTP, which checks and keeps them."""
+"""A receiver of OpenLineage's events over real HTTP, which checks and keeps them."""
 
 import json
 import threading
@@ -106,8 +106,8 @@ SCHEMA: Final[Mapping[str, Any]] = {
 
 
 def mistakes_of(event: Mapping[str, Any]) -> list[str]:
-    """List what an event has that the rules do not allow, or lacks."""
-    # Its import takes more than a second, in each process that collects the tests.
+    """List an event's violations of the rules."""
+    # The import takes more than a second, in each process that collects the tests.
     from jsonschema import Draft202012Validator, FormatChecker  # noqa: PLC0415
 
     validator = Draft202012Validator(SCHEMA, format_checker=FormatChecker())
@@ -119,7 +119,7 @@ class LineageReceiver:
     The events that arrived, each at its path.
 
     Attributes:
-        status: The answer to the next requests.
+        status: The status of the next responses.
         paths: The paths of all requests.
     """
 
@@ -134,7 +134,7 @@ class LineageReceiver:
         return [event for event in self.events if event["job"]["name"] == job]
 
     def states(self, job: str) -> list[str]:
-        """Return the states of a job's runs, in turn, without repeated ones."""
+        """Return the states of a job's runs, in order, without consecutive repeats."""
         found = [event["eventType"] for event in self.of(job)]
         return [one for n, one in enumerate(found) if [one] != found[n - 1 : n]]
 
@@ -149,7 +149,7 @@ class LineageReceiver:
 
 @contextmanager
 def lineage_receiver() -> Iterator[LineageReceiver]:
-    """Run a receiver on a free port, for a block."""
+    """Run a receiver on a free port for the block."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

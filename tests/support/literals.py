@@ -22,7 +22,7 @@ create type s.span as range (subtype = float8);
 
 
 class Literal(NamedTuple):
-    """A type, a value of it in SQL, and its forms: by default, and Debezium's."""
+    """A type, one of its values in SQL, and the value's default and Debezium forms."""
 
     type: str
     sql: str
@@ -34,7 +34,7 @@ SAME: Final = object()
 
 
 def _bytes(text: str) -> str:
-    """Write a text in the form that bytes have in JSON."""
+    """Return a string in the form that bytes have in JSON."""
     return base64.b64encode(text.encode()).decode()
 
 

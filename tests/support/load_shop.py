@@ -19,7 +19,7 @@ COUNTS = "select count(*), count(payment_method) from shop.orders"
 
 @dataclass
 class Shop:
-    """A service over a database, and a cache with its orders."""
+    """A service on a database, and a cache with its orders."""
 
     service: Service
     dsn: str
@@ -34,14 +34,14 @@ class Shop:
         return int(row[0]), int(row[1])
 
     def lag(self, **changed: str) -> dict[str, str]:
-        """Return the options of the load that name the cache."""
+        """Return the load's options for the cache."""
         options = {"CACHE_URL": self.redis_url, "CACHE_KEY": self.key} | changed
         return {f"TOWPATH_LOAD_{name}": value for name, value in options.items()}
 
 
 @contextmanager
 def load_shop(stack: LazyStack, folder: Path) -> Iterator[Shop]:
-    """Provide a shop over a database of its own."""
+    """Provide a shop with a database of its own."""
     name = f"t_{uuid.uuid4().hex[:12]}"
     postgres.create_database(stack.dsn("postgres"), name)
     dsn = stack.dsn(name)

@@ -25,7 +25,7 @@ Rows = dict[tuple[str, str], dict[str, str]]
 class Locust:
     """A run in a folder: its arguments, its output and its files."""
 
-    def __init__(self, folder: Path, *words: str, **env: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, **env: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.log = folder / "log"
@@ -36,9 +36,9 @@ class Locust:
         }
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), *words],
+                [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), *arguments],
                 cwd=folder,
-                # Only some runs are those of a whole shop, which can be checked.
+                # Only some runs use a whole shop, which can be checked.
                 env=inherited | {"TOWPATH_LOAD_DSN": "none"} | env,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -51,11 +51,11 @@ class Locust:
         return self.log.read_text(encoding="utf-8")
 
     def end(self, within_s: float = END_TIMEOUT_S) -> int:
-        """Wait for its end; return its exit code."""
+        """Wait until it has ended; return its exit code."""
         return self.process.wait(within_s)
 
     def stop(self) -> int:
-        """Send SIGTERM, and wait for its end."""
+        """Send SIGTERM, and wait until it has ended; return its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.end()
 
@@ -71,7 +71,7 @@ class Locust:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Let the process stand still for a block."""
+        """Suspend the process for the block."""
         self.process.send_signal(signal.SIGSTOP)
         try:
             yield
@@ -90,7 +90,8 @@ class Locust:
         """Wait until one of its counts has reached a number."""
         until(
             lambda: (
-                self._lives() and self.progress().get("load", {}).get(name, 0) >= count
+                self._is_running()
+                and self.progress().get("load", {}).get(name, 0) >= count
             ),
             f"{count} {name}",
         )
@@ -100,6 +101,6 @@ class Locust:
         with (self.folder / "run_stats.csv").open(encoding="utf-8") as file:
             return {(row["Type"], row["Name"]): row for row in csv.DictReader(file)}
 
-    def _lives(self) -> bool:
+    def _is_running(self) -> bool:
         assert self.process.poll() is None, self.text
         return True

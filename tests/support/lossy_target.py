@@ -13,14 +13,14 @@ from towpath.sinks.apply.refetch import ROUTE_AGAIN_AFTER_S
 
 KEYS = (7,)
 LARGE = ("note", "bio")
-# The columns that a change leaves out: mostly all large ones.
+# The columns that a change leaves out; in most cases, all large ones.
 KEPT = st.sampled_from([LARGE, (), ("note",), ("bio",), LARGE])
-# The number of records of a batch, of the stream and of the sink's own topic.
+# The numbers of records in a batch: of the stream's topic, and of the sink's own.
 SIZES = st.sampled_from([(3, 3), (1, 0), (2, 0), (0, 1), (0, 2), (1, 1)])
 
 
 class SetClock:
-    """Shows the set time."""
+    """A clock that shows the time that a test has set."""
 
     now_s = 0.0
 
@@ -36,9 +36,9 @@ class LossyTarget:
     Rows can be requested by key, or only all of them at once.
 
     Attributes:
-        rows: The source's, by key.
+        rows: The source's rows, by key.
         logs: The records of the stream's topic and of the sink's own.
-        at: The read offset of each.
+        at: The offset up to which each is read.
     """
 
     def __init__(self, draw, *, by_key, settings=SINK, in_slices=False, chance=None):
@@ -74,14 +74,14 @@ class LossyTarget:
             self._append(0, change(number, "d", order=key))
             return
         kept = self._draw(KEPT) if before else ()
-        said = {name: f"{number}" for name in (*LARGE, "status") if name not in kept}
-        self.rows[key] = (before or {}) | said
+        changed = {name: f"{number}" for name in (*LARGE, "status") if name not in kept}
+        self.rows[key] = (before or {}) | changed
         operation = "u" if before else "c"
-        record = change(number, operation, order=key, unchanged=sorted(kept), **said)
+        record = change(number, operation, order=key, unchanged=sorted(kept), **changed)
         self._append(0, record)
 
     def read(self, keys=KEYS):
-        """Read rows for the sink, above all that was committed."""
+        """Read rows for the sink, at a position above everything committed."""
         position = f"{(self._committed + 1) * 8:016x}.-".encode()
         for key in keys:
             row = self.rows[key]
@@ -104,16 +104,16 @@ class LossyTarget:
 
     def answer(self):
         """Read the rows that the sink has requested."""
-        asked = self.shop.repairs.keys[self._answered :]
-        self._answered += len(asked)
-        for _, (key,) in asked:
+        requested = self.shop.repairs.keys[self._answered :]
+        self._answered += len(requested)
+        for _, (key,) in requested:
             self.read([key])
         for number in range(self._filled, len(self.shop.repairs.routes)):
             self._filled += 1
             self.fill(f"repair-{number + 1}")
 
     def attend(self):
-        """Let a long time pass without a batch."""
+        """Request overdue rows after a long time without a batch."""
         self.clock.now_s += ROUTE_AGAIN_AFTER_S
 
         def step():
@@ -122,7 +122,7 @@ class LossyTarget:
         repeat(self.shop, step)
 
     def deliver(self, *sizes):
-        """Hand a batch to the sink; it may die, and gets the same again."""
+        """Hand a batch to the sink; if the sink dies, it gets the same batch again."""
         batch = []
         for number, size in enumerate(sizes):
             begin = self.at[number]
@@ -150,7 +150,7 @@ class LossyTarget:
         self.logs[log].append(replace(record, origin=origin))
 
     def _lose(self):
-        """Reset the target to an earlier state; all of its rows are requested."""
+        """Reset the target to an earlier state; its route counts as lost."""
         for _ in range(self._draw(st.integers(1, 2))):
             self.commit()
         self.deliver(9, 0)
@@ -158,7 +158,7 @@ class LossyTarget:
         for _ in range(self._draw(st.integers(1, 2))):
             self.commit()
         self.deliver(9, 0)
-        # In place: open sinks on executors have the same target.
+        # In place: open sinks on executors share the target.
         self.shop.sink.rows.clear()
         self.shop.sink.rows.update(kept)
         self.shop.refetches.routes.add("orders")

@@ -1,4 +1,4 @@
-"""An object store of a test's own: a server of the S3 protocol over a folder."""
+"""An object store for one test: a server of the S3 protocol on a folder."""
 
 import subprocess
 from collections.abc import Iterator
@@ -48,11 +48,11 @@ def serving(folder: Path) -> Iterator[str]:
 
 
 def _archive(use: str, name: str) -> Path:
-    place = store.folder()
+    folder = store.folder()
     jars = store.read_lock(store.LOCK.with_name(f"{use}.lock"))
     (jar,) = (jar for jar in jars if jar.parts[1] == name)
-    assert store.is_whole(jar, place), f"{jar.file} is not there: make test fetches it"
-    return place / jar.use / jar.file
+    assert store.is_whole(jar, folder), f"{jar.file} is not there: make test fetches it"
+    return folder / jar.use / jar.file
 
 
 def _serves(url: str) -> bool:

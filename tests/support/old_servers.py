@@ -1,7 +1,7 @@
 """
 Servers that are too old for Towpath: a Postgres 14 and a Redis 6.2.
 
-Their archives have a lock of their own, and are fetched by the tests that start them.
+Their archives have a lock file of their own; the tests that start them fetch them.
 """
 
 import os

@@ -1,8 +1,8 @@
 """
-The code of an earlier release, run by the interpreter and libraries of the tests.
+The code of an earlier release, run with the interpreter and libraries of the tests.
 
-It is taken from the repository's history, which a shallow clone does not have. A member
-that the earlier release did not have yet is not imported by its code.
+It is taken from the repository's history, which a shallow clone does not have. Its
+code does not import members that the earlier release did not have yet.
 """
 
 import io
@@ -16,7 +16,8 @@ COMMIT = "5bf10c84"
 _ROOT = Path(__file__).parents[2]
 _MEMBERS = ("schemas", "settings", "outbox", "relay", "sinks", "deploy")
 _FORMER = {"towpath.cli": "towpath.deploy.cli"}
-# The module finds its own code first, and the file of its arguments as a command would.
+# The release's code is found first; ``alter_sys`` sets ``sys.argv[0]`` as a command
+# does.
 _RUN = """
 import sys
 sys.path[:0] = {paths!r}
@@ -36,14 +37,14 @@ class OlderRelease:
             AssertionError: The history is missing.
         """
         self._folder = folder
-        words = ("git", "-C", str(_ROOT), "archive", COMMIT, *_MEMBERS)
-        done = subprocess.run(words, capture_output=True, check=False)
-        cure = "fetch the history: git fetch --unshallow"
-        assert 0 == done.returncode, f"{done.stderr.decode()}; {cure}"
+        command = ("git", "-C", str(_ROOT), "archive", COMMIT, *_MEMBERS)
+        done = subprocess.run(command, capture_output=True, check=False)
+        remedy = "fetch the history: git fetch --unshallow"
+        assert 0 == done.returncode, f"{done.stderr.decode()}; {remedy}"
         with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
             archive.extractall(folder, filter="data")
 
     def module(self, name: str) -> tuple[str, str]:
-        """Return the arguments of Python that run a module, before its own."""
+        """Return Python's arguments for running a module, without the module's own."""
         paths = [str(self._folder / member / "src") for member in _MEMBERS]
         return "-c", _RUN.format(paths=paths, module=_FORMER.get(name, name))

@@ -1,9 +1,9 @@
 """
-Hooks of Schemathesis for orders and the storefront: real ids in valid requests.
+Schemathesis hooks for orders and the storefront: real ids for valid requests.
 
 The document cannot describe which customers exist, which keys are used, which version
-an order has, or which cursors and LSNs were handed out. Requests that are invalid on
-purpose stay as they are.
+an order has, or which cursors and LSNs were issued. Requests that are invalid on
+purpose are left unchanged.
 """
 
 import functools
@@ -43,11 +43,11 @@ def order_id() -> int:
 
 @schemathesis.hook
 def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
-    """Change the parts of a request that are valid by the document."""
+    """Change the parts of a request that are valid according to the document."""
     make_sendable(case)
     if is_valid(case, ParameterLocation.HEADER) and "If-Match" in case.headers:
         case.headers["If-Match"] = "*"
-    # The storefront cannot wait for any, and answers 501.
+    # The storefront cannot wait for any, and responds with 501.
     lsn = case.headers.get("Towpath-Lsn", "")
     if is_valid(case, ParameterLocation.HEADER) or _LSN.fullmatch(lsn):
         case.headers.pop("Towpath-Lsn", None)

@@ -1,4 +1,4 @@
-"""A service of the shop as a process of a test's own."""
+"""A service of the shop as a process for one test."""
 
 import json
 import os
@@ -25,8 +25,8 @@ STOP_TIMEOUT_S = stretched(15.0)
 def environment_with_support(**more: str) -> dict[str, str]:
     """Return this process's environment, in which ``support`` can be imported."""
     inherited = dict(os.environ)  # noqa: TID251 - a process of the test inherits it
-    places = [str(Path(__file__).parents[1]), inherited.get("PYTHONPATH", "")]
-    search_path = os.pathsep.join(filter(None, places))
+    paths = [str(Path(__file__).parents[1]), inherited.get("PYTHONPATH", "")]
+    search_path = os.pathsep.join(filter(None, paths))
     return {**inherited, "PYTHONPATH": search_path, **more}
 
 
@@ -39,10 +39,10 @@ class Service:
     log: Path
 
     def wait_until_live(self) -> None:
-        """Wait until the service answers."""
+        """Wait until the service responds."""
         clock = SystemClock()
         deadline = Deadline(clock, START_TIMEOUT_S)
-        while not self._answers():
+        while not self._responds():
             assert self.process.poll() is None, self.log.read_text()
             assert not deadline.passed(), self.log.read_text()
             clock.wait(0.05)
@@ -56,7 +56,7 @@ class Service:
         lines = self.log.read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]
 
-    def _answers(self) -> bool:
+    def _responds(self) -> bool:
         try:
             return requests.get(self.url + "/health/live", timeout=3).ok
         except (requests.ConnectionError, requests.Timeout):
@@ -68,7 +68,7 @@ def running_service(
     module: str, dsn: str, folder: Path, options: Mapping[str, str] | None = None
 ) -> Iterator[Service]:
     """
-    Provide a service over an empty database, in which it gets its outbox first.
+    Provide a service on an empty database, after creating its outbox there.
 
     The module is run as ``python -m``, with the options of ``serve``.
     """
@@ -85,16 +85,16 @@ def running_service(
 def serving(
     module: str, dsn: str, folder: Path, options: Mapping[str, str] | None = None
 ) -> Iterator[Service]:
-    """Provide a service over a database that has its outbox."""
+    """Provide a service on a database that has its outbox."""
     port = ports.any_free()
     log = folder / "log"
-    # A test waits for no request that may still come while the service stops.
+    # No test waits for requests that may still arrive while the service stops.
     given = {"--dsn": dsn, "--port": str(port), "--drain-seconds": "0"}
     given |= options or {}
     command = [sys.executable, "-m", module]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command + [word for option in given.items() for word in option],
+            command + [text for option in given.items() for text in option],
             stdout=output,
             stderr=output,
             env=environment_with_support(),
@@ -111,6 +111,6 @@ def serving(
 def orders_service(
     dsn: str, folder: Path, registry_url: str | None = None
 ) -> AbstractContextManager[Service]:
-    """Provide the orders service over an empty database."""
+    """Provide the orders service on an empty database."""
     options = {} if registry_url is None else {"--registry": registry_url}
     return running_service("towpath.services.orders", dsn, folder, options)

@@ -1,4 +1,4 @@
-"""A receiver of OpenTelemetry's spans on real HTTP, which decodes and keeps them."""
+"""A receiver of OpenTelemetry's spans over real HTTP, which decodes and keeps them."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +15,7 @@ from support.waiting import CLOCK, stretched
 from towpath.deploy.local.ports import LOOPBACK
 from towpath.schemas.clock import Deadline
 
-# A driver that starts on busy cores takes its time.
+# A driver takes long to start on busy cores.
 PATIENCE_S = stretched(150.0)
 
 
@@ -41,7 +41,7 @@ class OtlpReceiver:
     The spans that arrived.
 
     Attributes:
-        status: The answer to the next requests.
+        status: The status of the next responses.
     """
 
     def __init__(self, url: str) -> None:
@@ -59,14 +59,14 @@ class OtlpReceiver:
                 ]
 
     def spans(self, trace_id: str | None = None) -> list[ReceivedSpan]:
-        """Return the spans of a trace, or all, in the order of their beginning."""
+        """Return the spans of a trace, or all spans, ordered by their start."""
         found = [s for s in self._spans if trace_id in {None, s.trace_id}]
         return sorted(found, key=lambda span: span.begin_ns)
 
     def until(
         self, trace_id: str, holds: Callable[[list[ReceivedSpan]], bool]
     ) -> list[ReceivedSpan]:
-        """Wait until something holds of the spans of a trace, and return them."""
+        """Wait until a condition holds for the spans of a trace, and return them."""
         deadline = Deadline(CLOCK, PATIENCE_S)
         while not holds(self.spans(trace_id)):
             found = [(span.service, span.name) for span in self.spans(trace_id)]
@@ -100,7 +100,7 @@ def _values(attributes) -> dict[str, str | int]:
 
 @contextmanager
 def otlp_receiver() -> Iterator[OtlpReceiver]:
-    """Provide a receiver; it answers as its ``status`` says."""
+    """Provide a receiver; it responds with its ``status``."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

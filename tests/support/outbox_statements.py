@@ -1,4 +1,4 @@
-"""A stand-in for a connection, which keeps what an outbox would execute."""
+"""A stand-in for a connection, which keeps the statements that an outbox executes."""
 
 
 class Statements(list):

@@ -1,4 +1,4 @@
-"""A Postgres of one test, with settings and a past that the stack's cannot have."""
+"""A Postgres server for one test, with settings and data unfit for the stack's."""
 
 import dataclasses
 import shutil
@@ -13,21 +13,21 @@ from towpath.deploy.local import lifecycle, ports, postgres
 from towpath.deploy.local.part import StateFolder
 
 _SEGMENT_BYTES = 1024**3
-# The time of preparing, in the header of a prepared transaction's file.
+# The prepare time, in the header of a prepared transaction's file.
 _PREPARED_AT = struct.Struct("<q")
 _PREPARED_AT_OFFSET = 16
 _CHECKSUM = struct.Struct("<I")
 
 
 class OwnPostgres:
-    """A server that is started with settings, which stand above those of the stack."""
+    """A server that is started with settings that override those of the stack."""
 
     def __init__(self, folder: Path, database: str) -> None:
         """
         Describe a server; nothing is started.
 
         Args:
-            folder: Of its state.
+            folder: The folder of its state.
             database: The database that ``dsn`` names.
         """
         self.dsn = ""
@@ -40,9 +40,9 @@ class OwnPostgres:
         """Start the server, and return the address of its database."""
         part = postgres.part(self._state, self._port)
         flags = (
-            word
+            text
             for name, value in settings.items()
-            for word in ("-c", f"{name}={value}")
+            for text in ("-c", f"{name}={value}")
         )
         part = dataclasses.replace(part, command=(*part.command, *flags))
         lifecycle.bring_up(part, self._state)
@@ -56,7 +56,7 @@ class OwnPostgres:
         lifecycle.take_down(part, self._state)
 
     def advance_transactions(self, until: int) -> None:
-        """Let a stopped server go on with a transaction of a later number."""
+        """Set the next transaction id of a stopped server to a later one."""
         home = postgres.home_of(self._state)
         user = home.user
         subprocess.run(
@@ -68,7 +68,7 @@ class OwnPostgres:
         )
 
     def backdate_prepared(self, age_s: float) -> None:
-        """Let the prepared transactions of a stopped server be older."""
+        """Backdate the prepared transactions of a stopped server."""
         folder = postgres.home_of(self._state).data / "pg_twophase"
         for file in folder.iterdir():
             content = bytearray(file.read_bytes()[: -_CHECKSUM.size])
@@ -93,7 +93,7 @@ class OwnPostgres:
         return None if row is None else row[0]
 
     def write_log_until(self, condition: str) -> None:
-        """Write log until a condition of ``pg_replication_slots`` holds of a slot."""
+        """Write WAL until a condition on ``pg_replication_slots`` holds for a slot."""
         found = f"select bool_or({condition}) from pg_replication_slots"  # noqa: S608
         megabyte = "select pg_logical_emit_message(false, 'x', repeat('x', 1000000))"
 
@@ -104,21 +104,25 @@ class OwnPostgres:
         until(holds, condition, pause_s=0.0)
 
     def inflate(self, table: str, segments: int) -> None:
-        """Let a table have full segments, which hold nothing and take no disk."""
+        """Give a table full-size sparse segments, which take no disk space."""
         path = self.one(f"select pg_relation_filepath('{table}')")
-        place = postgres.home_of(self._state).data / str(path)
+        file_path = postgres.home_of(self._state).data / str(path)
         for number in range(segments):
-            segment = place.with_name(f"{place.name}.{number}") if number else place
+            segment = (
+                file_path.with_name(f"{file_path.name}.{number}")
+                if number
+                else file_path
+            )
             with segment.open("ab") as file:
                 file.truncate(_SEGMENT_BYTES)
-            owner = place.stat()
+            owner = file_path.stat()
             segment.chmod(0o600)
-            # The server is another user if root runs the tests.
+            # The server runs as a different user if root runs the tests.
             shutil.chown(segment, owner.st_uid, owner.st_gid)
 
 
 def _crc32c(content: bytes) -> int:
-    """Return the checksum by which Postgres trusts a file."""
+    """Return the CRC-32C with which Postgres verifies a file."""
     value = 0xFFFFFFFF
     for byte in content:
         value ^= byte

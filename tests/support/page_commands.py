@@ -25,7 +25,7 @@ _END: Final = "END_OF_BLOCK"
 
 
 def script(blocks: Iterable[Block]) -> str:
-    """Write the blocks as one script that ends at the first command that fails."""
+    """Return the blocks as one script that ends at the first command that fails."""
     parts = ["set -euo pipefail", "set -x"]
     for block in blocks:
         match block.language:
@@ -50,9 +50,9 @@ def run(
 
     Args:
         text: The script.
-        folder: Where it runs and where its printed lines are kept.
+        folder: The folder in which it runs, and in which its output is kept.
         settings: Further variables of its environment.
-        timeout_s: Of the whole script.
+        timeout_s: The timeout of the whole script.
 
     Returns:
         The exit code, and everything that was printed.
@@ -83,12 +83,12 @@ def run(
 
 
 def in_project(block: Block) -> str:
-    """Write one block as a script that runs in the project's folder."""
+    """Return one block as a script that runs in the project's folder."""
     return f"cd {ROOT}\n{script([block])}"
 
 
 def kill_session(shell: subprocess.Popen[bytes]) -> None:
-    """Kill the shell and its children, which are one group of processes."""
+    """Kill the shell and its children, which form one process group."""
     try:
         os.killpg(shell.pid, signal.SIGKILL)
     except ProcessLookupError:

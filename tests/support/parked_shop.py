@@ -1,4 +1,4 @@
-"""A sink of orders in memory that refuses some, with its dead letters."""
+"""An in-memory sink that refuses some orders, with its dead letters."""
 
 import dataclasses
 
@@ -59,7 +59,7 @@ class RefusingSink(MemorySink):
             known = self.floors.get(floor.route, "")
             self.floors[floor.route] = max(known, floor.position)
         if self.unavailable in {str(change.key[0]) for change in batch.changes}:
-            message = "the server of the row is away"
+            message = "the server of the row is down"
             raise TargetUnavailableError(message)
         rows = (change.row or {} for change in batch.changes)
         if not self.is_mended and any(row.get("note") == "bad" for row in rows):
@@ -150,15 +150,15 @@ class Shop:
         tasks = ListedTasks(table_of(records), self.chance)
         floors = dict(self.sink.floors)
         result = self.slices.write(batch_rows(table_of(records), tasks), 0)
-        # Executors may have lost these tasks, and still end them now; but the driver
-        # applies no floor before they cannot (``AbandonedTasks``).
+        # Executors that have lost these tasks may still finish them now; but the
+        # driver applies no floor until they no longer can (``AbandonedTasks``).
         if floors == self.sink.floors:
             for run in tasks.abandoned:
                 run()
         return result
 
     def on_executor(self):
-        """Make a sink on an executor: of the same target, whose floors it has read."""
+        """Make an executor's sink on the same target, with the floors read there."""
         made = DyingSink() if self.chance.random() < SHARE_DYING else RefusingSink()
         made.rows, made.is_mended = self.sink.rows, self.sink.is_mended
         for floor in self.sink.floors.items():
@@ -171,7 +171,7 @@ class Shop:
         return self.carry_out(order)
 
     def carry_out(self, order):
-        """Let the sink process a request; return its answer."""
+        """Have the sink process a request; return its answer."""
         self.letters.request(order)
         self.orders.process()
         return (
@@ -180,7 +180,7 @@ class Shop:
 
 
 def change(number, operation="u", *, order=7, topic=TOPIC, unchanged=None, **after):
-    """Make a record; one of a snapshot is below the stream's of the same number."""
+    """Make a record; a snapshot's is below the stream's record of the same number."""
     ordinal = "-" if operation == "r" else "0000000000"
     position = f"{number * 8:016x}.{ordinal}"
     headers = {"position": position.encode()}

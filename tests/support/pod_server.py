@@ -1,8 +1,8 @@
 """
-A stand-in for Kubernetes' API server, as far as Spark asks it; pods are processes.
+A stand-in for Kubernetes' API server, as far as Spark uses it; pods are processes.
 
 It keeps pods, lists and watches them by selectors, starts the command of each created
-one with its variables, and ends it with its pod. It answers only what a role permits.
+pod with its variables, and ends it with its pod. It allows only what a role permits.
 """
 
 import json
@@ -37,10 +37,10 @@ class _Event:
 @dataclass
 class PodServer:
     """
-    Pods of a namespace, and what was asked of them.
+    Pods of a namespace, and the calls that concerned them.
 
     Attributes:
-        folder: Has the pods' volumes and logs.
+        folder: The folder of the pods' volumes and logs.
         image: The variables of the image.
         verbs: The verbs that are permitted on pods; everything else is refused.
         asked: The verbs of all calls, each with its kind of object.
@@ -59,7 +59,7 @@ class PodServer:
     _is_closed: bool = False
 
     def add_running(self, namespace: str, name: str) -> None:
-        """Add a pod that runs already: the driver's."""
+        """Add a pod that is already running: the driver's."""
         status = {
             "phase": "Running",
             "conditions": [{"type": "Ready", "status": "True"}],
@@ -218,7 +218,7 @@ def _selects(query: Mapping[str, list[str]]) -> Callable[[Pod], bool]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers Spark's client."""
+    """Serves Spark's client."""
 
     protocol_version = "HTTP/1.1"
     pods: PodServer
@@ -238,14 +238,14 @@ class _Handler(BaseHTTPRequestHandler):
         if kind != "pods" or verb not in self.pods.verbs:
             self._refuse(403, "Forbidden")
         elif self.headers.get("upgrade"):
-            # The client then asks again, without a socket.
+            # The client then retries without a WebSocket.
             self._refuse(503, "ServiceUnavailable")
         elif verb == "watch":
             self._watch(query)
         elif name is not None:
             self._of_one(name, body)
         elif verb == "create":
-            self._answer(self.pods.create(namespace, body), 201)
+            self._respond(self.pods.create(namespace, body), 201)
         else:
             self._of_all(verb, query)
 
@@ -271,7 +271,7 @@ class _Handler(BaseHTTPRequestHandler):
             pod = self.pods.patch(name, body)
         elif self.command == "DELETE":
             self.pods.delete(name)
-        self._answer(pod)
+        self._respond(pod)
 
     def _of_all(self, verb: str, query: Mapping[str, list[str]]) -> None:
         found, version = self.pods.selected(_selects(query))
@@ -280,7 +280,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.pods.delete(pod["metadata"]["name"])
         metadata = {"resourceVersion": str(version)}
         listed = {"apiVersion": "v1", "kind": "PodList", "metadata": metadata}
-        self._answer({**listed, "items": found})
+        self._respond({**listed, "items": found})
 
     def _watch(self, query: Mapping[str, list[str]]) -> None:
         self.send_response(200)
@@ -295,14 +295,14 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(line.encode() + b"\n")
                 self.wfile.flush()
         except OSError:
-            # The client has gone.
+            # The client has disconnected.
             return
 
     def _refuse(self, code: int, reason: str) -> None:
         status = {"apiVersion": "v1", "kind": "Status", "status": "Failure"}
-        self._answer({**status, "code": code, "reason": reason}, code)
+        self._respond({**status, "code": code, "reason": reason}, code)
 
-    def _answer(self, document: Pod, code: int = 200) -> None:
+    def _respond(self, document: Pod, code: int = 200) -> None:
         content = json.dumps(document).encode()
         self.send_response(code)
         self.send_header("content-type", "application/json")

@@ -1,4 +1,4 @@
-"""A Postgres 15 of a test's own, and one that is reached by TLS alone."""
+"""A Postgres 15 for one test, and one that accepts only TLS connections."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from support.waiting import until
 from towpath.deploy.local import postgres
 from towpath.deploy.local.stack import Addresses, Stack
 
-_ONLY_BY_TLS = """\
+_TLS_ONLY = """\
 local all all trust
 hostssl all all 127.0.0.1/32 trust
 """
@@ -30,7 +30,7 @@ def serving() -> Iterator[Addresses]:
 
 @contextmanager
 def served(programs: Path) -> Iterator[Addresses]:
-    """Provide the addresses of a server of another release."""
+    """Provide the addresses of a server of a different release."""
     folder = Path(tempfile.mkdtemp(prefix="towpath-test-15-"))
     (folder / "owner").write_text(str(os.getpid()), encoding="utf-8")
     stack = Stack(folder, programs)
@@ -46,7 +46,7 @@ class SecurePostgres:
     A server that has a certificate and refuses a client without TLS.
 
     Attributes:
-        authority: The file with the authority of its certificate.
+        authority: The file of the certificate authority.
     """
 
     def __init__(self, addresses: Addresses, folder: Path) -> None:
@@ -64,7 +64,7 @@ class SecurePostgres:
         return self._addresses.dsn(database)
 
     def dsn(self, database: str, authority: Path | None = None) -> str:
-        """Return the address of a database, whose certificate is verified in full."""
+        """Return a database's address with full verification of the certificate."""
         root = authority or self.authority
         return f"{self.plain(database)}?sslmode=verify-full&sslrootcert={root}"
 
@@ -77,7 +77,7 @@ class SecurePostgres:
             shutil.copyfile(folder / source, data / name)
             (data / name).chmod(0o600)
             os.chown(data / name, owner.st_uid, owner.st_gid)
-        (data / "pg_hba.conf").write_text(_ONLY_BY_TLS, encoding="utf-8")
+        (data / "pg_hba.conf").write_text(_TLS_ONLY, encoding="utf-8")
 
     def _is_secure(self) -> bool:
         try:

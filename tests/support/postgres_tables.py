@@ -1,4 +1,4 @@
-"""A schema of another Postgres for one test, and changes of its tables."""
+"""A schema of a separate Postgres for one test, and changes to its tables."""
 
 import orjson
 import psycopg
@@ -47,7 +47,7 @@ class Requests:
 
 
 class Models:
-    """A database, and the sinks that write it."""
+    """A database, and the sinks that write to it."""
 
     def __init__(self, dsn, kind=RouteKind.TABLE):
         self.dsn = dsn
@@ -67,7 +67,7 @@ class Models:
         return made
 
     def sql(self, statement):
-        """Run a statement of the target's owner; return its rows."""
+        """Run a statement as the target's owner; return its rows."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description else []
@@ -101,7 +101,7 @@ def change(row, number, *, key=("id",), unchanged=(), deleted=False):
 
 
 def document(id_, number, text):
-    """Return a change of an aggregate; without a text it is a delete."""
+    """Return a change of an aggregate; without text it is a delete."""
     row = None if text is None else orjson.loads(text)
     encoded = None if text is None else text.encode()
     origin = Origin(TOPIC, 0, number)

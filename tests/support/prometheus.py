@@ -1,4 +1,4 @@
-"""Prometheus itself, and its tool, as the set-up for development builds them."""
+"""Prometheus itself, and its tool, as the development setup builds them."""
 
 import json
 import subprocess
@@ -26,10 +26,10 @@ def program(name: str) -> str:
     return str(path)
 
 
-def promtool(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the tool and return its end."""
+def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the tool and return its result."""
     return subprocess.run(
-        [program("promtool"), *map(str, words)],
+        [program("promtool"), *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,
@@ -43,15 +43,15 @@ def written(path: Path, document: Any) -> Path:
 
 
 class Server:
-    """A Prometheus that reads pages of this host every second."""
+    """A Prometheus that scrapes pages of this host every second."""
 
     def __init__(self, folder: Path, targets: Mapping[str, int]) -> None:
         """
-        Start it with the project's alert rules.
+        Start the server with the project's alert rules.
 
         Args:
-            folder: Where it stores its samples.
-            targets: The port of the page by the job's name.
+            folder: The folder of its files.
+            targets: The port of each page, by the job's name.
         """
         self.port = ports.any_free()
         jobs = [
@@ -61,23 +61,23 @@ class Server:
         every = {"scrape_interval": "1s", "evaluation_interval": "1s"}
         rules = [str(MONITORING / "alerts.yaml")]
         config = {"global": every, "rule_files": rules, "scrape_configs": jobs}
-        words = (
+        options = (
             f"--config.file={written(folder / 'prometheus.yaml', config)}",
             f"--storage.tsdb.path={folder / 'samples'}",
             f"--web.listen-address=127.0.0.1:{self.port}",
         )
         with (folder / "prometheus.log").open("wb") as log:
             self._process = subprocess.Popen(
-                [program("prometheus"), *words], stderr=log
+                [program("prometheus"), *options], stderr=log
             )
 
     def get(self, path: str, **parameters: str) -> Any:
-        """Return the data of an answer of its API; None while it starts."""
+        """Return the data of a response of its API; None while it starts."""
         query = urllib.parse.urlencode(parameters)
         address = f"http://127.0.0.1:{self.port}/api/v1/{path}?{query}"
         try:
-            with urllib.request.urlopen(address, timeout=10) as answer:
-                return json.load(answer)["data"]
+            with urllib.request.urlopen(address, timeout=10) as response:
+                return json.load(response)["data"]
         except urllib.error.HTTPError as error:
             if error.code == HTTPStatus.SERVICE_UNAVAILABLE:
                 return None
@@ -86,9 +86,9 @@ class Server:
             return None
 
     def values(self, expression: str) -> list[Any]:
-        """Return what an expression gives now."""
-        answer = self.get("query", query=expression)
-        return [] if answer is None else answer["result"]
+        """Evaluate an expression now, and return its values."""
+        data = self.get("query", query=expression)
+        return [] if data is None else data["result"]
 
     def close(self) -> None:
         """Stop the server."""
@@ -97,7 +97,7 @@ class Server:
 
 @contextmanager
 def prometheus(folder: Path, targets: Mapping[str, int]) -> Iterator[Server]:
-    """Run a Prometheus, for a block."""
+    """Run a Prometheus server for the block."""
     folder.mkdir()
     server = Server(folder, targets)
     try:

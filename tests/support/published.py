@@ -1,4 +1,4 @@
-"""The progress that drivers publish, without a broker, or by a test of its own."""
+"""Published progress: kept in memory without a broker, or published by a test."""
 
 from collections.abc import Mapping
 from contextlib import closing, suppress
@@ -66,7 +66,7 @@ class MemoryProgress:
         self._runs.take(sink, published, None)
 
     def flush(self, within_s: float) -> None:
-        """Wait for nothing."""
+        """Do nothing: no record is pending."""
 
     def failures(self, _sink: str) -> int:
         """Return how many records were lost."""
@@ -85,15 +85,15 @@ class MemoryProgress:
         self.verifications[found.sink] = found
 
     def close(self) -> None:
-        """Let go of nothing."""
+        """Do nothing: there is no connection."""
 
 
 class OneDriver:
     """
-    A driver of one sink, as a reader hears of it; implements ``ProgressSource``.
+    A driver of one sink, as its readers see it; implements ``ProgressSource``.
 
     Attributes:
-        heard: What is heard of it; ``None``: nothing.
+        heard: The progress that readers find; ``None`` if there is none.
     """
 
     def __init__(
@@ -104,18 +104,18 @@ class OneDriver:
             self.set(progress, silent_s, **fields)
 
     def set(self, progress: Progress, silent_s: float = 0.0, **fields: object) -> None:
-        """Set what is heard of it."""
-        place = {"at": "2026-01-02T03:04:05+00:00", "host": "here", "pid": 8}
-        known = {"run": 1, "number": 0, "is_open": True, **place, **fields}
+        """Set the progress that readers find."""
+        origin = {"at": "2026-01-02T03:04:05+00:00", "host": "here", "pid": 8}
+        known = {"run": 1, "number": 0, "is_open": True, **origin, **fields}
         record = PublishedProgress(progress=progress, **known)
         self.heard = HeardProgress(record, silent_s)
 
     def read(self, _sink: str) -> HeardProgress | None:
-        """Return what is heard of it."""
+        """Return the progress that readers find."""
         return self.heard
 
     def close(self) -> None:
-        """Let go of nothing."""
+        """Do nothing: there is no connection."""
 
 
 class SinkRun:
@@ -141,7 +141,7 @@ class SinkRun:
     def publish(
         self, progress: Progress, *, is_open: bool = True, **more: bool
     ) -> None:
-        """Publish a progress."""
+        """Publish progress."""
         self._publisher.publish(progress, Activity(is_open=is_open, **more))
 
     def end(self, progress: Progress | None = None) -> None:
@@ -150,7 +150,7 @@ class SinkRun:
 
 
 def wait_applied(settings: Settings, sink: str, stuck_after_s: float) -> None:
-    """Wait until a sink has applied all present records of its topics."""
+    """Wait until a sink has applied all existing records of its topics."""
     ends = declare.sink_ends(settings, sink, Topics(settings.kafka))
     with closing(ProgressReader(settings, CLOCK)) as published:
         declare.wait_applied(sink, ends, published, CLOCK, stuck_after_s)
@@ -167,7 +167,7 @@ def progress_of(settings: Settings, sink: str) -> Progress:
     found: list[HeardProgress | None] = []
 
     def is_read() -> bool:
-        # A broker without processor time knows no leader for a moment.
+        # A broker that gets no CPU time reports no leader for a moment.
         with suppress(BrokerUnavailableError):
             found.append(published.read(sink))
         return bool(found)

@@ -1,8 +1,8 @@
 """
-A recorded stack: its archive, the folder that it lives in, and how it is started.
+A recorded stack: its archive, its folder, and its processes.
 
-Iceberg's metadata names files by absolute paths, so the stack has the same folder where
-it is recorded and where it is taken over. One process at a time locks the folder.
+Iceberg's metadata names files by absolute paths, so the stack uses the same folder when
+it is recorded and when it is restored. One process at a time locks the folder.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ ARCHIVE: Final = Path(__file__).parents[1] / "data/recording/stack.tar.xz"
 PARTS: Final = ("postgres", "kafka", "opensearch", "redis")
 SINKS: Final = ("cache", "search", "warehouse")
 CONFIG: Final = FOLDER / "towpath.toml"
-# For a relay that never ran, and has had a slot since before the first change.
+# Configures a relay that never ran, but has had a slot since before the first change.
 WITNESS: Final = FOLDER / "witness.toml"
 
 _COMMAND: Final = ("-m", "towpath.cli")
@@ -82,8 +82,8 @@ def unpack(stack: Stack) -> None:
         refuse_outside_paths(archive)
         members = archive.getmembers()
         for member in members:
-            place, _, member.name = member.name.partition("/")
-            root = home.folder if place == "postgres" else stack.state.root
+            part, _, member.name = member.name.partition("/")
+            root = home.folder if part == "postgres" else stack.state.root
             archive.extract(member, root)
     home.data.chmod(0o700)
     if home.user is not None:
@@ -94,13 +94,13 @@ def unpack(stack: Stack) -> None:
 class Process(RelayProcess):
     """A process of the stack that one command of ``towpath`` runs."""
 
-    def __init__(self, config: Path, *words: str) -> None:
-        super().__init__(config, FOLDER / "logs" / f"{config.stem}-{words[0]}.log")
-        self._words = (*_COMMAND, *words, "--config", str(config))
+    def __init__(self, config: Path, *arguments: str) -> None:
+        super().__init__(config, FOLDER / "logs" / f"{config.stem}-{arguments[0]}.log")
+        self._command = (*_COMMAND, *arguments, "--config", str(config))
 
     def begin(self, *command: str) -> None:
-        """Start it; a command replaces its own."""
-        self.start(*(command or self._words))
+        """Start the process; a command replaces its own."""
+        self.start(*(command or self._command))
 
 
 def relay(config: Path = CONFIG) -> Process:

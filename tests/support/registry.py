@@ -5,8 +5,8 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 
 def registry_client(url: str) -> SchemaRegistryClient:
     """
-    Return a client that repeats a request without an answer.
+    Return a client that repeats a request that gets no response.
 
-    By itself it waits for ever, and the registry has lost single answers.
+    Without a timeout it would wait forever, and the registry has lost single responses.
     """
     return SchemaRegistryClient({"url": url, "timeout": 20})

@@ -1,7 +1,7 @@
 """
 Stacks of workers; processes and folders that a killed worker leaves, and its watcher.
 
-Each worker starts a watcher, which waits for the worker's end by a pipe. Processes of
+Each worker starts a watcher, which waits for the worker's end on a pipe. Processes of
 the worker carry a mark in their environment; folders of stacks name their owner.
 """
 
@@ -30,20 +30,20 @@ _ENDS_WITHIN_S: Final = 15
 _POLL_EVERY_S: Final = 0.05
 # A file system in memory; in a container it may be small.
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - the folders have names of their own
-_ROOM_BYTES: Final = 8 * 1024**3
+_MIN_FREE_BYTES: Final = 8 * 1024**3
 
 
 def new_folder() -> Path:
     """
-    Make the folder of a worker's stack: in memory, if there is room.
+    Make the folder of a worker's stack: in memory, if there is enough space.
 
-    A database has three hundred files, a topic dozens, and most tests have both. Where
-    so many have been removed, ext4 looks at each removed one before it makes another: a
-    tenth of a second of a processor for every database.
+    A database has three hundred files, a topic dozens, and most tests have both. After
+    so many have been removed, ext4 examines each removed one before it creates another:
+    a tenth of a second of CPU time for every database.
     """
-    # A variable names another place.
+    # A variable names a different folder.
     is_usual = "TMPDIR" not in os.environ  # noqa: TID251 - as tempfile does
-    home = _MEMORY if is_usual and _is_fit(_MEMORY) else None
+    home = _MEMORY if is_usual and _is_suitable(_MEMORY) else None
     folder = Path(tempfile.mkdtemp(prefix=FOLDERS, dir=home))
     # Started by root, Postgres runs as another user, whose data are in it.
     folder.chmod(0o711)
@@ -51,19 +51,19 @@ def new_folder() -> Path:
     return folder
 
 
-def _is_fit(folder: Path) -> bool:
-    """Return whether a folder has room, and lets servers load libraries from it."""
+def _is_suitable(folder: Path) -> bool:
+    """Return whether a folder has free space, and allows servers to load libraries."""
     if not folder.is_dir():
         return False
-    has_room = shutil.disk_usage(folder).free > _ROOM_BYTES
-    return has_room and not os.statvfs(folder).f_flag & os.ST_NOEXEC
+    has_space = shutil.disk_usage(folder).free > _MIN_FREE_BYTES
+    return has_space and not os.statvfs(folder).f_flag & os.ST_NOEXEC
 
 
 def stack_of(folder: Path) -> Stack:
     """
     Return the stack of a worker's folder.
 
-    Elsewhere than in memory, Postgres's user may have no right to enter the folder.
+    Outside memory, Postgres's user may have no right to enter the folder.
     """
     is_in_memory = folder.parent == _MEMORY
     return Stack(folder, postgres_folder=folder / "postgres" if is_in_memory else None)
@@ -87,7 +87,7 @@ def collect_abandoned() -> None:
     for folder in [one for home in homes for one in home.glob(f"{FOLDERS}*")]:
         with contextlib.suppress(OSError, ValueError), _claimed(folder):
             owner = int((folder / "owner").read_text(encoding="utf-8"))
-            if not _lives(owner):
+            if not _is_alive(owner):
                 _purge(folder)
 
 
@@ -96,8 +96,8 @@ def _purge(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _lives(pid: int) -> bool:
-    """Return whether a process lives; killed workers are zombies until the run ends."""
+def _is_alive(pid: int) -> bool:
+    """Return whether a process is alive; killed workers remain as zombies."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -110,7 +110,7 @@ def _claimed(folder: Path) -> Iterator[None]:
     Lock a folder for the block, so that no other worker removes it meanwhile.
 
     Raises:
-        OSError: Another one has it, or has removed it.
+        OSError: Another worker has locked or removed it.
     """
     held = os.open(folder, os.O_RDONLY)
     try:
@@ -139,18 +139,18 @@ def main() -> None:
 
 
 def end_all(mark: str) -> None:
-    """End the processes that carry a mark: by SIGTERM, and in the end by SIGKILL."""
+    """End the processes that carry a mark: with SIGTERM, and finally with SIGKILL."""
     clock = SystemClock()
     is_patient = True
     while left := marked(mark):
         for process in left:
             with contextlib.suppress(psutil.Error):
                 # A resource tracker of multiprocessing ignores SIGTERM.
-                heeds = is_patient and not _ignores(process, signal.SIGTERM)
-                (process.terminate if heeds else process.kill)()
+                obeys = is_patient and not _ignores(process, signal.SIGTERM)
+                (process.terminate if obeys else process.kill)()
         deadline = Deadline(clock, _ENDS_WITHIN_S)
-        # The worker still lives, and its children become zombies.
-        while any(_lives(process.pid) for process in left) and not deadline.passed():
+        # The worker is still alive, so its children become zombies.
+        while any(_is_alive(process.pid) for process in left) and not deadline.passed():
             clock.wait(_POLL_EVERY_S)
         is_patient = False
 

@@ -1,7 +1,7 @@
 """
 A server of the REST catalog API, with the calls that the warehouse makes.
 
-Tables and views are in memory, their metadata in files. Commits are checked by
+Tables and views are in memory, their metadata in files. Commits are checked with
 pyiceberg's own requirements, so that conflicts are detected.
 """
 
@@ -22,18 +22,18 @@ from pyiceberg.table.metadata import new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import update_table_metadata
 
-_PLACE = "/v1/{prefix}/namespaces/{namespace}"
+_NAMESPACE = "/v1/{prefix}/namespaces/{namespace}"
 ENDPOINTS = [
     "POST /v1/{prefix}/namespaces",
-    f"GET {_PLACE}",
-    *(f"POST {_PLACE}/{kind}" for kind in ("tables", "views")),
-    *(f"GET {_PLACE}/{kind}s/{{{kind}}}" for kind in ("table", "view")),
-    *(f"POST {_PLACE}/{kind}s/{{{kind}}}" for kind in ("table", "view")),
+    f"GET {_NAMESPACE}",
+    *(f"POST {_NAMESPACE}/{kind}" for kind in ("tables", "views")),
+    *(f"GET {_NAMESPACE}/{kind}s/{{{kind}}}" for kind in ("table", "view")),
+    *(f"POST {_NAMESPACE}/{kind}s/{{{kind}}}" for kind in ("table", "view")),
 ]
 
 
 class RefusedError(Exception):
-    """An answer that is not 200."""
+    """A response with an error status."""
 
     def __init__(self, status, kind):
         super().__init__(kind)
@@ -49,7 +49,7 @@ class Catalog:
         self._token = token
         self._lock = threading.Lock()
         self._namespaces = set()
-        self._places = {}
+        self._metadata = {}
         self._files = {}
         self.requests = 0
 
@@ -97,8 +97,8 @@ class Catalog:
         return {"namespace": [name], "properties": {}}
 
     def _create_table(self, namespace, body):
-        place = (namespace, "tables", body["name"])
-        if place in self._places:
+        key = (namespace, "tables", body["name"])
+        if key in self._metadata:
             raise RefusedError(409, "AlreadyExistsException")
         spec = body.get("partition-spec")
         metadata = new_table_metadata(
@@ -109,69 +109,69 @@ class Catalog:
                 else UNPARTITIONED_PARTITION_SPEC
             ),
             sort_order=UNSORTED_SORT_ORDER,
-            location=body.get("location") or f"file://{self._folder}/{'/'.join(place)}",
+            location=body.get("location") or f"file://{self._folder}/{'/'.join(key)}",
             properties=body.get("properties", {}),
         )
         if body.get("stage-create"):
             return {"metadata": metadata.model_dump(mode="json")}
-        return self._keep(place, metadata)
+        return self._keep(key, metadata)
 
-    def _commit(self, place, body):
-        if place not in self._places:
+    def _commit(self, key, body):
+        if key not in self._metadata:
             raise RefusedError(404, "NoSuchTableException")
         request = CommitTableRequest.model_validate(
-            {"identifier": {"namespace": [place[0]], "name": place[2]}, **body}
+            {"identifier": {"namespace": [key[0]], "name": key[2]}, **body}
         )
-        found = self._places[place]
+        found = self._metadata[key]
         try:
             for requirement in request.requirements:
                 requirement.validate(found)
         except CommitFailedException as error:
             raise RefusedError(409, "CommitFailedException") from error
-        return self._keep(place, update_table_metadata(found, request.updates))
+        return self._keep(key, update_table_metadata(found, request.updates))
 
-    def _keep(self, place, metadata):
-        self._places[place] = metadata
-        return self._written(place)
+    def _keep(self, key, metadata):
+        self._metadata[key] = metadata
+        return self._written(key)
 
-    def _load(self, place):
-        if place not in self._places:
-            kind = "View" if "views" in place else "Table"
+    def _load(self, key):
+        if key not in self._metadata:
+            kind = "View" if "views" in key else "Table"
             raise RefusedError(404, f"NoSuch{kind}Exception")
         # A client recognizes a version that it has by its file.
-        return self._files[place]
+        return self._files[key]
 
-    def _written(self, place):
-        found = self._places[place]
+    def _written(self, key):
+        found = self._metadata[key]
         is_view = isinstance(found, dict)
         metadata = found if is_view else json.loads(found.model_dump_json())
-        file = self._folder / f"{'-'.join(place)}-{uuid.uuid4().hex}.metadata.json"
+        file = self._folder / f"{'-'.join(key)}-{uuid.uuid4().hex}.metadata.json"
         file.write_text(json.dumps(metadata), encoding="utf-8")
         document = {"metadata-location": f"file://{file}", "metadata": metadata}
-        self._files[place] = document
+        self._files[key] = document
         return document
 
     def _create_view(self, namespace, body):
-        place = (namespace, "views", body["name"])
-        if place in self._places:
+        key = (namespace, "views", body["name"])
+        if key in self._metadata:
             raise RefusedError(409, "AlreadyExistsException")
         version = body["view-version"]
         schema = body["schema"] | {"schema-id": 0}
         version |= {"version-id": 1, "schema-id": 0}
-        self._places[place] = {
+        self._metadata[key] = {
             "view-uuid": str(uuid.uuid4()),
             "format-version": 1,
-            "location": f"file://{self._folder}/{'/'.join(place)}",
+            "location": f"file://{self._folder}/{'/'.join(key)}",
             "schemas": [schema],
             "current-version-id": 1,
             "versions": [version],
             "version-log": [{"version-id": 1, "timestamp-ms": version["timestamp-ms"]}],
             "properties": body.get("properties", {}),
         }
-        return self._written(place)
+        return self._written(key)
 
-    def _replace_view(self, place, body):
-        view = json.loads(json.dumps(self._places[place]))
+    def _replace_view(self, key, body):
+        view = json.loads(json.dumps(self._metadata[key]))
         for update in body["updates"]:
             if update["action"] == "add-schema":
                 number = len(view["schemas"])
@@ -190,8 +190,8 @@ class Catalog:
                 "timestamp-ms": newest["timestamp-ms"],
             }
         )
-        self._places[place] = view
-        return self._written(place)
+        self._metadata[key] = view
+        return self._written(key)
 
 
 @contextmanager
@@ -201,7 +201,7 @@ def serving(folder: Path, token: str = "") -> Iterator[tuple[str, Catalog]]:
 
     Args:
         folder: The folder of its files.
-        token: What a client must present; empty means nothing.
+        token: The token that a client must present; empty: none is required.
     """
     catalog = Catalog(folder, token)
 

@@ -1,4 +1,4 @@
-"""A database, the relay that follows it as a process, and the topics it writes."""
+"""A database, its relay as a process, and the topics that the relay writes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from towpath.relay.__main__ import init
 
 class Rig(RelayProcess):
     """
-    A database whose relay is a process; prefix and slot have one name.
+    A database whose relay is a process; prefix and slot share one name.
 
     Attributes:
         client: The lines of ``[kafka.client]``; by default none.
@@ -49,7 +49,7 @@ class Rig(RelayProcess):
             sections: The text below ``[relay]``: its keys, then whole sections.
             tables: The captured tables.
             source: Further lines of ``[[source]]``.
-            partitions: Of each topic.
+            partitions: The number of partitions of each topic.
             registry_url: The registry; by default an address without a server.
         """
         text = configuration(
@@ -98,19 +98,19 @@ class Rig(RelayProcess):
         self.wait_for(lambda: bool(self.one(confirmed, lsn, self.prefix)))
 
     def topic(self, name: str) -> str:
-        """Name a topic below the prefix."""
+        """Return the name of a topic below the prefix."""
         return f"{self.prefix}.{name}"
 
     def records(self, name: str) -> list[Message]:
-        """Read a topic below the prefix from its start to its present end."""
+        """Read a topic below the prefix from its start to its current end."""
         return read_to_end(self.kafka, self.topic(name))
 
     def new_records(self, name: str) -> list[Message]:
         """
         Read the records of a topic that this method has not returned yet.
 
-        Each read meets the partitions in an order of its own: a count of what was
-        read before would not tell which records are new.
+        Each read returns the partitions in a different order, so the number of records
+        read before would not show which are new.
         """
         found = []
         for message in self.records(name):
@@ -121,7 +121,7 @@ class Rig(RelayProcess):
         return found
 
     def read(self, name: str, *, at_least: int) -> list[Message]:
-        """Read a topic below the prefix until it has at least a number of records."""
+        """Read a topic below the prefix until it has at least this many records."""
         found = read_at_least(self.kafka, self.topic(name), at_least)
         assert len(found) >= at_least, self.printed()[-3000:]
         return found

@@ -7,12 +7,12 @@ _PAGE = Path(__file__).parents[2] / "docs/rights.md"
 
 
 def documented(language: str, section: str = "") -> list[str]:
-    """Return the blocks of code of a language, of a section or of the whole page."""
+    """Return the code blocks in a language, from a section or from the whole page."""
     text = _PAGE.read_text(encoding="utf-8")
     if section:
         text = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     found = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
-    assert found, f"there is no block of {language}: {section or _PAGE.name}"
+    assert found, f"there is no code block in {language}: {section or _PAGE.name}"
     return found
 
 
@@ -20,7 +20,7 @@ def search_rights(who: str) -> dict[tuple[str, str], list[tuple[str, str]]]:
     """
     Return the actions of each documented call of sink, verifier or operator.
 
-    Each with its mark: ``cluster``, ``both``, or none for the indexes alone.
+    Each action has its mark: ``cluster``, ``both``, or none for the indexes alone.
     """
     rows = re.findall(
         r"^\| `(\w+) (/\S*)` \| (.*) \| ([a-z, ]+) \|$",
@@ -57,6 +57,6 @@ def search_calls(who: str) -> set[tuple[str, str]]:
 
 
 def command_for(user: str) -> list[str]:
-    """Return the words of the documented command that makes a user of the cache."""
+    """Return the documented command, as words, that creates a user of the cache."""
     lines = (line for block in documented("redis") for line in block.splitlines())
     return next(line.split() for line in lines if line.split()[2] == user)

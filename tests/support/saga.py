@@ -1,4 +1,4 @@
-"""The shop's four services over one database, one broker and one relay."""
+"""The shop's four services on one database, one broker and one relay."""
 
 import subprocess
 import sys
@@ -21,9 +21,9 @@ PRICE = "12.50"
 
 class Saga:
     """
-    The services: orders answers requests in this process, and all four consume.
+    The services: orders serves requests in this process, and all four consume.
 
-    Each has a role of its own, which has the service's name.
+    Each has a database role with the service's name.
 
     Attributes:
         rig: The source and its relay.
@@ -69,8 +69,8 @@ class Saga:
 
     def run(self, name: str, command: str, *options: str) -> None:
         """Run a command of a service to its end."""
-        words = self._words(name, command, *options)
-        subprocess.run(words, check=True, capture_output=True)
+        arguments = self._arguments(name, command, *options)
+        subprocess.run(arguments, check=True, capture_output=True)
 
     def start_consumer(self, name: str) -> None:
         """Start the process that consumes for a service."""
@@ -78,9 +78,9 @@ class Saga:
         topics = ("--topic-prefix", self.rig.topic("event."))
         groups = ("--group-prefix", f"{self.rig.prefix}.")
         more = self._options.get(name, ())
-        words = self._words(name, "consume", *brokers, *topics, *groups, *more)
+        arguments = self._arguments(name, "consume", *brokers, *topics, *groups, *more)
         with self.log_file.open("ab") as log:
-            process = subprocess.Popen(words, stdout=log, stderr=log)
+            process = subprocess.Popen(arguments, stdout=log, stderr=log)
         self.processes[name] = process
 
     def kill_consumer(self, name: str) -> None:
@@ -90,7 +90,7 @@ class Saga:
         process.kill()
         process.wait()
 
-    def _words(self, name: str, command: str, *options: str) -> list[str]:
+    def _arguments(self, name: str, command: str, *options: str) -> list[str]:
         module = f"towpath.services.{name}"
         given = ("--dsn", self.dsn_of(name), *options)
         return [sys.executable, "-m", module, command, *given]
@@ -103,16 +103,16 @@ class Saga:
         self.app.extensions["engine"].dispose()
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Post a document to orders, and return the answer."""
+        """Post a document to orders, and return the document of the response."""
         response = self.client.post(path, json=body)
         assert response.status_code < 300, response.text
-        answer: dict[str, Any] = response.get_json()
-        return answer
+        document: dict[str, Any] = response.get_json()
+        return document
 
     def order(self, order_id: int) -> dict[str, Any]:
         """Read an order."""
-        answer: dict[str, Any] = self.client.get(f"/orders/{order_id}").get_json()
-        return answer
+        document: dict[str, Any] = self.client.get(f"/orders/{order_id}").get_json()
+        return document
 
     def check_out(
         self,
@@ -146,7 +146,7 @@ class Saga:
     def reached(
         self, order_id: int, holds: Callable[[dict[str, Any]], bool]
     ) -> dict[str, Any]:
-        """Wait until something holds of an order, and return it."""
+        """Wait until a condition holds for an order, and return the order."""
         self.rig.wait_for(lambda: holds(self.order(order_id)))
         return self.order(order_id)
 
@@ -164,7 +164,7 @@ class Saga:
         return [row[0] for row in rows]
 
     def findings(self, first_order: int = 1) -> list[str]:
-        """Return what contradicts the invariants of the business."""
+        """Return the violations of the business invariants."""
         found = findings(read_source(self.rig.dsn), first_order)
         for text, query in PROVIDER_AND_INBOXES.items():
             wrong = self.rig.execute(query)
@@ -173,16 +173,16 @@ class Saga:
         return found
 
 
-# The services' tables follow the rules of the load. Beside them, each query returns
-# the rows that contradict its sentence, once all orders are settled.
+# The services' tables follow the rules of the load. In addition, each query returns the
+# rows that violate its sentence, once all orders are settled.
 PROVIDER_AND_INBOXES = {
-    "the provider has what completed orders cost": """
+    "the provider has captured the totals of completed orders": """
         select coalesce(o.id, a.order_id), o.status, a.status
         from (select * from shop.orders where status = 'completed') o
         full join (select * from payment_provider.accounts where status = 'captured') a
              on a.order_id = o.id and a.amount = o.total and a.currency = o.currency
         where o.id is null or a.order_id is null""",
-    "a payment is what the provider says": """
+    "each payment has the provider's status": """
         select p.order_id, p.status, a.status
         from payments.payments p
         left join payment_provider.accounts a on a.order_id = p.order_id

@@ -108,7 +108,7 @@ class Topics:
 
 
 class MemoryOrders:
-    """Implements what the handlers of orders need of ``OrderRepository``."""
+    """Implements the part of ``OrderRepository`` that the handlers of orders need."""
 
     def __init__(self, topics: Topics) -> None:
         self.rows: dict[int, tuple[OrderState, dict[Any, Any]]] = {}
@@ -151,7 +151,7 @@ class MemoryOrders:
 
 
 class MemoryStore:
-    """The aggregates of a service that answers orders, one for each of them."""
+    """The aggregates of a service that reacts to orders, one for each order."""
 
     def __init__(self, topic: str, topics: Topics) -> None:
         self.rows: dict[int, Any] = {}
@@ -173,7 +173,7 @@ class MemoryStore:
 
 
 class MemoryInventory(MemoryStore):
-    """Implements what the handlers need of ``InventoryRepository``: one product."""
+    """Implements what handlers need of ``InventoryRepository``, for one product."""
 
     def __init__(self, topics: Topics, on_hand: int) -> None:
         super().__init__("reservation", topics)
@@ -193,7 +193,7 @@ class MemoryInventory(MemoryStore):
 
 @dataclasses.dataclass
 class OperationRow:
-    """An operation as the table of payments has it."""
+    """An operation as the table of operations stores it."""
 
     order_id: int
     kind: OperationKind
@@ -203,7 +203,7 @@ class OperationRow:
 
 
 class MemoryPayments(MemoryStore):
-    """Implements what the handlers and the worker need of ``PaymentRepository``."""
+    """Implements the part of ``PaymentRepository`` that handlers and worker need."""
 
     def __init__(self, topics: Topics) -> None:
         super().__init__("payment", topics)
@@ -327,7 +327,7 @@ class SagaModel:
         return self.at
 
     def progress(self) -> list[Any]:
-        """Return the moves by which the services go on, as functions."""
+        """Return the steps with which the services make progress, as functions."""
         unread = [partial(self._deliver, source) for source in self._unread()]
         return [*unread, self._worker.run_due]
 
@@ -356,7 +356,7 @@ class SagaModel:
         ]
 
     def settle(self) -> None:
-        """Let everybody go on by their own rules until all orders are settled."""
+        """Run all services by their own rules until all orders are settled."""
         for _ in range(60):
             while unread := list(self._unread()):
                 self._deliver(unread[0])
@@ -369,7 +369,7 @@ class SagaModel:
         raise AssertionError(message)
 
     def findings(self) -> list[str]:
-        """Return what is wrong with the compensations of settled orders."""
+        """Return the faults in the compensations of settled orders."""
         found = []
         for number in self.checkouts:
             is_sent = self.orders.lock(number).state.status in (

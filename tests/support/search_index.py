@@ -1,4 +1,4 @@
-"""Changes of one table's rows, and what a sink does with an index of them."""
+"""Changes of one table's rows, and a sink that writes them to an index."""
 
 from support.copying import replace
 from towpath.schemas.clock import SystemClock
@@ -14,19 +14,19 @@ class OneShape:
     """The shape of the one table."""
 
     def shape(self, _topic):
-        """Return it."""
+        """Return the shape."""
         columns = (Column("id", "bigint"), Column("v", "text"))
         return RelationShape("shop", "orders", columns, ("id",), "")
 
     def refresh(self):
-        """Learn nothing."""
+        """Do nothing: the shape is known."""
 
 
 def change(key, position, row, present=ALL_PRESENT):
     """Make a change of one row."""
-    place = f"{position:016x}.0000000000"
+    position_text = f"{position:016x}.0000000000"
     origin = Origin(ROUTE, 0, 0)
-    return Change(ROUTE, (key,), ("id",), place, row, present, False, origin)
+    return Change(ROUTE, (key,), ("id",), position_text, row, present, False, origin)
 
 
 def write_index(url, route):

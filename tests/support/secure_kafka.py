@@ -1,5 +1,5 @@
 """
-A broker of its own whose clients need TLS and a login, and whose users have rights.
+A separate broker whose clients need TLS and a login, and whose users need rights.
 
 It has four listeners: plaintext for the test itself, which may do everything; TLS and
 SCRAM; TLS and a client's certificate; and its own controller. Users have only the
@@ -106,7 +106,7 @@ class SecureKafka:
             done.result(10)
 
     def allow(self, user: str, rights: Iterable[tuple[str, str, str, str]]) -> None:
-        """Grant a user rights: resource type, pattern type, name and operation each."""
+        """Grant a user rights: (resource type, pattern type, name, operation)."""
         bindings = [
             AclBinding(
                 ResourceType[kind.upper()],
@@ -123,7 +123,7 @@ class SecureKafka:
             done.result(10)
 
     def close(self) -> None:
-        """Stop it."""
+        """Stop the broker."""
         lifecycle.take_down(self._part, self._state)
 
     def _prepare(self, part) -> None:
@@ -146,7 +146,7 @@ def toml(client: Mapping[str, str]) -> str:
 
 def write_certificates(folder: Path, age_days: int = 1) -> None:
     """
-    Write an authority, a server of the loopback address and a client, as files.
+    Write certificates of an authority, a server on the loopback address, and a client.
 
     Certificates are valid for two days from their issue, which was ``age_days`` ago.
 

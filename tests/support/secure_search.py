@@ -1,8 +1,9 @@
 """
-An OpenSearch of its own with the real security plugin: TLS, logins and roles.
+A separate OpenSearch with the real security plugin: TLS, logins and roles.
 
 The plugin is not part of the local stack: the public repository has it for one older
-release only, which runs here. A client with the owner's certificate may do everything.
+release only, which is used here. A client with the owner's certificate may do
+everything.
 """
 
 import dataclasses
@@ -54,7 +55,7 @@ class SecureSearch:
     The server, with its address and users.
 
     Attributes:
-        authority: The file with the authority of its certificate.
+        authority: The file of the certificate authority.
         owner: A client that may do everything.
     """
 
@@ -67,9 +68,9 @@ class SecureSearch:
         self._config.mkdir(parents=True)
         write_certificates(self._config)
         self.authority = self._config / "ca.pem"
-        self._place = f"{LOOPBACK}:{port}"
+        self._address = f"{LOOPBACK}:{port}"
         self.owner = OpenSearch(
-            hosts=[f"https://{self._place}"],
+            hosts=[f"https://{self._address}"],
             ca_certs=str(self.authority),
             client_cert=str(self._config / "client.pem"),
             client_key=str(self._config / "client.key"),
@@ -80,10 +81,10 @@ class SecureSearch:
 
     def address(self, user: str) -> str:
         """Return the address for a user, as a sink's ``url``."""
-        return f"https://{user}:{quote(PASSWORD, safe='')}@{self._place}"
+        return f"https://{user}:{quote(PASSWORD, safe='')}@{self._address}"
 
     def add_user(self, name: str, role: dict[str, object]) -> None:
-        """Create a user with a role of the same name, or give it another role."""
+        """Create a user with a role of the same name, or give it a different role."""
         of_plugin = "/_plugins/_security/api"
         for path, body in (
             (f"internalusers/{name}", {"password": PASSWORD}),
@@ -95,26 +96,26 @@ class SecureSearch:
             )
 
     def close(self) -> None:
-        """Stop it."""
+        """Stop the server."""
         self.owner.close()
         lifecycle.take_down(self._part, self._state)
 
     def _secured(self, part: Part) -> Part:
-        """Return the part with the plugin, its settings, and a probe by TLS."""
-        words = list(part.command)
-        words[words.index("-cp") + 1] = f"{self._classes()}/*"
-        words += ["-pluginTypes", "org.opensearch.security.OpenSearchSecurityPlugin"]
+        """Return the part with the plugin, its settings, and a probe over TLS."""
+        command = list(part.command)
+        command[command.index("-cp") + 1] = f"{self._classes()}/*"
+        command += ["-pluginTypes", "org.opensearch.security.OpenSearchSecurityPlugin"]
         settings = self._config / "opensearch.yml"
         settings.write_text(_SETTINGS, encoding="utf-8")
         return dataclasses.replace(
             part,
-            command=tuple(words),
+            command=tuple(command),
             probe=self._probe,
             ready_within_s=stretched(part.ready_within_s),
         )
 
     def _classes(self) -> Path:
-        """Put the server's archives, and those of the plugin alone, into a folder."""
+        """Put the server's archives, and those only the plugin has, into a folder."""
         folder = self._state.data("classes")
         folder.mkdir()
         jars = store.read_lock(store.LOCK.with_name(f"{_USE}.lock"))
@@ -132,14 +133,14 @@ class SecureSearch:
                     (users / Path(name).name).write_bytes(packed.read(name))
                 elif name.endswith(".jar") and _artifact(name) not in own:
                     packed.extract(name, folder)
-        # Its example gives rights to every user.
+        # The plugin's example gives rights to every user.
         (users / "roles_mapping.yml").write_text(_NO_RIGHTS, encoding="utf-8")
         return folder
 
     def _probe(self) -> None:
         try:
             self.owner.cluster.health(params={"wait_for_status": "yellow"})
-            # The plugin has no users before it has filled its own index.
+            # The plugin has no users until it has filled its own index.
             self.owner.transport.perform_request(
                 "GET", "/_plugins/_security/api/internalusers/admin"
             )

@@ -1,9 +1,9 @@
 """
-The regression SQL of Postgres, as its source package has it.
+The regression SQL of Postgres, from its source package.
 
 ``TOWPATH_PG_SOURCES`` names an unpacked source tree. Without it, apt fetches Debian's
-source package into a separate folder with separate lists: it needs no root and changes
-nothing of the system.
+source package into a separate folder with separate lists: it needs no root and does
+not change the system.
 """
 
 import os
@@ -23,7 +23,7 @@ _FETCH_WITHIN_S: Final = 300
 
 
 class SourcesUnavailableError(Exception):
-    """The sources are not available here; the text has the reason."""
+    """The sources are not available here; the message has the reason."""
 
 
 def regression_folder(scratch: Path) -> Path:
@@ -34,7 +34,7 @@ def regression_folder(scratch: Path) -> Path:
         scratch: An empty folder for the fetched files.
 
     Raises:
-        SourcesUnavailableError: They are not named and cannot be fetched.
+        SourcesUnavailableError: The named folder has none, or apt cannot fetch them.
     """
     named = os.environ.get("TOWPATH_PG_SOURCES")  # noqa: TID251 - a root
     if named:
@@ -64,7 +64,7 @@ def _fetched(scratch: Path) -> Path:
         *("-o", f"Dir::State::Lists={lists}", "-o", f"Dir::Cache={cache}"),
     )
     _apt(scratch, *own, "update")
-    # A mirror may lack the newest version that it lists: then the next older is tried.
+    # A mirror may lack the newest version that it lists: then an older one is tried.
     shown = _run(scratch, "apt-cache", *own, "showsrc", PACKAGE)
     versions = re.findall(r"(?m)^Version: (\S+)$", shown)
     for version in sorted(versions, key=_numbers, reverse=True):
@@ -79,12 +79,12 @@ def _fetched(scratch: Path) -> Path:
 
 
 def _numbers(version: str) -> list[int]:
-    """Return the numbers of a version: 15.14 is newer than 15.9."""
+    """Return a version as numbers: 15.14 is newer than 15.9."""
     return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def _source_lines() -> Sequence[str]:
-    """Return the system's own package sources, as sources of source packages."""
+    """Return the system's package sources, as lines for source packages."""
     found = []
     for path in sorted((_APT / "sources.list.d").glob("*.sources")):
         for stanza in path.read_text(encoding="utf-8").split("\n\n"):
@@ -101,19 +101,19 @@ def _source_lines() -> Sequence[str]:
         text = classic.read_text(encoding="utf-8")
         found += [f"deb-src {line}" for line in re.findall(r"(?m)^deb (.+)$", text)]
     if not found:
-        message = "this system has no package sources of apt's"
+        message = "this system has no apt package sources"
         raise SourcesUnavailableError(message)
     return found
 
 
-def _apt(folder: Path, *words: str) -> str:
-    return _run(folder, "apt-get", "-qq", *words)
+def _apt(folder: Path, *arguments: str) -> str:
+    return _run(folder, "apt-get", "-qq", *arguments)
 
 
-def _run(folder: Path, *words: str) -> str:
+def _run(folder: Path, *command: str) -> str:
     try:
         done = subprocess.run(
-            words,
+            command,
             cwd=folder,
             check=True,
             capture_output=True,
@@ -121,7 +121,7 @@ def _run(folder: Path, *words: str) -> str:
             timeout=_FETCH_WITHIN_S,
         )
     except subprocess.CalledProcessError as error:
-        message = f"{words[0]} could not fetch the server's sources"
+        message = f"{command[0]} could not fetch the server's sources"
         raise SourcesUnavailableError(message) from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SourcesUnavailableError(str(error)) from error

@@ -1,4 +1,4 @@
-"""A source with lines of orders, its relay, and a driver of sinks added at run time."""
+"""A source with order lines, its relay, and a driver whose sinks are added later."""
 
 import os
 import random
@@ -41,7 +41,7 @@ region = "eu"
 """
 
 
-_LOOKS = """
+_SCANS = """
     select seq_scan + idx_scan from pg_stat_user_tables
     where relid = 'towpath.signal'::regclass
 """
@@ -49,7 +49,7 @@ _IS_SENT = "select exists (select from towpath.signal where id = %s)"
 
 
 class Writers(RandomWriters):
-    """Sessions that insert, change and delete lines of orders."""
+    """Sessions that insert, change and delete order lines."""
 
     pause_s = 0.01
 
@@ -69,7 +69,7 @@ class Writers(RandomWriters):
 
 
 class SinkPlace(Rig):
-    """A source with lines of orders, its relay, and the driver of its sinks."""
+    """A source with order lines, its relay, and the driver of its sinks."""
 
     def __init__(self, stack, dsn: str, prefix: str, folder) -> None:
         super().__init__(dsn, stack.kafka, prefix, folder)
@@ -96,27 +96,27 @@ class SinkPlace(Rig):
         self.wait_for(lambda: bool(self.logged("relay started")))
 
     def block(self, name, route=""):
-        """Write a sink's block."""
+        """Return a sink's block of the configuration."""
         block = BLOCK.format(name=name, url=self.url, prefix=self.prefix)
         return textwrap.dedent(block) + route
 
-    def towpath(self, *words):
-        """Run a command; return its exit code."""
-        return app.run(["sink", *words, "--config", str(self.config)])
+    def towpath(self, *arguments):
+        """Run ``towpath sink`` with arguments; return its exit code."""
+        return app.run(["sink", *arguments, "--config", str(self.config)])
 
     def add(self, name):
-        """Add a sink by its block."""
+        """Add a sink from its block."""
         return self.towpath("add", str(self.write_block(name)))
 
     def add_by_hand(self, name, signal_id):
-        """Add a sink, and send its signal by the SQL that the command prints."""
+        """Add a sink, and send its signal with the SQL that the command prints."""
         block = str(self.write_block(name))
-        words = ("sink", "add", block, "--signal", signal_id, "--config", self.config)
-        with towpath(self.folder, *map(str, words)) as process:
+        command = ("sink", "add", block, "--signal", signal_id, "--config", self.config)
+        with towpath(self.folder, *map(str, command)) as process:
             lines = (line.decode() for line in process.stdout)
             statement = next(line for line in lines if line.startswith("insert into"))
-            before = self.one(_LOOKS)
-            until(lambda: self.one(_LOOKS) > before + 1, "the row is looked for")
+            before = self.one(_SCANS)
+            until(lambda: self.one(_SCANS) > before + 1, "the command polls")
             assert not self.one(_IS_SENT, signal_id)
             self.execute(statement)
             rest, errors = process.communicate()
@@ -124,13 +124,13 @@ class SinkPlace(Rig):
         return statement, rest.decode()
 
     def write_block(self, name):
-        """Write a sink's block to a file of its own."""
+        """Write a sink's block to a separate file."""
         path = self.folder / f"{name}.toml"
         path.write_text(self.block(name, ROUTE))
         return path
 
     def is_declared(self, name):
-        """Return whether the file has a sink."""
+        """Return whether the configuration has a sink."""
         return load(self.config, {}).sink_named(name) is not None
 
     def catch_up(self, name):
@@ -181,10 +181,10 @@ class SinkPlace(Rig):
             "JAVA_HOME": str(java.spark_home(self.folder / "java")),
             "TOWPATH_SPARK_JARS": str(store.of("spark")),
         }
-        words = ["-m", "towpath.sinks", "--config", self.config, "--driver", "serving"]
+        command = [sys.executable, "-m", "towpath.sinks", "--config", self.config]
         with (self.folder / "driver.log").open("ab") as file:
             return subprocess.Popen(
-                [sys.executable, *words], env=environment, stderr=file
+                [*command, "--driver", "serving"], env=environment, stderr=file
             )
 
     @contextmanager

@@ -12,9 +12,9 @@ class ListedTasks:
     """
     The tasks of a batch: one for each partition of a topic.
 
-    With a ``chance``, tasks run in any order, and some of them twice: only the second
-    result counts, as the engine has it for a repeated task. The first attempts stay in
-    ``abandoned``, so that a test can run them later, too.
+    With a ``chance``, tasks run in random order, and some of them twice: only the
+    second result counts, as in the engine. The first attempts are kept in
+    ``abandoned``, so that a test can also run them later.
     """
 
     def __init__(self, table, chance=None):
@@ -23,7 +23,7 @@ class ListedTasks:
         self.abandoned = []
 
     def run(self, function, schema):
-        """Run the tasks; return their results, as a frame of the engine does."""
+        """Run the tasks; return their results, like a data frame of the engine."""
         assert schema == "result binary"
         partitions = self._partitions()
         if self._chance is not None:
@@ -39,17 +39,17 @@ class ListedTasks:
         return Results(results)
 
     def _partitions(self):
-        """Return the slices of each partition of a topic."""
+        """Return the slices of each partition."""
         topics = self._table.column("topic").to_pylist()
         numbers = self._table.column("partition").to_pylist()
-        places = list(zip(topics, numbers, strict=True))
-        of_places = (
-            self._table.filter(pa.array([p == place for p in places]))
-            for place in sorted(set(places))
+        partitions = list(zip(topics, numbers, strict=True))
+        tables = (
+            self._table.filter(pa.array([one == partition for one in partitions]))
+            for partition in sorted(set(partitions))
         )
         return [
-            [one.slice(begin, 2) for begin in range(0, len(one), 2)]
-            for one in of_places
+            [table.slice(begin, 2) for begin in range(0, len(table), 2)]
+            for table in tables
         ]
 
 
@@ -59,13 +59,13 @@ class Results(NamedTuple):
     batches: list
 
     def toArrow(self):  # noqa: N802 - the engine's
-        """Return them as a table."""
+        """Return the results as a table."""
         schema = pa.schema([("result", pa.binary())])
         return pa.Table.from_batches(self.batches, schema)
 
 
 def batch_rows(table, tasks, slice_=3):
-    """Return a table of records as a batch, in the driver and on executors."""
+    """Return a table of records as a batch for the driver and for executors."""
 
     def read():
         for begin in range(0, len(table), slice_):

@@ -1,4 +1,4 @@
-"""Replication slots of tests: they must be dropped before the database."""
+"""Replication slots of tests, which must be dropped before their database."""
 
 import contextlib
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ def drop_slot(dsn: str, name: str) -> None:
 
 @contextlib.contextmanager
 def slot_in_creation(dsn: str, name: str) -> Iterator[None]:
-    """Begin to create a slot, which waits for an open transaction until the end."""
+    """Create a slot, which waits for an open transaction until the block ends."""
     create = "select pg_create_logical_replication_slot(%s, 'pgoutput')"
     shown = "select from pg_replication_slots where slot_name = %s"
     with (

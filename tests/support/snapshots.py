@@ -1,4 +1,4 @@
-"""Snapshots of a relay process: requested by its signal table, and awaited."""
+"""Snapshots of a relay process, requested through its signal table."""
 
 import json
 from typing import Any
@@ -31,8 +31,8 @@ class SnapshotRig(Rig):
         """
         Wait until a signal has one of the statuses, and return its detail.
 
-        The wait fails at once if the signal is failed or rejected. An incomplete or
-        stopped one may have just been resumed.
+        The wait fails immediately if the signal has failed or been rejected. An
+        incomplete or stopped snapshot may have just been resumed.
         """
         ends = statuses or ("completed",)
         final = {"completed", "failed", "rejected", *ends}
@@ -46,7 +46,7 @@ class SnapshotRig(Rig):
         return self.one("select coalesce(sum(rows + dropped), 0) from towpath.snapshot")
 
     def catch_up(self) -> None:
-        """Wait until Kafka has everything committed so far, and all snapshots ended."""
+        """Wait until Kafka has all that is committed, and all snapshots have ended."""
         self.confirm()
         unfinished = (
             "select exists (select from towpath.snapshot"
@@ -56,5 +56,5 @@ class SnapshotRig(Rig):
 
 
 def fields(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a signal with dashes in their names."""
+    """Return a signal's fields, with dashes instead of underscores in their names."""
     return {name.replace("_", "-"): value for name, value in data.items()}

@@ -33,18 +33,20 @@ class SparkCluster:
         self.folder = folder
         self._running: list[subprocess.Popen[bytes]] = []
         self.environment = {
-            **os.environ,  # noqa: TID251 - processes of their own
+            **os.environ,  # noqa: TID251 - separate processes
             **cluster.environment(StateFolder(folder)),
         }
         self.master_process = self._start(
             "master", f"{_DEPLOY}.master.Master", "--port", "0"
         )
-        until(lambda: _MASTER.search(self.log("master")) is not None, "it is master")
+        until(lambda: _MASTER.search(self.log("master")) is not None, "the master runs")
         self.master = _MASTER.search(self.log("master"))[1]
         self.workers = [self._work(name) for name in ("one", "two")]
         text = "Successfully registered with master"
         for name in ("one", "two"):
-            until(lambda name=name: text in self.log(name), f"worker {name} is there")
+            until(
+                lambda name=name: text in self.log(name), f"worker {name} is registered"
+            )
 
     def submit(
         self,
@@ -54,13 +56,13 @@ class SparkCluster:
         **further: str,
     ) -> subprocess.Popen[bytes]:
         """
-        Run a driver of sinks by spark-submit; its log is ``driver``.
+        Run a driver of sinks with spark-submit; its log is named ``driver``.
 
         Args:
             config: The configuration.
             driver: The driver's name.
-            program: The driver's file, and its first arguments.
-            further: Further settings of the engine, without the prefix ``spark.``;
+            program: The file of the program, and its first arguments.
+            further: More settings of the engine, without the prefix ``spark.``;
                 underscores become dots.
         """
         jars = ",".join(str(jar) for jar in sorted(store.of("spark").glob("*.jar")))
@@ -83,8 +85,8 @@ class SparkCluster:
         return (self.folder / f"{name}.log").read_text(encoding="utf-8")
 
     def wait_for(self, holds: Callable[[], bool], submitted) -> None:
-        """Wait for something that a driver does, as long as it runs."""
-        text = "the driver has come so far"
+        """Wait for a condition, as long as the driver runs."""
+        text = "the driver reaches the condition"
         until(
             lambda: submitted.poll() is not None or holds(), text, timeout_s=PATIENCE_S
         )
@@ -94,7 +96,7 @@ class SparkCluster:
         """List the executors of a worker."""
         found = []
         for process in psutil.Process(worker.pid).children(recursive=True):
-            # One of the others may end meanwhile.
+            # Another child may end in the meantime.
             with suppress(psutil.Error):
                 if _EXECUTOR in " ".join(process.cmdline()):
                     found.append(process)
@@ -105,8 +107,8 @@ class SparkCluster:
         """
         Find the driver's own process among those of spark-submit.
 
-        The engine starts others, later, for a moment; and the shell that it was before
-        may have left one that nobody has waited for.
+        It is the oldest: the engine starts short-lived processes later. Zombies that
+        the starting shell has left are skipped.
         """
         children = psutil.Process(submitted.pid).children()
         living = [c for c in children if c.status() != psutil.STATUS_ZOMBIE]

@@ -1,4 +1,4 @@
-"""Copies of a Postgres: a standby, a backup, and a server of a newer release."""
+"""Copies of a Postgres server: a standby, a backup, and one of a newer release."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from support.disaster import say
 from towpath.deploy.local import ports, postgres
 from towpath.deploy.local.stack import Stack
 
-# From Postgres 17 on a standby copies the slots that may fail over.
+# Since Postgres 17, a standby copies the slots that are marked for failover.
 _COPIES_SLOTS = """
 sync_replication_slots = on
 hot_standby_feedback = on
@@ -19,19 +19,19 @@ hot_standby_feedback = on
 
 
 def copy_server(primary: Stack, target: postgres.PostgresHome, *options: str) -> None:
-    """Copy a running server with ``pg_basebackup``, as its own user."""
+    """Copy a running server with ``pg_basebackup``, as the server's user."""
     conninfo = f"{primary.addresses().dsn('shop')}?application_name=standby"
-    words = ("pg_basebackup", "-d", conninfo, "-D", str(target.data), "-c", "fast")
-    say(f"$ {' '.join((*words, *options))}")
-    _run(target, *words, *options)
+    command = ("pg_basebackup", "-d", conninfo, "-D", str(target.data), "-c", "fast")
+    say(f"$ {' '.join((*command, *options))}")
+    _run(target, *command, *options)
     (target.folder / "made").touch()
 
 
-def _run(home: postgres.PostgresHome, program: str, *words: str) -> None:
-    """Run a program of a server as its own user, in its folder."""
+def _run(home: postgres.PostgresHome, program: str, *arguments: str) -> None:
+    """Run a program of a server as the server's user, in its folder."""
     user = home.user
     subprocess.run(
-        [str(home.programs / "bin" / program), *words],
+        [str(home.programs / "bin" / program), *arguments],
         check=True,
         cwd=home.folder,
         user=user.uid if user else None,
@@ -49,7 +49,7 @@ def home_in(stack: Stack) -> postgres.PostgresHome:
 
 
 def start_standby(primary: Stack, folder: Path, *, copies_slots: bool) -> Stack:
-    """Start a standby that follows a server through a slot of its own."""
+    """Start a standby that follows a server through its own slot."""
     standby = Stack(folder)
     home = home_in(standby)
     copy_server(primary, home, "-R", "-C", "-S", "standby")
@@ -68,13 +68,13 @@ def programs_17() -> Path:
     packed = Path(spec.origin).parent / "pginstall"
     if os.geteuid() != 0:
         return packed
-    place = postgres.ROOTS_FOLDER / f"programs-{name}-{version(name)}"
+    folder = postgres.ROOTS_FOLDER / f"programs-{name}-{version(name)}"
     with postgres.locked():
-        if not place.exists():
+        if not folder.exists():
             postgres.install_programs(
-                place, lambda scratch: shutil.copytree(packed, scratch, symlinks=True)
+                folder, lambda scratch: shutil.copytree(packed, scratch, symlinks=True)
             )
-    return place
+    return folder
 
 
 # pg_upgrade starts both servers, and moves logical slots.
@@ -85,10 +85,10 @@ _CLUSTER = ("-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8")
 def upgrade_server(old: postgres.PostgresHome, new: Stack) -> None:
     """Move a stopped server's data to the packaged release with ``pg_upgrade``."""
     home = home_in(new)
-    # Checksums, which the newer release has by default, must be those of the old one.
+    # The old server has no checksums, which the newer release enables by default.
     _run(home, "initdb", "-D", str(home.data), *_CLUSTER, "--no-data-checksums")
-    words = ("pg_upgrade", "-U", "postgres", "-d", "OLD", "-D", "NEW")
-    say(f"$ {' '.join(words)}")
+    command = ("pg_upgrade", "-U", "postgres", "-d", "OLD", "-D", "NEW")
+    say(f"$ {' '.join(command)}")
     _run(
         *(home, "pg_upgrade", "-U", "postgres"),
         *("-b", str(old.programs / "bin"), "-B", str(home.programs / "bin")),

@@ -1,4 +1,4 @@
-"""The storefront over the shop's services, and sinks that are quicker to start."""
+"""The storefront on the shop's services, with sinks that start faster."""
 
 import subprocess
 import sys
@@ -65,24 +65,24 @@ class ProductShape:
     """The shape of the products, which the relay announces to real sinks."""
 
     def shape(self, _topic: str) -> RelationShape:
-        """Return it."""
+        """Return the shape of the products."""
         columns = (*_PRODUCT.items(), ("updated_at", "timestamp with time zone"))
-        made = tuple(Column(name, kind) for name, kind in columns)
-        return RelationShape("inventory", "products", made, ("id",), "")
+        described = tuple(Column(name, kind) for name, kind in columns)
+        return RelationShape("inventory", "products", described, ("id",), "")
 
     def refresh(self) -> None:
-        """Learn nothing."""
+        """Do nothing: the shape is known."""
 
 
 def target_of(sink: Sink, prefix: str) -> CacheSink | SearchSink:
-    """Make the target of a sink, which writes as that of a driver does."""
+    """Make a sink's target, which writes like a driver's target."""
     if sink.kind == "cache":
         return CacheSink(sink.url, prefix, 3600)
     return SearchSink(sink.url, sink.route, ProductShape(), CLOCK)
 
 
 class LightSink:
-    """A sink in a thread: it writes its target, and then publishes its progress."""
+    """A sink in a thread: it writes to its target, and then publishes its progress."""
 
     def __init__(self, rig: Rig, name: str) -> None:
         settings = load(rig.config, {})
@@ -113,7 +113,7 @@ class LightSink:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Apply nothing that is read during the block before its end."""
+        """Hold back the records that are read during the block until it ends."""
         self._may_apply.clear()
         try:
             yield
@@ -121,7 +121,7 @@ class LightSink:
             self._may_apply.set()
 
     def close(self) -> None:
-        """Stop, and close the connections."""
+        """Stop the sink, and close its connections."""
         self._stop.set()
         self._thread.join()
         self._consumer.close()
@@ -183,7 +183,7 @@ def configure(rig: Rig, stack: LazyStack) -> None:
     text = SINKS.format(
         redis=stack.redis_url, opensearch=stack.opensearch_url, prefix=rig.prefix
     )
-    # The route of the demo's own search, on the topics of this relay.
+    # The demo's own search route, on the topics of this relay.
     orders = order_documents("orders").replace("outbox.event.", rig.topic("event."))
     rig.config.write_text(rig.config.read_text(encoding="utf-8") + text + orders)
 
@@ -193,8 +193,8 @@ def storefront(options: dict[str, Any], log: Path) -> Iterator[Service]:
     """Run the storefront as a process."""
     port = ports.any_free()
     given = {"--port": port, "--drain-seconds": 0, **options}
-    words = [str(word) for option in given.items() for word in option]
-    command = [sys.executable, "-m", "towpath.services.storefront", "serve", *words]
+    arguments = [str(one) for option in given.items() for one in option]
+    command = [sys.executable, "-m", "towpath.services.storefront", "serve", *arguments]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     service = Service(f"http://{LOOPBACK}:{port}", process, log)
@@ -221,7 +221,7 @@ class Store:
         self.address = address
 
     def get(self, path: str, lsn: str | None = None, **query: Any) -> requests.Response:
-        """Read a route of the read side, after an LSN."""
+        """Read a route of the read side, as of an LSN or later."""
         headers = {} if lsn is None else {"Towpath-Lsn": lsn}
         return requests.get(
             self.address + path, params=query, headers=headers, timeout=30
@@ -255,7 +255,7 @@ def add_products(rig: Rig, count: int) -> None:
 
 @contextmanager
 def whole_store(rig: Rig, stack: LazyStack, **options: str) -> Iterator[Store]:
-    """Provide the shop over an empty database; the options are the storefront's."""
+    """Provide the shop on an empty database; the options are the storefront's."""
     saga = Saga(rig, {})
     for name in ("orders", "inventory"):
         saga.run(name, "migrate", "--admin-dsn", rig.dsn)
@@ -287,5 +287,5 @@ def whole_store(rig: Rig, stack: LazyStack, **options: str) -> Iterator[Store]:
         finally:
             for sink in sinks.values():
                 sink.close()
-            # The last requests are answered: their connections are back.
+            # The last requests have ended, and their connections are back in the pool.
             inventory.extensions["engine"].dispose()

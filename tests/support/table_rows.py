@@ -1,8 +1,8 @@
 """
 Rows of a table with a column of every kind of type, and its codec and route.
 
-``COLUMNS`` has each column's type, and a strategy of what Postgres writes of it. The
-codec and the route are made under any of the settings of ``SETTINGS``.
+``COLUMNS`` has each column's type, and a strategy for the text that Postgres writes.
+The codec and the route are made with any of the settings in ``SETTINGS``.
 """
 
 import functools
@@ -36,7 +36,7 @@ TYPES = {
 }
 NUMERIC_12_2 = (12 << 16 | 2) + 4
 
-# Texts that a check of many at once may misread.
+# Texts that a check of many joined texts may misread.
 NASTY = (
     '"',
     '",',
@@ -61,7 +61,7 @@ FLOATS = st.floats().map(
 
 
 def _instant(parts: tuple[str, str, str, str]) -> str:
-    """Write an instant as Postgres does: without the zeros at its end."""
+    """Write an instant as Postgres does, without trailing zeros."""
     day, clock, fraction, era = parts
     digits = fraction.rstrip("0")
     return f"{day} {clock}{'.' if digits else ''}{digits}{{zone}}{era}"
@@ -84,7 +84,7 @@ QUOTED = TEXTS.map(
     lambda text: '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 )
 
-# By oid and modifier: what Postgres writes of such a column.
+# The oid and modifier of each column, and a strategy for what Postgres writes for it.
 COLUMNS: tuple[tuple[int, int, st.SearchStrategy[str]], ...] = (
     (20, -1, INTEGERS),
     (25, -1, TEXTS),
@@ -169,13 +169,13 @@ PLACE = ReadSlice(0xABC, "sig-ž", "towpath.backfill", 1_700_000_001_000_001)
 
 
 def sections(preset: str, form: str, option: int) -> dict[str, Any]:
-    """Return the sections of ``[relay]`` under some settings."""
+    """Return the sections of ``[relay]`` for the given settings."""
     return {"preset": preset, "rows": {"format": form, **OPTIONS[option]}}
 
 
 @functools.cache
 def codec_and_route(preset: str, form: str, option: int) -> tuple[Codec, TableRoute]:
-    """Make the codec and the route of the table under some settings."""
+    """Make the codec and the route of the table for the given settings."""
     relay = Relay.model_validate(sections(preset, form, option))
     return make_codec_and_route(relay, RELATION, FACTS)
 

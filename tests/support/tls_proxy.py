@@ -12,7 +12,7 @@ from towpath.deploy.local.ports import LOOPBACK
 
 @contextmanager
 def tls_before(port: int, certificate: Path) -> Iterator[int]:
-    """Provide a port with TLS that forwards to a port of this machine."""
+    """Provide a TLS port that forwards to a port of this machine."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     with socket.create_server((LOOPBACK, 0)) as listener:
@@ -31,11 +31,11 @@ def _serve(listener: socket.socket, context: ssl.SSLContext, port: int) -> None:
         except OSError:
             return
         threading.Thread(
-            target=_pass_on, args=(accepted, context, port), daemon=True
+            target=_forward, args=(accepted, context, port), daemon=True
         ).start()
 
 
-def _pass_on(accepted: socket.socket, context: ssl.SSLContext, port: int) -> None:
+def _forward(accepted: socket.socket, context: ssl.SSLContext, port: int) -> None:
     with (
         suppress(OSError),
         accepted,

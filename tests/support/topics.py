@@ -1,7 +1,7 @@
 """
 Readers of whole topics, in the order of each partition, and a topic's size limit.
 
-No reader leaves a consumer group behind, and none creates a topic by reading it.
+Readers leave no consumer group behind, and do not create the topics that they read.
 """
 
 import contextlib
@@ -31,31 +31,31 @@ from towpath.sinks.change import Origin, Record
 def read_to_end(
     kafka: str, *topics: str, isolation: str = "read_committed"
 ) -> list[Message]:
-    """Read topics from the start to the present end; a missing one is empty."""
+    """Read topics from the start to the current end; a missing topic is empty."""
     found: list[Message] = []
     with _consumer(kafka, isolation) as consumer:
-        places = [place for topic in topics for place in _places(consumer, topic)]
-        consumer.assign(places)
-        left = {(place.topic, place.partition) for place in places}
+        starts = [start for topic in topics for start in _starts(consumer, topic)]
+        consumer.assign(starts)
+        left = {(start.topic, start.partition) for start in starts}
         deadline = Deadline(CLOCK, TIMEOUT_S)
         while left and not deadline.passed():
             batch = consumer.consume(1000, 0.2)
             found += _records(batch)
             left -= _ended(batch)
-    assert not left, f"could not be read to their end: {sorted(left)}"
+    assert not left, f"partitions not read to the end: {sorted(left)}"
     return found
 
 
 def read_at_least(kafka: str, topic: str, count: int) -> list[Message]:
     """
-    Read a topic, which may not exist yet, until it has a number of records.
+    Read a topic, which may not exist yet, until it has at least ``count`` records.
 
-    Further records that it has by then are read too: they may be duplicates.
+    Any more records that it has by then are read too: they may be duplicates.
     """
     found: list[Message] = []
     with _consumer(kafka) as consumer:
-        until(lambda: bool(_places(consumer, topic)), f"there is a topic {topic}")
-        consumer.assign(_places(consumer, topic))
+        until(lambda: bool(_starts(consumer, topic)), f"there is a topic {topic}")
+        consumer.assign(_starts(consumer, topic))
         deadline = Deadline(CLOCK, TIMEOUT_S)
         while len(found) < count and not deadline.passed():
             found += _records(consumer.consume(500, 0.2))
@@ -65,7 +65,7 @@ def read_at_least(kafka: str, topic: str, count: int) -> list[Message]:
 
 
 def limit_records(kafka: str, topic: str, limit_bytes: int) -> None:
-    """Let a topic take no larger record than this."""
+    """Limit the size of the records that a topic accepts."""
     limit = ConfigEntry(
         "max.message.bytes",
         str(limit_bytes),
@@ -77,7 +77,7 @@ def limit_records(kafka: str, topic: str, limit_bytes: int) -> None:
 
 
 def headers_of(message: Message) -> dict[str, Any]:
-    """Return a record's headers, as text; None for one that has no value."""
+    """Return a record's headers as text; a header without a value is None."""
     return {name: value and value.decode() for name, value in message.headers() or ()}
 
 
@@ -106,7 +106,7 @@ def _consumer(kafka: str, isolation: str = "read_committed") -> Iterator[Consume
         consumer.close()
 
 
-def _places(consumer: Consumer, topic: str) -> list[TopicPartition]:
+def _starts(consumer: Consumer, topic: str) -> list[TopicPartition]:
     """Return the first offsets of a topic's partitions; none if it does not exist."""
     partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
     return [TopicPartition(topic, number, OFFSET_BEGINNING) for number in partitions]
@@ -128,6 +128,6 @@ def _ended(batch: Sequence[Message]) -> set[tuple[str, int]]:
 
 def sink_record(message):
     """Return a record as a sink reads it."""
-    place = message.topic(), message.partition(), message.offset()
+    origin = Origin(message.topic(), message.partition(), message.offset())
     headers = dict(message.headers() or ())
-    return Record(Origin(*place), message.key(), message.value(), headers)
+    return Record(origin, message.key(), message.value(), headers)

@@ -1,14 +1,14 @@
 """
 Follows a tutorial as its reader would: block after block, in one shell.
 
-- A block of ``console``: a line that begins with ``$`` is a command, one with ``>``
-  continues it, and the lines below are what it prints. ``...`` stands for any text of a
-  line, and a line of ``...`` for any number of lines. Each command ends with exit code
-  0, and prints what the page shows.
-- A block of another language below a line with only a file's name in backticks: a file
-  that exists has these lines, with ``...`` for any text of a line, and one that does
-  not exist is written. The lines of a ``diff`` change it: its context and removed lines
-  are there once.
+- A ``console`` block: a line that begins with ``$`` is a command, a line with ``>``
+  continues it, and the lines below are its output. ``...`` stands for any text within a
+  line, and a line of ``...`` for any number of lines. Each command must end with exit
+  code 0, and print what the page shows.
+- Any other block must be below a line with only a file's name in backticks. A file
+  that exists must have the block's lines, with ``...`` for any text within a line; a
+  file that does not exist is written. A ``diff`` changes the file, which must have the
+  context and removed lines exactly once.
 """
 
 import os
@@ -34,7 +34,7 @@ _NOTICE: Final = re.compile(r"^(\[\d+\]|.*: line \d+: +\d+ (Killed|Terminated))"
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of the page: its text, the lines that it prints, its line there."""
+    """A command of the page: its text, its expected output, and its line number."""
 
     text: str
     expected: tuple[str, ...]
@@ -43,7 +43,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class FileText:
-    """Text of a file, or the lines of a ``diff`` that change it."""
+    """The text of a file, or a ``diff`` that changes it."""
 
     path: str
     text: str
@@ -52,11 +52,11 @@ class FileText:
 
 
 class TutorialError(AssertionError):
-    """The page does not show what happens."""
+    """The page differs from what happens."""
 
 
 def steps(text: str) -> list[Command | FileText]:
-    """Read the steps of a page, in their order."""
+    """Return the steps of a page, in order."""
     lines = text.splitlines()
     found: list[Command | FileText] = []
     for block in blocks(text):
@@ -66,7 +66,7 @@ def steps(text: str) -> list[Command | FileText]:
         above = next((line for line in reversed(lines[: block.line - 1]) if line), "")
         named = _FILE_NAME.match(above)
         if named is None:
-            message = f"line {block.line}: a block that is no console names no file"
+            message = f"line {block.line}: the block does not follow a file's name"
             raise TutorialError(message)
         is_diff = block.language == "diff"
         found.append(FileText(named["path"], block.text, is_diff, block.line))
@@ -77,18 +77,18 @@ def _commands(text: str, first_line: int) -> Iterator[Command]:
     lines = text.splitlines()
     starts = [n for n, line in enumerate(lines) if line.startswith(_PROMPT)]
     if not starts or starts[0] != 0:
-        message = f"line {first_line}: a console begins with a command"
+        message = f"line {first_line}: a console block must begin with a command"
         raise TutorialError(message)
     for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
-        words = [lines[start].removeprefix(_PROMPT)]
+        command = [lines[start].removeprefix(_PROMPT)]
         rest = lines[start + 1 : end]
         while rest and rest[0].startswith(_CONTINUED):
-            words.append(rest.pop(0).removeprefix(_CONTINUED))
-        yield Command("\n".join(words), tuple(rest), first_line + 1 + start)
+            command.append(rest.pop(0).removeprefix(_CONTINUED))
+        yield Command("\n".join(command), tuple(rest), first_line + 1 + start)
 
 
 def matches(expected: tuple[str, ...], printed: str) -> bool:
-    """Return whether the printed text is what a page shows, without notices of jobs."""
+    """Return whether the output, without notices about jobs, is what a page shows."""
     pattern = "".join(
         "(?:.*\n)*" if line == _ANY else f"{_any_text(line)}\n" for line in expected
     )
@@ -102,17 +102,17 @@ def _any_text(line: str) -> str:
 
 
 def _shown(text: str) -> re.Pattern[str]:
-    """Return the pattern of a file that has these lines somewhere."""
+    """Return a pattern that finds these lines anywhere in a file."""
     lines = "".join(f"{_any_text(line)}\n" for line in text.splitlines())
     return re.compile(f"^{lines}", re.MULTILINE)
 
 
 def put(step: FileText, folder: Path) -> None:
     """
-    Write, change or compare a file as its block says.
+    Write, change or compare a file, depending on the block and the file.
 
     Raises:
-        TutorialError: The file has other lines than the page.
+        TutorialError: The file differs from the page.
     """
     path = folder / step.path
     old = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -122,7 +122,7 @@ def put(step: FileText, folder: Path) -> None:
         after = "".join(line[1:] for line in lines if line[0] in " +")
         if old.count(before) != 1:
             message = (
-                f"line {step.line}: {step.path} has {old.count(before)} such places"
+                f"line {step.line}: {step.path} has the lines {old.count(before)} times"
             )
             raise TutorialError(message)
         path.write_text(old.replace(before, after), encoding="utf-8")
@@ -130,17 +130,17 @@ def put(step: FileText, folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(step.text, encoding="utf-8")
     elif not _shown(step.text).search(old):
-        message = f"line {step.line}: {step.path} has other lines"
+        message = f"line {step.line}: {step.path} does not have these lines"
         raise TutorialError(message)
 
 
 class ReaderShell:
     """
-    One shell in a folder, which a reader types commands into.
+    A shell in a folder, into which a reader types commands.
 
     Args:
-        folder: Its first folder; what is printed is kept beside it until the end.
-        environment: All of its variables.
+        folder: The working folder; a file next to it has the output until ``close``.
+        environment: All environment variables of the shell.
     """
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
@@ -148,7 +148,7 @@ class ReaderShell:
         script, self._keyboard = os.pipe()
         self._ended, ended = os.pipe()
         with self._log.open("wb") as printed:
-            # A process of the page must not read the next commands as its input.
+            # A command's process must not read the following commands as its input.
             self._shell = subprocess.Popen(
                 ["bash", "--norc", f"/dev/fd/{script}"],
                 cwd=folder,
@@ -167,7 +167,7 @@ class ReaderShell:
         Run a command and compare what it prints.
 
         Raises:
-            TutorialError: It failed, did not end, or printed something else.
+            TutorialError: The command failed, did not end, or printed something else.
         """
         start = self._log.stat().st_size
         typed = f"{command.text}\necho $? >&$ENDED\n"
@@ -183,7 +183,7 @@ class ReaderShell:
             raise TutorialError(message)
 
     def close(self) -> None:
-        """Kill the shell and all that it started, and remove what was printed."""
+        """Kill the shell and its processes, and remove the output."""
         kill_session(self._shell)
         self._log.unlink()
         os.close(self._keyboard)

@@ -1,4 +1,4 @@
-"""Cache servers of single tests, which kill, empty and truncate them."""
+"""Cache servers for single tests, which kill, empty and truncate them."""
 
 import subprocess
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from towpath.deploy.local.ports import LOOPBACK
 
 
 class Valkey:
-    """One server in a folder; it keeps its data over ``kill`` and ``start``."""
+    """One server in a folder; it keeps its data across ``kill`` and ``start``."""
 
     def __init__(
         self, folder: Path, *options: str, program: Path | None = None
@@ -23,7 +23,7 @@ class Valkey:
         self._program = program
         self.options = options
         folder.mkdir()
-        # Kept over kill and start: not a port of outgoing connections.
+        # Kept across kill and start, so outside the range of outgoing connections.
         self.port = ports.any_free()
         self.bus_port = ports.free_within(
             *ports.SERVER_PORTS, self.port + 1 - ports.SERVER_PORTS[0]
@@ -43,28 +43,28 @@ class Valkey:
         ]
         command += ["--dir", str(self.folder), "--save", "", *self.options]
         if self._program is None:
-            # An old server knows no such option.
+            # An old server does not have this option.
             command += ["--cluster-port", str(self.bus_port)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         until(self._serves, "the cache serves", pause_s=0.01)
 
     def kill(self) -> None:
-        """Kill it, so that it saves nothing more."""
+        """Kill the server, so that it saves nothing more."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def await_file(self) -> None:
-        """Wait until its file has all writes, which a slow disk may delay."""
+        """Wait until the file has all writes, which a slow disk may delay."""
         until(
             lambda: self.client.info("persistence")["aof_buffer_length"] == 0,
-            "the file has it all",
+            "the file has all writes",
             pause_s=0.01,
         )
 
     def cut_short(self, size_bytes: int) -> None:
-        """Kill it, truncate its file to a size, and start it again."""
+        """Kill the server, truncate its file to a size, and start the server again."""
         self.kill()
         with self.file.open("rb+") as file:
             file.truncate(size_bytes)
@@ -72,7 +72,7 @@ class Valkey:
 
     @property
     def file(self) -> Path:
-        """Its append-only file."""
+        """The server's append-only file."""
         (found,) = self.folder.glob("appendonlydir/*.incr.aof")
         return found
 

@@ -1,4 +1,4 @@
-"""A relay, a sink that follows it, and editors that plant defects in the target."""
+"""A relay, a sink that follows it, and classes that damage the target's rows."""
 
 import json
 from contextlib import contextmanager
@@ -52,8 +52,8 @@ class VerifiedRig(SnapshotRig):
         Make the tables and write the configuration.
 
         Args:
-            sink: The lines of ``[[sink]]`` but for its name.
-            tables: The column definitions of each.
+            sink: The lines of ``[[sink]]`` except its name.
+            tables: The column definitions of each table.
             beginning: The prefix of the routes' names.
             transforms: The sections below each route.
         """
@@ -72,7 +72,7 @@ class VerifiedRig(SnapshotRig):
         Make the tables and write the configuration without a sink.
 
         Args:
-            tables: The column definitions of each.
+            tables: The column definitions of each table.
         """
         self.tables = tables
         self.execute("create schema s")
@@ -89,7 +89,7 @@ class VerifiedRig(SnapshotRig):
 
     @contextmanager
     def followed(self, session: Any = None) -> Any:
-        """Start the relay, fill the sink by a snapshot, and continue to follow."""
+        """Start the relay, fill the sink with a snapshot, and keep following."""
         settings = load(self.config, {})
         relations = KafkaRelations(settings.kafka, self.prefix)
         target = self._target = _sink(settings, relations, session)
@@ -101,7 +101,8 @@ class VerifiedRig(SnapshotRig):
             with self.follows(settings, settings.sink[0], target) as follower:
                 self.follower = follower
                 # The first batch of an engine that has just started is slow.
-                # The rows may come twice: by the stream, and by the snapshot.
+                # The rows may arrive twice: through the stream and through the
+                # snapshot.
                 until(
                     lambda: follower.applied_records >= rows and not self.is_behind(),
                     "the sink has the snapshot's rows",
@@ -134,12 +135,12 @@ class VerifiedRig(SnapshotRig):
         topics = Routes(load(self.config, {}).sink[0]).matching(cluster.names())
         return bool(records_to_go(cluster.end_offsets(topics), self.follower.applied))
 
-    def verify(self, capsys: Any, *words: str) -> tuple[int, dict[str, Any]]:
+    def verify(self, capsys: Any, *arguments: str) -> tuple[int, dict[str, Any]]:
         """Run ``towpath verify``; return the exit code and its document."""
         capsys.readouterr()
-        code = run(["verify", "it", "--json", "--config", str(self.config), *words])
+        code = run(["verify", "it", "--json", "--config", str(self.config), *arguments])
         printed = capsys.readouterr().out
-        # In a test the log lines are in the same stream, before the document.
+        # In tests, the log lines precede the document in the same stream.
         return code, json.loads(printed[printed.index("{\n") :])
 
 
@@ -162,22 +163,22 @@ class CacheHand:
         self._url = url
         self._begins = f"{prefix}:{route}:"
 
-    def _run(self, verb: str, key: object, *words: Any, **named: Any) -> Any:
+    def _run(self, verb: str, key: object, *arguments: Any, **named: Any) -> Any:
         with redis.Redis.from_url(self._url, decode_responses=True) as client:
-            return getattr(client, verb)(f"{self._begins}{key}", *words, **named)
+            return getattr(client, verb)(f"{self._begins}{key}", *arguments, **named)
 
     def names(self) -> list[str]:
-        """Return all keys of the route, tombstones too."""
+        """Return all keys of the route, including tombstones."""
         with redis.Redis.from_url(self._url, decode_responses=True) as client:
             found = client.scan_iter(f"{self._begins}*", count=1000)
             return sorted(name.removeprefix(self._begins) for name in found)
 
     def alter(self, key: object, value: int, column: str = "v") -> None:
-        """Write another value of a column."""
+        """Write a different value of a column."""
         self._run("hset", key, column, value)
 
     def add_field(self, key: object) -> None:
-        """Write a field that no column has."""
+        """Write a field without a column."""
         self._run("hset", key, "stray", "x")
 
     def put(self, key: object, value: int, position: str) -> None:
@@ -187,15 +188,15 @@ class CacheHand:
         self._run("hset", key, mapping=fields)
 
     def put_text(self, key: object) -> None:
-        """Write a value that is no hash in the row's place."""
+        """Replace a row with a string."""
         self._run("set", key, "x")
 
     def lose(self, key: object) -> None:
-        """Take a row away."""
+        """Remove a row."""
         self._run("delete", key)
 
     def is_deleted(self, key: object) -> bool:
-        """Return whether the key is a tombstone's."""
+        """Return whether the key has a tombstone."""
         return bool(self._run("hexists", key, "_x"))
 
     def revive(self, key: object) -> None:
@@ -219,11 +220,11 @@ class SearchHand:
             client.close()
 
     def alter(self, key: object, value: int) -> None:
-        """Write another value of ``v``, with the document's old version."""
+        """Write a different value of ``v``, and leave the document's position."""
         self._run("update", key, body={"doc": {"v": value}})
 
     def add_field(self, key: object) -> None:
-        """Write a field that no column has, and map it first."""
+        """Write a field without a column, and map it first."""
         client = OpenSearch(self._url)
         fields = {"properties": {"stray": {"type": "keyword"}}}
         client.indices.put_mapping(index=self._index, body=fields)
@@ -231,14 +232,14 @@ class SearchHand:
         self._run("update", key, body={"doc": {"stray": "x"}})
 
     def put(self, key: object, value: int, position: str) -> None:
-        """Write a whole document, at any position; above all with its version."""
+        """Write a whole document; at ``ABOVE_ALL``, set its version too."""
         body = {"id": key, "v": value, "_position": position}
         versioned = {"version": _HIGHEST_VERSION, "version_type": "external_gte"}
         named = versioned if position == ABOVE_ALL else {}
         self._run("index", key, body=body, **named)
 
     def lose(self, key: object) -> None:
-        """Delete a document, with its version."""
+        """Delete a document and its version."""
         self._run("delete", key)
 
     def revive(self, key: object) -> None:
@@ -257,7 +258,7 @@ class WarehouseHand:
         self._session.sql(statement.format(self._table))
 
     def alter(self, key: object, value: int) -> None:
-        """Write another value of ``v``."""
+        """Write a different value of ``v``."""
         self._run(f"UPDATE {{}} SET v = {value} WHERE id = {key}")  # noqa: S608 - the test's own
 
     def put(self, key: object, value: int, position: str) -> None:
@@ -269,7 +270,7 @@ class WarehouseHand:
         )
 
     def lose(self, key: object) -> None:
-        """Take a row away."""
+        """Remove a row."""
         self._run(f"DELETE FROM {{}} WHERE id = {key}")  # noqa: S608 - the test's own
 
     def copy(self, key: object) -> None:

@@ -1,7 +1,7 @@
 """
 Waits for conditions, always with a deadline and never for a fixed time.
 
-Several workers slow each other down, so deadlines are longer then, as pytest's limits.
+Several workers slow each other down: deadlines are then longer, like pytest's limits.
 """
 
 import os
@@ -43,7 +43,7 @@ def until(
 
     Args:
         holds: Returns whether the condition holds.
-        what: Names the condition, as a text or when the time is up.
+        what: The name of the condition, or a function that returns it after a timeout.
         timeout_s: The longest wait, which is stretched.
         pause_s: The pause between two checks.
     """
@@ -52,5 +52,5 @@ def until(
     while not holds():
         if deadline.passed():
             named = what if isinstance(what, str) else what()
-            pytest.fail(f"waited {timeout_s:g} s in vain until {named}")
+            pytest.fail(f"timed out after {timeout_s:g} s, waiting until {named}")
         CLOCK.wait(pause_s)

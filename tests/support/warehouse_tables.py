@@ -45,7 +45,7 @@ ROW = {
 
 
 class Relations:
-    """One table's shape."""
+    """The shape of one table."""
 
     def __init__(self, columns=COLUMNS, key=("id",)):
         self.columns = columns
@@ -59,7 +59,7 @@ class Relations:
 
 
 class Repairs:
-    """Records the requests."""
+    """Records the requested repairs."""
 
     def __init__(self):
         self.asked = []
@@ -84,9 +84,9 @@ class TurnedClock(SystemClock):
 
 class Stepping:
     """
-    Both engines of a lake's writer; every call passes through ``step``.
+    Both engines that write a lake; every call passes through ``step``.
 
-    A step is a statement, or a call by its name; a subclass may run, fail or skip it.
+    A step is a statement or the name of a call; a subclass may run it, fail or skip it.
     """
 
     def __init__(self, lake):
@@ -126,7 +126,7 @@ class Stepping:
 
 
 class Faulty(Stepping):
-    """Fails once: at the first step of a kind, before or after it ran."""
+    """Fails once, before or after the first step with a given beginning."""
 
     def __init__(self, lake, begins, *, after=True):
         super().__init__(lake)
@@ -139,12 +139,12 @@ class Faulty(Stepping):
         self._begins = ""
         if self._after:
             run()
-        message = "the answer was lost"
+        message = "the response was lost"
         raise UnavailableError(message)
 
 
 def session_of(sink):
-    """Return a session of the worker's engine with the catalog of a sink."""
+    """Return a session of the worker's Spark engine, with a sink's catalog."""
     session = SparkSession.getActiveSession().newSession()
     for name, value in catalog_conf(sink).items():
         if name.startswith("spark.sql.catalog."):
@@ -183,7 +183,7 @@ class Lake:
         self.described = self.described.model_copy(update={"warehouse": chosen})
 
     def sink(self, both=None):
-        """Open another sink on the same tables; ``both`` may replace its engines."""
+        """Open a new sink on the same tables; ``both`` may replace its engines."""
         own = engines(self.described, self.session)
         opened = WarehouseSink(
             self.described,
@@ -221,7 +221,7 @@ class Lake:
         )
 
     def event(self, number):
-        """Make an event; its id, payload and time follow from its number."""
+        """Make an event whose id, payload and time depend on its number."""
         return EventRow(
             self.events,
             str(uuid.UUID(int=number)),
@@ -236,7 +236,7 @@ class Lake:
         )
 
     def rows(self):
-        """Read the table with the second engine."""
+        """Read the table with the reader's engine."""
         return {row.key: row for row in self.reader.rows(self.orders)}
 
 

@@ -1,8 +1,8 @@
 """
-A receiver of webhooks that follows the guide and stores the rows, on real HTTP.
+A receiver of webhooks that follows the guide and stores the rows, over real HTTP.
 
-It checks each signature, keeps the highest position of each key, tombstones included,
-and answers as ``docs/webhooks.md`` describes. A test may override the answers.
+It checks each signature, keeps the highest position of each key, including tombstones,
+and responds as ``docs/webhooks.md`` describes. A test may override the responses.
 """
 
 import json
@@ -22,7 +22,7 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - of the tests
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The receiver's answer, with a ``body``."""
+    """A response of the receiver."""
 
     status: int
     headers: dict[str, str] = field(default_factory=dict)
@@ -43,10 +43,9 @@ class Receiver:
     A server on this host, with the rows that it received.
 
     Attributes:
-        url: Its address.
+        url: The address of its endpoint.
         requests: All requests, in order of arrival.
-        otherwise: Called first: returns an answer that replaces the usual one, or
-            ``None``.
+        otherwise: A function that may return a response to replace the usual one.
         secrets: The secrets that it accepts.
     """
 
@@ -78,7 +77,7 @@ class Receiver:
             yield from list(self._rows.get(route, {}).values())
 
     def take(self, headers: dict[str, str], body: bytes) -> Answer:
-        """Answer one request."""
+        """Handle a request; return the response."""
         try:
             now_s = SystemClock().now().timestamp()
             webhook_id = webhooks.verify(self.secrets, headers, body, now_s)
@@ -143,19 +142,19 @@ class Receiver:
 
 
 class _Server(ThreadingHTTPServer):
-    """Ignores senders that close the connection before the answer ends."""
+    """Ignores senders that close the connection before the response ends."""
 
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     """Passes requests to the receiver."""
 
     protocol_version = "HTTP/1.1"
-    # The second packet of an answer would wait for the acknowledgement of the first.
+    # Otherwise, a response's second packet would wait until the first is acknowledged.
     wbufsize = -1
     disable_nagle_algorithm = True
     receiver: ClassVar[Receiver]
@@ -172,4 +171,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(answer.body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name
-        """Say nothing."""
+        """Log nothing."""

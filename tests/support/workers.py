@@ -1,19 +1,19 @@
 """
-The distribution of tests among workers that run side by side.
+The distribution of tests among workers that run in parallel.
 
-Each worker is a process with its own stack. It takes one piece of work after another:
-usually a file, so that fixtures that the file's tests share are created once. Some long
-tests are pieces of their own. All tests that keep every core busy are one piece, so
-that two of them never run at once.
+Each worker is a process with its own stack. It takes one piece of work after another. A
+piece is usually a file, so that the fixtures that its tests share are created once.
+Some long tests are separate pieces. All tests that keep every core busy are one piece,
+so that two of them never run at the same time.
 
 The pieces begin in the order of ``Turn``; within a turn, those with the longest limits
 begin first. One worker runs the busy tests and two run those of the lake, while others
-run tests that mostly wait; then come the engines. In the end the quick tests fill the
-time while another worker runs its last long test.
+run tests that mostly wait. Then the tests that start their own engines run. At the end,
+quick tests fill the time while another worker runs its last long test.
 
-Once the busy tests are done, four workers leave a tenth of two cores idle: all of them
-wait at times. A fifth runs unit tests from then on, at a lower priority. It starts no
-stack.
+Once the busy tests are done, four workers leave a tenth of two cores idle, because they
+sometimes all wait. From then on, a fifth runs unit tests at a lower priority. It starts
+no stack.
 """
 
 import enum
@@ -31,7 +31,7 @@ from support.waiting import BACKGROUND, stretched
 # The worker in the background has half the share of another process.
 _NICENESS: Final = 3
 
-# Whole demos and benchmarks, chaos, loads with a rate, Spark in several processes.
+# Whole demos, benchmarks, chaos, loads at a fixed rate, and Spark in several processes.
 BUSY: Final = (
     "*/e2e/*.py",
     "*/soak/*.py",
@@ -41,7 +41,7 @@ BUSY: Final = (
 )
 # All tests of the file use one recorded stack, whose start takes a minute.
 RECORDED: Final = ("*/faults/test_takeover.py",)
-# The tests of the one Spark session that a worker has: two workers start one.
+# The tests that use a worker's one Spark session: two workers start one each.
 LAKES: Final = (
     ("*/integration/sinks/test_warehouse*.py",),
     (
@@ -77,8 +77,8 @@ def put_in_order(items: list[pytest.Item], timeout_s: float) -> None:
     Order tests by their turns, and extend the limit of each.
 
     Args:
-        items: The tests; among equals their order stays.
-        timeout_s: The limit of a test that has none of its own.
+        items: The tests; those with the same turn and limit keep their order.
+        timeout_s: The limit of a test without its own.
     """
     for item in items:
         patient_s = stretched(_timeout_s(item, timeout_s))
@@ -87,7 +87,7 @@ def put_in_order(items: list[pytest.Item], timeout_s: float) -> None:
 
 
 class Pieces(LoadScopeScheduling):  # type: ignore[misc]  # has no types
-    """Gives workers one piece after another, in the order of the tests."""
+    """Gives workers one piece at a time, in the order of the tests."""
 
     def _split_scope(self, nodeid: str) -> str:
         return piece_of(nodeid)
@@ -95,7 +95,7 @@ class Pieces(LoadScopeScheduling):  # type: ignore[misc]  # has no types
     def mark_test_complete(
         self, node: WorkerController, item_index: int, duration: float = 0
     ) -> None:
-        """Record a test; the worker in the background may begin or go on then."""
+        """Record a finished test; the background worker may then start or continue."""
         super().mark_test_complete(node, item_index, duration)
         for other in self.nodes:
             if other.gateway.id == BACKGROUND:
@@ -113,7 +113,7 @@ class Pieces(LoadScopeScheduling):  # type: ignore[misc]  # has no types
         super()._assign_work_unit(node)
 
     def _has_busy_tests(self) -> bool:
-        """Return whether tests that keep every core busy wait or run."""
+        """Return whether tests that keep every core busy are waiting or running."""
         busy = Turn.BUSY.name
         assigned = (pieces.get(busy, {}) for pieces in self.assigned_work.values())
         is_running = any(not all(tests.values()) for tests in assigned)
@@ -143,7 +143,7 @@ def is_for_background(piece: str) -> bool:
     """
     Return whether the worker in the background may run a piece.
 
-    The tests of the architecture compute for long without a pause.
+    The tests of the architecture use a core for a long time without a pause.
     """
     path = Path(piece)
     return _is_below(path, "unit") and not _is_below(path, "architecture")
@@ -161,7 +161,7 @@ def _turn(item: pytest.Item) -> Turn:
 
 
 def is_quick(path: Path) -> bool:
-    """Return whether a file has unit or property tests, which start no part."""
+    """Return whether a file has unit or property tests, which start no server."""
     return _is_below(path, "unit", "property")
 
 

@@ -12,8 +12,8 @@ class RandomWriters:
     Sessions that change a source until the end of a ``with`` block.
 
     Attributes:
-        writes: The number of changes that they have made so far.
-        pause_s: The pause of each session before a change.
+        writes: The number of changes so far.
+        pause_s: The pause of each session before each change.
     """
 
     pause_s = 0.0

@@ -63,7 +63,7 @@ def test_a_wait_in_vain_names_its_condition(what):
     """
     As a text, or as a function that returns it when the time is up.
     """
-    with pytest.raises(pytest.fail.Exception, match="in vain until it is there"):
+    with pytest.raises(pytest.fail.Exception, match="waiting until it is there"):
         until(lambda: False, what, timeout_s=0.0)
 
 

@@ -100,9 +100,9 @@ def test_servers_come_first_on_full_cores_and_the_load_last(
     [
         ("kafka", {"image": "apache/kafka:latest"}, "kafka: the image"),
         ("kafka", {"image": "apache/kafka"}, "kafka: the image"),
-        ("relay", {"restart": "always"}, "relay: does not start again"),
-        ("redis", {"restart": "no"}, "redis: does not start"),
-        ("orders", {"mem_limit": "0"}, "orders: has no limit"),
+        ("relay", {"restart": "always"}, "relay: is not restarted"),
+        ("redis", {"restart": "no"}, "redis: is not restarted"),
+        ("orders", {"mem_limit": "0"}, "orders: has no memory limit"),
         ("redis", {"healthcheck": {}}, "redis: has no health"),
         ("orders", {"healthcheck": {"disable": True}}, "orders: has no health"),
         (
@@ -113,15 +113,15 @@ def test_servers_come_first_on_full_cores_and_the_load_last(
         ("relay", {"read_only": False}, "relay: may write"),
         ("relay", {"cap_drop": []}, "relay: keeps cap"),
         ("postgres", {"security_opt": []}, "postgres: may gain"),
-        ("postgres", {"privileged": True}, "postgres: has more rights"),
-        ("store", {"ports": [{"target": 9}]}, "store: port 9 is open"),
+        ("postgres", {"privileged": True}, "postgres: has more privileges"),
+        ("store", {"ports": [{"target": 9}]}, "store: port 9 is reachable"),
         (
             "relay",
             {"depends_on": {"kafka": {"condition": "service_started"}}},
             "relay: does not wait",
         ),
         ("relay", {"environment": {"PGPASSWORD": "x"}}, "relay: PGPASSWORD"),
-        ("relay", {"command": ["postgresql://a:b@c/d"]}, "relay: a password"),
+        ("relay", {"command": ["postgresql://a:b@c/d"]}, "relay: an address"),
         (
             "relay",
             {"volumes": [{"type": "bind", "source": "/etc/hosts"}]},

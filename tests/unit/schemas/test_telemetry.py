@@ -89,7 +89,7 @@ towpath_build_info{{python="3",version="1"}} 1.0
     [
         ("}} 1.0", "}} 1.0", None),
         (" gauge", " counter", "not on the page"),
-        ("{help}", "Versions.", "is said to be: Versions."),
+        ("{help}", "Versions.", "has the description: Versions."),
         ('version="1"', 'release="1"', "has the labels ('python', 'release')"),
         (PAGE, "", "not on the page"),
         ("build_info", "build_facts", "not in the registry"),

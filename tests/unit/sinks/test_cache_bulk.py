@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from support.copying import replace
-from support.guard_model import PREFIX, GuardModel, words
+from support.guard_model import PREFIX, GuardModel, bulk_strings
 from support.record_table import cache_routes, table_of
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.changes import columns as reading
@@ -394,7 +394,7 @@ def test_column_calls_are_bounded_as_those_of_single_rows(count, width, expected
         record(n, envelope({"id": n, "note": "x" * width})) for n in range(count)
     ]
     cut = list(write.calls(write.encode(columns_of(*records)), "p:items:"))
-    names = [name for call in cut for name in words(call.keys)]
+    names = [name for call in cut for name in bulk_strings(call.keys)]
 
     assert (expected, [f"p:items:{n}" for n in range(count)]) == (
         [call.row_count for call in cut],

@@ -95,7 +95,7 @@ class Writer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Write nothing during the block."""
+        """Pause the writer during the block."""
         with self._turn:
             yield
 
@@ -257,7 +257,7 @@ class Disaster(SnapshotRig):
         self.connection = psycopg.connect(dsn, autocommit=True)
 
     def move(self, dsn: str) -> None:
-        """Point the configuration, the writer and this connection to another server."""
+        """Point the configuration, the writer and this connection at another server."""
         text = self.config.read_text(encoding="utf-8")
         self.config.write_text(text.replace(self.dsn, dsn), encoding="utf-8")
         self.reconnect(dsn)

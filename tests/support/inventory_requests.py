@@ -35,7 +35,7 @@ def product_id() -> str:
 
 @schemathesis.hook
 def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
-    """Change the parts of a request that are valid according to the document."""
+    """Replace the product id in the path of a valid request with a real one."""
     make_sendable(case)
     if is_valid(case, ParameterLocation.PATH) and "product_id" in case.path_parameters:
         case.path_parameters["product_id"] = product_id()

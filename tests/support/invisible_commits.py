@@ -37,7 +37,7 @@ def late_commits(rig: Rig) -> Iterator[Callable[[str], None]]:
 
 
 def wait_for_standby(rig: Rig, name: str) -> None:
-    """Make commits wait for a standby that does not exist, or for none if unnamed."""
+    """Make commits wait for a missing standby; with an empty name, for none."""
     rig.execute(f"alter system set synchronous_standby_names = '{name}'")
     rig.execute("select pg_reload_conf()")
     shown = "select current_setting('synchronous_standby_names') = %s"

@@ -87,7 +87,7 @@ class Locust:
         return found
 
     def wait_for(self, name: str, count: int) -> None:
-        """Wait until one of its counts has reached a number."""
+        """Wait until a counter of the run has reached a number."""
         until(
             lambda: (
                 self._is_running()

@@ -63,7 +63,7 @@ def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
 
 
 def make_affordable(body: Any) -> None:
-    """Give an order a known customer, and a total that an order may cost."""
+    """Give an order a known customer, and a total within the limit."""
     body["customer_id"] = customer_id()
     for line in body["lines"]:
         line["quantity"] = 1 + line["quantity"] % 10

@@ -60,7 +60,7 @@ class Models:
         self._made = []
 
     def sink(self, **more):
-        """Open another sink, as a driver or an executor does."""
+        """Open a new sink, as a driver or an executor does."""
         made = PostgresSink(self.described, self.shapes, **more)
         self._made.append(made)
         made.open()

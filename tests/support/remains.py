@@ -41,11 +41,11 @@ def new_folder() -> Path:
     so many have been removed, ext4 examines each removed one before it creates another:
     a tenth of a second of CPU time for every database.
     """
-    # A variable names a different folder.
+    # If set, this variable names the folder for temporary files.
     is_usual = "TMPDIR" not in os.environ  # noqa: TID251 - as tempfile does
     home = _MEMORY if is_usual and _is_suitable(_MEMORY) else None
     folder = Path(tempfile.mkdtemp(prefix=FOLDERS, dir=home))
-    # Started by root, Postgres runs as another user, whose data are in it.
+    # If root starts Postgres, it runs as another user, who has data in this folder.
     folder.chmod(0o711)
     (folder / "owner").write_text(str(os.getpid()), encoding="utf-8")
     return folder

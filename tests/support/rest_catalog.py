@@ -138,7 +138,7 @@ class Catalog:
         if key not in self._metadata:
             kind = "View" if "views" in key else "Table"
             raise RefusedError(404, f"NoSuch{kind}Exception")
-        # A client recognizes a version that it has by its file.
+        # An unchanged file shows a client that it has the newest version.
         return self._files[key]
 
     def _written(self, key):

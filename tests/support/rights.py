@@ -57,6 +57,6 @@ def search_calls(who: str) -> set[tuple[str, str]]:
 
 
 def command_for(user: str) -> list[str]:
-    """Return the documented command, as words, that creates a user of the cache."""
+    """Return the arguments of the documented command that creates a cache user."""
     lines = (line for block in documented("redis") for line in block.splitlines())
     return next(line.split() for line in lines if line.split()[2] == user)

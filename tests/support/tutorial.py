@@ -52,7 +52,7 @@ class FileText:
 
 
 class TutorialError(AssertionError):
-    """The page differs from what happens."""
+    """A step of the page does not do what the page shows."""
 
 
 def steps(text: str) -> list[Command | FileText]:

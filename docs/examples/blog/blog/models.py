@@ -19,7 +19,7 @@ post_tags = Table(
 
 
 class Author(Base):
-    """Somebody who writes posts."""
+    """A person who writes posts."""
 
     __tablename__ = "authors"
 

@@ -1,5 +1,5 @@
 """
-An event as a consumer sees it: its identity, its content and its place.
+An event as a consumer sees it: its identity, its content and its record's offset.
 
 The tables of an inbox store its strings in a form that Postgres and an index accept.
 """

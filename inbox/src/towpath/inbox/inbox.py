@@ -347,7 +347,7 @@ class Inbox:
         return bool(rows)
 
     def delete_below(self, below: Mapping[tuple[str, int], int]) -> Steps[int]:
-        """Delete ids below an offset of each partition; parked events keep theirs."""
+        """Delete ids below each partition's offset, except those of parked events."""
         count = 0
         for (topic, partition), offset in below.items():
             ((deleted,),) = yield self._fill(

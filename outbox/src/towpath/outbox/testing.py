@@ -134,7 +134,7 @@ class _Watch:
     def _begin(self, connection: Any, *_: object) -> None:  # noqa: ANN401 - SQLAlchemy's
         # SQLAlchemy also reports a begin if the driver commits each statement itself.
         driver = connection.connection.dbapi_connection
-        # From Python 3.12 on, -1 of sqlite3 means that it begins transactions itself.
+        # Since Python 3.12, -1 of sqlite3 means that it begins transactions itself.
         if getattr(driver, "autocommit", False) is not True:
             self._open[connection] = [[]]
 

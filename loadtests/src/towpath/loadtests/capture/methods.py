@@ -1,5 +1,5 @@
 """
-The common part of all methods: a run's context, their contract, a polling worker.
+The common parts of all methods: a run's context, a protocol, and a polling worker.
 
 A method is a context manager. Call order: ``prepare`` once the table exists, then the
 block, and in it ``settle`` and ``finish``.
@@ -66,7 +66,7 @@ class CaptureMethod(Protocol):
     """One method of capturing the table."""
 
     def prepare(self, session: Session) -> None:
-        """Create the database objects that the method needs; the table is empty."""
+        """Create the method's database objects, while the table is still empty."""
 
     def __enter__(self) -> Self:
         """Begin to capture; return once it has begun."""
@@ -82,7 +82,7 @@ class CaptureMethod(Protocol):
         """Wait until the method has had a chance to capture what is committed now."""
 
     def finish(self) -> None:
-        """Wait until the method has captured everything it can; no writer runs."""
+        """Wait until the method has captured all it can, once no writer runs."""
 
 
 class NoCapture:
@@ -152,7 +152,7 @@ class ChangeReader(Protocol):
         """Create the database objects that reading needs."""
 
     def read(self, session: Session) -> Sequence[CapturedRecord]:
-        """Return the records to publish next, in their order."""
+        """Return the records to publish next, in order."""
 
     def is_behind(self, session: Session) -> bool:
         """Return whether a later ``read`` can return more of the committed changes."""

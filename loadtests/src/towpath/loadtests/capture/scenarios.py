@@ -1,9 +1,9 @@
 """
-The arranged interleavings: those that decide whether a method can be relied on.
+The arranged interleavings, which show whether a method is reliable.
 
 Under the load they occur by chance. Here they are the same in every run: each step
 begins when the previous one has ended, and ``settle`` gives the method time to capture
-where the scenario needs it. A, B and C are sessions; a session *publishes* with the
+where a scenario needs that. A, B and C are sessions; a session *publishes* with the
 part of the method that runs in the writer.
 
 ==============  =====================================================================
@@ -13,7 +13,8 @@ part of the method that runs in the writer.
                 then A does
 ``overtaking``  B and then C begin and change other rows; A updates a row and commits; B
                 updates the same row and commits, while C is still open
-``crash``       a writer's process inserts and commits, and is killed by SIGKILL before
+``crash``       a writer's process inserts and commits, and is killed with SIGKILL
+before
                 it publishes
 ==============  =====================================================================
 """

@@ -77,7 +77,7 @@ _NEW_ID: Final = "select pg_current_xact_id()::text::bigint"
 
 
 class _LogReader:
-    """The common part of the readers: creates the log; by default is never behind."""
+    """The common part of the readers: the log, and a default of ``is_behind``."""
 
     def prepare(self, session: Session) -> None:
         """Create the log, the function and the trigger."""

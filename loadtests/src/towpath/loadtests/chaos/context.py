@@ -26,7 +26,7 @@ class ChaosEnvironment:
     Attributes:
         dsn: An empty database; its user must be a superuser.
         kafka: The broker's bootstrap address.
-        prefix: The prefix of topics; also the slot's name.
+        prefix: The prefix of topics, and the name of the slot.
         towpath: The beginning of a ``towpath`` command line.
         folder: The folder of the configuration file.
         launcher: Starts processes.

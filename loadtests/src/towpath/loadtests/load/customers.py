@@ -142,7 +142,7 @@ _REGISTER_AGAIN_AFTER_S: Final = 1.0
 # The delays between two attempts of one request.
 _BACKOFF: Final = Backoff(ceiling_s=3.0)
 
-# The pauses between two looks at an order: the first, and the longest.
+# The first and the longest pause between two looks at an order.
 _FIRST_LOOK_AFTER_S: Final = 0.5
 _LOOK_EVERY_S: Final = 8.0
 

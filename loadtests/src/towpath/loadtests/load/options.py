@@ -390,6 +390,6 @@ def is_writable(folders: Iterable[Path]) -> bool:
     try:
         found = next((folder for folder in folders if folder.exists()), None)
     except OSError:
-        # As above.
+        # The path is too long, or a folder in it may not be searched.
         return False
     return found is not None and found.is_dir() and os.access(found, os.W_OK)

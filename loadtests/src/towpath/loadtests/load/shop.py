@@ -94,7 +94,7 @@ MIX: Final = Mix(
 def checkout(
     random: Random, customers: Sequence[str], method: str | None = None
 ) -> dict[str, object]:
-    """Describe an order; with a payment method its payment is requested at once."""
+    """Describe an order; with a payment method, it is paid for at the checkout."""
     found = basket(random, customers)
     if method is not None:
         found["payment_method"] = method

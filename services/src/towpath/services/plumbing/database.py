@@ -157,8 +157,8 @@ class _Connection(psycopg2.extensions.connection):
     A connection that distinguishes a refused login from an unreachable server.
 
     The driver gives neither error a SQLSTATE. After a request for a password, every
-    error is a refused login, unless the server is full, starting or stopping; before
-    such a request, only an error is whose English text says so.
+    error counts as a refused login, unless the server is full, starting or stopping.
+    Without such a request, only an error whose English text says so counts as one.
     """
 
     def __init__(self, dsn: str) -> None:

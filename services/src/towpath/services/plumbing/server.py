@@ -151,7 +151,7 @@ def health_blueprint(check: Callable[[], None], stopping: threading.Event) -> Bl
 
 
 class _RootLogger(Logger):  # type: ignore[misc]  # gunicorn has no types
-    """Logger that passes gunicorn's records to the process's own handlers."""
+    """A logger that passes gunicorn's records to the process's own handlers."""
 
     def setup(self, cfg: Any) -> None:  # noqa: ANN401 - gunicorn has no types
         self.cfg = cfg
@@ -160,7 +160,7 @@ class _RootLogger(Logger):  # type: ignore[misc]  # gunicorn has no types
 
 
 class _Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
-    """Worker that reports itself not ready before it stops accepting connections."""
+    """A worker that reports itself not ready before it stops accepting connections."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         app = self.app.callable

@@ -316,7 +316,7 @@ def compare_sink(backlog: Backlog, sink: str) -> tuple[str, ...]:
 
 def read_findings(document: Mapping[str, Any], rows: int) -> tuple[str, ...]:
     """
-    Return the findings of a report; a wrong number of compared rows is one of them.
+    Return the findings of a report, including a wrong number of compared rows.
 
     Raises:
         BenchError: The report is inconclusive.

@@ -1,4 +1,4 @@
-"""The platform of a rehearsal."""
+"""Fixtures that provide the platform of a rehearsal."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +14,8 @@ def make_disaster(stack, unique, tmp_path_factory) -> Iterator[Callable[..., Dis
     """
     Provide a function that makes a platform.
 
-    ``programs`` names another Postgres; ``shared`` is a stack whose Kafka and cache the
-    platform uses, by default the worker's.
+    ``programs`` selects a different Postgres release; ``shared`` is the stack whose
+    Kafka and cache the platform uses, by default the worker's.
     """
     made: list[Disaster] = []
     servers: list[Stack] = []
@@ -37,5 +37,5 @@ def make_disaster(stack, unique, tmp_path_factory) -> Iterator[Callable[..., Dis
 
 @pytest.fixture
 def disaster(make_disaster) -> Disaster:
-    """Provide a platform with a Postgres of its own; nothing is prepared."""
+    """Provide a platform with its own Postgres server; nothing is prepared yet."""
     return make_disaster()

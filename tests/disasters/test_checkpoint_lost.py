@@ -9,13 +9,13 @@ from support.disaster import say
 pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(900)]
 
 
-def test_a_driver_without_its_checkpoint_ends_equal(disaster):
+def test_a_driver_without_its_checkpoint_converges(disaster):
     """
-    It reads what the topics retain again; guards refuse what is old.
+    It rereads all records that the topics retain; guards reject the old ones.
     """
     with disaster.running():
         folder = disaster.folder / "state" / "sinks" / "cache"
-        disaster.step("the driver dies, and the sink's checkpoint is gone")
+        disaster.step("the driver dies, and the sink's checkpoint is lost")
         disaster.stop_driver()
         say("rm -r state/sinks/cache/checkpoint")
         shutil.rmtree(folder / "checkpoint")

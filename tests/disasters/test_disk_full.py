@@ -1,6 +1,6 @@
 """The disk of a driver, of Kafka or of the source is full: docs/disasters/disk-full.md.
 
-A full disk is made without root: the kernel refuses writes beyond a file's size.
+The tests simulate a full disk without root: a limit on file sizes makes writes fail.
 """
 
 import os
@@ -22,16 +22,16 @@ pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(900)]
 def limit(root: psutil.Process, size: str) -> None:
     """Make every write of a process and its children fail beyond a size."""
     for each in (root, *root.children(recursive=True)):
-        words = ("prlimit", "--pid", str(each.pid), f"--fsize={size}:")
+        command = ("prlimit", "--pid", str(each.pid), f"--fsize={size}:")
         # Only the user of a process may limit it. A child may have ended by now.
         with suppress(psutil.NoSuchProcess):
             user = {"user": each.uids().real, "group": each.gids().real}
             is_other = user["user"] != os.getuid()
-            subprocess.run(words, check=False, **user if is_other else {})
+            subprocess.run(command, check=False, **user if is_other else {})
 
 
-def await_end(stack: Stack, name: str, size: str) -> None:
-    """Let the files of a part end at a size, and wait until the part has ended."""
+def await_stop(stack: Stack, name: str, size: str) -> None:
+    """Limit the file sizes of a part, and wait until the part has stopped."""
 
     def state() -> PartState:
         (part,) = (each for each in stack.status() if each.name == name)
@@ -41,20 +41,20 @@ def await_end(stack: Stack, name: str, size: str) -> None:
     limit(psutil.Process(running.pid), size)
     until(
         lambda: state() is PartState.STOPPED,
-        f"{name} ends for want of space",
+        f"{name} stops for lack of space",
         timeout_s=PATIENCE_S,
     )
 
 
-def say_last(stack: Stack, name: str, text: str) -> None:
-    """Print the last line of a part's log that has a text."""
+def print_last(stack: Stack, name: str, text: str) -> None:
+    """Print the last line of a part's log that contains a text."""
     lines = stack.state.log(name).read_text(encoding="utf-8").splitlines()
     say(f"{name} log: {[line for line in lines if text in line][-1]}")
 
 
 @pytest.fixture
 def alone(tmp_path_factory) -> Iterator[LazyStack]:
-    """Provide a stack of the test's own, whose Kafka it may end."""
+    """Provide a separate stack, whose Kafka the test may stop."""
     made = LazyStack(Stack(tmp_path_factory.mktemp("alone")))
     yield made
     made.stack.purge()
@@ -62,7 +62,7 @@ def alone(tmp_path_factory) -> Iterator[LazyStack]:
 
 def test_a_full_disk_stops_a_sink_and_loses_nothing(disaster):
     """
-    With space again, the sink goes on by itself.
+    Once there is space again, the sink resumes by itself.
     """
     with disaster.running():
         disaster.step("no process of the driver can write to a file")
@@ -72,7 +72,7 @@ def test_a_full_disk_stops_a_sink_and_loses_nothing(disaster):
             lambda: (
                 "disk full" in disaster.towpath("sink", "list", is_shown=False).text
             ),
-            "the sink fails for want of space",
+            "the sink fails for lack of space",
             timeout_s=PATIENCE_S,
         )
         disaster.towpath("sink", "list")
@@ -81,14 +81,14 @@ def test_a_full_disk_stops_a_sink_and_loses_nothing(disaster):
         disaster.verify()
 
 
-def test_a_full_disk_ends_kafka_and_loses_nothing(make_disaster, alone):
+def test_a_full_disk_stops_kafka_and_loses_nothing(make_disaster, alone):
     """
-    Started again with space, it has every record; relay and sinks go on by themselves.
+    Restarted with free space, Kafka has every record; relay and sinks resume.
     """
     disaster = make_disaster(shared=alone)
     with disaster.running():
-        disaster.step("Kafka can write to no file")
-        await_end(alone.stack, "kafka", "0")
+        disaster.step("Kafka cannot write to any file")
+        await_stop(alone.stack, "kafka", "0")
         disaster.towpath("relay", "status")
         disaster.towpath("doctor")
         disaster.step("there is space again: start Kafka")
@@ -96,7 +96,7 @@ def test_a_full_disk_ends_kafka_and_loses_nothing(make_disaster, alone):
         alone.stack.up(["kafka"])
         until(
             lambda: len(set(disaster.published_events())) > written,
-            "events that were written meanwhile are published",
+            "events written in the meantime are published",
             timeout_s=PATIENCE_S,
         )
         disaster.towpath("relay", "status")
@@ -104,15 +104,15 @@ def test_a_full_disk_ends_kafka_and_loses_nothing(make_disaster, alone):
         disaster.verify()
 
 
-def test_a_full_disk_ends_the_source_and_loses_nothing(disaster):
+def test_a_full_disk_stops_the_source_and_loses_nothing(disaster):
     """
-    Each commit that it confirmed is there when it starts again, and is published.
+    After its restart, the source has each commit that it confirmed; all are published.
     """
     with disaster.running():
-        disaster.step("the source can write no log")
+        disaster.step("the source cannot write WAL")
         count = len(disaster.logged("relay streaming"))
-        await_end(disaster.own, "postgres", "1000000")
-        say_last(disaster.own, "postgres", "PANIC")
+        await_stop(disaster.own, "postgres", "1000000")
+        print_last(disaster.own, "postgres", "PANIC")
         disaster.towpath("relay", "status")
         disaster.towpath("doctor")
         disaster.step("there is space again: start the source")

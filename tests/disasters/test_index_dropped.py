@@ -1,4 +1,4 @@
-"""Somebody drops a search index, and flushes a cache: docs/disasters."""
+"""Somebody drops a search index and empties a cache: docs/disasters."""
 
 import pytest
 import redis
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(900)]
 
 def test_a_dropped_index_and_an_emptied_cache_are_filled_again(disaster, stack):
     """
-    The sinks notice it by themselves, and request the rows.
+    The sinks detect the losses by themselves, and request the rows.
     """
     stack.up("opensearch")
     with disaster.running("cache", "search"):

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 @pytest.fixture
 def newer(tmp_path_factory):
-    """Provide the stack of a Postgres of the packaged release; it is not started."""
+    """Provide a stack with the packaged Postgres release; it is not started."""
     made = Stack(tmp_path_factory.mktemp("newer"))
     yield made
     made.purge()
@@ -38,8 +38,8 @@ def copy_database(old: str, new: Stack) -> None:
 
 
 def restart_relay(disaster):
-    """Prepare the new server, and start the relay, which finds a gap."""
-    disaster.step("prepare it, and start the relay")
+    """Prepare the new server, and start the relay, which detects a gap."""
+    disaster.step("prepare the new server, and start the relay")
     assert 0 == disaster.towpath("relay", "init").code
     disaster.start()
     disaster.relay_says("gap in the source's history")
@@ -47,8 +47,8 @@ def restart_relay(disaster):
 
 
 def close_gap(disaster):
-    """Read all rows again while the writers write; events and sinks end equal."""
-    disaster.step("the writers write again; close the gap")
+    """Read all rows again under load; compare events and sinks with the source."""
+    disaster.step("resume the writers, and close the gap")
     done = disaster.towpath("snapshot", "start", "--sweep", "--wait")
     assert 0 == done.code
     disaster.verify_events()
@@ -57,7 +57,7 @@ def close_gap(disaster):
 
 def test_a_newer_release_is_a_new_lineage(make_disaster, newer):
     """
-    Nothing that was confirmed before is lost or published twice.
+    No event that was confirmed before the upgrade is lost or published twice.
     """
     environ = os.environ  # noqa: TID251 - a root
     disaster = make_disaster(postgres.postgres_15_programs(say, environ))
@@ -80,7 +80,7 @@ def test_a_newer_release_is_a_new_lineage(make_disaster, newer):
 
 def test_an_upgrade_in_place_is_a_new_lineage(make_disaster, newer):
     """
-    The slot comes along, and the server's new identifier begins a lineage all the same.
+    The slot is migrated, but the server's new identifier still begins a new lineage.
     """
     programs = programs_17()
     disaster = make_disaster(programs)

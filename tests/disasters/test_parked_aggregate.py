@@ -1,4 +1,4 @@
-"""Events that cannot be published, and their release: docs/disasters."""
+"""Events that cannot be published, and their replay: docs/disasters."""
 
 import json
 
@@ -20,16 +20,16 @@ WHICH = ("--type", "parcel", "--id", "one")
 
 
 def record_events(disaster, parcel, *kinds):
-    """Record events of a parcel; a broken one has headers that are no object."""
+    """Record events of a parcel; the headers of a broken one are not an object."""
     for kind in kinds:
-        headers = '["no object"]' if kind == "Broken" else None
+        headers = '["not an object"]' if kind == "Broken" else None
         payload = json.dumps({"kind": kind})
         disaster.execute(INSERT, parcel, kind, payload, headers)
     disaster.confirm()
 
 
 def published(disaster, parcel):
-    """Return the types of a parcel's published events, in their order."""
+    """Return the types of a parcel's published events, in order."""
     return [
         headers_of(record)["type"]
         for record in disaster.records("event.parcel")
@@ -37,14 +37,14 @@ def published(disaster, parcel):
     ]
 
 
-def replay(disaster, *words):
+def replay(disaster, *options):
     """Replay the parked parcel; return the exit code."""
-    return disaster.towpath("relay", "dead-letters", "replay", *WHICH, *words).code
+    return disaster.towpath("relay", "dead-letters", "replay", *WHICH, *options).code
 
 
 def test_a_parked_aggregate_is_replayed_in_order(disaster):
     """
-    Its events come once and in order; the one that never was an event is given up.
+    Its events are published once and in order; the row that is not an event is dropped.
     """
     with disaster.running():
         disaster.step("a service writes a row that cannot be an event")
@@ -54,7 +54,7 @@ def test_a_parked_aggregate_is_replayed_in_order(disaster):
         assert (["Packed"], ["Packed"]) == found
         disaster.towpath("relay", "dead-letters", "list")
         disaster.towpath("relay", "dead-letters", "show", *WHICH)
-        disaster.step("the relay still runs: the command refuses")
+        disaster.step("the relay still runs: the command fails")
         assert HELD == replay(disaster)
 
         disaster.step("stop the relay, and replay")

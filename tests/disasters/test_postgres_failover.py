@@ -9,13 +9,14 @@ from support.waiting import until
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
-# The standby has what the relay publishes, and what a commit has confirmed.
-SYNCHRONISED = (
+# The standby receives changes before the relay publishes them, and before their
+# commits are confirmed.
+SYNCHRONIZED = (
     "alter system set synchronized_standby_slots = 'standby'",
     "alter system set synchronous_standby_names = 'standby'",
     "select pg_reload_conf()",
 )
-# With the failover slot: it is copied, and may be used after a promotion.
+# Whether the failover slot has been copied, and may be used after a promotion.
 IS_COPIED = """
 select exists (select from pg_replication_slots
 where slot_name = %s and synced and not temporary)
@@ -24,7 +25,7 @@ where slot_name = %s and synced and not temporary)
 
 @pytest.fixture
 def standby(disaster, tmp_path_factory, request):
-    """Provide a standby, and give everything the addresses of both servers."""
+    """Provide a standby, and configure all clients with both servers' addresses."""
     folder = tmp_path_factory.mktemp("standby")
     made = start_standby(disaster.own, folder, copies_slots=request.param)
     both = [stack.addresses().postgres_port for stack in (disaster.own, made)]
@@ -47,12 +48,12 @@ def promote(disaster, standby):
 
 
 @pytest.mark.parametrize("standby", [True], indirect=True, ids=["copied"])
-def test_a_synchronised_slot_survives_a_failover(disaster, standby):
+def test_a_synchronized_slot_survives_a_failover(disaster, standby):
     """
-    No gap: no event is lost or published twice, and no snapshot is needed.
+    There is no gap: no event is lost or published twice, and no snapshot is needed.
     """
     with disaster.running():
-        for statement in SYNCHRONISED:
+        for statement in SYNCHRONIZED:
             say(f"{statement};")
             disaster.execute(statement)
         with psycopg.connect(
@@ -79,15 +80,15 @@ def test_a_synchronised_slot_survives_a_failover(disaster, standby):
 @pytest.mark.parametrize("standby", [False], indirect=True, ids=["none"])
 def test_a_failover_without_the_slot_is_a_gap_that_snapshots_close(disaster, standby):
     """
-    Rows that only the dead primary had go from the sinks; the standby's are read.
+    Rows that only the dead primary had are removed from the sinks.
     """
     with disaster.running():
-        disaster.step("the standby falls behind: what is written now, it lacks")
+        disaster.step("stop the standby: it misses the following changes")
         standby.down()
         count = len(disaster.writer.events)
         until(
             lambda: len(set(disaster.published_events())) > count,
-            "more is published",
+            "more events are published",
             timeout_s=PATIENCE_S,
         )
         disaster.own.down(within_s=0.1)

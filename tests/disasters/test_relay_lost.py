@@ -12,8 +12,8 @@ from support.waiting import CLOCK, until
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
 HELD = "slot held by another process: standby"
-# A frozen relay may have handed events to its client, which sends them when it comes
-# back: only Kafka's transactions fence that off.
+# A frozen relay may have handed events to its client, which sends them when the process
+# continues: only Kafka's transactions fence them off.
 OPTIONS = """
 standby = true
 delivery = "transactional"
@@ -26,22 +26,22 @@ def counts(disaster):
     """
     Return how often the relays have logged each event that is awaited below.
 
-    A relay waits for the claim, and then for the stream of the process that had it: it
-    can log both that it waits and that it took over once more, if the server is slow to
-    end that stream.
+    A relay waits for the claim, and then for the end of the previous holder's stream.
+    If the server is slow to end that stream, the relay logs the wait and the takeover
+    once more.
     """
     events = (HELD, "slot taken over", "relay streaming")
     return {event: len(disaster.logged(event)) for event in events}
 
 
 def await_takeover(disaster, before):
-    """Wait until another relay has taken the slot over since a count, and streams."""
+    """Wait until another relay has taken over since ``before``, and streams."""
     for event in ("slot taken over", "relay streaming"):
         disaster.relay_says(event, more_than=before[event])
 
 
 def end_sessions(disaster, holder):
-    """End the two sessions of a relay in the source, of which one is described."""
+    """End both database sessions of a relay, given the description of one."""
     (pid,) = re.findall(r"server process (\d+) ", holder)
     for statement in (END_CLAIM.format(pid), END_STREAM):
         say(statement)
@@ -50,11 +50,11 @@ def end_sessions(disaster, holder):
 
 def test_a_standby_takes_over(disaster):
     """
-    No event is lost or published twice, and the cache ends equal.
+    No event is lost or published twice, and the cache ends up equal to the source.
     """
     with disaster.running(relay=OPTIONS):
         disaster.step(
-            "start a second relay: it stands by, for longer than 60 s if need"
+            "start a second relay: it stands by, for longer than 60 s if needed"
         )
         before = counts(disaster)
         first, second = disaster.process, disaster.start()
@@ -70,10 +70,12 @@ def test_a_standby_takes_over(disaster):
             timeout_s=PATIENCE_S,
         )
         took_s = CLOCK.monotonic_s() - began_s
-        say(f"events that were written after the kill are published: {took_s:.1f} s")
+        say(f"events written after the kill are published: {took_s:.1f} s")
         disaster.towpath("relay", "status")
 
-        disaster.step("the second relay hangs: its claim stays until it is ended")
+        disaster.step(
+            "the second relay hangs: it keeps its claim until its session ends"
+        )
         before = counts(disaster)
         disaster.start()
         held = disaster.relay_says(HELD, more_than=before[HELD])
@@ -83,7 +85,7 @@ def test_a_standby_takes_over(disaster):
         await_takeover(disaster, before)
         before = counts(disaster)
         os.kill(second.pid, signal.SIGCONT)
-        disaster.step("the relay that hung comes back, and stands by")
+        disaster.step("the relay that hung continues, and stands by")
         disaster.relay_says(HELD, more_than=before[HELD])
 
         disaster.verify_events()

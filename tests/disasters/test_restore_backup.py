@@ -14,14 +14,14 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 def test_a_restored_backup_is_a_gap_that_snapshots_close(disaster):
     """
-    Rows that were written after the backup go from the sinks.
+    Rows that were written after the backup are removed from the sinks.
     """
     with disaster.running():
         home = postgres.home_of(disaster.own.state)
         backup = postgres.PostgresHome(
             programs=home.programs, folder=home.folder / "backup", user=home.user
         )
-        disaster.step("take a backup, and go on writing")
+        disaster.step("take a backup, and continue writing")
         backup.folder.mkdir()
         if home.user is not None:
             shutil.chown(backup.folder, home.user.uid, home.user.gid)
@@ -29,7 +29,7 @@ def test_a_restored_backup_is_a_gap_that_snapshots_close(disaster):
         count = len(disaster.writer.events)
         until(
             lambda: len(set(disaster.published_events())) > count + 100,
-            "more is published",
+            "more events are published",
             timeout_s=PATIENCE_S,
         )
         disaster.step("the volume is lost: stop the relay, restore the backup")
@@ -39,7 +39,7 @@ def test_a_restored_backup_is_a_gap_that_snapshots_close(disaster):
         backup.data.rename(home.data)
         disaster.own.up(["postgres"])
         disaster.reconnect(disaster.dsn)
-        disaster.step("prepare it, start the relay, close the gap")
+        disaster.step("prepare the source, start the relay, close the gap")
         assert 0 == disaster.towpath("relay", "init").code
         disaster.start()
         disaster.relay_says("gap in the source's history")

@@ -13,8 +13,8 @@ from support.waiting import until
 
 pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(900)]
 
-# A delete has no tombstone any more.
-OTHER_FORM = """
+# Deletes no longer have tombstones.
+NO_TOMBSTONES = """
 [relay.rows]
 tombstones = false
 """
@@ -27,27 +27,27 @@ def older(tmp_path_factory) -> OlderRelease:
 
 
 def await_progress(disaster, part):
-    """Wait until a part has carried events and rows that are written from now on."""
+    """Wait until a relay has published events that are written from now on."""
     written = len(disaster.writer.events)
     until(
         lambda: len(set(disaster.published_events())) > written,
-        f"the {part} publishes what is written now",
+        f"the {part} publishes events written now",
         timeout_s=PATIENCE_S,
     )
 
 
 def await_applied(disaster, part):
-    """Wait until a driver has applied more records than until now."""
+    """Wait until a driver has applied more records than it has by now."""
     before = disaster.applied_offsets("cache")
     until(
         lambda: disaster.applied_offsets("cache") > before,
-        f"the {part} applies more",
+        f"the {part} applies more records",
         timeout_s=PATIENCE_S,
     )
 
 
 def has_tombstones(disaster):
-    """Return whether the newest delete that another record follows has a tombstone."""
+    """Return whether a tombstone follows the newest delete that a record follows."""
     records = sorted(
         disaster.records("shop.orders"),
         key=lambda each: (each.partition(), each.offset()),
@@ -61,9 +61,9 @@ def has_tombstones(disaster):
     return newest[1].value() is None
 
 
-def test_an_upgrade_part_by_part_loses_nothing(disaster, older):
+def test_an_upgrade_of_the_relay_and_then_the_driver_loses_nothing(disaster, older):
     """
-    The older driver reads what the newer relay publishes; then the form changes too.
+    The older driver reads records of the newer relay; last, their format changes.
     """
     with disaster.running(release=older):
         await_progress(disaster, "older relay")
@@ -74,26 +74,26 @@ def test_an_upgrade_part_by_part_loses_nothing(disaster, older):
         assert 0 == disaster.towpath("relay", "init").code
         disaster.start()
         await_progress(disaster, "newer relay")
-        disaster.step("the driver of 0.1.0 reads what this relay publishes")
+        disaster.step("the driver of 0.1.0 reads the records of this relay")
         await_applied(disaster, "older driver")
 
         disaster.step("the driver: stop it, start this release")
         disaster.driver.send_signal(signal.SIGTERM)
-        say(f"the driver of 0.1.0 exits {disaster.driver.wait(60)}")
+        say(f"the driver of 0.1.0 exits with {disaster.driver.wait(60)}")
         disaster.start_driver()
         await_applied(disaster, "newer driver")
         disaster.towpath("sink", "list")
         disaster.verify()
 
         assert has_tombstones(disaster)
-        disaster.step("records get another form: change it, start the relay again")
+        disaster.step("change the format of the records, and restart the relay")
         with disaster.config.open("a", encoding="utf-8") as file:
-            file.write(OTHER_FORM)
+            file.write(NO_TOMBSTONES)
         assert 0 == disaster.stop()
         disaster.start()
         until(
             lambda: not has_tombstones(disaster),
-            "records have the other form",
+            "records have the new format",
             timeout_s=PATIENCE_S,
         )
         await_applied(disaster, "driver")

@@ -1,4 +1,4 @@
-"""Postgres drops log that the slot still needs: docs/disasters/slot-lost.md."""
+"""Postgres removes WAL that the slot still needs: docs/disasters/slot-lost.md."""
 
 import pytest
 
@@ -12,10 +12,10 @@ LIMIT = "alter system set max_slot_wal_keep_size = '{}'"
 
 def test_a_lost_slot_is_replaced_and_its_gap_closed(disaster):
     """
-    The changes of the gap come by a snapshot with a sweep; deleted rows go.
+    A snapshot with a sweep delivers the changes of the gap and removes deleted rows.
     """
     with disaster.running():
-        disaster.step("the relay is away, and the log outgrows the slot's limit")
+        disaster.step("the relay is down, and the WAL outgrows the slot's limit")
         disaster.kill()
         gone = disaster.one("select min(id) from shop.orders")
         disaster.execute("delete from shop.orders where id = %s", gone)
@@ -43,7 +43,7 @@ def test_a_lost_slot_is_replaced_and_its_gap_closed(disaster):
         disaster.towpath("relay", "state", "show")
         done = disaster.towpath("snapshot", "start", "--sweep", "--wait")
         assert 0 == done.code
-        disaster.step("events of the gap: in the outbox still, and not in Kafka")
+        disaster.step("events of the gap are still in the outbox, but not in Kafka")
         lost, twice = disaster.count_lost_events()
         assert (True, 0) == (lost > 0, twice)
         disaster.verify()

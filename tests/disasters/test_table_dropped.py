@@ -9,9 +9,9 @@ from towpath.sinks.targets.warehouse.client import open_catalog
 pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(900)]
 
 
-def test_a_dropped_table_is_created_again_and_filled(disaster):
+def test_a_dropped_table_is_recreated_and_filled(disaster):
     """
-    The sink notices it at its next batch, and requests the rows.
+    The sink detects the loss at its next batch, and requests the rows.
     """
     with disaster.running("warehouse"):
         (sink,) = load(disaster.config, {}).sink

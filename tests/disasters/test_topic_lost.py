@@ -1,4 +1,4 @@
-"""A topic of a table is deleted while all runs: docs/disasters/topic-lost.md."""
+"""A table's topic is deleted while everything runs: docs/disasters/topic-lost.md."""
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -8,9 +8,9 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 HALTED = 3
 
 
-def test_a_lost_topic_is_created_again_and_filled(disaster):
+def test_a_lost_topic_is_recreated_and_filled(disaster):
     """
-    The relay halts, the repair creates the topic and requests its rows.
+    The relay halts; the repair creates the topic and requests its rows.
     """
     with disaster.running():
         topic = disaster.topic("shop.orders")

@@ -1,9 +1,9 @@
 """
-Fixtures of the crash tests: a source with a history, relays that die, and a check.
+Fixtures of the crash tests: a source with a history, relays that die, and a comparison.
 
-Two relays follow one database, each with a slot and a prefix of its own. The first is
-killed; the second, the witness, is not. In the end each streamed record must stand in
-the first's topics as it stands in the witness's: once, in the same partition, in order.
+Two relays follow one database, each with its own slot and prefix. The first one is
+killed; the second one, the witness, is not. At the end, the topics of both must have
+the same streamed records: each once, in the same partition and in the same order.
 """
 
 import contextlib
@@ -38,12 +38,12 @@ create table shop.line (id bigint primary key, note text, n int);
 create table shop.bare (id bigint, note text);
 alter table shop.bare replica identity full;
 """
-# The time of publishing, which differs from relay to relay.
+# The publishing time, which differs between relays.
 NOW = re.compile(rb'"ts_[mun]s":\s*\d+')
 
 
-class Stood(NamedTuple):
-    """Where a streamed record stands, and as what."""
+class StreamedRecord(NamedTuple):
+    """A streamed record as it is stored, with its topic, partition and position."""
 
     topic: str
     partition: int
@@ -54,7 +54,7 @@ class Stood(NamedTuple):
 
 
 class Follower(RelayProcess):
-    """One prefix: its configuration, its processes, and what stands in its topics."""
+    """A relay under test: its configuration, its processes and its topics."""
 
     def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path) -> None:
         super().__init__(folder / f"{prefix}.toml", folder / f"{prefix}.log")
@@ -75,9 +75,9 @@ class Follower(RelayProcess):
 
         Args:
             tables: The captured tables.
-            replicas: Of each topic.
-            options: Further lines of ``relay``, ``source``, ``outbox`` and ``kafka``;
-                ``sections``: whole ones.
+            replicas: The replication factor of each topic.
+            options: Further lines for ``relay``, ``source``, ``outbox`` and ``kafka``;
+                ``sections`` has whole sections.
         """
         lines = {"outbox": f'topic = "{self.prefix}.{{aggregate_type}}"'} | options
         if "transactional" in lines.get("relay", ""):
@@ -99,12 +99,12 @@ heartbeat_interval_s = 0.5
         self.config.write_text(text, encoding="utf-8")
 
     def prepare(self) -> None:
-        """Let the relay prepare the database."""
+        """Prepare the database with the relay's ``init``."""
         with contextlib.redirect_stdout(None):
             init(self.config, dry_run=False)
 
     def start(self, point: str = "", nth: int = 1) -> Running:
-        """Start a relay process; with a point, one that kills itself there."""
+        """Start a relay process; with a fault point, one that kills itself there."""
         command = (str(RUNNER), str(self.config), point, str(nth))
         return super().start(*command if point else ())
 
@@ -118,12 +118,12 @@ heartbeat_interval_s = 0.5
         return self.printed()[-3000:]
 
     def close(self) -> None:
-        """Leave no process and no slot behind."""
+        """Kill the processes, and drop the slot."""
         self.kill()
         drop_slot(self.dsn, self.prefix)
 
     def topics(self) -> dict[str, int]:
-        """Return the partition counts of the topics below the prefix."""
+        """Return the partition counts of the topics with the prefix."""
         admin = AdminClient({"bootstrap.servers": self.kafka})
         found = admin.list_topics(timeout=10).topics
         return {
@@ -133,7 +133,7 @@ heartbeat_interval_s = 0.5
         }
 
     def records(self, *names: str) -> list[Message]:
-        """Read topics from beginning to end; all of ours if none is named."""
+        """Read topics from beginning to end; all of this relay's if none is named."""
         wanted = [
             topic
             for topic in self.topics()
@@ -141,8 +141,8 @@ heartbeat_interval_s = 0.5
         ]
         return read_to_end(self.kafka, *wanted, isolation=self.isolation)
 
-    def streamed(self, *names: str) -> list[Stood]:
-        """Return the streamed records, in the order of each partition."""
+    def streamed(self, *names: str) -> list[StreamedRecord]:
+        """Return the streamed records; those of each partition are in order."""
         ours = self.prefix.encode()
         found = []
         for message in self.records(*names):
@@ -153,7 +153,7 @@ heartbeat_interval_s = 0.5
             if topic == "relations" or not is_streamed:
                 continue
             found.append(
-                Stood(
+                StreamedRecord(
                     topic,
                     message.partition(),
                     (values["position"] or b"").decode(),
@@ -169,19 +169,19 @@ MakeFaults = Callable[[str], "Faults"]
 
 
 def _plain(text: bytes | None, prefix: bytes) -> bytes | None:
-    """Leave out what differs from relay to relay."""
+    """Mask the parts that differ between relays: the prefix and the publishing time."""
     return text and NOW.sub(b"", text.replace(prefix, b"PREFIX"))
 
 
 class Writer:
-    """Writes a little of everything, each time with new keys."""
+    """Writes a few changes of every kind, each time with new keys."""
 
     def __init__(self, dsn: str, first: int) -> None:
         self._source = psycopg.connect(dsn, autocommit=True)
         self._base = first
 
     def close(self) -> None:
-        """Leave no connection behind."""
+        """Close the connection."""
         self._source.close()
 
     def insert_events(self, count: int, *, kind: str = "order", size: int = 20) -> None:
@@ -198,7 +198,7 @@ class Writer:
             )
 
     def write(self, rounds: int = 1) -> None:
-        """Write so many rounds of every kind of change."""
+        """Write a number of rounds, each with every kind of change."""
         for _ in range(rounds):
             self._base += 1000
             self._rows(self._base)
@@ -211,23 +211,23 @@ class Writer:
             self.insert_events(5, kind=f"kind{number % 5}")
 
     def _rows(self, base: int) -> None:
-        say = self._source.execute
+        execute = self._source.execute
         self.insert_events(12)
-        say(
+        execute(
             "insert into shop.line select %s + n, 'a', 0 from generate_series(1, 9) n",
             (base,),
         )
         with self._source.transaction():
-            say("update shop.line set id = id + 500 where id = %s", (base + 1,))
-            say(
+            execute("update shop.line set id = id + 500 where id = %s", (base + 1,))
+            execute(
                 "update shop.line set n = n + 1 where id between %s and %s",
                 (base, base + 999),
             )
-            say("update shop.line set id = id + 600 where id = %s", (base + 2,))
-            say("delete from shop.line where id = %s", (base + 3,))
-            say("select pg_logical_emit_message(true, 'other', 'in the middle')")
-            say("insert into shop.bare select n, 'b' from generate_series(1, 7) n")
-        say("delete from shop.bare where id < 3")
+            execute("update shop.line set id = id + 600 where id = %s", (base + 2,))
+            execute("delete from shop.line where id = %s", (base + 3,))
+            execute("select pg_logical_emit_message(true, 'other', 'in the middle')")
+            execute("insert into shop.bare select n, 'b' from generate_series(1, 7) n")
+        execute("delete from shop.bare where id < 3")
 
     def _messages(self, base: int) -> None:
         for number, is_transactional in enumerate((True, False)):
@@ -244,7 +244,7 @@ class Writer:
             )
 
     def _oversize(self) -> None:
-        """Write what is too large for every topic, and then who is parked behind it."""
+        """Write an event and a row too large for any topic; park events behind one."""
         self.insert_events(1, kind="big", size=1_500_000)
         self.insert_events(14, kind="big")
         self._source.execute(
@@ -254,7 +254,7 @@ class Writer:
 
 
 class Faults:
-    """A database with tables and a history, the relay to be killed, and the witness."""
+    """A database with tables and a writer, the relay to be killed, and the witness."""
 
     def __init__(self, dsn: str, kafka: str, unique: str, folder: Path) -> None:
         self.source = psycopg.connect(dsn, autocommit=True)
@@ -266,13 +266,13 @@ class Faults:
         self._writers = [self.writer]
 
     def prepare(self, **options: str) -> None:
-        """Configure and prepare both, the same."""
+        """Configure and prepare both relays in the same way."""
         for follower in (self.relay, self.witness):
             follower.configure(**options)
             follower.prepare()
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Close the relays, the writers and the connection."""
         for follower in (self.relay, self.witness):
             follower.close()
         for writer in self._writers:
@@ -281,7 +281,7 @@ class Faults:
 
     @contextlib.contextmanager
     def load(self, writers: int = 2) -> Iterator[None]:
-        """Write all the time, from several connections."""
+        """Write continuously from several connections during the block."""
         ending = threading.Event()
 
         def write(writer: Writer) -> None:
@@ -304,12 +304,12 @@ class Faults:
         until(holds, what)
 
     def until_logged(self, event: str, more: int) -> None:
-        """Wait until the relay has logged an event so many times more."""
+        """Wait until the relay has logged an event ``more`` more times."""
         count = len(self.relay.logged(event)) + more
         until(lambda: len(self.relay.logged(event)) >= count, f"{event} is logged")
 
-    def check_order(self, records: list[Stood]) -> None:
-        """Fail unless each position stands once, rising in each partition."""
+    def check_order(self, records: list[StreamedRecord]) -> None:
+        """Fail unless positions are unique, and rise in each partition."""
         check_order(records)
 
     def end(self) -> int:
@@ -321,7 +321,7 @@ class Faults:
         return row[0] if row else 0
 
     def await_confirmed(self, follower: Follower, lsn: int) -> None:
-        """Wait until a relay has confirmed so much."""
+        """Wait until a relay has confirmed an LSN."""
 
         def is_confirmed() -> bool:
             code = follower.processes[-1].poll()
@@ -335,11 +335,12 @@ class Faults:
 
         until(is_confirmed, "everything is confirmed")
 
-    def reckon(self) -> int:
+    def finish_and_compare(self) -> int:
         """
-        Finish both relays and compare; return how many streamed records there are.
+        Wait until both relays have caught up, and compare; return the record count.
 
-        The relay is running; the witness is started here, and reads all at once.
+        The relay is running already. The witness is started here, and reads all of the
+        log in one run.
         """
         lsn = self.end()
         self.witness.start()
@@ -348,7 +349,7 @@ class Faults:
         return self.compare()
 
     def compare(self) -> int:
-        """Fail unless each record stands once, in order, as the witness has it."""
+        """Fail unless the relay has the witness's records, each once and in order."""
         ours, theirs = self.relay.streamed(), self.witness.streamed()
         check_order(ours)
         check_order(theirs)
@@ -358,8 +359,8 @@ class Faults:
         self._check_events(ours)
         return len(ours)
 
-    def _check_events(self, records: list[Stood]) -> None:
-        """Fail unless each event of the outbox stands once in all topics."""
+    def _check_events(self, records: list[StreamedRecord]) -> None:
+        """Fail unless each event of the outbox is in the topics exactly once."""
         found_headers = [dict(record.headers) for record in records]
         found = Counter(each["id"] for each in found_headers if "id" in each)
         stubs = sum(each.get("form") == b"stub" for each in found_headers)
@@ -371,11 +372,11 @@ class Faults:
         )
 
 
-def check_order(records: list[Stood]) -> None:
-    """Fail unless each position stands once per topic, rising in each partition."""
+def check_order(records: list[StreamedRecord]) -> None:
+    """Fail unless positions are unique, and rise in each partition."""
     counts = Counter((r.topic, r.partition, r.position) for r in records)
     twice = [at for at, count in counts.items() if count > 1]
-    assert twice == [], f"{len(twice)} twice of {len(records)}"
+    assert twice == [], f"{len(twice)} duplicates in {len(records)} records"
     last: dict[tuple[str, int], str] = {}
     for record in records:
         at = record.topic, record.partition
@@ -383,13 +384,13 @@ def check_order(records: list[Stood]) -> None:
         last[at] = record.position
 
 
-def _places(records: set[Stood]) -> list[tuple[str, int, str]]:
+def _places(records: set[StreamedRecord]) -> list[tuple[str, int, str]]:
     return sorted((r.topic, r.partition, r.position) for r in records)[:20]
 
 
 @pytest.fixture
 def make_faults(database: str, unique: str, tmp_path: Path) -> Iterator[MakeFaults]:
-    """Make them over any Kafka, by its address."""
+    """Provide a function that makes ``Faults`` for the Kafka at an address."""
     made: list[Faults] = []
 
     def make(kafka: str) -> Faults:
@@ -403,5 +404,5 @@ def make_faults(database: str, unique: str, tmp_path: Path) -> Iterator[MakeFaul
 
 @pytest.fixture
 def faults(make_faults: MakeFaults, stack) -> Faults:
-    """Provide a database with two relays over it; nothing is prepared or started."""
+    """Provide a database with two relays; nothing is prepared or started."""
     return make_faults(stack.kafka)

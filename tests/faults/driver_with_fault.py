@@ -1,12 +1,12 @@
 """
 The real driver of sinks, which kills itself in a batch: ``POINT SINK [OPTION...]``.
 
-Each point stands between two steps of what is done with a batch, or with an order. When
-the sink comes there the process sends itself SIGKILL: nothing is flushed, closed or
-reported, and the engine has not noted the batch as done.
+Each point lies between two steps of handling a batch or a dead letter request. When the
+sink reaches it, the process sends itself SIGKILL: nothing is flushed, closed or
+reported, and Spark has not committed the batch to its checkpoint.
 
-At the points ``filling`` and ``merging`` it kills its executors on this machine
-instead, once, while they write a warehouse, and goes on. A plus sign joins points.
+At the points ``filling`` and ``merging``, it instead kills its executors on this
+machine once, while they write a warehouse, and continues. A plus sign joins points.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ _TARGETS: Final = (CacheSink, SearchSink, WarehouseSink)
 
 
 class Fault:
-    """Kills when one sink comes to a point."""
+    """Kills the process when one sink reaches a point."""
 
     def __init__(self, sink: str) -> None:
         self._sink = sink
@@ -50,11 +50,11 @@ class Fault:
         self._note_encoded()
 
     def before(self, owner: Any, name: str) -> None:
-        """Strike before a function."""
+        """Kill before a function."""
         self._wrap(owner, name, lambda *_: self._strike())
 
     def after(self, owner: Any, name: str) -> None:
-        """Strike after a function."""
+        """Kill after a function."""
         original = getattr(owner, name)
 
         def struck(*args: Any, **kwargs: Any) -> Any:
@@ -65,19 +65,19 @@ class Fault:
         setattr(owner, name, struck)
 
     def after_targets(self, name: str) -> None:
-        """Strike after a verb of a sink."""
+        """Kill after a method of every kind of sink."""
         for target in _TARGETS:
             self.after(target, name)
 
     def around(self, owner: Any, name: str, around: AroundStep, part: str = "") -> None:
         """
-        Run a step inside a context, while a batch that tasks have encoded is written.
+        Run a step inside a context if it writes a batch that tasks have encoded.
 
         Args:
             owner: The class with the function.
-            name: The function; ``part`` is in its first argument.
+            name: The name of the function.
             around: Makes the context.
-            part: A text that distinguishes statements.
+            part: A text that the function's first argument must contain, if any.
         """
         step = getattr(owner, name)
 
@@ -92,18 +92,18 @@ class Fault:
 
     @contextlib.contextmanager
     def struck_before(self) -> Iterator[None]:
-        """Strike before a step."""
+        """Kill before a step."""
         self._strike()
         yield
 
     @contextlib.contextmanager
     def struck_after(self) -> Iterator[None]:
-        """Strike after a step."""
+        """Kill after a step."""
         yield
         self._strike()
 
     def _note_encoded(self) -> None:
-        """Take note that this thread writes a batch that tasks have encoded."""
+        """Record that this thread writes a batch that tasks have encoded."""
         write = WarehouseSink.write_encoded
 
         def write_encoded(*args: Any) -> None:
@@ -116,7 +116,7 @@ class Fault:
         setattr(WarehouseSink, write.__name__, write_encoded)
 
     def _entered(self, supervisor: Supervisor, *_: Any) -> None:
-        """Take note of the sink that this thread works for."""
+        """Record the sink that this thread works for."""
         self._here.sink = supervisor._name
 
     def _strike(self) -> None:
@@ -134,20 +134,20 @@ class Fault:
         setattr(owner, name, wrapped)
 
 
-_OFTEN_S: Final = 0.002
+_POLL_S: Final = 0.002
 
 
 class ExecutorKiller:
     """Kills the executors of this process once, while they run a task."""
 
     def __init__(self, step: str) -> None:
-        """Kill while a step runs; the output names it."""
+        """Set the name of the step, which the output repeats."""
         self._step = step
         self._has_killed = False
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Kill in the block, if a task runs there."""
+        """Kill the executors during the block, as soon as a task runs."""
         is_over = threading.Event()
         watch = threading.Thread(target=self._watch, args=(is_over,))
         watch.start()
@@ -160,15 +160,15 @@ class ExecutorKiller:
     def _watch(self, is_over: threading.Event) -> None:
         context = SparkContext.getOrCreate()
         tracker = context.statusTracker()
-        while not (self._has_killed or is_over.wait(_OFTEN_S)):
+        while not (self._has_killed or is_over.wait(_POLL_S)):
             stages = map(tracker.getStageInfo, tracker.getActiveStageIds())
             if any(stage is not None and stage.numActiveTasks for stage in stages):
                 self._kill(context.applicationId)
 
     def _kill(self, application: str) -> None:
         for process in psutil.process_iter(["cmdline"]):
-            words = process.info["cmdline"] or ()
-            if application in words and any(_EXECUTOR in word for word in words):
+            args = process.info["cmdline"] or ()
+            if application in args and any(_EXECUTOR in arg for arg in args):
                 process.kill()
                 self._has_killed = True
         print(f"executors killed while {self._step}", flush=True)  # noqa: T201 - read by the test

@@ -3,8 +3,8 @@ The real relay, which kills itself at a named point: ``CONFIG POINT NTH``.
 
 Each point wraps one method of the relay. At its NTH call the process sends itself
 SIGKILL: nothing is flushed, closed or confirmed, as when the machine fails. Points that
-end in ``+`` first give the client's own thread the time to reach the broker, so that
-the broker has the records, and the relay no acknowledgement.
+end in ``+`` first give the client's own thread time to reach the broker, so that the
+broker has the records, but the relay has no acknowledgment.
 """
 
 import os
@@ -35,14 +35,14 @@ _APPEND_S: Final = 0.15
 
 
 class Fault:
-    """Counts calls, and kills at the one that was asked for."""
+    """Counts calls, and kills the process at the requested one."""
 
     def __init__(self, nth: int, *, is_late: bool) -> None:
         self._left = nth
         self._is_late = is_late
 
     def strike(self) -> None:
-        """Count one call; do not return from the last."""
+        """Count a call; kill the process at the last one."""
         self._left -= 1
         if self._left:
             return
@@ -51,7 +51,7 @@ class Fault:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def before(self, owner: Any, name: str, counts: Counts = lambda *_, **__: True):
-        """Strike before a method, at calls whose arguments count."""
+        """Strike before a method, at calls whose arguments ``counts`` accepts."""
         original = getattr(owner, name)
 
         def struck(*args: Any, **kwargs: Any) -> Any:
@@ -62,7 +62,7 @@ class Fault:
         setattr(owner, name, struck)
 
     def after(self, owner: Any, name: str, counts: Counts = lambda *_, **__: True):
-        """Strike after a method, at calls whose arguments count."""
+        """Strike after a method, at calls whose arguments ``counts`` accepts."""
         original = getattr(owner, name)
 
         def struck(*args: Any, **kwargs: Any) -> Any:
@@ -74,7 +74,7 @@ class Fault:
         setattr(owner, name, struck)
 
     def produced(self) -> None:
-        """Strike when a streamed record was handed to the client."""
+        """Strike when a streamed record has been handed to the client."""
         produce = KafkaProducer.produce
 
         def produced(producer: KafkaProducer, outgoing: Any) -> int:
@@ -104,7 +104,7 @@ class Fault:
         Publisher.publish_change = sent  # type: ignore[method-assign]
 
     def stored(self) -> None:
-        """Strike when a higher LSN is stored, and not yet confirmed."""
+        """Strike when a higher LSN has been stored, but not yet confirmed."""
         settle = CheckpointWriter._settle
 
         def settled(checkpoints: CheckpointWriter) -> bool:
@@ -117,7 +117,7 @@ class Fault:
         CheckpointWriter._settle = settled  # type: ignore[method-assign]
 
     def confirmed(self) -> None:
-        """Strike when a higher LSN was confirmed to Postgres."""
+        """Strike when a higher LSN has been confirmed to Postgres."""
         confirm = LoopDuties.confirm
 
         def confirmed(duties: LoopDuties, lsn: int) -> None:

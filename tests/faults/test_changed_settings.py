@@ -1,8 +1,8 @@
 """
-Killed, and started with another configuration: nothing is lost, nothing comes twice.
+A relay that is killed and restarted with a different configuration repeats nothing.
 
-What Kafka has must be recognized by the settings that made it; those of the file hold
-from a transaction boundary on, once all of that is passed.
+Records that Kafka already has must be recognized with the settings that made them. Once
+the relay has passed them all, the new settings apply from a transaction boundary on.
 """
 
 from collections import Counter
@@ -23,19 +23,19 @@ key_columns = {"shop.bare" = ["id"]}
 
 
 def places(records) -> Counter[tuple[str, str]]:
-    """Count records by topic, as it was named first, and position."""
+    """Count records by position and topic, as the first configuration named it."""
     return Counter(
         (record.topic.removeprefix("new."), record.position)
         for record in records
         if record.topic != "transaction"
         and b'"op":"t"' not in (record.value or b"")
-        # A table with a key, which this one gets, has tombstones.
+        # Once this table has key columns, its deletes have tombstones.
         and (record.topic != "shop.bare" or record.value is not None)
     )
 
 
 def differing(found: Counter, expected: Counter) -> tuple[list, list]:
-    """Return what is lost, and what is too many."""
+    """Return the lost records and the surplus ones."""
     return sorted(expected - found), sorted(found - expected)
 
 
@@ -60,7 +60,7 @@ def test_a_configuration_changed_after_a_kill_repeats_nothing(faults):
     faults.relay.start()
     lsn = faults.end()
     faults.await_confirmed(faults.relay, lsn)
-    # By now the settings of the file hold.
+    # From here on, the new settings apply.
     faults.writer.write()
     lsn = faults.end()
     faults.witness.start()
@@ -77,9 +77,9 @@ def test_a_configuration_changed_after_a_kill_repeats_nothing(faults):
     )
 
 
-def test_tables_added_after_a_kill_come_once(faults):
+def test_tables_added_after_a_kill_are_published_once(faults):
     """
-    A table that is captured from now on does not shift what was before it.
+    A newly captured table does not shift the positions of earlier changes.
     """
     faults.source.execute("create table shop.late (id int primary key)")
     faults.prepare()
@@ -108,7 +108,7 @@ def test_tables_added_after_a_kill_come_once(faults):
     )
 
 
-def test_another_delivery_after_a_kill_neither_loses_nor_repeats(faults):
+def test_changing_the_delivery_mode_after_a_kill_neither_loses_nor_repeats(faults):
     """
     Records of an open transaction never count as published, in either delivery mode.
     """
@@ -125,12 +125,12 @@ def test_another_delivery_after_a_kill_neither_loses_nor_repeats(faults):
     faults.writer.write()
     faults.relay.start()
 
-    assert faults.reckon() > 100
+    assert faults.finish_and_compare() > 100
 
 
-def test_another_publication_serves_once_it_is_known_everywhere(faults):
+def test_a_new_publication_is_used_once_the_log_contains_it(faults):
     """
-    After a kill the former publication serves until the log knows the new one.
+    After a kill, the relay uses the old publication until the log contains the new one.
     """
     faults.prepare()
     faults.writer.write(2)
@@ -142,12 +142,12 @@ def test_another_publication_serves_once_it_is_known_everywhere(faults):
     faults.writer.write()
     faults.relay.start()
 
-    assert faults.reckon() > 100
+    assert faults.finish_and_compare() > 100
 
 
-def test_another_publication_after_a_clean_stop_loses_nothing(faults):
+def test_a_new_publication_after_a_clean_stop_loses_nothing(faults):
     """
-    Changes from before the new publication are not skipped.
+    Changes made before the new publication existed are not skipped.
     """
     faults.prepare()
     faults.writer.write()
@@ -161,7 +161,7 @@ def test_another_publication_after_a_clean_stop_loses_nothing(faults):
     faults.writer.write()
     faults.relay.start()
 
-    assert faults.reckon() > 100
+    assert faults.finish_and_compare() > 100
 
 
 def test_a_publication_younger_than_the_log_is_refused(faults):

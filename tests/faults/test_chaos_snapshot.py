@@ -1,4 +1,4 @@
-"""A slice of chaos: everything that may happen while tables are read, judged."""
+"""Short runs of the chaos test: a relay under faults while tables are read."""
 
 import json
 import signal
@@ -22,7 +22,7 @@ from towpath.schemas.clock import Deadline, SystemClock
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 CHAOS = ("chaos", "snapshot")
-# The whole relay with the textbook's rule: every commit is thought to be visible.
+# The real relay with the textbook's rule: every commit counts as visible.
 TEXTBOOK = """
 from towpath.cli.app import main
 from towpath.relay.snapshot.visibility import XidSnapshot
@@ -32,26 +32,26 @@ main()
 
 
 @pytest.fixture
-def place(
+def environment(
     stack, database: str, unique: str, tmp_path: Path
 ) -> Iterator[ChaosEnvironment]:
-    """Provide a place on the run's stack; whatever was started there is stopped."""
+    """Provide an environment on the run's stack; stop all processes in the end."""
     stack.up("postgres", "kafka")
     state = StateFolder(tmp_path)
     state.create()
-    place = chaos_environment(state, database, stack.kafka, unique)
-    yield place
+    made = chaos_environment(state, database, stack.kafka, unique)
+    yield made
     for name in state.parts():
-        place.launcher.kill(name)
+        made.launcher.kill(name)
 
 
 @pytest.mark.soak
-def test_chaos_finds_the_textbook_out(place: ChaosEnvironment):
+def test_chaos_detects_the_textbooks_defect(environment: ChaosEnvironment):
     """
-    With the textbook's window in the relay the same chaos finds stale rows (B17).
+    If the relay uses the textbook's rule, the chaos test finds stale rows (B17).
     """
-    defective = replace(place, towpath=(sys.executable, "-c", TEXTBOOK))
-    # It ends with the first round that finds something.
+    defective = replace(environment, towpath=(sys.executable, "-c", TEXTBOOK))
+    # The run ends with the first round that has a finding.
     minutes = stretched(1.0)
     options = ChaosOptions(minutes=minutes, seed=31, kill=(), ddl=False, round_s=12.0)
     result = run_chaos(defective, options, QuietScreen())
@@ -60,15 +60,15 @@ def test_chaos_finds_the_textbook_out(place: ChaosEnvironment):
 
 
 @pytest.mark.soak
-def test_the_command_ends_with_the_tables_rows_and_cleans_up(tmp_path: Path):
+def test_the_chaos_command_finds_no_difference_and_cleans_up(tmp_path: Path):
     """
-    Kills, alterations, rewrites, late commits: equal, exit 0, and no file remains.
+    After kills, alterations and late commits, rows are equal, and no file remains.
 
-    The soak does it for as long as one likes.
+    The soak test runs it for longer.
     """
     seed = SystemRandom().randrange(10**6)
-    words = ("--json", "--minutes", "0.3", "--seed", str(seed))
-    with towpath(tmp_path, *CHAOS, *words) as process:
+    options = ("--json", "--minutes", "0.3", "--seed", str(seed))
+    with towpath(tmp_path, *CHAOS, *options) as process:
         output, errors = process.communicate(timeout=240)
     assert process.returncode == 0, f"seed {seed}: {output!r} {errors.decode()}"
     result = json.loads(output)
@@ -86,7 +86,7 @@ def test_the_command_ends_with_the_tables_rows_and_cleans_up(tmp_path: Path):
 
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path):
     """
-    Ctrl-C while the relay runs: 130, no process and no file remains.
+    Ctrl-C while the relay runs gives exit code 130; no process and no file remains.
     """
     with towpath(tmp_path, *CHAOS, "--minutes", "5") as process:
         deadline = Deadline(SystemClock(), 90)
@@ -106,9 +106,9 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path):
     )
 
 
-def test_an_unknown_victim_is_a_mistake_of_usage(tmp_path: Path):
+def test_an_unknown_victim_is_a_usage_error(tmp_path: Path):
     """
-    An unknown victim is refused, and the known ones are listed.
+    An unknown victim is refused; the error lists the known victims.
     """
     with towpath(tmp_path, *CHAOS, "--kill", "kafka") as process:
         _, errors = process.communicate(timeout=240)

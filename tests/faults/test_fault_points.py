@@ -1,9 +1,9 @@
 """
-Killed at a named point, the relay loses nothing and repeats nothing (I3, I4).
+A relay that is killed at a named point loses nothing and repeats nothing (I3, I4).
 
-Each test writes a history of every kind of record, lets the relay kill itself, several
-times in a row, and compares what stands in the end with what a relay that was never
-killed makes of the same log.
+Each test writes a history with every kind of record, and makes the relay kill itself
+several times in a row. Then it compares the topics with those of a relay that read the
+same log without being killed.
 """
 
 import json
@@ -19,7 +19,7 @@ metadata = true
 publish = true
 """
 
-# Each chain begins with empty topics, and goes on while there is more and more in them.
+# Each chain begins with empty topics, which fill up from one kill to the next.
 CHAINS = {
     "from the first topic": [
         *[("topic made", 4), ("before first mark", 2), ("first mark+", 1)],
@@ -50,7 +50,7 @@ IN_TRANSACTIONS = [
 @pytest.mark.parametrize("deaths", CHAINS.values(), ids=CHAINS)
 def test_kills_at_every_point_lose_and_repeat_nothing(faults, deaths):
     """
-    The topics end as those of an uninterrupted run (A96, B1).
+    The topics end up equal to those of an uninterrupted run (A96, B1).
     """
     faults.prepare(sections=EVERYTHING)
     faults.writer.write()
@@ -60,12 +60,12 @@ def test_kills_at_every_point_lose_and_repeat_nothing(faults, deaths):
     faults.writer.write()
     faults.relay.start()
 
-    assert faults.reckon() > 100
+    assert faults.finish_and_compare() > 100
 
 
-def test_killed_in_kafkas_transactions_nothing_is_lost_or_twice(faults):
+def test_kills_in_kafkas_transactions_lose_and_repeat_nothing(faults):
     """
-    Readers of what is committed see each record once (A96, B57).
+    Consumers that read only committed records see each record once (A96, B57).
     """
     faults.prepare(relay='delivery = "transactional"', sections=EVERYTHING)
     for point, nth in IN_TRANSACTIONS:
@@ -73,12 +73,12 @@ def test_killed_in_kafkas_transactions_nothing_is_lost_or_twice(faults):
         faults.relay.die(point, nth)
     faults.relay.start()
 
-    assert faults.reckon() > 100
+    assert faults.finish_and_compare() > 100
 
 
-def test_killed_amid_a_large_transaction_nothing_is_lost_or_twice(faults):
+def test_kills_during_a_large_transaction_lose_and_repeat_nothing(faults):
     """
-    A transaction of 30,000 rows passes through four deaths and a stop.
+    A transaction of 30,000 rows is published across four kills and a stop.
     """
     faults.prepare(relay="stop_timeout_s = 0.2", sections=EVERYTHING)
     faults.source.execute(
@@ -96,14 +96,14 @@ def test_killed_amid_a_large_transaction_nothing_is_lost_or_twice(faults):
     faults.relay.stop()
     faults.relay.start()
 
-    assert faults.reckon() > 30_000
+    assert faults.finish_and_compare() > 30_000
 
 
-def test_killed_while_a_signal_is_answered_the_snapshot_is_made(faults):
+def test_kills_while_a_signal_is_answered_do_not_prevent_the_snapshot(faults):
     """
-    A signal that was read and not answered is read again, and answered once.
+    A signal that was read but not answered is read again, and answered once.
 
-    It ends incomplete: the writer's rows of more than a megabyte are dead letters.
+    The snapshot ends incomplete: the writer's rows of over a megabyte are dead letters.
     """
     faults.prepare()
     faults.source.execute(

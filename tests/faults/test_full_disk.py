@@ -1,4 +1,4 @@
-"""A driver whose disk is full: it says so, tries again, and goes on with free space."""
+"""A driver with a full disk reports it, retries, and resumes once there is space."""
 
 import resource
 import urllib.request
@@ -17,10 +17,10 @@ SINKS = ("one", "two")
 
 
 class Shop(Place):
-    """Two sinks of one driver, and how much its processes may write to files."""
+    """Two sinks of one driver, and their shown state and metrics."""
 
     def prepare(self):
-        """Declare both sinks, with a small budget, and their first rows."""
+        """Configure both sinks with a small budget, and produce their first rows."""
         url = self.stack.redis_url
         self.write_config(
             *(self.sink(name, "cache", url, budget_s=1.0) for name in SINKS)
@@ -29,7 +29,7 @@ class Shop(Place):
         self.feed.work(60, keys=20, seed=1)
 
     def list_sinks(self, capsys):
-        """Ask for the sinks; return the exit code and what is printed."""
+        """List the sinks; return the exit code and the output."""
         capsys.readouterr()
         code = app.run(["sink", "list", "--config", str(self.config)])
         return code, capsys.readouterr().out
@@ -38,19 +38,19 @@ class Shop(Place):
         """Read one metric of a sink from the driver's port."""
         port = metrics_port(self.folder / "driver.log")
         address = f"http://127.0.0.1:{port}/metrics"
-        with urllib.request.urlopen(address, timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
+        with urllib.request.urlopen(address, timeout=10) as response:
+            lines = response.read().decode().splitlines()
         begin = f'towpath_sink_{name}{{sink="{sink}"}} '
         return next((float(x[len(begin) :]) for x in lines if x.startswith(begin)), 0.0)
 
     def has_failed(self, sink):
-        """Return whether a sink is shown as failed for want of space."""
+        """Return whether a sink is shown as failed for lack of space."""
         progress = self.progress(sink)
         is_full = "disk full" in (progress.error or "")
         return progress.state is State.FAILED and is_full
 
-    def is_well(self):
-        """Return whether both sinks run, have everything, and say so."""
+    def is_healthy(self):
+        """Return whether both sinks have applied everything and are shown as running."""
         for sink in SINKS:
             self.wait_applied(sink)
         return all(self.progress(sink).state is State.RUNNING for sink in SINKS)
@@ -66,7 +66,7 @@ def shop(stack, unique, tmp_path):
 
 
 def limit(processes, size):
-    """Make every write of processes to a file fail beyond a size, for any user."""
+    """Make every write of processes beyond a file size fail, whoever runs them."""
     for one in processes:
         _, hard = resource.prlimit(one.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(one.pid, resource.RLIMIT_FSIZE, (size, hard))
@@ -74,13 +74,13 @@ def limit(processes, size):
 
 def test_a_full_disk_fails_a_sink_until_there_is_space_again(shop, capsys):
     """
-    B1: no file of the state folder can be written, by Python or by the engine as well.
+    Files cannot be written: first by Python alone, then by Spark's processes too (B1).
 
-    Every sink is shown as failed with ``disk full``, lag alarms are still raised, and
-    with free space each sink goes on by itself and ends equal.
+    Every sink is shown as failed with ``disk full``, and lag alarms are still raised.
+    Once there is space, each sink resumes by itself and ends up equal to the source.
     """
     with driver(shop) as process:
-        until(shop.is_well, "the sinks have the first rows", timeout_s=PATIENCE_S)
+        until(shop.is_healthy, "the sinks have the first rows", timeout_s=PATIENCE_S)
         python = psutil.Process(process.pid)
         for seed, limited in enumerate(
             ([python], [python, *python.children(recursive=True)]), start=2
@@ -90,7 +90,7 @@ def test_a_full_disk_fails_a_sink_until_there_is_space_again(shop, capsys):
             for sink in SINKS:
                 until(
                     lambda sink=sink: shop.has_failed(sink),
-                    f"{sink} fails for want of space",
+                    f"{sink} fails for lack of space",
                     timeout_s=PATIENCE_S,
                 )
             code, text = shop.list_sinks(capsys)
@@ -104,7 +104,7 @@ def test_a_full_disk_fails_a_sink_until_there_is_space_again(shop, capsys):
                     )
 
             limit(limited, resource.RLIM_INFINITY)
-            until(shop.is_well, "the sinks go on", timeout_s=PATIENCE_S)
+            until(shop.is_healthy, "the sinks resume", timeout_s=PATIENCE_S)
             _, text = shop.list_sinks(capsys)
             _, _, _, *found = text.splitlines()
             assert (2, 0) == (text.count("running"), text.count("disk full")), text

@@ -1,4 +1,4 @@
-"""From a commit to its effect elsewhere, while relay and consumer are killed."""
+"""Events take effect in another database while relay and consumer are killed."""
 
 import os
 import random
@@ -20,13 +20,13 @@ from towpath.outbox import Events, Outbox
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
 KEYS = 10
-# Of transactions, one in so many is rolled back.
+# One in this many transactions is rolled back.
 ROLLED_BACK = 5
 OUTBOX = Outbox(Events(unknown="none"))
 
 
 class Application(threading.Thread):
-    """An application that counts per key, and records an event with each count."""
+    """An application that keeps a count per key, and records each new count."""
 
     def __init__(self, dsn):
         super().__init__()
@@ -39,7 +39,7 @@ class Application(threading.Thread):
         """Write until stopped."""
         try:
             self._write()
-        except BaseException as error:  # noqa: BLE001 - looked at by the test
+        except BaseException as error:  # noqa: BLE001 - the test checks it
             self.failure = error
 
     def _write(self):
@@ -70,7 +70,7 @@ class Reader:
     """The consumer's database, and its processes."""
 
     def __init__(self, dsn, kafka, topic, group, folder):
-        self._words = (dsn, kafka, topic, group, "one")
+        self._args = (dsn, kafka, topic, group, "one")
         self._log = (folder / "consumer.log").open("ab")
         self.connection = psycopg.connect(dsn, autocommit=True)
         for statement in (*create_statements(), inbox_worker.EFFECTS):
@@ -80,10 +80,10 @@ class Reader:
     def start(self):
         """Start a consumer."""
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(inbox_worker.__file__)), *self._words],
+            [sys.executable, str(Path(inbox_worker.__file__)), *self._args],
             stdout=self._log,
             stderr=self._log,
-            env=os.environ.copy(),  # noqa: TID251 - a process of its own
+            env=os.environ.copy(),  # noqa: TID251 - a separate process
         )
 
     def kill(self):
@@ -98,7 +98,7 @@ class Reader:
         return rows.fetchone()[0]
 
     def counts(self):
-        """Return the counts of each key's effects, in their order."""
+        """Return the counts that were applied for each key, in order."""
         found = {}
         rows = self.connection.execute("select key, count from effects order by number")
         for key, count in rows:
@@ -141,9 +141,9 @@ def reader(stack, rig, unique, tmp_path):
 
 
 @pytest.mark.timeout(300)
-def test_every_committed_event_has_its_effect_once_after_any_death(rig, reader):
+def test_every_committed_event_has_its_effect_once_despite_kills(rig, reader):
     """
-    Relay and consumer are killed in turn; effects are those of the commits, in order.
+    Relay and consumer are killed in turn; all commits take effect once and in order.
     """
     application = Application(rig.dsn)
     application.start()

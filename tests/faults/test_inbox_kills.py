@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
 WORKERS = ("one", "two-s", "three-s")
 KEYS = 40
-# Of events, one in so many is produced twice.
+# One in this many events is produced twice.
 REPEATED = 20
 
 
@@ -44,7 +44,7 @@ class Group:
         self.processes = {}
 
     def send(self, count):
-        """Produce events of random keys, counted per key; some of them twice."""
+        """Produce events with random keys, numbered per key; some of them twice."""
         for number in range(count):
             key = self.random.choice([*self.sent])
             self.sent[key] += 1
@@ -60,12 +60,12 @@ class Group:
 
     def start(self, worker):
         """Start a worker."""
-        words = (self.dsn, self.kafka, self.topic, self.name, worker)
+        args = (self.dsn, self.kafka, self.topic, self.name, worker)
         self.processes[worker] = subprocess.Popen(
-            [sys.executable, str(Path(inbox_worker.__file__)), *words],
+            [sys.executable, str(Path(inbox_worker.__file__)), *args],
             stdout=self._log,
             stderr=self._log,
-            env=os.environ.copy(),  # noqa: TID251 - a process of its own
+            env=os.environ.copy(),  # noqa: TID251 - a separate process
         )
 
     def applied(self):
@@ -83,7 +83,7 @@ class Group:
         self.start(worker)
 
     def counts(self):
-        """Return the counts of each key's effects, in their order."""
+        """Return the counts that were applied for each key, in order."""
         rows = self.connection.execute("select key, count from effects order by number")
         found = {key: [] for key in self.sent}
         for key, count in rows:
@@ -91,7 +91,7 @@ class Group:
         return found
 
     def close(self):
-        """End the workers."""
+        """Terminate the workers, and return their exit codes."""
         for process in self.processes.values():
             process.terminate()
         codes = [process.wait(60) for process in self.processes.values()]
@@ -121,12 +121,12 @@ def test_killed_consumers_apply_each_event_once(group, kills):
     for worker in WORKERS:
         group.start(worker)
     group.send(500)
-    until(lambda: group.applied() > 0, "the consumers have begun")
+    until(lambda: group.applied() > 0, "the consumers have started")
     for _ in range(kills):
         before = group.applied()
         group.send(60)
         some = before + group.random.randrange(1, 40)
-        until(lambda some=some: group.applied() >= some, "the consumers go on")
+        until(lambda some=some: group.applied() >= some, "the consumers make progress")
         group.kill()
     total = sum(group.sent.values())
     until(lambda: group.applied() >= total, "all events are applied", timeout_s=120)

@@ -1,8 +1,8 @@
 """
-Holes that others fell into, each provoked between real servers.
+Known failures of change data capture systems, each provoked with real servers.
 
-The broker is stopped and killed here, so that these tests hold what stands in its
-socket: what a client has sent and the broker has not read.
+The tests freeze and kill the broker, so that its socket has requests that a client has
+sent and the broker has not read.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def broker(stack) -> int:
 
 @contextlib.contextmanager
 def frozen(stack) -> Iterator[None]:
-    """Let the broker answer nothing for a while; its sockets fill."""
+    """Freeze the broker during the block, so that its sockets fill."""
     pid = broker(stack)
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -45,7 +45,7 @@ def frozen(stack) -> Iterator[None]:
 
 
 def holds_for(holds, seconds: float) -> bool:
-    """Return whether something stays true for so long."""
+    """Return whether a condition holds for a number of seconds."""
     deadline = Deadline(CLOCK, seconds)
     while holds() and not deadline.passed():
         CLOCK.wait(0.05)
@@ -53,7 +53,7 @@ def holds_for(holds, seconds: float) -> bool:
 
 
 def confirmed(faults) -> int:
-    """Return what the relay's slot has confirmed."""
+    """Return the LSN that the relay's slot has confirmed."""
     row = faults.source.execute(
         "select (confirmed_flush_lsn - '0/0')::bigint from pg_replication_slots"
         " where slot_name = %s",
@@ -63,7 +63,7 @@ def confirmed(faults) -> int:
 
 
 def log_end(faults) -> int:
-    """Return the end of the log."""
+    """Return the LSN at the end of the WAL."""
     row = faults.source.execute(
         "select (pg_current_wal_insert_lsn() - '0/0')::bigint"
     ).fetchone()
@@ -72,13 +72,13 @@ def log_end(faults) -> int:
 
 def test_a_keepalive_amid_transactions_confirms_nothing(faults, stack):
     """
-    With Kafka silent, interleaved commits and keepalives move no position (B1, B3).
+    While Kafka is frozen, interleaved commits and keepalives confirm no LSN (B1, B3).
     """
     faults.prepare()
     name = faults.source.info.dbname
     faults.source.execute(f'alter database "{name}" set wal_sender_timeout = 800')
     faults.relay.start()
-    # The topic is known beforehand: a new one is waited for, and nothing is read.
+    # The topic exists already: the relay would stop reading to wait for a new one.
     faults.source.execute("insert into shop.line values (0, 'known', 0)")
     faults.await_confirmed(faults.relay, faults.end())
     with psycopg.connect(faults.dsn) as first:
@@ -97,14 +97,14 @@ def test_a_keepalive_amid_transactions_confirms_nothing(faults, stack):
             faults.relay.kill()
         first.commit()
     faults.relay.start()
-    faults.reckon()
+    faults.finish_and_compare()
 
     assert is_kept
 
 
-def test_a_message_and_the_next_commit_at_one_lsn_both_come_once(faults):
+def test_a_message_and_a_commit_at_one_lsn_are_both_published_once(faults):
     """
-    A message outside transactions ends where the next commit begins (A91).
+    A non-transactional message ends at the LSN where the next commit begins (A91).
     """
     faults.prepare(sections=PUBLISHED)
     for number in range(40):
@@ -126,7 +126,7 @@ def test_a_message_and_the_next_commit_at_one_lsn_both_come_once(faults):
                 "select pg_logical_emit_message(false, 'other', 'later')"
             )
     faults.relay.start()
-    faults.reckon()
+    faults.finish_and_compare()
     records = faults.relay.streamed("message", "shop.line")
     at = {
         name: {r.position.split(".")[0] for r in records if r.topic == name}
@@ -138,7 +138,7 @@ def test_a_message_and_the_next_commit_at_one_lsn_both_come_once(faults):
 
 def test_requests_in_a_frozen_brokers_socket_are_fenced(faults, stack):
     """
-    In transactions, what a dead relay had sent and nobody had read is not published.
+    With transactions, unread requests of a dead relay do not become visible.
     """
     faults.prepare(relay='delivery = "transactional"')
     faults.relay.start()
@@ -152,12 +152,12 @@ def test_requests_in_a_frozen_brokers_socket_are_fenced(faults, stack):
             CLOCK.wait(0.5)
         faults.await_confirmed(faults.relay, faults.end())
 
-    assert faults.reckon() > 100
+    assert faults.finish_and_compare() > 100
 
 
 def test_requests_in_a_frozen_brokers_socket_are_not_lost(faults, stack):
     """
-    Idempotent, what a dead relay had sent may be read late; nothing is lost.
+    With idempotent delivery, a dead relay's requests may be read late; nothing is lost.
     """
     faults.prepare()
     faults.relay.start()
@@ -176,9 +176,9 @@ def test_requests_in_a_frozen_brokers_socket_are_not_lost(faults, stack):
     assert set(faults.relay.streamed()) == set(faults.witness.streamed())
 
 
-def test_a_reconnect_while_requests_are_on_their_way_repeats_nothing(faults, stack):
+def test_a_reconnect_while_requests_are_in_flight_repeats_nothing(faults, stack):
     """
-    The relay lives, but its connection to Postgres is cut while Kafka is silent.
+    The relay keeps running, but its Postgres connection ends while Kafka is frozen.
     """
     faults.prepare()
     faults.relay.start()
@@ -195,12 +195,12 @@ def test_a_reconnect_while_requests_are_on_their_way_repeats_nothing(faults, sta
             CLOCK.wait(0.5)
         faults.await_confirmed(faults.relay, faults.end())
 
-    assert faults.reckon() > 100
+    assert faults.finish_and_compare() > 100
 
 
 def test_a_broker_killed_with_requests_in_its_socket_gets_them_once(faults, stack):
     """
-    The broker dies unread mail and all; the client sends it again, once each.
+    The broker dies with unread requests; the client's retries are stored once each.
     """
     faults.prepare()
     faults.relay.start()
@@ -213,12 +213,12 @@ def test_a_broker_killed_with_requests_in_its_socket_gets_them_once(faults, stac
         stack.stack.up(["kafka"])
         CLOCK.wait(1)
 
-    assert faults.reckon() > 100
+    assert faults.finish_and_compare() > 100
 
 
-def test_a_changed_partition_count_is_refused_and_nothing_is_touched(faults):
+def test_a_changed_partition_count_is_refused_and_nothing_is_changed(faults):
     """
-    Keys would stand elsewhere: the start halts with the remedy (B15).
+    Keys would move to other partitions, so the start halts with the remedy (B15).
     """
     faults.prepare()
     faults.writer.write()
@@ -243,7 +243,7 @@ def test_a_changed_partition_count_is_refused_and_nothing_is_touched(faults):
 
 def test_a_partition_count_that_changes_while_running_halts(faults):
     """
-    No key may begin to stand elsewhere, also in the middle.
+    No key may move to another partition, even while the relay runs.
     """
     often = 'client = {"topic.metadata.refresh.interval.ms" = "100"}'
     faults.prepare(kafka=often)
@@ -268,7 +268,7 @@ def test_a_partition_count_that_changes_while_running_halts(faults):
 @pytest.mark.parametrize("is_recreated", [False, True])
 def test_a_deleted_or_recreated_topic_is_refused(faults, is_recreated):
     """
-    Its records are unknown: the start halts, and nothing is changed.
+    The topic's earlier records are lost, so the start halts and changes nothing.
     """
     faults.prepare()
     faults.writer.write()

@@ -1,4 +1,4 @@
-"""Topics that are given partitions or deleted under the relay, and the cure."""
+"""Topics that get partitions or are deleted while the relay runs, and the repair."""
 
 import contextlib
 import io
@@ -18,20 +18,20 @@ from towpath.relay.encode.record import partition_of
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 SMALL = "select id from shop.line where length(note) < 1000"
-# The client hears of added partitions at once, as after any reconnect.
+# The client learns of added partitions at once, as after any reconnect.
 OFTEN = 'client = {"topic.metadata.refresh.interval.ms" = "100"}'
 
 
-def command(faults, *words: str) -> tuple[int, str]:
-    """Carry out a command of the relay's; return its exit code and what it said."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = root.run([*words, "--config", str(faults.relay.config)])
-    return code, said.getvalue()
+def command(faults, *args: str) -> tuple[int, str]:
+    """Run a command of the relay; return its exit code and its output."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        code = root.run([*args, "--config", str(faults.relay.config)])
+    return code, output.getvalue()
 
 
 def add_partitions(faults, count: int, *names: str) -> None:
-    """Give topics partitions, as an operator does."""
+    """Increase topics to a number of partitions, as an operator does."""
     wanted = [NewPartitions(f"{faults.relay.prefix}.{name}", count) for name in names]
     admin = AdminClient({"bootstrap.servers": faults.relay.kafka})
     for future in admin.create_partitions(wanted).values():
@@ -59,7 +59,7 @@ def streamed(messages: Iterable[Message]) -> list[tuple[str, int, bytes | None]]
 def split_at_barriers(
     messages: Iterable[Message],
 ) -> tuple[list[Message], list[Message]]:
-    """Divide records into those before and behind the barrier of their partition."""
+    """Split records into those before and after the barrier of their partition."""
     sides: tuple[list[Message], list[Message]] = ([], [])
     has_passed: dict[int, bool] = defaultdict(bool)
     for message in messages:
@@ -70,12 +70,12 @@ def split_at_barriers(
     return sides
 
 
-def check_counts(messages: Iterable[Message], former: int, today: int) -> None:
-    """Fail unless each keyed record stands by its side's partition count."""
-    before, behind = split_at_barriers(messages)
-    assert streamed(before), "no record stands before the barriers"
-    assert streamed(behind), "no record stands behind the barriers"
-    for side, count in ((before, former), (behind, today)):
+def check_counts(messages: Iterable[Message], old: int, new: int) -> None:
+    """Fail unless each keyed record is where its side's partition count puts it."""
+    before, after = split_at_barriers(messages)
+    assert streamed(before), "no record before the barriers"
+    assert streamed(after), "no record after the barriers"
+    for side, count in ((before, old), (after, new)):
         wrong = [
             (position, partition)
             for position, partition, key in streamed(side)
@@ -85,12 +85,12 @@ def check_counts(messages: Iterable[Message], former: int, today: int) -> None:
 
 
 def ids_in_source(faults) -> set[int]:
-    """Return the keys of the source's rows that no topic refuses for their size."""
+    """Return the keys of the source's rows that are small enough for a topic."""
     return {row[0] for row in faults.source.execute(SMALL)}
 
 
 def ids_in_topic(faults) -> set[int]:
-    """Return the live keys of the topic, except those of rows that are too large."""
+    """Return the keys of the topic that are not deleted."""
     live: dict[bytes, bytes | None] = {}
     for message in faults.relay.records("shop.line"):
         live[message.key() or b""] = message.value()
@@ -98,11 +98,11 @@ def ids_in_topic(faults) -> set[int]:
     return {key.get("payload", key)["id"] for key in keys}
 
 
-def test_added_partitions_take_no_record_before_the_operator_decides(faults):
+def test_added_partitions_get_no_record_before_the_operator_decides(faults):
     """
-    The relay halts and keys stay where they are; one command lets it use them.
+    The relay halts and moves no key; after a repair, it uses the new partitions.
 
-    Every change then stands once, in the order of each partition.
+    Every change is then published once, and each partition is in order.
     """
     faults.prepare(kafka=OFTEN)
     faults.writer.write(3)
@@ -118,8 +118,8 @@ def test_added_partitions_take_no_record_before_the_operator_decides(faults):
         beyond = {m.partition() for m in faults.relay.records(*names)} - {0, 1, 2}
         assert beyond == set()
         assert faults.relay.start().wait(60) == 3
-        code, said = command(faults, "relay", "state", "repair", "--yes")
-        assert (code, "keys change partitions" in said) == (0, True), said
+        code, text = command(faults, "relay", "state", "repair", "--yes")
+        assert (code, "keys change partitions" in text) == (0, True), text
         faults.relay.start()
         until(
             lambda: (
@@ -127,7 +127,7 @@ def test_added_partitions_take_no_record_before_the_operator_decides(faults):
             ),
             "added partitions have records",
         )
-        # Killed while records of both counts may be on their way.
+        # Kill it while records of both partition counts may be in flight.
         faults.relay.kill()
         faults.relay.start()
     lsn = faults.end()
@@ -145,11 +145,11 @@ def test_added_partitions_take_no_record_before_the_operator_decides(faults):
         check_counts(faults.relay.records(name), 3, 8)
 
 
-def test_a_deleted_topic_is_named_and_made_again_by_the_repair(faults):
+def test_a_deleted_topic_is_reported_and_recreated_by_the_repair(faults):
     """
-    No topic is made before the relay has looked, and the repair has the table read.
+    The relay halts without recreating it; the repair does, and requests a snapshot.
 
-    The topic is deleted while the relay is stopped, and while it runs.
+    The topic is deleted while the relay is stopped, and then while it runs.
     """
     faults.prepare()
     faults.writer.write(3)
@@ -170,11 +170,11 @@ def test_a_deleted_topic_is_named_and_made_again_by_the_repair(faults):
         assert f"topic {topic} no longer exists: it had" in log_record["reason"]
         assert "towpath relay state repair" in log_record["remedy"]
         assert topic not in faults.relay.topics()
-        code, said = command(faults, "relay", "state", "repair", "--yes")
-        assert (code, "requests snapshots of shop.line" in said) == (0, True)
-        # The file may say another count by now: the topic keeps the one that it had.
-        text = faults.relay.config.read_text(encoding="utf-8")
-        other = text.replace("partitions = 3", "partitions = 5")
+        code, text = command(faults, "relay", "state", "repair", "--yes")
+        assert (code, "requests snapshots of shop.line" in text) == (0, True)
+        # Even if the file sets a different count by now, the topic keeps the old one.
+        settings = faults.relay.config.read_text(encoding="utf-8")
+        other = settings.replace("partitions = 3", "partitions = 5")
         faults.relay.config.write_text(other, encoding="utf-8")
         faults.relay.start()
         faults.await_confirmed(faults.relay, faults.end())

@@ -1,9 +1,8 @@
 """
-Killed at random moments under load, the relay loses nothing and repeats nothing.
+A relay that is killed at random moments under load loses and repeats nothing.
 
-The seed is printed, so that a failed run can be repeated as far as time allows. Each
-kill is counted by whether it met a relay that streamed or one that was starting: both
-must have happened, or the test has shown nothing.
+The seed is printed, so that a failed run can be repeated as far as timing allows. Some
+kills must hit a streaming relay and some a starting one; otherwise the test fails.
 """
 
 from random import Random
@@ -35,7 +34,7 @@ publish = true
 @pytest.mark.parametrize("delivery", ["idempotent", "transactional"])
 def test_random_kills_lose_and_repeat_nothing(faults, delivery, kills):
     """
-    Some kills follow right after one another, while two writers go on (A96, B1, B57).
+    Some kills come in quick succession, while two writers continue (A96, B1, B57).
     """
     seed = Random().randrange(10**6)  # noqa: S311 - no secret
     print(f"seed {seed}")  # noqa: T201 - shown when the test fails
@@ -46,17 +45,17 @@ def test_random_kills_lose_and_repeat_nothing(faults, delivery, kills):
         for number in range(kills):
             before = len(faults.relay.logged("relay streaming"))
             faults.relay.start()
-            # However slow the machine is, every other one has got as far.
+            # However slow the machine is, every other relay streams before its kill.
             if number % 2:
                 faults.relay.wait_for(
                     lambda n=before: len(faults.relay.logged("relay streaming")) > n
                 )
-            # However fast it is, the first one is killed before it streams.
+            # However fast the machine is, the first relay is killed before it streams.
             CLOCK.wait(random.uniform(0, 0.8) if number else 0)
             faults.relay.kill()
             streaming += len(faults.relay.logged("relay streaming")) > before
         faults.relay.start()
-    count = faults.reckon()
+    count = faults.finish_and_compare()
 
     assert (True, True) == (0 < streaming < kills, count > 60 * kills)
 
@@ -66,9 +65,9 @@ def _started(faults) -> list:
 
 
 @pytest.mark.parametrize("stops", STOPS)
-def test_stopped_gracefully_under_load_nothing_comes_twice(faults, stops):
+def test_graceful_stops_under_load_lose_and_repeat_nothing(faults, stops):
     """
-    Stopped at random moments of the load, it ends well; nothing is lost or repeated.
+    The relay stops at random moments under load, each time with exit code 0.
     """
     seed = Random().randrange(10**6)  # noqa: S311 - no secret
     print(f"seed {seed}")  # noqa: T201 - shown when the test fails
@@ -83,12 +82,12 @@ def test_stopped_gracefully_under_load_nothing_comes_twice(faults, stops):
                     " from generate_series(1, 20000) n"
                 )
             faults.relay.start()
-            # Until then a signal ends Python itself, and nothing has begun.
-            begun = number + 1
-            faults.relay.wait_for(lambda n=begun: len(_started(faults)) >= n)
+            # Before this record, a signal would end Python without a graceful stop.
+            started = number + 1
+            faults.relay.wait_for(lambda n=started: len(_started(faults)) >= n)
             CLOCK.wait(random.uniform(0, 1.3))
             codes.append(faults.relay.stop())
         faults.relay.start()
-    faults.reckon()
+    faults.finish_and_compare()
 
     assert [0] * stops == codes

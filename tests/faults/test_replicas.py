@@ -1,8 +1,8 @@
 """
-A follower's unreplicated tail: what a dead relay left with the leader comes once.
+Records of a dead relay that only the leader has are published once.
 
-Two brokers of a cluster of their own. Every partition is led by the first; the second
-is frozen while the relay writes, so that the first has records that it shows to nobody.
+The test has its own cluster of two brokers. The first leads every partition; the second
+is frozen while the relay writes, so that the leader has records that no consumer sees.
 """
 
 import os
@@ -22,8 +22,8 @@ from towpath.schemas.clock import SystemClock
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 CLOCK = SystemClock()
-# A frozen broker stays in sync for as long as the test: who has left it is not waited
-# for, and what it lacks would be shown.
+# A frozen broker must remain an in-sync replica during the test: otherwise the leader
+# would show records that the follower lacks.
 PATIENT = "broker.session.timeout.ms=60000\nreplica.lag.time.max.ms=60000\n"
 
 
@@ -60,7 +60,7 @@ class Brokers:
             lifecycle.take_down(replace(part, stop_within_s=0.1), state)
 
     def signal_second(self, number: signal.Signals) -> None:
-        """Freeze the follower, or let it go on."""
+        """Send a signal to the follower, to freeze or continue it."""
         found = process.find(self._states[1].process_file("kafka"))
         if found is not None:
             os.kill(found.pid, number)
@@ -71,14 +71,14 @@ class Brokers:
 
 
 def amend(part: Part, text: str) -> None:
-    """Write a broker's settings, and more behind them: the last of a name counts."""
+    """Write a broker's settings, and append more: the last value of a name counts."""
     part.prepare()
     with (part.folder / "server.properties").open("a", encoding="utf-8") as settings:
         settings.write(text)
 
 
 def join(part: Part, first: Part, text: str) -> None:
-    """Make a broker the second of another's cluster."""
+    """Make a broker the second one of the first broker's cluster."""
     amend(part, text)
     ours = part.folder / "data" / "meta.properties"
     theirs = (first.folder / "data" / "meta.properties").read_text(encoding="utf-8")
@@ -88,7 +88,7 @@ def join(part: Part, first: Part, text: str) -> None:
 
 
 def led_by_the_first(prefix: str) -> Iterator[NewTopic]:
-    """Describe the topics of a relay, each partition led by the first broker."""
+    """Yield the topics of a relay; the first broker leads each partition."""
     compacted = ("relations", "relay-state")
     others = ("dead.relay", "notifications", "shop.line", "shop.bare", "order", "end")
     names = [f"__debezium-heartbeat.{prefix}", *(f"{prefix}.{n}" for n in compacted)]
@@ -111,9 +111,9 @@ def brokers(tmp_path: Path) -> Iterator[Brokers]:
         made.down()
 
 
-def test_what_a_dead_relay_left_with_the_leader_comes_once(brokers, make_faults):
+def test_unreplicated_records_of_a_dead_relay_are_published_once(brokers, make_faults):
     """
-    Started again while the follower lacks it, the relay waits until it can be seen.
+    A relay that restarts while the follower lacks records waits until they are visible.
     """
     faults = make_faults(brokers.address)
     relay = faults.relay

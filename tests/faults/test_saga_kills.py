@@ -1,4 +1,4 @@
-"""Consumers and the relay are killed during checkouts, and the business adds up."""
+"""Consumers and the relay are killed during checkouts; the services stay consistent."""
 
 import random
 
@@ -30,7 +30,7 @@ def saga(stack, database, unique, tmp_path):
 
 
 def check_out(saga, choose):
-    """Place an order of any kind."""
+    """Place a random kind of order."""
     return saga.check_out(
         choose.choice(METHODS),
         product=SCARCE if choose.random() < 0.1 else PRODUCT,
@@ -38,7 +38,7 @@ def check_out(saga, choose):
     )
 
 
-def test_whatever_dies_money_stock_and_parcels_agree(saga):
+def test_money_stock_and_parcels_agree_despite_kills(saga):
     """
     Every order becomes final, and is paid, reserved and shipped once or not at all.
     """
@@ -47,7 +47,7 @@ def test_whatever_dies_money_stock_and_parcels_agree(saga):
     for _ in range(KILLS):
         numbers += [check_out(saga, choose) for _ in range(ORDERS_BETWEEN)]
         if choose.random() < 0.3:
-            # Refused if the order is completed by now.
+            # The cancellation is refused if the order is completed by now.
             saga.client.post(f"/orders/{numbers[-1]}/cancel", json={})
         victim = choose.choice((*SERVICES, "relay"))
         if victim == "relay":

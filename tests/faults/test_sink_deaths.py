@@ -1,4 +1,4 @@
-"""A driver of all three kinds of sink dies in every stage of a batch."""
+"""A driver with all three kinds of sink is killed at every stage of a batch."""
 
 import signal
 from pathlib import Path
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
 RUNNER = Path(__file__).with_name("driver_with_fault.py")
 SINKS = ("cache", "search", "warehouse")
-# In which stage of whose batch the process dies, one death after another.
+# The stages and sinks at whose batches the process dies, one death after another.
 DEATHS = (
     ("read", "cache"),
     ("applied", "search"),
@@ -33,7 +33,7 @@ DEATHS = (
     ("written", "cache"),
     ("reported", "warehouse"),
 )
-# One death per sink: each start of a driver takes twenty seconds of processor time.
+# One death per sink: each start of a driver takes twenty seconds of CPU time.
 FEW_DEATHS = (
     ("applied", "warehouse"),
     ("dead letter stored", "search"),
@@ -42,10 +42,10 @@ FEW_DEATHS = (
 
 
 class Shop(Place):
-    """All three kinds of sink in one driver, and what they hold."""
+    """All three kinds of sink in one driver, and the contents of their targets."""
 
     def prepare(self):
-        """Write the configuration, and the table's first records."""
+        """Write the configuration."""
         table = f"{self.name}.orders"
         url = self.stack.dsn("warehouse")
         lake = self.sink("warehouse", "warehouse", url, table)
@@ -58,13 +58,13 @@ class Shop(Place):
         self.unreadable = 0
 
     def work(self, count):
-        """Add to the history, with a record at its end that is no change."""
+        """Produce changes, and then a record that is not a change."""
         self.unreadable += 1
         self.feed.work(count, keys=60, seed=self.unreadable)
         self.feed.send_unreadable()
 
     def dies(self, point, sink):
-        """Run the driver until it kills itself."""
+        """Run the driver with a fault; return whether it has killed itself."""
         process = start(self, RUNNER, point, sink)
         try:
             code = process.wait(PATIENCE_S)
@@ -74,11 +74,11 @@ class Shop(Place):
         return code == -signal.SIGKILL
 
     def scratch_folders(self):
-        """Return the folders of engines, those that were killed too."""
+        """Return the scratch folders of all Spark engines, even of killed ones."""
         return list(self.settings.state_folder.glob("sinks/.*/engine-*"))
 
     def contents(self):
-        """Return every row and tombstone of the three targets, whole."""
+        """Return all rows and tombstones of the three targets, with all fields."""
         lake = self.settings.sink_named("warehouse")
         readers = (
             CacheReader(self.stack.redis_url, self.name),
@@ -88,38 +88,38 @@ class Shop(Place):
         routes = (self.route("cache"), self.route("search"), lake.route[0].name)
         return [self.stored(*one) for one in zip(routes, readers, strict=True)]
 
-    def book(self, sink):
-        """Read a sink's dead letters."""
+    def dead_letters(self, sink):
+        """Read a sink's open dead letters."""
         return OpenDeadLetters().read(DeadLetterTopic(self.settings, sink).entries())
 
-    def set_aside(self, sink):
-        """Return the open letters of a sink."""
-        book = self.book(sink)
-        return sorted(x.record.origin for m in book.dead_letters for x in book.of(m))
+    def open_origins(self, sink):
+        """Return the origins of a sink's open dead letters."""
+        found = self.dead_letters(sink)
+        return sorted(x.record.origin for m in found.dead_letters for x in found.of(m))
 
     def plan(self, sink):
-        """Return where a sink's query keeps its state."""
+        """Return the plan of a sink's query, which has the path of its checkpoint."""
         settings = self.settings
         declared = settings.sink_named(sink)
         return QueryPlan(declared, settings.kafka, settings.state_folder)
 
     def records(self):
-        """Return how many records each sink has read, again and again."""
+        """Return how many records each sink has read, with repeated reads."""
         return {sink: self.progress(sink).records for sink in SINKS}
 
     def ends(self):
-        """Return where the topic ends."""
+        """Return the end offsets of the topic."""
         return Topics(self.settings.kafka).end_offsets([self.topic])
 
     def catch_up(self):
-        """Wait until every sink has applied all there is."""
+        """Wait until every sink has applied all records."""
         for sink in SINKS:
             self.wait_applied(sink)
 
 
 @pytest.fixture
 def shop(stack, unique, tmp_path):
-    """Provide a place with three sinks and the first records."""
+    """Provide a shop with three sinks."""
     stack.up("kafka", "redis", "opensearch", "postgres")
     made = Shop(stack, unique, tmp_path)
     made.prepare()
@@ -133,9 +133,9 @@ def shop(stack, unique, tmp_path):
         pytest.param(DEATHS, marks=pytest.mark.soak, id="every stage"),
     ],
 )
-def test_a_driver_killed_in_every_stage_ends_equal(shop, deaths):
+def test_a_driver_killed_at_every_stage_converges(shop, deaths):
     """
-    The targets hold the history, the dead letters what cannot be read (B42, B43).
+    The targets have all rows; unreadable records are dead letters (B42, B43).
     """
     died = []
     for death in deaths:
@@ -150,34 +150,34 @@ def test_a_driver_killed_in_every_stage_ends_equal(shop, deaths):
     assert [True] * len(deaths) == died, shop.log()
     assert expected == [stored_rows(rows) for rows in shop.contents()]
     assert [sorted(shop.feed.unreadable)] * 3 == [
-        shop.set_aside(sink) for sink in SINKS
+        shop.open_origins(sink) for sink in SINKS
     ]
 
 
 def test_a_stopped_driver_repeats_nothing_and_a_lost_checkpoint_changes_nothing(shop):
     """
-    After SIGTERM amid a load the checkpoint has all that was written; the rest comes.
+    After SIGTERM under load, the checkpoint has all written batches; the rest follows.
 
-    Without a checkpoint all is read again, and no row or tombstone differs (B34, B42).
-    Not in one byte, nor does an open letter. What was asked for of a dead letter is
-    done, although the sink died over it.
+    Without a checkpoint, all records are read again; rows, tombstones and open dead
+    letters do not change (B34, B42). A dead letter request is completed, although the
+    sink died while handling it.
     """
     shop.work(1500)
     with driver(shop):
         until(
             lambda: all(shop.records().values()),
-            "all have begun",
+            "all sinks have begun",
             timeout_s=PATIENCE_S,
         )
     stopped = shop.records()
     applied = [shop.progress(sink).applied for sink in SINKS]
-    stood = [committed_offsets(shop.plan(sink).checkpoint) for sink in SINKS]
+    committed = [committed_offsets(shop.plan(sink).checkpoint) for sink in SINKS]
     left = [records_between(one, shop.ends()) for one in applied]
     with driver(shop):
         shop.catch_up()
     before, records = shop.contents(), shop.records()
     read = [count - stopped[sink] for sink, count in records.items()]
-    (subject,) = shop.book("cache").dead_letters
+    (subject,) = shop.dead_letters("cache").dead_letters
     DeadLetterTopic(shop.settings, "cache").request(
         [DeadLetterRequest("one", Verb.DISCARD, subject)]
     )
@@ -188,15 +188,15 @@ def test_a_stopped_driver_repeats_nothing_and_a_lost_checkpoint_changes_nothing(
     with driver(shop):
         until(
             lambda: all(n - records[s] >= total for s, n in shop.records().items()),
-            "all was read again",
+            "all records are read again",
             timeout_s=PATIENCE_S,
         )
-    book = shop.book("cache")
+    found = shop.dead_letters("cache")
 
-    assert (applied, left) == (stood, read)
+    assert (applied, left) == (committed, read)
     assert (True, before) == (died, shop.contents())
     assert (["one"], [], shop.feed.unreadable) == (
-        list(book.replies),
-        shop.set_aside("cache"),
-        shop.set_aside("warehouse"),
+        list(found.replies),
+        shop.open_origins("cache"),
+        shop.open_origins("warehouse"),
     )

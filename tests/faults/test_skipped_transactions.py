@@ -1,4 +1,4 @@
-"""A transaction that an operator skips stays skipped, also after a crash."""
+"""A transaction that an operator skips remains skipped, even after a crash."""
 
 import pytest
 
@@ -8,9 +8,9 @@ from towpath.settings import load
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 
-def test_a_skipped_transaction_does_not_come_back_after_a_kill(faults):
+def test_a_skipped_transaction_is_not_published_after_a_kill(faults):
     """
-    The relay is killed when the skip is written and nothing is confirmed yet.
+    The relay is killed when the skip is written, but nothing is confirmed yet.
     """
     faults.prepare()
     faults.relay.start()

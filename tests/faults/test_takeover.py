@@ -1,9 +1,9 @@
 """
-The present code takes over a stack that an earlier one has filled and left mid-life.
+The present code takes over a stack that an earlier version has filled and left at work.
 
-``tests/data/recording`` says what the stack holds: a relay and a driver that were
-killed, an unfinished snapshot, dead letters with parked followers, an order that no
-sink has carried out, and changes that nobody has read.
+``tests/data/recording`` defines the stack: a relay and a driver that were killed, an
+unfinished snapshot, dead letters with parked followers, a command that no sink has
+executed, and changes that nobody has read.
 """
 
 import json
@@ -48,10 +48,10 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
 
 EXPECTED_METRICS = Path(__file__).parents[1] / "data/outside/metrics.txt"
 COMMAND = (sys.executable, "-m", "towpath.cli")
-# For engines that start on a machine that others keep busy.
+# Long enough for engines to start on a busy machine.
 PATIENCE_S = 300.0
-# Rows that were changed and not applied when the stack was recorded, or are changed by
-# this test: the last part of their keys, or the whole of it. An empty set: all.
+# Rows whose changes were not yet applied when the stack was recorded, or that this test
+# changes: the last columns of their keys. An empty set stands for all rows.
 TOUCHED: dict[str, set[str]] = {
     "type": {*map(str, range(1, 24, 4)), "9", "300", "2", "3", "301"},
     "document": {*map(str, range(5, 13)), "2"},
@@ -60,13 +60,13 @@ TOUCHED: dict[str, set[str]] = {
     "orders": {"1"},
     "page": set(),
 }
-# Columns of a warehouse's table that make its key.
+# The key columns of warehouse tables whose key is not ``id``.
 KEYS = {
     "order_lines": ("order_id", "line_no"),
     "type": ("region", "id"),
 }
-# Each in a transaction of its own. An order and its event; further events of parcels,
-# of which one is parked behind an earlier one.
+# Each statement is a transaction. An order gets an event; two parcels get further
+# events, one of which is parked behind an earlier event.
 CHANGES = """
 update rich.type set price = 7.25 where id = 2;
 delete from rich.type where id = 3;
@@ -89,20 +89,20 @@ values (gen_random_uuid(), 'parcel', 'two', 'ParcelSent', '{"n": 9}'),
        (gen_random_uuid(), 'parcel', 'one', 'ParcelSent', '{"n": 9}');
 delete from towpath.outbox where aggregate_type = 'parcel' and aggregate_id = 'two'
 """
-# Those whose later changes wait behind a dead letter have room in a warehouse again.
-MEND = "update rich.moment set at = '2026-02-02 02:02Z' where id in (1, 2)"
-MENDED = datetime(2026, 2, 2, 2, 2, tzinfo=UTC)
+# A warehouse can represent these rows again; their changes wait behind a dead letter.
+REPAIR = "update rich.moment set at = '2026-02-02 02:02Z' where id in (1, 2)"
+REPAIRED = datetime(2026, 2, 2, 2, 2, tzinfo=UTC)
 UNFINISHED = "select state from towpath.snapshot where snapshot_id = 'unfinished'"
 OUTBOX = "select id::text from towpath.outbox"
-# Topics whose older records may go.
+# Topics whose older records may be compacted away.
 COMPACTED = ("relay-state", "relations", "heartbeat.stack")
-# What records tell of the time of publishing.
+# The publishing time in a record.
 NOW = re.compile(rb'"ts_[mun]s":\s*\d+')
 
 Topics = dict[tuple[str, int], list[Message]]
 
 
-class Seen(NamedTuple):
+class Contents(NamedTuple):
     """The contents of the stack at one moment, and the sinks' progress."""
 
     topics: Topics
@@ -111,7 +111,7 @@ class Seen(NamedTuple):
 
 
 class Stack:
-    """The recorded stack with its parts up, and what its topics and sinks hold."""
+    """The recorded stack while it runs, and the contents of its topics and sinks."""
 
     def __init__(self, addresses: Addresses) -> None:
         self._addresses = addresses
@@ -121,28 +121,28 @@ class Stack:
         self.witness: Process = relay(WITNESS)
 
     def one(self, statement: str) -> Any:
-        """Return the first value that a statement gives."""
+        """Return the first value that a statement returns."""
         row = self.source.execute(statement).fetchone()
         return row[0] if row else None
 
     def change(self) -> None:
-        """Change rows, some of them such as nobody has touched; add events."""
+        """Change rows, some for the first time; add events."""
         for statement in CHANGES.split(";"):
             self.source.execute(statement)
 
-    def seen(self) -> Seen:
-        """Look at all there is."""
+    def contents(self) -> Contents:
+        """Read all topics, sinks and progress files."""
         sinks = self.cached(), self.indexed(), self.stored()
-        return Seen(self.topics(), sinks, {sink: progress(sink) for sink in SINKS})
+        return Contents(self.topics(), sinks, {sink: progress(sink) for sink in SINKS})
 
     def has_moments(self) -> bool:
         """Return whether the warehouse has the rows that were dead letters."""
         stored = self.stored("rich.moment")
         rows = [stored.get(f"rich.moment:{number}") for number in (1, 2, 3)]
-        return all(row is not None and row["at"] == MENDED for row in rows)
+        return all(row is not None and row["at"] == REPAIRED for row in rows)
 
     def is_confirmed(self, slot: str, lsn: str) -> bool:
-        """Return whether a slot's relay has confirmed so much."""
+        """Return whether a slot's relay has confirmed an LSN."""
         query = (
             "select confirmed_flush_lsn >= %s::pg_lsn from pg_replication_slots"
             " where slot_name = %s"
@@ -151,14 +151,14 @@ class Stack:
         return bool(row and row[0])
 
     def close(self) -> None:
-        """Leave no process and no connection."""
+        """Kill the processes, and close the connection."""
         self.relay.kill()
         self.driver.kill()
         self.witness.kill()
         self.source.close()
 
     def wait_for(self, statement: str, expected: object) -> None:
-        """Wait until the source says something, while relay and driver live."""
+        """Wait until a statement gives a value; fail if relay or driver ends."""
 
         def holds() -> bool:
             for process in (self.relay, self.driver):
@@ -170,7 +170,7 @@ class Stack:
         until(holds, f"{statement} is {expected}", timeout_s=PATIENCE_S)
 
     def topics(self, prefix: str = "stack") -> Topics:
-        """Read all topics of a relay and its sinks, each partition in its order."""
+        """Read all topics of a relay and its sinks; each partition is in order."""
         kafka = self._addresses.kafka
         consumer = Consumer({"bootstrap.servers": kafka, "group.id": "names"})
         try:
@@ -195,14 +195,14 @@ class Stack:
                 )
                 for key, kind in kinds.items()
             }
-            # It counts batches.
+            # This field counts batches, so it differs.
             content["stack:_witness.cache"][1].pop(b"count")
-            # A later guard is another library: earlier drivers still call this one.
+            # A changed guard gets a new library: earlier drivers still call this one.
             libraries = client.function_list(withcode=True)
             return content | {f"library/{one[1].decode()}": one for one in libraries}
 
     def indexed(self) -> dict[str, Any]:
-        """Return each document with its version, and each index's own notes."""
+        """Return each document with its version, and each index's mapping and aliases."""
         url = self._addresses.opensearch_url
         requests.post(f"{url}/_refresh", timeout=30).raise_for_status()
         indexes = requests.get(f"{url}/_mapping", timeout=30).json()
@@ -211,14 +211,14 @@ class Stack:
             f"{name}/_meta": (index["mappings"], aliases[name])
             for name, index in indexes.items()
         }
-        words = {"size": 5000, "version": True}
-        hits = requests.get(f"{url}/_all/_search", json=words, timeout=30).json()
+        query = {"size": 5000, "version": True}
+        hits = requests.get(f"{url}/_all/_search", json=query, timeout=30).json()
         for hit in hits["hits"]["hits"]:
             found[f"{hit['_index']}:{hit['_id']}"] = hit["_version"], hit["_source"]
         return found
 
     def stored(self, wanted: str = "%") -> dict[str, Any]:
-        """Return each row of the warehouse, or of a table, and the columns of each."""
+        """Return the rows and columns of each warehouse table, or of one table."""
         with psycopg.connect(self._addresses.dsn("warehouse")) as connection:
             tables = connection.execute(
                 "select table_namespace || '.' || table_name, metadata_location"
@@ -242,8 +242,8 @@ class Stack:
 class TakeOver(NamedTuple):
     """The state before and after, and the output of commands and pages."""
 
-    before: Seen
-    after: Seen
+    before: Contents
+    after: Contents
     witness: Topics
     outbox: set[str]
     reports: dict[str, Any]
@@ -253,7 +253,7 @@ class TakeOver(NamedTuple):
 
 @pytest.fixture(scope="module")
 def taken() -> Iterator[TakeOver]:
-    """Take the recorded stack over, once for all tests."""
+    """Take over the recorded stack once for all tests."""
     ports = FOLDER / "stack/ports.json"
     with held_stack() as held:
         unpack(held)
@@ -272,10 +272,10 @@ def taken() -> Iterator[TakeOver]:
 
 def move_targets() -> None:
     """
-    Let the sinks take their targets at other ports for the recorded ones.
+    Store the targets' present addresses in the sinks' state.
 
-    Another stack may have taken a recorded port, and a sink whose target has another
-    address fills it again.
+    Another stack may occupy a recorded port, and a sink whose target has a different
+    address would refill it.
     """
     for sink in load(CONFIG, {}).sink:
         path = FOLDER / "sinks" / sink.name / BLOCK_FILE
@@ -285,22 +285,22 @@ def move_targets() -> None:
 
 
 def take_over(stack: Stack) -> TakeOver:
-    """Let relay and driver go on where others were killed, until all is done."""
-    before = stack.seen()
+    """Resume with relay and driver where earlier ones were killed, until all is done."""
+    before = stack.contents()
     stack.change()
     stack.relay.begin()
     stack.driver.begin()
     stack.wait_for(UNFINISHED, "completed")
-    # The command costs a start of Python, so it is run when there is news.
+    # The command starts a Python process, so it runs only once the log record exists.
     wait_until(
         lambda: (
             stack.driver.logged("dead letter request handled")
             and {"1", "2"} == parked()
         ),
-        "the order is carried out",
+        "the command is executed",
     )
-    stack.source.execute(MEND)
-    wait_until(stack.has_moments, "the parked rows are there")
+    stack.source.execute(REPAIR)
+    wait_until(stack.has_moments, "the warehouse has the parked rows")
     lsn = stack.one("select pg_current_wal_insert_lsn()::text")
     with Waiter(load(CONFIG, {})) as waiter:
         for sink in SINKS:
@@ -314,17 +314,18 @@ def take_over(stack: Stack) -> TakeOver:
     wait_until(lambda: stack.is_confirmed("witness", lsn), "a witness has published")
     outbox = {row[0] for row in stack.source.execute(OUTBOX)}
     witness = stack.topics("witness")
-    return TakeOver(before, stack.seen(), witness, outbox, reports, parked(), metrics)
+    after = stack.contents()
+    return TakeOver(before, after, witness, outbox, reports, parked(), metrics)
 
 
 def wait_until(holds: Callable[[], bool], what: str) -> None:
-    """Wait for what takes a while to look at."""
+    """Wait for a condition that takes a while to check."""
     until(holds, what, timeout_s=PATIENCE_S, pause_s=1)
 
 
-def command(*words: str) -> Any:
-    """Run a command; return its document, or its documents."""
-    line = (*COMMAND, *words, "--json", "--config", str(CONFIG))
+def command(*args: str) -> Any:
+    """Run a command; return its JSON document, or a list of several."""
+    line = (*COMMAND, *args, "--json", "--config", str(CONFIG))
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     found, rest = [], done.stdout.strip()
     while rest:
@@ -353,11 +354,11 @@ def parked() -> set[str]:
 
 
 def is_touched(place: str) -> bool:
-    """Return whether a stored row may differ: named as table or index, colon, key."""
-    words = place.removeprefix("stack:").split(":")
-    table = words[0].rpartition(".")[2].partition("-")[0]
+    """Return whether a stored row may differ; ``place`` is table or index and key."""
+    parts = place.removeprefix("stack:").split(":")
+    table = parts[0].rpartition(".")[2].partition("-")[0]
     touched = TOUCHED.get(table)
-    return touched is not None and (not touched or words[-1] in touched)
+    return touched is not None and (not touched or parts[-1] in touched)
 
 
 def untouched(content: dict[str, Any]) -> dict[str, Any]:
@@ -366,14 +367,14 @@ def untouched(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def progress(sink: str) -> dict[str, Any]:
-    """Read how far a sink is, as its file says."""
+    """Read a sink's progress file."""
     path = FOLDER / "sinks" / sink / "progress.json"
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return document
 
 
 def applied(document: dict[str, Any]) -> int:
-    """Return how many records a sink has behind it."""
+    """Return how many records a sink has applied."""
     return sum(sum(ends.values()) for ends in document["applied"].values())
 
 
@@ -383,7 +384,7 @@ def positions(records: list[Message]) -> list[str]:
 
 
 def is_streamed(record: Message) -> bool:
-    """Tell whether a record is of the stream, and neither of a snapshot nor a copy."""
+    """Return whether a record is streamed, neither read by a snapshot nor a copy."""
     found_headers = headers_of(record)
     is_ours = re.match(r"\w+\.(shop|rich|event|dead\.relay)\b", str(record.topic()))
     return bool(
@@ -392,7 +393,7 @@ def is_streamed(record: Message) -> bool:
 
 
 def streamed(topics: Topics, prefix: str) -> dict[tuple[str, int], list[object]]:
-    """Return what each partition has of the stream, byte for byte but for the time."""
+    """Return the streamed records of each partition without their publishing times."""
     found: dict[tuple[str, int], list[object]] = {}
     for (topic, partition), records in topics.items():
         place = topic.removeprefix(f"{prefix}."), partition
@@ -410,12 +411,12 @@ def streamed(topics: Topics, prefix: str) -> dict[tuple[str, int], list[object]]
 
 
 def plainly(value: bytes | None, prefix: str) -> bytes | None:
-    """Leave out what differs from relay to relay: its name, and when it published."""
+    """Mask the parts that differ between relays: the prefix and the publishing time."""
     return value and NOW.sub(b"", value.replace(prefix.encode(), b"PREFIX"))
 
 
 def content(record: Message) -> tuple[object, ...]:
-    """Return all of a record."""
+    """Return all fields of a record."""
     return (
         *(record.offset(), record.key(), record.value(), record.headers()),
         record.timestamp(),
@@ -445,14 +446,14 @@ def state(topics: Topics) -> dict[str, Any]:
 
 
 def shape(value: object) -> object:
-    """Return the types within a document, without its values."""
+    """Return the structure and types of a document, without its values."""
     if isinstance(value, dict):
         return {name: shape(one) for name, one in value.items()}
     return type(value).__name__
 
 
 def without_new(known: object, found: object) -> object:
-    """Return a shape without the members that the known one lacks."""
+    """Return a shape without the members that a known shape lacks."""
     if isinstance(known, dict) and isinstance(found, dict):
         return {name: without_new(one, found.get(name)) for name, one in known.items()}
     return found
@@ -460,7 +461,7 @@ def without_new(known: object, found: object) -> object:
 
 def test_the_sinks_of_a_recorded_stack_equal_the_source(taken):
     """
-    Each sink has each row, those of parked keys and of the unfinished snapshot too.
+    Each sink has all rows, even those of parked keys and of the unfinished snapshot.
     """
     results = {
         sink: (report["result"], report["differences"])
@@ -478,7 +479,7 @@ def test_the_sinks_of_a_recorded_stack_equal_the_source(taken):
 
 def test_the_topics_of_a_recorded_stack_continue(taken):
     """
-    Existing records stay, and each position stands once, rising in its partition.
+    Existing records remain; positions are unique, and rise in each partition.
     """
     before, after = taken.before.topics, taken.after.topics
     changed = [

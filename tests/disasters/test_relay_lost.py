@@ -74,7 +74,7 @@ def test_a_standby_takes_over(disaster):
         disaster.towpath("relay", "status")
 
         disaster.step(
-            "the second relay hangs: it keeps its claim until its session ends"
+            "the second relay hangs: it keeps its claim until its sessions end"
         )
         before = counts(disaster)
         disaster.start()

@@ -202,7 +202,7 @@ class Stack:
             return content | {f"library/{one[1].decode()}": one for one in libraries}
 
     def indexed(self) -> dict[str, Any]:
-        """Return each document with its version, and each index's mapping and aliases."""
+        """Return the versioned documents, and each index's mapping and aliases."""
         url = self._addresses.opensearch_url
         requests.post(f"{url}/_refresh", timeout=30).raise_for_status()
         indexes = requests.get(f"{url}/_mapping", timeout=30).json()
@@ -285,7 +285,7 @@ def move_targets() -> None:
 
 
 def take_over(stack: Stack) -> TakeOver:
-    """Resume with relay and driver where earlier ones were killed, until all is done."""
+    """Run relay and driver from where earlier ones were killed, until all is done."""
     before = stack.contents()
     stack.change()
     stack.relay.begin()
@@ -501,7 +501,7 @@ def test_the_topics_of_a_recorded_stack_continue(taken):
 
 def test_each_event_of_a_recorded_stack_is_published_once(taken):
     """
-    Those of parked aggregates stand among the dead letters, once too.
+    Events of parked aggregates are published once, too, as dead letters.
     """
     counts = events(taken.after.topics)
 
@@ -509,18 +509,18 @@ def test_each_event_of_a_recorded_stack_is_published_once(taken):
     assert taken.outbox <= set(counts)
 
 
-def test_the_records_of_a_recorded_stack_are_the_same_byte_for_byte(taken):
+def test_the_records_of_a_recorded_stack_are_identical(taken):
     """
-    A relay of the present code makes of the whole log what the earlier one made of it.
+    The present relay publishes the same bytes for the whole log as the earlier one.
     """
     assert streamed(taken.witness, "witness") == streamed(taken.after.topics, "stack")
 
 
 def test_the_relay_of_a_recorded_stack_keeps_its_state(taken):
     """
-    The lineage goes on, and each record of the state keeps its key and its members.
+    The lineage continues, and each record of the state keeps its key and its members.
 
-    A record may have new members.
+    A record may have additional members.
     """
     before, after = state(taken.before.topics), state(taken.after.topics)
     shapes = {key: shape(one) for key, one in before.items()}
@@ -531,19 +531,19 @@ def test_the_relay_of_a_recorded_stack_keeps_its_state(taken):
     }
 
 
-def test_no_sink_of_a_recorded_stack_begins_from_the_start(taken):
+def test_no_sink_of_a_recorded_stack_restarts_from_the_beginning(taken):
     """
-    Each goes on at its checkpoint, and repeats one batch at most.
+    Each sink resumes from its checkpoint, and repeats one batch at most.
     """
     for sink in SINKS:
-        was, now = taken.before.progress[sink], taken.after.progress[sink]
-        done = applied(now) - applied(was)
-        assert 0 < now["records"] - was["records"] <= 2 * done, sink
+        before, after = taken.before.progress[sink], taken.after.progress[sink]
+        done = applied(after) - applied(before)
+        assert 0 < after["records"] - before["records"] <= 2 * done, sink
 
 
 def test_the_metrics_of_a_recorded_stack_keep_names_types_and_labels(taken):
     """
-    Dashboards and alarms read them by these.
+    Dashboards and alarms depend on them.
     """
     expected = EXPECTED_METRICS.read_text(encoding="utf-8").splitlines()
 
@@ -551,9 +551,10 @@ def test_the_metrics_of_a_recorded_stack_keep_names_types_and_labels(taken):
 
 
 @pytest.mark.parametrize("sink", SINKS)
-def test_untouched_rows_of_a_recorded_stack_stay_as_they_are(taken, sink):
+def test_untouched_rows_of_a_recorded_stack_do_not_change(taken, sink):
     """
-    Their keys, values, versions and columns, and what an index says of itself.
+    Keys, values, versions and columns stay the same, and so does an index's metadata.
+
     """
     before = untouched(taken.before.sinks[SINKS.index(sink)])
     after = untouched(taken.after.sinks[SINKS.index(sink)])

@@ -1,4 +1,4 @@
-"""Fixtures of several modules: workers of snapshots, and sources for the doctor."""
+"""Fixtures of several modules: snapshot workers, and sources for the doctor."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -26,12 +26,12 @@ PREPARATION = (
 
 
 class Worker:
-    """A worker, and what it tells."""
+    """A snapshot worker, and methods that wait for its facts."""
 
-    def __init__(self, dsn: str, **terms: Any) -> None:
+    def __init__(self, dsn: str, **options: Any) -> None:
         self.has_facts = threading.Event()
         self.worker = SnapshotWorker(
-            dsn, self.has_facts.set, publication="towpath", relay="towpath", **terms
+            dsn, self.has_facts.set, publication="towpath", relay="towpath", **options
         )
         self.deadline = Deadline(SystemClock(), 60.0)
 
@@ -42,7 +42,7 @@ class Worker:
         return fact
 
     def take(self, count: int) -> list[protocol.WorkerFact]:
-        """Wait for so many facts."""
+        """Wait for a number of facts, and return them."""
         facts: list[protocol.WorkerFact] = []
         while len(facts) < count:
             facts += self.worker.facts()
@@ -54,26 +54,26 @@ class Worker:
         return facts
 
     def shape(self, collection: str, *order_by: str) -> TableShape:
-        """Inspect a table that can be read."""
+        """Inspect a table that can be read, and return its shape."""
         ask = protocol.InspectTables("s", (collection,), order_by=order_by)
         inspected = self.ask(ask)
         assert {} == inspected.refusals
         return inspected.shapes[collection]
 
     def refusal(self, collection: str, *order_by: str) -> str:
-        """Inspect a table that cannot be read, and return why."""
+        """Inspect a table that cannot be read, and return the reason."""
         ask = protocol.InspectTables("s", (collection,), order_by=order_by)
         inspected = self.ask(ask)
         assert {} == inspected.shapes
         return inspected.refusals[collection]
 
     def ask_plan(self, collection: str, **fields: Any) -> protocol.WorkerFact:
-        """Inspect a table and ask for its plan."""
+        """Inspect a table, request its plan, and return the fact."""
         shape = self.shape(collection, *fields.get("order_by", ()))
         return self.ask(protocol.ReadPlan(1, collection, shape.relation.oid, **fields))
 
     def plan(self, collection: str, **fields: Any) -> ScanPlan:
-        """Inspect a table and read its plan."""
+        """Inspect a table, and return its plan."""
         fact = self.ask_plan(collection, **fields)
         assert isinstance(fact, protocol.PlanRead), fact
         return fact.plan
@@ -83,7 +83,7 @@ class Worker:
         return self.ask(self.chunk_of(plan, **fields))
 
     def chunk_of(self, plan: ScanPlan, **fields: Any) -> protocol.ReadChunk:
-        """Return what asks for a chunk of a plan."""
+        """Return the effect that requests a chunk of a plan."""
         ask: dict[str, Any] = {
             "chunk_id": 2,
             "shape": plan.shape,
@@ -113,7 +113,7 @@ class Worker:
 
 @pytest.fixture
 def connection(database: str) -> Iterator[psycopg.Connection]:
-    """Provide a connection to a database that is prepared for signals."""
+    """Provide a connection to a database prepared for signals and snapshots."""
     with psycopg.connect(database, autocommit=True) as connection:
         for statement in PREPARATION:
             connection.execute(statement)
@@ -126,12 +126,12 @@ def connection(database: str) -> Iterator[psycopg.Connection]:
 def begin(
     connection: psycopg.Connection, database: str
 ) -> Iterator[Callable[..., Worker]]:
-    """Provide a function that starts workers over the prepared database."""
+    """Provide a function that starts workers on the prepared database."""
     assert connection.info.dbname in database
     workers: list[Worker] = []
 
-    def start(dsn: str = database, **terms: Any) -> Worker:
-        workers.append(Worker(dsn, **terms))
+    def start(dsn: str = database, **options: Any) -> Worker:
+        workers.append(Worker(dsn, **options))
         return workers[-1]
 
     yield start
@@ -147,7 +147,7 @@ def worker(begin: Callable[..., Worker]) -> Worker:
 
 @pytest.fixture
 def bare(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Source]:
-    """Provide a source with tables, without the objects of relay init."""
+    """Provide a source with tables, but without the objects that relay init creates."""
     made = Source(stack, database, unique, tmp_path)
     made.execute(TABLES)
     yield made
@@ -163,7 +163,7 @@ def source(bare: Source) -> Source:
 
 @pytest.fixture
 def server(tmp_path: Path, unique: str) -> Iterator[OwnPostgres]:
-    """Provide a Postgres that is not started."""
+    """Provide a Postgres server that is not started."""
     made = OwnPostgres(tmp_path / "own", unique)
     yield made
     made.purge()

@@ -1,9 +1,9 @@
 """
-The real relay with a defect that a test must find: ``CONFIG FOLDER DEFECT...``.
+The real relay with a defect that a test must detect: ``CONFIG FOLDER DEFECT...``.
 
-``pause plan`` and ``pause chunk`` are no defects: each plan, or chunk, stops between
-its view of the database and its query until the folder holds the file ``go``, and says
-so with the file ``paused``.
+``pause plan`` and ``pause chunk`` are not defects: each plan, or chunk, pauses between
+taking its database snapshot and running its query. It creates the file ``paused`` in
+the folder, and waits there for the file ``go``.
 """
 
 import functools
@@ -20,41 +20,41 @@ from towpath.relay.postgres.chunk_reader import ChunkReader
 from towpath.relay.snapshot.changed_keys import ChangedKeys
 from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
 
-_LOOK_EVERY_S: Final = 0.02
+_POLL_S: Final = 0.02
 
 
 def _textbook(_folder: Path) -> None:
-    """Drop what changed between the watermarks, and trust every commit to be seen."""
+    """Evict only keys changed between watermarks; treat every commit as visible."""
     XidSnapshot.sees_streamed = lambda *_: True  # type: ignore[method-assign]
 
 
 def _unawaited(_folder: Path) -> None:
-    """Read at once, whatever was streamed before."""
+    """Read at once, even if the query cannot see all streamed transactions yet."""
     InvisibleTransactions.are_visible_until = lambda *_: True  # type: ignore[method-assign]
 
 
 def _unheld(_folder: Path) -> None:
-    """Confirm what nobody may see yet: a restart does not stream it again."""
+    """Confirm transactions that are not visible yet: a restart skips them."""
     InvisibleTransactions.confirmable = lambda _, lsn: lsn  # type: ignore[method-assign]
 
 
 def _oldest(_folder: Path) -> None:
-    """Take a transaction for visible only when all older ones have ended."""
+    """Treat a transaction as visible only once all older ones have ended."""
     XidSnapshot.sees = lambda self, xid64: xid64 < self.xmin  # type: ignore[method-assign]
 
 
 def _deaf(_folder: Path) -> None:
-    """Drop nothing."""
+    """Evict no rows."""
     ChangedKeys.outcome = lambda *_: None  # type: ignore[method-assign]
 
 
 def _unlocked(_folder: Path) -> None:
-    """Take the view of the database without holding the table."""
+    """Take the database snapshot without locking the table."""
     chunk_reader.sql.lock_statement = lambda *_: "set local jit = off"  # type: ignore[attr-defined]
 
 
 def _pause(name: str, folder: Path) -> None:
-    """Stop before the first query in the middle of what a method does."""
+    """Pause a method of the chunk reader before its first query."""
     read, copy = getattr(ChunkReader, name), ChunkReader._copy
 
     def reading(self: ChunkReader, *args: Any) -> Any:
@@ -67,7 +67,7 @@ def _pause(name: str, folder: Path) -> None:
     def stopping(*args: Any) -> Any:
         (folder / "paused").touch()
         while not (folder / "go").exists():
-            threading.Event().wait(_LOOK_EVERY_S)
+            threading.Event().wait(_POLL_S)
         return copy(*args)
 
     setattr(ChunkReader, name, reading)

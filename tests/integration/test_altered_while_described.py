@@ -1,9 +1,9 @@
 """
-A table or view that is dropped or altered between two questions to the catalog.
+A table or view that is dropped or altered between two catalog queries.
 
-Each describing function asks several questions. Another session changes the table
-before each of them in turn: the answer is a shape or the function's own refusal, and
-other collections of the same signal are described all the same.
+Each describing function runs several queries. Another session changes the table before
+each of them in turn: the result is a shape or the function's own refusal, and other
+collections of the same signal are still described.
 """
 
 import psycopg
@@ -41,7 +41,7 @@ CHANGES = (
 
 
 class Racing:
-    """A real connection, before whose n-th statement another session acts."""
+    """A real connection; another session acts just before its n-th statement."""
 
     def __init__(self, connection: psycopg.Connection, other, at: int, change: str):
         self._connection = connection
@@ -53,17 +53,17 @@ class Racing:
     def __getattr__(self, name: str):
         return getattr(self._connection, name)
 
-    def execute(self, *words):
-        """Run a statement, the n-th after the change."""
+    def execute(self, *args):
+        """Run a statement; make the change before the n-th one."""
         if self.count == self._at:
             self._other.execute(self._change)
         self.count += 1
-        return self._connection.execute(*words)
+        return self._connection.execute(*args)
 
 
 @pytest.fixture
 def sessions(database: str):
-    """Provide a session that describes, and one that changes."""
+    """Provide a session that describes tables, and one that changes them."""
     with (
         psycopg.connect(database, autocommit=True) as other,
         psycopg.connect(database, autocommit=True) as describing,
@@ -75,45 +75,47 @@ def sessions(database: str):
 
 
 def racing(sessions, change: str):
-    """Yield a connection for each place where the change can happen, until none is."""
+    """Yield a connection for each statement before which the change can happen."""
     describing, other = sessions
     at = 0
     while True:
         other.execute(TABLES)
-        lent = Racing(describing, other, at, change)
-        yield lent
-        if lent.count <= at:
+        connection = Racing(describing, other, at, change)
+        yield connection
+        if connection.count <= at:
             return
         at += 1
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_signal_describes_the_other_tables(sessions, change):
-    """The changed table is refused with a reason, or described; the other always is."""
+    """The changed table is described or refused with a reason; others are described."""
     view = AggregateView(aggregate_type="a", view="s.state")
     readable = CollectionCatalog("described", {view.collection: view})
     commands = SnapshotCommands(
         readable, ExportedSnapshots(lambda: sessions[0]), list, "towpath"
     )
     collections = ("s.a", view.collection, "s.b")
-    places = 0
+    runs = 0
     for connection in racing(sessions, change):
         found = commands.perform(connection, InspectTables("signal", collections))
-        places += 1
+        runs += 1
 
         assert {"s.b"} <= set(found.shapes)
         assert set(collections) == {*found.shapes, *found.refusals}
         assert all(found.refusals.values())
         assert all(len(each.key_columns) == 1 for each in found.shapes.values())
 
-    assert places > len(collections)
+    assert runs > len(collections)
 
 
 @pytest.mark.parametrize("change", CHANGES[:-1])
-def test_the_verifier_says_that_the_table_is_gone(sessions, change, database):
-    """Looking a table up gives it with its key, or one of the project's errors."""
+def test_the_verifier_finds_the_table_or_raises_its_own_error(
+    sessions, change, database
+):
+    """A table is found with its key, or the lookup raises an error of the project."""
     with Source(database) as source:
-        inner = source._connection  # where the questions go
+        inner = source._connection  # it runs the queries
         sessions = (inner, sessions[1])
         for connection in racing(sessions, change):
             source._connection = connection

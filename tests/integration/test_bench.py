@@ -1,4 +1,4 @@
-"""The benchmark's command, small: its own stack, its figures, nothing left behind."""
+"""The relay benchmark at small scale: its figures, its failures and its cleanup."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from towpath.schemas.clock import Deadline, SystemClock
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
-WORDS = ("bench", "relay")
+COMMAND = ("bench", "relay")
 SMALL = ("--rows", "2000", "--rounds", "1", "--duration", "2", "--warm-up", "1")
 LONG = ("--case", "steady_500", "--duration", "60")
 
@@ -30,10 +30,10 @@ def until_a_relay_runs(process: subprocess.Popen[bytes], folder: Path) -> None:
 
 def test_the_command_measures_verifies_and_cleans_up(tmp_path: Path):
     """
-    One JSON object with every system's figures and the ratios; no file remains.
+    The output is a JSON object with all systems' figures and ratios; no file remains.
     """
-    words = ("--json", *SMALL, "--case", "drain_100", "--case", "steady_500")
-    with towpath(tmp_path, *WORDS, *words) as process:
+    args = ("--json", *SMALL, "--case", "drain_100", "--case", "steady_500")
+    with towpath(tmp_path, *COMMAND, *args) as process:
         output, errors = process.communicate(timeout=80)
     assert process.returncode == 0, errors.decode()
     report = json.loads(output)
@@ -60,14 +60,14 @@ def test_the_command_measures_verifies_and_cleans_up(tmp_path: Path):
 
 
 @pytest.mark.soak
-def test_a_case_is_printed_when_it_ends_and_an_interrupt_leaves_nothing(tmp_path: Path):
+def test_a_case_is_printed_when_it_ends_and_an_interrupt_cleans_up(tmp_path: Path):
     """
-    The first case's table is on the standard output while the next one is measured.
+    The first case's table is printed before the next case is measured.
 
-    Ctrl-C then: 130, no process of the benchmark's, no file.
+    Ctrl-C then gives exit code 130; no process of the benchmark and no file remains.
     """
-    words = ("--rows", "2000", "--rounds", "1", "--case", "drain_100", *LONG)
-    with towpath(tmp_path, *WORDS, *words) as process:
+    args = ("--rows", "2000", "--rounds", "1", "--case", "drain_100", *LONG)
+    with towpath(tmp_path, *COMMAND, *args) as process:
         first = process.stdout.readline() + process.stdout.readline()
         until_a_relay_runs(process, tmp_path)
         family = psutil.Process(process.pid).children(recursive=True)
@@ -84,11 +84,11 @@ def test_a_case_is_printed_when_it_ends_and_an_interrupt_leaves_nothing(tmp_path
 
 
 @pytest.mark.soak
-def test_a_killed_server_ends_the_benchmark_in_one_sentence(tmp_path: Path):
+def test_a_killed_server_ends_the_benchmark_with_one_error(tmp_path: Path):
     """
-    A part that is gone gives exit code 3 and a remedy, and nothing remains.
+    A server that dies gives exit code 3 and a remedy; no file remains.
     """
-    with towpath(tmp_path, *WORDS, *LONG) as process:
+    with towpath(tmp_path, *COMMAND, *LONG) as process:
         until_a_relay_runs(process, tmp_path)
         (postgres,) = tmp_path.glob("*/run/postgres.pid")
         os.kill(int(postgres.read_text().split()[0]), signal.SIGKILL)

@@ -1,8 +1,9 @@
 """
-The ways to capture a table, small, on real servers: what each misses is what it must.
+The methods of change capture at small scale: each misses exactly the expected changes.
 
-The scenes are arranged by the comparison itself, step by step, so that every run has
-them in the same way; the counts of the load depend on the machine and are not compared.
+The comparison itself arranges the scenarios step by step on real servers, so that every
+run repeats them exactly. The counts of the load depend on the machine, and are not
+compared.
 """
 
 import json
@@ -26,7 +27,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 COMPARE = ("demo", "compare", "--json", "--transactions", "150")
 NOTHING = {"delete": [], "late": [], "race": [], "overtaking": [], "crash": []}
 
-# Found by every Python of the comparison: the relay publishes no delete.
+# ``sitecustomize`` of every Python process in the comparison: the relay publishes no
+# deletes.
 DEFECT = """
 import towpath.relay.encode.table as table
 from towpath.schemas.envelope import Operation
@@ -40,11 +42,11 @@ route._delete = lambda *_: ()
 """
 
 
-def compare(tmp_path_factory, *words: str) -> dict[str, Any]:
-    """Run the comparison, and return its document."""
+def compare(tmp_path_factory, *args: str) -> dict[str, Any]:
+    """Run the comparison, and return the results of all methods by name."""
     folder = tmp_path_factory.mktemp("compare")
     plot = tmp_path_factory.mktemp("plot") / "plot.svg"
-    with towpath(folder, *COMPARE, "--plot", str(plot), *words) as process:
+    with towpath(folder, *COMPARE, "--plot", str(plot), *args) as process:
         output, errors = process.communicate(timeout=900)
     assert process.returncode == 0, errors.decode()
     assert [] == list(folder.iterdir())
@@ -55,19 +57,19 @@ def compare(tmp_path_factory, *words: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory) -> dict[str, Any]:
-    """Provide the ways of one comparison."""
+    """Provide the results of one comparison by method."""
     return compare(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def variants(tmp_path_factory) -> dict[str, Any]:
-    """Provide the ways of one comparison with all variants."""
+    """Provide the results of one comparison with all variants by method."""
     return compare(tmp_path_factory, "--variants")
 
 
 def test_the_relay_misses_nothing(compared):
     """
-    Every change once and in order, in every scene and under the load.
+    It captures every change once and in order, in every scenario and under load.
     """
     relay = compared["relay"]
 
@@ -77,7 +79,7 @@ def test_the_relay_misses_nothing(compared):
 
 def test_triggers_with_a_fenced_worker_miss_nothing(compared):
     """
-    The correct worker has the commits' order, and waits for those that are late.
+    The correct worker publishes in commit order, and waits for late commits.
     """
     trigger = compared["trigger"]
 
@@ -87,10 +89,10 @@ def test_triggers_with_a_fenced_worker_miss_nothing(compared):
 
 def test_a_query_misses_deletes_and_late_commits(compared):
     """
-    The deleted row stays, the late one never comes, and states in between are unseen.
+    The deleted row remains, the late one is missing, intermediate states are unseen.
     """
     scenes, check = compared["query"]["scenes"], compared["query"]["check"]
-    # Whether a poll falls between the two commits of the race is left to the timer.
+    # It depends on the timer whether a poll falls between the two commits of the race.
     assert set(scenes.pop("race")) <= {"unseen"}
 
     assert {
@@ -105,7 +107,7 @@ def test_a_query_misses_deletes_and_late_commits(compared):
 
 def test_a_dual_write_loses_the_event_of_a_crash_and_the_order_of_a_race(compared):
     """
-    The killed writer's row is nowhere; the raced row keeps its older state for good.
+    The killed writer's row is missing; the raced row keeps its older state forever.
     """
     scenes = compared["dual_write"]["scenes"]
 
@@ -122,7 +124,7 @@ def test_a_dual_write_loses_the_event_of_a_crash_and_the_order_of_a_race(compare
 @pytest.mark.soak
 def test_a_worker_that_trusts_the_sequence_loses_late_commits(variants):
     """
-    The number of a late commit is below those that were read before.
+    A late commit has a lower number than rows that have already been read.
     """
     scenes = variants["trigger_by_number"]["scenes"]
 
@@ -136,34 +138,34 @@ def test_a_worker_that_waits_for_transactions_loses_the_order_only(variants):
     """
     Nothing is unseen, but the later change of a row is published first.
     """
-    way = variants["trigger_by_transaction"]
+    result = variants["trigger_by_transaction"]
 
-    assert NOTHING | {"overtaking": ["disordered", "stale"]} == way["scenes"]
-    assert 0 == way["check"]["unseen"]
+    assert NOTHING | {"overtaking": ["disordered", "stale"]} == result["scenes"]
+    assert 0 == result["check"]["unseen"]
 
 
 @pytest.mark.soak
 def test_an_overlap_finds_late_commits_and_repeats_records(variants):
     """
-    Deletes and states in between stay unseen.
+    It still misses deletes and intermediate states.
     """
-    way = variants["query_overlap"]
+    result = variants["query_overlap"]
 
-    assert [] == way["scenes"]["late"] + way["scenes"]["crash"]
-    assert ["ghost", "unseen"] == way["scenes"]["delete"]
-    assert way["check"]["duplicates"] > 0
+    assert [] == result["scenes"]["late"] + result["scenes"]["crash"]
+    assert ["ghost", "unseen"] == result["scenes"]["delete"]
+    assert result["check"]["duplicates"] > 0
 
 
-def test_every_way_has_the_same_changes_and_its_costs(compared):
+def test_every_method_gets_the_same_changes_and_reports_its_costs(compared):
     """
-    Triggers write more of the log than the relay does; there is a lag of each way.
+    Triggers write more WAL than the relay does; each method reports its lag.
     """
-    ways = {name: way for name, way in compared.items() if name != "none"}
-    log_bytes = {name: way["cost"]["log_bytes"] for name, way in compared.items()}
+    methods = {name: one for name, one in compared.items() if name != "none"}
+    log_bytes = {name: one["cost"]["log_bytes"] for name, one in compared.items()}
 
-    assert 1 == len({way["changes"] for way in ways.values()})
-    assert all(way["lag"]["p50_ms"] <= way["lag"]["p99_ms"] for way in ways.values())
-    assert all(way["cost"]["cpu_us"] > 0 for way in compared.values())
+    assert 1 == len({one["changes"] for one in methods.values()})
+    assert all(one["lag"]["p50_ms"] <= one["lag"]["p99_ms"] for one in methods.values())
+    assert all(one["cost"]["cpu_us"] > 0 for one in compared.values())
     assert log_bytes["trigger"] > log_bytes["relay"]
     assert {"changes", "check", "lag"}.isdisjoint(compared["none"])
 
@@ -173,7 +175,7 @@ def test_a_relay_that_misses_changes_makes_the_comparison_fail(
     tmp_path: Path, monkeypatch
 ):
     """
-    Exit code 1, and its column has the loss; nothing remains.
+    The exit code is 1, the relay's result shows the loss, and no file remains.
     """
     (tmp_path / "defect").mkdir()
     (tmp_path / "defect" / "sitecustomize.py").write_text(DEFECT, encoding="utf-8")
@@ -193,9 +195,9 @@ def test_a_relay_that_misses_changes_makes_the_comparison_fail(
     assert [] == list((tmp_path / "run").iterdir())
 
 
-def test_a_writer_that_fails_ends_the_comparison_in_one_sentence():
+def test_a_failing_writer_ends_the_comparison_with_one_error():
     """
-    The failure of its process is raised where it is awaited, with its reason.
+    A failure of the writer's process is raised with its reason by the waiting function.
     """
     setup = WriterSetup(
         dsn="postgresql://127.0.0.1:1/none",

@@ -1,4 +1,4 @@
-"""The benchmark of the whole shop, small: a rate, its backlogs, and all verified."""
+"""The checkout benchmark at small scale: a rate, its backlogs and its verification."""
 
 import json
 import os
@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-# Each starts five servers, the relay, two engines and the services.
+# Each test starts five servers, the relay, two Spark engines and the services.
 pytestmark = [pytest.mark.integration, pytest.mark.soak, pytest.mark.timeout(400)]
 
-WORDS = (sys.executable, "-m", "towpath.cli", "bench", "checkout", "--json")
+COMMAND = (sys.executable, "-m", "towpath.cli", "bench", "checkout", "--json")
 SMALL = ("--orders", "2000", "--refine", "0", "--duration", "15")
 
 
-def bench(folder: Path, *words: str) -> dict[str, Any]:
+def bench(folder: Path, *args: str) -> dict[str, Any]:
     """Run the command to its end; its stack goes below the folder."""
     inherited = dict(os.environ)  # noqa: TID251 - a root
     with subprocess.Popen(
-        [*WORDS, *SMALL, *words],
+        [*COMMAND, *SMALL, *args],
         env=inherited | {"TMPDIR": str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -29,7 +29,7 @@ def bench(folder: Path, *words: str) -> dict[str, Any]:
         try:
             output, errors = process.communicate(timeout=360)
         except subprocess.TimeoutExpired:
-            # It clears up behind itself; killed, it could not.
+            # It cleans up after itself; if it were killed, it could not.
             process.send_signal(signal.SIGINT)
             output, errors = process.communicate()
     assert process.returncode == 0, errors.decode()
@@ -37,9 +37,9 @@ def bench(folder: Path, *words: str) -> dict[str, Any]:
     return found
 
 
-def test_the_shop_is_measured_and_its_business_adds_up(tmp_path: Path):
+def test_the_shop_is_measured_and_verified(tmp_path: Path):
     """
-    Sagas end, every sink follows, and nothing is left behind.
+    Sagas complete, every sink has samples, and no file remains.
     """
     found = bench(tmp_path, "--rates", "4", "--warm-up", "10")
     (rate,) = found["cases"]["checkout"]["rates"]
@@ -57,9 +57,9 @@ def test_the_shop_is_measured_and_its_business_adds_up(tmp_path: Path):
     assert all(rate[f"{sink}_samples"] for sink in ("cache", "search", "warehouse"))
 
 
-def test_relay_and_sinks_are_fed_by_sql(tmp_path: Path):
+def test_relay_and_sinks_are_measured_with_rows_written_by_sql(tmp_path: Path):
     """
-    No service runs; the rows are those that the writer has committed.
+    No service runs; a writer commits the rows with SQL.
     """
     found = bench(tmp_path, "--case", "rows", "--rates", "500", "--warm-up", "5")
     (rate,) = found["cases"]["rows"]["rates"]

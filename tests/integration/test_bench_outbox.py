@@ -1,4 +1,4 @@
-"""The benchmark of the outbox library, small: verified figures, or none at all."""
+"""The outbox benchmark at small scale: verified figures, or none at all."""
 
 import json
 import os
@@ -10,10 +10,11 @@ from support.command import towpath
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
-WORDS = ("bench", "outbox", "--json", "--rounds", "1", "--duration", "1")
-SMALL = (*WORDS, "--warm-up", "0")
+COMMAND = ("bench", "outbox", "--json", "--rounds", "1", "--duration", "1")
+SMALL = (*COMMAND, "--warm-up", "0")
 
-# Found by every Python of the benchmark: one event in twenty is not written.
+# ``sitecustomize`` of every Python process in the benchmark: one event in twenty is not
+# written.
 DEFECT = """
 import itertools
 import towpath.outbox.outbox as outbox
@@ -28,9 +29,9 @@ outbox.Outbox.record = record
 """
 
 
-def test_every_way_is_measured_and_verified(tmp_path: Path):
+def test_every_system_is_measured_and_verified(tmp_path: Path):
     """
-    One JSON object with each system's figures and ratios; no file remains.
+    The output is a JSON object with all systems' figures and ratios; no file remains.
     """
     with towpath(tmp_path, *SMALL) as process:
         output, errors = process.communicate(timeout=100)
@@ -42,7 +43,7 @@ def test_every_way_is_measured_and_verified(tmp_path: Path):
     assert ["delete", "keep", "message", "none", "sql"] == sorted(systems)
     assert all(one["commits_per_s"]["median"] > 0 for one in systems.values())
     assert all(value > 0 for value in case["ratios_to_none"].values())
-    # A row that stays takes room; a message has none.
+    # A kept row takes space in the table; a message takes none.
     sizes = {n: systems[n]["table_bytes_per_event"]["median"] for n in ("keep", "sql")}
     message = systems["message"]["table_bytes_per_event"]["median"]
     assert min(sizes.values()) > 200 > message
@@ -52,7 +53,7 @@ def test_every_way_is_measured_and_verified(tmp_path: Path):
 @pytest.mark.soak
 def test_a_lost_event_leaves_no_figure(tmp_path: Path, monkeypatch):
     """
-    Rows without their event: exit code 1, the finding, nothing measured.
+    Missing events give exit code 1 and findings, but no figures.
     """
     (tmp_path / "defect").mkdir()
     (tmp_path / "defect" / "sitecustomize.py").write_text(DEFECT, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The benchmark of sinks, small: verified figures, or none where a value is wrong."""
+"""The sink benchmark at small scale: verified figures, or none if a value is wrong."""
 
 import json
 import os
@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-# Each starts five servers, the relay and an engine for each sink.
+# Each test starts five servers, the relay, and a Spark engine for each sink.
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-WORDS = (sys.executable, "-m", "towpath.cli", "bench", "sinks", "--json")
+COMMAND = (sys.executable, "-m", "towpath.cli", "bench", "sinks", "--json")
 
-# Found by every Python of the benchmark: a cache that is given one wrong word.
+# ``sitecustomize`` of every Python process in the benchmark: it sends the cache one
+# wrong value.
 DEFECT = """
 import importlib.util
 import sys
@@ -40,12 +41,12 @@ sys.meta_path.insert(0, Wrong())
 
 
 def bench(
-    folder: Path, *words: str, rows: int = 5_000, **env: str
+    folder: Path, *args: str, rows: int = 5_000, **env: str
 ) -> tuple[int, bytes, bytes]:
     """Run the command to its end; its stack goes below the folder."""
     inherited = dict(os.environ)  # noqa: TID251 - a root
     with subprocess.Popen(
-        [*WORDS, "--rows", str(rows), *words],
+        [*COMMAND, "--rows", str(rows), *args],
         env=inherited | {"TMPDIR": str(folder)} | env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -53,7 +54,7 @@ def bench(
         try:
             output, errors = process.communicate(timeout=270)
         except subprocess.TimeoutExpired:
-            # It clears up behind itself; killed, it could not.
+            # It cleans up after itself; if it were killed, it could not.
             process.send_signal(signal.SIGINT)
             output, errors = process.communicate()
         return process.returncode, output, errors
@@ -72,10 +73,10 @@ def bench(
 )
 def test_every_sink_catches_up_and_is_verified(tmp_path: Path, sinks: dict[str, str]):
     """
-    Rates, ratios and memory of each; nothing is left behind.
+    The report has each sink's rates, ratios and memory; no file remains.
     """
-    words = [word for sink in sinks for word in ("--sink", sink)]
-    code, output, errors = bench(tmp_path, "--case", "catch_up", *words)
+    args = [arg for sink in sinks for arg in ("--sink", sink)]
+    code, output, errors = bench(tmp_path, "--case", "catch_up", *args)
     assert code == 0, errors.decode()
     report = json.loads(output)
     case = report["cases"]["catch_up"]
@@ -107,14 +108,14 @@ def test_every_sink_catches_up_and_is_verified(tmp_path: Path, sinks: dict[str, 
 @pytest.mark.soak
 def test_a_wrong_value_leaves_no_figure(tmp_path: Path):
     """
-    One of 5,000 rows has another amount in the cache: exit code 1, nothing measured.
+    One wrong amount among 5,000 rows in the cache gives exit code 1 and no figures.
     """
     (tmp_path / "defect").mkdir()
     (tmp_path / "defect" / "sitecustomize.py").write_text(DEFECT, encoding="utf-8")
     inherited = os.environ.get("PYTHONPATH", "")  # noqa: TID251 - a root
     path = os.pathsep.join(filter(None, (str(tmp_path / "defect"), inherited)))
-    words = ("--case", "catch_up", "--sink", "cache")
-    code, output, errors = bench(tmp_path, *words, PYTHONPATH=path)
+    args = ("--case", "catch_up", "--sink", "cache")
+    code, output, errors = bench(tmp_path, *args, PYTHONPATH=path)
     assert output, errors.decode()
     report = json.loads(output)
 
@@ -126,14 +127,14 @@ def test_a_wrong_value_leaves_no_figure(tmp_path: Path):
     )
 
 
-# The demo takes the same way in every run: its load, and the lag of three sinks.
+# Every demo run takes the same path: its load, and the lag of three sinks.
 @pytest.mark.soak
-def test_a_shop_that_sells_is_measured_and_verified(tmp_path: Path):
+def test_checkouts_are_measured_and_verified(tmp_path: Path):
     """
-    A few seconds of checkouts: every sample is found in all three sinks.
+    All three sinks have every sample of a few seconds of checkouts.
     """
-    words = ("--case", "checkout", "--rate", "4", "--duration", "4", "--warm-up", "1")
-    code, output, errors = bench(tmp_path, *words)
+    args = ("--case", "checkout", "--rate", "4", "--duration", "4", "--warm-up", "1")
+    code, output, errors = bench(tmp_path, *args)
     assert code == 0, errors.decode()
     report = json.loads(output)
     case = report["cases"]["checkout"]
@@ -147,12 +148,12 @@ def test_a_shop_that_sells_is_measured_and_verified(tmp_path: Path):
     )
 
 
-# Six engines, four of them with a cluster.
+# The test starts six Spark engines, four of them with a cluster.
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_executors_are_measured_against_the_driver(tmp_path: Path):
     """
-    The cache equals its source each time, and nothing is left to the driver.
+    The cache equals its source each time, and no record is left to the driver.
     """
     code, output, errors = bench(tmp_path, "--cluster", "--sink", "cache", rows=20_000)
     assert code == 0, errors.decode()

@@ -1,4 +1,4 @@
-"""The benchmark of snapshots, small: verified figures, or none where a row is lost."""
+"""The snapshot benchmark at small scale: verified figures, or none if a row is lost."""
 
 import json
 import os
@@ -11,11 +11,11 @@ import pytest
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
-WORDS = (sys.executable, "-m", "towpath.cli", "bench", "snapshot", "--json")
+COMMAND = (sys.executable, "-m", "towpath.cli", "bench", "snapshot", "--json")
 SMALL = ("--rows", "20000", "--duration", "2", "--warm-up", "1")
 
-# Found by every Python of the benchmark: a client that gives one row's place in the
-# topic to the row that came before it, in that one's partition.
+# ``sitecustomize`` of every Python process in the benchmark: instead of one row, the
+# producer sends the row before it again.
 DEFECT = """
 import confluent_kafka
 
@@ -33,11 +33,11 @@ confluent_kafka.Producer = Losing
 """
 
 
-def bench(folder: Path, *words: str, **env: str) -> tuple[int, bytes, bytes]:
+def bench(folder: Path, *args: str, **env: str) -> tuple[int, bytes, bytes]:
     """Run the command to its end; its stack goes below the folder."""
     inherited = dict(os.environ)  # noqa: TID251 - a root
     with subprocess.Popen(
-        [*WORDS, *words],
+        [*COMMAND, *args],
         env=inherited | {"TMPDIR": str(folder)} | env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -45,7 +45,7 @@ def bench(folder: Path, *words: str, **env: str) -> tuple[int, bytes, bytes]:
         try:
             output, errors = process.communicate(timeout=75)
         except subprocess.TimeoutExpired:
-            # It clears up behind itself; killed, it could not.
+            # It cleans up after itself; if it were killed, it could not.
             process.send_signal(signal.SIGINT)
             output, errors = process.communicate()
         return process.returncode, output, errors
@@ -60,10 +60,10 @@ def bench(folder: Path, *words: str, **env: str) -> tuple[int, bytes, bytes]:
 )
 def test_a_snapshot_is_measured_and_verified(tmp_path: Path, load, has_latency):
     """
-    Every key, last value and update is in the topic; rate and costs are printed.
+    The topic has every key, last value and update; the report has rate and costs.
     """
-    words = (*SMALL, "--case", "million_rows", "--load", load)
-    code, output, errors = bench(tmp_path, *words)
+    args = (*SMALL, "--case", "million_rows", "--load", load)
+    code, output, errors = bench(tmp_path, *args)
     assert code == 0, errors.decode()
     report = json.loads(output)
     case = report["cases"]["million_rows"]
@@ -99,14 +99,14 @@ def test_a_snapshot_is_measured_and_verified(tmp_path: Path, load, has_latency):
 @pytest.mark.soak
 def test_a_lost_row_leaves_no_figure(tmp_path: Path):
     """
-    One of 20,000 rows is not in the topic: exit code 1, the finding, nothing measured.
+    One missing row of 20,000 gives exit code 1 and a finding, but no figures.
     """
     (tmp_path / "defect").mkdir()
     (tmp_path / "defect" / "sitecustomize.py").write_text(DEFECT, encoding="utf-8")
     inherited = os.environ.get("PYTHONPATH", "")  # noqa: TID251 - a root
     path = os.pathsep.join(filter(None, (str(tmp_path / "defect"), inherited)))
-    words = (*SMALL, "--load", "quiet")
-    code, output, errors = bench(tmp_path, *words, PYTHONPATH=path)
+    args = (*SMALL, "--load", "quiet")
+    code, output, errors = bench(tmp_path, *args, PYTHONPATH=path)
     assert output, errors.decode()
     report = json.loads(output)
 

@@ -1,4 +1,4 @@
-"""``towpath outbox clean`` beside a relay: what is published goes, all else stays."""
+"""``towpath outbox clean`` with a relay: it deletes old published events, no others."""
 
 import json
 import uuid
@@ -41,15 +41,15 @@ class Ahead(SystemClock):
     """A clock that is days ahead."""
 
     def now(self) -> datetime:
-        """Return the present time and ten days."""
+        """Return the present time plus ten days."""
         return super().now() + timedelta(days=10)
 
 
-class Place(Rig):
-    """A kept outbox, the relay that publishes it, and the command that cleans it."""
+class OutboxRig(Rig):
+    """An outbox that keeps its rows, its relay, and the command that cleans it."""
 
     def clean(self, keep_days=7.0, wait_s=None, clock=None, **rules):
-        """Clean the outbox, by default ten days later."""
+        """Clean the outbox, by default as if ten days had passed."""
         wait_s = stretched(20.0) if wait_s is None else wait_s
         chosen = CleaningRules(timedelta(days=keep_days), wait_s, **rules)
         self.reported = []
@@ -68,7 +68,7 @@ class Place(Rig):
         return str(event)
 
     def ids(self):
-        """Return the ids of the kept events."""
+        """Return the ids of the events that are still in the outbox."""
         return {str(one) for (one,) in self.execute("select id from towpath.outbox")}
 
     def published(self, count):
@@ -85,57 +85,57 @@ class Place(Rig):
 
 
 @pytest.fixture
-def place(database, stack, unique, tmp_path):
+def rig(database, stack, unique, tmp_path):
     """Provide a prepared outbox; the relay does not run yet."""
-    place = Place(database, stack.kafka, unique, tmp_path)
-    place.configure(SETTINGS + place.outbox)
-    place.init()
-    yield place
-    place.close()
+    rig = OutboxRig(database, stack.kafka, unique, tmp_path)
+    rig.configure(SETTINGS + rig.outbox)
+    rig.init()
+    yield rig
+    rig.close()
 
 
 @pytest.fixture
-def running(place):
-    """Provide an outbox whose relay streams."""
-    place.start()
-    until(lambda: place.logged("relay streaming"), "the relay streams")
-    return place
+def running(rig):
+    """Provide an outbox whose relay is streaming."""
+    rig.start()
+    until(lambda: rig.logged("relay streaming"), "the relay streams")
+    return rig
 
 
-def test_old_published_events_go_and_young_ones_stay(running):
+def test_old_published_events_are_deleted_and_recent_ones_kept(running):
     """
-    Events of a week are kept, older ones are deleted; all of them are published.
+    Events of the last week are kept, older ones deleted; all of them are published.
     """
     old = {running.insert() for _ in range(20)}
-    young = running.insert(CLOCK.now() + timedelta(days=5))
+    recent = running.insert(CLOCK.now() + timedelta(days=5))
     running.confirm()
     cleaned = running.clean()
 
     assert (20, 0) == (cleaned.deleted, cleaned.kept_former)
-    assert {young} == running.ids()
-    assert {*old, young} == running.published(21)
+    assert {recent} == running.ids()
+    assert {*old, recent} == running.published(21)
     assert 20 == running.reported[-1][2]
 
 
-def test_nothing_goes_before_it_is_published(place):
+def test_no_event_is_deleted_before_it_is_published(rig):
     """
-    While the relay is down no event is deleted; once it runs, the same call does it.
+    While the relay is down, the event is kept; once it runs, the same call deletes it.
     """
-    place.start()
-    until(lambda: place.logged("relay streaming"), "the relay streams")
-    place.confirm()
-    place.kill()
-    event = place.insert()
-    with pytest.raises(OutboxUnconfirmedError, match=place.prefix):
-        place.clean(wait_s=1.0)
-    assert {event} == place.ids()
-    place.start()
+    rig.start()
+    until(lambda: rig.logged("relay streaming"), "the relay streams")
+    rig.confirm()
+    rig.kill()
+    event = rig.insert()
+    with pytest.raises(OutboxUnconfirmedError, match=rig.prefix):
+        rig.clean(wait_s=1.0)
+    assert {event} == rig.ids()
+    rig.start()
 
-    assert 1 == place.clean().deleted
-    assert {event} == place.published(1)
+    assert 1 == rig.clean().deleted
+    assert {event} == rig.published(1)
 
 
-def test_an_event_of_an_open_transaction_stays(running):
+def test_an_event_of_an_open_transaction_is_kept(running):
     """
     An event that is not committed when the rows are read is not deleted.
     """
@@ -150,9 +150,9 @@ def test_an_event_of_an_open_transaction_stays(running):
     assert 1 == running.clean().deleted
 
 
-def test_another_reader_of_the_log_must_have_confirmed_too(running):
+def test_other_slots_must_have_confirmed_an_event_too(running):
     """
-    A slot of another consumer holds events back, by its name, until it is dropped.
+    Another consumer's slot keeps events until it is dropped; the error names the slot.
     """
     other = f"{running.prefix}_other"
     running.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", other)
@@ -166,9 +166,9 @@ def test_another_reader_of_the_log_must_have_confirmed_too(running):
     assert 1 == running.clean().deleted
 
 
-def test_a_slot_that_is_still_being_created_is_waited_for(running):
+def test_the_cleaning_waits_for_a_slot_that_is_being_created(running):
     """
-    It will confirm later: it is not taken for a relay without a slot.
+    The slot will confirm later, so it does not count as missing.
     """
     other = f"{running.prefix}_other"
     event = running.insert()
@@ -183,34 +183,34 @@ def test_a_slot_that_is_still_being_created_is_waited_for(running):
     assert {event} == running.ids()
 
 
-def test_a_slot_that_was_made_again_proves_nothing(place):
+def test_a_recreated_slot_proves_nothing(rig):
     """
-    Events that a new slot skips are kept: before the relay starts, and after the gap.
+    Events that a new slot skips are kept, before the relay starts and after the gap.
     """
-    place.configure(f'on_gap = "plan"\n{SETTINGS}{place.outbox}')
-    place.start()
-    until(lambda: place.logged("relay streaming"), "the relay streams")
-    place.confirm()
-    place.kill()
-    skipped = place.insert()
-    drop_slot(place.dsn, place.prefix)
-    place.init()
-    with pytest.raises(OutboxUnconfirmedError, match=place.prefix):
-        place.clean(wait_s=1.0)
-    assert {skipped} == place.ids()
-    place.start()
-    until(lambda: len(place.logged("relay streaming")) > 1, "the relay streams")
-    place.confirm()
-    kept = place.clean()
+    rig.configure(f'on_gap = "plan"\n{SETTINGS}{rig.outbox}')
+    rig.start()
+    until(lambda: rig.logged("relay streaming"), "the relay streams")
+    rig.confirm()
+    rig.kill()
+    skipped = rig.insert()
+    drop_slot(rig.dsn, rig.prefix)
+    rig.init()
+    with pytest.raises(OutboxUnconfirmedError, match=rig.prefix):
+        rig.clean(wait_s=1.0)
+    assert {skipped} == rig.ids()
+    rig.start()
+    until(lambda: len(rig.logged("relay streaming")) > 1, "the relay streams")
+    rig.confirm()
+    kept = rig.clean()
 
     assert (0, 1) == (kept.deleted, kept.kept_former)
-    assert {skipped} == place.ids()
-    assert 1 == place.clean(keeps_former=False).deleted
+    assert {skipped} == rig.ids()
+    assert 1 == rig.clean(keeps_former=False).deleted
 
 
-def test_a_registered_relay_without_its_slot_is_named(running):
+def test_a_registered_relay_without_its_slot_is_reported(running):
     """
-    A second relay whose slot is gone never confirms: the error says so at once.
+    A second relay whose slot is gone never confirms; the error names it at once.
     """
     running.execute(
         "insert into towpath.relay (name, number, prefix) values ('gone', 9, 'gone')"
@@ -221,24 +221,24 @@ def test_a_registered_relay_without_its_slot_is_named(running):
     assert {event} == running.ids()
 
 
-def test_events_from_before_the_relay_are_kept(place):
+def test_events_from_before_the_relay_are_kept(rig):
     """
     Events older than the relay's first start may never have been published.
     """
-    event = place.insert(datetime(2001, 1, 1, tzinfo=UTC))
+    event = rig.insert(datetime(2001, 1, 1, tzinfo=UTC))
     with pytest.raises(StateRefusedError, match="there is no state topic"):
-        place.clean()
-    place.start()
-    until(lambda: place.logged("relay streaming"), "the relay streams")
-    kept = place.clean()
+        rig.clean()
+    rig.start()
+    until(lambda: rig.logged("relay streaming"), "the relay streams")
+    kept = rig.clean()
 
     assert (0, 1) == (kept.deleted, kept.kept_former)
-    assert {event} == place.ids()
+    assert {event} == rig.ids()
 
 
-def test_a_locked_row_is_left_and_writers_are_not_blocked(running):
+def test_a_locked_row_is_skipped_and_writers_are_not_blocked(running):
     """
-    A row that a transaction holds is skipped; inserts go on beside the cleaning.
+    The cleaning skips rows that a transaction has locked; inserts continue meanwhile.
     """
     locked, other = running.insert(), running.insert()
     running.confirm()
@@ -257,7 +257,7 @@ def test_a_locked_row_is_left_and_writers_are_not_blocked(running):
 
 def test_a_table_of_many_pages_is_cleaned_in_steps(running):
     """
-    Thousands of rows go in bounded steps, each reported.
+    Thousands of rows are deleted in bounded steps, and each step is reported.
     """
     running.execute(
         "insert into towpath.outbox (id, aggregate_type, aggregate_id, type, payload)"
@@ -272,26 +272,26 @@ def test_a_table_of_many_pages_is_cleaned_in_steps(running):
     assert sorted(running.reported) == running.reported
 
 
-def test_a_table_that_is_missing_or_has_no_time_is_named(place):
+def test_a_missing_table_or_time_column_is_reported(rig):
     """
-    A wrong configuration is one error, and nothing is deleted.
+    A wrong configuration gives one clear error.
     """
-    place.configure(place.outbox + '\n[relay.outbox.columns]\noccurred_at = ""\n')
+    rig.configure(rig.outbox + '\n[relay.outbox.columns]\noccurred_at = ""\n')
     with pytest.raises(UsageError, match="no column occurred_at"):
-        place.clean()
-    place.configure(f'{place.outbox}\ntable = "blog.events"\n')
+        rig.clean()
+    rig.configure(f'{rig.outbox}\ntable = "blog.events"\n')
     with pytest.raises(NotPreparedError, match=r"there is no table blog\.events"):
-        place.clean(keeps_former=False)
+        rig.clean(keeps_former=False)
 
 
-def test_the_command_prints_what_it_did(running):
+def test_the_command_prints_its_result(running):
     """
-    The command ends with code 0 and one JSON document.
+    The command exits with code 0 and prints one JSON document.
     """
     running.insert()
     running.confirm()
-    words = ("outbox", "clean", "--keep-days", "0", "--json")
-    with towpath(running.folder, *words, "--config", str(running.config)) as process:
+    args = ("outbox", "clean", "--keep-days", "0", "--json")
+    with towpath(running.folder, *args, "--config", str(running.config)) as process:
         output, errors = process.communicate(timeout=60)
 
     assert 0 == process.returncode, errors.decode()
@@ -316,11 +316,11 @@ insert into towpath.outbox_20010101 (id, aggregate_type, aggregate_id, type)
 """
 
 
-class PartitionedPlace(Place):
+class PartitionedOutboxRig(OutboxRig):
     """An outbox with a partition for each day."""
 
     def create(self):
-        """Create it with the partitions of today and tomorrow, and a look-alike."""
+        """Create the table, two days' partitions, and a table with a similar name."""
         table = source_tables.outbox(is_partitioned=True)
         self.execute(source_tables.schema_statement())
         self.execute(table.create_statement())
@@ -341,7 +341,7 @@ class PartitionedPlace(Place):
         return str(event)
 
     def partitions(self):
-        """Return the days of the partitions, from today on."""
+        """Return the partitions' days, counted from today."""
         found = self.execute(
             "select right(c.relname, 8)::date - (now() at time zone 'utc')::date"
             " from pg_inherits i join pg_class c on c.oid = i.inhrelid"
@@ -352,20 +352,20 @@ class PartitionedPlace(Place):
 
 @pytest.fixture
 def partitioned(database, stack, unique, tmp_path):
-    """Provide a partitioned outbox, whose relay streams."""
-    place = PartitionedPlace(database, stack.kafka, unique, tmp_path)
-    place.create()
-    place.configure(SETTINGS + place.outbox)
-    place.init()
-    place.start()
-    until(lambda: place.logged("relay streaming"), "the relay streams")
-    yield place
-    place.close()
+    """Provide a partitioned outbox whose relay is streaming."""
+    rig = PartitionedOutboxRig(database, stack.kafka, unique, tmp_path)
+    rig.create()
+    rig.configure(SETTINGS + rig.outbox)
+    rig.init()
+    rig.start()
+    until(lambda: rig.logged("relay streaming"), "the relay streams")
+    yield rig
+    rig.close()
 
 
-def test_partitions_are_made_ahead(partitioned):
+def test_partitions_are_created_ahead(partitioned):
     """
-    The partitions of the next days are made, once; those that are there stay.
+    The partitions of the next days are created once; existing partitions are kept.
     """
     made = partitioned.clean(clock=SystemClock(), days_ahead=4)
     again = partitioned.clean(clock=SystemClock(), days_ahead=4)
@@ -376,7 +376,7 @@ def test_partitions_are_made_ahead(partitioned):
 
 def test_partitions_that_end_soon_are_a_problem(partitioned):
     """
-    The relay and its status name the outbox until the next partitions are made.
+    The relay and the source checks report it until the next partitions are created.
     """
     settings = load(partitioned.config, {})
 
@@ -398,17 +398,17 @@ def test_partitions_that_end_soon_are_a_problem(partitioned):
     without = problems()
     partitioned.execute("create table towpath.rest partition of towpath.outbox default")
 
-    what = "towpath.outbox has partitions for less than four days"
-    assert [(Severity.WARNING, what)] == soon
-    assert [(Severity.ERROR, what)] == without
-    assert (what, [], []) == (before[0][1], after, problems())
+    problem = "towpath.outbox has partitions for less than four days"
+    assert [(Severity.WARNING, problem)] == soon
+    assert [(Severity.ERROR, problem)] == without
+    assert (problem, [], []) == (before[0][1], after, problems())
 
 
-def test_a_published_day_is_dropped_whole(partitioned):
+def test_the_partition_of_a_published_day_is_dropped(partitioned):
     """
-    A day that ended before the asked age goes once it is published, and nothing else.
+    Only the partition of a day that is old enough and published is dropped.
 
-    Today's partition holds a time before the relay's first start, so it stays.
+    Today's partition covers a time before the relay's first start, so it is kept.
     """
     today, tomorrow = partitioned.insert(), partitioned.insert_tomorrow()
     cleaned = partitioned.clean(days_ahead=0)
@@ -420,14 +420,14 @@ def test_a_published_day_is_dropped_whole(partitioned):
     assert 1 == partitioned.one("select count(*) from towpath.outbox_20010101")
 
 
-def test_a_day_with_an_open_writer_waits_and_nothing_of_it_is_lost(partitioned):
+def test_a_day_with_an_open_writer_waits_and_loses_no_event(partitioned):
     """
-    A transaction that writes to an old day ends first; the next run drops the day.
+    A day that a transaction still writes to is kept; the next run drops it.
     """
     with partitioned.transaction() as connection:
         late = partitioned.insert_tomorrow(connection)
         first = partitioned.clean(wait_s=1.0, days_ahead=0)
-        # Other writers are not blocked meanwhile.
+        # Other writers are not blocked in the meantime.
         today = partitioned.insert()
         connection.commit()
     second = partitioned.clean(days_ahead=0)
@@ -440,7 +440,7 @@ def test_a_day_with_an_open_writer_waits_and_nothing_of_it_is_lost(partitioned):
 
 def test_a_day_whose_detachment_has_not_begun_is_not_marked_to_be_dropped(partitioned):
     """
-    An operator who detaches it later keeps it.
+    If an operator detaches the day later, it is not dropped.
     """
     partitioned.clean(keep_days=100.0, days_ahead=0)
     partitioned.insert_tomorrow()
@@ -456,9 +456,9 @@ def test_a_day_whose_detachment_has_not_begun_is_not_marked_to_be_dropped(partit
     assert 1 == partitioned.one(f"select count(*) from {day}")  # noqa: S608
 
 
-def test_a_day_that_an_operator_detaches_meanwhile_is_kept(partitioned, monkeypatch):
+def test_a_day_that_an_operator_detaches_during_a_run_is_kept(partitioned, monkeypatch):
     """
-    The operator comes between the mark of a run and its own detachment.
+    The operator detaches the day after the run marks it and before the run detaches it.
     """
     partitioned.insert_tomorrow()
     begin, detached = OutboxTable._execute_within, []
@@ -479,9 +479,9 @@ def test_a_day_that_an_operator_detaches_meanwhile_is_kept(partitioned, monkeypa
 
 
 @pytest.mark.parametrize("bound", ["maxvalue", "'infinity'"])
-def test_a_partition_without_an_upper_bound_has_the_days_ahead(partitioned, bound):
+def test_a_partition_without_an_upper_bound_covers_the_days_ahead(partitioned, bound):
     """
-    No day is added that would overlap it, and it is never dropped.
+    No overlapping day is added, and the partition is never dropped.
     """
     partitioned.execute(
         "create table towpath.rest partition of towpath.outbox"
@@ -492,7 +492,7 @@ def test_a_partition_without_an_upper_bound_has_the_days_ahead(partitioned, boun
     assert ([], []) == (cleaned.added, cleaned.dropped)
 
 
-def test_days_behind_a_day_with_an_open_writer_wait_with_it(partitioned):
+def test_days_after_a_day_with_an_open_writer_wait_too(partitioned):
     """
     Postgres detaches one partition of a table at a time.
     """
@@ -507,9 +507,9 @@ def test_days_behind_a_day_with_an_open_writer_wait_with_it(partitioned):
     assert ([], first.waiting) == (second.waiting, second.dropped)
 
 
-def test_a_day_that_is_not_published_is_detached_and_stays(partitioned):
+def test_a_day_that_is_not_published_is_detached_but_kept(partitioned):
     """
-    Without the relay a detached day is not dropped; the next run drops it.
+    While the relay is down, a detached day is not dropped; the next run drops it.
     """
     partitioned.confirm()
     partitioned.kill()
@@ -528,9 +528,9 @@ def test_a_day_that_is_not_published_is_detached_and_stays(partitioned):
     assert {event} == partitioned.published(1)
 
 
-def test_an_outbox_with_other_partitions_is_left_alone(partitioned):
+def test_an_outbox_with_different_partitioning_is_refused(partitioned):
     """
-    Partitions by another column belong to their owner.
+    A table partitioned by a different column is left to its owner.
     """
     partitioned.execute(
         "create table towpath.mine (id uuid, occurred_at timestamptz)"

@@ -1,4 +1,4 @@
-"""The console over a running platform: pages, documents, and a part that is lost."""
+"""The console of a running platform: pages, documents, and a relay that is killed."""
 
 import json
 
@@ -21,7 +21,7 @@ PAGES = (
 
 @pytest.fixture(scope="module")
 def console(stack, tmp_path_factory):
-    """Provide a console over a platform with a cache, while an application writes."""
+    """Provide the console of a platform with a cache, while an application writes."""
     sinks = f"[sinks]\nmetrics_ports = {{ serving = {ports.any_free()} }}\n"
     folder = tmp_path_factory.mktemp("console")
     with console_platform(stack, folder, relay=sinks) as served:
@@ -34,22 +34,22 @@ def topic_of(console):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_each_page_is_whole_without_a_script(console, page):
+def test_each_page_is_complete_without_javascript(console, page):
     """
-    It has one heading of the first level, and marks itself in the navigation.
+    Each page has one top-level heading, and is marked as current in the navigation.
     """
-    answer = console.get(page)
+    response = console.get(page)
 
     assert (200, 1, 1) == (
-        answer.status_code,
-        answer.text.count("<h1>"),
-        answer.text.count('aria-current="page"'),
+        response.status_code,
+        response.text.count("<h1>"),
+        response.text.count('aria-current="page"'),
     )
 
 
-def test_rates_and_lags_are_on_every_flow_of_the_topology(console):
+def test_the_topology_shows_the_rate_of_every_flow(console):
     """
-    While an application writes, each flow has a rate, and nothing is red.
+    While an application writes, each flow has a rate, and no part is red.
     """
     until(
         lambda: all(flow["rate"] for flow in console.json("/api/topology")["flows"]),
@@ -66,9 +66,9 @@ def test_rates_and_lags_are_on_every_flow_of_the_topology(console):
     assert all(f'data-part="{part["id"]}"' in shown for part in found["parts"])
 
 
-def test_samples_are_those_of_the_status(console):
+def test_samples_have_the_values_of_the_status(console):
     """
-    The plots show the numbers of the document.
+    A name that the status lacks has no values.
     """
     until(
         lambda: len(console.json("/api/samples", names="slot.lag_bytes")["at"]) > 1,
@@ -83,13 +83,13 @@ def test_samples_are_those_of_the_status(console):
     assert {None} == set(found["values"]["nothing"])
 
 
-def test_the_histogram_of_a_sink_is_that_of_its_driver(console):
+def test_the_histogram_of_a_sink_shows_its_drivers_metrics(console):
     """
-    Its bars count as many batches as it has; the page has them too.
+    The bars add up to the number of batches; the page shows the histogram, too.
     """
     until(
         lambda: console.json("/api/histograms")["histograms"],
-        "the driver's metrics were read",
+        "the driver's metrics have been read",
         timeout_s=PATIENCE_S,
     )
     [found] = [
@@ -106,7 +106,7 @@ def test_the_histogram_of_a_sink_is_that_of_its_driver(console):
 
 def test_the_snapshot_that_filled_the_sink_is_listed(console):
     """
-    The page has its state and its rows, and names each captured table.
+    The document has the snapshot's state; the page shows it with the captured table.
     """
     [row, *_] = console.json("/api/snapshots")["tables"]
     shown = console.get("/source").text
@@ -117,7 +117,7 @@ def test_the_snapshot_that_filled_the_sink_is_listed(console):
 
 def test_a_topic_is_searched_by_key_offset_and_time(console):
     """
-    Each way finds the same record; the newest stands first.
+    Each search finds the same record; newer records come first.
     """
     topic = topic_of(console)
     newest = console.json("/api/messages", topic=topic, limit="5")["records"]
@@ -143,9 +143,9 @@ def test_a_topic_is_searched_by_key_offset_and_time(console):
         ({"topic": "x", "since": "yesterday"}, 422, "since"),
     ],
 )
-def test_a_wrong_look_is_one_clear_problem(console, query, status, text):
+def test_an_invalid_search_gives_one_clear_error(console, query, status, text):
     """
-    Topics that are not the platform's are not shown, and limits hold.
+    Topics that do not belong to the platform and values beyond limits are refused.
     """
     document = console.get("/api/messages", **query)
     page = console.get("/messages", **query)
@@ -156,7 +156,7 @@ def test_a_wrong_look_is_one_clear_problem(console, query, status, text):
 
 def test_a_row_is_traced_to_the_sink(console):
     """
-    The page has the row's records, and the sink's state with its position.
+    The document has the row's records and the sink's state; the page shows the sink.
     """
     find = {"table": "shop.orders", "key": "300"}
     until(
@@ -172,16 +172,16 @@ def test_a_row_is_traced_to_the_sink(console):
     assert 422 == console.get("/api/trace", table="shop.orders").status_code
 
 
-def test_the_doctor_gives_its_findings_with_cures(console):
+def test_the_doctor_shows_its_findings_with_remedies(console):
     """
-    The page asks for the examination, and then has every cure.
+    Once the examination is requested, the page shows the remedy of every finding.
     """
     found = console.json("/api/findings")["findings"]
 
     def shown() -> int:
         return console.get("/doctor", examined="yes").text.count("Cure:")
 
-    # Each request examines again, and a finding may come or go between two of them.
+    # Each request examines again, and a finding may appear or disappear in between.
     until(
         lambda: len(console.json("/api/findings")["findings"]) == shown(),
         "the page has as many findings as the document",
@@ -200,21 +200,21 @@ def test_the_api_describes_each_of_its_routes(console):
     names = (
         "status topology samples histograms snapshots findings topics messages trace"
     )
-    letters = "dead-letters dead-letters/replay dead-letters/discard"
+    dead_letters = "dead-letters dead-letters/replay dead-letters/discard"
     changes = "snapshots/pause snapshots/resume snapshots/stop"
-    expected = [*names.split(), *letters.split(), *changes.split()]
+    expected = [*names.split(), *dead_letters.split(), *changes.split()]
     expected += ["verification", "sinks/change", "sinks", "sinks/refill", "kills"]
     expected += [
         "sinks/rebuild",
         "sinks/drop",
-        *(f"relay/{name}" for name in letters.split()),
+        *(f"relay/{name}" for name in dead_letters.split()),
     ]
     assert {f"/api/{name}" for name in expected} == paths
 
 
-def test_a_dead_letter_is_shown_with_its_reason_and_hidden_columns(console):
+def test_messages_hide_the_columns_that_a_route_masks(console):
     """
-    The record of a parked key is there; a column that a route masks is not.
+    The page shows the records, but not the values of a masked column.
     """
     topic = topic_of(console)
     text = console.platform.config.read_text(encoding="utf-8")
@@ -229,9 +229,9 @@ def test_a_dead_letter_is_shown_with_its_reason_and_hidden_columns(console):
     assert (["note"], {HIDDEN}) == (found["hidden"], notes)
 
 
-def test_a_killed_relay_is_red_and_returns(console):
+def test_a_killed_relay_is_red_until_it_runs_again(console):
     """
-    The topology shows the lost part, its sentence, and then its recovery.
+    The page reports that no relay runs; after the restart, the relay is green again.
     """
     platform = console.platform
 
@@ -244,19 +244,19 @@ def test_a_killed_relay_is_red_and_returns(console):
 
     platform.kill()
     try:
-        # A page has the newest reading, which may fail for a moment.
+        # A page shows the newest reading, which may fail for a moment.
         until(is_named, "the page names the lost relay", timeout_s=PATIENCE_S)
         shown = relay()
     finally:
         platform.start()
-    until(lambda: relay() == "good", "the relay is back", timeout_s=PATIENCE_S)
+    until(lambda: relay() == "good", "the relay is green", timeout_s=PATIENCE_S)
 
     assert ("bad", False) == (shown, is_named())
 
 
 def test_a_login_is_written_to_the_audit_log_of_the_state_folder(console):
     """
-    The log is a line of JSON for each, and never has the token.
+    The log has a line of JSON per event, and never contains the token.
     """
     sent = {"token": TOKEN}
     code = requests.post(f"{console.address}/login", data=sent, timeout=60).status_code

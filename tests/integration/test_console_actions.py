@@ -1,4 +1,4 @@
-"""Actions of the console over a running platform, and their refusals."""
+"""Actions of the console on a running platform, and their refusals."""
 
 import json
 
@@ -35,7 +35,7 @@ values (gen_random_uuid(), 'parcel', %s, %s, '{}', %s)
 
 @pytest.fixture(scope="module")
 def console(stack, tmp_path_factory):
-    """Provide a console over a platform whose snapshots read small chunks."""
+    """Provide the console of a platform whose snapshots read small chunks."""
     folder = tmp_path_factory.mktemp("actions")
     with console_platform(stack, folder, "cache", relay=CHUNKS) as served:
         yield served
@@ -58,54 +58,54 @@ def wait_for(console, snapshot, state):
     )
 
 
-def done(answer):
-    """Return the document of an action that was carried out."""
-    assert answer.ok, answer.text
-    return answer.json()
+def done(response):
+    """Return the document of a successful action."""
+    assert response.ok, response.text
+    return response.json()
 
 
 @pytest.mark.parametrize("path", ACTIONS)
 def test_an_action_without_a_login_is_refused(console, path):
     """
-    Neither a missing nor a wrong token starts anything.
+    A request with a missing or wrong token writes no signal.
     """
     where = f"{console.address}{path}"
     wrong = {"Authorization": "Bearer a-guess-of-this-test"}
     before = console.platform.one("select count(*) from towpath.signal")
-    answers = [
+    responses = [
         requests.post(where, json={}, timeout=60),
         requests.post(where, json={}, headers=wrong, timeout=60),
     ]
 
-    assert [401, 401] == [answer.status_code for answer in answers]
+    assert [401, 401] == [response.status_code for response in responses]
     assert before == console.platform.one("select count(*) from towpath.signal")
 
 
 @pytest.mark.parametrize("path", FORMS)
 @pytest.mark.parametrize(
-    ("word", "origin"),
+    ("token", "origin"),
     [("wrong", None), ("", None), (None, "http://evil.example"), (None, "null")],
 )
-def test_a_form_of_another_site_is_refused(console, path, word, origin):
+def test_a_form_of_another_site_is_refused(console, path, token, origin):
     """
-    The session's cookie alone does nothing: word and origin must be the page's own.
+    The session cookie is not enough: CSRF token and origin must be the page's own.
     """
     browser = console.browser()
     before = console.platform.one("select count(*) from towpath.signal")
-    answer = browser.session.post(
+    response = browser.session.post(
         f"{console.address}{path}",
-        data={"word": browser.csrf_token if word is None else word},
+        data={"word": browser.csrf_token if token is None else token},
         headers={"Origin": origin} if origin else {},
         timeout=60,
     )
 
-    assert (403, True) == (answer.status_code, "<h1>Forbidden" in answer.text)
+    assert (403, True) == (response.status_code, "<h1>Forbidden" in response.text)
     assert before == console.platform.one("select count(*) from towpath.signal")
 
 
 def test_a_snapshot_is_started_paused_resumed_and_stopped(console):
     """
-    Each answer is the relay's own, and each action is in the audit log, twice.
+    Each response has the relay's response, and the audit log has two lines per action.
     """
     started = done(console.post("/api/snapshots", SLOW))
     names = {"names": [started["id"]]}
@@ -119,25 +119,27 @@ def test_a_snapshot_is_started_paused_resumed_and_stopped(console):
 
     assert ["paused", "resumed", "stopped"] == [
         word
-        for word, answer in zip(
+        for word, response in zip(
             ("paused", "resumed", "stopped"), (paused, resumed, stopped), strict=True
         )
-        if answer["detail"][word] == ["shop.orders"]
+        if response["detail"][word] == ["shop.orders"]
     ]
-    for event, answer in (("start", started), ("stop", stopped)):
+    for event, response in (("start", started), ("stop", stopped)):
         begun, ended = (
-            line for line in console.audited() if line.get("action") == answer["action"]
+            line
+            for line in console.audited()
+            if line.get("action") == response["action"]
         )
         assert ("token", "begun", f"snapshot {event}") == (
             *(begun["who"], begun["outcome"]),
             ended["event"],
         )
-        assert ended["outcome"].startswith(answer["id"])
+        assert ended["outcome"].startswith(response["id"])
 
 
-def test_the_page_acts_by_forms_and_shows_the_outcome(console):
+def test_the_pages_forms_act_and_show_the_outcome(console):
     """
-    The buttons of a snapshot are those that its state allows.
+    A snapshot has only the buttons that its state allows.
     """
     browser = console.browser()
     page = browser.send(
@@ -171,27 +173,27 @@ def test_the_page_acts_by_forms_and_shows_the_outcome(console):
         ("/stop", {"names": ["nothing"]}, 422, "there is no snapshot nothing"),
     ],
 )
-def test_a_wrong_request_has_the_answer_of_the_command(
+def test_a_wrong_request_gets_the_error_of_the_command(
     console, path, document, status, text
 ):
     """
-    It is a problem document, and the refusal stands in the audit log.
+    The response is a problem document.
     """
-    answer = console.post(f"/api/snapshots{path}", document)
+    response = console.post(f"/api/snapshots{path}", document)
 
-    assert (status, True) == (answer.status_code, text in answer.text)
-    assert "application/problem+json" == answer.headers["Content-Type"]
+    assert (status, True) == (response.status_code, text in response.text)
+    assert "application/problem+json" == response.headers["Content-Type"]
 
 
-def test_an_id_is_used_once(console):
+def test_an_id_can_be_used_only_once(console):
     """
-    The second request with an id is refused, and recorded as refused.
+    The second request with an id is refused; the audit log has the refusal.
     """
-    asked = {"tables": ["shop.orders"], "keys": ["7"], "id": "once"}
-    answers = [console.post("/api/snapshots", asked) for _ in range(2)]
+    request = {"tables": ["shop.orders"], "keys": ["7"], "id": "once"}
+    responses = [console.post("/api/snapshots", request) for _ in range(2)]
     last = console.audited()[-1]
 
-    assert [200, 422] == [answer.status_code for answer in answers]
+    assert [200, 422] == [response.status_code for response in responses]
     assert ("snapshot start", True) == (
         last["event"],
         "refused: signal once already exists" in last["outcome"],
@@ -199,55 +201,55 @@ def test_an_id_is_used_once(console):
     assert TOKEN not in str(console.audited())
 
 
-def test_nothing_is_done_while_the_audit_log_cannot_be_written(console):
+def test_actions_are_refused_while_the_audit_log_cannot_be_written(console):
     """
-    The action is refused before it begins.
+    A snapshot request fails before its signal is written.
     """
     log = console.audit_log
-    # No test before this one need have written to it.
+    # The log may not exist yet if this test runs first.
     log.parent.mkdir(exist_ok=True)
     log.touch()
     kept = log.rename(log.with_suffix(".kept"))
     log.mkdir()
     try:
-        asked = {"tables": ["shop.orders"], "id": "unlogged"}
-        answer = console.post("/api/snapshots", asked)
+        request = {"tables": ["shop.orders"], "id": "unlogged"}
+        response = console.post("/api/snapshots", request)
     finally:
         log.rmdir()
         kept.rename(log)
 
-    assert (503, set()) == (answer.status_code, states_of(console, "unlogged"))
-    assert "audit.jsonl" in answer.json()["detail"]
+    assert (503, set()) == (response.status_code, states_of(console, "unlogged"))
+    assert "audit.jsonl" in response.json()["detail"]
 
 
 def send_unreadable(console, key):
-    """Produce a record of an order that is no change, which parks its key."""
+    """Produce an invalid record for an order, which parks the order's key."""
     topic = console.platform.topic("shop.orders")
     found = console.json("/api/messages", topic=topic, limit="1")["records"]
     producer = Producer(
         {"bootstrap.servers": console.platform.kafka, "partitioner": "murmur2_random"}
     )
     position = [("position", found[0]["position"].encode())]
-    producer.produce(topic, b"no change", json.dumps({"id": key}), headers=position)
+    producer.produce(topic, b"not a change", json.dumps({"id": key}), headers=position)
     producer.flush()
-    until(lambda: letters(console, key), f"{key} is parked", timeout_s=PATIENCE_S)
-    return letters(console, key)[0]
+    until(lambda: dead_letters(console, key), f"{key} is parked", timeout_s=PATIENCE_S)
+    return dead_letters(console, key)[0]
 
 
-def letters(console, key):
+def dead_letters(console, key):
     """Return the dead letters of one order."""
     return console.json("/api/dead-letters", sink="cache", key=str(key))["dead_letters"]
 
 
 def test_dead_letters_are_replayed_and_discarded_by_their_keys(console):
     """
-    The sink refuses one again, as for the command; a discard must be confirmed.
+    The sink refuses the replayed dead letters again; a discard must be confirmed.
     """
     keys = {"sink": "cache", "keys": ["301", "302"]}
     assert all(send_unreadable(console, key)["is_parked"] for key in (301, 302))
     replayed = done(console.post("/api/dead-letters/replay", keys))
     unconfirmed = console.post("/api/dead-letters/discard", keys)
-    kept = len(letters(console, 301))
+    kept = len(dead_letters(console, 301))
     discarded = done(
         console.post("/api/dead-letters/discard", keys | {"confirm": True})
     )
@@ -263,23 +265,23 @@ def test_dead_letters_are_replayed_and_discarded_by_their_keys(console):
     assert (422, True) == (again.status_code, "has no dead letters" in again.text)
 
 
-def test_the_page_asks_before_it_discards(console):
+def test_the_page_asks_for_confirmation_before_it_discards(console):
     """
-    The first form shows the question, and only the second one discards.
+    The first form shows the confirmation prompt; only the second one discards.
     """
     send_unreadable(console, 303)
     browser = console.browser()
     shown = browser.get("/dead-letters")
-    chosen = {"sink": "cache", "keys": letters(console, 303)[0]["key"]}
-    question = browser.send("/dead-letters/discard", **chosen)
-    kept = len(letters(console, 303))
+    chosen = {"sink": "cache", "keys": dead_letters(console, 303)[0]["key"]}
+    prompt = browser.send("/dead-letters/discard", **chosen)
+    kept = len(dead_letters(console, 303))
     outcome = browser.send("/dead-letters/discard", **chosen, confirm="true")
 
     assert ('id="discard-chosen-cache"' in shown, 1) == (True, kept)
-    assert "Discard the dead letters of cache" in question.text
+    assert "Discard the dead letters of cache" in prompt.text
     assert ("dead letters discard:</strong>" in outcome.text, []) == (
         True,
-        letters(console, 303),
+        dead_letters(console, 303),
     )
     assert 'id="discard-' not in console.get("/dead-letters").text
 
@@ -294,24 +296,24 @@ def test_the_page_asks_before_it_discards(console):
         ({"keys": ["7"]}, "sink"),
     ],
 )
-def test_a_wrong_replay_is_one_clear_problem(console, document, text):
+def test_an_invalid_replay_gives_one_clear_error(console, document, text):
     """
-    Nothing is sent to the sink.
+    The response has the reason, with status 422.
     """
-    answer = console.post("/api/dead-letters/replay", document)
+    response = console.post("/api/dead-letters/replay", document)
 
-    assert (422, True) == (answer.status_code, text in answer.text)
+    assert (422, True) == (response.status_code, text in response.text)
 
 
 def test_parked_aggregates_are_released_while_the_relay_is_stopped(console):
     """
-    The checks are those of the command: the slot is free, and each event has a record.
+    As with the command, the slot must be free, and each row must be a valid event.
     """
     platform = console.platform
     # The topic exists from its first event on.
     platform.execute(BROKEN, "fine", "Sent", None)
     for parcel in ("one", "two"):
-        platform.execute(BROKEN, parcel, "Broken", '["no object"]')
+        platform.execute(BROKEN, parcel, "Broken", '["not an object"]')
         platform.execute(BROKEN, parcel, "Sent", None)
     platform.confirm()
     path = "/api/relay/dead-letters"
@@ -343,31 +345,31 @@ def test_parked_aggregates_are_released_while_the_relay_is_stopped(console):
         again: (422, "parcel one is not parked"),
     }
     assert list(refused.values()) == [
-        (answer.status_code, text if text in answer.text else answer.text)
-        for answer, (_, text) in refused.items()
+        (response.status_code, text if text in response.text else response.text)
+        for response, (_, text) in refused.items()
     ]
     assert [(1, 1), (1, 1)] == [
         (one["published"], one["dropped"]) for one in released["released"]
     ]
 
 
-def test_a_parked_aggregate_is_given_up_by_the_page(console):
+def test_a_parked_aggregate_is_discarded_through_the_page(console):
     """
-    The page asks first; then its events are never published.
+    The page asks for confirmation; after it, the aggregate's events are discarded.
     """
     platform, browser = console.platform, console.browser()
-    platform.execute(BROKEN, "lost", "Broken", '["no object"]')
+    platform.execute(BROKEN, "lost", "Broken", '["not an object"]')
     platform.confirm()
     platform.stop()
     try:
         shown = browser.get("/dead-letters")
         chosen = {"aggregates": '["parcel", "lost"]'}
-        question = browser.send("/dead-letters/relay/discard", **chosen)
+        prompt = browser.send("/dead-letters/relay/discard", **chosen)
         outcome = browser.send("/dead-letters/relay/discard", **chosen, confirm="true")
     finally:
         platform.start()
 
-    assert ("Choose parcel lost" in shown, "parcel lost?" in question.text) == (
+    assert ("Choose parcel lost" in shown, "parcel lost?" in prompt.text) == (
         True,
         True,
     )
@@ -377,16 +379,16 @@ def test_a_parked_aggregate_is_given_up_by_the_page(console):
 
 def test_a_signal_waits_while_no_relay_runs(console):
     """
-    The answer says so after ten seconds; the next relay carries the signal out.
+    After ten seconds, the response reports it; the next relay executes the signal.
     """
-    asked = {"tables": ["shop.orders"], "keys": ["7"], "id": "later"}
+    request = {"tables": ["shop.orders"], "keys": ["7"], "id": "later"}
     console.platform.stop()
     try:
-        answer = console.post("/api/snapshots", asked)
+        response = console.post("/api/snapshots", request)
         last = console.audited()[-1]["outcome"]
     finally:
         console.platform.start()
     wait_for(console, "later", "completed")
 
-    assert (503, True) == (answer.status_code, "Retry-After" in answer.headers)
-    assert all("waits in towpath.signal" in text for text in (answer.text, last))
+    assert (503, True) == (response.status_code, "Retry-After" in response.headers)
+    assert all("waits in towpath.signal" in text for text in (response.text, last))

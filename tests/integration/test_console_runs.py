@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def console(stack, tmp_path_factory):
-    """Provide a console over a platform with two sinks, while an application writes."""
+    """Provide the console of a platform with two sinks, while an application writes."""
     stack.up("opensearch")
     folder = tmp_path_factory.mktemp("runs")
     with console_platform(stack, folder, "search", "cache") as served:
@@ -41,12 +41,12 @@ name = "{prefix}-extra"
 
 
 def newest(console, path=VERIFICATION):
-    """Return the newest run of a kind."""
+    """Return the newest run at a path, by default the newest verification."""
     return console.json(path)["run"]
 
 
 def ended(console, path=VERIFICATION):
-    """Return the newest run of a kind once it has ended."""
+    """Wait until the newest run at a path has ended, and return it."""
     until(
         lambda: newest(console, path)["state"] != "running",
         "the run has ended",
@@ -55,9 +55,9 @@ def ended(console, path=VERIFICATION):
     return newest(console, path)
 
 
-def test_a_verification_goes_on_without_its_browser(console):
+def test_a_verification_continues_without_its_browser(console):
     """
-    It has steps with their rates, and its end is in the audit log.
+    The run reports its steps with their rows; the audit log has its end.
     """
     console.browser().send("/verify", sinks="cache")
     run = ended(console)
@@ -81,7 +81,7 @@ def test_a_verification_goes_on_without_its_browser(console):
 
 def test_one_verification_runs_at_a_time(console):
     """
-    The second one is refused, and the first one goes on.
+    A second verification is refused, and the first one continues.
     """
     with console.platform.writer.paused():
         first, second = (console.post("/api/verification") for _ in range(2))
@@ -104,20 +104,20 @@ def test_one_verification_runs_at_a_time(console):
         ({"sink": "cache"}, "sink"),
     ],
 )
-def test_a_wrong_verification_does_not_begin(console, document, text):
+def test_an_invalid_verification_does_not_begin(console, document, text):
     """
-    The answer is the command's, and the newest run is still the one before.
+    The response has the command's error, and no run is added.
     """
     before = newest(console)
-    answer = console.post("/api/verification", document)
+    response = console.post("/api/verification", document)
 
-    assert (422, True) == (answer.status_code, text in answer.text)
+    assert (422, True) == (response.status_code, text in response.text)
     assert before == newest(console)
 
 
 def test_a_verification_needs_a_login(console):
     """
-    It reads whole tables, so nobody else begins one.
+    A verification reads whole tables, so an anonymous user cannot start one.
     """
     where = f"{console.address}/api/verification"
     browser = console.browser()
@@ -130,7 +130,7 @@ def test_a_verification_needs_a_login(console):
 
 def test_differences_are_shown_by_key_and_column_and_repaired(console):
     """
-    A hidden column's values stay hidden; the repair is a run of its own.
+    The page shows the different value; a separate run repairs it.
     """
     with console.platform.writer.paused(), settled_order(console.platform) as order:
         order.change_note("not the source's")
@@ -148,9 +148,9 @@ def test_differences_are_shown_by_key_and_column_and_repaired(console):
     assert ("equal", 1) == (repaired["result"], repaired["routes"][0]["repaired"])
 
 
-def test_values_of_a_masked_column_stay_hidden_in_differences(console):
+def test_values_of_a_masked_column_are_hidden_in_differences(console):
     """
-    The source has the value in the clear, and so may the sink after a fault.
+    The source has the plain value, and after a fault the sink may have it too.
     """
     platform = console.platform
     text = platform.config.read_text(encoding="utf-8")
@@ -170,7 +170,7 @@ def test_values_of_a_masked_column_stay_hidden_in_differences(console):
 
 
 def extra(console):
-    """Return the block of another sink."""
+    """Return the configuration block of an additional sink."""
     platform = console.platform
     return EXTRA.format(url=platform.shared.redis_url, prefix=platform.prefix)
 
@@ -182,13 +182,13 @@ def names_of(console):
 
 def test_a_sink_is_added_refilled_and_dropped(console):
     """
-    Each change is a run with the lines of the command; the drop is confirmed.
+    Each change is a run with an outcome; the drop must be confirmed.
     """
     browser, prefix = console.browser(), console.platform.prefix
     browser.send("/sinks", block=extra(console).replace("\n", "\r\n"))
     added = ended(console, CHANGE)
     refilled = browser.send("/sinks/refill", sink="extra"), ended(console, CHANGE)
-    question = browser.send("/sinks/drop", sink="extra", data="true")
+    prompt = browser.send("/sinks/drop", sink="extra", data="true")
     is_kept = 'name = "extra"' in console.platform.config.read_text()
     browser.send("/sinks/drop", sink="extra", data="true", confirm="true")
     dropped = ended(console, CHANGE)
@@ -200,7 +200,7 @@ def test_a_sink_is_added_refilled_and_dropped(console):
         (step["name"], step["rows"] > 0) for step in added["steps"]
     ]
     assert "extra is refilled" == refilled[1]["outcome"]
-    assert (f"and all that it wrote ({prefix}-extra)" in question.text, True) == (
+    assert (f"and all that it wrote ({prefix}-extra)" in prompt.text, True) == (
         True,
         is_kept,
     )
@@ -226,36 +226,36 @@ def test_a_sink_is_added_refilled_and_dropped(console):
         ("/drop", {"sink": "nowhere", "confirm": True}, 422, "nowhere"),
     ],
 )
-def test_a_wrong_change_does_not_begin(console, path, document, status, text):
+def test_an_invalid_change_does_not_begin(console, path, document, status, text):
     """
-    The sinks stay as they are.
+    The request is refused, and no run is added.
     """
     before = newest(console, CHANGE)
-    answer = console.post(f"/api/sinks{path}", document)
+    response = console.post(f"/api/sinks{path}", document)
 
-    assert (status, True) == (answer.status_code, text in answer.text)
+    assert (status, True) == (response.status_code, text in response.text)
     assert before == newest(console, CHANGE)
 
 
-def test_a_block_that_does_not_fit_ends_its_run_with_the_reason(console):
+def test_an_unusable_block_ends_its_run_with_the_reason(console):
     """
-    The file stays as it was.
+    The configuration file does not change.
     """
     before = console.platform.config.read_text()
     block = extra(console).replace("shop.orders", "shop.none")
-    answer = console.post("/api/sinks", {"block": block})
+    response = console.post("/api/sinks", {"block": block})
     run = ended(console, CHANGE)
 
-    assert (202, "failed") == (answer.status_code, run["state"])
+    assert (202, "failed") == (response.status_code, run["state"])
     assert ("shop.none" in run["outcome"], before) == (
         True,
         console.platform.config.read_text(),
     )
 
 
-def test_sinks_are_changed_only_where_their_state_is(console):
+def test_sinks_are_changed_only_where_their_state_is_stored(console):
     """
-    A console with another state folder names what is missing, on the page too.
+    With a different state folder, the API and the page report the missing state.
     """
     folder = console.platform.folder
     config = console.platform.config
@@ -263,14 +263,14 @@ def test_sinks_are_changed_only_where_their_state_is(console):
     try:
         other = text.replace('state_folder = "state"', 'state_folder = "elsewhere"')
         config.write_text(other, encoding="utf-8")
-        answer = console.post("/api/sinks/drop", {"sink": "cache", "confirm": True})
+        response = console.post("/api/sinks/drop", {"sink": "cache", "confirm": True})
         added = console.post("/api/sinks", {"block": extra(console)})
         page = console.browser().get("/sinks")
     finally:
         config.write_text(text, encoding="utf-8")
 
-    assert (409, 409) == (answer.status_code, added.status_code)
-    assert f"{folder}/elsewhere holds no state of cache" in answer.json()["detail"]
+    assert (409, 409) == (response.status_code, added.status_code)
+    assert f"{folder}/elsewhere holds no state of cache" in response.json()["detail"]
     assert ("To refill or drop it:" in page, 'id="drop-cache"' in page) == (True, False)
     assert 'id="drop-cache"' in console.browser().get("/sinks")
 
@@ -278,7 +278,7 @@ def test_sinks_are_changed_only_where_their_state_is(console):
 @pytest.mark.parametrize("path", ["", "/refill", "/rebuild", "/drop"])
 def test_a_change_of_sinks_needs_a_login(console, path):
     """
-    Neither the API nor a form acts for anybody.
+    Neither the API nor a form accepts an anonymous change.
     """
     api = requests.post(f"{console.address}/api/sinks{path}", json={}, timeout=60)
     form = requests.post(f"{console.address}/sinks{path}", data={}, timeout=60)
@@ -289,7 +289,7 @@ def test_a_change_of_sinks_needs_a_login(console, path):
 
 @contextmanager
 def index_of(console):
-    """Provide a client of the index, and the name under which it is searched."""
+    """Provide a search client, and the index's alias."""
     platform = console.platform
     with closing(OpenSearch(hosts=[platform.shared.opensearch_url])) as client:
         yield client, f"{platform.prefix}-orders"
@@ -297,7 +297,7 @@ def index_of(console):
 
 def test_an_index_is_rebuilt_while_it_is_written(console):
     """
-    The new index takes over with every row, and the run has the command's lines.
+    The new index replaces the old one with all rows; the run has the command's output.
     """
     with index_of(console) as (client, name):
         before = {*client.indices.get_alias(name=name)}
@@ -316,13 +316,13 @@ def test_an_index_is_rebuilt_while_it_is_written(console):
     assert "sink rebuild ended" == console.audited()[-1]["event"]
 
 
-def test_a_dead_letter_is_applied_once_its_index_takes_it(console):
+def test_a_dead_letter_is_applied_once_its_index_accepts_it(console):
     """
-    A mapping refuses a long note; corrected, it takes the one that is replayed.
+    A mapping refuses a long note; after a correction, it accepts the replayed note.
     """
     key, note = 900_001, "n" * 40_000
 
-    def letters():
+    def dead_letters():
         wanted = {"sink": "search", "key": str(key)}
         return console.json("/api/dead-letters", **wanted)["dead_letters"]
 
@@ -336,8 +336,8 @@ def test_a_dead_letter_is_applied_once_its_index_takes_it(console):
         keep_terms(100_000)
         insert = "insert into shop.orders values (%s, 'placed', %s)"
         console.platform.execute(insert, key, note)
-        until(letters, "the row is a dead letter", timeout_s=PATIENCE_S)
-        (refused,) = letters()
+        until(dead_letters, "the row is a dead letter", timeout_s=PATIENCE_S)
+        (refused,) = dead_letters()
         keep_terms(256)
         chosen = {"sink": "search", "keys": refused["key"]}
         page = console.browser().send("/dead-letters/replay", **chosen)
@@ -345,5 +345,5 @@ def test_a_dead_letter_is_applied_once_its_index_takes_it(console):
 
     assert (True, True) == (refused["is_parked"], "immense term" in refused["reason"])
     assert "dead letters replay:</strong>" in page.text
-    assert ([], note) == (letters(), found["note"])
+    assert ([], note) == (dead_letters(), found["note"])
     assert "dead letters replay" == console.audited()[-1]["event"]

@@ -1,4 +1,4 @@
-"""Reading COPY as libpq has it: all lines, every error, and what is left after it."""
+"""The relay's COPY reader: its lines, its errors, and the connection afterwards."""
 
 from collections.abc import Iterator
 
@@ -19,43 +19,43 @@ FAILING = b"copy (select 1 / (500 - n) from generate_series(1, 1000) n) to stdou
 
 @pytest.fixture
 def connection(database: str) -> Iterator[Connection]:
-    """Provide a connection of the relay's kind."""
+    """Provide a connection as the relay makes it."""
     made = connect(database)
     yield made
     made.close()
 
 
-def answer(connection: Connection) -> object:
-    """Ask something, to see that the connection goes on."""
+def query_result(connection: Connection) -> object:
+    """Run a query, to check that the connection can still be used."""
     row = connection.execute("select 42").fetchone()
     return row and row[0]
 
 
-def test_all_lines_come_in_order(connection: Connection):
+def test_all_lines_arrive_in_order(connection: Connection):
     """
-    Some at a time, each whole; then the connection is as before.
+    Each batch has whole lines, and the connection can be used afterwards.
     """
     batches = list(copy_out(connection, MANY))
 
     assert len(batches) > 1
     assert (MANY_LINES, 42) == (
         [line for lines in batches for line in lines],
-        answer(connection),
+        query_result(connection),
     )
 
 
-def test_a_line_of_megabytes_is_whole(connection: Connection):
+def test_a_line_of_megabytes_arrives_in_one_piece(connection: Connection):
     """
-    However often the socket has to be read for it.
+    The reader joins a line from many reads of the socket.
     """
     statement = b"copy (select repeat('ab', 4000000)) to stdout"
 
     assert [[b"ab" * 4_000_000 + b"\n"]] == list(copy_out(connection, statement))
 
 
-def test_a_statement_of_megabytes_is_sent_whole(connection: Connection):
+def test_a_statement_of_megabytes_is_sent_completely(connection: Connection):
     """
-    It is larger than what the socket takes at once.
+    The statement is larger than the socket's buffer.
     """
     keys = b",".join(b"%d" % n for n in range(1_500_000))
     statement = b"copy (select 7 where 7 in (%b)) to stdout" % keys
@@ -63,24 +63,24 @@ def test_a_statement_of_megabytes_is_sent_whole(connection: Connection):
     assert [[b"7\n"]] == list(copy_out(connection, statement))
 
 
-def test_no_rows_are_no_lines(connection: Connection):
+def test_an_empty_result_gives_no_lines(connection: Connection):
     """
-    An empty table is read like any other.
+    A query without rows yields nothing, and the connection can be used afterwards.
     """
     statement = b"copy (select 1 where false) to stdout"
 
-    assert ([], 42) == (list(copy_out(connection, statement)), answer(connection))
+    assert ([], 42) == (list(copy_out(connection, statement)), query_result(connection))
 
 
-def test_an_error_in_the_middle_is_raised_behind_the_lines(connection: Connection):
+def test_an_error_in_the_middle_is_raised_after_the_lines(connection: Connection):
     """
-    It has its SQLSTATE; the connection goes on.
+    The error has the class of its SQLSTATE; the connection can be used afterwards.
     """
     lines: list[bytes] = []
     with pytest.raises(psycopg.errors.DivisionByZero):
         lines.extend(line for some in copy_out(connection, FAILING) for line in some)
 
-    assert (499, 42) == (len(lines), answer(connection))
+    assert (499, 42) == (len(lines), query_result(connection))
 
 
 @pytest.mark.parametrize(
@@ -94,17 +94,17 @@ def test_a_statement_without_copy_is_refused(
     connection: Connection, statement: bytes, error: type[psycopg.Error]
 ):
     """
-    The server refuses it, or there is nothing to read.
+    Either the server refuses the statement, or it sends no COPY data.
     """
     with pytest.raises(error):
         list(copy_out(connection, statement))
 
-    assert 42 == answer(connection)
+    assert 42 == query_result(connection)
 
 
 def test_a_copy_can_be_cancelled(connection: Connection):
     """
-    The reader itself does so when it has enough.
+    The reader raises the cancellation, and the connection can be used afterwards.
     """
     statement = b"copy (select generate_series(1, 100000000)) to stdout"
     reading = copy_out(connection, statement)
@@ -113,12 +113,12 @@ def test_a_copy_can_be_cancelled(connection: Connection):
     with pytest.raises(psycopg.errors.QueryCanceled):
         list(reading)
 
-    assert 42 == answer(connection)
+    assert 42 == query_result(connection)
 
 
 def test_a_reader_that_ends_early_closes_its_connection(connection: Connection):
     """
-    The server's remaining rows would be taken for another answer.
+    Otherwise the remaining rows would be taken for the result of the next query.
     """
     for _ in copy_out(connection, MANY):
         break
@@ -126,11 +126,11 @@ def test_a_reader_that_ends_early_closes_its_connection(connection: Connection):
     assert connection.closed
 
 
-def test_a_dead_server_is_an_error(connection: Connection, database: str):
+def test_a_terminated_session_raises_an_error(connection: Connection, database: str):
     """
-    Also while the thread sleeps on the socket.
+    The reader is waiting on the socket when the server ends the session.
     """
-    # The first line is on its way when the third lets the server sleep.
+    # The server has sent the first line when it sleeps before the third.
     statement = (
         b"copy (select repeat('x', 100000), pg_sleep(case n when 3 then 30 else 0 end)"
         b" from generate_series(1, 3) n) to stdout"

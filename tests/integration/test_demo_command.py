@@ -1,4 +1,4 @@
-"""Commands that the demo runs to their end: real processes, none left behind."""
+"""Commands that the demo runs to completion, as real processes."""
 
 import os
 import sys
@@ -19,18 +19,18 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 
 def python(code):
-    """Return the command that runs a few words of Python."""
+    """Return the command that runs a piece of Python code."""
     return (sys.executable, "-c", code)
 
 
 @pytest.fixture
-def around(tmp_path):
-    """Give the surroundings of short commands."""
+def environment(tmp_path):
+    """Provide the environment of short commands."""
     return CommandEnvironment({"PATH": os.defpath}, tmp_path, 20.0)
 
 
 def children():
-    """List the processes that this one has started and that still live."""
+    """Return the ids of this process's descendants that still run."""
     return [
         child.pid
         for child in psutil.Process().children(recursive=True)
@@ -38,9 +38,9 @@ def children():
     ]
 
 
-def test_every_command_tells_how_it_ended(around):
+def test_every_command_returns_its_outcome(environment):
     """
-    Codes, output and errors come back under each command's name.
+    Exit code, output and errors are returned under each command's name.
     """
     commands = {
         "good": python("print('fine')"),
@@ -52,27 +52,29 @@ def test_every_command_tells_how_it_ended(around):
         "bad": CommandOutcome(3, "", "no"),
         "quiet": CommandOutcome(0, "", ""),
     }
-    actual = run_all(commands, around, at_once=2)
+    actual = run_all(commands, environment, at_once=2)
 
     assert expected == actual
 
 
-def test_a_command_that_must_succeed_tells_its_last_words(around):
+def test_the_failure_of_a_checked_command_has_its_last_output(environment):
     """
-    A failure is reported with the end of what the command printed.
+    The error contains the end of the command's output.
     """
     with pytest.raises(StepError, match=r"ended with 1\n.*the reason"):
-        run_checked(python("raise SystemExit('the reason')"), around)
+        run_checked(python("raise SystemExit('the reason')"), environment)
 
 
-def test_what_is_late_is_killed_with_all_its_children(tmp_path):
+def test_a_late_command_is_killed_with_all_its_children(tmp_path):
     """
-    A command that takes too long is killed, and so is what it has started.
+    A command that takes too long is killed, together with its child processes.
     """
     before = children()
-    around = CommandEnvironment({"PATH": os.defpath}, tmp_path, 1.0)
+    environment = CommandEnvironment({"PATH": os.defpath}, tmp_path, 1.0)
     with pytest.raises(StepError, match="not done after 1 s: slow"):
-        run_all({"slow": ("/bin/sh", "-c", "sleep 60 & sleep 60")}, around, at_once=1)
+        run_all(
+            {"slow": ("/bin/sh", "-c", "sleep 60 & sleep 60")}, environment, at_once=1
+        )
     clock = SystemClock()
     deadline = Deadline(clock, 5.0)
     while children() != before and not deadline.passed():

@@ -52,9 +52,9 @@ def examined(config: Path, capsys) -> tuple[int, list[dict]]:
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_what_init_makes_is_missed_before_and_not_after(config: Path, capsys):
+def test_the_doctor_misses_the_objects_of_init_until_it_has_run(config: Path, capsys):
     """
-    Before init every missing part is an error with its cure; after it none is left.
+    Before init, every missing object is a finding with a remedy; after it, none is.
     """
     code, before = examined(config, capsys)
     missing = [row for row in before if row["cure"] == "run towpath relay init"]
@@ -65,9 +65,9 @@ def test_what_init_makes_is_missed_before_and_not_after(config: Path, capsys):
     assert (1, 9, []) == (code, len(missing), errors)
 
 
-def test_a_server_without_bound_is_warned_of_on_the_screen(config: Path, capsys):
+def test_an_unbounded_slot_gives_a_warning_with_a_command(config: Path, capsys):
     """
-    W-14: the table shows what, why and the command that cures it.
+    The printed table has the finding and the statement that corrects it (W-14).
     """
     init(config, dry_run=False)
     capsys.readouterr()
@@ -81,11 +81,11 @@ def test_a_server_without_bound_is_warned_of_on_the_screen(config: Path, capsys)
     )
 
 
-def test_a_broker_that_is_away_does_not_hide_the_source(
+def test_an_unreachable_broker_does_not_hide_the_findings_of_the_source(
     database: str, unique: str, tmp_path: Path, capsys
 ):
     """
-    A part that cannot be asked gives exit code 3; the other is examined all the same.
+    The exit code is 3, but the source is still examined.
     """
     config = configure(tmp_path, database, "127.0.0.1:1", unique)
     code, rows = examined(config, capsys)
@@ -98,11 +98,11 @@ def test_a_broker_that_is_away_does_not_hide_the_source(
     )
 
 
-def test_the_status_of_a_relay_whose_broker_is_away_is_readable(
+def test_the_status_of_a_relay_with_an_unreachable_broker_is_readable(
     database: str, unique: str, tmp_path: Path, capsys
 ):
     """
-    Its lines are those of the command alone, and one says what is not known.
+    The output has no log lines of the client, and says that the state is unknown.
     """
     config = configure(tmp_path, database, "127.0.0.1:1", unique)
     capsys.readouterr()
@@ -115,7 +115,7 @@ def test_the_status_of_a_relay_whose_broker_is_away_is_readable(
 
 def test_a_role_that_may_not_replicate_is_found(config: Path, unique: str, capsys):
     """
-    B79: ordinary connections work and the replication protocol does not: why, and what.
+    Ordinary connections work, but replication is refused; a finding has a remedy (B79).
     """
     text = config.read_text(encoding="utf-8")
     dsn = text.partition('dsn = "')[2].partition('"')[0]
@@ -131,11 +131,11 @@ def test_a_role_that_may_not_replicate_is_found(config: Path, unique: str, capsy
     assert (1, 1) == (code, len(found))
 
 
-def test_a_topic_that_forgets_too_early_is_found(
+def test_a_topic_with_too_short_a_retention_is_found(
     config: Path, unique: str, stack, capsys
 ):
     """
-    A topic that somebody made by hand is compared with what [topics] asks for.
+    A topic that was created by hand is compared with the settings in [topics].
     """
     admin = AdminClient({"bootstrap.servers": stack.kafka})
     name = table_topic(unique, TableName("public", "note"))
@@ -152,7 +152,7 @@ def test_a_topic_that_forgets_too_early_is_found(
 
 def test_a_declared_view_that_cannot_be_read_is_found(config: Path, capsys):
     """
-    Its outbox topic could not be filled, and nobody would know before the signal.
+    Otherwise nobody would know before a signal that its topic cannot be filled.
     """
     text = config.read_text(encoding="utf-8")
     view = '[[relay.outbox.view]]\naggregate_type = "note"\nview = "public.state"\n'
@@ -169,7 +169,7 @@ def test_a_declared_view_that_cannot_be_read_is_found(config: Path, capsys):
 
 def test_sinks_and_registry_are_examined_too(config: Path, capsys):
     """
-    A target that does not answer and an absent registry are found.
+    An unreachable target and an unreachable registry are found.
     """
     init(config, dry_run=False)
     prefix = config.read_text(encoding="utf-8").partition('prefix = "')[2].split('"')[0]
@@ -188,7 +188,7 @@ kind = "event_log"
 """
     plain = config.read_text(encoding="utf-8")
     config.write_text(plain + more, encoding="utf-8")
-    away, rows = examined(config, capsys)
+    unreachable, rows = examined(config, capsys)
     sink = more.partition("[[sink]]")[2].split("[[sink.route]]")[0]
     cache = sink.replace('"hook"', '"cache"').replace('"webhook"', '"cache"')
     cache = cache.split("webhook =")[0].replace("http:", "redis:")
@@ -197,7 +197,7 @@ kind = "event_log"
     code, others = examined(config, capsys)
 
     assert (3, {("registry", "unavailable")}) == (
-        away,
+        unreachable,
         {(r["part"], r["level"]) for r in rows if r["level"] not in HARMLESS},
     )
     assert (1, {("sink cache", "error")}) == (
@@ -206,9 +206,10 @@ kind = "event_log"
     )
 
 
-def test_a_mistyped_topic_under_an_expression_is_found(config: Path, capsys):
+def test_a_mistyped_topic_that_an_expression_matches_is_found(config: Path, capsys):
     """
-    The expression takes the name, and the source has no such table.
+    The expression of the captured tables matches the name, but no such table exists.
+
     """
     init(config, dry_run=False)
     plain = config.read_text(encoding="utf-8")

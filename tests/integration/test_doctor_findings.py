@@ -50,7 +50,7 @@ FILTERED = (
 
 
 class SlowClock(SystemClock):
-    """A clock that is an hour late."""
+    """A clock that is an hour slow."""
 
     def now(self) -> datetime:
         return super().now() - timedelta(hours=1)
@@ -127,11 +127,9 @@ class SlowClock(SystemClock):
         ),
     ],
 )
-def test_a_source_that_was_altered_is_found(
-    source: Source, statements: str, finding: str
-):
+def test_an_altered_source_is_found(source: Source, statements: str, finding: str):
     """
-    B32, B61, B73, B74, B81: each is absent from a prepared source, and then there.
+    Each finding is absent until the source is altered (B32, B61, B73, B74, B81).
     """
     before = examined(source)
     source.execute(statements)
@@ -141,7 +139,7 @@ def test_a_source_that_was_altered_is_found(
 
 
 def test_a_missing_outbox_is_one_finding(source: Source):
-    """Two checks see it, with one text."""
+    """Two checks detect it, but it is reported only once."""
     source.execute("drop table towpath.outbox")
 
     found = source_findings(source.configure(), SystemClock())
@@ -175,7 +173,7 @@ def test_a_slot_or_a_limit_in_danger_is_found(
     source: Source, statements: str, more: str, finding: str
 ):
     """
-    B4, B10, B11: retained log, another reader's slot, no reader, no limit of a sender.
+    Retained WAL, a foreign or inactive slot, a sender without a timeout (B4, B10, B11).
     """
     before = examined(source)
     source.execute(statements, "select pg_logical_emit_message(true, 'x', 'y')")
@@ -184,11 +182,11 @@ def test_a_slot_or_a_limit_in_danger_is_found(
     assert finding in examined(source, more)
 
 
-def test_settings_of_the_server_are_found_as_they_are(source: Source):
+def test_dangerous_server_settings_are_found(source: Source):
     """
-    B10, B77: switched by the administrator while everything runs.
+    The settings are changed with ALTER SYSTEM while the server runs (B10, B77).
     """
-    harms = {
+    dangerous = {
         "fsync": "off",
         "full_page_writes": "off",
         "autovacuum": "off",
@@ -198,14 +196,14 @@ def test_settings_of_the_server_are_found_as_they_are(source: Source):
     with psycopg.connect(source.dsn, autocommit=True) as connection:
         before = connection.execute("select pg_conf_load_time()").fetchone()
         try:
-            for name, value in harms.items():
+            for name, value in dangerous.items():
                 connection.execute(f"alter system set {name} = {value}")
             connection.execute("select pg_reload_conf()")
             while connection.execute("select pg_conf_load_time()").fetchone() == before:
                 pass
             found = examined(source)
         finally:
-            for name in harms:
+            for name in dangerous:
                 connection.execute(f"alter system reset {name}")
             connection.execute("select pg_reload_conf()")
 
@@ -220,7 +218,7 @@ def test_settings_of_the_server_are_found_as_they_are(source: Source):
 
 def test_topics_that_lose_records_are_found(bare: Source):
     """
-    Every setting of a topic that somebody made by hand, and the ones that fix it.
+    Each wrong setting of topics that were created by hand is found.
     """
     name = bare.name
     dead = topics.dead_letter_topic(name, "relay")
@@ -263,16 +261,16 @@ kind = "event_log"
 
 def test_a_cluster_that_cannot_hold_the_topics_is_found(bare: Source):
     """
-    A factor that the cluster does not have would refuse every topic.
+    With too high a replication factor, no topic could be created.
     """
     found = broker_findings(bare.configure("[topics]\nreplication_factor = 3"))
 
     assert "error kafka-replication-impossible" in ids(found)
 
 
-def test_fixes_are_printed_made_and_checked_again(source: Source, capsys):
+def test_fixes_are_printed_applied_and_checked_again(source: Source, capsys):
     """
-    Publication, identity and topic are corrected; the rest is left to the operator.
+    Publication, identity and topic are fixed; other findings are left to the operator.
     """
     note = topics.table_topic(source.name, TableName("public", "note"))
     source.topic(note, retention_ms="7200000")
@@ -287,9 +285,9 @@ def test_fixes_are_printed_made_and_checked_again(source: Source, capsys):
         "topic-retention-time",
     }
 
-    def report(*words: str) -> tuple[set[str], str]:
+    def report(*options: str) -> tuple[set[str], str]:
         capsys.readouterr()
-        run(["doctor", "--json", "--config", str(source.config), *words])
+        run(["doctor", "--json", "--config", str(source.config), *options])
         shown = capsys.readouterr()
         return {row["id"] for row in json.loads(shown.out)}, shown.err
 
@@ -304,9 +302,9 @@ def test_fixes_are_printed_made_and_checked_again(source: Source, capsys):
     assert f"--entity-name {note} --add-config retention.ms=604800000\n" in printed
 
 
-def test_a_refused_fix_does_not_end_the_others(source: Source, capsys):
+def test_a_refused_fix_does_not_prevent_the_others(source: Source, capsys):
     """
-    Publications belong to their owner: the role is named, and the topic is corrected.
+    A role that does not own the publication cannot alter it; the topic is still fixed.
     """
     note = topics.table_topic(source.name, TableName("public", "note"))
     source.topic(note, retention_ms="7200000")
@@ -339,7 +337,7 @@ def test_a_refused_fix_does_not_end_the_others(source: Source, capsys):
 
 def test_a_registry_that_would_refuse_a_schema_is_found(stack, bare: Source):
     """
-    B72: another kind of schema under our subject, no compatibility, no writing.
+    A schema of a different type under the subject, and compatibility NONE (B72).
     """
     settings = bare.configure(
         '[relay.rows]\nformat = "avro"', registry=stack.registry_url
@@ -364,7 +362,7 @@ def sink_of(kind: str, url: str, route: str, **more: object) -> Sink:
 
 
 def health(sink: Sink, clock: SystemClock | None = None) -> set[str]:
-    """Check the target of a sink."""
+    """Check the target of a sink, and return the ids of the findings."""
     check = kind_of(sink).health
     assert check is not None
     return ids(list(check(sink, clock or SystemClock())))
@@ -372,7 +370,7 @@ def health(sink: Sink, clock: SystemClock | None = None) -> set[str]:
 
 def test_a_cache_that_may_lose_rows_is_found(tmp_path: Path):
     """
-    Eviction, hardly any memory left, and no file, as the server reports them.
+    The server has eviction, hardly any memory left, and no persistence.
     """
     with valkey(tmp_path / "safe", "--appendonly", "yes") as safe:
         none = health(sink_of("cache", safe.url, "r"))
@@ -392,13 +390,13 @@ def test_a_cache_that_may_lose_rows_is_found(tmp_path: Path):
         "warning cache-memory",
         "warning cache-no-file",
     }
-    # Its clock is hidden from a user who may not ask for it.
+    # A user without the right to read the clock gets no finding about it.
     assert denied == found
 
 
 def test_an_index_that_refuses_or_hides_rows_is_found(stack, unique: str):
     """
-    A block, no refresh, a replica without a server, a loose mapping; and its clock.
+    A write block, no refresh, an unassigned replica, a dynamic mapping, a clock skew.
     """
     client = OpenSearch(hosts=[stack.opensearch_url])
     sink = sink_of("search", stack.opensearch_url, unique)
@@ -422,11 +420,9 @@ def test_an_index_that_refuses_or_hides_rows_is_found(stack, unique: str):
     assert late - found == {"warning clock-skew"}
 
 
-def test_a_table_of_the_warehouse_of_an_old_form_is_found(
-    database: str, tmp_path: Path
-):
+def test_a_warehouse_table_of_an_old_format_is_found(database: str, tmp_path: Path):
     """
-    Format version and identifier fields, from the metadata that the catalog names.
+    The table's metadata has format version 1 and no identifier fields.
     """
     sink = sink_of("warehouse", database, "lake.notes", folder=tmp_path)
     absent = health(sink)
@@ -447,11 +443,9 @@ def test_a_table_of_the_warehouse_of_an_old_form_is_found(
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_a_table_of_the_warehouse_that_nobody_keeps_up_is_found(
-    database: str, tmp_path: Path
-):
+def test_a_warehouse_table_without_maintenance_is_found(database: str, tmp_path: Path):
     """
-    More than 5,000 files, and then more than 1,000 versions, of a real table.
+    A real table gets more than 5,000 files, and then more than 1,000 versions.
     """
     sink = sink_of("warehouse", database, "lake.notes", folder=tmp_path)
     catalog = open_catalog(sink)
@@ -477,15 +471,15 @@ def test_a_table_of_the_warehouse_that_nobody_keeps_up_is_found(
 
 
 def lengthen_history(catalog: Catalog, table: Table, versions: int) -> None:
-    """Give a table copies of its last version; to commit each would take minutes."""
-    place = Path(urlsplit(table.metadata_location).path)
-    metadata = json.loads(place.read_text(encoding="utf-8"))
+    """Add copies of a table's last version; committing each would take minutes."""
+    file = Path(urlsplit(table.metadata_location).path)
+    metadata = json.loads(file.read_text(encoding="utf-8"))
     *_, last = metadata["snapshots"]
     metadata["snapshots"] += [
         {**last, "snapshot-id": number}
         for number in range(versions - len(metadata["snapshots"]))
     ]
-    longer = place.with_name(f"{versions}.metadata.json")
+    longer = file.with_name(f"{versions}.metadata.json")
     longer.write_text(json.dumps(metadata), encoding="utf-8")
     catalog.drop_table("lake.notes")
     catalog.register_table("lake.notes", longer.as_uri())
@@ -493,7 +487,7 @@ def lengthen_history(catalog: Catalog, table: Table, versions: int) -> None:
 
 def test_the_clocks_of_source_and_target_are_compared(source: Source):
     """
-    B82: this machine is late by an hour, as a server would be early.
+    A slow local clock has the same effect as a fast server's (B82).
     """
     settings = source.configure()
     target = sink_of("postgres", source.dsn, "public.copy")

@@ -1,12 +1,12 @@
 """
-Checks of the doctor that need a server with a past, made to fail on such servers.
+Checks of the doctor that fail only on servers with a history or of an old release.
 
-Old transactions and slots, transactions that were spilled, releases that are too old, a
-registry that somebody closed, and a disk that filled.
+They find old transactions and slots, spilled transactions, outdated releases, a
+read-only registry, and a full disk.
 
-Two checks have no server here. A broker that speaks a version before 2.5 needs
-ZooKeeper, which no other test needs; OpenSearch 1 needs a Java older than the others'.
-Their facts are tested in test_preflight.py and test_target_health.py.
+Two checks have no server here. A broker older than 2.5 needs ZooKeeper, which no other
+test needs; OpenSearch 1 needs an older Java than the others. Their logic is tested in
+test_preflight.py and test_target_health.py.
 """
 
 import json
@@ -33,29 +33,29 @@ from towpath.deploy.local import postgres
 from towpath.relay.__main__ import init
 from towpath.relay.errors import NotPreparedError
 
-# Servers that start on a machine that others keep busy.
+# Long enough for servers to start on a busy machine.
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 PREPARED = "create table held (id int); begin; insert into held values (1);"
 HOUR_S = 3600.0
-# The first transaction of a file of their states, which the server creates then.
+# The first transaction of a new pg_xact file, which the server then creates.
 LATE_TRANSACTION = 128 * 2**20
 LARGE_TRANSACTION = """
 select pg_logical_emit_message(true, 'x', repeat('x', 1000000))
 from generate_series(1, 64)
 """
-READ_IN_VAIN = """
+PEEK = """
 select count(*) from pg_logical_slot_peek_binary_changes('{name}', null, null,
     'proto_version', '1', 'publication_names', 'towpath')
 """
 WATERMARK = "cluster.routing.allocation.disk.watermark"
 
 
-def test_a_transaction_that_is_prepared_for_an_hour_is_found(
+def test_a_transaction_that_has_been_prepared_for_an_hour_is_found(
     stack, server: OwnPostgres, unique: str, tmp_path: Path
 ):
     """
-    It outlived a restart, and holds back what its slot already waits for.
+    The prepared transaction survives a restart.
     """
     source = prepared(stack, server.start(), unique, tmp_path)
     with psycopg.connect(source.dsn, autocommit=True) as connection:
@@ -73,7 +73,7 @@ def test_a_slot_that_keeps_an_old_catalog_is_found(
     stack, server: OwnPostgres, unique: str, tmp_path: Path
 ):
     """
-    Transactions went on for 134 millions, and the slot did not.
+    134 million transactions pass while the slot does not advance.
     """
     source = prepared(stack, server.start(), unique, tmp_path)
     before = examined(source)
@@ -86,11 +86,11 @@ def test_a_slot_that_keeps_an_old_catalog_is_found(
 
 def test_a_slot_that_spills_transactions_is_found(source: Source):
     """
-    A large transaction is decoded again and again, within little memory.
+    A large transaction is decoded repeatedly with little memory.
     """
     source.execute(LARGE_TRANSACTION)
     before = examined(source)
-    source.execute("set logical_decoding_work_mem = '64kB'", *[READ_IN_VAIN] * 17)
+    source.execute("set logical_decoding_work_mem = '64kB'", *[PEEK] * 17)
 
     assert {"warning slot-spilled"} == examined(source) - before
 
@@ -99,7 +99,7 @@ def test_a_log_that_cannot_be_archived_is_found(
     stack, server: OwnPostgres, unique: str, tmp_path: Path
 ):
     """
-    The command fails for the first file, and is corrected.
+    The archive command fails for the first file; corrected, it gives no finding.
     """
     dsn = server.start(archive_mode="on", archive_command="false")
     source = prepared(stack, dsn, unique, tmp_path)
@@ -119,7 +119,7 @@ def test_a_source_and_a_target_that_are_too_old_are_found(
     stack, unique: str, tmp_path: Path
 ):
     """
-    The catalog of Postgres 14 lacks what other checks read, and ``init`` says so too.
+    Only the version is reported, as other checks need a newer catalog; init refuses it.
     """
     with old_servers.old_postgres() as addresses:
         postgres.create_database(addresses.dsn("postgres"), unique)
@@ -143,7 +143,7 @@ def test_a_cache_that_is_too_old_is_found(tmp_path: Path):
 
 def test_a_registry_that_is_only_read_is_found(stack, bare: Source):
     """
-    The cure, sent as it is written, ends it.
+    The request that the finding suggests makes the registry writable again.
     """
     avro = '[relay.rows]\nformat = "avro"'
     settings = bare.configure(avro, registry=stack.registry_url)
@@ -163,7 +163,7 @@ def test_a_registry_that_is_only_read_is_found(stack, bare: Source):
 
 def test_a_disk_beyond_the_watermark_of_its_index_is_found(stack, unique: str):
     """
-    The cluster's own watermark counts, which an administrator lowered.
+    The check uses the cluster's own watermark, which the test lowers.
     """
     client = OpenSearch(hosts=[stack.opensearch_url])
 

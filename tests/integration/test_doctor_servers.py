@@ -1,8 +1,8 @@
 """
-Checks of the doctor that no ordinary server fails: each has a server made for it.
+Checks of the doctor that need a specially prepared server to fail.
 
-Brokers that are killed or fenced, a standby, a Postgres 15, servers with settings that
-need a restart, and tables as they grow in years.
+The servers are brokers that are killed or fenced, a standby, a Postgres 15, and servers
+with settings that need a restart or with tables that grew for years.
 """
 
 import shutil
@@ -41,7 +41,7 @@ from towpath.schemas.table_name import TableName
 from towpath.schemas.topics import table_topic
 from towpath.settings import load
 
-# Servers that start on a machine that others keep busy.
+# Long enough for servers to start on a busy machine.
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 # No source is needed to examine a broker.
@@ -74,11 +74,11 @@ PREPARED = "create table held (id int); begin; insert into held values (1);"
 
 @pytest.fixture
 def make_cluster(tmp_path: Path) -> Iterator[Callable[..., KafkaCluster]]:
-    """Provide a function that describes a cluster of Kafka."""
+    """Provide a function that makes a Kafka cluster, which is not started."""
     made: list[KafkaCluster] = []
 
-    def make(*words: object) -> KafkaCluster:
-        made.append(KafkaCluster(tmp_path / "kafka", *words))
+    def make(*args: object) -> KafkaCluster:
+        made.append(KafkaCluster(tmp_path / "kafka", *args))
         return made[-1]
 
     yield make
@@ -86,13 +86,14 @@ def make_cluster(tmp_path: Path) -> Iterator[Callable[..., KafkaCluster]]:
         each.close()
 
 
-def test_unsafe_brokers_and_a_lost_one_are_found(
+def test_unsafe_brokers_and_a_dead_broker_are_found(
     make_cluster, unique: str, tmp_path: Path
 ):
     """
-    Settings of the cluster, one replica on three brokers, a dead broker.
+    Unsafe settings, topics with one replica, and a dead broker are reported.
 
-    The dead one has the only replica of the groups' offsets, which hides nothing.
+    The dead broker has the only replica of ``__consumer_offsets``, which hides no other
+    finding.
     """
     cluster = make_cluster(3)
     cluster.start(more=UNSAFE_BROKER)
@@ -118,7 +119,7 @@ def test_unsafe_brokers_and_a_lost_one_are_found(
 
 def test_a_fenced_broker_is_unavailable(make_cluster, unique: str, tmp_path: Path):
     """
-    It answers, with topics and without a broker, as its heartbeats are late.
+    The broker responds, but lists no brokers, because its heartbeats are late.
     """
     cluster = make_cluster(2, "controller")
     cluster.start(1, more=HASTY)
@@ -142,11 +143,11 @@ def test_a_fenced_broker_is_unavailable(make_cluster, unique: str, tmp_path: Pat
         broker_findings(settings)
 
 
-def test_a_source_without_logical_log_is_found(
+def test_a_source_without_logical_wal_is_found(
     stack, server: OwnPostgres, unique: str, tmp_path: Path
 ):
     """
-    The setting that Postgres has by default.
+    The server has Postgres' default WAL level.
     """
     source = Source(stack, server.start(wal_level="replica"), unique, tmp_path)
     source.execute(TABLES)
@@ -154,9 +155,9 @@ def test_a_source_without_logical_log_is_found(
     assert "error postgres-wal-level" in examined(source)
 
 
-def test_a_standby_is_no_source_and_no_target(stack, unique: str, tmp_path: Path):
+def test_a_standby_can_be_neither_source_nor_target(stack, unique: str, tmp_path: Path):
     """
-    The primary's slots of standbys are found too, until they are waited for.
+    On the primary, a standby's slot is found until logical slots wait for it.
     """
     primary = Stack(tmp_path / "primary")
     standby = None
@@ -164,14 +165,14 @@ def test_a_standby_is_no_source_and_no_target(stack, unique: str, tmp_path: Path
         dsn = primary.up(["postgres"]).dsn("shop")
         source = prepared(stack, dsn, unique, tmp_path)
         standby = start_standby(primary, tmp_path / "standby", copies_slots=False)
-        followed = examined(source)
+        on_primary = examined(source)
         source.execute(
             "alter system set synchronized_standby_slots = 'standby'",
             "select pg_reload_conf()",
         )
         until(
             lambda: "warning postgres-standby-behind" not in examined(source),
-            "the setting holds",
+            "the setting takes effect",
         )
         copy = standby.addresses().dsn("shop")
         source.dsn = copy
@@ -180,8 +181,8 @@ def test_a_standby_is_no_source_and_no_target(stack, unique: str, tmp_path: Path
         for each in filter(None, (standby, primary)):
             each.purge()
 
-    assert "error postgres-standby" not in followed
-    assert "warning postgres-standby-behind" in followed
+    assert "error postgres-standby" not in on_primary
+    assert "warning postgres-standby-behind" in on_primary
     assert ("error postgres-standby" in found, {"error target-standby"}) == (
         True,
         target,
@@ -192,7 +193,7 @@ def test_a_release_without_failover_and_checksums_is_found(
     stack, unique: str, tmp_path: Path
 ):
     """
-    Postgres 15 cannot copy a slot to its standbys, and has no checksums by default.
+    Postgres 15 cannot copy a slot to standbys, and has no checksums by default.
     """
     with postgres_15.serving() as addresses:
         postgres.create_database(addresses.dsn("postgres"), unique)
@@ -209,7 +210,7 @@ def test_a_slot_at_its_limit_is_found(
     stack, server: OwnPostgres, unique: str, tmp_path: Path
 ):
     """
-    Little room is a warning; none, until the next checkpoint, an error.
+    Little space left is a warning; no space left is an error.
     """
     dsn = server.start(max_slot_wal_keep_size="64MB")
     source = prepared(stack, dsn, unique, tmp_path)
@@ -223,11 +224,11 @@ def test_a_slot_at_its_limit_is_found(
     assert "error slot-near-limit" in beyond
 
 
-def test_a_collation_of_another_version_is_found(
+def test_a_collation_of_a_different_version_is_found(
     stack, server: OwnPostgres, unique: str, tmp_path: Path
 ):
     """
-    The version in the catalog is one from before an upgrade of the system.
+    The catalog has an older collation version, as after a system upgrade.
     """
     server.start()
     server.one(
@@ -246,7 +247,7 @@ def test_a_large_outbox_is_found(
     stack, server: OwnPostgres, unique: str, tmp_path: Path
 ):
     """
-    Eleven gigabytes by the size of its files.
+    The table's files are sparse, but their size is eleven gigabytes.
     """
     source = prepared(stack, server.start(), unique, tmp_path)
     before = examined(source)
@@ -257,7 +258,7 @@ def test_a_large_outbox_is_found(
 
 def test_a_target_that_is_full_or_unsafe_is_found(server: OwnPostgres):
     """
-    Nine of ten connections are in use, and a crash loses rows.
+    Nine of ten connections are in use, and fsync is off, so a crash may lose rows.
     """
     dsn = server.start(max_connections="10", fsync="off")
     alone = health_of_postgres(dsn)
@@ -276,7 +277,7 @@ def test_a_target_that_is_full_or_unsafe_is_found(server: OwnPostgres):
 
 def test_an_outbox_of_dead_rows_is_found(source: Source):
     """
-    Its rows are deleted, and nothing vacuums it.
+    All rows of the outbox are deleted, but the table is not vacuumed.
     """
     before = examined(source)
     source.execute(DEAD_ROWS)
@@ -290,9 +291,9 @@ def test_an_outbox_of_dead_rows_is_found(source: Source):
     assert {"warning outbox-dead-rows"} == found
 
 
-def test_an_interrupted_detaching_is_found(source: Source):
+def test_an_interrupted_detachment_is_found(source: Source):
     """
-    A reader delayed it, and its session gave up.
+    A reader delays the detachment until its statement times out.
     """
     source.execute(PARTITIONED)
     before = examined(source, BOX)
@@ -309,7 +310,7 @@ def test_an_interrupted_detaching_is_found(source: Source):
 
 def test_a_prepared_transaction_that_delays_the_slot_is_found(bare: Source):
     """
-    The creation of the slot would wait for it.
+    The creation of the slot would wait for the prepared transaction.
     """
     before = examined(bare)
     with psycopg.connect(bare.dsn, autocommit=True) as connection:
@@ -323,9 +324,9 @@ def test_a_prepared_transaction_that_delays_the_slot_is_found(bare: Source):
     assert {"warning transaction-old"} == found
 
 
-def test_partitions_that_were_added_are_found(stack, database: str, unique, tmp_path):
+def test_added_partitions_are_found(stack, database: str, unique, tmp_path):
     """
-    The relay has marks of one partition, and the topic has two.
+    The relay has a mark for one partition, but the topic has two.
     """
     rig = Rig(database, stack.kafka, unique, tmp_path)
     try:
@@ -350,7 +351,7 @@ def test_partitions_that_were_added_are_found(stack, database: str, unique, tmp_
 
 def test_a_cache_that_cannot_write_its_file_is_found(tmp_path: Path):
     """
-    Its folder is gone, as on a disk that was unmounted.
+    The folder of its file is gone, as if its disk had been unmounted.
     """
     with valkey(tmp_path / "cache", "--appendonly", "no") as server:
         before = health("cache", server.url, "r")
@@ -366,13 +367,13 @@ def test_a_cache_that_cannot_write_its_file_is_found(tmp_path: Path):
 
 def test_an_index_without_its_shard_is_found(stack, unique: str):
     """
-    No server may have its primary shard.
+    Its settings prevent the assignment of its primary shard.
     """
     client = OpenSearch(hosts=[stack.opensearch_url])
     before = health("search", stack.opensearch_url, unique)
-    place = {"index.routing.allocation.require._name": "nowhere"}
+    settings = {"index.routing.allocation.require._name": "nowhere"}
     client.indices.create(
-        index=unique, body={"settings": place}, params={"wait_for_active_shards": 0}
+        index=unique, body={"settings": settings}, params={"wait_for_active_shards": 0}
     )
     try:
         found = health("search", stack.opensearch_url, unique) - before

@@ -70,11 +70,11 @@ VIEW = '[[relay.outbox.view]]\naggregate_type = "note"\nview = "public.notes"\n'
         (LISTED, "error table-identity-column-list"),
     ],
 )
-def test_a_table_or_slot_that_was_altered_is_found(
+def test_an_altered_table_or_slot_is_found(
     source: Source, statements: str, finding: str
 ):
     """
-    B32, B61, B73, B81: each is absent from a prepared source, and then there.
+    Each finding is absent until the source is altered (B32, B61, B73, B81).
     """
     before = examined(source)
     source.execute(statements)
@@ -83,7 +83,7 @@ def test_a_table_or_slot_that_was_altered_is_found(
     assert finding in examined(source)
 
 
-def test_a_generated_column_outside_a_column_list_is_cured_by_the_list(source: Source):
+def test_a_generated_column_outside_a_column_list_needs_a_longer_list(source: Source):
     """
     The server ignores publish_generated_columns for a table with a column list.
     """
@@ -108,7 +108,7 @@ def test_an_aggregate_view_that_cannot_be_trusted_is_found(
     source: Source, statements: str, finding: str
 ):
     """
-    A declared view that does not exist, and one whose function hides its tables.
+    One declared view does not exist; another one's function hides its tables.
     """
     before = examined(source)
     source.execute(statements)
@@ -117,9 +117,9 @@ def test_an_aggregate_view_that_cannot_be_trusted_is_found(
     assert finding in examined(source, VIEW)
 
 
-def test_a_server_without_room_for_a_slot_is_found(bare: Source):
+def test_a_server_without_a_free_slot_is_found(bare: Source):
     """
-    Every slot is taken by somebody else, before relay init has created its own.
+    Other slots use up the limit before relay init has created its own slot.
     """
     before = examined(bare)
     bare.execute(
@@ -132,16 +132,16 @@ def test_a_server_without_room_for_a_slot_is_found(bare: Source):
     assert "error postgres-slots-taken" in examined(bare)
 
 
-def test_a_server_without_room_for_a_stream_is_found(source: Source):
+def test_a_server_without_a_free_wal_sender_is_found(source: Source):
     """
-    Every WAL sender serves another connection, as standbys and backups do.
+    Every WAL sender serves a different connection, such as a standby or a backup.
     """
     before = examined(source)
     with psycopg.connect(source.dsn) as connection:
         query = "select current_setting('max_wal_senders')::int"
-        (room,) = connection.execute(query).fetchone()
+        (limit,) = connection.execute(query).fetchone()
     with ExitStack() as senders:
-        for _ in range(room):
+        for _ in range(limit):
             stream = psycopg.connect(source.dsn, replication="database")
             senders.enter_context(closing(stream))
         found = examined(source)
@@ -151,20 +151,20 @@ def test_a_server_without_room_for_a_stream_is_found(source: Source):
     assert full <= found
 
 
-def test_a_database_of_another_encoding_is_found(bare: Source, unique: str):
+def test_a_database_with_an_unsuitable_encoding_is_found(bare: Source, unique: str):
     """
-    Records are UTF-8; what SQL_ASCII holds may not be.
+    Records must be UTF-8; text in an SQL_ASCII database may not be.
     """
     other = f"{unique}_ascii"
     bare.execute(
         f"create database {other} encoding 'SQL_ASCII' template template0 locale 'C'"
     )
-    whole = bare.dsn
+    original = bare.dsn
     try:
-        bare.dsn = make_conninfo(whole, dbname=other)
+        bare.dsn = make_conninfo(original, dbname=other)
         found = examined(bare)
     finally:
-        bare.dsn = whole
+        bare.dsn = original
         bare.execute(f"drop database {other}")
 
     assert "error postgres-encoding" not in examined(bare)
@@ -173,7 +173,7 @@ def test_a_database_of_another_encoding_is_found(bare: Source, unique: str):
 
 def test_a_role_without_a_relays_rights_is_found(source: Source, unique: str):
     """
-    It may neither replicate nor write the relay's tables; ordinary reads go well.
+    The role can read, but can neither replicate nor write to the relay's tables.
     """
     role = f"{unique}_r"
     source.execute(

@@ -1,8 +1,8 @@
 """
 The dual write that the outbox replaces: it loses events, and nothing reports it.
 
-The handlers are processes, and are killed where a deployment or a lack of memory may
-kill any process: after the commit.
+Each handler is a process that is killed right after its commit, as may happen in a
+deployment or for lack of memory.
 """
 
 import json
@@ -20,7 +20,7 @@ from support.topics import read_to_end
 pytest_plugins = ["pytester"]
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
-# Takes database, brokers and topic; DIES is replaced by a death, or by nothing.
+# Takes database, brokers and topic; DIES is replaced by a kill, or by nothing.
 DUAL_WRITE = """
     import os, signal, sys
     import psycopg
@@ -65,7 +65,7 @@ KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 
 @pytest.fixture
 def rig(stack, database: str, unique: str, tmp_path: Path):
-    """Provide a database with bookings and an outbox, and a relay that runs."""
+    """Provide a database with bookings and an outbox, and a running relay."""
     stack.up("postgres", "kafka")
     made = Rig(database, stack.kafka, unique, tmp_path)
     made.execute("create table bookings (id bigint primary key)")
@@ -77,9 +77,9 @@ def rig(stack, database: str, unique: str, tmp_path: Path):
 
 
 def run_handler(rig: Rig, text: str, dies: str) -> int:
-    """Run a handler to its end; return the exit code, negative for a signal."""
+    """Run a handler; return the exit code, which is negative for a signal."""
     script = textwrap.dedent(text).replace("DIES", dies)
-    words = [
+    command = [
         sys.executable,
         "-c",
         script,
@@ -87,12 +87,12 @@ def run_handler(rig: Rig, text: str, dies: str) -> int:
         rig.kafka,
         rig.topic("event.booking"),
     ]
-    return subprocess.run(words, check=False, timeout=60).returncode
+    return subprocess.run(command, check=False, timeout=60).returncode
 
 
 def test_a_dual_write_loses_its_event_when_it_is_killed_after_the_commit(rig: Rig):
     """
-    The booking is there, the event is not, and nobody knows that it ever should be.
+    The booking is committed, the event is missing, and nothing records the loss.
     """
     killed = run_handler(rig, DUAL_WRITE, KILL)
     rig.confirm()
@@ -121,7 +121,7 @@ def test_a_producer_inside_the_transaction_fails_the_handlers_test(
     pytester: pytest.Pytester, database: str
 ):
     """
-    Moving the call before the commit is a dual write too: the library's check finds it.
+    A call before the commit is a dual write, too; the library's check detects it.
     """
     guard = "from towpath.outbox.testing import guard_producers\nguard_producers()\n"
     pytester.makeconftest(guard)

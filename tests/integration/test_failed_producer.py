@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 @pytest.fixture
 def fenced(stack, unique):
-    """Provide a producer whose transaction is open and whose id another has taken."""
+    """Provide a producer with an open transaction, fenced by another with its id."""
     admin = AdminClient({"bootstrap.servers": stack.kafka})
     admin.create_topics([NewTopic(unique, 1, 1)])[unique].result()
     kafka = Kafka(bootstrap_servers=stack.kafka)
@@ -39,14 +39,14 @@ def fenced(stack, unique):
 
 
 def produce(producer: KafkaProducer, topic: str) -> int:
-    """Produce a record; return whether the queue took it."""
+    """Produce a record; return the number of records that the queue accepted."""
     record = Record(topic, b"k", b"v", [], b"0", 0, 9, 0)
     return producer.produce([(record, 0, None)])
 
 
 @pytest.fixture
 def limited(stack, unique):
-    """Provide an idempotent producer, and a topic whose limit it does not know."""
+    """Provide an idempotent producer, and create a topic with a low size limit."""
     admin = AdminClient({"bootstrap.servers": stack.kafka})
     new = NewTopic(unique, 1, 1, config={"max.message.bytes": "4000"})
     admin.create_topics([new])[unique].result()
@@ -63,11 +63,11 @@ def limited(stack, unique):
 @pytest.mark.parametrize(
     ("limit_bytes", "size_bytes", "count"), [(4_000_000, 1_500_000, 2), (4000, 2000, 9)]
 )
-def test_a_released_event_may_be_as_large_as_its_topic_takes(
+def test_a_released_event_may_be_as_large_as_its_topic_allows(
     stack, unique, limit_bytes, size_bytes, count
 ):
     """
-    Neither the client's own limit nor a batch of several events stands in its way.
+    Neither the client's default limit nor a batch of several events prevents it.
     """
     admin = AdminClient({"bootstrap.servers": stack.kafka})
     new = NewTopic(unique, 1, 1, config={"max.message.bytes": str(limit_bytes)})
@@ -80,7 +80,7 @@ def test_a_released_event_may_be_as_large_as_its_topic_takes(
 
 
 def end_offset(kafka: str, topic: str) -> int:
-    """Return the end offset of the topic's one partition."""
+    """Return the end offset of a topic's only partition."""
     consumer = Consumer({"bootstrap.servers": kafka, "group.id": topic})
     try:
         return consumer.get_watermark_offsets(TopicPartition(topic, 0), 10)[1]
@@ -89,7 +89,7 @@ def end_offset(kafka: str, topic: str) -> int:
 
 
 def until_it_fails(call) -> None:
-    """Repeat a call until it raises; return after half a minute."""
+    """Repeat a call until it raises an error, or for half a minute."""
     deadline = Deadline(CLOCK, 30)
     while not deadline.passed():
         call()
@@ -97,7 +97,7 @@ def until_it_fails(call) -> None:
 
 def test_a_fenced_producer_ends_its_session(fenced):
     """
-    The failure is one after which a session is tried again, not one of the client's.
+    The failure's disposition is a retry with a new session.
     """
     with pytest.raises(DeliveryFailedError, match="fenced") as raised:
         until_it_fails(lambda: fenced.poll(0.1))
@@ -107,7 +107,7 @@ def test_a_fenced_producer_ends_its_session(fenced):
 
 def test_a_fenced_producer_closes(fenced):
     """
-    After the loss settle, flush and close raise nothing; the next poll does.
+    Settle, flush and close raise nothing on a fenced producer, but the next poll does.
     """
     fenced.settle(5.0)
     fenced.flush(0.1)
@@ -119,10 +119,10 @@ def test_a_fenced_producer_closes(fenced):
 
 def test_a_fenced_producer_commits_nothing(fenced, unique):
     """
-    The loss may be noticed by the commit first, while callbacks are outstanding.
+    The commit may be the first call to fail, while callbacks are outstanding.
     """
     record = Record(unique, b"k", b"v", [], b"0", 0, 9, 0)
-    # The client may have noticed by now.
+    # The client may have detected the fencing by now.
     with contextlib.suppress(DeliveryFailedError):
         fenced.produce([(record, 0, lambda _error, _message: None)] * 100)
 
@@ -130,9 +130,9 @@ def test_a_fenced_producer_commits_nothing(fenced, unique):
         fenced.commit()
 
 
-def test_a_fenced_producer_takes_no_record(fenced, unique):
+def test_a_fenced_producer_accepts_no_record(fenced, unique):
     """
-    A record that is produced before the client has reported is refused alike.
+    Producing fails with the same error, even without a poll in between.
     """
     with pytest.raises(DeliveryFailedError) as raised:
         until_it_fails(lambda: produce(fenced, unique))
@@ -140,11 +140,11 @@ def test_a_fenced_producer_takes_no_record(fenced, unique):
     assert Disposition.RETRY is raised.value.disposition
 
 
-def test_no_record_takes_the_place_of_a_refused_one(limited, stack, unique):
+def test_no_record_is_published_after_a_refused_one(limited, stack, unique):
     """
-    A restart publishes again only what follows the last record of a partition.
+    Otherwise a restart would resume after that record, and skip the refused one.
 
-    Most records have no callback, so the client's failure is the only report.
+    Most records have no callback, so only the client's failure reports the loss.
     """
     large = Record(unique, b"k", token_bytes(9000), [], b"1", 0, 9, 0)
     assert 1 == produce(limited, unique)

@@ -1,4 +1,4 @@
-"""A forked relay against one that an interpreter of its own runs."""
+"""A forked relay behaves like one in a separate interpreter."""
 
 import os
 import signal
@@ -40,17 +40,17 @@ def test_a_forked_relay_refuses_a_configuration_as_python_m_does(
     text: str | None, tmp_path: Path
 ):
     """
-    Exit code and log of both are the same.
+    Both give the same exit code and the same log.
     """
     config, fresh, forked = (tmp_path / name for name in ("t.toml", "fresh", "forked"))
     if text is not None:
         config.write_text(text, encoding="utf-8")
-    words = ["-m", "towpath.relay", str(config)]
+    args = ["-m", "towpath.relay", str(config)]
     with fresh.open("ab") as log:
         code = subprocess.run(
-            [sys.executable, *words], stdout=log, stderr=log, check=False
+            [sys.executable, *args], stdout=log, stderr=log, check=False
         ).returncode
-    forked_code = Forked(words, forked).wait(20)
+    forked_code = Forked(args, forked).wait(20)
 
     assert code == forked_code
     assert code > 0
@@ -58,9 +58,9 @@ def test_a_forked_relay_refuses_a_configuration_as_python_m_does(
     assert fresh.read_text()
 
 
-def test_a_forked_script_has_its_own_arguments_and_ends_by_a_signal(tmp_path: Path):
+def test_a_forked_script_has_its_own_arguments_and_can_be_killed(tmp_path: Path):
     """
-    A script gets its own words, its pid is the program's, and a kill is its exit code.
+    The script gets its arguments; a kill ends its process, and gives its exit code.
     """
     script, log = tmp_path / "waits.py", tmp_path / "log"
     script.write_text(WAITING)
@@ -75,9 +75,9 @@ def test_a_forked_script_has_its_own_arguments_and_ends_by_a_signal(tmp_path: Pa
     assert not Path(f"/proc/{process.pid}").exists()
 
 
-def test_a_forked_program_prints_its_failure_and_ends_with_one(tmp_path: Path):
+def test_a_forked_program_prints_its_failure_and_exits_with_one(tmp_path: Path):
     """
-    What the program does not catch is printed as a traceback, and it exits with 1.
+    An uncaught exception is printed, and the exit code is 1.
     """
     script, log = tmp_path / "fails.py", tmp_path / "log"
     script.write_text("raise LookupError('nothing there')")
@@ -87,20 +87,20 @@ def test_a_forked_program_prints_its_failure_and_ends_with_one(tmp_path: Path):
     assert "LookupError: nothing there" in log.read_text()
 
 
-def test_a_forked_program_ends_with_a_killed_starter(tmp_path: Path):
+def test_a_forked_program_ends_when_its_starter_is_killed(tmp_path: Path):
     """
-    A worker that is killed leaves no relay behind.
+    A killed test worker leaves no relay running.
     """
     script, starter = tmp_path / "waits.py", tmp_path / "starts.py"
     script.write_text(WAITING)
     starter.write_text(STARTER)
     environment = {
-        **os.environ,  # noqa: TID251 - a process of its own
+        **os.environ,  # noqa: TID251 - a separate process
         "PYTHONPATH": str(Path(__file__).parents[1]),
     }
-    words = [sys.executable, starter, tmp_path / "log", script, "one"]
+    command = [sys.executable, starter, tmp_path / "log", script, "one"]
     with subprocess.Popen(
-        words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         pid = int(process.stdout.readline())
         assert psutil.pid_exists(pid)

@@ -1,4 +1,4 @@
-"""Expressions of a connector, held against a real catalog."""
+"""Expressions of a Debezium connector, resolved with a real catalog."""
 
 import json
 from pathlib import Path
@@ -33,17 +33,17 @@ CONNECTOR = {
 }
 
 
-def test_expressions_are_made_into_tables(database: str, tmp_path: Path):
+def test_expressions_are_resolved_to_tables(database: str, tmp_path: Path):
     """
-    Tables, not views, and partitioned ones by their root; the outbox apart.
+    Views are left out, partitions count as their root, and the outbox is separate.
     """
     with psycopg.connect(database, autocommit=True) as source:
         source.execute(TABLES)
     connector, out = tmp_path / "connector.json", tmp_path / "towpath.toml"
     connector.write_text(json.dumps(CONNECTOR), encoding="utf-8")
-    words = ["config", "from-debezium", str(connector), "--out", str(out)]
+    args = ["config", "from-debezium", str(connector), "--out", str(out)]
 
-    assert root.run([*words, "--dsn", database]) == 0
+    assert root.run([*args, "--dsn", database]) == 0
 
     settings = load(out, {})
     tables = ("shop.order_lines", "shop.orders", "shop.parts")
@@ -53,15 +53,15 @@ def test_expressions_are_made_into_tables(database: str, tmp_path: Path):
     assert tables == settings.database.tables
 
 
-def test_a_database_that_does_not_answer_is_reported(tmp_path: Path, capsys):
+def test_an_unreachable_database_is_reported(tmp_path: Path, capsys):
     """
-    Exit 3, with the reason; nothing is written.
+    The exit code is 3, the error has the reason, and no file is written.
     """
     connector, out = tmp_path / "connector.json", tmp_path / "towpath.toml"
     connector.write_text(json.dumps(CONNECTOR), encoding="utf-8")
-    words = ["config", "from-debezium", str(connector), "--out", str(out)]
+    args = ["config", "from-debezium", str(connector), "--out", str(out)]
 
-    code = root.run([*words, "--dsn", "postgresql://nobody@127.0.0.1:1/none"])
+    code = root.run([*args, "--dsn", "postgresql://nobody@127.0.0.1:1/none"])
 
     assert (code, out.exists()) == (3, False)
 

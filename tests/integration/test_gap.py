@@ -1,4 +1,4 @@
-"""A gap in the source's history, as the readers of Kafka and the operator see it."""
+"""A gap in the source's history, as consumers and the operator see it."""
 
 import json
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from towpath.relay.encode.record import partition_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
-# The key of the notifications of the first gap, and a number of partitions with which
-# Kafka's Java clients and librdkafka by default choose different ones for it.
+# The key of the first gap's notifications, and a number of partitions with which the
+# default partitioners of Java clients and librdkafka choose different ones for it.
 GAP_KEY = b"gap-2"
 PARTITIONS = 5
 
@@ -24,7 +24,7 @@ class Relay(Rig):
     """A database with one table, and the relay process that follows it."""
 
     def prepare(self, on_gap: str, partitions: int = 1) -> None:
-        """Write the configuration, prepare the database and start."""
+        """Write the configuration, prepare the database, and start the relay."""
         self.configure(
             f'on_gap = "{on_gap}"\nheartbeat_interval_s = 0.3',
             tables=("public.note",),
@@ -34,14 +34,14 @@ class Relay(Rig):
         self.start()
 
     def write(self, first: int, last: int) -> None:
-        """Insert notes, each in a transaction of its own."""
+        """Insert notes, each in its own transaction."""
         for number in range(first, last + 1):
             self.connection.execute(
                 "insert into public.note values (%s, 'x')", [number]
             )
 
     def ids(self, kind: str) -> set[int]:
-        """List the ids of the notes whose records have this operation."""
+        """Return the ids of the notes whose records have an operation."""
         values = [
             json.loads(m.value()) for m in self.records("public.note") if m.value()
         ]
@@ -50,7 +50,7 @@ class Relay(Rig):
 
 @pytest.fixture
 def relay(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Relay]:
-    """Provide a relay."""
+    """Provide a relay and its table; nothing is prepared or started."""
     made = Relay(database, stack.kafka, unique, tmp_path)
     made.execute("create table public.note (id int primary key, note text)")
     yield made
@@ -59,18 +59,18 @@ def relay(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Relay]:
 
 def test_a_lost_slot_is_announced_and_its_gap_filled(relay: Relay, capsys):
     """
-    X-06: nothing of what the gap swallowed is missing in Kafka, and positions rise.
+    A snapshot publishes the rows of the gap, and streamed positions rise (X-06).
     """
     relay.prepare("snapshot")
     relay.write(1, 5)
-    until(lambda: relay.ids("c") == {1, 2, 3, 4, 5}, "the first five are there")
+    until(lambda: relay.ids("c") == {1, 2, 3, 4, 5}, "the first five are published")
     assert relay.stop() == 0
     relay.connection.execute("select pg_drop_replication_slot(%s)", [relay.prefix])
     relay.write(6, 9)
     relay.start()
     until(lambda: relay.ids("r") == set(range(1, 10)), "all rows are read")
     relay.write(10, 10)
-    until(lambda: 10 in relay.ids("c"), "the stream goes on")
+    until(lambda: 10 in relay.ids("c"), "the stream continues")
     capsys.readouterr()
     status(relay.config, as_json=True)
     report = json.loads(capsys.readouterr().out)
@@ -91,11 +91,11 @@ def test_a_lost_slot_is_announced_and_its_gap_filled(relay: Relay, capsys):
 
 def test_a_gap_is_notified_before_the_snapshot_that_fills_it(relay: Relay):
     """
-    Their notifications have one key, so they are in the key's partition, in order.
+    Both notifications have the same key, so one partition has them in order.
     """
     relay.prepare("snapshot", partitions=PARTITIONS)
     relay.write(1, 1)
-    until(lambda: relay.ids("c") == {1}, "the row is there")
+    until(lambda: relay.ids("c") == {1}, "the row is published")
     assert relay.stop() == 0
     relay.connection.execute("select pg_drop_replication_slot(%s)", [relay.prefix])
     relay.start()
@@ -106,17 +106,19 @@ def test_a_gap_is_notified_before_the_snapshot_that_fills_it(relay: Relay):
 
     until(lambda: "COMPLETED" in dict(found()), "the snapshot has ended")
 
-    assert {partition_of(GAP_KEY, PARTITIONS)} == {place for _, place in found()}
+    assert {partition_of(GAP_KEY, PARTITIONS)} == {
+        partition for _, partition in found()
+    }
     assert "GAP" == found()[0][0]
 
 
-def test_a_gap_halts_if_it_is_to(relay: Relay):
+def test_a_gap_halts_the_relay_with_on_gap_halt(relay: Relay):
     """
-    X-03: with on_gap = halt the relay ends with the failure's name and remedy.
+    The log has the reason and the remedy (X-03).
     """
     relay.prepare("halt")
     relay.write(1, 1)
-    until(lambda: relay.ids("c") == {1}, "the row is there")
+    until(lambda: relay.ids("c") == {1}, "the row is published")
     relay.stop()
     relay.connection.execute("select pg_drop_replication_slot(%s)", [relay.prefix])
     relay.start()
@@ -130,19 +132,21 @@ def test_a_gap_halts_if_it_is_to(relay: Relay):
     )
 
 
-def test_a_database_that_goes_back_is_noticed_while_running(relay: Relay):
+def test_a_database_that_goes_back_in_time_is_detected_while_running(relay: Relay):
     """
-    The slot monitor sees the heartbeat fall, and the relay starts a new lineage.
+    The slot monitor detects the lower heartbeat, and the relay starts a new lineage.
     """
     relay.prepare("plan")
     relay.write(1, 1)
-    until(lambda: relay.ids("c") == {1}, "the row is there")
+    until(lambda: relay.ids("c") == {1}, "the row is published")
     counter = "select counter > 3 from towpath.heartbeat"
-    until(lambda: relay.connection.execute(counter).fetchone() == (True,), "it beats")
+    until(lambda: relay.connection.execute(counter).fetchone() == (True,), "heartbeats")
     relay.connection.execute("update towpath.heartbeat set counter = 0")
-    until(lambda: bool(relay.logged("gap in the source's history")), "it is reported")
+    until(
+        lambda: bool(relay.logged("gap in the source's history")), "the gap is reported"
+    )
     relay.write(2, 2)
-    until(lambda: 2 in relay.ids("c"), "the stream goes on")
+    until(lambda: 2 in relay.ids("c"), "the stream continues")
     log_records = relay.logged("gap in the source's history")
 
     assert (1, 2, ["public.note"]) == (

@@ -1,4 +1,4 @@
-"""The slot monitor, the claim on a slot, and set-up, on a real server."""
+"""The slot monitor, the claim on a slot, and the setup, on a real server."""
 
 import json
 import threading
@@ -27,7 +27,7 @@ from towpath.settings import Kafka, Registry, Relay, Settings, Source
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
-PUT = (
+INSERT = (
     "insert into towpath.outbox (id, aggregate_type, aggregate_id, type)"
     " values (gen_random_uuid(), 'a', 'b', 'c')"
 )
@@ -40,7 +40,7 @@ BREAK_CLAIM = (
 
 
 def settings_of(dsn: str, slot: str, **relay) -> Settings:
-    """Configure a relay of this database."""
+    """Return the settings of a relay of this database."""
     return Settings(
         version=1,
         source=(Source(dsn=dsn, slot=slot, prefix=slot),),
@@ -51,7 +51,7 @@ def settings_of(dsn: str, slot: str, **relay) -> Settings:
 
 
 def prepare(settings: Settings) -> list[setup.SetupStep]:
-    """Make what ``relay init`` makes."""
+    """Create the objects that ``relay init`` creates; return the steps."""
     with connect(settings.database.dsn) as connection:
         facts = setup.read_source_facts(connection, settings)
         setup.check_source(facts, settings)
@@ -61,46 +61,46 @@ def prepare(settings: Settings) -> list[setup.SetupStep]:
 
 
 class Watched:
-    """A slot monitor at work, and its reports."""
+    """A running slot monitor, and its reports."""
 
     def __init__(self, settings: Settings) -> None:
-        self.tally = Stats(run_id="this run")
+        self.stats = Stats(run_id="this run")
         self.lost: list[str] = []
         self.claim = SlotOwnership(settings.database.dsn, settings.database.slot)
         self.claim.acquire(CLOCK, threading.Event(), 5, lambda: False)
         self.monitor = SlotMonitor(
-            *(settings, self.tally, CLOCK, self.claim, self.lost.append),
+            *(settings, self.stats, CLOCK, self.claim, self.lost.append),
             relay=Registration(settings.database.slot, 1),
         )
         self.monitor.start()
 
     def close(self) -> None:
-        """End both."""
+        """Close the monitor and the claim."""
         self.monitor.close()
         self.claim.close()
 
 
 @pytest.fixture
 def source(database: str) -> Iterator[psycopg.Connection]:
-    """Provide a connection of the application's."""
+    """Provide a connection of the application."""
     with psycopg.connect(database, autocommit=True) as connection:
         yield connection
 
 
 def watch(dsn: str, slot: str, **relay) -> closing:
-    """Prepare a database and watch over its slot."""
+    """Prepare a database, and start a monitor of its slot."""
     settings = settings_of(dsn, slot, **relay)
     prepare(settings)
     return closing(Watched(settings))
 
 
-def test_a_beat_is_in_the_table_and_in_the_log(database: str, unique: str, source):
+def test_a_heartbeat_is_in_the_table_and_in_the_wal(database: str, unique: str, source):
     """
-    W-13: a quiet database's log moves, and each beat names the run that made it.
+    The WAL advances in a quiet database; each heartbeat names its run (W-13).
     """
     with watch(database, unique) as watched:
-        until(lambda: counter(source) >= 3, "three beats")
-        until(lambda: watched.tally.slot is not None, "a look at the slot")
+        until(lambda: counter(source) >= 3, "three heartbeats")
+        until(lambda: watched.stats.slot is not None, "the slot is read")
         lost = list(watched.lost)
     rows = source.execute(
         "select data from pg_logical_slot_peek_binary_changes(%s, null, null,"
@@ -108,7 +108,7 @@ def test_a_beat_is_in_the_table_and_in_the_log(database: str, unique: str, sourc
         [unique],
     ).fetchall()
     found = [bytes(data) for (data,) in rows if b"towpath.heartbeat" in bytes(data)]
-    # Behind the prefix and its zero byte stands the content, after its length.
+    # The prefix ends with a zero byte; the length and the content follow.
     body = json.loads(found[0].partition(b"towpath.heartbeat\0")[2][4:])
 
     assert ([], 1, "this run") == (lost, body["counter"], body["run"])
@@ -122,17 +122,17 @@ def counter(source: psycopg.Connection) -> int:
 
 def test_a_failing_heartbeat_query_stops_nothing(database: str, unique: str, source):
     """
-    The configured query runs after each beat; its failure is logged, and beats go on.
+    Its failure after each heartbeat is logged, and heartbeats continue.
     """
     query = "select 1 / 0"
     with capture_logs() as logs, watch(database, unique, heartbeat_query=query):
-        until(lambda: counter(source) >= 3, "three beats")
+        until(lambda: counter(source) >= 3, "three heartbeats")
 
     assert any("division by zero" in str(record.get("reason")) for record in logs)
 
 
 @pytest.mark.parametrize(
-    ("hurt", "reason"),
+    ("damage", "reason"),
     [
         ("select pg_drop_replication_slot('{slot}')", "no longer exists"),
         ("update towpath.heartbeat set counter = 0", "back in time"),
@@ -144,16 +144,16 @@ def test_a_failing_heartbeat_query_stops_nothing(database: str, unique: str, sou
     ids=["slot", "heartbeat", "claim"],
 )
 def test_a_loss_is_reported_once(
-    database: str, unique: str, source, hurt: str, reason: str
+    database: str, unique: str, source, damage: str, reason: str
 ):
     """
-    A deleted slot, a counter that went back, a broken claim: a new session begins.
+    A dropped slot, a lower counter and a lost claim each end the monitor with a reason.
     """
     with watch(database, unique) as watched:
-        until(lambda: counter(source) >= 3, "three beats")
-        source.execute(hurt.format(slot=unique))
-        until(lambda: bool(watched.lost), "it is reported")
-        until(lambda: not watched.monitor._thread.is_alive(), "it has ended")
+        until(lambda: counter(source) >= 3, "three heartbeats")
+        source.execute(damage.format(slot=unique))
+        until(lambda: bool(watched.lost), "the loss is reported")
+        until(lambda: not watched.monitor._thread.is_alive(), "the monitor has ended")
         lost = list(watched.lost)
 
     assert (1, True) == (len(lost), reason in lost[0])
@@ -161,14 +161,14 @@ def test_a_loss_is_reported_once(
 
 def test_the_slot_monitor_reconnects_by_itself(database: str, unique: str, source):
     """
-    Its own connection may break: it beats on, and the relay hears nothing of it.
+    If its connection breaks, heartbeats continue, and no loss is reported.
     """
     with watch(database, unique) as watched:
-        until(lambda: counter(source) >= 2, "two beats")
+        until(lambda: counter(source) >= 2, "two heartbeats")
         pid = watched.monitor._connection.info.backend_pid
         source.execute("select pg_terminate_backend(%s)", [pid])
         seen = counter(source)
-        until(lambda: counter(source) >= seen + 3, "it beats again")
+        until(lambda: counter(source) >= seen + 3, "heartbeats continue")
         lost = list(watched.lost)
 
     assert [] == lost
@@ -176,11 +176,11 @@ def test_the_slot_monitor_reconnects_by_itself(database: str, unique: str, sourc
 
 def test_bounds_are_reported_when_they_are_crossed(database: str, unique: str, source):
     """
-    W-15: retained log beyond its bounds is logged once per crossing, at its level.
+    Each crossing is logged once, at the level of its bound (W-15).
     """
     bounds = {"retained_warning_bytes": 1, "retained_critical_bytes": 2}
     with capture_logs() as logs, watch(database, unique, **bounds):
-        until(lambda: counter(source) >= 5, "five beats")
+        until(lambda: counter(source) >= 5, "five heartbeats")
     found = [
         (record["bound"], record["log_level"]) for record in logs if "bound" in record
     ]
@@ -196,7 +196,7 @@ def test_updated_outbox_rows_are_counted(
     database: str, unique: str, source, is_partitioned: bool
 ):
     """
-    A44: an update that the publication does not send is still counted.
+    An update that the publication does not send is still counted (A44).
     """
     table = source_tables.outbox(is_partitioned=is_partitioned)
     source.execute(source_tables.schema_statement())
@@ -205,43 +205,45 @@ def test_updated_outbox_rows_are_counted(
         for statement in table.partition_statements(CLOCK.now().date()):
             source.execute(statement)
     with watch(database, unique) as watched:
-        until(lambda: counter(source) >= 2, "two beats")
-        source.execute(PUT)
+        until(lambda: counter(source) >= 2, "two heartbeats")
+        source.execute(INSERT)
         source.execute("update towpath.outbox set type = 'd'")
         source.execute("select pg_stat_force_next_flush()")
         source.execute("select 1")
-        until(lambda: watched.tally.skipped[OUTBOX_UPDATED] == 1, "it is counted")
+        until(
+            lambda: watched.stats.skipped[OUTBOX_UPDATED] == 1, "the update is counted"
+        )
         lost = list(watched.lost)
 
     assert [] == lost
 
 
-def test_a_failing_archive_is_seen(server: OwnPostgres, unique: str):
+def test_failing_archiving_is_detected(server: OwnPostgres, unique: str):
     """
-    B77: log that the server cannot archive fills its disk, whatever the slot's bounds.
+    WAL that cannot be archived fills the disk, despite the bounds of slots (B77).
     """
     dsn = server.start(archive_mode="on")
     seen = []
     with psycopg.connect(dsn, autocommit=True) as source, watch(dsn, unique) as watched:
-        until(lambda: watched.tally.slot is not None, "the slot is read")
-        seen.append(watched.tally.slot.is_archive_failing)
+        until(lambda: watched.stats.slot is not None, "the slot is read")
+        seen.append(watched.stats.slot.is_archive_failing)
         for command in ("false", "true"):
             source.execute(f"alter system set archive_command = '{command}'")
             source.execute("select pg_reload_conf()")
             source.execute("select pg_switch_wal()")
             before = seen[-1]
             until(
-                lambda: watched.tally.slot.is_archive_failing is not before,  # noqa: B023
-                f"archiving by {command} is seen",
+                lambda: watched.stats.slot.is_archive_failing is not before,  # noqa: B023
+                f"archiving by {command} is detected",
             )
-            seen.append(watched.tally.slot.is_archive_failing)
+            seen.append(watched.stats.slot.is_archive_failing)
 
     assert [False, True, False] == seen
 
 
 def test_a_second_relay_waits_and_names_the_holder(database: str, unique: str):
     """
-    A95: the claim is exclusive; who waits in vain says who has it.
+    The claim is exclusive; the error after the wait describes its holder (A95).
     """
     with closing(SlotOwnership(database, unique)) as first:
         first.acquire(CLOCK, threading.Event(), 5, lambda: False)
@@ -260,7 +262,7 @@ def test_a_second_relay_waits_and_names_the_holder(database: str, unique: str):
 
 def test_a_waiting_relay_takes_over(database: str, unique: str):
     """
-    Once the first relay is gone the second one has the slot.
+    Once the first relay is gone, the second one holds the claim.
     """
     first = SlotOwnership(database, unique)
     first.acquire(CLOCK, threading.Event(), 5, lambda: False)
@@ -274,9 +276,9 @@ def test_a_waiting_relay_takes_over(database: str, unique: str):
         assert str(second._connection.info.backend_pid) in holder
 
 
-def test_a_slot_that_is_read_by_others_is_waited_for(database: str, unique: str):
+def test_the_relay_waits_for_another_reader_of_its_slot(database: str, unique: str):
     """
-    A95: a reader of the slot without the claim is waited for, then named.
+    If a reader without the claim does not end in time, the error names it (A95).
     """
     settings = settings_of(database, unique)
     prepare(settings)
@@ -305,9 +307,9 @@ def test_a_slot_that_is_read_by_others_is_waited_for(database: str, unique: str)
     assert slot.is_active
 
 
-def test_another_slot_is_another_claim(database: str, unique: str):
+def test_each_slot_has_its_own_claim(database: str, unique: str):
     """
-    Two relays of one database hold a slot each.
+    Two relays of one database each hold the claim on their slot.
     """
     with closing(SlotOwnership(database, unique)) as first:
         first.acquire(CLOCK, threading.Event(), 0, lambda: False)
@@ -321,7 +323,8 @@ def test_another_slot_is_another_claim(database: str, unique: str):
 
 def test_a_dry_run_needs_no_rights(database: str, unique: str, source):
     """
-    Facts and plan are only read: a role that may do nothing gets the same plan.
+    Facts and plan are only read: a role that owns nothing gets the same plan.
+
     """
     settings = settings_of(database, unique)
     source.execute(f"create role {unique} login replication")
@@ -340,9 +343,9 @@ def test_a_dry_run_needs_no_rights(database: str, unique: str, source):
     assert wanted == planned
 
 
-def test_init_brings_an_older_snapshot_table_in_step(database: str, unique: str):
+def test_init_upgrades_an_older_snapshot_table(database: str, unique: str):
     """
-    A table made before requests for keys existed gains their columns, and keeps rows.
+    A table without the columns of key requests gets them; then nothing is left to do.
     """
     settings = settings_of(database, unique)
     with connect(database) as connection:
@@ -367,7 +370,7 @@ def test_init_brings_an_older_snapshot_table_in_step(database: str, unique: str)
 
 def test_init_run_twice_finds_nothing_to_do(database: str, unique: str):
     """
-    The result of init is what it plans; the prepared source has no error.
+    After init, the plan is empty, and the prepared source has no blocking finding.
     """
     settings = settings_of(database, unique)
     first = prepare(settings)
@@ -384,11 +387,11 @@ def test_init_run_twice_finds_nothing_to_do(database: str, unique: str):
     assert (True, [], []) == (bool(first), prepare(settings), found)
 
 
-def test_an_old_transaction_that_holds_the_slot_up_is_named(
+def test_an_old_transaction_that_delays_the_slot_is_reported(
     database: str, unique: str, source, monkeypatch
 ):
     """
-    B30: making a slot waits for a bounded time, then says for whom.
+    The creation of a slot waits for a bounded time; then the error names its pid (B30).
     """
     monkeypatch.setattr(setup, "SLOT_TIMEOUT", b"set statement_timeout = '700ms'")
     with psycopg.connect(database, application_name="slow poke") as other:
@@ -408,7 +411,7 @@ def test_a_users_publication_keeps_its_lists_and_filters(
     database: str, unique: str, source
 ):
     """
-    W-08: a table is added to a publication without touching what it says of others.
+    Adding a table to a publication does not change its other tables (W-08).
     """
     source.execute("create table public.a (id int primary key, note text, x int)")
     source.execute("create table public.b (id int primary key)")
@@ -431,7 +434,7 @@ def test_tables_that_inherit_from_a_captured_one_are_not_published(
     database: str, unique: str, source
 ):
     """
-    They are neither added with it nor dropped with it; partitions have no part in this.
+    They are neither added nor dropped with it; nor are its partitions.
     """
     source.execute("create table public.a (id int primary key)")
     source.execute("create table public.child () inherits (public.a)")
@@ -457,7 +460,7 @@ def test_tables_that_inherit_from_a_captured_one_are_not_published(
 
 def test_every_kind_of_table_is_described(database: str, unique: str, source):
     """
-    Keys, identities and leaves are read as they are, and judged.
+    Tables with an unsuitable key, identity, kind or partition are refused by name.
     """
     for statement in (
         "create table public.plain (id int primary key)",

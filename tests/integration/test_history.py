@@ -1,4 +1,4 @@
-"""Which history a real server tells, after what happens to real servers."""
+"""The history of real servers after drops, restores, failovers and other accidents."""
 
 import contextlib
 import shutil
@@ -43,8 +43,8 @@ TABLE = "create table if not exists public.note (id int primary key, note text)"
 
 
 @dataclass
-class Kept:
-    """Kafka's contents, and a relay that follows one slot of one database."""
+class FollowedSource:
+    """A relay's stored history in memory, and the slot and database that it follows."""
 
     dsn: str
     slot: str
@@ -58,7 +58,7 @@ class Kept:
 
     @property
     def settings(self) -> Settings:
-        """The configuration of this relay."""
+        """The settings of this relay."""
         source = Source(
             dsn=self.dsn, slot=self.slot, prefix=self.slot, tables=("public.note",)
         )
@@ -71,7 +71,7 @@ class Kept:
         )
 
     def prepare(self) -> None:
-        """Make what ``relay init`` makes."""
+        """Create the objects that ``relay init`` creates."""
         with connect(self.dsn) as connection:
             connection.execute(TABLE.encode())
             facts = setup.read_source_facts(connection, self.settings)
@@ -79,7 +79,7 @@ class Kept:
             setup.run_setup(connection, setup.plan_setup(facts, self.settings))
 
     def follow(self) -> LineageDecision:
-        """Find the lineage to follow, as each start of the relay does."""
+        """Decide which lineage to follow, as the relay does at each start."""
         self.steps.clear()
         stream = SlotStream(self.dsn, CLOCK, Wakeup())
         with connect(self.dsn) as connection, contextlib.closing(stream):
@@ -93,7 +93,7 @@ class Kept:
             return history.follow()
 
     def live(self, beats: int = 1) -> None:
-        """Let the application write, and all of it be published and confirmed."""
+        """Write heartbeats, and record everything as published and confirmed."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             for _ in range(beats):
                 self.heartbeat = one(
@@ -111,7 +111,7 @@ class Kept:
             )
 
     def write(self, count: int = 100) -> None:
-        """Let the application write what is not published."""
+        """Write rows that are not published."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             connection.execute(
                 "insert into public.note select i, 'x' from generate_series(1, %s) i"
@@ -152,16 +152,16 @@ class Kept:
 
 
 def one(connection: psycopg.Connection, statement: str):
-    """Return the one value that a statement gives."""
+    """Return the only value that a statement returns."""
     row = connection.execute(statement.encode()).fetchone()
     assert row is not None
     return row[0]
 
 
 @pytest.fixture
-def kept(database: str, unique: str) -> Kept:
-    """Provide a prepared database whose relay has followed and published something."""
-    made = Kept(database, unique)
+def followed(database: str, unique: str) -> FollowedSource:
+    """Provide a prepared database with a relay that has published something."""
+    made = FollowedSource(database, unique)
     made.prepare()
     made.follow()
     made.live()
@@ -170,7 +170,7 @@ def kept(database: str, unique: str) -> Kept:
 
 @pytest.fixture
 def own(tmp_path_factory) -> Iterator[Stack]:
-    """Provide a Postgres that a test may stop, copy and reconfigure."""
+    """Provide a Postgres server that a test may stop, copy and reconfigure."""
     stack = Stack(tmp_path_factory.mktemp("own"))
     stack.up(["postgres"])
     try:
@@ -179,42 +179,42 @@ def own(tmp_path_factory) -> Iterator[Stack]:
         stack.purge()
 
 
-def kept_on(stack: Stack, on_gap: OnGap = OnGap.PLAN) -> Kept:
-    """Prepare a database of that server and follow it."""
+def follow_on(stack: Stack, on_gap: OnGap = OnGap.PLAN) -> FollowedSource:
+    """Prepare a database on a server, and follow it."""
     addresses = stack.addresses()
     postgres.create_database(addresses.dsn("postgres"), "lives")
-    made = Kept(addresses.dsn("lives"), "lives", on_gap)
+    made = FollowedSource(addresses.dsn("lives"), "lives", on_gap)
     made.prepare()
     made.follow()
     made.live()
     return made
 
 
-def test_a_lineage_begins_once_and_goes_on(kept: Kept):
+def test_a_lineage_begins_once_and_continues(followed: FollowedSource):
     """
-    The first start writes lineage 1 at offset 0; the next ones write nothing.
+    The first start writes lineage 1 with offset 0; later starts write nothing.
     """
-    first = kept.lineages[0]
-    decision = kept.follow()
+    first = followed.lineages[0]
+    decision = followed.follow()
 
     assert (1, 0, None, [], False) == (
         first.number,
         first.offset,
         decision.gap,
-        kept.steps,
+        followed.steps,
         decision.is_new,
     )
 
 
-def test_a_slot_that_is_gone_is_announced_then_made(kept: Kept):
+def test_a_missing_slot_is_announced_and_recreated(followed: FollowedSource):
     """
-    A92, X-06: notification, state, slot, and where it begins, in that order; once.
+    The gap is notified once, and the new lineage lies above the old one (A92, X-06).
     """
-    kept.sql(f"select pg_drop_replication_slot('{kept.slot}')")
-    decision = kept.follow()
-    (record,) = kept.records
+    followed.sql(f"select pg_drop_replication_slot('{followed.slot}')")
+    decision = followed.follow()
+    (record,) = followed.records
     document = orjson.loads(record.value or b"")
-    again = kept.follow()
+    again = followed.follow()
 
     assert (["Lineage", "GAP"], True) == (
         [document["aggregate_type"], document["type"]],
@@ -222,28 +222,30 @@ def test_a_slot_that_is_gone_is_announced_then_made(kept: Kept):
     )
     assert (2, True, None, 1) == (
         decision.lineage.number,
-        decision.lineage.offset > kept.published_log_lsn,
+        decision.lineage.offset > followed.published_log_lsn,
         again.gap,
-        len(kept.records),
+        len(followed.records),
     )
 
 
-def test_a_slot_that_is_still_being_created_is_waited_for(kept: Kept):
+def test_a_slot_that_is_still_being_created_must_be_completed_first(
+    followed: FollowedSource,
+):
     """
-    It has no LSN yet, and may vanish again; once it is there, the gap is announced.
+    Such a slot is busy; once its creation has ended, the gap is announced.
     """
-    kept.sql(f"select pg_drop_replication_slot('{kept.slot}')")
-    with slot_in_creation(kept.dsn, kept.slot):
+    followed.sql(f"select pg_drop_replication_slot('{followed.slot}')")
+    with slot_in_creation(followed.dsn, followed.slot):
         with pytest.raises(SlotBusyError, match="is still being created by process"):
-            kept.follow()
-        before = list(kept.steps)
-    decision = kept.follow()
+            followed.follow()
+        before = list(followed.steps)
+    decision = followed.follow()
 
     assert ([], 2) == (before, decision.lineage.number)
 
 
 @pytest.mark.parametrize(
-    "hurt",
+    "damage",
     [
         [
             "select pg_drop_replication_slot('{0}')",
@@ -253,14 +255,16 @@ def test_a_slot_that_is_still_being_created_is_waited_for(kept: Kept):
     ],
     ids=["recreated", "advanced"],
 )
-def test_a_slot_that_somebody_moved_is_a_gap(kept: Kept, hurt: list[str]):
+def test_a_slot_that_another_program_moved_means_a_gap(
+    followed: FollowedSource, damage: list[str]
+):
     """
-    A92: a slot beyond what we confirmed has skipped what was never published.
+    A slot beyond the relay's confirmed LSN has skipped unpublished changes (A92).
     """
-    kept.write()
-    for statement in hurt:
-        kept.sql(statement.format(kept.slot))
-    decision = kept.follow()
+    followed.write()
+    for statement in damage:
+        followed.sql(statement.format(followed.slot))
+    decision = followed.follow()
 
     assert decision.gap is not None
     assert (
@@ -268,63 +272,63 @@ def test_a_slot_that_somebody_moved_is_a_gap(kept: Kept, hurt: list[str]):
         ["notification", "state", "state"],
     ) == (
         True,
-        kept.steps,
+        followed.steps,
     )
 
 
-def test_a_gap_halts_if_it_is_to(kept: Kept):
+def test_a_gap_halts_the_relay_with_on_gap_halt(followed: FollowedSource):
     """
-    X-03: with on_gap = halt nothing is written and nothing is made.
+    Nothing is written to Kafka, and no slot is created (X-03).
     """
-    kept.on_gap = OnGap.HALT
-    kept.heartbeat += 1
+    followed.on_gap = OnGap.HALT
+    followed.heartbeat += 1
     with pytest.raises(HistoryChangedError, match="back in time"):
-        kept.follow()
-    kept.heartbeat -= 1
-    kept.sql(f"select pg_drop_replication_slot('{kept.slot}')")
+        followed.follow()
+    followed.heartbeat -= 1
+    followed.sql(f"select pg_drop_replication_slot('{followed.slot}')")
     with pytest.raises(SlotLostError, match="no longer exists"):
-        kept.follow()
+        followed.follow()
 
-    assert ([], []) == (kept.steps, kept.records)
+    assert ([], []) == (followed.steps, followed.records)
 
 
-def test_a_slot_of_another_database_is_left_alone(kept: Kept, stack):
+def test_a_slot_of_another_database_is_left_alone(followed: FollowedSource, stack):
     """
-    A slot by our name in another database is refused, not dropped.
+    A slot with the relay's name in another database is refused, not dropped.
     """
     elsewhere = stack.dsn("postgres")
     with psycopg.connect(elsewhere, autocommit=True) as connection:
-        kept.sql(f"select pg_drop_replication_slot('{kept.slot}')")
-        make = "select pg_create_logical_replication_slot(%s, 'pgoutput')"
-        connection.execute(make, (kept.slot,))
+        followed.sql(f"select pg_drop_replication_slot('{followed.slot}')")
+        create = "select pg_create_logical_replication_slot(%s, 'pgoutput')"
+        connection.execute(create, (followed.slot,))
         try:
             with pytest.raises(NotPreparedError, match="database postgres"):
-                kept.follow()
+                followed.follow()
         finally:
-            connection.execute("select pg_drop_replication_slot(%s)", (kept.slot,))
+            connection.execute("select pg_drop_replication_slot(%s)", (followed.slot,))
 
-    assert [] == kept.steps
+    assert [] == followed.steps
 
 
 def test_an_invalidated_slot_is_replaced_and_its_gap_filled(own: Stack):
     """
-    B77: the lost slot is dropped, a new one made, and the snapshot asked for once.
+    The lost slot is replaced by a new one, and a snapshot is requested once (B77).
     """
-    kept = kept_on(own, OnGap.SNAPSHOT)
-    kept.sql("alter system set max_slot_wal_keep_size = '1MB'")
-    kept.sql("select pg_reload_conf()")
+    followed = follow_on(own, OnGap.SNAPSHOT)
+    followed.sql("alter system set max_slot_wal_keep_size = '1MB'")
+    followed.sql("select pg_reload_conf()")
     slot = "select wal_status from pg_replication_slots where slot_name = 'lives'"
-    with psycopg.connect(kept.dsn, autocommit=True) as connection:
+    with psycopg.connect(followed.dsn, autocommit=True) as connection:
 
         def is_lost() -> bool:
-            kept.write()
+            followed.write()
             connection.execute("select pg_switch_wal()")
             connection.execute("checkpoint")
             return one(connection, slot) == "lost"
 
         until(is_lost, "the slot is lost")
-        decision = kept.follow()
-        kept.follow()
+        decision = followed.follow()
+        followed.follow()
         signals = connection.execute("select id, data from towpath.signal").fetchall()
         status = one(connection, slot)
 
@@ -337,28 +341,28 @@ def test_an_invalidated_slot_is_replaced_and_its_gap_filled(own: Stack):
     assert ("gap-2", ["public.note"], True) == (
         signals[0][0],
         orjson.loads(signals[0][1])["data-collections"],
-        kept.lineages[-1].gap.started,
+        followed.lineages[-1].gap.started,
     )
 
 
-def test_a_restored_volume_is_noticed(own: Stack):
+def test_a_restored_volume_is_detected(own: Stack):
     """
-    The same server and timeline, but younger: its heartbeat tells, even with more log.
+    Its older heartbeat reveals it, even if its WAL is longer by now.
     """
-    kept = kept_on(own)
+    followed = follow_on(own)
     own.down()
     data = postgres.home_of(own.state).data
     copy = data.with_name("copy")
     subprocess.run(["cp", "-a", data, copy], check=True)
     own.up(["postgres"])
-    kept.live(beats=3)
+    followed.live(beats=3)
     own.down()
     shutil.rmtree(data)
     copy.rename(data)
     own.up(["postgres"])
     for _ in range(5):
-        kept.write(2_000)
-    decision = kept.follow()
+        followed.write(2_000)
+    decision = followed.follow()
 
     assert decision.gap is not None
     assert ("its heartbeat is 1, but 4 was streamed" in decision.gap.reason, 2) == (
@@ -368,28 +372,31 @@ def test_a_restored_volume_is_noticed(own: Stack):
 
 
 @pytest.mark.parametrize("is_ahead", [True, False], ids=["all there", "fork below"])
-def test_a_promoted_standby_is_the_same_history_if_it_has_all(
+def test_a_promoted_standby_continues_the_history_if_it_lacks_nothing(
     own: Stack, tmp_path: Path, *, is_ahead: bool
 ):
     """
-    B73, B74: the fork decides: above what was published goes on, below is a gap.
+    A fork above the published LSN continues the lineage; one below is a gap (B73, B74).
     """
-    kept = kept_on(own)
-    with standby_of(own, kept, tmp_path) as (standby, dsn):
+    followed = follow_on(own)
+    with standby_of(own, followed, tmp_path) as (standby, dsn):
         if not is_ahead:
-            # The standby hears no more of what the primary still publishes.
+            # The standby does not receive the changes that are published from now on.
             standby.down()
-        kept.live()
+        followed.live()
         if not is_ahead:
             own.down()
             standby.up(["postgres"])
         with psycopg.connect(dsn, autocommit=True) as connection:
             if is_ahead:
-                until(lambda: has_replayed(connection, kept), "it has all")
+                until(
+                    lambda: has_replayed(connection, followed),
+                    "the standby has caught up",
+                )
             assert one(connection, "select pg_promote()")
-        kept.dsn = dsn
-        decision = kept.follow()
-        again = kept.follow()
+        followed.dsn = dsn
+        decision = followed.follow()
+        again = followed.follow()
 
     assert (is_ahead, 2, 1 if is_ahead else 2, None) == (
         decision.gap is None,
@@ -400,8 +407,10 @@ def test_a_promoted_standby_is_the_same_history_if_it_has_all(
 
 
 @contextlib.contextmanager
-def standby_of(primary: Stack, kept: Kept, folder: Path) -> Iterator[tuple[Stack, str]]:
-    """Make a standby that has the slot, from a copy of the volume; lend its address."""
+def standby_of(
+    primary: Stack, followed: FollowedSource, folder: Path
+) -> Iterator[tuple[Stack, str]]:
+    """Provide a standby with the slot, made from a copy of the volume, and its DSN."""
     standby = Stack(folder / "standby")
     standby.state.create()
     home = postgres.home_of(standby.state)
@@ -412,7 +421,7 @@ def standby_of(primary: Stack, kept: Kept, folder: Path) -> Iterator[tuple[Stack
     )
     (home.data / "standby.signal").touch()
     with (home.data / "postgresql.auto.conf").open("a") as settings:
-        settings.write(f"primary_conninfo = '{kept.dsn}'\n")
+        settings.write(f"primary_conninfo = '{followed.dsn}'\n")
     (home.folder / "made").touch()
     primary.up(["postgres"])
     try:
@@ -421,7 +430,7 @@ def standby_of(primary: Stack, kept: Kept, folder: Path) -> Iterator[tuple[Stack
         standby.purge()
 
 
-def has_replayed(connection: psycopg.Connection, kept: Kept) -> bool:
-    """Return whether a standby has all that was confirmed."""
+def has_replayed(connection: psycopg.Connection, followed: FollowedSource) -> bool:
+    """Return whether a standby has replayed up to the confirmed LSN."""
     replayed = "select pg_last_wal_replay_lsn() - '0/0'::pg_lsn"
-    return one(connection, replayed) >= (kept.confirmed_lsn or 0)
+    return one(connection, replayed) >= (followed.confirmed_lsn or 0)

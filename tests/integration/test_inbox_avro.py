@@ -1,4 +1,4 @@
-"""Payloads in Avro, with a real registry: decoded for the handler, or parked."""
+"""Avro payloads with a real registry: decoded for the handler, or parked."""
 
 import asyncio
 import datetime as dt
@@ -42,7 +42,7 @@ VALUES = {
 
 
 class Registry:
-    """The registry, and what encodes values by a schema of it."""
+    """The registry, and encoders that use its schemas."""
 
     def __init__(self, url, subject):
         self.url, self._subject = url, subject
@@ -52,8 +52,8 @@ class Registry:
         """Return a function that encodes a record with these fields."""
         record = {"type": "record", "name": "PostViewed", "fields": [*fields]}
         encode = AvroSerializer(self._client, json.dumps(record))
-        place = SerializationContext(self._subject, MessageField.VALUE)
-        return lambda value: encode(value, place)
+        context = SerializationContext(self._subject, MessageField.VALUE)
+        return lambda value: encode(value, context)
 
     def close(self):
         """Close the connections."""
@@ -70,15 +70,15 @@ def registry(stack, unique):
 
 @pytest.fixture
 def decoders(registry):
-    """Provide the decoder in use, which a test may exchange."""
+    """Provide a list with the decoder in use, which a test may replace."""
     made = AvroDecoder({"url": registry.url})
     yield [made]
     made.close()
 
 
 @pytest.fixture
-def place(stack, database, unique, decoders):
-    """Provide a consumer's database and topic."""
+def rig(stack, database, unique, decoders):
+    """Provide a consumer, its database and its topic."""
     stack.up("postgres", "kafka")
 
     def decode(event):
@@ -89,23 +89,23 @@ def place(stack, database, unique, decoders):
     made.close()
 
 
-def test_each_event_is_decoded_by_the_schema_that_it_was_written_with(place, registry):
+def test_each_event_is_decoded_with_its_writers_schema(rig, registry):
     """
-    Two versions and JSON are in one topic; the key stays in order.
+    One topic has two schema versions and JSON; the key's events remain in order.
     """
     old = registry.encoder(COUNT)
     new = registry.encoder(COUNT, {"name": "n", "type": "int", "default": 0})
-    place.send("a", 1, encode=old)
-    place.send("a", 2, encode=lambda value: new(value | {"n": 1}))
-    place.send("a", 3)
-    place.send("a", 4, encode=old, **{"content-type": "application/avro"})
-    with place.running(attempts=1):
-        place.wait_counts(1, 2, 3, 4)
+    rig.send("a", 1, encode=old)
+    rig.send("a", 2, encode=lambda value: new(value | {"n": 1}))
+    rig.send("a", 3)
+    rig.send("a", 4, encode=old, **{"content-type": "application/avro"})
+    with rig.running(attempts=1):
+        rig.wait_counts(1, 2, 3, 4)
 
 
-def test_logical_types_become_values_of_python(registry, decoders):
+def test_logical_types_become_python_values(registry, decoders):
     """
-    Decimals, instants, days, UUIDs, enums and unions.
+    Decimals, timestamps, dates, UUIDs, enums and unions are decoded.
     """
     fields = [{"name": name, "type": kind} for name, kind in TYPES.items()]
     value = registry.encoder(*fields)(VALUES)
@@ -114,52 +114,52 @@ def test_logical_types_become_values_of_python(registry, decoders):
 
 
 def test_an_event_that_cannot_be_decoded_is_parked_until_a_replay(
-    place, registry, decoders
+    rig, registry, decoders
 ):
     """
-    A schema that the registry lacks, bytes without a frame, and what is behind them.
+    An unknown schema and bytes without a frame park their events and the followers.
     """
     good = registry.encoder(COUNT)
-    place.send("a", 1, encode=lambda _: b"\0\x7f\xff\xff\xff\x02", partition=0)
-    place.send("a", 2, encode=good, partition=0)
-    place.send("b", 3, partition=0, **{"content-type": "avro/binary"})
-    place.send("c", 4, encode=good, partition=0)
-    with place.running(attempts=2):
-        place.wait_counts(4)
-        with place.begin() as session:
-            unknown, behind, unframed = place.inbox.parked(session)
+    rig.send("a", 1, encode=lambda _: b"\0\x7f\xff\xff\xff\x02", partition=0)
+    rig.send("a", 2, encode=good, partition=0)
+    rig.send("b", 3, partition=0, **{"content-type": "avro/binary"})
+    rig.send("c", 4, encode=good, partition=0)
+    with rig.running(attempts=2):
+        rig.wait_counts(4)
+        with rig.begin() as session:
+            unknown, behind, unframed = rig.inbox.parked(session)
         decoders[0] = lambda one: {"count": one.offset + 1}
-        with place.begin() as session:
-            place.inbox.request_replay(session)
-        until(lambda: len(place.counts()) == 4, "all are applied")
+        with rig.begin() as session:
+            rig.inbox.request_replay(session)
+        until(lambda: len(rig.counts()) == 4, "all events are applied")
 
     assert ({"count": 2}, BEHIND) == (behind.event.payload, behind.reason)
     assert "the schema registry responded: " in unknown.reason
     assert "the payload is not framed, or does not match its " in unframed.reason
-    assert ([1, 2], [3]) == (place.counts("a"), place.counts("b"))
+    assert ([1, 2], [3]) == (rig.counts("a"), rig.counts("b"))
 
 
-def test_a_registry_that_is_down_parks_nothing(place, registry, decoders):
+def test_a_registry_that_is_down_parks_nothing(rig, registry, decoders):
     """
     The event is tried for as long as it takes; a replay waits as well.
     """
-    place.send("a", 1, encode=registry.encoder(COUNT), partition=0)
-    with place.begin() as session:
+    rig.send("a", 1, encode=registry.encoder(COUNT), partition=0)
+    with rig.begin() as session:
         value = registry.encoder(COUNT)({"count": 7})
-        drive(session, place.inbox.park(event(id="7", key="b", value=value), "x"))
-        place.inbox.request_replay(session)
+        drive(session, rig.inbox.park(event(id="7", key="b", value=value), "x"))
+        rig.inbox.request_replay(session)
     working = decoders.pop()
     decoders.append(AvroDecoder({"url": "http://127.0.0.1:1"}))
-    with closing(decoders[0]), place.running(attempts=1):
-        until(lambda: place.begun >= 6, "some attempts have failed")
-        assert [] == place.counts()
+    with closing(decoders[0]), rig.running(attempts=1):
+        until(lambda: rig.begun >= 6, "some attempts have failed")
+        assert [] == rig.counts()
         decoders[0] = working
-        until(lambda: sorted(place.counts()) == [1, 7], "both are applied")
+        until(lambda: sorted(rig.counts()) == [1, 7], "both are applied")
 
-    assert [] == place.parked()
+    assert [] == rig.parked()
 
 
-def test_an_asynchronous_consumer_decodes_before_it_handles(place, registry):
+def test_an_asynchronous_consumer_decodes_before_it_handles(rig, registry):
     """
     The handler gets the payload without a request of its own.
     """
@@ -168,7 +168,7 @@ def test_an_asynchronous_consumer_decodes_before_it_handles(place, registry):
 
     @asynccontextmanager
     async def begin():
-        async with await psycopg.AsyncConnection.connect(place.dsn) as connection:
+        async with await psycopg.AsyncConnection.connect(rig.dsn) as connection:
             yield connection
 
     async def handle(event, _session):
@@ -177,16 +177,16 @@ def test_an_asynchronous_consumer_decodes_before_it_handles(place, registry):
 
     async def work():
         stop = asyncio.Event()
-        settings = {"bootstrap.servers": place.kafka}
+        settings = {"bootstrap.servers": rig.kafka}
         consumer = AsyncConsumer(
-            place.inbox, settings, [place.topic], begin=begin, handle=handle
+            rig.inbox, settings, [rig.topic], begin=begin, handle=handle
         )
         task = asyncio.create_task(consumer.run_async(stop))
         await applied.wait()
         stop.set()
         await task
 
-    place.send("a", 1, encode=registry.encoder(COUNT))
+    rig.send("a", 1, encode=registry.encoder(COUNT))
     asyncio.run(work())
 
     assert [{"count": 1}] == seen

@@ -139,9 +139,9 @@ def test_an_event_that_cannot_be_decoded_is_parked_until_a_replay(
     assert ([1, 2], [3]) == (rig.counts("a"), rig.counts("b"))
 
 
-def test_a_registry_that_is_down_parks_nothing(rig, registry, decoders):
+def test_an_unreachable_registry_parks_no_event(rig, registry, decoders):
     """
-    The event is tried for as long as it takes; a replay waits as well.
+    The event is retried until the registry can be reached, and so is a replay.
     """
     rig.send("a", 1, encode=registry.encoder(COUNT), partition=0)
     with rig.begin() as session:
@@ -154,14 +154,14 @@ def test_a_registry_that_is_down_parks_nothing(rig, registry, decoders):
         until(lambda: rig.begun >= 6, "some attempts have failed")
         assert [] == rig.counts()
         decoders[0] = working
-        until(lambda: sorted(rig.counts()) == [1, 7], "both are applied")
+        until(lambda: sorted(rig.counts()) == [1, 7], "both events are applied")
 
     assert [] == rig.parked()
 
 
-def test_an_asynchronous_consumer_decodes_before_it_handles(rig, registry):
+def test_an_async_consumer_decodes_before_it_handles(rig, registry):
     """
-    The handler gets the payload without a request of its own.
+    The handler gets a decoded payload, and makes no request itself.
     """
     applied = asyncio.Event()
     seen = []

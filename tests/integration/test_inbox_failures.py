@@ -35,14 +35,14 @@ FIRST = Event(
 )
 
 
-class FailingPlace(InboxPlace):
-    """A database whose next transactions cannot begin, as many as are set."""
+class FailingRig(InboxPlace):
+    """A consumer whose next ``failures`` transactions cannot begin."""
 
     failures = 0
 
     @contextmanager
     def begin(self):
-        """Begin a transaction, unless it is to fail."""
+        """Begin a transaction, or fail."""
         if self.failures:
             self.failures -= 1
             message = "the connection is lost"
@@ -51,14 +51,14 @@ class FailingPlace(InboxPlace):
             yield session
 
     def requested(self):
-        """Return how many parked events are requested."""
+        """Return the number of parked events that are requested."""
         statement = (
             "select count(*) from towpath.inbox_parked where requested_at > '-infinity'"
         )
         return self.connection.execute(statement).fetchone()[0]
 
     def waits_for_lock(self):
-        """Return whether a session of the database waits for an advisory lock."""
+        """Return whether a session waits for an advisory lock."""
         statement = (
             "select count(*) > 0 from pg_locks l"
             " join pg_database d on d.oid = l.database"
@@ -69,31 +69,31 @@ class FailingPlace(InboxPlace):
 
 
 @pytest.fixture
-def place(stack, database, unique):
-    """Provide a consumer's database and topic."""
+def rig(stack, database, unique):
+    """Provide a consumer, its database and its topic."""
     stack.up("postgres", "kafka")
-    made = FailingPlace(database, stack.kafka, unique)
+    made = FailingRig(database, stack.kafka, unique)
     yield made
     made.close()
 
 
-def test_one_lost_connection_parks_nothing(place):
+def test_one_lost_connection_parks_no_event(rig):
     """
-    The database answers again before the event could be parked: it is applied.
+    A lost connection does not count as an attempt: the event is retried and applied.
     """
-    with place.running(attempts=1):
-        place.send("a", 1)
-        place.wait_counts(1)
-        place.failures = 1
-        place.send("a", 2)
-        place.wait_counts(1, 2)
+    with rig.running(attempts=1):
+        rig.send("a", 1)
+        rig.wait_counts(1)
+        rig.failures = 1
+        rig.send("a", 2)
+        rig.wait_counts(1, 2)
 
-    assert (0, []) == (place.failures, place.parked())
+    assert (0, []) == (rig.failures, rig.parked())
 
 
-def test_a_session_that_the_server_ends_is_no_failed_attempt(place):
+def test_a_session_that_the_server_ends_does_not_count_as_an_attempt(rig):
     """
-    A server that is restarted ends the transactions of the handlers that run.
+    A restart of the server ends the transactions of running handlers.
     """
     ended = threading.Event()
 
@@ -101,118 +101,118 @@ def test_a_session_that_the_server_ends_is_no_failed_attempt(place):
         if not ended.is_set():
             ended.set()
             session.execute("select pg_terminate_backend(pg_backend_pid())")
-        place.handle(event, session)
+        rig.handle(event, session)
 
-    with place.running(attempts=1, handle=handle):
-        place.send("a", 1)
-        until(lambda: place.counts() or place.parked(), "the event is handled")
+    with rig.running(attempts=1, handle=handle):
+        rig.send("a", 1)
+        until(lambda: rig.counts() or rig.parked(), "the event is handled")
 
-    assert ([1], []) == (place.counts(), place.parked())
+    assert ([1], []) == (rig.counts(), rig.parked())
 
 
-def test_an_event_whose_session_is_ended_at_each_attempt_is_parked(place):
+def test_an_event_whose_session_ends_at_each_attempt_is_parked(rig):
     """
-    A watchdog ends sessions that run for too long; the server itself goes on.
+    A watchdog may end sessions that run for too long, while the server stays up.
     """
 
     def handle(event, session):
-        place.calls.append(event.key)
+        rig.calls.append(event.key)
         if event.key == "a":
             session.execute("select pg_terminate_backend(pg_backend_pid())")
-        place.handle(event, session)
+        rig.handle(event, session)
 
-    with place.running(attempts=2, handle=handle):
-        place.send("a", 1)
-        until(place.parked, "the event is parked")
-        place.send("b", 2)
-        place.wait_counts(2, key="b")
+    with rig.running(attempts=2, handle=handle):
+        rig.send("a", 1)
+        until(rig.parked, "the event is parked")
+        rig.send("b", 2)
+        rig.wait_counts(2, key="b")
 
-    assert 3 == place.calls.count("a")
+    assert 3 == rig.calls.count("a")
 
 
-def test_a_reason_with_half_a_character_is_stored(place):
+def test_a_reason_with_half_a_character_is_stored(rig):
     """
-    A text that was cut may end within a surrogate pair.
+    A truncated text may end in the middle of a surrogate pair.
     """
     reason = "bad title \ud83d"
-    with place.begin() as session:
-        drive(session, place.inbox.park(FIRST, reason))
-        found = place.inbox.parked(session)
+    with rig.begin() as session:
+        drive(session, rig.inbox.park(FIRST, reason))
+        found = rig.inbox.parked(session)
 
     assert [("1", "bad title \\ud83d")] == [(one.event.id, one.reason) for one in found]
 
 
-def test_a_pipeline_that_has_no_rows_yet_is_refused(place):
+def test_a_session_in_pipeline_mode_is_refused(rig):
     """
-    Otherwise an event would count as handled before, and its id would be stored.
+    Its results are not available yet, so a new event would count as a duplicate.
     """
-    connection = psycopg.connect(place.dsn)
+    connection = psycopg.connect(rig.dsn)
     with connection, connection.pipeline(), pytest.raises(SessionTypeError):
-        drive(connection, place.inbox.admit(FIRST))
+        drive(connection, rig.inbox.admit(FIRST))
 
 
-def test_pauses_grow_while_the_database_is_down(place):
+def test_pauses_grow_while_the_database_is_down(rig):
     """
-    A failed part is no failed attempt, so the event is not parked.
+    Failures of the database do not count as attempts, so the event is not parked.
     """
-    with structlog.testing.capture_logs() as logs, place.running(attempts=1):
-        place.send("a", 1)
-        place.wait_counts(1)
-        place.failures = 1_000_000
-        place.send("a", 2)
-        until(lambda: len(retried(logs)) == 4, "the event was tried four times")
-        place.failures = 0
-        place.wait_counts(1, 2)
+    with structlog.testing.capture_logs() as logs, rig.running(attempts=1):
+        rig.send("a", 1)
+        rig.wait_counts(1)
+        rig.failures = 1_000_000
+        rig.send("a", 2)
+        until(lambda: len(retried(logs)) == 4, "the event has been tried four times")
+        rig.failures = 0
+        rig.wait_counts(1, 2)
     first, *_, last = [each["delay_s"] for each in retried(logs)]
 
     assert last > 2 * first
     assert {0} == {each["attempts"] for each in retried(logs)}
-    assert [] == place.parked()
+    assert [] == rig.parked()
 
 
 def retried(logs):
-    """Return the log records of attempts that failed."""
+    """Return the log records of failed attempts."""
     return [each for each in logs if each["event"] == "event retried later"]
 
 
-def test_the_offset_of_a_failed_event_is_not_committed(place):
+def test_the_offset_of_a_failed_event_is_not_committed(rig):
     """
-    A consumer that stops between two attempts leaves the event to the next one.
+    If a consumer stops between two attempts, the next consumer handles the event.
     """
-    place.refused = {1}
-    place.send("a", 1)
-    with place.running(attempts=1_000):
-        until(lambda: place.calls, "the event failed")
-    assert 0 == place.committed()
-    place.refused.clear()
-    with place.running(attempts=1_000):
-        place.wait_counts(1)
+    rig.refused = {1}
+    rig.send("a", 1)
+    with rig.running(attempts=1_000):
+        until(lambda: rig.calls, "the event failed")
+    assert 0 == rig.committed()
+    rig.refused.clear()
+    with rig.running(attempts=1_000):
+        rig.wait_counts(1)
 
-    assert 1 == place.committed()
+    assert 1 == rig.committed()
 
 
-def test_a_replay_that_fails_is_tried_once(place):
+def test_a_replay_that_fails_is_tried_once(rig):
     """
-    The event and its followers are no longer requested; a new request tries again.
+    After the failure, neither the event nor its followers are requested any longer.
     """
-    place.refused = {1}
-    place.send("a", 1, 2)
-    with place.running(attempts=1):
-        until(lambda: len(place.parked()) == 2, "the events are parked")
-        with place.begin() as session:
-            place.inbox.request_replay(session)
-        until(lambda: len(place.calls) == 2, "the replay failed")
-        until(lambda: place.requested() == 0, "no event is requested")
-        place.send("b", 10)
-        place.wait_counts(10)
+    rig.refused = {1}
+    rig.send("a", 1, 2)
+    with rig.running(attempts=1):
+        until(lambda: len(rig.parked()) == 2, "the events are parked")
+        with rig.begin() as session:
+            rig.inbox.request_replay(session)
+        until(lambda: len(rig.calls) == 2, "the replay failed")
+        until(lambda: rig.requested() == 0, "no event is requested")
+        rig.send("b", 10)
+        rig.wait_counts(10)
 
-    assert [1, 1, 10] == place.calls
-    assert 2 == len(place.parked())
+    assert [1, 1, 10] == rig.calls
+    assert 2 == len(rig.parked())
 
 
-def test_a_replay_whose_service_is_down_delays_no_other(place):
+def test_a_replay_whose_service_is_down_delays_no_other(rig):
     """
-    It is requested until its service answers, while other keys are replayed.
+    Other keys are replayed while the event waits for its service.
     """
     down, calls = threading.Event(), []
     down.set()
@@ -222,79 +222,79 @@ def test_a_replay_whose_service_is_down_delays_no_other(place):
         if event.key == "a" and down.is_set():
             message = "the service is down"
             raise UnavailableError(message)
-        place.handle(event, session)
+        rig.handle(event, session)
 
-    content = {"value": b'{"count": 1}', "topic": place.topic}
-    with place.begin() as session:
+    content = {"value": b'{"count": 1}', "topic": rig.topic}
+    with rig.begin() as session:
         for number, key in enumerate("ab"):
             event = dataclasses.replace(FIRST, id=str(number), key=key, **content)
-            drive(session, place.inbox.park(event, "refused"))
-        place.inbox.request_replay(session)
-    with place.running(handle=handle):
-        place.wait_counts(1, key="b")
-        assert ("a", []) == (calls[0], place.counts("a"))
+            drive(session, rig.inbox.park(event, "refused"))
+        rig.inbox.request_replay(session)
+    with rig.running(handle=handle):
+        rig.wait_counts(1, key="b")
+        assert ("a", []) == (calls[0], rig.counts("a"))
         down.clear()
-        place.wait_counts(1, key="a")
+        rig.wait_counts(1, key="a")
 
-    assert [] == place.parked()
+    assert [] == rig.parked()
 
 
-def test_a_replay_that_is_postponed_waits_and_is_due_at_once_if_requested_again(place):
+def test_a_postponed_replay_waits_until_it_is_requested_again(rig):
     """
-    Meanwhile the others come in the order of their requests, and then none.
+    In the meantime, the others are replayed in the order of their requests.
     """
     events = [dataclasses.replace(FIRST, id=one, key=one) for one in "abc"]
-    with place.begin() as session:
+    with rig.begin() as session:
         for event in events:
-            drive(session, place.inbox.park(event, "refused"))
-        place.inbox.request_replay(session, "c")
-    with place.begin() as session:
+            drive(session, rig.inbox.park(event, "refused"))
+        rig.inbox.request_replay(session, "c")
+    with rig.begin() as session:
         for event in events[:2]:
-            place.inbox.request_replay(session, event.id)
-        drive(session, place.inbox.postpone(events[0]))
-        found = [drive(session, place.inbox.admit_requested()) for _ in range(3)]
-        place.inbox.request_replay(session)
-        again = drive(session, place.inbox.admit_requested())
+            rig.inbox.request_replay(session, event.id)
+        drive(session, rig.inbox.postpone(events[0]))
+        found = [drive(session, rig.inbox.admit_requested()) for _ in range(3)]
+        rig.inbox.request_replay(session)
+        again = drive(session, rig.inbox.admit_requested())
 
     assert ["c", "b"] == [one.event.id for one in found if one]
     assert ("a", [True, True, False]) == (again.event.id, [*map(bool, found)])
 
 
-def test_two_processes_replay_an_event_once(place):
+def test_two_processes_replay_an_event_once(rig):
     """
-    The second one waits for the first one's transaction, and then finds nothing.
+    The second process waits for the first one's transaction, and then finds no event.
     """
-    with place.begin() as session:
-        drive(session, place.inbox.park(FIRST, "refused"))
-        place.inbox.request_replay(session)
+    with rig.begin() as session:
+        drive(session, rig.inbox.park(FIRST, "refused"))
+        rig.inbox.request_replay(session)
     found = []
 
     def replay():
-        with place.begin() as session:
-            found.append(drive(session, place.inbox.admit_requested()))
+        with rig.begin() as session:
+            found.append(drive(session, rig.inbox.admit_requested()))
 
     second = threading.Thread(target=replay)
-    with place.begin() as session:
-        first = drive(session, place.inbox.admit_requested())
+    with rig.begin() as session:
+        first = drive(session, rig.inbox.admit_requested())
         second.start()
-        until(place.waits_for_lock, "the second process waits")
+        until(rig.waits_for_lock, "the second process waits")
     second.join(30)
 
     assert ("1", [None]) == (first.event.id, [each.event for each in found])
 
 
-def test_a_parked_event_of_a_topic_made_again_is_kept(place):
+def test_parked_events_with_the_same_offset_are_kept_apart(rig):
     """
-    It may have the place of an event that was parked before the topic was deleted.
+    A recreated topic may have an event at the offset of one that is already parked.
     """
     again = dataclasses.replace(FIRST, id="2")
-    with place.begin() as session:
+    with rig.begin() as session:
         for one in (FIRST, again):
-            assert drive(session, place.inbox.park(one, "unreadable"))
-        drive(session, place.inbox.fail(again, "refused"))
-        found = place.inbox.parked(session)
-        assert drive(session, place.inbox.leave(FIRST))
-        left = place.inbox.parked(session)
+            assert drive(session, rig.inbox.park(one, "unreadable"))
+        drive(session, rig.inbox.fail(again, "refused"))
+        found = rig.inbox.parked(session)
+        assert drive(session, rig.inbox.leave(FIRST))
+        left = rig.inbox.parked(session)
 
     assert [("1", "unreadable"), ("2", "refused")] == [
         (one.event.id, one.reason) for one in found
@@ -302,56 +302,56 @@ def test_a_parked_event_of_a_topic_made_again_is_kept(place):
     assert ["2"] == [one.event.id for one in left]
 
 
-def test_a_table_of_an_earlier_release_is_upgraded(place):
+def test_a_table_of_an_earlier_release_is_upgraded(rig):
     """
-    Its rows had the place of a record for their key; until then no event is lost.
+    The old primary key was the record's offset; a conflict fails, but loses no event.
     """
     again = dataclasses.replace(FIRST, id="2")
-    place.connection.execute(
+    rig.connection.execute(
         "alter table towpath.inbox_parked drop constraint inbox_parked_pkey,"
         ' add primary key (consumer, topic, partition, "offset")'
     )
-    with place.begin() as session:
-        assert drive(session, place.inbox.park(FIRST, "unreadable"))
-    with pytest.raises(psycopg.errors.UniqueViolation), place.begin() as session:
-        drive(session, place.inbox.park(again, "unreadable"))
+    with rig.begin() as session:
+        assert drive(session, rig.inbox.park(FIRST, "unreadable"))
+    with pytest.raises(psycopg.errors.UniqueViolation), rig.begin() as session:
+        drive(session, rig.inbox.park(again, "unreadable"))
     for statement in create_statements() * 2:
-        place.connection.execute(statement)
-    with place.begin() as session:
-        assert drive(session, place.inbox.park(again, "unreadable"))
-        found = place.inbox.parked(session)
+        rig.connection.execute(statement)
+    with rig.begin() as session:
+        assert drive(session, rig.inbox.park(again, "unreadable"))
+        found = rig.inbox.parked(session)
 
     assert ["1", "2"] == [one.event.id for one in found]
 
 
-def test_an_id_and_a_key_longer_than_an_index_takes_are_stored(place):
+def test_an_id_and_a_key_longer_than_an_index_allows_are_stored(rig):
     """
-    Each differs from one with the same start, and a replay has both as they were.
+    Ids and keys with the same start remain distinct, and a replay restores them.
     """
-    # Without a pattern, because Postgres compresses the entries of its indexes.
+    # The digits have no pattern, because Postgres compresses index entries.
     digits = hashlib.shake_256(b"").hexdigest(3_000)
     ids, keys = ([f"{digits}{n}" for n in "12"] for _ in range(2))
     events = [
         dataclasses.replace(FIRST, id=id_, key=key, headers={"id": id_})
         for id_, key in zip(ids, keys, strict=True)
     ]
-    with place.begin() as session:
-        assert drive(session, place.inbox.park(events[0], "refused"))
-        assert not drive(session, place.inbox.park(events[0], "refused"))
-        assert drive(session, place.inbox.admit(events[1])) == (events[1],)
-        assert drive(session, place.inbox.admit(events[1])) == (None,)
+    with rig.begin() as session:
+        assert drive(session, rig.inbox.park(events[0], "refused"))
+        assert not drive(session, rig.inbox.park(events[0], "refused"))
+        assert drive(session, rig.inbox.admit(events[1])) == (events[1],)
+        assert drive(session, rig.inbox.admit(events[1])) == (None,)
         later = dataclasses.replace(events[0], id="3")
-        assert drive(session, place.inbox.admit(later)) is None
-        assert 1 == place.inbox.request_replay(session, ids[0])
-        replayed = drive(session, place.inbox.admit_requested())
-        assert drive(session, place.inbox.admit(later)) == (later,)
+        assert drive(session, rig.inbox.admit(later)) is None
+        assert 1 == rig.inbox.request_replay(session, ids[0])
+        replayed = drive(session, rig.inbox.admit_requested())
+        assert drive(session, rig.inbox.admit(later)) == (later,)
 
     assert (ids[0], keys[0]) == (replayed.event.id, replayed.event.key)
 
 
 def long_events(count):
-    """Return events of one key with the shortest ids that are stored shortened."""
-    # Of 2,001 bytes, not all of them ASCII: the start is counted in characters.
+    """Return events of one key with ids just long enough to be stored shortened."""
+    # 2,001 bytes, not all of them ASCII: the stored start is counted in characters.
     ids = [
         f"\U0001f600é{hashlib.shake_256(b'').hexdigest(997)}{n}" for n in range(count)
     ]
@@ -361,104 +361,104 @@ def long_events(count):
     ]
 
 
-def store_whole(place, events):
-    """Store the ids of events in full, as an earlier state of 0.2.0 did."""
+def store_whole(rig, events):
+    """Store the ids of events in full, as an earlier version did."""
     for table in ("inbox", "inbox_parked"):
         for event in events:
-            place.connection.execute(
+            rig.connection.execute(
                 f"update towpath.{table} set event_id = %s"  # noqa: S608
                 " where event_id = %s",
                 [event.id, stored_id(event.id)],
             )
 
 
-def test_long_ids_of_an_earlier_state_are_found_after_an_upgrade(place):
+def test_long_ids_of_an_earlier_version_are_found_after_an_upgrade(rig):
     """
-    Applied events have no second effect; parked ones are replayed and discarded.
+    Applied events have no second effect; parked events can be replayed or discarded.
     """
     applied, parked, dropped = events = long_events(3)
     events.append(dataclasses.replace(applied, id=applied.id[:-1]))
-    with place.begin() as session:
+    with rig.begin() as session:
         for each in (applied, events[-1]):
-            assert drive(session, place.inbox.take(each))
+            assert drive(session, rig.inbox.take(each))
         for each in (parked, dropped):
-            assert drive(session, place.inbox.park(each, "refused"))
-    store_whole(place, events)
+            assert drive(session, rig.inbox.park(each, "refused"))
+    store_whole(rig, events)
     for statement in create_statements() * 2:
-        place.connection.execute(statement)
-    with place.begin() as session:
-        assert [False] * 4 == [drive(session, place.inbox.take(one)) for one in events]
-        assert place.inbox.discard(session, dropped.id)
-        assert 1 == place.inbox.request_replay(session, parked.id)
-        replayed = drive(session, place.inbox.admit_requested())
-        assert drive(session, place.inbox.admit_requested()) is None
+        rig.connection.execute(statement)
+    with rig.begin() as session:
+        assert [False] * 4 == [drive(session, rig.inbox.take(one)) for one in events]
+        assert rig.inbox.discard(session, dropped.id)
+        assert 1 == rig.inbox.request_replay(session, parked.id)
+        replayed = drive(session, rig.inbox.admit_requested())
+        assert drive(session, rig.inbox.admit_requested()) is None
 
     assert parked.id == replayed.event.id
 
 
-def test_a_long_id_that_was_stored_in_both_forms_is_kept_once(place):
+def test_a_long_id_that_was_stored_in_both_forms_is_kept_once(rig):
     """
-    A consumer ran before the upgrade; the earlier row keeps its place in its key.
+    If a consumer ran before the upgrade, the earlier row keeps its order in its key.
     """
     applied, parked = events = long_events(2)
     later = [dataclasses.replace(one, offset=9) for one in events]
     between = dataclasses.replace(FIRST, id="between")
-    with place.begin() as session:
-        assert drive(session, place.inbox.take(applied))
-        assert drive(session, place.inbox.park(parked, "refused"))
-    store_whole(place, events)
-    with place.begin() as session:
-        assert drive(session, place.inbox.take(later[0]))
+    with rig.begin() as session:
+        assert drive(session, rig.inbox.take(applied))
+        assert drive(session, rig.inbox.park(parked, "refused"))
+    store_whole(rig, events)
+    with rig.begin() as session:
+        assert drive(session, rig.inbox.take(later[0]))
         for each in (between, later[1]):
-            assert drive(session, place.inbox.park(each, "refused"))
+            assert drive(session, rig.inbox.park(each, "refused"))
     for statement in create_statements():
-        place.connection.execute(statement)
-    with place.begin() as session:
-        found = place.inbox.parked(session)
+        rig.connection.execute(statement)
+    with rig.begin() as session:
+        found = rig.inbox.parked(session)
         below = {(FIRST.topic, FIRST.partition): 9}
-        # Only the id of the event between goes, once it is no longer parked.
-        assert place.inbox.discard(session, between.id)
-        assert 1 == place.inbox.prune(session, below)
-        assert not drive(session, place.inbox.take(applied))
+        # Only the id of the event in between is pruned, once it is no longer parked.
+        assert rig.inbox.discard(session, between.id)
+        assert 1 == rig.inbox.prune(session, below)
+        assert not drive(session, rig.inbox.take(applied))
 
     assert [parked.id, between.id] == [one.event.id for one in found]
 
 
-def test_a_long_id_in_two_partitions_is_never_pruned(place):
+def test_a_long_id_in_two_partitions_is_never_pruned(rig):
     """
-    Its event has moved: what is left of one partition says nothing of the other.
+    The event moved to another partition, so neither partition's start proves anything.
     """
     [event] = long_events(1)
     moved = dataclasses.replace(event, partition=FIRST.partition + 1, offset=9)
-    with place.begin() as session:
-        assert drive(session, place.inbox.take(event))
-    store_whole(place, [event])
-    with place.begin() as session:
-        assert drive(session, place.inbox.take(moved))
+    with rig.begin() as session:
+        assert drive(session, rig.inbox.take(event))
+    store_whole(rig, [event])
+    with rig.begin() as session:
+        assert drive(session, rig.inbox.take(moved))
     for statement in create_statements():
-        place.connection.execute(statement)
+        rig.connection.execute(statement)
     below = {(FIRST.topic, at.partition): 99 for at in (event, moved)}
-    with place.begin() as session:
-        assert 0 == place.inbox.prune(session, below)
-        assert not drive(session, place.inbox.take(event))
+    with rig.begin() as session:
+        assert 0 == rig.inbox.prune(session, below)
+        assert not drive(session, rig.inbox.take(event))
 
 
-def test_a_long_event_that_was_applied_before_the_upgrade_is_not_parked_after_it(place):
+def test_a_long_event_that_was_applied_before_the_upgrade_is_not_parked_after_it(rig):
     """
-    Without a key, nothing holds the event back that the earlier state has parked.
+    An event without a key can be applied although an earlier version has parked it.
     """
     [event] = long_events(1)
     keyless = dataclasses.replace(event, key=None)
-    with place.begin() as session:
-        assert drive(session, place.inbox.park(keyless, "refused"))
-    store_whole(place, [keyless])
-    with place.begin() as session:
-        assert drive(session, place.inbox.take(keyless))
+    with rig.begin() as session:
+        assert drive(session, rig.inbox.park(keyless, "refused"))
+    store_whole(rig, [keyless])
+    with rig.begin() as session:
+        assert drive(session, rig.inbox.take(keyless))
     for statement in create_statements():
-        place.connection.execute(statement)
-    with place.begin() as session:
-        assert [] == list(place.inbox.parked(session))
-        assert not drive(session, place.inbox.take(keyless))
+        rig.connection.execute(statement)
+    with rig.begin() as session:
+        assert [] == list(rig.inbox.parked(session))
+        assert not drive(session, rig.inbox.take(keyless))
 
 
 @pytest.mark.parametrize(
@@ -469,17 +469,17 @@ def test_a_long_event_that_was_applied_before_the_upgrade_is_not_parked_after_it
     ],
     ids=["psycopg", "psycopg2"],
 )
-def test_sessions_whose_rows_are_mappings_hold_the_inbox(place, connect):
+def test_the_inbox_works_with_sessions_whose_rows_are_mappings(rig, connect):
     """
-    Events are listed, counted and replayed as with rows that are tuples.
+    Events are listed, counted and replayed as with tuple rows.
     """
-    with connect(place.dsn) as session:
-        assert drive(session, place.inbox.park(FIRST, "refused"))
-        place.inbox.request_replay(session)
-        (found,) = place.inbox.parked(session)
-        count = drive(session, place.inbox.count_parked())
-        admitted = drive(session, place.inbox.admit_requested())
-        assert drive(session, place.inbox.admit_requested()) is None
+    with connect(rig.dsn) as session:
+        assert drive(session, rig.inbox.park(FIRST, "refused"))
+        rig.inbox.request_replay(session)
+        (found,) = rig.inbox.parked(session)
+        count = drive(session, rig.inbox.count_parked())
+        admitted = drive(session, rig.inbox.admit_requested())
+        assert drive(session, rig.inbox.admit_requested()) is None
 
     assert ("1", "a", b"{}", "refused", True, 1) == (
         *(found.event.id, found.event.key, found.event.value),
@@ -488,18 +488,18 @@ def test_sessions_whose_rows_are_mappings_hold_the_inbox(place, connect):
     assert "1" == admitted.event.id
 
 
-def test_an_asynchronous_session_whose_rows_are_mappings_replays(place):
+def test_the_inbox_replays_with_an_async_session_whose_rows_are_mappings(rig):
     """
-    Its rows are read as those of a synchronous one.
+    The rows are read in the same way as those of a synchronous session.
     """
-    with place.begin() as session:
-        drive(session, place.inbox.park(FIRST, "refused"))
-        place.inbox.request_replay(session)
+    with rig.begin() as session:
+        drive(session, rig.inbox.park(FIRST, "refused"))
+        rig.inbox.request_replay(session)
 
     async def replay():
         async with await psycopg.AsyncConnection.connect(
-            place.dsn, row_factory=dict_row
+            rig.dsn, row_factory=dict_row
         ) as session:
-            return await drive_async(session, place.inbox.admit_requested())
+            return await drive_async(session, rig.inbox.admit_requested())
 
     assert "1" == asyncio.run(replay()).event.id

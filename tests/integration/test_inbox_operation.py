@@ -1,4 +1,4 @@
-"""Looking after consumers: status, prune and metrics, with real Kafka and Postgres."""
+"""Operating consumers: status, prune and metrics, with real Kafka and Postgres."""
 
 import json
 
@@ -23,8 +23,8 @@ HANDLED = "towpath_inbox_handler_seconds_count"
 
 
 @pytest.fixture
-def place(stack, database, unique):
-    """Provide a consumer's database and topic."""
+def rig(stack, database, unique):
+    """Provide a consumer, its database and its topic."""
     stack.up("postgres", "kafka")
     made = InboxPlace(database, stack.kafka, unique)
     yield made
@@ -32,59 +32,59 @@ def place(stack, database, unique):
 
 
 @pytest.fixture
-def metrics(place, monkeypatch):
-    """Provide metrics that are read often, and what returns a sample's value."""
+def metrics(rig, monkeypatch):
+    """Provide an observer that reports often, and a function that reads a sample."""
     monkeypatch.setattr(consumer, "OBSERVE_INTERVAL_S", 0.1)
     registry = CollectorRegistry()
-    observer = InboxMetrics(registry).of(place.inbox)
+    observer = InboxMetrics(registry).of(rig.inbox)
 
     def value(name, **labels):
-        return registry.get_sample_value(name, {"consumer": place.name, **labels})
+        return registry.get_sample_value(name, {"consumer": rig.name, **labels})
 
     return observer, value
 
 
-def options(place, *more):
-    """Return the options of a command."""
-    return ["--dsn", place.dsn, "--kafka", place.kafka, *more]
+def options(rig, *more):
+    """Return the options that a command needs, and more."""
+    return ["--dsn", rig.dsn, "--kafka", rig.kafka, *more]
 
 
-def status(place, capsys, *more, code):
+def status(rig, capsys, *more, code):
     """Run ``towpath inbox status``; return its document."""
     capsys.readouterr()
-    assert code == run(["inbox", "status", *options(place, "--json", *more)])
+    assert code == run(["inbox", "status", *options(rig, "--json", *more)])
     return json.loads(capsys.readouterr().out)
 
 
-def test_status_shows_how_far_each_consumer_is(place, capsys):
+def test_status_shows_the_progress_of_each_consumer(rig, capsys):
     """
-    Offsets, lag and ids by partition; parked keys and events, and the oldest.
+    Each partition has offsets, lag and ids; each consumer has counts of parked events.
     """
-    place.refused = {2}
-    place.send("a", 1, 2, 3, partition=0)
-    place.send("b", 10, partition=1)
-    with place.running(attempts=1):
-        until(lambda: place.counts("b") == [10], "the other partition is read")
-        until(lambda: len(place.parked()) == 2, "two events are parked")
-    place.send("b", 11, 12, partition=1)
-    with place.begin() as session:
+    rig.refused = {2}
+    rig.send("a", 1, 2, 3, partition=0)
+    rig.send("b", 10, partition=1)
+    with rig.running(attempts=1):
+        until(lambda: rig.counts("b") == [10], "the other partition is read")
+        until(lambda: len(rig.parked()) == 2, "two events are parked")
+    rig.send("b", 11, 12, partition=1)
+    with rig.begin() as session:
         drive(session, Inbox("other").take(event(topic="gone")))
-        keyless = event(id="x", key=None, topic=place.topic, offset=99)
-        drive(session, place.inbox.park(keyless, "unreadable"))
+        keyless = event(id="x", key=None, topic=rig.topic, offset=99)
+        drive(session, rig.inbox.park(keyless, "unreadable"))
     (found, other) = sorted(
-        status(place, capsys, code=1), key=lambda one: one["consumer"] == "other"
+        status(rig, capsys, code=1), key=lambda one: one["consumer"] == "other"
     )
     rows = [
         tuple(one[name] for name in ("committed_offset", "end_offset", "lag", "ids"))
         for one in found["partitions"]
     ]
-    (oldest,) = place.connection.execute(
+    (oldest,) = rig.connection.execute(
         "select min(parked_at) from towpath.inbox_parked"
     ).fetchone()
 
     assert [(3, 3, 0, 4), (1, 3, 2, 1), (None, 0, 0, 0)] == rows
     assert {
-        "consumer": place.name,
+        "consumer": rig.name,
         "lag": 2,
         "ids": 5,
         "parked_events": 3,
@@ -95,22 +95,22 @@ def test_status_shows_how_far_each_consumer_is(place, capsys):
         *(other["consumer"], other["parked_events"]),
         *(other["ids"], other["partitions"]),
     )
-    assert [other] == status(place, capsys, "--consumer", "other", code=0)
-    assert 1 == run(["inbox", "status", *options(place)])
-    assert f"{place.topic}/1" in capsys.readouterr().out
+    assert [other] == status(rig, capsys, "--consumer", "other", code=0)
+    assert 1 == run(["inbox", "status", *options(rig)])
+    assert f"{rig.topic}/1" in capsys.readouterr().out
 
 
-def test_retention_that_overtook_a_group_is_no_lag(place, capsys):
+def test_records_lost_to_retention_do_not_count_as_lag(rig, capsys):
     """
     Records that the topic no longer contains are not counted.
     """
-    place.send("a", 1, partition=0)
-    with place.running():
-        place.wait_counts(1)
-    place.send("a", 2, 3, 4, partition=0)
-    cut = TopicPartition(place.topic, 0, 3)
-    place.admin.delete_records([cut])[cut].result()
-    (found,) = status(place, capsys, "--consumer", place.name, code=0)
+    rig.send("a", 1, partition=0)
+    with rig.running():
+        rig.wait_counts(1)
+    rig.send("a", 2, 3, 4, partition=0)
+    cut = TopicPartition(rig.topic, 0, 3)
+    rig.admin.delete_records([cut])[cut].result()
+    (found,) = status(rig, capsys, "--consumer", rig.name, code=0)
 
     assert (1, 4, 1) == tuple(
         found["partitions"][0][name]
@@ -118,69 +118,69 @@ def test_retention_that_overtook_a_group_is_no_lag(place, capsys):
     )
 
 
-def test_the_command_prunes_what_the_topics_no_longer_contain(place, capsys):
+def test_the_command_prunes_what_the_topics_no_longer_contain(rig, capsys):
     """
-    Ids of what can be read again, of parked events and of other consumers stay.
+    Ids of events that can be read again, or are parked, or of other consumers are kept.
     """
-    place.refused = {2}
-    place.send("a", 1, 2, partition=0)
-    place.send("b", 10, 11, partition=0)
-    with place.running(attempts=1):
-        place.wait_counts(1, 10, 11)
-    with place.begin() as session:
-        for name, topic in (("other", place.topic), (place.name, "gone")):
+    rig.refused = {2}
+    rig.send("a", 1, 2, partition=0)
+    rig.send("b", 10, 11, partition=0)
+    with rig.running(attempts=1):
+        rig.wait_counts(1, 10, 11)
+    with rig.begin() as session:
+        for name, topic in (("other", rig.topic), (rig.name, "gone")):
             drive(session, Inbox(name).take(event(topic=topic)))
-    words = ["inbox", "prune", *options(place, "--consumer", place.name)]
+    args = ["inbox", "prune", *options(rig, "--consumer", rig.name)]
     capsys.readouterr()
-    assert 0 == run(words)
-    cut = TopicPartition(place.topic, 0, 3)
-    place.admin.delete_records([cut])[cut].result()
-    assert 0 == run(words)
-    rows = place.connection.execute(
+    assert 0 == run(args)
+    cut = TopicPartition(rig.topic, 0, 3)
+    rig.admin.delete_records([cut])[cut].result()
+    assert 0 == run(args)
+    rows = rig.connection.execute(
         'select consumer = %s, topic, "offset" from towpath.inbox order by 1, 2, 3',
-        [place.name],
+        [rig.name],
     ).fetchall()
 
     assert "ids pruned: 0\nids pruned: 2\n" == capsys.readouterr().out
     assert {
-        (False, place.topic, 0),
+        (False, rig.topic, 0),
         (True, "gone", 0),
-        (True, place.topic, 1),
-        (True, place.topic, 3),
+        (True, rig.topic, 1),
+        (True, rig.topic, 3),
     } == {*rows}
 
 
-def test_a_command_without_its_parts_names_them(place, capsys, tmp_path):
+def test_a_command_reports_missing_tables_and_wrong_settings(rig, capsys, tmp_path):
     """
-    Kafka that does not answer, a setting that it does not know, tables that are absent.
+    An unknown client setting, an unreachable broker and missing tables are reported.
     """
     file = tmp_path / "client.properties"
     named = ["--kafka-file", str(file), "--consumer", "x"]
     file.write_text("no.such.setting=1", "utf-8")
-    assert 2 == run(["inbox", "status", *options(place, *named)])
+    assert 2 == run(["inbox", "status", *options(rig, *named)])
     assert 'No such configuration property: "no.such' in capsys.readouterr().err
     file.write_text("socket.timeout.ms=1000", "utf-8")
-    assert 0 == run(["inbox", "status", *options(place, *named)])
-    away = ["--dsn", place.dsn, "--kafka", "127.0.0.1:1"]
-    assert 3 == run(["inbox", "status", *away, *named])
+    assert 0 == run(["inbox", "status", *options(rig, *named)])
+    unreachable = ["--dsn", rig.dsn, "--kafka", "127.0.0.1:1"]
+    assert 3 == run(["inbox", "status", *unreachable, *named])
     assert "Kafka cannot be reached" in capsys.readouterr().err
     for command in ("status", "prune"):
-        words = ["--schema", "other", "--consumer", "x"]
-        assert 2 == run(["inbox", command, *options(place, *words)])
+        chosen = ["--schema", "other", "--consumer", "x"]
+        assert 2 == run(["inbox", command, *options(rig, *chosen)])
         assert 'towpath inbox create --schema "other"' in capsys.readouterr().err
 
 
-def test_metrics_count_what_a_consumer_does(place, metrics):
+def test_metrics_count_the_actions_of_a_consumer(rig, metrics):
     """
-    Effects, duplicates (one of a parked key), retries, parked events, handlers, lag.
+    Effects, duplicates (even of a parked key), retries, parked events, calls and lag.
     """
     observer, value = metrics
-    topic = place.topic
-    place.refused = {2}
-    first, *_ = place.send("a", 1, 2, 3, partition=0)
-    place.send("a", 1, event_id=first, partition=0)
-    place.send("b", 10, 10, event_id="b", partition=1)
-    with place.running(attempts=3, observer=observer):
+    topic = rig.topic
+    rig.refused = {2}
+    first, *_ = rig.send("a", 1, 2, 3, partition=0)
+    rig.send("a", 1, event_id=first, partition=0)
+    rig.send("b", 10, 10, event_id="b", partition=1)
+    with rig.running(attempts=3, observer=observer):
         until(
             lambda: value("towpath_inbox_parked_events") == 2,
             "the parked events are counted",
@@ -189,39 +189,40 @@ def test_metrics_count_what_a_consumer_does(place, metrics):
         counted = [value(name, topic=topic) for name in (APPLIED, RETRIES, PARKED)]
         handled = value(HANDLED, topic=topic)
         lag = {"topic": topic, "partition": "0"}
-        until(
-            lambda: value("towpath_inbox_lag_records", **lag) == 0, "nothing is behind"
-        )
-        place.refused.clear()
-        with place.begin() as session:
-            place.inbox.request_replay(session)
-        until(lambda: value("towpath_inbox_parked_events") == 0, "none is parked")
+        until(lambda: value("towpath_inbox_lag_records", **lag) == 0, "there is no lag")
+        rig.refused.clear()
+        with rig.begin() as session:
+            rig.inbox.request_replay(session)
+        until(lambda: value("towpath_inbox_parked_events") == 0, "no event is parked")
         until(lambda: value(APPLIED, topic=topic) == 4, "the replays are counted")
 
     assert ([2, 2, 2], 5) == (counted, handled)
     assert value("towpath_inbox_lag_records", **lag) is None
 
 
-def test_lag_counts_the_event_that_is_retried(place, metrics):
+def test_lag_counts_the_event_that_is_retried(rig, metrics):
     """
-    It and all behind it are not handled yet.
+    Neither it nor any event after it has been handled yet.
     """
     observer, value = metrics
-    place.refused = {1}
-    place.send("a", 1, 2, 3, partition=0)
-    with place.running(attempts=1_000, observer=observer):
-        lag = {"topic": place.topic, "partition": "0"}
-        until(lambda: value("towpath_inbox_lag_records", **lag) == 3, "all are behind")
-        place.down = True
-        until(lambda: place.begun > 20, "the database fails meanwhile")
-        place.down = False
-        place.refused.clear()
-        until(lambda: value("towpath_inbox_lag_records", **lag) == 0, "none is behind")
+    rig.refused = {1}
+    rig.send("a", 1, 2, 3, partition=0)
+    with rig.running(attempts=1_000, observer=observer):
+        lag = {"topic": rig.topic, "partition": "0"}
+        until(
+            lambda: value("towpath_inbox_lag_records", **lag) == 3,
+            "all events count as lag",
+        )
+        rig.down = True
+        until(lambda: rig.begun > 20, "the database fails in the meantime")
+        rig.down = False
+        rig.refused.clear()
+        until(lambda: value("towpath_inbox_lag_records", **lag) == 0, "there is no lag")
 
 
-def test_an_observer_that_fails_changes_nothing(place):
+def test_an_observer_that_fails_changes_nothing(rig):
     """
-    Each effect stands once, and no event is retried.
+    Each event has one effect, and none is retried.
     """
 
     class Broken(Observer):
@@ -230,8 +231,8 @@ def test_an_observer_that_fails_changes_nothing(place):
 
         applied = handled
 
-    place.send("a", 1, 2)
-    with place.running(observer=Broken()):
-        place.wait_counts(1, 2)
+    rig.send("a", 1, 2)
+    with rig.running(observer=Broken()):
+        rig.wait_counts(1, 2)
 
-    assert [1, 2] == place.calls
+    assert [1, 2] == rig.calls

@@ -1,4 +1,4 @@
-"""The page about the inbox, and its command: both run as they stand there."""
+"""The documentation page about the inbox: its code runs as printed, and its command."""
 
 import dataclasses
 import json
@@ -30,21 +30,21 @@ def blocks(kind):
 
 @pytest.fixture
 def page(stack, database, unique, monkeypatch):
-    """Provide the names that the page defines, over a database and a topic."""
+    """Run the page's code with a real database and topic; provide its names."""
     stack.up("postgres", "kafka")
     admin = AdminClient({"bootstrap.servers": stack.kafka})
     admin.create_topics([NewTopic(unique, 1, 1)])[unique].result()
-    place = {"DATABASE_URL": database, "KAFKA": stack.kafka, "TOPIC": unique}
-    # Nothing of the page connects to it.
-    place["REGISTRY"] = "http://127.0.0.1:1"
-    for name, value in place.items():
+    variables = {"DATABASE_URL": database, "KAFKA": stack.kafka, "TOPIC": unique}
+    # The page's code does not connect to the registry.
+    variables["REGISTRY"] = "http://127.0.0.1:1"
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert 0 == run(["inbox", "create", "--dsn", database])
     with psycopg.connect(database) as connection:
         connection.execute("create table views (post int primary key, count int)")
-    names = {"__name__": "page", **place}
+    names = {"__name__": "page", **variables}
     for text in blocks("python"):
-        exec(compile(text, str(PAGE), "exec"), names)  # noqa: S102 - the page's
+        exec(compile(text, str(PAGE), "exec"), names)  # noqa: S102 - the page's code
     yield names
     names["engine"].dispose()
     for metric in vars(names["metrics"]).values():
@@ -53,7 +53,7 @@ def page(stack, database, unique, monkeypatch):
 
 def test_the_consumer_of_the_page_counts_each_view_once(page):
     """
-    One view was applied by the code without the consumer, two come from the topic.
+    The page's code applies one view without the consumer; the topic has two more.
     """
     producer = Producer({"bootstrap.servers": page["KAFKA"]})
     for id_ in ("a", "b", "a", page["event"].id):
@@ -66,7 +66,9 @@ def test_the_consumer_of_the_page_counts_each_view_once(page):
     thread.start()
     with psycopg.connect(page["DATABASE_URL"], autocommit=True) as connection:
         end = "select count(*) from towpath.inbox where event_id = 'end'"
-        until(lambda: connection.execute(end).fetchone()[0] == 1, "all are applied")
+        until(
+            lambda: connection.execute(end).fetchone()[0] == 1, "all events are applied"
+        )
         counts = connection.execute("select post, count from views").fetchall()
     stop.set()
     thread.join()
@@ -74,9 +76,9 @@ def test_the_consumer_of_the_page_counts_each_view_once(page):
     assert [(7, 3)] == counts
 
 
-def test_a_listing_of_parked_events_says_that_it_is_cut(page, capsys):
+def test_a_truncated_listing_of_parked_events_is_marked(page, capsys):
     """
-    It shows the first 1,000, so that a number of them is not taken for all.
+    The command warns that only the first 1,000 parked events are listed.
     """
     event, inbox = page["event"], page["inbox"]
     options = ["--dsn", page["DATABASE_URL"], "--consumer", "view-counter"]
@@ -92,9 +94,9 @@ def test_a_listing_of_parked_events_says_that_it_is_cut(page, capsys):
     assert "only the first 1,000 are listed" in output.err
 
 
-def test_the_command_looks_after_parked_events(page, capsys):
+def test_the_command_lists_replays_and_discards_parked_events(page, capsys):
     """
-    It lists them with exit 1, requests a replay, and drops one for good.
+    A listing with parked events exits with 1; a wrong id with 2.
     """
     event, inbox = page["event"], page["inbox"]
     options = ["--dsn", page["DATABASE_URL"], "--consumer", "view-counter"]

@@ -1,4 +1,4 @@
-"""A consumer and its operator have just the rights that docs/rights.md gives them."""
+"""A consumer and its operator have exactly the rights that docs/rights.md lists."""
 
 import json
 
@@ -24,19 +24,19 @@ USERS = ("counter", "inbox_operator")
 @pytest.fixture
 def broker(tmp_path):
     """Provide a broker whose users have the documented rights."""
-    lent = SecureKafka(tmp_path / "kafka")
+    made = SecureKafka(tmp_path / "kafka")
     for user in USERS:
-        lent.add_user(user)
+        made.add_user(user)
     [block] = documented("acl", SECTION)
     for user, *kind, operations in map(str.split, block.splitlines()):
-        lent.allow(user, [(*kind, one) for one in operations.split(",")])
-    yield lent
-    lent.close()
+        made.allow(user, [(*kind, one) for one in operations.split(",")])
+    yield made
+    made.close()
 
 
 @pytest.fixture
 def role_dsn(stack, database, unique):
-    """Provide a function that returns the address of a documented role's session."""
+    """Provide a function that returns the DSN of a documented role."""
     stack.up("postgres")
     [grants] = documented("sql", SECTION)
     with psycopg.connect(database, autocommit=True) as connection:
@@ -52,15 +52,15 @@ def role_dsn(stack, database, unique):
         )
 
     def dsn(role):
-        given = f"-c role={role}_{unique}"
-        return psycopg.conninfo.make_conninfo(database, options=given)
+        options = f"-c role={role}_{unique}"
+        return psycopg.conninfo.make_conninfo(database, options=options)
 
     return dsn
 
 
 @pytest.fixture
-def topic(broker):
-    """Provide a topic with three events and a duplicate, and what deletes records."""
+def delete_below(broker):
+    """Fill a topic with four records; provide a function that deletes the first."""
     admin = AdminClient({"bootstrap.servers": broker.plain})
     admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result()
     producer = Producer({"bootstrap.servers": broker.plain})
@@ -68,36 +68,36 @@ def topic(broker):
         producer.produce(TOPIC, b"{}", "a", headers=[("id", id_)])
     producer.flush()
 
-    def delete_below(offset):
+    def delete(offset):
         cut = TopicPartition(TOPIC, 0, offset)
         admin.delete_records([cut])[cut].result()
 
-    return delete_below
+    return delete
 
 
 @pytest.fixture
 def operator(broker, role_dsn, tmp_path, capsys):
-    """Provide a function that runs a command as the operator for its output."""
+    """Provide a function that runs a command as the operator and returns its output."""
     file = tmp_path / "operator.properties"
     login = broker.client("inbox_operator").items()
     file.write_text("".join(f"{name}={value}\n" for name, value in login), "utf-8")
     database = ["--dsn", role_dsn("inbox_operator"), "--consumer", "view-counter"]
     kafka = ["--kafka", broker.login, "--kafka-file", str(file)]
 
-    def run_command(command, *words, code):
+    def run_command(command, *args, code):
         options = [*database, *(kafka if command in ("status", "prune") else ())]
         capsys.readouterr()
-        assert code == run(["inbox", command, *words, *options])
+        assert code == run(["inbox", command, *args, *options])
         return capsys.readouterr().out
 
     return run_command
 
 
 def test_consumer_and_operator_need_no_more_than_the_documented_rights(
-    broker, role_dsn, topic, operator
+    broker, role_dsn, delete_below, operator
 ):
     """
-    The one applies, parks, replays and prunes; the other one looks and requests.
+    The consumer applies, parks, replays and prunes; the operator runs each command.
     """
     refused = {"2"}
 
@@ -127,16 +127,16 @@ def test_consumer_and_operator_need_no_more_than_the_documented_rights(
         return found["lag"], found["parked_events"]
 
     with run_consumer(consumer):
-        until(lambda: parked() == 2, "two are parked")
+        until(lambda: parked() == 2, "two events are parked")
         operator("parked", code=1)
         refused.clear()
         operator("replay", code=0)
-        until(lambda: parked() == 0, "all are replayed")
+        until(lambda: parked() == 0, "all events are replayed")
     assert (0, 0) == state(0)
     operator("discard", "none", code=2)
-    topic(2)
+    delete_below(2)
     assert "ids pruned: 1\n" == operator("prune", code=0)
-    topic(4)
+    delete_below(4)
     assert 2 == consumer.prune()
 
 
@@ -148,9 +148,9 @@ def test_consumer_and_operator_need_no_more_than_the_documented_rights(
         ("inbox_operator", "insert into towpath.inbox (consumer) values ('a')"),
     ],
 )
-def test_neither_can_do_more(role_dsn, role, statement):
+def test_consumer_and_operator_can_do_no_more(role_dsn, role, statement):
     """
-    What was parked cannot be changed, and the operator applies nothing.
+    Neither can change a parked event, and the operator cannot store an id.
     """
     with (
         psycopg.connect(role_dsn(role)) as connection,
@@ -161,7 +161,7 @@ def test_neither_can_do_more(role_dsn, role, statement):
 
 def test_a_command_without_rights_names_the_page(role_dsn, database, capsys):
     """
-    A schema that the role may not use.
+    The role may not use the schema; the error refers to docs/rights.md.
     """
     with psycopg.connect(database) as connection:
         connection.execute("create schema private")

@@ -1,9 +1,9 @@
 """
-Snapshots while commits are in the log and in nobody's view (B17), on a real server.
+Snapshots on a real server while commits are streamed but not yet visible (B17).
 
-A commit that waits for a standby that is not there is decoded and streamed, and no
-query sees it. Each rule is seen to matter: the same test, with the relay's rule taken
-out, finds stale, lost or resurrected rows.
+A commit that waits for a missing standby is decoded and streamed, but no query sees it.
+Each rule of the relay is shown to matter: without it, the same test finds stale, lost
+or resurrected rows.
 """
 
 import contextlib
@@ -34,12 +34,12 @@ COLUMNS = "id int primary key, v bigint default nextval('s.v'), note text, large
 
 
 def in_the_soak(defect: str) -> Any:
-    """Return the parameter of a defect, for the soak alone."""
+    """Return the parameter of a defect that only the soak test runs."""
     return pytest.param(defect, marks=pytest.mark.soak)
 
 
 class Rig:
-    """A database whose table ``s.a`` a relay follows, and who reads its topic."""
+    """A database with a table ``s.a``, its relay, and readers of the relay's topics."""
 
     def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path) -> None:
         self.dsn = dsn
@@ -57,13 +57,13 @@ class Rig:
         self._stack = contextlib.ExitStack()
 
     def prepare(self) -> None:
-        """Make the table with rows that no stream brings, and let the relay prepare."""
+        """Create the table with rows that only a snapshot delivers, and run init."""
         name = self.session.info.dbname
-        self.say(f"alter database {name} set synchronous_commit = local")
-        self.say("set synchronous_commit = local")
-        self.say("create schema s; create sequence s.v")
-        self.say(f"create table s.a ({COLUMNS})")
-        self.say("alter table s.a alter large set storage external")
+        self.execute(f"alter database {name} set synchronous_commit = local")
+        self.execute("set synchronous_commit = local")
+        self.execute("create schema s; create sequence s.v")
+        self.execute(f"create table s.a ({COLUMNS})")
+        self.execute("alter table s.a alter large set storage external")
         self.session.execute(
             "insert into s.a (id, note, large) select 10 * g, 'old',"
             " case when g %% 2 = 0 then repeat(md5(g::text), 100) end"
@@ -103,39 +103,39 @@ name = "a-2"
             init(self._config, dry_run=False)
 
     def start(self, *defects: str) -> None:
-        """Start the relay, as it is or with defects."""
-        words = ["-m", "towpath.relay", str(self._config)]
+        """Start the relay, with or without defects."""
+        args = ["-m", "towpath.relay", str(self._config)]
         named = [defect for defect in defects if defect]
         if named:
-            words = [str(RUNNER), str(self._config), str(self.folder), *named]
-        self._process = Forked(words, self.folder / "relay.log")
+            args = [str(RUNNER), str(self._config), str(self.folder), *named]
+        self._process = Forked(args, self.folder / "relay.log")
 
     def kill(self) -> None:
-        """Kill the relay as an accident would."""
+        """Kill the relay, as a crash would."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """End the relay, the pending commits and the connections."""
         (self.folder / "go").touch()
         self._stack.close()
         self.kill()
         self._topics.__exit__()
         self.session.close()
 
-    def say(self, statement: str) -> None:
-        """Do something in the source that is visible at once."""
+    def execute(self, statement: str) -> None:
+        """Run a statement in the source; its effect is visible at once."""
         self.session.execute(statement.encode())
 
     def one(self, query: str, *arguments: object) -> Any:
-        """Ask the source for one value."""
+        """Return the value that a query of the source gives."""
         row = self.session.execute(query.encode(), arguments).fetchone()
         return row[0] if row else None
 
     def until(self, holds: Callable[[], Any], within_s: float = TIMEOUT_S) -> None:
-        """Wait until something is so."""
+        """Wait until a condition holds; fail if the relay ends."""
         deadline = Deadline(CLOCK, within_s)
         while not holds():
             is_gone = self._process and self._process.poll() is not None
@@ -144,22 +144,22 @@ name = "a-2"
                 raise AssertionError(log[-4000:])
             CLOCK.wait(0.02)
 
-    def is_so_within(self, holds: Callable[[], Any], within_s: float) -> bool:
-        """Return whether something becomes so in a while."""
+    def holds_within(self, holds: Callable[[], Any], within_s: float) -> bool:
+        """Return whether a condition becomes true within a time."""
         with contextlib.suppress(AssertionError):
             self.until(holds, within_s)
             return True
         return False
 
-    # Commits that nobody sees ----------------------------------------------------
+    # Invisible commits -----------------------------------------------------------
 
     def hold_commits(self) -> None:
-        """From now on what ``late`` commits is in the log, and seen by nobody."""
+        """Keep the commits of ``late`` invisible, although they are in the WAL."""
         self._name_standby("nobody")
         self._stack.callback(self.release)
 
     def late(self, *statements: str) -> None:
-        """Do something in a session of its own, whose commits wait."""
+        """Run statements in a separate session; the last one's commit waits."""
 
         def work() -> None:
             with psycopg.connect(self.dsn, autocommit=True) as session:
@@ -175,18 +175,18 @@ name = "a-2"
         self._stack.callback(self.release)
 
     def release(self) -> None:
-        """Let all that wait become visible."""
+        """Make all waiting commits visible."""
         self._name_standby("")
 
     def _name_standby(self, name: str) -> None:
-        self.say(f"alter system set synchronous_standby_names = '{name}'")
-        self.say("select pg_reload_conf()")
+        self.execute(f"alter system set synchronous_standby_names = '{name}'")
+        self.execute("select pg_reload_conf()")
         self.until(lambda: self.one("show synchronous_standby_names") == name)
 
-    # Snapshots, and what comes of them -------------------------------------------
+    # Snapshots and their results -------------------------------------------------
 
-    def ask(self, signal_id: str, **data: Any) -> None:
-        """Ask for a snapshot of the table."""
+    def request_snapshot(self, signal_id: str, **data: Any) -> None:
+        """Request a snapshot of the table by a signal."""
         fields = {name.replace("_", "-"): value for name, value in data.items()}
         self.session.execute(
             "insert into towpath.signal (id, type, data)"
@@ -195,12 +195,12 @@ name = "a-2"
         )
 
     def status(self, signal_id: str) -> str:
-        """Return how a signal is answered."""
+        """Return the status of a signal."""
         query = "select coalesce(status, '') from towpath.signal where id = %s"
         return str(self.one(query, signal_id))
 
     def handled_rows(self) -> int:
-        """Return how many rows were delivered or dropped."""
+        """Return the number of rows that snapshots have delivered or dropped."""
         query = "select coalesce(sum(rows + dropped), 0)::int from towpath.snapshot"
         return int(self.one(query))
 
@@ -210,18 +210,18 @@ name = "a-2"
         assert self.status(signal_id) == "completed"
 
     def read(self) -> Fold:
-        """Read the topics to their ends, and return what the shared one gives."""
+        """Read the topics to their ends, and return the fold of the shared topic."""
         self._topics.read_to_end(TIMEOUT_S)
         return self.fold
 
     def is_streamed(self, **counts: int) -> bool:
-        """Return whether so many changes of each operation are delivered."""
+        """Return whether at least these counts of operations are delivered."""
         found = self.read().counts
         return all(found[name] >= count for name, count in counts.items())
 
     def settle(self) -> None:
-        """Wait until all that was committed is delivered, and every snapshot ended."""
-        self.say("select pg_logical_emit_message(true, 'test', 'x')")
+        """Wait until all commits are delivered and all snapshots have ended."""
+        self.execute("select pg_logical_emit_message(true, 'test', 'x')")
         lsn = self.one("select pg_current_wal_lsn()::text")
         self.until(lambda: self.has_confirmed(lsn))
         unfinished = (
@@ -232,7 +232,7 @@ name = "a-2"
         self.read()
 
     def has_confirmed(self, lsn: str) -> bool:
-        """Return whether the log may be forgotten up to there."""
+        """Return whether the slot has confirmed an LSN."""
         confirmed = (
             "select confirmed_flush_lsn >= %s::pg_lsn from pg_replication_slots"
             " where slot_name = %s"
@@ -240,7 +240,7 @@ name = "a-2"
         return bool(self.one(confirmed, lsn, self.prefix))
 
     def table(self) -> dict[tuple[str | None, ...], dict[str, Any]]:
-        """Return the table as text, by its keys."""
+        """Return the rows of the table as text, by key."""
         rows = self.session.execute(
             "select id::text, v::text, note, large from s.a"
         ).fetchall()
@@ -248,7 +248,7 @@ name = "a-2"
         return {(row[0],): dict(zip(names, row, strict=True)) for row in rows}
 
     def wrong(self) -> dict[str, int]:
-        """Count what is wrong in the end; rows that differ, and what READs showed."""
+        """Count the rows that differ in the end, and wrong rows of snapshots."""
         found = differences(self.fold.rows(), self.table())
         counts = dict(self.fold.wrong)
         return counts | ({"different": len(found)} if found else {})
@@ -256,7 +256,7 @@ name = "a-2"
 
 @pytest.fixture
 def rig(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Rig]:
-    """Provide a source with a filled table, whose relay is not started yet."""
+    """Provide a source with a filled table; its relay is not started yet."""
     stack.up("postgres", "kafka")
     rig = Rig(database, stack.kafka, unique, tmp_path)
     rig.prepare()
@@ -265,13 +265,13 @@ def rig(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Rig]:
 
 
 def patience_s(defect: str) -> float:
-    """Return how long to look for what only a defect does."""
+    """Return how long to wait for something that only a defect causes."""
     return 4.0 if defect == SOUND else 30.0
 
 
 def begin_slowly(rig: Rig, **data: Any) -> None:
-    """Begin a snapshot that is far from its end when this returns."""
-    rig.ask("s1", max_rows_per_second=150, **data)
+    """Begin a slow snapshot, and wait until it has read a few rows."""
+    rig.request_snapshot("s1", max_rows_per_second=150, **data)
     rig.until(lambda: rig.handled_rows() >= 50)
 
 
@@ -298,7 +298,7 @@ LATE = (
         "prepare transaction 'late{prefix}'",
         "commit prepared 'late{prefix}'",
     ),
-    # From the part that is not read yet to the part that is, and above the end.
+    # A key moves from the unread part to the read part, above the end, and back.
     ("update s.a set v = nextval('s.v'), id = 15, large = 'x' where id = 3910",),
     ("update s.a set v = nextval('s.v'), id = 9999, large = 'x' where id = 3900",),
     ("update s.a set v = nextval('s.v'), id = 3905, large = 'x' where id = 20",),
@@ -308,11 +308,11 @@ LATE = (
 @pytest.mark.parametrize("defect", [SOUND, in_the_soak("textbook")])
 def test_invisible_commits_drop_stale_rows(rig: Rig, defect: str):
     """
-    Rows that are changed in the log and old in every view are not delivered (B17).
+    Rows are not delivered if a streamed change of them is not visible yet (B17).
 
-    By updates, deletes, key changes to both sides of the reading, sub-transactions of
-    which one is rolled back, and a prepared transaction. By the textbook's window alone
-    nine of them are.
+    The changes are updates, deletes, key changes in both directions, subtransactions,
+    one of which is rolled back, and a prepared transaction. With the textbook's window
+    alone, nine rows differ in the end.
     """
     rig.start(defect)
     begin_slowly(rig)
@@ -333,14 +333,14 @@ def test_invisible_commits_drop_stale_rows(rig: Rig, defect: str):
 @pytest.mark.parametrize("defect", [SOUND, in_the_soak("textbook")])
 def test_an_invisible_partial_change_is_read_again(rig: Rig, defect: str):
     """
-    A row whose large column was not streamed is delivered whole, and only once visible.
+    A row whose large column was not streamed is read once its change is visible.
     """
     rig.start(defect)
     begin_slowly(rig)
     rig.hold_commits()
     rig.late("update s.a set v = nextval('s.v'), note = 'new' where id = 4000")
     rig.until(lambda: rig.is_streamed(u=1))
-    is_early = rig.is_so_within(
+    is_early = rig.holds_within(
         lambda: rig.status("s1") == "completed", patience_s(defect)
     )
     rig.release()
@@ -354,9 +354,9 @@ def test_an_invisible_partial_change_is_read_again(rig: Rig, defect: str):
 @pytest.mark.parametrize("defect", [SOUND, in_the_soak("unheld")])
 def test_a_killed_relay_streams_invisible_commits_again(rig: Rig, defect: str):
     """
-    Killed while streamed transactions are invisible, it records them again (A5, B17).
+    After a kill, the relay records still invisible transactions again (A5, B17).
 
-    Their log must not be forgotten: one who confirms it delivers stale rows.
+    Their LSN must not be confirmed: a relay that confirms it delivers stale rows.
     """
     rig.start(defect)
     begin_slowly(rig)
@@ -365,39 +365,39 @@ def test_a_killed_relay_streams_invisible_commits_again(rig: Rig, defect: str):
     rig.late("delete from s.a where id = 3980")
     rig.until(lambda: rig.is_streamed(u=1, d=1))
     lsn = rig.one("select pg_current_wal_lsn()::text")
-    rig.say("insert into s.a (id, note) values (5, 'visible')")
-    # Long enough for a mark, and for a third of the table.
-    is_forgotten = rig.is_so_within(lambda: rig.has_confirmed(lsn), 1.0)
+    rig.execute("insert into s.a (id, note) values (5, 'visible')")
+    # Long enough for a checkpoint, and for a third of the table.
+    is_confirmed = rig.holds_within(lambda: rig.has_confirmed(lsn), 1.0)
     rig.kill()
     before = rig.handled_rows()
     rig.start(defect)
-    # Resumed, it must read nothing before they are visible; then it sees them all.
-    is_early = rig.is_so_within(lambda: rig.handled_rows() > before, patience_s(defect))
+    # The resumed snapshot must not read before the transactions are visible.
+    is_early = rig.holds_within(lambda: rig.handled_rows() > before, patience_s(defect))
     rig.until(lambda: rig.handled_rows() == ROWS if is_early else True)
     rig.release()
     rig.complete("s1")
     rig.settle()
     is_sound = defect == SOUND
 
-    assert (not is_sound, not is_sound) == (is_forgotten, is_early)
+    assert (not is_sound, not is_sound) == (is_confirmed, is_early)
     assert ({} if is_sound else {"stale": 1, "different": 2}) == rig.wrong()
 
 
 @pytest.mark.parametrize("defect", [SOUND, in_the_soak("unawaited")])
-def test_the_maximum_key_is_read_when_all_is_visible(rig: Rig, defect: str):
+def test_the_maximum_key_is_read_when_all_commits_are_visible(rig: Rig, defect: str):
     """
-    A row above all others, streamed and invisible, is not missed by a new sink.
+    A new sink does not miss the row with the highest key, although it is invisible.
 
-    The sink's stream begins behind the row's event, so only the snapshot can bring it:
-    its maximum key must not be read before the row is there to be seen.
+    The sink's stream begins after the row's insert, so only the snapshot can deliver
+    the row: the maximum key must not be read before the row is visible.
     """
     rig.start(defect)
     rig.hold_commits()
     rig.late("insert into s.a (id, note) values (100000, 'highest')")
     rig.late("delete from s.a where id = 4000")
     rig.until(lambda: rig.is_streamed(c=1, d=1))
-    rig.ask("s1", target="search2")
-    is_early = rig.is_so_within(
+    rig.request_snapshot("s1", target="search2")
+    is_early = rig.holds_within(
         lambda: rig.status("s1") == "completed", patience_s(defect)
     )
     rig.release()
@@ -411,28 +411,30 @@ def test_the_maximum_key_is_read_when_all_is_visible(rig: Rig, defect: str):
 
 
 @pytest.mark.parametrize("defect", [SOUND, in_the_soak("oldest")])
-def test_transactions_that_stay_open_stop_no_snapshot(rig: Rig, defect: str):
+def test_transactions_that_stay_open_do_not_block_a_snapshot(rig: Rig, defect: str):
     """
-    An idle session and a prepared transaction, older than all, may stay (B30).
+    Neither an idle session nor a prepared transaction delays a snapshot (B30).
 
-    One who waits for the oldest waits as long as they do. What they did comes later.
+
+    A relay that waits for the oldest transaction would wait for them. Their changes are
+    streamed after their commits.
     """
     rig.start(defect)
     rig.until(lambda: rig.one("select active from pg_replication_slots"))
     with psycopg.connect(rig.dsn) as idle:
         idle.execute("update s.a set v = nextval('s.v'), note = 'idle' where id = 10")
-        rig.say("begin")
-        rig.say("update s.a set v = nextval('s.v'), note = 'kept' where id = 20")
-        rig.say("delete from s.a where id = 30")
-        rig.say(f"prepare transaction 'open{rig.prefix}'")
-        rig.say("insert into s.a (id, note) values (7, 'young')")
+        rig.execute("begin")
+        rig.execute("update s.a set v = nextval('s.v'), note = 'kept' where id = 20")
+        rig.execute("delete from s.a where id = 30")
+        rig.execute(f"prepare transaction 'open{rig.prefix}'")
+        rig.execute("insert into s.a (id, note) values (7, 'young')")
         rig.until(lambda: rig.is_streamed(c=1))
-        rig.ask("s1")
+        rig.request_snapshot("s1")
         within_s = TIMEOUT_S if defect == SOUND else 4.0
-        has_completed = rig.is_so_within(
+        has_completed = rig.holds_within(
             lambda: rig.status("s1") == "completed", within_s
         )
-        rig.say(f"commit prepared 'open{rig.prefix}'")
+        rig.execute(f"commit prepared 'open{rig.prefix}'")
         idle.commit()
     rig.complete("s1")
     rig.settle()
@@ -442,22 +444,26 @@ def test_transactions_that_stay_open_stop_no_snapshot(rig: Rig, defect: str):
 
 
 @pytest.mark.parametrize("defect", [SOUND, in_the_soak("deaf")])
-def test_what_commits_in_mid_chunk_drops_its_rows(rig: Rig, defect: str):
+def test_commits_during_a_chunk_drop_its_rows(rig: Rig, defect: str):
     """
-    Between a chunk's view and its end: prepared, moved, updated, deleted (A34, B18).
+    Prepared changes, key changes, updates and deletes commit during a chunk (A34, B18).
     """
-    rig.say("begin")
-    rig.say("update s.a set v = nextval('s.v'), large = 'x' where id = 30")
-    rig.say("delete from s.a where id = 40")
-    rig.say(f"prepare transaction 'mid{rig.prefix}'")
+    rig.execute("begin")
+    rig.execute("update s.a set v = nextval('s.v'), large = 'x' where id = 30")
+    rig.execute("delete from s.a where id = 40")
+    rig.execute(f"prepare transaction 'mid{rig.prefix}'")
     rig.start("pause chunk", defect)
-    rig.ask("s1")
+    rig.request_snapshot("s1")
     rig.until((rig.folder / "paused").exists)
-    rig.say(f"commit prepared 'mid{rig.prefix}'")
-    rig.say("update s.a set v = nextval('s.v'), id = 3999, large = 'x' where id = 50")
-    rig.say("update s.a set v = nextval('s.v'), id = 55, large = 'x' where id = 3990")
-    rig.say("update s.a set v = nextval('s.v'), note = 'partial' where id = 60")
-    rig.say("delete from s.a where id = 70; insert into s.a (id) values (70)")
+    rig.execute(f"commit prepared 'mid{rig.prefix}'")
+    rig.execute(
+        "update s.a set v = nextval('s.v'), id = 3999, large = 'x' where id = 50"
+    )
+    rig.execute(
+        "update s.a set v = nextval('s.v'), id = 55, large = 'x' where id = 3990"
+    )
+    rig.execute("update s.a set v = nextval('s.v'), note = 'partial' where id = 60")
+    rig.execute("delete from s.a where id = 70; insert into s.a (id) values (70)")
     rig.until(lambda: rig.is_streamed(u=2, d=4, c=3))
     (rig.folder / "go").touch()
     rig.complete("s1")
@@ -468,20 +474,20 @@ def test_what_commits_in_mid_chunk_drops_its_rows(rig: Rig, defect: str):
 
 @pytest.mark.parametrize("moment", ["pause plan", "pause chunk"])
 @pytest.mark.parametrize("defect", [SOUND, in_the_soak("unlocked")])
-def test_a_rewrite_between_view_and_query_loses_nothing(
+def test_a_rewrite_between_snapshot_and_query_loses_nothing(
     rig: Rig, defect: str, moment: str
 ):
     """
-    Plan and chunk hold the table before they look: no rewrite comes in between.
+    Plan and chunk lock the table before their database snapshot, to prevent a rewrite.
 
-    Without the lock the rewritten table looks empty to them, and it says completed.
+    Without the lock, they see the rewritten table as empty, and the scan completes.
     """
     rig.start(moment, defect)
-    rig.ask("s1")
+    rig.request_snapshot("s1")
     rig.until((rig.folder / "paused").exists)
-    rig.say("set lock_timeout = '300ms'")
+    rig.execute("set lock_timeout = '300ms'")
     with contextlib.suppress(psycopg.errors.LockNotAvailable):
-        rig.say("alter table s.a alter id type bigint")
+        rig.execute("alter table s.a alter id type bigint")
     (rig.folder / "go").touch()
     rig.complete("s1")
     rig.settle()
@@ -490,19 +496,19 @@ def test_a_rewrite_between_view_and_query_loses_nothing(
     assert (ROWS if defect == SOUND else 0) == reads
 
 
-def test_a_truncate_in_mid_snapshot_leaves_no_old_row(rig: Rig):
+def test_a_truncate_during_a_snapshot_leaves_no_old_row(rig: Rig):
     """
-    Rows delivered before are gone; rows inserted after the truncate are there.
+    In the end there are only the rows that were inserted after the truncate.
     """
     rig.start()
     begin_slowly(rig)
     with rig.session.transaction():
-        rig.say("truncate s.a")
-        rig.say(
+        rig.execute("truncate s.a")
+        rig.execute(
             "insert into s.a (id, note, large) select 10 * g, 'refilled',"
             " repeat('y', 3000) from generate_series(300, 500) g"
         )
-    rig.say("update s.a set v = nextval('s.v'), note = 'partial' where id > 4900")
+    rig.execute("update s.a set v = nextval('s.v'), note = 'partial' where id > 4900")
     rig.complete("s1")
     rig.settle()
 

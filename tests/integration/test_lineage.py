@@ -1,4 +1,4 @@
-"""OpenLineage's events at a real receiver: valid, complete, and never waited for."""
+"""OpenLineage events at a real receiver: they are valid and delay nothing."""
 
 import threading
 
@@ -42,7 +42,7 @@ SNAPSHOT = (
 
 @pytest.fixture
 def receiver(monkeypatch):
-    """Provide a receiver, which this process's variables name."""
+    """Provide a receiver, and set the environment variables that select it."""
     with lineage_receiver() as made:
         monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "http")
         monkeypatch.setenv("OPENLINEAGE__TRANSPORT__URL", made.url)
@@ -52,13 +52,13 @@ def receiver(monkeypatch):
 
 @pytest.fixture
 def problems():
-    """Collect the reasons why events are not sent."""
+    """Provide the list of reasons why events were not sent."""
     return []
 
 
 @pytest.fixture
-def reporter(receiver, problems):  # noqa: ARG001 - its variables are read
-    """Provide a reporter that repeats running runs five times a second."""
+def reporter(receiver, problems):  # noqa: ARG001 - it sets variables
+    """Provide a reporter that repeats running runs five times per second."""
     made = BackgroundReporter(sender({}), problems.append, running_every_s=0.2)
     yield made
     made.close()
@@ -66,7 +66,7 @@ def reporter(receiver, problems):  # noqa: ARG001 - its variables are read
 
 def test_a_run_is_reported_from_its_start_to_its_failure(receiver, reporter):
     """
-    Each event obeys OpenLineage's rules, and has the datasets with their columns.
+    Each event is valid by OpenLineage's schemas, and the last has the column lineage.
     """
     run = reporter.start(JOB)
     receiver.wait_for(JOB.name, "RUNNING")
@@ -88,9 +88,9 @@ def test_a_run_is_reported_from_its_start_to_its_failure(receiver, reporter):
     assert {"/api/v1/lineage"} == receiver.paths
 
 
-def test_the_rules_refuse_an_event_without_its_parts(receiver, reporter):
+def test_the_validation_finds_mistakes(receiver, reporter):
     """
-    The check of the other tests can fail.
+    The check that the other tests use reports wrong and missing fields.
     """
     reporter.start(JOB).end()
     reporter.close()
@@ -107,7 +107,7 @@ def test_the_rules_refuse_an_event_without_its_parts(receiver, reporter):
 
 def test_a_receiver_that_refuses_delays_nothing(receiver, reporter, problems):
     """
-    The reason is reported once; a run that still runs is known to it afterwards.
+    The reason is reported once; a running run reaches the receiver afterwards.
     """
     receiver.status = 500
     began_s = CLOCK.monotonic_s()
@@ -126,7 +126,7 @@ def test_a_receiver_that_refuses_delays_nothing(receiver, reporter, problems):
 
 def test_a_run_whose_end_is_lost_is_not_reported_as_running():
     """
-    The queue is full while the receiver does not answer, and has no room for the end.
+    While the receiver does not respond, the queue is full, so the end is dropped.
     """
     sent, goes_on = [], threading.Event()
 
@@ -158,7 +158,7 @@ def test_a_stop_waits_for_a_silent_receiver_only_briefly(
     reporter, receiver, monkeypatch
 ):
     """
-    A process that stops loses its last events rather than its time.
+    A process that stops drops its last events rather than waiting.
     """
     monkeypatch.setattr(receiver, "paths", _Stuck())
     reporter.start(JOB)
@@ -172,19 +172,19 @@ def test_a_stop_waits_for_a_silent_receiver_only_briefly(
 
 def test_datasets_that_cannot_be_looked_up_stop_nothing(receiver, reporter, problems):
     """
-    The look-up is that of a broker, which may be away.
+    Datasets are looked up at a broker, which may be unreachable.
     """
 
     def fail():
-        message = "Kafka does not answer"
+        message = "Kafka cannot be reached"
         raise OSError(message)
 
-    reporter.start(Job("away", "SINK", fail))
+    reporter.start(Job("unreachable", "SINK", fail))
     reporter.start(JOB)
     receiver.wait_for(JOB.name, "START")
 
-    assert "Kafka does not answer" in problems[0]
-    assert [] == receiver.of("away")
+    assert "Kafka cannot be reached" in problems[0]
+    assert [] == receiver.of("unreachable")
 
 
 @pytest.mark.parametrize(
@@ -199,11 +199,11 @@ def test_datasets_that_cannot_be_looked_up_stop_nothing(receiver, reporter, prob
     ],
     ids=str,
 )
-def test_reporting_is_off_unless_a_receiver_is_named(
+def test_reporting_is_off_unless_a_receiver_is_configured(
     tmp_path, monkeypatch, environ, file, is_on
 ):
     """
-    By OpenLineage's own variables, or by its file in one of its folders.
+    OpenLineage's own environment variables or configuration file turn it on.
     """
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
@@ -229,7 +229,7 @@ def place(stack, database, unique, tmp_path):
 @pytest.mark.timeout(400)
 def test_relay_snapshot_and_sink_report_their_runs(receiver, place, monkeypatch):
     """
-    From table to topic to cache, column by column; stopped processes complete theirs.
+    The lineage leads from table to topic to cache by column; stops complete the runs.
     """
     monkeypatch.setenv(NAMESPACE, "shop")
     prefix = place.prefix
@@ -259,27 +259,27 @@ def test_relay_snapshot_and_sink_report_their_runs(receiver, place, monkeypatch)
 
 
 def sink_of(place):
-    """Return the block of the sink."""
+    """Return the sink's settings."""
     return load(place.config, {}).sink_named("plain")
 
 
 def datasets_of(event):
-    """Return the names of inputs and outputs."""
+    """Return the names of an event's inputs and outputs."""
     return [each["name"] for each in (*event["inputs"], *event["outputs"])]
 
 
 def tables(event):
-    """Return the tables that an event reads, without their database."""
+    """Return the tables that an event reads, without the name of their database."""
     return {each["name"].partition(".")[2] for each in event["inputs"]}
 
 
 class _Stuck(set):
-    """Paths to which nothing can be added until the test goes on."""
+    """A set of paths whose ``add`` blocks until the test continues."""
 
     def __init__(self):
         super().__init__()
         self.goes_on = threading.Event()
 
     def add(self, _path):
-        """Wait, as a receiver that does not answer."""
+        """Block, as a receiver does that does not respond."""
         self.goes_on.wait(60)

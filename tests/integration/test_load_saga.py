@@ -1,4 +1,4 @@
-"""The load on all four services: their sagas in its report, and shapes in its rate."""
+"""The load on all four services: sagas in its report, load shapes, and the checks."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ from support.waiting import CLOCK, until
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 HEADLESS = ("--headless", "--only-summary", "--load-progress", "progress.json")
-# Six a second for two seconds, fourteen times as many for one, and none for three.
+# 6 arrivals per second for 2 s, 14 times as many for 1 s, and none for 3 s.
 SHAPE = """
 meaning = "A spike in six seconds."
 points = [[0, 1], [2, 1], [2, 14], [3, 14], [3, 0], [6, 0]]
@@ -28,7 +28,7 @@ points = [[0, 1], [2, 1], [2, 14], [3, 14], [3, 0], [6, 0]]
 
 
 class RunningShop(NamedTuple):
-    """The services, and the address of orders."""
+    """All services, and the orders service with its address."""
 
     saga: Saga
     orders: Service
@@ -36,7 +36,7 @@ class RunningShop(NamedTuple):
 
 @pytest.fixture(scope="module")
 def shop(stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningShop]:
-    """Provide the four services, with the products that they seed."""
+    """Provide the four services, with seeded products."""
     stack.up("postgres", "kafka")
     name = f"t_{uuid.uuid4().hex[:12]}"
     folder = tmp_path_factory.mktemp("shop")
@@ -65,7 +65,7 @@ def test_the_report_has_the_outcomes_steps_and_compensations(
     shop: RunningShop, tmp_path: Path
 ):
     """
-    Every paid order is watched; the counts are those of the database.
+    Every paid order is watched, and the counts match the database.
     """
     before = _counts(shop)
     run = Locust(
@@ -91,7 +91,7 @@ def test_the_report_has_the_outcomes_steps_and_compensations(
     ]
     assert completed["count"] == int(rows["SAGA", "completed"]["Request Count"])
     assert 0 < seen["from_checkout"]["p50_ms"] <= seen["from_checkout"]["p99_ms"]
-    # A payment that follows its order may find the stock reserved already.
+    # A payment may find the stock reserved already.
     assert seen["steps"]["payment_captured"]["count"] >= completed["count"]
     assert seen["compensations"]["stock_released"] > 0
     assert seen["watched"] == seen["not_settled"] + sum(
@@ -126,9 +126,9 @@ def _check_stores(shop: RunningShop, within_s: float) -> dict[str, list[str]]:
 
 def test_a_run_ends_with_a_check_of_the_shop(shop: RunningShop, tmp_path: Path):
     """
-    Orders that nobody pays are named, and locust exits with 1; later all add up.
+    Unpaid orders are reported, and locust exits with 1; once settled, none is left.
 
-    A payment with another amount, written by hand, is a finding too.
+    A payment whose amount was changed by hand is a finding, too.
     """
     _cancel_open_orders(shop)
     run = Locust(
@@ -138,8 +138,8 @@ def test_a_run_ends_with_a_check_of_the_shop(shop: RunningShop, tmp_path: Path):
         *("--load-dsn", shop.saga.rig.dsn, "--load-settle-for", "1"),
     )
     try:
-        until(lambda: _unpaid_orders(shop) > 0, "an order that nobody pays")
-        until(lambda: _captured(shop) > 0, "a payment")
+        until(lambda: _unpaid_orders(shop) > 0, "an order remains unpaid")
+        until(lambda: _captured(shop) > 0, "a payment is captured")
         code = run.stop()
     finally:
         run.kill()
@@ -165,7 +165,7 @@ def _add_to_payments(shop: RunningShop, amount: int) -> None:
 
 
 def _unpaid_orders(shop: RunningShop) -> int:
-    """Count open orders that are older than the time that a customer takes to pay."""
+    """Count open orders that are older than customers take to pay."""
     query = (
         "select count(*) from shop.orders where status = 'placed'"
         " and placed_at < now() - interval '3 s'"
@@ -186,11 +186,11 @@ def _captured(shop: RunningShop) -> int:
         ("none", 0, "not checked: --load-dsn is none"),
     ],
 )
-def test_a_run_that_cannot_be_checked_ends_with_1_unless_it_is_not_to_be(
+def test_a_run_that_cannot_be_checked_fails_unless_the_check_is_off(
     shop: RunningShop, tmp_path: Path, dsn: str, code: int, sentence: str
 ):
     """
-    One sentence in the log names the option; the report says so too.
+    Both the log and the report say that the run was not checked, and name the option.
     """
     run = Locust(
         tmp_path,
@@ -210,11 +210,11 @@ def test_a_run_that_cannot_be_checked_ends_with_1_unless_it_is_not_to_be(
     assert "were not checked: `--load-dsn` names no database" in text
 
 
-def test_a_run_does_not_start_without_the_database_it_names(
+def test_a_run_does_not_start_if_its_database_is_unreachable(
     shop: RunningShop, tmp_path: Path
 ):
     """
-    The mistake is one sentence, before the first request.
+    One error is reported before the first request.
     """
     run = Locust(
         tmp_path,
@@ -236,7 +236,7 @@ def test_a_shape_is_the_rate_of_all_workers_and_ends_the_run(
     shop: RunningShop, tmp_path: Path
 ):
     """
-    Twelve arrivals before the spike and 84 within it; only the master has the file.
+    There are 12 arrivals before the spike and 84 in it; only the master has the file.
     """
     (tmp_path / "spike.toml").write_text(SHAPE, encoding="utf-8")
     run = Locust(
@@ -261,9 +261,9 @@ def test_a_shape_is_the_rate_of_all_workers_and_ends_the_run(
 
 
 @pytest.mark.soak
-def test_latency_counts_from_the_due_time(shop: RunningShop, tmp_path: Path):
+def test_latency_is_measured_from_the_due_time(shop: RunningShop, tmp_path: Path):
     """
-    Thirty arrivals are due while locust stands still; it hides no wait of theirs.
+    Thirty arrivals become due while locust is suspended; their latency has the wait.
     """
     run = Locust(
         tmp_path,
@@ -275,7 +275,7 @@ def test_latency_counts_from_the_due_time(shop: RunningShop, tmp_path: Path):
         run.wait_for("checkouts", 5)
         with run.suspended():
             began_s = CLOCK.monotonic_s()
-            until(lambda: CLOCK.monotonic_s() > began_s + 3, "thirty are due")
+            until(lambda: CLOCK.monotonic_s() > began_s + 3, "thirty arrivals are due")
         run.wait_for("checkouts", run.progress()["load"]["checkouts"] + 30)
         code = run.stop()
     finally:
@@ -284,5 +284,5 @@ def test_latency_counts_from_the_due_time(shop: RunningShop, tmp_path: Path):
 
     assert 0 == code, run.text
     assert int(rows["ARRIVAL", "late"]["Request Count"]) >= 20
-    # Without the wait, only those that were under way took as long.
+    # If the wait were left out, only requests in flight would take this long.
     assert float(rows["POST", "checkout"]["90%"]) >= 1_000

@@ -1,7 +1,7 @@
 """
-The locustfile as people run it: a real orders service, a real Redis, real processes.
+The locustfile as people run it: with a real orders service, a real Redis, and workers.
 
-The sink is a thread that copies orders from Postgres into Redis, or does not.
+The sink is a thread that copies orders from Postgres into Redis.
 """
 
 import itertools
@@ -26,20 +26,20 @@ Begin = Callable[..., Locust]
 
 @pytest.fixture(scope="module")
 def shop(stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    """Provide one shop to all tests of the file; its cache follows its orders."""
+    """Provide one shop to all tests of this file; its cache follows its orders."""
     with load_shop(stack, tmp_path_factory.mktemp("shop")) as found:
         yield found
 
 
 @pytest.fixture
 def begin(shop: Shop, tmp_path: Path) -> Iterator[Begin]:
-    """Give a function that starts locust against the shop; none outlives the test."""
+    """Provide a function that starts locust on the shop; kill all runs in the end."""
     runs: list[Locust] = []
     numbers = itertools.count()
 
-    def start(*words: str, host: str | None = shop.service.url, **env: str) -> Locust:
+    def start(*args: str, host: str | None = shop.service.url, **env: str) -> Locust:
         address = () if host is None else ("--host", host)
-        run = Locust(tmp_path / str(next(numbers)), *address, *words, **env)
+        run = Locust(tmp_path / str(next(numbers)), *address, *args, **env)
         runs.append(run)
         return run
 
@@ -55,7 +55,7 @@ NO_REPORT = ("--load-report", "none")
 
 def test_a_master_and_two_workers_count_everything_once(begin: Begin, shop: Shop):
     """
-    All orders of the database, and all samples, stand in CSV, HTML and the report.
+    CSV, HTML and the report have all orders of the database and all samples.
     """
     before, _ = shop.orders()
     port = str(ports.any_free())
@@ -104,9 +104,9 @@ def test_a_master_and_two_workers_count_everything_once(begin: Begin, shop: Shop
 
 
 @pytest.mark.soak
-def test_arrivals_do_not_wait_for_a_shop_that_does_not_answer(begin: Begin, shop: Shop):
+def test_arrivals_do_not_wait_for_an_unresponsive_shop(begin: Begin, shop: Shop):
     """
-    With five under way all others are counted as not started, at the same rate.
+    Once five requests are outstanding, further arrivals are counted as not started.
     """
     run = begin(
         *(*HEADLESS, *NO_REPORT, "--csv", "run", "--load-rate", "50"),
@@ -131,7 +131,7 @@ def test_arrivals_do_not_wait_for_a_shop_that_does_not_answer(begin: Begin, shop
     not_started = rows["ARRIVAL", "not started"]
 
     assert 1 == code
-    # What was under way may have been answered before the shop fell silent.
+    # Outstanding requests may still have completed before the shop was suspended.
     assert later - checkouts <= 5
     assert not_started["Request Count"] == not_started["Failure Count"]
     assert int(not_started["Failure Count"]) >= 80
@@ -140,7 +140,7 @@ def test_arrivals_do_not_wait_for_a_shop_that_does_not_answer(begin: Begin, shop
 
 def test_an_order_that_no_reader_finds_is_a_failure(begin: Begin, shop: Shop):
     """
-    It is lost, in locust's row as in the report, and the run ends with 1.
+    Both locust's statistics and the report count it as lost; the exit code is 1.
     """
     env = shop.lag(CACHE_KEY="nobody:writes:{}", LAG_LOST_AFTER="1")
     run = begin(*HEADLESS, *FILES, "-u", "1", **env)
@@ -176,9 +176,9 @@ def _lost(run: Locust) -> int:
         ("return", "payments", {"checkout", "return: pay", "return: cancel"}),
     ],
 )
-def test_tags_choose_what_users_do(begin: Begin, shop: Shop, tag, counted, names):
+def test_tags_choose_the_tasks_of_users(begin: Begin, shop: Shop, tag, counted, names):
     """
-    Those who pay leave no order open; those who come back settle what was left.
+    Paying users leave no order open; returning users pay for or cancel theirs.
     """
     before = shop.orders()
     mode = ("-u", "2") if tag == "pay" else ("--load-rate", "20")
@@ -186,7 +186,7 @@ def test_tags_choose_what_users_do(begin: Begin, shop: Shop, tag, counted, names
         *(*HEADLESS, *NO_REPORT, "--csv", "run", "--tags", tag, *mode),
         *("--load-think", "0.1", "--load-customers", "1"),
     )
-    # One in five is paid by a request of its own.
+    # A separate request pays for one order in five.
     run.wait_for(counted, 60)
     assert run.stop() == 0, run.text
     orders, paid = (now - old for now, old in zip(shop.orders(), before, strict=True))
@@ -198,13 +198,13 @@ def test_tags_choose_what_users_do(begin: Begin, shop: Shop, tag, counted, names
 
 
 @pytest.mark.soak
-def test_customers_come_back_to_any_order_of_the_shop(begin: Begin):
+def test_customers_return_to_any_order_of_the_shop(begin: Begin):
     """
-    Each looks first, and cancels most of them.
+    Each customer views an order first; some are then cancelled.
     """
-    place = begin(*HEADLESS, *NO_REPORT, "--exclude-tags", "pay", "-u", "3")
-    place.wait_for("checkouts", 5)
-    assert place.stop() == 0
+    first = begin(*HEADLESS, *NO_REPORT, "--exclude-tags", "pay", "-u", "3")
+    first.wait_for("checkouts", 5)
+    assert first.stop() == 0
     run = begin(
         *(*HEADLESS, *NO_REPORT, "--csv", "run", "--tags", "return"),
         *("--load-return-to", "any", "--load-think", "0.1", "-u", "2"),
@@ -215,9 +215,9 @@ def test_customers_come_back_to_any_order_of_the_shop(begin: Begin):
     assert ("GET", "return: look") in run.rows()
 
 
-def test_of_a_hundred_shoppers_sixty_pay_and_fifteen_cancel(begin: Begin):
+def test_sixty_percent_of_shoppers_pay_and_fifteen_percent_cancel(begin: Begin):
     """
-    One in five of all users comes back to an order.
+    The other 25 percent only check out.
     """
     run = begin("--show-task-ratio-json")
     run.end()
@@ -238,7 +238,7 @@ NOWHERE = "127.0.0.1:1"
 MISTAKES = [
     ((), None, 2, "--host is missing"),
     ((), "ftp://shop", 2, "is not an address such as http://"),
-    ((), f"http://{NOWHERE}", 3, "the orders service does not answer at http://"),
+    ((), f"http://{NOWHERE}", 3, "the orders service does not response at http://"),
     (("--load-cache-url", f"redis://{NOWHERE}/0"), "", 3, "the cache cannot be read"),
     (("--load-search-url", f"http://{NOWHERE}"), "", 3, "the search cannot be read"),
     (
@@ -255,22 +255,22 @@ MISTAKES = [
 
 
 @pytest.mark.soak
-def test_a_mistake_is_one_sentence_with_its_cure(begin: Begin, tmp_path: Path, shop):
+def test_a_mistake_gives_one_error_with_its_remedy(begin: Begin, tmp_path: Path, shop):
     """
-    Nothing is placed, and nobody reads a stack trace.
+    No order is placed, and no stack trace is printed.
     """
     before = shop.orders()
     (tmp_path / "empty").touch()
     (tmp_path / "strangers").write_text(f"{uuid.uuid4()}\n", encoding="utf-8")
 
     def try_out(number: int) -> tuple[int, bool, bool]:
-        words, host, _, reason = MISTAKES[number]
-        words = [
-            str(tmp_path / word) if word in {"empty", "strangers"} else word
-            for word in words
+        given, host, _, reason = MISTAKES[number]
+        args = [
+            str(tmp_path / arg) if arg in {"empty", "strangers"} else arg
+            for arg in given
         ]
         address = shop.service.url if host == "" else host
-        run = begin("--headless", *words, host=address)
+        run = begin("--headless", *args, host=address)
         code = run.end()
         return code, reason in run.text, "Traceback" in run.text
 
@@ -283,17 +283,17 @@ def test_a_mistake_is_one_sentence_with_its_cure(begin: Begin, tmp_path: Path, s
 
 @pytest.fixture
 def page(begin: Begin, shop: Shop) -> tuple[Locust, str]:
-    """Provide locust's page, with the cache's address."""
+    """Provide a locust process with a web page, and the page's address."""
     port = ports.any_free()
     run = begin("--web-port", str(port), *NO_REPORT, host=None, **shop.lag())
     address = f"http://127.0.0.1:{port}"
-    until(lambda: _answers(f"{address}/"), "the page is there")
+    until(lambda: _responds(f"{address}/"), "the page is served")
     return run, address
 
 
-def test_the_page_starts_what_is_right_and_says_what_is_wrong(page, shop: Shop):
+def test_the_page_starts_a_valid_run_and_reports_wrong_fields(page, shop: Shop):
     """
-    Lag stands among the requests on the page; a wrong field starts nothing.
+    A wrong field starts no run; the page of a valid run shows lag among its requests.
     """
     run, address = page
     before = shop.orders()
@@ -311,13 +311,13 @@ def test_the_page_starts_what_is_right_and_says_what_is_wrong(page, shop: Shop):
     requests.post(f"{address}/stop", timeout=80)
 
     assert [False, False, False, True] == [
-        answer["success"] for answer in (*wrong, right)
+        response["success"] for response in (*wrong, right)
     ]
     assert all(
-        reason in answer["message"]
-        for answer, reason in zip(
+        reason in response["message"]
+        for response, reason in zip(
             wrong,
-            ("does not answer", "must be 0 or more", "the cache cannot be read"),
+            ("does not response", "must be 0 or more", "the cache cannot be read"),
             strict=True,
         )
     )
@@ -326,13 +326,16 @@ def test_the_page_starts_what_is_right_and_says_what_is_wrong(page, shop: Shop):
 
 
 @pytest.mark.soak
-def test_a_new_start_waits_for_no_sample_of_the_run_before(page, shop: Shop):
+def test_a_new_start_does_not_wait_for_samples_of_the_previous_run(page, shop: Shop):
     """
-    The page's Stop waits for the last samples; Start ends that, and counts from 0.
+    The page's Stop waits for the last samples; a new Start ends this wait.
     """
     run, address = page
     _swarm(address, shop, load_cache_key="nobody:writes:{}")
-    until(lambda: _requests(address, "POST", "checkout (sample)") > 3, "some samples")
+    until(
+        lambda: _requests(address, "POST", "checkout (sample)") > 3,
+        "some samples are placed",
+    )
     with ThreadPoolExecutor(1) as threads:
         stop = threads.submit(requests.post, f"{address}/stop", timeout=50)
         until(lambda: _state(address) == "stopped", "the users have stopped")
@@ -344,7 +347,7 @@ def test_a_new_start_waits_for_no_sample_of_the_run_before(page, shop: Shop):
     assert run.stop() == 0, run.text
 
 
-def _answers(url: str) -> bool:
+def _responds(url: str) -> bool:
     try:
         return requests.get(url, timeout=5).ok
     except requests.ConnectionError:
@@ -353,8 +356,8 @@ def _answers(url: str) -> bool:
 
 def _swarm(page: str, shop: Shop, **changed: str) -> dict[str, object]:
     form = {"user_count": "2", "spawn_rate": "2", "host": shop.service.url}
-    answer = requests.post(f"{page}/swarm", data=form | changed, timeout=30)
-    found: dict[str, object] = answer.json()
+    response = requests.post(f"{page}/swarm", data=form | changed, timeout=30)
+    found: dict[str, object] = response.json()
     return found
 
 

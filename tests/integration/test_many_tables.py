@@ -1,4 +1,4 @@
-"""Many tables under one expression: requests do not grow with them."""
+"""Many tables match one expression: the number of requests does not grow with them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ insert into towpath.signal (id, type, data) values ('all', 'execute-snapshot',
 
 @pytest.fixture
 def rig(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Rig]:
-    """Provide a prepared database of many tables, whose relay does not run yet."""
+    """Provide a prepared database with many tables; its relay does not run yet."""
     made = Rig(database, stack.kafka, unique, tmp_path)
     made.execute(MAKE)
     made.configure(made.outbox, tables=("many[.]t.*",), partitions=2)
@@ -53,7 +53,7 @@ def rig(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Rig]:
 
 
 def counted(monkeypatch, owner: type, *names: str) -> Counter[str]:
-    """Count the calls of methods, which go on to do what they do."""
+    """Count the calls of methods without changing the methods' behavior."""
     calls: Counter[str] = Counter()
 
     def count(name: str, method: Any) -> None:
@@ -68,32 +68,32 @@ def counted(monkeypatch, owner: type, *names: str) -> Counter[str]:
     return calls
 
 
-def test_topics_are_made_and_looked_at_together(stack, unique: str, monkeypatch):
+def test_topics_are_created_and_described_together(stack, unique: str, monkeypatch):
     """
-    Sixty topics take as many requests as one, and none is asked about again.
+    Sixty topics take as many requests as one topic.
     """
     kafka = Kafka(bootstrap_servers=stack.kafka)
-    asked = (
+    methods = (
         "create_topics",
         "describe_configs",
         "describe_topics",
         "list_topics",
         "list_offsets",
     )
-    calls = counted(monkeypatch, AdminClient, *asked)
+    calls = counted(monkeypatch, AdminClient, *methods)
     found = []
     for count in (1, TABLES):
         topics = KafkaTopics(kafka, Topics(partitions=2), CLOCK)
         prefix, names = f"{unique}{count}", [f"many.t{n}" for n in range(count)]
-        places = [(f"{prefix}.{name}", 0) for name in names]
+        partitions = [(f"{prefix}.{name}", 0) for name in names]
         topics.open(prefix, names)
-        topics.known_ends(places)
+        topics.known_ends(partitions)
         made = calls["create_topics"]
-        # A topic just made may take another look until each broker knows of it.
+        # A new topic may take more requests until each broker knows it.
         calls.clear()
         topics.open(prefix, names)
         facts = [topics.ensure(f"{prefix}.{name}") for name in names]
-        topics.known_ends(places)
+        topics.known_ends(partitions)
         assert {each.partition_count for each in facts} == {2}
         found.append((made, dict(calls)))
         calls.clear()
@@ -102,7 +102,7 @@ def test_topics_are_made_and_looked_at_together(stack, unique: str, monkeypatch)
 
 
 class Waiting:
-    """A clock whose first wait makes a topic; it keeps how long it was asked for."""
+    """A clock whose first wait creates a topic, and which records its waits."""
 
     def __init__(self, make: Callable[[], None]) -> None:
         self.waits: list[float] = []
@@ -110,41 +110,41 @@ class Waiting:
         self.now, self.monotonic_s = CLOCK.now, CLOCK.monotonic_s
 
     def wait(self, delay_s: float) -> None:
-        """Make the topic on the first call; then let time pass."""
+        """Create the topic at the first call; then wait."""
         self.waits.append(delay_s)
         if len(self.waits) == 1:
             self._make()
         CLOCK.wait(delay_s)
 
 
-def test_only_what_is_unknown_is_asked_about_again(stack, unique: str, monkeypatch):
+def test_only_unknown_topics_are_requested_again(stack, unique: str, monkeypatch):
     """
-    Ends wait for a topic that is not there yet, and ask about no other again.
+    The lookup of ends waits for a topic that does not exist yet.
     """
     kafka, settings = Kafka(bootstrap_servers=stack.kafka), Topics(partitions=1)
     made = KafkaTopics(kafka, settings, CLOCK)
     made.ensure(f"{unique}.first")
     clock = Waiting(lambda: made.recreate(unique, {f"{unique}.second": 1}))
-    asked: list[set[str]] = []
+    requested: list[set[str]] = []
     list_offsets = AdminClient.list_offsets
 
-    def listing(self: Any, places: Any, **more: Any) -> Any:
-        asked.append({place.topic for place in places})
-        return list_offsets(self, places, **more)
+    def listing(self: Any, partitions: Any, **more: Any) -> Any:
+        requested.append({one.topic for one in partitions})
+        return list_offsets(self, partitions, **more)
 
     monkeypatch.setattr(AdminClient, "list_offsets", listing)
-    places = [(f"{unique}.first", 0), (f"{unique}.second", 0)]
-    ends = KafkaTopics(kafka, settings, clock).known_ends(places)
+    partitions = [(f"{unique}.first", 0), (f"{unique}.second", 0)]
+    ends = KafkaTopics(kafka, settings, clock).known_ends(partitions)
 
-    assert ends == dict.fromkeys(places, 0)
-    assert asked[0] == {f"{unique}.first", f"{unique}.second"}
-    assert all(each == {f"{unique}.second"} for each in asked[1:])
-    assert len(asked) == 1 + len(clock.waits)
+    assert ends == dict.fromkeys(partitions, 0)
+    assert requested[0] == {f"{unique}.first", f"{unique}.second"}
+    assert all(each == {f"{unique}.second"} for each in requested[1:])
+    assert len(requested) == 1 + len(clock.waits)
 
 
 def test_tables_are_described_together(rig: Rig, monkeypatch):
     """
-    Sixty tables are described in two round trips, as each is by itself.
+    Sixty tables take two round trips, and give the same descriptions as one at a time.
     """
     names = [f"many.t{n}" for n in range(1, TABLES + 1)]
     calls = counted(monkeypatch, psycopg.Connection, "pipeline")
@@ -162,7 +162,8 @@ def test_tables_are_described_together(rig: Rig, monkeypatch):
 
 def test_a_start_stores_the_first_marks_of_all_tables(rig: Rig):
     """
-    No change waits for a look at its topic, and every tiny table is read.
+    So no first change has to wait for its topic. A snapshot then reads every table.
+
     """
     rig.start()
     rig.wait_for(lambda: bool(rig.logged("relay streaming")))

@@ -415,7 +415,6 @@ def test_transactions_that_stay_open_do_not_block_a_snapshot(rig: Rig, defect: s
     """
     Neither an idle session nor a prepared transaction delays a snapshot (B30).
 
-
     A relay that waits for the oldest transaction would wait for them. Their changes are
     streamed after their commits.
     """

@@ -1,7 +1,7 @@
 """
-The orders service on a real Postgres: what is written, and what is written with it.
+The orders service on a real Postgres: its rows, its events and its responses.
 
-The application is called without a server; ``test_orders_server.py`` has one.
+The tests call the application without a server; ``test_orders_server.py`` has one.
 """
 
 import threading
@@ -42,7 +42,7 @@ PRODUCT = "0af76519-16cd-43dd-8448-eb211c80319c"
 LINE = {"product_id": PRODUCT, "quantity": 2, "unit_price": "9.99"}
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 THREADS = 8
-# The fields of an order's event that the answer to a request has too.
+# The fields of an order's event that the response to a request also has.
 EVENT_FIELDS = (
     *("order_id", "customer_id", "status", "total", "currency", "lines", "note"),
     *("attributes", "placed_at", "updated_at"),
@@ -51,7 +51,7 @@ EVENT_FIELDS = (
 
 @dataclass
 class Shop:
-    """The service over a fresh database, and a look into that database."""
+    """The service on a fresh database, and queries of that database."""
 
     dsn: str
     client: FlaskClient
@@ -59,7 +59,7 @@ class Shop:
     customer_id: str = ""
 
     def place(self, *, key: str | None = None, **change: Any) -> TestResponse:
-        """Place an order of one line, with changes."""
+        """Place an order with one line; ``change`` replaces fields of the request."""
         body = {"customer_id": self.customer_id, "lines": [LINE], **change}
         headers = {"Idempotency-Key": key} if key else {}
         return self.client.post("/orders", json=body, headers=headers)
@@ -69,20 +69,20 @@ class Shop:
         return self.place().json["order_id"]
 
     def rows(self, query: str, **values: Any) -> list[Any]:
-        """Ask the database."""
+        """Run a statement, and return its rows."""
         with self.engine.begin() as connection:
             result = connection.execute(text(query), values)
             return [tuple(row) for row in result] if result.returns_rows else []
 
     def events(self) -> list[tuple[str, str]]:
-        """List the events of orders: type and order, by the order's number."""
+        """Return type and order number of the orders' events, by order and time."""
         return self.rows(
             "select type, aggregate_id from towpath.outbox"
             " where aggregate_type = 'order' order by aggregate_id::bigint, occurred_at"
         )
 
     def counts(self) -> tuple[int, int, int, int]:
-        """Count orders, lines, kept answers and the events of orders."""
+        """Count orders, lines, stored responses and the events of orders."""
         return self.rows(
             "select (select count(*) from shop.orders),"
             " (select count(*) from shop.order_lines),"
@@ -93,7 +93,7 @@ class Shop:
 
 @pytest.fixture
 def bare_shop(database: str) -> Iterator[Shop]:
-    """Provide a shop whose outbox is not there yet."""
+    """Provide a shop whose outbox does not exist yet."""
     app = create_app(database, threads=THREADS)
     engine = app.extensions["engine"]
     migrate_shop(engine)
@@ -113,20 +113,20 @@ def shop(bare_shop: Shop) -> Shop:
 
 
 def at_once(do: Callable[[int], Any], count: int = THREADS) -> list[Any]:
-    """Do it several times at the same moment; return what came out."""
-    gate = threading.Barrier(count)
+    """Call a function several times concurrently; return the results."""
+    barrier = threading.Barrier(count)
 
-    def after_the_others(number: int) -> Any:
-        gate.wait(timeout=30)
+    def call(number: int) -> Any:
+        barrier.wait(timeout=30)
         return do(number)
 
     with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(after_the_others, range(count)))
+        return list(pool.map(call, range(count)))
 
 
 def test_an_order_is_written_with_its_lines_and_its_event(shop: Shop):
     """
-    Order, lines and OrderPlaced are there together; the event holds the whole order.
+    Order, lines and OrderPlaced are written together; the event has the whole order.
     """
     headers = {"traceparent": TRACEPARENT}
     lines = [LINE, LINE | {"unit_price": "0.02", "quantity": 1}]
@@ -166,7 +166,7 @@ def test_an_order_is_written_with_its_lines_and_its_event(shop: Shop):
 
 def test_a_customer_is_written_with_its_event(shop: Shop):
     """
-    The customer can be read, and CustomerRegistered says the same.
+    The payload of CustomerRegistered equals the customer as it is read.
     """
     read = shop.client.get(f"/customers/{shop.customer_id}").json
     events = shop.rows("select aggregate_type, type, payload from towpath.outbox")
@@ -174,12 +174,12 @@ def test_a_customer_is_written_with_its_event(shop: Shop):
     assert [("customer", "CustomerRegistered", read)] == events
 
 
-def test_paying_and_cancelling_are_each_one_event(shop: Shop):
+def test_paying_and_canceling_each_record_one_event(shop: Shop):
     """
-    Doing it again is answered alike and says nothing more.
+    A repeated request succeeds, too, but records no event.
     """
     paid, cancelled = shop.placed(), shop.placed()
-    answers = [
+    responses = [
         shop.client.post(f"/orders/{paid}/pay"),
         shop.client.post(f"/orders/{paid}/pay"),
         shop.client.post(f"/orders/{cancelled}/cancel", json={"reason": "late"}),
@@ -196,32 +196,32 @@ def test_paying_and_cancelling_are_each_one_event(shop: Shop):
         ("OrderCancelled", str(cancelled)),
     ]
 
-    assert [200] * 4 == [a.status_code for a in answers]
-    assert answers[0].json == answers[1].json
+    assert [200] * 4 == [a.status_code for a in responses]
+    assert responses[0].json == responses[1].json
     assert [("late",)] == reasons
     assert expected == shop.events()
 
 
-def test_an_order_that_went_the_other_way_is_a_conflict(shop: Shop):
+def test_a_command_that_the_orders_status_forbids_is_a_conflict(shop: Shop):
     """
-    A cancelled order is not paid, a placed one not returned; no event is recorded.
+    A canceled order cannot be paid for, nor a placed one returned; no event is written.
     """
     placed, cancelled = shop.placed(), shop.placed()
     shop.client.post(f"/orders/{cancelled}/cancel")
     before = shop.events()
 
-    answers = [
+    responses = [
         shop.client.post(f"/orders/{placed}/return"),
         shop.client.post(f"/orders/{cancelled}/pay"),
     ]
 
-    assert [409, 409] == [a.status_code for a in answers]
+    assert [409, 409] == [a.status_code for a in responses]
     assert before == shop.events()
 
 
-def test_a_command_for_another_version_of_an_order_is_refused(shop: Shop):
+def test_a_command_for_an_outdated_version_of_an_order_is_refused(shop: Shop):
     """
-    The ETag of an answer is what the next command expects; an old one changes nothing.
+    A command with the current ETag succeeds; one with an old ETag changes nothing.
     """
     placed = shop.client.get(f"/orders/{shop.placed()}")
     path, old = f"/orders/{placed.json['order_id']}", placed.headers["ETag"]
@@ -246,7 +246,7 @@ def test_a_command_for_another_version_of_an_order_is_refused(shop: Shop):
 
 def test_an_unreadable_version_is_refused(shop: Shop):
     """
-    A tag without quotes is not taken for a missing header.
+    A tag without quotes does not count as a missing header.
     """
     refused = shop.client.post(
         f"/orders/{shop.placed()}/cancel", headers={"If-Match": "1"}
@@ -260,7 +260,7 @@ def test_an_unreadable_version_is_refused(shop: Shop):
 
 def test_a_command_with_a_version_is_repeated_by_its_key(shop: Shop):
     """
-    The repetition has the first answer and its ETag, though the version has passed.
+    The repetition gets the first response and its ETag, although the version is old.
     """
     path = f"/orders/{shop.placed()}/pay"
     headers = {"If-Match": '"1"', "Idempotency-Key": "k"}
@@ -286,9 +286,9 @@ def test_nothing_is_written_without_a_commit(shop: Shop):
     assert shop.counts() == (0, 0, 0, 0)
 
 
-def test_an_event_that_cannot_be_written_takes_its_order_with_it(shop: Shop):
+def test_an_event_that_cannot_be_written_rolls_back_its_order(shop: Shop):
     """
-    If the outbox refuses the row, the order is not there either.
+    If the outbox refuses the event, the order is not written either.
     """
     shop.rows("alter table towpath.outbox add check (type <> 'OrderPlaced')")
 
@@ -297,9 +297,9 @@ def test_an_event_that_cannot_be_written_takes_its_order_with_it(shop: Shop):
     assert (500, (0, 0, 0, 0)) == (response.status_code, shop.counts())
 
 
-def test_an_order_that_cannot_be_committed_takes_its_event_with_it(shop: Shop):
+def test_an_order_that_cannot_be_committed_leaves_no_event(shop: Shop):
     """
-    If the commit itself fails, after every row was written, nothing is there.
+    If the commit itself fails after all rows were written, none of them remains.
     """
     shop.rows(
         "create function refuse() returns trigger language plpgsql as"
@@ -317,7 +317,7 @@ def test_an_order_that_cannot_be_committed_takes_its_event_with_it(shop: Shop):
 
 def test_a_connection_lost_before_the_commit_leaves_nothing(shop: Shop):
     """
-    The client is asked to try again; the same key then places the order once.
+    The response asks the client to retry; the same key then places the order once.
     """
     shop.rows(
         "create function die() returns trigger language plpgsql as"
@@ -337,9 +337,9 @@ def test_a_connection_lost_before_the_commit_leaves_nothing(shop: Shop):
     assert (201, (1, 1, 1, 1)) == (again.status_code, shop.counts())
 
 
-def test_the_same_request_twice_is_carried_out_once(shop: Shop):
+def test_a_repeated_request_is_executed_once(shop: Shop):
     """
-    The second answer is the first one again, byte for byte, and says so.
+    The second response is identical, and a header marks it as replayed.
     """
     first, second = shop.place(key="k"), shop.place(key="k")
     replayed = [r.headers.get("Idempotent-Replayed") for r in (first, second)]
@@ -350,23 +350,23 @@ def test_the_same_request_twice_is_carried_out_once(shop: Shop):
     assert shop.counts() == (1, 1, 1, 1)
 
 
-def test_the_same_request_at_the_same_time_is_carried_out_once(shop: Shop):
+def test_concurrent_requests_with_one_key_are_executed_once(shop: Shop):
     """
-    Eight at once with one key place one order and get one answer.
+    Eight concurrent requests place one order and get the same response.
     """
     client = shop.client.application.test_client
     body = {"customer_id": shop.customer_id, "lines": [LINE]}
     headers = {"Idempotency-Key": "k"}
 
-    answers = at_once(lambda _: client().post("/orders", json=body, headers=headers))
-    distinct = {(a.status_code, a.data) for a in answers}
+    responses = at_once(lambda _: client().post("/orders", json=body, headers=headers))
+    distinct = {(a.status_code, a.data) for a in responses}
 
     assert (1, (1, 1, 1, 1)) == (len(distinct), shop.counts())
 
 
-def test_a_key_that_comes_with_another_request_is_refused(shop: Shop):
+def test_a_used_key_with_a_different_request_is_refused(shop: Shop):
     """
-    Another body under a used key is a 422 that names the header.
+    The response has status 422, and names the header.
     """
     shop.place(key="k")
 
@@ -379,9 +379,9 @@ def test_a_key_that_comes_with_another_request_is_refused(shop: Shop):
 
 
 @pytest.mark.parametrize("key", ["", " ", "a" * 201, "é"])
-def test_a_key_that_is_none_is_refused(shop: Shop, key: str):
+def test_an_invalid_key_is_refused(shop: Shop, key: str):
     """
-    A key is 1 to 200 visible ASCII characters.
+    A key has 1 to 200 visible ASCII characters.
     """
     body = {"customer_id": shop.customer_id, "lines": [LINE]}
 
@@ -392,7 +392,7 @@ def test_a_key_that_is_none_is_refused(shop: Shop, key: str):
 
 def test_a_failed_request_does_not_use_its_key_up(shop: Shop):
     """
-    The key of a refused order places a good one.
+    A valid order can be placed with the key of a refused one.
     """
     refused = shop.place(key="k", customer_id=str(uuid.uuid4()))
     placed = shop.place(key="k")
@@ -400,29 +400,29 @@ def test_a_failed_request_does_not_use_its_key_up(shop: Shop):
     assert [422, 201] == [refused.status_code, placed.status_code]
 
 
-def test_an_order_paid_and_cancelled_at_once_is_cancelled_once(shop: Shop):
+def test_an_order_paid_and_canceled_concurrently_is_canceled_once(shop: Shop):
     """
-    Eight clients pay and cancel at once: a payment is requested before that, or never.
+    A payment is requested before the cancellation or not at all.
     """
     order_id = shop.placed()
     client = shop.client.application.test_client
 
-    answers = at_once(
+    responses = at_once(
         lambda n: client().post(f"/orders/{order_id}/{'pay' if n % 2 else 'cancel'}")
     )
-    paid = [answer.status_code for answer in answers[1::2]]
+    paid = [response.status_code for response in responses[1::2]]
     types = ["OrderPlaced", "OrderPaymentRequested", "OrderCancelled"]
     if 200 not in paid:
         types.remove("OrderPaymentRequested")
 
-    assert [200] * 4 == [answer.status_code for answer in answers[::2]]
+    assert [200] * 4 == [response.status_code for response in responses[::2]]
     assert {200, 409} >= set(paid)
     assert types == [type_ for type_, _ in shop.events()]
 
 
 def test_the_newest_event_of_every_order_is_the_order(shop: Shop):
     """
-    After many requests at once, some of them refused, events and tables agree.
+    After many concurrent requests, some of them refused, events and tables agree.
     """
     client = shop.client.application.test_client
 
@@ -432,8 +432,8 @@ def test_the_newest_event_of_every_order_is_the_order(shop: Shop):
             if step % 3 == 2:
                 body["customer_id"] = str(uuid.uuid4())
             order = client().post("/orders", json=body).json.get("order_id", 0)
-            for way in ("pay", "cancel")[:: 1 if number % 2 else -1]:
-                client().post(f"/orders/{order}/{way}")
+            for action in ("pay", "cancel")[:: 1 if number % 2 else -1]:
+                client().post(f"/orders/{order}/{action}")
 
     at_once(shopper)
     differing = shop.rows(
@@ -446,7 +446,7 @@ def test_the_newest_event_of_every_order_is_the_order(shop: Shop):
     )
     orders, _, _, events = shop.counts()
 
-    # A payment is requested of every other order, before its cancellation.
+    # A payment is requested for every other order, before its cancellation.
     assert (THREADS * 4, THREADS * 10, []) == (orders, events, differing)
 
 
@@ -467,7 +467,7 @@ def test_the_newest_event_of_every_order_is_the_order(shop: Shop):
 )
 def test_an_unknown_order_is_not_found(shop: Shop, method: str, path: str):
     """
-    Unknown numbers, numbers that Postgres cannot hold, and invalid ones give 404.
+    Unknown numbers, numbers that Postgres cannot represent, and invalid ones give 404.
     """
     response = shop.client.open(path, method=method)
 
@@ -491,7 +491,7 @@ def test_an_unknown_order_is_not_found(shop: Shop, method: str, path: str):
 )
 def test_invalid_orders_are_refused_by_field(shop: Shop, change, field: str):
     """
-    An unknown customer, a total too large and NUL characters leave nothing behind.
+    Unknown customers, excessive totals and NUL characters are refused; nothing is kept.
     """
     response = shop.place(**change)
 
@@ -502,9 +502,9 @@ def test_invalid_orders_are_refused_by_field(shop: Shop, change, field: str):
     )
 
 
-def test_a_trace_context_that_is_none_is_not_kept(shop: Shop):
+def test_an_invalid_trace_context_is_dropped(shop: Shop):
     """
-    An invalid header costs the request nothing and is dropped.
+    The request with the invalid header still succeeds.
     """
     body = {"customer_id": shop.customer_id, "lines": [LINE]}
     shop.client.post("/orders", json=body, headers={"traceparent": "nonsense"})
@@ -515,9 +515,9 @@ def test_a_trace_context_that_is_none_is_not_kept(shop: Shop):
     assert [(None,)] == kept
 
 
-def test_without_its_outbox_the_service_is_not_ready_and_says_why(bare_shop: Shop):
+def test_without_its_outbox_the_service_is_not_ready(bare_shop: Shop):
     """
-    It lives, refuses writes for now with the cure, and writes nothing.
+    The service is live, but refuses writes with a remedy, and writes nothing.
     """
     customer = {"name": "Ada", "email": "ada@example.org"}
     live = bare_shop.client.get("/health/live")
@@ -530,20 +530,20 @@ def test_without_its_outbox_the_service_is_not_ready_and_says_why(bare_shop: Sho
     assert [(0,)] == left
 
 
-def test_with_everything_there_the_service_is_ready(shop: Shop):
+def test_a_service_with_a_complete_database_is_ready(shop: Shop):
     """
-    The database answers and has every table.
+    The database can be reached, and has every table.
     """
     assert shop.client.get("/health/ready").json == {"status": "ready"}
 
 
-def test_without_its_database_the_service_says_so():
+def test_a_service_without_its_database_is_unavailable_but_live():
     """
-    Every route that needs the database is a 503; the process lives.
+    Every route that needs the database responds with 503.
     """
     client = create_app("postgresql://127.0.0.1:1/shop", threads=1).test_client()
     order = {"customer_id": PRODUCT, "lines": [LINE]}
-    answers = [
+    responses = [
         client.get("/health/ready"),
         client.get("/orders/1"),
         client.post("/orders", json=order),
@@ -551,12 +551,12 @@ def test_without_its_database_the_service_says_so():
         client.get("/health/live"),
     ]
 
-    assert [503, 503, 503, 503, 200] == [a.status_code for a in answers]
+    assert [503, 503, 503, 503, 200] == [a.status_code for a in responses]
 
 
-def test_a_locked_order_is_a_retryable_refusal(shop: Shop):
+def test_a_locked_order_gives_a_retryable_refusal(shop: Shop):
     """
-    A client that waits too long for an order's lock gets a retryable answer.
+    A client that waits too long for an order's lock is asked to retry.
     """
     order_id = shop.placed()
     with shop.engine.begin() as connection:
@@ -566,11 +566,11 @@ def test_a_locked_order_is_a_retryable_refusal(shop: Shop):
     assert (503, "1") == (response.status_code, response.headers["Retry-After"])
 
 
-def test_the_migrations_make_what_the_service_believes_in(shop: Shop):
+def test_the_migrations_create_the_tables_that_the_service_describes(shop: Shop):
     """
     Alembic finds no difference between the migrated tables and their description.
 
-    The tables of the inbox are described by its own library.
+    The inbox library describes its own tables.
     """
 
     def is_described(name: str | None, kind: str, parents: Any) -> bool:
@@ -592,9 +592,9 @@ def test_the_migrations_make_what_the_service_believes_in(shop: Shop):
     assert found == []
 
 
-def test_an_order_of_another_version_is_not_overwritten(shop: Shop):
+def test_an_order_of_a_newer_version_is_not_overwritten(shop: Shop):
     """
-    A row that was changed since it was read is left as it is, and the change fails.
+    If a row has changed since it was read, the command fails.
     """
     order_id = shop.placed()
     sessions = shop.client.application.extensions[EXTENSION].sessions
@@ -608,11 +608,11 @@ def test_an_order_of_another_version_is_not_overwritten(shop: Shop):
     assert [("OrderPlaced", str(order_id))] == shop.events()
 
 
-def test_two_that_start_at_once_migrate_once(database: str):
+def test_concurrent_starts_migrate_the_database_once(database: str):
     """
-    Four migrations at the same moment all succeed; one of them did the work.
+    Four concurrent migrations all succeed, but only one does the work.
     """
-    # Made one by one: Python 3.11 may fail to parse in two threads at the same time.
+    # Created one by one: Python 3.11 may fail to parse in two threads at once.
     engines = [create_app(database, threads=1).extensions["engine"] for _ in range(4)]
 
     def start(number: int) -> None:
@@ -628,9 +628,9 @@ def test_two_that_start_at_once_migrate_once(database: str):
     assert [("0007",)] == [tuple(version) for version in versions]
 
 
-def test_a_seeded_shop_adds_up_and_says_nothing(shop: Shop):
+def test_a_seeded_shop_adds_up_and_records_no_event(shop: Shop):
     """
-    Each order has one to four lines and their sum as its total; no event is written.
+    Each order has one to four lines, and their sum as its total.
     """
     seed_shop(shop.engine, orders=300, customers=20)
     summary = shop.rows(
@@ -645,9 +645,9 @@ def test_a_seeded_shop_adds_up_and_says_nothing(shop: Shop):
     assert shop.placed() == 301
 
 
-def test_a_shop_with_orders_is_not_seeded_again_where_empty_is_asked_for(shop: Shop):
+def test_a_shop_with_orders_is_not_seeded_again_with_if_empty(shop: Shop):
     """
-    ``seed --if-empty`` can be run at every start: it fills an empty shop, once.
+    ``seed --if-empty`` can run at every start: it fills only an empty shop.
     """
     command = ["seed", "--dsn", shop.dsn, "--orders", "30", "--customers", "5"]
     codes = [orders.main([*command, "--if-empty"], {}) for _ in range(2)]
@@ -659,9 +659,9 @@ def test_a_shop_with_orders_is_not_seeded_again_where_empty_is_asked_for(shop: S
     assert [(60,)] == shop.rows("select count(*) from shop.orders")
 
 
-def test_the_same_seed_gives_the_same_shop_and_another_adds_to_it(shop: Shop):
+def test_the_same_seed_repeats_its_orders_and_customers(shop: Shop):
     """
-    Customers are the same ones; products, quantities and prices repeat.
+    A second run adds the same lines for the same customers; another seed adds others.
     """
     for seed in (1, 1, 2):
         seed_shop(shop.engine, orders=50, customers=5, seed=seed)
@@ -681,7 +681,7 @@ def test_the_same_seed_gives_the_same_shop_and_another_adds_to_it(shop: Shop):
 
 def test_an_unforeseen_failure_is_hidden_from_the_caller(shop: Shop):
     """
-    The database's message about a row stays in the log.
+    The response does not contain the database's message about the row.
     """
     shop.rows("alter table shop.customers add check (name <> 'Eve')")
 
@@ -701,9 +701,9 @@ ODD_ATTRIBUTES = {
 }
 
 
-def test_the_view_says_of_each_order_what_its_newest_event_says(shop: Shop):
+def test_the_view_has_the_content_of_each_orders_newest_event(shop: Shop):
     """
-    Placed, paying and cancelled ones, equal as JSON in every part, whatever the zone.
+    Placed, paying and canceled orders are equal as JSON, even in another time zone.
     """
     odd = {"note": 'Zürich\n"2" \\', "attributes": ODD_ATTRIBUTES}
     lines = [LINE | {"unit_price": price} for price in ("0.10", "1234567890", "7.5")]
@@ -715,7 +715,7 @@ def test_the_view_says_of_each_order_what_its_newest_event_says(shop: Shop):
     ):
         shop.client.post(f"/orders/{path}")
     shop.client.post(f"/orders/{orders[2]}/cancel", json={"reason": 'it\'s "late"'})
-    said = shop.rows(
+    recorded = shop.rows(
         "select distinct on (aggregate_id) aggregate_id, type, payload"
         " from towpath.outbox where aggregate_type = 'order'"
         " order by aggregate_id, occurred_at desc"
@@ -731,25 +731,23 @@ def test_the_view_says_of_each_order_what_its_newest_event_says(shop: Shop):
     )
 
     assert (5, []) == (len(seen), zone)
-    assert said == seen
+    assert recorded == seen
 
 
-def test_a_seeded_order_is_an_event_that_fits_its_schema(shop: Shop):
+def test_the_view_shows_a_seeded_order_as_a_valid_event(shop: Shop):
     """
-    A seeded order without an event looks in the view as its event would.
+    The view has the event that a seeded order lacks, and it matches its schema.
     """
     seed_shop(shop.engine, orders=200, customers=20)
     documents = shop.rows("select type, payload from shop.order_documents")
-    fitting = [
-        shop_schemas().check(type_, payload).name for type_, payload in documents
-    ]
+    valid = [shop_schemas().check(type_, payload).name for type_, payload in documents]
 
-    assert ["OrderPlaced"] * 200 == fitting
+    assert ["OrderPlaced"] * 200 == valid
 
 
-def test_a_part_of_the_view_is_read_along_the_key(shop: Shop):
+def test_a_range_of_the_view_is_read_by_its_key(shop: Shop):
     """
-    A thousand documents from the middle cost as many orders, not all of them.
+    To return 1,000 documents, the query reads 1,000 orders, and not all of them.
     """
     seed_shop(shop.engine, orders=5_000, customers=20)
     ((plan,),) = shop.rows(
@@ -770,7 +768,7 @@ def test_a_part_of_the_view_is_read_along_the_key(shop: Shop):
 
 def test_the_relay_can_read_the_view(shop: Shop):
     """
-    The relay refuses nothing of the shop's declared views.
+    The relay has no finding about the shop's declared view.
     """
     view = AggregateView(
         aggregate_type="order",

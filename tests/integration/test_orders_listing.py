@@ -1,4 +1,4 @@
-"""Listings of the orders service on a real Postgres, page by page."""
+"""The paginated listings of the orders service on a real Postgres."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +22,7 @@ LINE = {
 
 @pytest.fixture
 def client(database: str) -> Iterator[FlaskClient]:
-    """Provide a client of the service over a fresh database."""
+    """Provide a client of the service on a fresh database."""
     app = create_app(database, threads=2)
     engine = app.extensions["engine"]
     migrate_shop(engine)
@@ -46,19 +46,19 @@ def place(client: FlaskClient, customer_id: str, lines: int = 1) -> int:
 
 
 def pages(client: FlaskClient, link: str | None) -> Iterator[list[dict[str, Any]]]:
-    """Follow the links of a listing."""
+    """Follow the links of a listing, and yield the items of each page."""
     while link is not None:
-        answer = client.get(link)
-        assert 200 == answer.status_code, answer.text
-        link = answer.json["next"]
-        in_header = answer.headers.get("Link")
+        response = client.get(link)
+        assert 200 == response.status_code, response.text
+        link = response.json["next"]
+        in_header = response.headers.get("Link")
         assert (None if link is None else f'<{link}>; rel="next"') == in_header
-        yield answer.json["items"]
+        yield response.json["items"]
 
 
 def test_orders_are_listed_newest_first_each_once_while_others_are_placed(client):
     """
-    Orders placed between two pages move nothing: they are on no later page.
+    Orders that are placed between two pages do not appear on later pages.
     """
     customer = register(client)
     placed = [place(client, customer, lines=1 + n % 3) for n in range(7)]
@@ -80,7 +80,7 @@ def test_orders_are_listed_newest_first_each_once_while_others_are_placed(client
 
 def test_a_full_last_page_has_no_link(client):
     """
-    The next page is named only if it has an order.
+    There is a link to the next page only if that page has an order.
     """
     customer = register(client)
     for _ in range(4):
@@ -112,7 +112,7 @@ def nodes(plan: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
 
 
 def plan_of_orders(client: FlaskClient, link: str) -> list[tuple[str, str | None]]:
-    """Return the plan of the query of orders that a request makes."""
+    """Return the plan of the orders query that a request runs."""
     engine: Engine = client.application.extensions["engine"]
     sent = []
 
@@ -120,9 +120,9 @@ def plan_of_orders(client: FlaskClient, link: str) -> list[tuple[str, str | None
         sent.append((statement, values))
 
     event.listen(engine, "before_cursor_execute", record)
-    answer = client.get(link)
+    response = client.get(link)
     event.remove(engine, "before_cursor_execute", record)
-    assert 200 == answer.status_code, answer.text
+    assert 200 == response.status_code, response.text
     ((statement, values),) = [
         one for one in sent if "ORDER BY shop.orders.id" in one[0]
     ]
@@ -133,9 +133,9 @@ def plan_of_orders(client: FlaskClient, link: str) -> list[tuple[str, str | None
 
 def test_orders_of_a_status_are_read_by_an_index_in_the_order_of_the_listing(client):
     """
-    A page of few among many orders reads these alone, and sorts nothing.
+    A page with few of many orders reads only these, and sorts nothing.
 
-    They are the oldest ones: without the index, all newer orders would be read before.
+    They are the oldest: without the index, all newer orders would be read first.
     """
     engine = client.application.extensions["engine"]
     seed_shop(engine, orders=20_000, customers=50)
@@ -153,9 +153,9 @@ def test_orders_of_a_status_are_read_by_an_index_in_the_order_of_the_listing(cli
     assert list(range(200, 0, -1)) == listed
 
 
-def test_customers_of_the_same_time_are_listed_each_once(client):
+def test_customers_with_equal_times_are_listed_once(client):
     """
-    Their ids order customers whose times are equal.
+    Customers with equal times are ordered by id.
     """
     registered = [register(client, f"c{n}") for n in range(5)]
     with client.application.extensions["engine"].begin() as connection:
@@ -186,8 +186,11 @@ def test_an_invalid_query_of_a_listing_is_refused_by_parameter(
     client, query: str, status: int, field: str
 ):
     """
-    The problem names the parameter.
+    The problem document names the parameter.
     """
-    answer = client.get(f"/orders?{query}")
+    response = client.get(f"/orders?{query}")
 
-    assert (status, field) == (answer.status_code, answer.json["errors"][0]["field"])
+    assert (status, field) == (
+        response.status_code,
+        response.json["errors"][0]["field"],
+    )

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the orders service, against a running one."""
+"""The OpenAPI document of the orders service, checked on a running service."""
 
 from pathlib import Path
 
@@ -10,11 +10,9 @@ from support.orders_service import orders_service
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
-def test_every_answer_of_the_service_is_as_its_document_describes_it(
-    database: str, tmp_path: Path
-):
+def test_every_response_matches_the_openapi_document(database: str, tmp_path: Path):
     """
-    Schemathesis finds no answer that differs from the document.
+    Schemathesis finds no response that violates the document.
     """
     with orders_service(database, tmp_path) as service:
         code, report = conformance_report(service, tmp_path, "support.orders_requests")

@@ -1,8 +1,8 @@
 """
-Repeated requests to a running orders service, and its end with requests in progress.
+Repeated requests to a running orders service, and its stop with requests in progress.
 
-Each order is counted in the database, so a repetition that is executed is found even if
-its answer hides it.
+The tests count the orders in the database, so that they find a repeated execution even
+if the response hides it.
 """
 
 import signal
@@ -50,7 +50,7 @@ class Shop:
         self.customer_id = response.json()["customer_id"]
 
     def place(self, key: str, note: str = "a", **headers: str) -> requests.Response:
-        """Place an order under a key."""
+        """Place an order with an idempotency key."""
         body = {"customer_id": self.customer_id, "lines": [LINE], "note": note}
         return requests.post(
             self.service.url + "/orders",
@@ -60,7 +60,7 @@ class Shop:
         )
 
     def rows(self, query: str) -> list[Any]:
-        """Ask the database."""
+        """Run a statement, and return its rows."""
         with psycopg.connect(self.dsn) as connection:
             cursor = connection.execute(query)
             return cursor.fetchall() if cursor.description else []
@@ -87,14 +87,14 @@ class Shop:
 
 @pytest.fixture
 def shop(database: str, tmp_path: Path) -> Iterator[Shop]:
-    """Provide the service as a process, as it is."""
+    """Provide the service as a process."""
     with orders_service(database, tmp_path) as service:
         yield Shop(service, database)
 
 
 @pytest.fixture
 def draining_shop(database: str, tmp_path: Path) -> Iterator[Shop]:
-    """Provide the service as a process that takes requests while it stops."""
+    """Provide the service as a process that accepts requests while it stops."""
     options = {"--drain-seconds": "3"}
     module = "towpath.services.orders"
     with running_service(module, database, tmp_path, options) as service:
@@ -109,40 +109,40 @@ def interrupted_shop(database: str, tmp_path: Path) -> Iterator[Shop]:
 
 
 def at_once(do: Callable[[int], Any]) -> list[Any]:
-    """Do it many times at the same moment; return what came out."""
-    gate = threading.Barrier(AT_ONCE)
+    """Call a function many times concurrently; return the results."""
+    barrier = threading.Barrier(AT_ONCE)
 
-    def after_the_others(number: int) -> Any:
-        gate.wait(timeout=30)
+    def call(number: int) -> Any:
+        barrier.wait(timeout=30)
         return do(number)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(after_the_others, range(AT_ONCE)))
+        return list(pool.map(call, range(AT_ONCE)))
 
 
 @pytest.mark.parametrize("is_expired", [False, True])
 def test_many_requests_with_one_key_place_one_order(shop: Shop, is_expired: bool):
     """
-    All get the same answer, and all but one are marked as repeated.
+    All get the same response, and all but one are marked as replayed.
     """
     if is_expired:
         shop.place("k", "an earlier order")
         shop.age_keys()
     before = shop.counts()[0]
-    answers = at_once(lambda _: shop.place("k"))
-    distinct = {(answer.status_code, answer.content) for answer in answers}
-    replayed = [answer.headers.get("Idempotent-Replayed") for answer in answers]
+    responses = at_once(lambda _: shop.place("k"))
+    distinct = {(response.status_code, response.content) for response in responses}
+    replayed = [response.headers.get("Idempotent-Replayed") for response in responses]
 
-    assert (1, 201) == (len(distinct), answers[0].status_code)
+    assert (1, 201) == (len(distinct), responses[0].status_code)
     assert AT_ONCE - 1 == replayed.count("true")
     assert (before + 1, before + 1) == shop.counts()
 
 
-def test_a_worker_killed_between_commit_and_answer_leaves_one_order(
+def test_a_worker_killed_between_commit_and_response_leaves_one_order(
     interrupted_shop: Shop,
 ):
     """
-    The client has no answer; with the same key it gets that of the committed order.
+    The client gets no response; a retry with the same key returns the committed order.
     """
     with pytest.raises(requests.ConnectionError):
         interrupted_shop.place("k", **{KILL: "1"})
@@ -158,27 +158,25 @@ def test_a_worker_killed_between_commit_and_answer_leaves_one_order(
     assert retried.content == again.content
 
 
-def test_a_key_with_another_body_is_refused_until_it_expires(shop: Shop):
+def test_a_key_with_a_different_body_is_refused_until_it_expires(shop: Shop):
     """
-    A day later the key stands for the new request, whose answer is repeated.
+    A day later, the key can be used for a new request, whose response is then repeated.
     """
     first, refused = shop.place("k"), shop.place("k", "b")
     shop.age_keys()
     second, repeated, late = (shop.place("k", note) for note in ("b", "b", "a"))
 
     assert [201, 422, 201, 201, 422] == [
-        answer.status_code for answer in (first, refused, second, repeated, late)
+        response.status_code for response in (first, refused, second, repeated, late)
     ]
     assert first.json()["order_id"] != second.json()["order_id"]
     assert second.content == repeated.content
     assert (2, 2) == shop.counts()
 
 
-def test_a_key_in_progress_is_a_retryable_refusal_in_the_log_of_its_request(
-    shop: Shop,
-):
+def test_a_key_in_progress_gives_a_retryable_refusal_that_is_logged(shop: Shop):
     """
-    The wait for the first request is bounded; once it has ended, the key is free.
+    The wait for the first request is bounded; once that has ended, the key is free.
     """
     with psycopg.connect(shop.dsn) as first:
         first.execute(
@@ -208,7 +206,7 @@ def test_a_key_in_progress_is_a_retryable_refusal_in_the_log_of_its_request(
 
 def test_the_service_deletes_expired_keys_in_the_background(interrupted_shop: Shop):
     """
-    The row of an old key goes without a further request; that of a new one stays.
+    The row of an old key is deleted without a further request; a new key's row is kept.
     """
     interrupted_shop.place("old")
     interrupted_shop.age_keys()
@@ -218,9 +216,9 @@ def test_the_service_deletes_expired_keys_in_the_background(interrupted_shop: Sh
     until(lambda: [("new",)] == interrupted_shop.rows(keys), "the old key is gone")
 
 
-def test_expired_keys_are_deleted_in_batches_beside_a_locked_one(database: str):
+def test_expired_keys_are_deleted_in_batches_despite_a_locked_one(database: str):
     """
-    A batch is bounded, a key that a transaction holds is left, and no lock is awaited.
+    Batches are bounded; a locked key is skipped without waiting for its lock.
     """
     app = create_app(database, threads=1)
     engine = app.extensions["engine"]
@@ -251,14 +249,14 @@ def test_expired_keys_are_deleted_in_batches_beside_a_locked_one(database: str):
         ).fetchone()
     engine.dispose()
 
-    # The key of 1440 minutes has expired too: that moment has passed since.
+    # The key of 1440 minutes ago has expired, too, because time has passed since.
     assert ([500, 500, 201], [1]) == (first, deleted[3:])
     assert (1439, 1439) == left
 
 
 def test_a_stopping_service_is_not_ready_and_finishes_requests(draining_shop: Shop):
     """
-    After SIGTERM readiness is refused while other requests are still answered.
+    After SIGTERM, the readiness check fails, but other requests are still served.
     """
     shop = draining_shop
     order_id = shop.place("k").json()["order_id"]
@@ -270,7 +268,10 @@ def test_a_stopping_service_is_not_ready_and_finishes_requests(draining_shop: Sh
         until(shop.is_waiting, "the request waits for the order's lock")
         shop.service.process.send_signal(signal.SIGTERM)
         ready = f"{url}/health/ready"
-        until(lambda: requests.get(ready, timeout=5).status_code == 503, "not ready")
+        until(
+            lambda: requests.get(ready, timeout=5).status_code == 503,
+            "the service is not ready",
+        )
         served = requests.get(f"{url}/orders/{order_id}", timeout=5)
         holder.rollback()
         paid = paying.result(timeout=30)

@@ -1,4 +1,4 @@
-"""The orders service as a process: started, asked over HTTP, and stopped."""
+"""The orders service as a process: its start, its requests over HTTP, and its stop."""
 
 import signal
 import subprocess
@@ -25,16 +25,16 @@ PRODUCT = "0af76519-16cd-43dd-8448-eb211c80319c"
 
 @pytest.fixture
 def service(stack, database: str, tmp_path: Path) -> Iterator[Service]:
-    """Provide a service over a database whose outbox is there."""
+    """Provide a service on a database with an outbox."""
     with orders_service(database, tmp_path, stack.registry_url) as running:
         yield running
 
 
-def test_a_started_service_takes_orders_and_has_registered_its_schemas(
+def test_a_started_service_accepts_orders_and_has_registered_its_schemas(
     service: Service, stack
 ):
     """
-    From start to an order that is being paid; every event's schema is known by then.
+    An order is placed and its payment requested; the registry has every event's schema.
     """
     ready = requests.get(service.url + "/health/ready", timeout=5)
     customer = service.post("/customers", {"name": "Ada", "email": "a@b"}).json()
@@ -53,20 +53,20 @@ def test_a_started_service_takes_orders_and_has_registered_its_schemas(
     assert {s.subject for s in shop_schemas().newest.values()} <= set(subjects)
 
 
-def test_many_clients_at_once_are_all_served(service: Service):
+def test_many_concurrent_clients_are_all_served(service: Service):
     """
-    Requests beyond the number of threads wait; none fails.
+    If there are more requests than threads, some wait, but none fails.
     """
     with ThreadPoolExecutor(24) as pool:
         customers = [{"name": str(n), "email": "a@b"} for n in range(120)]
-        answers = list(pool.map(lambda c: service.post("/customers", c), customers))
+        responses = list(pool.map(lambda c: service.post("/customers", c), customers))
 
-    assert {201} == {a.status_code for a in answers}
+    assert {201} == {a.status_code for a in responses}
 
 
-def test_the_service_shows_its_metrics(service: Service):
+def test_the_service_serves_its_metrics(service: Service):
     """
-    Requests, committed outbox rows and unfinished sagas, by the names of the registry.
+    The page has requests, committed outbox rows and unfinished sagas under valid names.
     """
     order = {"customer_id": "", "lines": []}
     customer = service.post("/customers", {"name": "Ada", "email": "a@b"}).json()
@@ -97,13 +97,13 @@ def test_the_service_shows_its_metrics(service: Service):
 
 
 def metrics_page(service: Service) -> str:
-    """Read the page."""
+    """Return the text of the metrics page."""
     return requests.get(service.url + "/metrics", timeout=5).text
 
 
-def test_a_body_without_end_is_cut_off(service: Service):
+def test_a_chunked_body_that_grows_too_large_is_refused(service: Service):
     """
-    A chunked body has no length to refuse; it is refused when it has grown too large.
+    A chunked body has no declared length, so it is refused while it is read.
     """
     endless = (b" " * 65_536 for _ in range(64))
     response = requests.post(
@@ -116,9 +116,9 @@ def test_a_body_without_end_is_cut_off(service: Service):
     assert response.status_code == 413
 
 
-def test_the_log_is_json_and_holds_no_credentials(service: Service):
+def test_the_log_is_json_and_contains_no_secrets(service: Service):
     """
-    Every line is a record with a level and a time; the address with its user is not.
+    Every record has a level and a time; neither the DSN nor a request body is logged.
     """
     service.post("/orders", {"note": "a secret"})
     records = service.records()
@@ -130,9 +130,11 @@ def test_the_log_is_json_and_holds_no_credentials(service: Service):
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_service_ends_well_and_leaves_no_process(service: Service, stop: int):
+def test_a_stopped_service_exits_cleanly_and_leaves_no_process(
+    service: Service, stop: int
+):
     """
-    It ends with zero within its time, and its worker with it.
+    The service exits with code 0 in time, and so do its workers.
     """
     family = psutil.Process(service.process.pid).children(recursive=True)
     service.process.send_signal(stop)
@@ -144,7 +146,7 @@ def test_a_stopped_service_ends_well_and_leaves_no_process(service: Service, sto
 
 def test_a_killed_worker_is_replaced(service: Service):
     """
-    The server starts another, and the service answers again.
+    The server starts a new worker, and the service accepts requests again.
     """
     worker = psutil.Process(service.process.pid).children()[0]
     worker.kill()
@@ -156,7 +158,7 @@ def test_a_killed_worker_is_replaced(service: Service):
 
 def test_a_command_line_without_a_database_is_refused():
     """
-    The exit code says usage, the text says what is missing.
+    The exit code is that of a usage error, and the message names the missing option.
     """
     done = subprocess.run(
         [sys.executable, "-m", "towpath.services.orders", "migrate"],

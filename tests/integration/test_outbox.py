@@ -29,20 +29,20 @@ record = OUTBOX.record
 
 @dataclass
 class Member:
-    """An aggregate: a row of its own, and what it has to say."""
+    """An aggregate with its own row and its pending events."""
 
     id: str
     name: str
     events: list[OutboxEvent] = field(default_factory=list)
 
-    def says(self, name: object) -> None:
-        """Take a name, and say so."""
+    def rename(self, name: object) -> None:
+        """Change the name, and add an event."""
         self.name = str(name)
         self.events.append(registered(self.id, name))
 
 
 def registered(key: str, name: object = "Ada") -> OutboxEvent:
-    """Make an event of a customer."""
+    """Return an event of a customer."""
     payload = {
         "customer_id": key,
         "name": name,
@@ -62,7 +62,7 @@ def registered(key: str, name: object = "Ada") -> OutboxEvent:
 
 @pytest.fixture
 def engine(database: str) -> Iterator[Engine]:
-    """Provide an engine over a database with an outbox and a table of members."""
+    """Provide an engine of a database with an outbox and a table of members."""
     engine = create_engine(database.replace("postgresql:", "postgresql+psycopg2:", 1))
     with engine.begin() as connection:
         connection.execute(text("create schema towpath"))
@@ -74,21 +74,21 @@ def engine(database: str) -> Iterator[Engine]:
 
 @pytest.fixture
 def sessions(engine: Engine) -> sessionmaker[Session]:
-    """Provide a factory of sessions that are served by a collector."""
+    """Provide a factory of sessions with an installed collector."""
     sessions = sessionmaker(engine)
     Collector(outbox=OUTBOX).install(sessions)
     return sessions
 
 
 def insert(session: Session, member: Member) -> Member:
-    """Write a member by a statement of its own, as a repository does."""
+    """Insert a member with a separate statement, as a repository does, and track it."""
     row = {"id": member.id, "name": member.name}
     session.execute(text("insert into member values (:id, :name)"), row)
     return track(session, member)
 
 
 def written(engine: Engine) -> tuple[list[str], list[str]]:
-    """List the members and the members that events speak of."""
+    """Return the ids of the members, and those of the events' aggregates."""
     with engine.connect() as connection:
         members = connection.scalars(text("select id from member order by id"))
         events = connection.scalars(
@@ -99,7 +99,7 @@ def written(engine: Engine) -> tuple[list[str], list[str]]:
 
 def test_an_event_is_committed_with_its_state(engine: Engine):
     """
-    One commit writes both.
+    One commit writes both the member and the event.
     """
     with Session(engine) as session:
         insert(session, Member("a", "Ada"))
@@ -111,7 +111,7 @@ def test_an_event_is_committed_with_its_state(engine: Engine):
 
 def test_an_event_is_rolled_back_with_its_state(engine: Engine):
     """
-    Without a commit there is neither.
+    Without a commit, neither the member nor the event is written.
     """
     with Session(engine) as session:
         insert(session, Member("a", "Ada"))
@@ -122,7 +122,7 @@ def test_an_event_is_rolled_back_with_its_state(engine: Engine):
 
 def test_a_bad_event_writes_nothing_and_leaves_the_transaction_usable(engine: Engine):
     """
-    The check comes before the statement: the caller may still go on.
+    The event is checked before the statement is sent, so the caller can continue.
     """
     with Session(engine) as session:
         with pytest.raises(InvalidEventError):
@@ -133,7 +133,7 @@ def test_a_bad_event_writes_nothing_and_leaves_the_transaction_usable(engine: En
     assert ([], ["b"]) == written(engine)
 
 
-def test_an_event_takes_a_connection_as_well_as_a_session(engine: Engine):
+def test_an_event_can_be_recorded_with_a_connection(engine: Engine):
     """
     Code without sessions records events in the connection's transaction.
     """
@@ -143,9 +143,9 @@ def test_an_event_takes_a_connection_as_well_as_a_session(engine: Engine):
     assert ([], ["a"]) == written(engine)
 
 
-def test_columns_hold_what_the_relay_reads(engine: Engine):
+def test_the_row_has_the_columns_that_the_relay_reads(engine: Engine):
     """
-    The payload is the JSON text as it was written; what is absent is NULL.
+    The payload keeps every character, and an absent traceparent is NULL.
     """
     event = registered("a", name='Zoë \u2028 \\ "')
     with Session(engine) as session:
@@ -172,10 +172,10 @@ def test_columns_hold_what_the_relay_reads(engine: Engine):
 
 def test_an_aggregates_events_are_recorded_at_commit(engine: Engine, sessions):
     """
-    The handler does nothing for it; an event is recorded once.
+    The handler need not record them, and a second commit does not repeat them.
     """
     with sessions() as session:
-        insert(session, Member("a", "")).says("Ada")
+        insert(session, Member("a", "")).rename("Ada")
         session.commit()
         session.commit()
 
@@ -184,7 +184,7 @@ def test_an_aggregates_events_are_recorded_at_commit(engine: Engine, sessions):
 
 def test_an_aggregates_events_are_recorded_at_flush(engine: Engine, sessions):
     """
-    With mapped rows, the events are written before the rows are.
+    Events of mapped aggregates are written at flush, before the commit.
     """
 
     class Row:
@@ -208,11 +208,11 @@ def test_an_aggregates_events_are_recorded_at_flush(engine: Engine, sessions):
 
 def test_an_aggregates_events_are_rolled_back_with_its_rows(engine: Engine, sessions):
     """
-    After a rollback the next commit writes none of them.
+    After a rollback, the next commit writes none of the events.
     """
     with sessions() as session:
         member = insert(session, Member("a", ""))
-        member.says("Ada")
+        member.rename("Ada")
         session.rollback()
         track(session, member)
         session.commit()
@@ -222,10 +222,10 @@ def test_an_aggregates_events_are_rolled_back_with_its_rows(engine: Engine, sess
 
 def test_a_bad_event_stops_the_commit(engine: Engine, sessions):
     """
-    State is never committed without what was said about it, however often one tries.
+    State is never committed without its event, even at a second attempt.
     """
     with sessions() as session:
-        insert(session, Member("a", "")).says(7)
+        insert(session, Member("a", "")).rename(7)
         for _ in range(2):
             with pytest.raises(InvalidEventError):
                 session.commit()
@@ -235,15 +235,15 @@ def test_a_bad_event_stops_the_commit(engine: Engine, sessions):
 
 def test_events_of_a_savepoint_are_rolled_back_with_it(engine: Engine, sessions):
     """
-    A rollback to a savepoint takes its events and only its events.
+    A rollback to a savepoint removes its events, but no others.
     """
     with sessions() as session:
         inner = session.begin_nested()
-        insert(session, Member("a", "")).says("Ada")
+        insert(session, Member("a", "")).rename("Ada")
         inner.rollback()
         with session.begin_nested():
-            insert(session, Member("b", "")).says("Bob")
-        insert(session, Member("c", "")).says("Cy")
+            insert(session, Member("b", "")).rename("Bob")
+        insert(session, Member("c", "")).rename("Cy")
         session.commit()
 
     assert (["b", "c"], ["b", "c"]) == written(engine)
@@ -253,16 +253,16 @@ def test_a_savepoint_is_refused_before_pending_events_are_recorded(
     engine: Engine, sessions
 ):
     """
-    It is refused until that is recorded: its rollback would take the events along.
+    Otherwise a rollback to the savepoint would remove events from before it.
     """
     collector = Collector(outbox=OUTBOX)
     with sessions() as session:
-        insert(session, Member("a", "")).says("Ada")
+        insert(session, Member("a", "")).rename("Ada")
         with pytest.raises(SavepointError):
             session.begin_nested()
         session.rollback()
 
-        insert(session, Member("b", "")).says("Bob")
+        insert(session, Member("b", "")).rename("Bob")
         collector.drain(session)
         inner = session.begin_nested()
         inner.rollback()
@@ -271,18 +271,18 @@ def test_a_savepoint_is_refused_before_pending_events_are_recorded(
     assert (["b"], ["b"]) == written(engine)
 
 
-def test_several_aggregates_speak_in_the_order_they_were_tracked(
+def test_events_are_recorded_in_the_order_of_tracked_aggregates(
     engine: Engine, sessions
 ):
     """
-    Each one's events stay together and in order; tracking twice says nothing twice.
+    Each aggregate's events stay together and in order; tracking again repeats none.
     """
     with sessions() as session:
         first = insert(session, Member("a", ""))
         second = insert(session, Member("b", ""))
-        second.says("1")
-        first.says("2")
-        first.says("3")
+        second.rename("1")
+        first.rename("2")
+        first.rename("3")
         track(session, first)
         session.commit()
     with engine.connect() as connection:
@@ -293,9 +293,9 @@ def test_several_aggregates_speak_in_the_order_they_were_tracked(
     assert ["2", "3", "1"] == names
 
 
-def test_an_event_can_be_in_the_log_alone(engine: Engine):
+def test_an_event_can_be_written_to_the_wal_alone(engine: Engine):
     """
-    An emitted event is in the log if and only if its transaction commits.
+    A message is in the WAL if and only if its transaction commits.
     """
     slot = (
         "select count(*) from pg_create_logical_replication_slot('s', 'test_decoding')"

@@ -1,4 +1,4 @@
-"""The operations of the outbox for migrations, run by Alembic itself."""
+"""The outbox library's Alembic operations, run by Alembic itself."""
 
 import io
 import re
@@ -49,7 +49,7 @@ def downgrade():
 
 
 class Migrations:
-    """A folder of revisions, each of one statement, for one database."""
+    """A folder of revisions for one database."""
 
     def __init__(self, folder: Path, dsn: str) -> None:
         self.folder, self.dsn = folder, dsn
@@ -63,7 +63,7 @@ class Migrations:
         self._last = None
 
     def add(self, upgrade: str, downgrade: str = "pass") -> None:
-        """Add a revision."""
+        """Add a revision with the code of its upgrade and its downgrade."""
         revision = f"r{len([*self.folder.glob('versions/*.py')])}"
         text = REVISION.format(
             revision=revision,
@@ -76,11 +76,11 @@ class Migrations:
         self._last = revision
 
     def upgrade(self, *, is_printed: bool = False) -> None:
-        """Upgrade the database, or print how."""
+        """Upgrade the database, or print the statements that would."""
         command.upgrade(self.config, "head", sql=is_printed)
 
     def rows(self, sql: str) -> list:
-        """Run a statement."""
+        """Run a statement, and return its rows."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             found = connection.execute(sql)
             return found.fetchall() if found.description else []
@@ -94,7 +94,7 @@ def migrations(database: str, tmp_path: Path) -> Migrations:
 
 @contextmanager
 def new_roles(dsn: str, *names: str) -> Iterator[None]:
-    """Create roles, and drop them at the end with their privileges."""
+    """Create roles, and drop them after the block with their privileges."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         for name in names:
             connection.execute(f"create role {name}")
@@ -121,7 +121,7 @@ HEARTBEAT = "insert into towpath.heartbeat values (1, 1, now())"
 
 def test_each_role_may_do_its_work_and_nothing_else(migrations, unique):
     """
-    Writers insert, cleaners delete, operators request, relays answer and count.
+    Writers insert, cleaners delete, operators send signals, relays answer and count.
     """
     kinds = ("writer", "cleaner", "operator", "relay")
     roles = {kind: f"{unique}_{kind}" for kind in kinds}
@@ -157,9 +157,9 @@ def test_each_role_may_do_its_work_and_nothing_else(migrations, unique):
     }
 
 
-def test_a_writer_that_deletes_its_rows_may_do_that(migrations, unique):
+def test_a_writer_with_the_way_delete_may_delete_its_rows(migrations, unique):
     """
-    The privileges of the way ``delete`` are enough for an event of that way.
+    Its privileges suffice to insert and delete an event.
     """
     migrations.add(f'op.create_outbox(writers=["{unique}_w"], way="delete")')
     with new_roles(migrations.dsn, f"{unique}_w"):
@@ -202,9 +202,9 @@ def test_a_table_of_an_earlier_release_is_upgraded(migrations):
         ),
     ],
 )
-def test_a_check_names_what_is_wrong(migrations, statement, reason):
+def test_a_check_reports_the_differences_of_a_table(migrations, statement, reason):
     """
-    A table that was changed by hand fails the migration, with each difference.
+    If a table was changed by hand, the migration fails, and names each difference.
     """
     migrations.add("op.create_outbox()")
     migrations.upgrade()
@@ -214,9 +214,9 @@ def test_a_check_names_what_is_wrong(migrations, statement, reason):
         migrations.upgrade()
 
 
-def test_the_printed_migration_does_the_same(migrations, unique):
+def test_the_printed_migration_can_be_run(migrations, unique):
     """
-    ``alembic upgrade --sql`` prints statements that psql can run, checks included.
+    ``alembic upgrade --sql`` prints statements that a client can run, with the checks.
     """
     roles = dict.fromkeys(("writer", "cleaner", "operator", "relay"), f"{unique}_r")
     migrations.add(ALL.format(**roles))
@@ -228,9 +228,9 @@ def test_the_printed_migration_does_the_same(migrations, unique):
     assert [(1,)] == migrations.rows("select count(*) from towpath.outbox")
 
 
-def test_another_name_and_other_columns(migrations):
+def test_an_outbox_may_have_its_own_table_and_column_names(migrations):
     """
-    The outbox of an existing application: its names, without the columns it lacks.
+    Columns without a name are left out.
     """
     options = (
         'table="blog.events", columns={"aggregate_type": "kind", "traceparent": "",'
@@ -253,9 +253,9 @@ def test_another_name_and_other_columns(migrations):
     assert [(None,)] == migrations.rows("select to_regclass('blog.events')")
 
 
-def test_a_partitioned_outbox_has_its_partitions_ahead(migrations):
+def test_a_partitioned_outbox_gets_partitions_for_the_next_days(migrations):
     """
-    Today's partition and those ahead exist, and take an event of any age.
+    Today's partition exists, too, and receives new rows, even of old events.
     """
     migrations.add(
         "op.create_outbox(is_partitioned=True, days_ahead=3)\n"
@@ -281,7 +281,7 @@ def test_a_partitioned_outbox_has_its_partitions_ahead(migrations):
 
 def test_the_revision_of_the_page_runs(migrations):
     """
-    The revision in the page on the outbox creates what its application needs.
+    The revision on the page about the outbox creates an outbox that accepts events.
     """
     page = Path(__file__).parents[2] / "docs/outbox.md"
     text = page.read_text(encoding="utf-8")
@@ -301,7 +301,7 @@ def test_the_revision_of_the_page_runs(migrations):
 
 def test_an_unknown_way_is_refused(migrations):
     """
-    A way that writes no rows has no writers of a table.
+    The way ``message`` writes no rows, so it needs no table.
     """
     migrations.add('op.create_outbox(way="message")')
     with pytest.raises(Exception, match="way must be keep or delete, not 'message'"):

@@ -1,4 +1,4 @@
-"""Outbox topics filled from aggregate views: Postgres, the relay's process, Kafka."""
+"""Outbox topics filled from aggregate views, with a real source, relay and Kafka."""
 
 import json
 import random
@@ -23,9 +23,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 NOTHING = b"null"
 
-# An order with its lines, written by inserted and deleted outbox rows, and a customer,
-# whose events have no table. Each write raises the aggregate's version, and one that is
-# made again begins above all that it had before.
+# Orders with lines record events by inserting and deleting outbox rows; customers emit
+# logical messages. Each write raises the aggregate's version, and a recreated order
+# gets a higher version than it ever had.
 SCHEMA = """
 create schema shop;
 create sequence shop.made;
@@ -43,20 +43,20 @@ create view shop.customer_state as
 select id as aggregate_id, 'CustomerState'::varchar(20) as type,
     json_build_object('version', version, 'name', name) as payload
 from shop.customer;
-create function shop.say(type text, kind text, id text, payload jsonb) returns void
+create function shop.record(type text, kind text, id text, payload jsonb) returns void
 language sql as $$
-    with said as (
+    with recorded as (
         insert into towpath.outbox (id, aggregate_type, aggregate_id, type, payload)
         values (gen_random_uuid(), kind, id, type, payload::json) returning 1
-    ) select from said
+    ) select from recorded
 $$;
-create function shop.say_of_order(type text, order_id bigint, payload jsonb)
+create function shop.record_of_order(type text, order_id bigint, payload jsonb)
 returns void
 language sql as $$
-    select shop.say(type, 'order', order_id::text, payload);
+    select shop.record(type, 'order', order_id::text, payload);
     delete from towpath.outbox where aggregate_id = order_id::text;
 $$;
-create function shop.say_of_customer(type text, id uuid, payload json) returns void
+create function shop.record_of_customer(type text, id uuid, payload json) returns void
 language sql as $$
     select pg_logical_emit_message(true, 'towpath.outbox', json_build_object(
         'id', gen_random_uuid(), 'aggregate_type', 'customer', 'aggregate_id', id,
@@ -79,7 +79,7 @@ state_types = ["CustomerChanged"]
 
 @dataclass(frozen=True, order=True)
 class Event:
-    """One record of an outbox topic, by its place."""
+    """One record of an outbox topic, ordered by key and position."""
 
     key: str
     position: str
@@ -89,13 +89,13 @@ class Event:
 
     @property
     def version(self) -> int:
-        """Which state of the aggregate it tells; -1: that there is none."""
+        """The version of the aggregate's state; -1 if the aggregate is deleted."""
         document = json.loads(self.value)
         return -1 if document is None else int(document["version"])
 
 
 class Shop(SnapshotRig):
-    """A database whose aggregates a relay tells, and the topics beside it."""
+    """A database with aggregates, its relay, and the relay's topics."""
 
     def begin(self, views: str = VIEWS) -> None:
         """Prepare the database, and start the relay."""
@@ -117,18 +117,18 @@ name = "a-2"
         self.init()
         self.start()
 
-    def ask_for(self, signal_id: str, *aggregates: str, **data: object) -> None:
-        """Ask for aggregates."""
+    def request(self, signal_id: str, *aggregates: str, **data: object) -> None:
+        """Request snapshots of aggregates."""
         collections = [f"outbox.{name}" for name in aggregates]
         self.signal(signal_id, **{"data_collections": collections} | data)
 
     def state(self, view: str) -> dict[str, Any]:
-        """Return what a consumer should have of a view in the end."""
-        statement = f"select aggregate_id::text, payload from shop.{view}"  # noqa: S608 - a name of ours
+        """Return the documents of a view, which a consumer should have in the end."""
+        statement = f"select aggregate_id::text, payload from shop.{view}"  # noqa: S608 - the test's own
         return dict(self.connection.execute(statement).fetchall())
 
     def events(self, aggregate_type: str, target: str = "") -> list[Event]:
-        """Read a topic from its beginning to its present end, as delivered."""
+        """Read a topic from beginning to end, in the order of delivery."""
         name = f"event.{aggregate_type}"
         records = self.records(f"{name}.backfill.{target}" if target else name)
         return [_event(record) for record in records]
@@ -146,7 +146,7 @@ def _event(record: Message) -> Event:
 
 
 def fold(events: list[Event]) -> dict[str, Any]:
-    """Return what a consumer has that applies the events of each key in their order."""
+    """Return the documents of a consumer that applies each key's events in order."""
     documents: dict[str, Any] = {}
     for event in sorted(events):
         document = json.loads(event.value)
@@ -161,7 +161,7 @@ def fold(events: list[Event]) -> dict[str, Any]:
 
 
 def stale(events: list[Event]) -> list[str]:
-    """Name the keys of READ events that tell less than an event below them."""
+    """Return the keys of READ events with an older state than an event below them."""
     found = []
     for key, of_key in groupby(sorted(events), key=lambda event: event.key):
         versions = [e.version for e in of_key if e.version >= 0 or not e.snapshot]
@@ -171,7 +171,7 @@ def stale(events: list[Event]) -> list[str]:
 
 
 def overtaken(delivered: list[Event]) -> list[str]:
-    """Name the keys of READ events that came after an event above them."""
+    """Return the keys of READ events delivered after an event above them."""
     highest: dict[str, str] = {}
     found = []
     for event in delivered:
@@ -186,7 +186,7 @@ def shop(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Shop]:
     """Provide a shop with orders and customers."""
     stack.up("postgres", "kafka")
     shop = Shop(database, stack.kafka, unique, tmp_path)
-    # The outbox that they name is made when the relay is prepared.
+    # The functions use the outbox, which is created when the relay is prepared.
     shop.connection.execute("set check_function_bodies = off")
     shop.connection.execute(SCHEMA)
     yield shop
@@ -194,7 +194,7 @@ def shop(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Shop]:
 
 
 def fill(shop: Shop, count: int) -> None:
-    """Put aggregates there before the slot is, so that no event tells them."""
+    """Insert aggregates before the slot exists, so that they have no events."""
     shop.connection.execute(
         "insert into shop.\"order\" select g, 1, 'old' from generate_series(1, %s) g",
         (count,),
@@ -211,23 +211,23 @@ def fill(shop: Shop, count: int) -> None:
     )
 
 
-# Each in a transaction that holds the aggregate's row, and says what it did.
+# Each write is a transaction that locks the aggregate's row and records an event.
 ORDER_WRITES = (
     """
     update shop."order" set version = version + 1, status = 'new' where id = %(id)s;
     insert into shop.line select id, version + 100, 'more' from shop."order"
         where id = %(id)s;
-    select shop.say_of_order('OrderChanged', aggregate_id, payload)
+    select shop.record_of_order('OrderChanged', aggregate_id, payload)
         from shop.order_state where aggregate_id = %(id)s
     """,
     """
     update shop."order" set version = version + 1, status = 'paid' where id = %(id)s;
-    select shop.say_of_order('OrderPaid', id, jsonb_build_object(
+    select shop.record_of_order('OrderPaid', id, jsonb_build_object(
         'version', version, 'status', status)) from shop."order" where id = %(id)s
     """,
     """
     with gone as (delete from shop."order" where id = %(id)s returning id)
-    select shop.say_of_order('OrderDropped', id, null) from gone;
+    select shop.record_of_order('OrderDropped', id, null) from gone;
     delete from shop.line where order_id = %(id)s
         and not exists (select from shop."order" where id = %(id)s)
     """,
@@ -235,7 +235,7 @@ ORDER_WRITES = (
     with made as (insert into shop."order"
         values (%(id)s, 10000 * nextval('shop.made'), 'made')
         on conflict do nothing returning id, version)
-    select shop.say_of_order('OrderChanged', id, jsonb_build_object(
+    select shop.record_of_order('OrderChanged', id, jsonb_build_object(
         'version', version, 'status', 'made', 'lines', '[]'::jsonb)) from made
     """,
 )
@@ -243,20 +243,20 @@ CUSTOMER_WRITES = (
     """
     with new as (update shop.customer set version = version + 1, name = 'new'
         where id = md5(%(id)s::text)::uuid returning *)
-    select shop.say_of_customer('CustomerChanged', id, json_build_object(
+    select shop.record_of_customer('CustomerChanged', id, json_build_object(
         'version', version, 'name', name)) from new
     """,
     """
     with new as (update shop.customer set version = version + 1, name = 'seen'
         where id = md5(%(id)s::text)::uuid returning *)
-    select shop.say_of_customer('CustomerSeen', id, json_build_object(
+    select shop.record_of_customer('CustomerSeen', id, json_build_object(
         'version', version, 'name', name)) from new
     """,
 )
 
 
 class Writers(RandomWriters):
-    """Sessions that write at random until they are stopped."""
+    """Sessions that make random writes until they are stopped."""
 
     def change(self, connection: psycopg.Connection, chance: random.Random) -> None:
         order = chance.choice([*ORDER_WRITES[:2] * 3, *ORDER_WRITES])
@@ -268,18 +268,18 @@ class Writers(RandomWriters):
 
 
 @pytest.mark.parametrize("target", ["", "search2"])
-def test_topics_that_are_filled_under_writes_end_as_their_views(
+def test_topics_that_are_filled_under_writes_converge_to_their_views(
     shop: Shop, target: str
 ):
     """
-    Nothing is stale, lost or resurrected, through a killed relay too (I5).
+    No state is stale, lost or resurrected, even if the relay is killed (I5).
     """
     fill(shop, 2_000)
     shop.begin()
-    for_whom = {"target": target} if target else {}
+    options = {"target": target} if target else {}
     with Writers(shop.dsn, 2_000) as writers:
         shop.wait_for(lambda: writers.writes > 30)
-        shop.ask_for("s1", "order", "customer", max_rows_per_second=1_000, **for_whom)
+        shop.request("s1", "order", "customer", max_rows_per_second=1_000, **options)
         shop.wait_for(lambda: shop.handled_rows() >= 500)
         shop.kill()
         shop.start()
@@ -300,11 +300,11 @@ def test_topics_that_are_filled_under_writes_end_as_their_views(
 
 def test_listed_aggregates_are_read_and_missing_ones_are_tombstones(shop: Shop):
     """
-    Keys are taken as the server writes them; of a gone aggregate the topic says so.
+    Keys are normalized by the server; a deleted aggregate gets an empty record.
     """
     fill(shop, 100)
     shop.begin()
-    shop.ask_for("s1", "order", keys=[["007"], ["9000"], ["12"]])
+    shop.request("s1", "order", keys=[["007"], ["9000"], ["12"]])
     shop.wait_for_answer("s1")
     events = {event.key: event for event in shop.events("order")}
 
@@ -317,64 +317,64 @@ def test_listed_aggregates_are_read_and_missing_ones_are_tombstones(shop: Shop):
 
 @pytest.fixture
 def late(shop: Shop) -> Iterator[Callable[[str], None]]:
-    """Provide a function that commits into the log without becoming visible."""
+    """Provide a function whose commits are in the WAL, but not yet visible."""
     with late_commits(shop) as commit:
         yield commit
 
 
 def begin_slowly(shop: Shop, count: int) -> None:
-    """Fill the orders' topic at a pace that leaves its end unread for seconds."""
+    """Begin to fill the orders' topic so slowly that the end is read seconds later."""
     fill(shop, count)
     shop.begin()
-    shop.ask_for("s1", "order", max_rows_per_second=400)
+    shop.request("s1", "order", max_rows_per_second=400)
     shop.wait_for(lambda: shop.handled_rows() > 100)
 
 
 def wait_for_events(shop: Shop, count: int) -> None:
-    """Wait until so many streamed events are in the orders' topic."""
+    """Wait until the orders' topic has at least ``count`` streamed events."""
     shop.wait_for(
         lambda: count <= sum(not event.snapshot for event in shop.events("order"))
     )
 
 
-def test_states_of_commits_that_nobody_sees_yet_are_dropped(
+def test_outdated_states_of_invisible_commits_are_dropped(
     shop: Shop, late: Callable[[str], None]
 ):
     """
-    An event that no snapshot sees yet keeps the outdated state out (B17).
+    A streamed event whose commit is not visible yet drops the outdated state (B17).
     """
     begin_slowly(shop, 2_000)
     late(
         'update shop."order" set version = 2 where id = 1995;'
-        "select shop.say_of_order('OrderChanged', 1995, '{\"version\": 2}')"
+        "select shop.record_of_order('OrderChanged', 1995, '{\"version\": 2}')"
     )
     late(
         'delete from shop."order" where id = 1996;'
-        "select shop.say('OrderChanged', 'order', '1996', null)"
+        "select shop.record('OrderChanged', 'order', '1996', null)"
     )
     wait_for_events(shop, 2)
-    [unseen] = shop.connection.execute(
+    [outdated] = shop.connection.execute(
         "select count(*) from shop.order_state where aggregate_id in (1995, 1996)"
         " and payload ->> 'version' = '1'"
     ).fetchone()
     detail = shop.wait_for_answer("s1")
     events = [event for event in shop.events("order") if event.key in {"1995", "1996"}]
 
-    assert (2, 2) == (unseen, detail["dropped"])
+    assert (2, 2) == (outdated, detail["dropped"])
 
     assert ["OrderChanged", "OrderChanged"] == [event.type for event in events]
 
 
-def test_a_state_dropped_for_a_lesser_event_is_read_when_it_can_be_seen(
+def test_a_state_dropped_for_a_partial_event_is_read_once_it_is_visible(
     shop: Shop, late: Callable[[str], None]
 ):
     """
-    Completed waits for it: nobody else carries the rest of the aggregate.
+    The snapshot waits for it, because the event does not have the whole aggregate.
     """
     begin_slowly(shop, 2_000)
     late(
         "update shop.\"order\" set version = 2, status = 'paid' where id = 1995;"
-        "select shop.say_of_order('OrderPaid', 1995, '{\"version\": 2}')"
+        "select shop.record_of_order('OrderPaid', 1995, '{\"version\": 2}')"
     )
     wait_for_events(shop, 1)
     shop.wait_for(lambda: shop.handled_rows() >= 2_000)
@@ -387,16 +387,16 @@ def test_a_state_dropped_for_a_lesser_event_is_read_when_it_can_be_seen(
     assert shop.state("order_state")["1995"] == fold(events)["1995"]
 
 
-def test_an_id_that_is_spelt_in_another_way_is_of_the_same_aggregate(
+def test_an_id_with_a_different_spelling_means_the_same_aggregate(
     shop: Shop, late: Callable[[str], None]
 ):
     """
-    The event stands under its own key; the outdated state is dropped all the same.
+    The event keeps its key, but it still drops the outdated state.
     """
     begin_slowly(shop, 2_000)
     late(
         'update shop."order" set version = 2 where id = 1995;'
-        "select shop.say('OrderChanged', 'order', '+01995', '{\"version\": 2}')"
+        "select shop.record('OrderChanged', 'order', '+01995', '{\"version\": 2}')"
     )
     wait_for_events(shop, 1)
     shop.wait_for(lambda: shop.handled_rows() >= 2_000)
@@ -408,7 +408,7 @@ def test_an_id_that_is_spelt_in_another_way_is_of_the_same_aggregate(
 
 
 def claim_states(dsn: str, highest: int, is_over: threading.Event) -> None:
-    """Tell states that no row ever has, outside of transactions."""
+    """Emit states that no row ever has, with non-transactional messages."""
     chance = random.Random(7)  # noqa: S311 - no secret
     with psycopg.connect(dsn, autocommit=True) as connection:
         while not is_over.is_set():
@@ -425,9 +425,9 @@ def claim_states(dsn: str, highest: int, is_over: threading.Event) -> None:
             )
 
 
-def test_a_message_outside_a_transaction_is_never_a_whole_state(shop: Shop):
+def test_a_non_transactional_message_never_counts_as_a_whole_state(shop: Shop):
     """
-    Its writer rolls back, or not: what was read in its window is read again.
+    Its writer may roll back, so states that were read in its window are read again.
     """
     fill(shop, 2_000)
     shop.begin()
@@ -436,7 +436,7 @@ def test_a_message_outside_a_transaction_is_never_a_whole_state(shop: Shop):
     claiming = threading.Thread(target=claim_states, args=arguments)
     claiming.start()
     try:
-        shop.ask_for("s1", "order", max_rows_per_second=1_000)
+        shop.request("s1", "order", max_rows_per_second=1_000)
         shop.wait_for(lambda: shop.handled_rows() >= 2_000)
     finally:
         is_over.set()
@@ -478,7 +478,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_ambiguous_view_is_refused_with_its_reason(shop: Shop, name: str):
     """
-    Two rows or none for an id, no end, or another result each time: none is completed.
+    The snapshot fails on duplicate or missing keys, volatile functions and time-outs.
     """
     statement, parts, reason = REFUSED[name]
     fill(shop, 200)
@@ -489,7 +489,7 @@ def test_an_ambiguous_view_is_refused_with_its_reason(shop: Shop, name: str):
     state = statement.format(ODD.format(**SOUND | parts))
     shop.connection.execute(f"create view shop.odd as {state}")
     shop.begin(VIEWS.replace("shop.order_state", "shop.odd"))
-    shop.ask_for("s1", "order")
+    shop.request("s1", "order")
     detail = shop.wait_for_answer("s1", "failed", "rejected")
     found = detail.get("refused") or {
         name: table["reason"] for name, table in detail["tables"].items()
@@ -498,13 +498,13 @@ def test_an_ambiguous_view_is_refused_with_its_reason(shop: Shop, name: str):
     assert reason in found["outbox.order"]
 
 
-def test_a_view_that_nobody_declared_is_unknown(shop: Shop):
+def test_an_undeclared_view_is_refused(shop: Shop):
     """
-    The stream, and the other views of the signal, go on.
+    The other views of the same signal are still read.
     """
     fill(shop, 20)
     shop.begin()
-    shop.ask_for("s1", "invoice", "order")
+    shop.request("s1", "invoice", "order")
     shop.wait_for_answer("s1", "failed")
 
     assert 20 == len(shop.events("order"))

@@ -1,4 +1,4 @@
-"""Events in the transactions of every driver that the outbox library knows."""
+"""Events in the transactions of every driver that the outbox library supports."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ class PostPublished:
 
 
 class Log:
-    """A database with an outbox, and what its log has of events."""
+    """A database with an outbox, and the events in its WAL."""
 
     def __init__(self, dsn):
         self.dsn = dsn
@@ -61,7 +61,7 @@ class Log:
         )
 
     def titles(self):
-        """Return the titles of the committed events in the log, in their order."""
+        """Return the titles of the new committed events in the WAL, in order."""
         rows = self._connection.execute(
             "select data from pg_logical_slot_get_changes(%s, null, null)", [self.slot]
         )
@@ -95,21 +95,21 @@ class Log:
 
 @pytest.fixture
 def log(database):
-    """Provide a database with an outbox, and its log."""
+    """Provide a database with an outbox, and its WAL."""
     made = Log(database)
     yield made
     made.close()
 
 
 def event(title):
-    """Make an event."""
+    """Return an event with a title."""
     return PostPublished(7, title)
 
 
 @pytest.mark.parametrize("way", ["keep", "delete"])
-def test_more_events_than_a_statement_has_rows_are_recorded(log, way):
+def test_more_events_than_fit_in_one_statement_are_recorded(log, way):
     """
-    Several statements write them, in their order.
+    Several statements write the events in order.
     """
     titles = [str(number) for number in range(9000)]
     outbox = Outbox(events, way=way)
@@ -130,9 +130,9 @@ def test_more_events_than_a_statement_has_rows_are_recorded(log, way):
     assert (0 if way == "delete" else 18_000) == log.kept()
 
 
-def test_a_quoted_table_is_the_relays(log):
+def test_a_quoted_table_name_is_used_as_in_the_relay(log):
     """
-    A name with a capital or a dot is quoted alike on both sides.
+    A name with a capital letter or a dot must be quoted.
     """
     with psycopg.connect(log.dsn, autocommit=True) as connection:
         connection.execute('create schema "S.c"')
@@ -145,7 +145,7 @@ def test_a_quoted_table_is_the_relays(log):
 
 
 def in_session(outbox, log):
-    """Record by an ORM session; a rolled-back savepoint leaves nothing."""
+    """Record with an ORM session of SQLAlchemy."""
     engine = create_engine(log.url.format("psycopg2"))
     with Session(engine) as session, session.begin():
         outbox.record(session, event("a"))
@@ -160,7 +160,7 @@ def in_session(outbox, log):
 
 
 def in_scoped_session(outbox, log):
-    """Record by the session of a web framework's extension, on psycopg 3."""
+    """Record with a scoped session, as web frameworks use it, on psycopg 3."""
     engine = create_engine(log.url.format("psycopg"))
     session = scoped_session(sessionmaker(engine))
     outbox.record(session, event("a"))
@@ -172,7 +172,7 @@ def in_scoped_session(outbox, log):
 
 
 def on_core_connection(outbox, log):
-    """Record by a connection of SQLAlchemy Core."""
+    """Record with a connection of SQLAlchemy Core."""
     engine = create_engine(log.url.format("psycopg2"))
     with engine.begin() as connection:
         outbox.record(connection, event("a"))
@@ -186,7 +186,7 @@ def on_core_connection(outbox, log):
 
 
 def on_psycopg2(outbox, log):
-    """Record by psycopg2, on a connection and on a cursor."""
+    """Record with a connection and a cursor of psycopg2."""
     connection = psycopg2.connect(log.dsn)
     with connection, connection.cursor() as cursor:
         outbox.record(connection, event("a"))
@@ -200,7 +200,7 @@ def on_psycopg2(outbox, log):
 
 
 def on_psycopg(outbox, log):
-    """Record by psycopg 3, on a connection and on a cursor."""
+    """Record with a connection and a cursor of psycopg 3."""
     with psycopg.connect(log.dsn, autocommit=True) as connection:
         with connection.transaction(), connection.cursor() as cursor:
             outbox.record(connection, event("a"))
@@ -212,7 +212,7 @@ def on_psycopg(outbox, log):
 
 
 def on_django(outbox, log):
-    """Record by Django's connection, inside ``atomic``."""
+    """Record with Django's connection, inside ``atomic``."""
     connection = connect_django(log.dsn)
     from django.db import transaction  # noqa: PLC0415 - needs its settings first
 
@@ -228,7 +228,7 @@ def on_django(outbox, log):
 
 
 def in_async_session(outbox, log):
-    """Record by an asynchronous session of SQLAlchemy, on asyncpg."""
+    """Record with an asynchronous session of SQLAlchemy, on asyncpg."""
 
     async def record():
         engine = create_async_engine(log.url.format("asyncpg"))
@@ -246,7 +246,7 @@ def in_async_session(outbox, log):
 
 
 def on_async_psycopg(outbox, log):
-    """Record by an asynchronous connection of psycopg 3."""
+    """Record with an asynchronous connection of psycopg 3."""
 
     async def record():
         async with await psycopg.AsyncConnection.connect(log.dsn) as connection:
@@ -261,7 +261,7 @@ def on_async_psycopg(outbox, log):
 
 @asynccontextmanager
 async def connected(dsn):
-    """Connect by asyncpg for the block."""
+    """Provide a connection of asyncpg for the block."""
     connection = await asyncpg.connect(dsn)
     try:
         yield connection
@@ -270,7 +270,7 @@ async def connected(dsn):
 
 
 def on_asyncpg(outbox, log):
-    """Record by a connection of asyncpg."""
+    """Record with a connection of asyncpg."""
 
     async def record():
         async with connected(log.dsn) as connection:
@@ -297,7 +297,7 @@ DRIVERS = (
 @pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: driver.__name__)
 def test_an_event_shares_its_transaction_with_every_driver(log, driver, way):
     """
-    Committed events are in the log, in their order; those rolled back are not.
+    The WAL has committed events in order, and none that was rolled back.
     """
     driver(Outbox(events, way=way), log)
 
@@ -307,7 +307,7 @@ def test_an_event_shares_its_transaction_with_every_driver(log, driver, way):
 @pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: driver.__name__)
 def test_every_driver_writes_the_same_row(log, driver):
     """
-    Texts keep every character, and the time every digit.
+    Strings keep every character, and times every digit.
     """
     at = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
     given = OutboxEvent(
@@ -344,7 +344,7 @@ def test_every_driver_writes_the_same_row(log, driver):
 
 def test_the_rows_of_a_batch_keep_every_character(log):
     """
-    Also those that have a meaning in the text of an array.
+    Even characters with a meaning in an array literal are kept.
     """
     texts = ["a", "NULL", "", '{"\\', "Zoë, \u2028 \n", ' "x" ', "%s :name $1"]
     given = [
@@ -370,9 +370,9 @@ def test_the_rows_of_a_batch_keep_every_character(log):
     ]
 
 
-def test_an_asynchronous_session_drains_its_aggregates(log):
+def test_an_asynchronous_session_records_its_aggregates_events(log):
     """
-    The collector serves the synchronous session inside.
+    The collector is installed on the inner synchronous session.
     """
 
     class Post:
@@ -398,7 +398,7 @@ def test_an_asynchronous_session_drains_its_aggregates(log):
 
 def test_a_connection_that_commits_each_statement_is_refused(log):
     """
-    The event would be committed without its state; nothing is written.
+    Otherwise an event would be committed without its state. Nothing is written.
     """
     outbox, title = Outbox(events), event("lost")
     engine = create_engine(log.url.format("psycopg2"), isolation_level="AUTOCOMMIT")
@@ -416,9 +416,9 @@ def test_a_connection_that_commits_each_statement_is_refused(log):
     assert [] == log.titles()
 
 
-def test_a_session_of_another_kind_is_refused(log):
+def test_a_session_of_the_wrong_kind_is_refused(log):
     """
-    An asynchronous one must be awaited, a synchronous one must not.
+    Synchronous functions refuse asynchronous sessions, and the other way round.
     """
     outbox = Outbox(events)
 
@@ -445,9 +445,9 @@ def test_a_session_of_another_kind_is_refused(log):
     assert [] == log.titles()
 
 
-def test_other_names_of_table_and_columns_are_used(log):
+def test_configured_names_of_table_and_columns_are_used(log):
     """
-    The names are those of the relay's configuration; an omitted column is not written.
+    The names have the relay's form; a column without a name is not written.
     """
     log._connection.execute(
         'create table "Out Box" ("Id" text, kind text, key varchar, body jsonb)'
@@ -475,7 +475,7 @@ def test_other_names_of_table_and_columns_are_used(log):
 
 def test_a_large_payload_is_stored_elsewhere(log):
     """
-    The row has its place instead; a smaller payload stays in the row.
+    The row has its claim check instead of the payload.
     """
     stored = {}
 
@@ -487,15 +487,15 @@ def test_a_large_payload_is_stored_elsewhere(log):
     with psycopg.connect(log.dsn) as connection:
         large = outbox.record(connection, event("x" * 2000))
     row = log.row()
-    place = f"s3://claims/{large.id}"
+    claim = f"s3://claims/{large.id}"
 
-    assert ({"claim_check": place}, {"claim_check": place}) == (row[4], row[5])
-    assert {place: {"post_id": 7, "title": "x" * 2000}} == stored
+    assert ({"claim_check": claim}, {"claim_check": claim}) == (row[4], row[5])
+    assert {claim: {"post_id": 7, "title": "x" * 2000}} == stored
 
 
 def test_the_way_is_that_of_the_engine(log, monkeypatch):
     """
-    Sessions of a configured engine write messages, all others the default's rows.
+    Sessions of a configured engine write messages; all others write rows by default.
     """
     url = log.url.format("psycopg2")
     engine, other = create_engine(url), create_engine(url)
@@ -505,7 +505,7 @@ def test_the_way_is_that_of_the_engine(log, monkeypatch):
     for one in (engine, of_async):
         configure(Outbox(events, way="message"), engine=one)
 
-    async def record_by_messages():
+    async def record_messages():
         async with async_sessionmaker(of_async).begin() as session:
             await record_async(session, event("c"))
             await record_async(await session.connection(), event("d"))
@@ -514,7 +514,7 @@ def test_the_way_is_that_of_the_engine(log, monkeypatch):
     with Session(engine) as session, session.begin():
         record(session, event("a"))
         record(session.connection(), event("b"))
-    asyncio.run(record_by_messages())
+    asyncio.run(record_messages())
     with Session(other) as session, session.begin():
         record(session, event("e"))
     with psycopg.connect(log.dsn) as connection:
@@ -529,7 +529,7 @@ def test_the_way_is_that_of_the_engine(log, monkeypatch):
 
 def test_a_percent_sign_in_a_name_is_escaped(log):
     """
-    Drivers take no name of a table for a parameter.
+    Drivers do not mistake a part of a table name for a parameter.
     """
     table = source_tables.outbox("public.100%s")
     outbox = Outbox(events, table="public.100%s")
@@ -556,7 +556,7 @@ def test_a_percent_sign_in_a_name_is_escaped(log):
 
 def test_a_text_statement_with_colons_in_names_is_escaped(log):
     """
-    SQLAlchemy takes no name of a table for a parameter.
+    SQLAlchemy does not mistake a part of a table name for a parameter.
     """
     log._connection.execute('create table "a:b%c" (id uuid, payload json)')
     others = ("aggregate_type", "aggregate_id", "type", "headers", "traceparent")

@@ -1,4 +1,4 @@
-"""The page about the outbox library: its code runs as it stands there."""
+"""The documentation page about the outbox library: its code runs as printed."""
 
 import ast
 import inspect
@@ -28,13 +28,13 @@ BLOCK = re.compile(
 
 @pytest.fixture
 def dsn(database, monkeypatch, tmp_path):
-    """Provide a database with an outbox, named by the environment."""
+    """Provide a database with an outbox, and set the environment variable for it."""
     with psycopg.connect(database) as connection:
         connection.execute(source_tables.schema_statement())
         connection.execute(source_tables.outbox().create_statement())
     monkeypatch.setenv("DATABASE_URL", database)
     monkeypatch.setattr(outbox, "_default", [])
-    # The producers of this process are not to change.
+    # The producers of this process must not change.
     monkeypatch.setattr(testing, "_PRODUCERS", ())
     monkeypatch.chdir(tmp_path)
     of_django = connect_django(database)
@@ -44,7 +44,7 @@ def dsn(database, monkeypatch, tmp_path):
 
 @pytest.fixture
 def names(dsn):  # noqa: ARG001 - prepares the database
-    """Provide the names that the page defines, once all its code has run."""
+    """Run all code of the page, and provide the names that it defines."""
     found = {"__name__": "page"}
     for block in BLOCK.finditer(PAGE.read_text(encoding="utf-8")):
         if block["kind"] == "json":
@@ -61,7 +61,7 @@ def names(dsn):  # noqa: ARG001 - prepares the database
 
 def test_the_code_of_the_page_records_its_events(dsn, names):
     """
-    Each example has recorded its event, with what the page says of it.
+    Each example has recorded its event with the content that the page describes.
     """
     with psycopg.connect(dsn) as connection:
         rows = connection.execute(
@@ -97,13 +97,13 @@ def public_functions():
     found = {each.__name__ for each in (*offered, *classes) if inspect.isroutine(each)}
     for each in classes:
         found |= {name for name in vars(each) if not name.startswith("_")}
-    # The fields of a dataclass.
+    # The fields of the dataclass are not functions.
     return found - set(library.OutboxEvent.__dataclass_fields__)
 
 
 def test_every_public_function_has_an_example_on_the_page():
     """
-    The examples run by the other tests, so no function is without one that works.
+    The other tests run the examples, so every function has an example that works.
     """
     used = set()
     for block in BLOCK.finditer(PAGE.read_text(encoding="utf-8")):
@@ -140,7 +140,7 @@ with psycopg2.connect({dsn!r}) as connection:
 
 def test_psycopg2_alone_is_enough(dsn):
     """
-    Nothing else that the library can work with is imported.
+    The library records an event if no other supported package can be imported.
     """
     others = {
         *("sqlalchemy", "psycopg", "asyncpg", "django", "pydantic", "pytest"),
@@ -156,7 +156,7 @@ def test_psycopg2_alone_is_enough(dsn):
 
 def test_the_tests_of_the_page_pass(names):
     """
-    The page's own tests see what they record.
+    The page's own tests find the events that their code records.
     """
     seen = RecordedEvents()
     with outbox.observed(lambda _, events: seen.extend(events)):

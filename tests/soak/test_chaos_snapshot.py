@@ -1,8 +1,8 @@
 """
-Chaos for snapshots, for as long as one likes: ``SOAK_MINUTES``, ten if it is not set.
+The chaos test of snapshots for ``SOAK_MINUTES``, ten by default.
 
-The seed is printed, so that a failed run can be repeated: ``towpath chaos snapshot``
-with the same one.
+The seed is printed, so that a failed run can be repeated with ``towpath chaos
+snapshot`` and the same seed.
 """
 
 import os
@@ -22,23 +22,23 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(MINUTES * 60 + 1200)]
 
 
 @pytest.mark.parametrize("ddl", [True, False], ids=["alterations", "no alterations"])
-def test_chaos_ends_with_what_the_tables_hold(
+def test_topics_end_up_equal_to_the_tables_under_chaos(
     stack, database: str, unique: str, tmp_path: Path, *, ddl: bool
 ):
     """
-    Round after round the topics give what the tables hold, and every signal ends.
+    In every round, the topics have the tables' rows in the end, and every signal ends.
     """
     stack.up("postgres", "kafka")
     state = StateFolder(tmp_path)
     state.create()
     seed = SystemRandom().randrange(10**6)
     options = ChaosOptions(minutes=MINUTES / 2, seed=seed, ddl=ddl)
-    place = chaos_environment(state, database, stack.kafka, unique)
+    environment = chaos_environment(state, database, stack.kafka, unique)
     try:
-        result = run_chaos(place, options, QuietScreen())
+        result = run_chaos(environment, options, QuietScreen())
     finally:
         for name in state.parts():
-            place.launcher.kill(name)
+            environment.launcher.kill(name)
     print(result.line())  # noqa: T201 - shown with -s, or when the test fails
 
     assert [] == result.findings

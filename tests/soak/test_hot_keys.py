@@ -1,11 +1,12 @@
 """
-Hot keys under pgbench, read again and again: nothing delivered is stale (B17).
+Snapshots of hot keys under pgbench deliver no stale row (B17).
 
-At its natural rate late visibility is a matter of microseconds. So that it shows, a few
-keys are written as fast as the server can, and the table is snapshotted without end.
-Every delivered row is judged: against the events delivered before it, by position and
-by a counter that rises for each key; and in the end by the table. The soak delivers
-five million rows; the same test runs for half a minute as integration.
+A commit is normally visible microseconds after it is in the WAL. To provoke late
+visibility, pgbench writes a few keys as fast as the server can, while snapshots of the
+table run without a pause. Every delivered row is compared with the events delivered
+before it, by position and by a counter that rises for each key; in the end, the result
+is compared with the table. The soak test delivers five million rows; a smaller load
+runs for half a minute as an integration test.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ LARGE = (pytest.mark.soak, pytest.mark.timeout(3600))
 WITHIN_S = 100.0
 QUEUED = 3
 
-# A writer that inserts or deletes a row holds the key before the counter is drawn.
+# A writer that inserts or deletes a row locks its key before it draws a counter value.
 SCRIPTS = {
     "update.sql@16": """
 \\set k random(1, :keys)
@@ -75,7 +76,7 @@ partitions = 3
 
 
 class Load(NamedTuple):
-    """How many keys, who writes them, how long, and how many rows must be delivered."""
+    """The number of keys, the writers and their duration, and the rows to deliver."""
 
     keys: int
     clients: int
@@ -97,17 +98,17 @@ LOADS = [
 
 @contextlib.contextmanager
 def pgbench(programs: Path, folder: Path, dsn: str, load: Load) -> Iterator[None]:
-    """Write for the block."""
-    words = []
+    """Write with pgbench during the block."""
+    scripts = []
     for name, script in SCRIPTS.items():
         path = folder / name.partition("@")[0]
         path.write_text(script, encoding="utf-8")
-        words += ["-f", f"{path}@{name.partition('@')[2]}"]
+        scripts += ["-f", f"{path}@{name.partition('@')[2]}"]
     numbers = ["-c", load.clients, "-j", 2, "-T", 36_000, "-R", load.per_s]
     with subprocess.Popen(
         [
             *(str(programs / "bin" / "pgbench"), "-n", "-D", f"keys={load.keys}"),
-            *(*map(str, numbers), *words, dsn),
+            *(*map(str, numbers), *scripts, dsn),
         ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -121,7 +122,7 @@ def pgbench(programs: Path, folder: Path, dsn: str, load: Load) -> Iterator[None
 
 @contextlib.contextmanager
 def relay(config: Path, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Let the relay follow the table for the block."""
+    """Run the relay during the block."""
     with (
         (folder / "relay.log").open("ab") as log,
         subprocess.Popen(
@@ -136,23 +137,23 @@ def relay(config: Path, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def read_again_and_again(
-    session, topics: TopicReader, fold: Fold, load: Load, is_well: Callable[[], bool]
+def read_repeatedly(
+    session, topics: TopicReader, fold: Fold, load: Load, is_running: Callable[[], bool]
 ) -> None:
-    """Keep a few snapshots queued until the time is over and enough is delivered."""
-    least, most = Deadline(CLOCK, load.for_s), Deadline(CLOCK, load.within_s)
+    """Keep snapshots queued until the time is over and enough rows are delivered."""
+    minimum, maximum = Deadline(CLOCK, load.for_s), Deadline(CLOCK, load.within_s)
     number = 0
-    while not least.passed() or (fold.reads < load.reads and not most.passed()):
+    while not minimum.passed() or (fold.reads < load.reads and not maximum.passed()):
         open_count = sum(not answer.has_ended for answer in answers(session))
         for _ in range(QUEUED - open_count):
             number += 1
             send(session, f"h{number}", "execute-snapshot", data_collections=["hot.k"])
         topics.poll(0.1)
-        assert is_well(), "the relay has ended"
+        assert is_running(), "the relay has ended"
 
 
 def until_delivered(session, topics: TopicReader, slot: str) -> None:
-    """Wait until every snapshot has ended and everything is confirmed; read it."""
+    """Wait until all snapshots have ended and all is confirmed; read the topics."""
     session.execute("select pg_logical_emit_message(true, 'test', 'x')")
     [lsn] = session.execute("select pg_current_wal_lsn()::text").fetchone()
     query = (
@@ -176,7 +177,7 @@ def test_hot_keys_are_never_delivered_stale(
     stack, database: str, unique: str, tmp_path: Path, load: Load
 ):
     """
-    No READ is older than an event delivered before it, and no deleted row comes back.
+    No READ row is older than an event delivered before it; no deleted row reappears.
     """
     stack.up("postgres", "kafka")
     programs = postgres.home_of(stack.stack.state).programs
@@ -198,7 +199,7 @@ def test_hot_keys_are_never_delivered_stale(
         began_s = CLOCK.monotonic_s()
         with relay(config, tmp_path) as process:
             with pgbench(programs, tmp_path, database, load):
-                read_again_and_again(
+                read_repeatedly(
                     session, topics, fold, load, lambda: process.poll() is None
                 )
             elapsed_s = CLOCK.monotonic_s() - began_s
@@ -220,6 +221,6 @@ def test_hot_keys_are_never_delivered_stale(
 def _line(load: Load, fold: Fold, elapsed_s: float) -> str:
     changes = fold.counts.total() - fold.reads
     return (
-        f"{load.keys:,} keys: {fold.reads:,} READ rows beside {changes:,} changes in"
+        f"{load.keys:,} keys: {fold.reads:,} READ rows and {changes:,} changes in"
         f" {elapsed_s:,.0f} s; wrong: {dict(fold.wrong) or 'none'}"
     )

@@ -1,8 +1,8 @@
 """
-Two thousand tables under one expression: what each step costs, and that all is read.
+One expression captures 2,000 tables: the time of each step, and all rows are read.
 
-The times are printed, not judged. The requests of each step are counted by
-``tests/integration/test_many_tables.py``.
+The times are printed, but not checked. ``tests/integration/test_many_tables.py`` counts
+the requests of each step.
 """
 
 import json
@@ -34,7 +34,7 @@ end $$
 
 @pytest.fixture
 def rig(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Rig]:
-    """Provide a database of many tables, prepared, whose relay does not run yet."""
+    """Provide a prepared database with many tables; its relay does not run yet."""
     made = Rig(database, stack.kafka, unique, tmp_path)
     made.execute("create schema many")
     for first in range(1, TABLES + 1, 200):
@@ -46,7 +46,7 @@ def rig(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Rig]:
 
 
 def wait(rig: Rig, holds, what: str) -> float:
-    """Wait for something, print for how long, and return that."""
+    """Wait for a condition; print and return the time that it took."""
     began_s, deadline = CLOCK.monotonic_s(), Deadline(CLOCK, WITHIN_S)
     while not holds():
         assert not deadline.passed(), f"{what}: {rig.printed()[-3000:]}"
@@ -60,7 +60,8 @@ def wait(rig: Rig, holds, what: str) -> float:
 
 def test_many_tables_are_followed_and_read(rig: Rig):
     """
-    A start, a change in some of them, and a snapshot of all; every row is counted.
+    The relay starts, some tables change, and a snapshot of all reads every row.
+
     """
     rig.start()
     wait(rig, lambda: bool(rig.logged("relay streaming")), "from start to stream")

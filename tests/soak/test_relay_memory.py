@@ -1,8 +1,8 @@
 """
-The relay's memory under what is too much for it: a huge transaction, a broker away.
+The relay's memory under overload: a huge transaction, and a broker that is down.
 
-They take minutes to an hour; small, the same is among the tests of the relay. Each has
-a stack of its own, because it stops the broker.
+The tests take minutes to an hour; the relay's other tests include small versions of
+them. Each test has its own stack, because it stops the broker.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ url = "http://127.0.0.1:1"
 [relay.outbox]
 topic = "events.{{aggregate_type}}"
 """
-# 250 bytes of payload that compress badly; its number tells place and order.
+# A payload of 250 bytes that compresses badly, with the number of its row.
 INSERT = """
 insert into towpath.outbox (id, aggregate_type, aggregate_id, type, payload)
 select gen_random_uuid(), 'order', (n %% 1000)::text, 'Placed',
@@ -55,12 +55,12 @@ from generate_series(%s::int, %s::int - 1) n
 
 
 ROWS = 5_000_000
-AWAY_S = 300.0
+DOWN_S = 300.0
 PATIENCE_S = 1800.0
 
 
 class Contents(NamedTuple):
-    """A topic's contents, by number."""
+    """The counts of lost, duplicate and disordered records of a topic."""
 
     lost: int
     twice: int
@@ -87,7 +87,7 @@ class Rig:
         )
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """End the relay, close the connections, and remove the stack."""
         self.relay.kill()
         self.relay.wait()
         self._log.close()
@@ -95,25 +95,25 @@ class Rig:
         self.stack.stack.purge()
 
     def insert(self, rows: int, per_transaction: int) -> None:
-        """Commit rows, so many at a time."""
+        """Insert rows with a number of rows per transaction."""
         for first in range(0, rows, per_transaction):
             self.source.execute(INSERT, (first, min(rows, first + per_transaction)))
 
     def sent_lsn(self) -> str:
-        """Return how far the server has sent."""
+        """Return the LSN up to which the server has sent WAL."""
         row = self.source.execute(
             "select coalesce(max(sent_lsn)::text, '') from pg_stat_replication"
         ).fetchone()
         return row[0]
 
     def peak_bytes(self) -> int:
-        """Return the largest resident set that the relay ever had."""
+        """Return the peak resident set size of the relay."""
         status = Path(f"/proc/{self.relay.pid}/status").read_text(encoding="ascii")
         line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
 
     def until(self, holds: Callable[[], bool], what: str, patience_s: float) -> None:
-        """Wait for a condition, as long as the relay lives."""
+        """Wait for a condition; fail if the relay ends."""
         deadline = Deadline(CLOCK, patience_s)
         while not holds():
             if deadline.passed():
@@ -121,27 +121,27 @@ class Rig:
             assert self.relay.poll() is None, "the relay has ended"
             CLOCK.wait(0.25)
 
-    def until_there(self, rows: int, patience_s: float) -> None:
-        """Wait until the topic has so many records."""
+    def until_published(self, rows: int, patience_s: float) -> None:
+        """Wait until the topic has a number of records."""
         with contextlib.closing(self._consumer()) as consumer:
             self.until(
                 lambda: sum(ends_by_now(consumer).values()) >= rows,
-                f"{rows:,} events are there",
+                f"the topic has {rows:,} events",
                 patience_s,
             )
 
     def until_sending_stops(self, patience_s: float) -> None:
-        """Wait until the relay takes no more: back-pressure has reached the server."""
+        """Wait until the relay stops reading, and backpressure reaches the server."""
         seen: list[str] = []
 
         def is_still() -> bool:
             seen.append(self.sent_lsn())
             return len(seen) > 12 and len(set(seen[-12:])) == 1
 
-        self.until(is_still, "the relay reads no more", patience_s)
+        self.until(is_still, "the relay stops reading", patience_s)
 
     def contents(self, rows: int) -> Contents:
-        """Read the whole topic: every number once, rising per key."""
+        """Read the whole topic, and count missing, repeated and disordered numbers."""
         counts = bytearray(rows)
         newest: dict[bytes, int] = {}
         disordered = 0
@@ -170,7 +170,7 @@ class Rig:
 
     @contextlib.contextmanager
     def broker_stopped(self) -> Iterator[None]:
-        """Stop the broker where it stands; its sockets stay open."""
+        """Suspend the broker during the block; its sockets stay open."""
         broker = psutil.Process(self._broker_pid())
         broker.suspend()
         try:
@@ -180,7 +180,7 @@ class Rig:
 
     @contextlib.contextmanager
     def broker_killed(self) -> Iterator[None]:
-        """Kill the broker; it comes back on its data."""
+        """Kill the broker; restart it with its data after the block."""
         os.kill(self._broker_pid(), signal.SIGKILL)
         yield
         part = next(p for p in self.stack.stack.parts() if p.name == "kafka")
@@ -192,7 +192,7 @@ class Rig:
 
 
 def ends(consumer: Consumer) -> dict[int, int]:
-    """Return each partition's end offset; nothing while there is no topic."""
+    """Return each partition's end offset."""
     partitions = consumer.list_topics(TOPIC, timeout=10).topics[TOPIC].partitions
     return {
         p: consumer.get_watermark_offsets(TopicPartition(TOPIC, p), timeout=10)[1]
@@ -201,7 +201,7 @@ def ends(consumer: Consumer) -> dict[int, int]:
 
 
 def ends_by_now(consumer: Consumer) -> dict[int, int]:
-    """Return the ends, or nothing while a broker is not back yet."""
+    """Return the end offsets, or nothing if the broker is not back yet."""
     with contextlib.suppress(KafkaException):
         return ends(consumer)
     return {}
@@ -209,21 +209,21 @@ def ends_by_now(consumer: Consumer) -> dict[int, int]:
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
-    """Provide a relay that streams, over an empty source."""
-    lent = Rig(tmp_path)
+    """Provide a streaming relay with an empty source."""
+    made = Rig(tmp_path)
     try:
-        lent.until(lambda: lent.sent_lsn() != "", "the relay streams", 60)
-        yield lent
+        made.until(lambda: made.sent_lsn() != "", "the relay streams", 60)
+        yield made
     finally:
-        lent.close()
+        made.close()
 
 
-def test_a_huge_transaction_passes_through_little_memory(rig: Rig):
+def test_a_huge_transaction_needs_little_memory(rig: Rig):
     """
-    Rows of one transaction are produced as they come, and none is kept (I8).
+    Rows of one transaction are produced as they arrive, and are not buffered (I8).
     """
     rig.insert(ROWS, per_transaction=ROWS)
-    rig.until_there(ROWS, PATIENCE_S)
+    rig.until_published(ROWS, PATIENCE_S)
     peak_bytes = rig.peak_bytes()
 
     assert (Contents(0, 0, 0), True) == (
@@ -233,21 +233,21 @@ def test_a_huge_transaction_passes_through_little_memory(rig: Rig):
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
-def test_a_broker_away_under_load_costs_little_memory(rig: Rig, how: str):
+def test_a_broker_that_is_down_under_load_costs_little_memory(rig: Rig, how: str):
     """
-    At its bound the relay reads no more, and goes on where it was afterwards (I8).
+    The relay stops reading at its bound, and continues once the broker is back (I8).
     """
-    away = rig.broker_stopped if how == "stopped" else rig.broker_killed
-    # The topic is there before, and the producer knows it.
+    down = rig.broker_stopped if how == "stopped" else rig.broker_killed
+    # The topic exists before, and the producer knows it.
     rig.insert(1000, per_transaction=100)
-    rig.until_there(1000, PATIENCE_S)
-    with away():
+    rig.until_published(1000, PATIENCE_S)
+    with down():
         rig.source.execute("set synchronous_commit = off")
         for first in range(1000, ROWS, 1000):
             rig.source.execute(INSERT, (first, min(ROWS, first + 1000)))
         rig.until_sending_stops(PATIENCE_S)
-        CLOCK.wait(AWAY_S)
-    rig.until_there(ROWS, PATIENCE_S)
+        CLOCK.wait(DOWN_S)
+    rig.until_published(ROWS, PATIENCE_S)
     peak_bytes = rig.peak_bytes()
 
     assert (Contents(0, 0, 0), True) == (

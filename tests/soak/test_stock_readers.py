@@ -1,5 +1,5 @@
 """
-Unmodified readers of ``preset = "debezium"`` beside a writer: their tables equal ours.
+Unmodified readers of ``preset = "debezium"`` keep tables equal to a changing source.
 
 ``docs/stock-readers.md`` shows the settings of this file.
 """
@@ -41,7 +41,7 @@ insert into s.items select n, 'item ' || n, n * 1.25, '2026-01-01'::timestamptz
     decode('00ff', 'hex'), jsonb_build_object('n', n), gen_random_uuid()
 from generate_series(%s::int, %s::int) n
 """
-# Every kind of change, of a row that may be there and of one that may not.
+# Every kind of change, each of a row that may or may not exist.
 STATEMENTS = (
     "update s.items set name = 'ä ''\"' || %s, price = -price where id = %s",
     (
@@ -93,7 +93,7 @@ JSON_OPTIONS = """\
 'debezium-json.schema-include' = 'true',
     'debezium-json.timestamp-format.standard' = 'ISO-8601'"""
 AVRO_OPTIONS = "'debezium-avro-confluent.url' = '{registry}'"
-# What `debezium-json` of Flink cannot read: bytes as a number, days since 1970.
+# Flink's `debezium-json` cannot read decimals as bytes, or times as numbers.
 JSON_RELAY = """\
 preset = "debezium"
 [relay.rows]
@@ -109,7 +109,7 @@ format = "avro"
 
 @pytest.fixture
 def relays(stack, database, unique, tmp_path) -> Iterator[Callable[..., Rig]]:
-    """Provide a maker of relays that follow one table of all types."""
+    """Provide a function that starts relays of one table with all types."""
     made: list[Rig] = []
 
     def make(name: str, relay: str, **more: Any) -> Rig:
@@ -132,7 +132,7 @@ def relays(stack, database, unique, tmp_path) -> Iterator[Callable[..., Rig]]:
 
 
 def change(rig: Rig, chance: random.Random, times: int) -> None:
-    """Make random changes to rows, keys included."""
+    """Make random changes to rows, even to their keys."""
     for _ in range(times):
         statement = chance.choice(STATEMENTS)
         new, old = (chance.randrange(1, 2 * ROWS) for _ in range(2))
@@ -141,7 +141,7 @@ def change(rig: Rig, chance: random.Random, times: int) -> None:
 
 
 def wait_for_copies(rig: Rig, names: list[str], log: Path, failed: str) -> None:
-    """Wait until copies equal the source; a reader that failed ends the wait."""
+    """Wait until copies equal the source; fail if the reader fails."""
     source = rows_of(rig, sql.Identifier("s", "items"), COLUMNS)
     assert len(source) > ROWS / 2
     for name in names:
@@ -158,7 +158,7 @@ def wait_for_copies(rig: Rig, names: list[str], log: Path, failed: str) -> None:
 
 
 def read_existing(rig: Rig) -> None:
-    """Ask for a snapshot of the rows that are older than the relay's slot."""
+    """Request a snapshot of the rows that are older than the relay's slot."""
     data = {"data-collections": ["s.items"], "type": "incremental", "relay": rig.prefix}
     rig.execute(
         "insert into towpath.signal (id, type, data) values (%s, %s, %s)",
@@ -167,7 +167,7 @@ def read_existing(rig: Rig) -> None:
 
 
 def statements(rig: Rig, name: str, form: str, options: str) -> str:
-    """Write how Flink reads one topic and writes one table."""
+    """Return the Flink SQL that declares a topic and a copy of its table."""
     parts = conninfo_to_dict(rig.dsn)
     url = f"jdbc:postgresql://{parts['host']}:{parts['port']}/{parts['dbname']}"
     source = FLINK_SOURCE.format(
@@ -184,7 +184,7 @@ def statements(rig: Rig, name: str, form: str, options: str) -> str:
 
 
 def test_flink_keeps_tables_equal(stack, relays, tmp_path):
-    """``debezium-json`` and ``debezium-avro-confluent``: a snapshot, then changes."""
+    """Flink applies a snapshot and then changes, from JSON and from Avro."""
     chance = random.Random(41)  # noqa: S311 - no secret
     plain = relays("plain", JSON_RELAY)
     plain.execute(FILL, 1, ROWS)
@@ -212,7 +212,8 @@ def test_flink_keeps_tables_equal(stack, relays, tmp_path):
 
 
 def test_debeziums_jdbc_sink_keeps_tables_equal(relays, tmp_path):
-    """With and without ``ExtractNewRecordState``: a snapshot, then changes."""
+    """A snapshot, then changes, with and without ``ExtractNewRecordState``."""
+
     chance = random.Random(42)  # noqa: S311 - no secret
     rig = relays("connect", 'preset = "debezium"\n')
     rig.execute(FILL, 1, ROWS)

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 def limit(root: psutil.Process, size: str) -> None:
-    """Make every write of a process and its children fail beyond a size."""
+    """Make writes of a process and its children fail beyond a file size."""
     for each in (root, *root.children(recursive=True)):
         command = ("prlimit", "--pid", str(each.pid), f"--fsize={size}:")
         # Only the user of a process may limit it. A child may have ended by now.
@@ -31,7 +31,7 @@ def limit(root: psutil.Process, size: str) -> None:
 
 
 def await_stop(stack: Stack, name: str, size: str) -> None:
-    """Limit the file sizes of a part, and wait until the part has stopped."""
+    """Limit the size of a part's files, and wait until the part has stopped."""
 
     def state() -> PartState:
         (part,) = (each for each in stack.status() if each.name == name)

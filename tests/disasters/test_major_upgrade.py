@@ -22,7 +22,7 @@ def newer(tmp_path_factory):
 
 
 def copy_database(old: str, new: Stack) -> None:
-    """Dump a database with the newer release's programs, and restore it there."""
+    """Dump a database with the newer release's programs, and restore it on a stack."""
     programs = postgres.home_of(new.state).programs / "bin"
     target = new.addresses().dsn("shop")
     say("$ pg_dump OLD | psql NEW")

@@ -47,7 +47,7 @@ def await_applied(disaster, part):
 
 
 def has_tombstones(disaster):
-    """Return whether a tombstone follows the newest delete that a record follows."""
+    """Return whether the newest delete that is not at a topic's end has a tombstone."""
     records = sorted(
         disaster.records("shop.orders"),
         key=lambda each: (each.partition(), each.offset()),

@@ -1,4 +1,4 @@
-"""Somebody drops a table of the warehouse: docs/disasters/sink-lost.md."""
+"""Somebody drops a warehouse table: docs/disasters/sink-lost.md."""
 
 import pytest
 

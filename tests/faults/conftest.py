@@ -313,7 +313,7 @@ class Faults:
         check_order(records)
 
     def end(self) -> int:
-        """Write a last transaction, and return an LSN below its end."""
+        """Write a last transaction, and return an LSN before its end."""
         row = self.source.execute(
             "select (pg_current_wal_insert_lsn() - '0/0')::bigint"
         ).fetchone()
@@ -360,7 +360,7 @@ class Faults:
         return len(ours)
 
     def _check_events(self, records: list[StreamedRecord]) -> None:
-        """Fail unless each event of the outbox is in the topics exactly once."""
+        """Fail unless the topics have each event once, apart from those of stubs."""
         found_headers = [dict(record.headers) for record in records]
         found = Counter(each["id"] for each in found_headers if "id" in each)
         stubs = sum(each.get("form") == b"stub" for each in found_headers)

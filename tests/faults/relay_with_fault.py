@@ -4,7 +4,7 @@ The real relay, which kills itself at a named point: ``CONFIG POINT NTH``.
 Each point wraps one method of the relay. At its NTH call the process sends itself
 SIGKILL: nothing is flushed, closed or confirmed, as when the machine fails. Points that
 end in ``+`` first give the client's own thread time to reach the broker, so that the
-broker has the records, but the relay has no acknowledgment.
+broker has the records, but the relay has no acknowledgement.
 """
 
 import os

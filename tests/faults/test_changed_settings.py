@@ -22,8 +22,8 @@ key_columns = {"shop.bare" = ["id"]}
 """
 
 
-def places(records) -> Counter[tuple[str, str]]:
-    """Count records by position and topic, as the first configuration named it."""
+def count_records(records) -> Counter[tuple[str, str]]:
+    """Count records by position and by topic, under the topic's first name."""
     return Counter(
         (record.topic.removeprefix("new."), record.position)
         for record in records
@@ -70,8 +70,8 @@ def test_a_configuration_changed_after_a_kill_repeats_nothing(faults):
     keyed = [r for r in ours if r.topic == "shop.bare" and r.key is not None]
 
     assert (([], []), {1}, True, True) == (
-        differing(places(ours), places(theirs)),
-        set(places(ours).values()),
+        differing(count_records(ours), count_records(theirs)),
+        set(count_records(ours).values()),
         any(record.topic.startswith("new.") for record in ours),
         bool(keyed),
     )
@@ -101,8 +101,8 @@ def test_tables_added_after_a_kill_are_published_once(faults):
 
     assert (([], []), True) == (
         differing(
-            places(record for record in ours if record.topic != "shop.late"),
-            places(record for record in theirs if record.topic != "shop.late"),
+            count_records(record for record in ours if record.topic != "shop.late"),
+            count_records(record for record in theirs if record.topic != "shop.late"),
         ),
         b'{"id":3}' in late and len(late) == len(set(late)),
     )

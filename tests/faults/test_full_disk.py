@@ -66,7 +66,7 @@ def shop(stack, unique, tmp_path):
 
 
 def limit(processes, size):
-    """Make every write of processes beyond a file size fail, whoever runs them."""
+    """Make writes of processes fail beyond a file size, whichever user runs them."""
     for one in processes:
         _, hard = resource.prlimit(one.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(one.pid, resource.RLIMIT_FSIZE, (size, hard))

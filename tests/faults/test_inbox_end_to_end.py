@@ -128,7 +128,7 @@ def rig(stack, database, unique, tmp_path):
 
 @pytest.fixture
 def reader(stack, rig, unique, tmp_path):
-    """Provide a consumer with a database of its own."""
+    """Provide a consumer with its own database."""
     name = f"{unique}_reader"
     rig.execute(f"create database {name}")
     dsn = psycopg.conninfo.make_conninfo(rig.dsn, dbname=name)
@@ -152,7 +152,7 @@ def test_every_committed_event_has_its_effect_once_despite_kills(rig, reader):
     try:
         for number in range(6):
             before = reader.applied()
-            until(lambda n=before: reader.applied() > n + 20, "the events flow")
+            until(lambda n=before: reader.applied() > n + 20, "more events are applied")
             if number % 3 != 1:
                 rig.kill()
             if number % 3 != 0:

@@ -116,7 +116,7 @@ def group(stack, database, unique, tmp_path):
 )
 def test_killed_consumers_apply_each_event_once(group, kills):
     """
-    Each effect is in the database once, and those of a key are in order.
+    Each effect is in the database once, and the effects of each key are in order.
     """
     for worker in WORKERS:
         group.start(worker)

@@ -179,7 +179,8 @@ def test_a_deleted_topic_is_reported_and_recreated_by_the_repair(faults):
         faults.relay.start()
         faults.await_confirmed(faults.relay, faults.end())
         until(
-            lambda: ids_in_topic(faults) >= ids_in_source(faults), "the topic is full"
+            lambda: ids_in_topic(faults) >= ids_in_source(faults),
+            "the topic has all rows",
         )
 
         assert faults.relay.topics()[topic] == 3

@@ -49,12 +49,12 @@ class Brokers:
         ]
 
     def up(self) -> None:
-        """Start both."""
+        """Start both brokers."""
         for part, state in zip(self._parts, self._states, strict=True):
             lifecycle.bring_up(part, state)
 
     def down(self) -> None:
-        """Stop both."""
+        """Stop both brokers."""
         self.signal_second(signal.SIGCONT)
         for part, state in reversed(list(zip(self._parts, self._states, strict=True))):
             lifecycle.take_down(replace(part, stop_within_s=0.1), state)

@@ -311,7 +311,10 @@ def take_over(stack: Stack) -> TakeOver:
     )
     stack.relay.kill()
     stack.witness.begin()
-    wait_until(lambda: stack.is_confirmed("witness", lsn), "a witness has published")
+    wait_until(
+        lambda: stack.is_confirmed("witness", lsn),
+        "the witness has published everything",
+    )
     outbox = {row[0] for row in stack.source.execute(OUTBOX)}
     witness = stack.topics("witness")
     after = stack.contents()
@@ -353,9 +356,9 @@ def parked() -> set[str]:
     return {str(json.loads(one["key"])["id"]) for one in listed}
 
 
-def is_touched(place: str) -> bool:
-    """Return whether a stored row may differ; ``place`` is table or index and key."""
-    parts = place.removeprefix("stack:").split(":")
+def is_touched(name: str) -> bool:
+    """Return whether a stored row may differ; its name is table or index, and key."""
+    parts = name.removeprefix("stack:").split(":")
     table = parts[0].rpartition(".")[2].partition("-")[0]
     touched = TOUCHED.get(table)
     return touched is not None and (not touched or parts[-1] in touched)
@@ -363,7 +366,7 @@ def is_touched(place: str) -> bool:
 
 def untouched(content: dict[str, Any]) -> dict[str, Any]:
     """Leave out the rows that may differ."""
-    return {place: one for place, one in content.items() if not is_touched(place)}
+    return {name: one for name, one in content.items() if not is_touched(name)}
 
 
 def progress(sink: str) -> dict[str, Any]:
@@ -396,7 +399,7 @@ def streamed(topics: Topics, prefix: str) -> dict[tuple[str, int], list[object]]
     """Return the streamed records of each partition without their publishing times."""
     found: dict[tuple[str, int], list[object]] = {}
     for (topic, partition), records in topics.items():
-        place = topic.removeprefix(f"{prefix}."), partition
+        source = topic.removeprefix(f"{prefix}."), partition
         plain = [
             (
                 *(one.key(), plainly(one.value(), prefix), one.timestamp()),
@@ -406,7 +409,7 @@ def streamed(topics: Topics, prefix: str) -> dict[tuple[str, int], list[object]]
             if is_streamed(one)
         ]
         if topic.startswith(f"{prefix}.") and plain:
-            found[place] = plain
+            found[source] = plain
     return found
 
 
@@ -483,15 +486,15 @@ def test_the_topics_of_a_recorded_stack_continue(taken):
     """
     before, after = taken.before.topics, taken.after.topics
     changed = [
-        place
-        for place, records in before.items()
-        if not place[0].endswith(COMPACTED)
+        partition
+        for partition, records in before.items()
+        if not partition[0].endswith(COMPACTED)
         and list(map(content, records))
-        != list(map(content, after[place][: len(records)]))
+        != list(map(content, after[partition][: len(records)]))
     ]
     repeated = [
-        place
-        for place, records in after.items()
+        partition
+        for partition, records in after.items()
         if (at := positions(records)) != sorted(set(at))
     ]
 
@@ -554,10 +557,9 @@ def test_the_metrics_of_a_recorded_stack_keep_names_types_and_labels(taken):
 def test_untouched_rows_of_a_recorded_stack_do_not_change(taken, sink):
     """
     Keys, values, versions and columns stay the same, and so does an index's metadata.
-
     """
     before = untouched(taken.before.sinks[SINKS.index(sink)])
     after = untouched(taken.after.sinks[SINKS.index(sink)])
 
     assert len(before) > 50
-    assert before == {place: after.get(place) for place in before}
+    assert before == {name: after.get(name) for name in before}

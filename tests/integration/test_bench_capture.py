@@ -134,9 +134,9 @@ def test_a_worker_that_trusts_the_sequence_loses_late_commits(variants):
 
 
 @pytest.mark.soak
-def test_a_worker_that_waits_for_transactions_loses_the_order_only(variants):
+def test_a_worker_that_waits_for_transactions_loses_only_the_order(variants):
     """
-    Nothing is unseen, but the later change of a row is published first.
+    No change is missed, but the later change of a row is published first.
     """
     result = variants["trigger_by_transaction"]
 
@@ -197,7 +197,7 @@ def test_a_relay_that_misses_changes_makes_the_comparison_fail(
 
 def test_a_failing_writer_ends_the_comparison_with_one_error():
     """
-    A failure of the writer's process is raised with its reason by the waiting function.
+    The error has the reason for which the writer's process failed.
     """
     setup = WriterSetup(
         dsn="postgresql://127.0.0.1:1/none",

@@ -18,7 +18,7 @@ SMALL = ("--orders", "2000", "--refine", "0", "--duration", "15")
 
 
 def bench(folder: Path, *args: str) -> dict[str, Any]:
-    """Run the command to its end; its stack goes below the folder."""
+    """Run the command to completion, with its stack in the folder."""
     inherited = dict(os.environ)  # noqa: TID251 - a root
     with subprocess.Popen(
         [*COMMAND, *SMALL, *args],

@@ -43,7 +43,7 @@ sys.meta_path.insert(0, Wrong())
 def bench(
     folder: Path, *args: str, rows: int = 5_000, **env: str
 ) -> tuple[int, bytes, bytes]:
-    """Run the command to its end; its stack goes below the folder."""
+    """Run the command to completion, with its stack in the folder."""
     inherited = dict(os.environ)  # noqa: TID251 - a root
     with subprocess.Popen(
         [*COMMAND, "--rows", str(rows), *args],

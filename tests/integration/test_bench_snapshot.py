@@ -34,7 +34,7 @@ confluent_kafka.Producer = Losing
 
 
 def bench(folder: Path, *args: str, **env: str) -> tuple[int, bytes, bytes]:
-    """Run the command to its end; its stack goes below the folder."""
+    """Run the command to completion, with its stack in the folder."""
     inherited = dict(os.environ)  # noqa: TID251 - a root
     with subprocess.Popen(
         [*COMMAND, *args],

@@ -238,7 +238,7 @@ def test_events_from_before_the_relay_are_kept(rig):
 
 def test_a_locked_row_is_skipped_and_writers_are_not_blocked(running):
     """
-    The cleaning skips rows that a transaction has locked; inserts continue meanwhile.
+    The cleaning skips rows that a transaction has locked; other inserts continue.
     """
     locked, other = running.insert(), running.insert()
     running.confirm()
@@ -440,7 +440,7 @@ def test_a_day_with_an_open_writer_waits_and_loses_no_event(partitioned):
 
 def test_a_day_whose_detachment_has_not_begun_is_not_marked_to_be_dropped(partitioned):
     """
-    If an operator detaches the day later, it is not dropped.
+    A day that an operator detaches later is not dropped.
     """
     partitioned.clean(keep_days=100.0, days_ahead=0)
     partitioned.insert_tomorrow()

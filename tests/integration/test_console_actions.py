@@ -105,7 +105,7 @@ def test_a_form_of_another_site_is_refused(console, path, token, origin):
 
 def test_a_snapshot_is_started_paused_resumed_and_stopped(console):
     """
-    Each response has the relay's response, and the audit log has two lines per action.
+    Each response has the relay's answer; the audit log has two lines per action.
     """
     started = done(console.post("/api/snapshots", SLOW))
     names = {"names": [started["id"]]}
@@ -118,11 +118,11 @@ def test_a_snapshot_is_started_paused_resumed_and_stopped(console):
     wait_for(console, started["id"], "stopped")
 
     assert ["paused", "resumed", "stopped"] == [
-        word
-        for word, response in zip(
+        state
+        for state, response in zip(
             ("paused", "resumed", "stopped"), (paused, resumed, stopped), strict=True
         )
-        if response["detail"][word] == ["shop.orders"]
+        if response["detail"][state] == ["shop.orders"]
     ]
     for event, response in (("start", started), ("stop", stopped)):
         begun, ended = (
@@ -137,7 +137,7 @@ def test_a_snapshot_is_started_paused_resumed_and_stopped(console):
         assert ended["outcome"].startswith(response["id"])
 
 
-def test_the_pages_forms_act_and_show_the_outcome(console):
+def test_forms_start_and_stop_a_snapshot_and_show_the_outcome(console):
     """
     A snapshot has only the buttons that its state allows.
     """
@@ -298,7 +298,7 @@ def test_the_page_asks_for_confirmation_before_it_discards(console):
 )
 def test_an_invalid_replay_gives_one_clear_error(console, document, text):
     """
-    The response has the reason, with status 422.
+    The response has status 422, and the reason.
     """
     response = console.post("/api/dead-letters/replay", document)
 
@@ -379,7 +379,7 @@ def test_a_parked_aggregate_is_discarded_through_the_page(console):
 
 def test_a_signal_waits_while_no_relay_runs(console):
     """
-    After ten seconds, the response reports it; the next relay executes the signal.
+    After ten seconds, the response says that the signal waits; the next relay runs it.
     """
     request = {"tables": ["shop.orders"], "keys": ["7"], "id": "later"}
     console.platform.stop()

@@ -1,4 +1,4 @@
-"""Long actions of the console: verification, and changes of sinks."""
+"""Long actions of the console: verifications, and changes to sinks."""
 
 import json
 from contextlib import closing, contextmanager
@@ -79,7 +79,7 @@ def test_a_verification_continues_without_its_browser(console):
     )
 
 
-def test_one_verification_runs_at_a_time(console):
+def test_only_one_verification_runs_at_a_time(console):
     """
     A second verification is refused, and the first one continues.
     """
@@ -276,7 +276,7 @@ def test_sinks_are_changed_only_where_their_state_is_stored(console):
 
 
 @pytest.mark.parametrize("path", ["", "/refill", "/rebuild", "/drop"])
-def test_a_change_of_sinks_needs_a_login(console, path):
+def test_a_change_to_sinks_needs_a_login(console, path):
     """
     Neither the API nor a form accepts an anonymous change.
     """

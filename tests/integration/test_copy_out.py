@@ -19,7 +19,7 @@ FAILING = b"copy (select 1 / (500 - n) from generate_series(1, 1000) n) to stdou
 
 @pytest.fixture
 def connection(database: str) -> Iterator[Connection]:
-    """Provide a connection as the relay makes it."""
+    """Provide a connection of the relay's own type."""
     made = connect(database)
     yield made
     made.close()
@@ -102,9 +102,9 @@ def test_a_statement_without_copy_is_refused(
     assert 42 == query_result(connection)
 
 
-def test_a_copy_can_be_cancelled(connection: Connection):
+def test_a_copy_can_be_canceled(connection: Connection):
     """
-    The reader raises the cancellation, and the connection can be used afterwards.
+    The reader raises ``QueryCanceled``, and the connection can be used afterwards.
     """
     statement = b"copy (select generate_series(1, 100000000)) to stdout"
     reading = copy_out(connection, statement)

@@ -1,4 +1,4 @@
-"""``towpath doctor`` against a real source and a real broker."""
+"""``towpath doctor`` with a real source and a real broker."""
 
 import json
 from pathlib import Path
@@ -52,9 +52,9 @@ def examined(config: Path, capsys) -> tuple[int, list[dict]]:
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_the_doctor_misses_the_objects_of_init_until_it_has_run(config: Path, capsys):
+def test_missing_objects_are_found_until_init_has_run(config: Path, capsys):
     """
-    Before init, every missing object is a finding with a remedy; after it, none is.
+    Each missing object is a finding with the remedy to run init; then none is left.
     """
     code, before = examined(config, capsys)
     missing = [row for row in before if row["cure"] == "run towpath relay init"]
@@ -209,7 +209,6 @@ kind = "event_log"
 def test_a_mistyped_topic_that_an_expression_matches_is_found(config: Path, capsys):
     """
     The expression of the captured tables matches the name, but no such table exists.
-
     """
     init(config, dry_run=False)
     plain = config.read_text(encoding="utf-8")

@@ -173,7 +173,7 @@ def test_a_slot_or_a_limit_in_danger_is_found(
     source: Source, statements: str, more: str, finding: str
 ):
     """
-    Retained WAL, a foreign or inactive slot, a sender without a timeout (B4, B10, B11).
+    The findings name retained WAL, slots, and a disabled sender timeout (B4, B10, B11).
     """
     before = examined(source)
     source.execute(statements, "select pg_logical_emit_message(true, 'x', 'y')")
@@ -337,7 +337,7 @@ def test_a_refused_fix_does_not_prevent_the_others(source: Source, capsys):
 
 def test_a_registry_that_would_refuse_a_schema_is_found(stack, bare: Source):
     """
-    A schema of a different type under the subject, and compatibility NONE (B72).
+    The subject has a schema of a different type, and no compatibility check (B72).
     """
     settings = bare.configure(
         '[relay.rows]\nformat = "avro"', registry=stack.registry_url
@@ -390,13 +390,13 @@ def test_a_cache_that_may_lose_rows_is_found(tmp_path: Path):
         "warning cache-memory",
         "warning cache-no-file",
     }
-    # A user without the right to read the clock gets no finding about it.
+    # A user who may not read the server's clock gets no finding about it.
     assert denied == found
 
 
 def test_an_index_that_refuses_or_hides_rows_is_found(stack, unique: str):
     """
-    A write block, no refresh, an unassigned replica, a dynamic mapping, a clock skew.
+    The index has a write block, no refresh, an unassigned replica, a dynamic mapping.
     """
     client = OpenSearch(hosts=[stack.opensearch_url])
     sink = sink_of("search", stack.opensearch_url, unique)

@@ -1,5 +1,5 @@
 """
-Checks of the doctor that fail only on servers with a history or of an old release.
+Checks of the doctor, made to fail on servers with a history or an old release.
 
 They find old transactions and slots, spilled transactions, outdated releases, a
 read-only registry, and a full disk.
@@ -95,11 +95,11 @@ def test_a_slot_that_spills_transactions_is_found(source: Source):
     assert {"warning slot-spilled"} == examined(source) - before
 
 
-def test_a_log_that_cannot_be_archived_is_found(
+def test_wal_that_cannot_be_archived_is_found(
     stack, server: OwnPostgres, unique: str, tmp_path: Path
 ):
     """
-    The archive command fails for the first file; corrected, it gives no finding.
+    The archive command fails for the first file; after its correction, it succeeds.
     """
     dsn = server.start(archive_mode="on", archive_command="false")
     source = prepared(stack, dsn, unique, tmp_path)
@@ -141,7 +141,7 @@ def test_a_cache_that_is_too_old_is_found(tmp_path: Path):
         assert {"error cache-version"} == health("cache", server.url, "r")
 
 
-def test_a_registry_that_is_only_read_is_found(stack, bare: Source):
+def test_a_read_only_registry_is_found(stack, bare: Source):
     """
     The request that the finding suggests makes the registry writable again.
     """

@@ -140,7 +140,10 @@ def test_a_database_that_goes_back_in_time_is_detected_while_running(relay: Rela
     relay.write(1, 1)
     until(lambda: relay.ids("c") == {1}, "the row is published")
     counter = "select counter > 3 from towpath.heartbeat"
-    until(lambda: relay.connection.execute(counter).fetchone() == (True,), "heartbeats")
+    until(
+        lambda: relay.connection.execute(counter).fetchone() == (True,),
+        "heartbeats are written",
+    )
     relay.connection.execute("update towpath.heartbeat set counter = 0")
     until(
         lambda: bool(relay.logged("gap in the source's history")), "the gap is reported"

@@ -99,7 +99,7 @@ def test_a_heartbeat_is_in_the_table_and_in_the_wal(database: str, unique: str, 
     The WAL advances in a quiet database; each heartbeat names its run (W-13).
     """
     with watch(database, unique) as watched:
-        until(lambda: counter(source) >= 3, "three heartbeats")
+        until(lambda: counter(source) >= 3, "three heartbeats are written")
         until(lambda: watched.stats.slot is not None, "the slot is read")
         lost = list(watched.lost)
     rows = source.execute(
@@ -126,7 +126,7 @@ def test_a_failing_heartbeat_query_stops_nothing(database: str, unique: str, sou
     """
     query = "select 1 / 0"
     with capture_logs() as logs, watch(database, unique, heartbeat_query=query):
-        until(lambda: counter(source) >= 3, "three heartbeats")
+        until(lambda: counter(source) >= 3, "three heartbeats are written")
 
     assert any("division by zero" in str(record.get("reason")) for record in logs)
 
@@ -150,7 +150,7 @@ def test_a_loss_is_reported_once(
     A dropped slot, a lower counter and a lost claim each end the monitor with a reason.
     """
     with watch(database, unique) as watched:
-        until(lambda: counter(source) >= 3, "three heartbeats")
+        until(lambda: counter(source) >= 3, "three heartbeats are written")
         source.execute(damage.format(slot=unique))
         until(lambda: bool(watched.lost), "the loss is reported")
         until(lambda: not watched.monitor._thread.is_alive(), "the monitor has ended")
@@ -164,7 +164,7 @@ def test_the_slot_monitor_reconnects_by_itself(database: str, unique: str, sourc
     If its connection breaks, heartbeats continue, and no loss is reported.
     """
     with watch(database, unique) as watched:
-        until(lambda: counter(source) >= 2, "two heartbeats")
+        until(lambda: counter(source) >= 2, "two heartbeats are written")
         pid = watched.monitor._connection.info.backend_pid
         source.execute("select pg_terminate_backend(%s)", [pid])
         seen = counter(source)
@@ -180,7 +180,7 @@ def test_bounds_are_reported_when_they_are_crossed(database: str, unique: str, s
     """
     bounds = {"retained_warning_bytes": 1, "retained_critical_bytes": 2}
     with capture_logs() as logs, watch(database, unique, **bounds):
-        until(lambda: counter(source) >= 5, "five heartbeats")
+        until(lambda: counter(source) >= 5, "five heartbeats are written")
     found = [
         (record["bound"], record["log_level"]) for record in logs if "bound" in record
     ]
@@ -205,7 +205,7 @@ def test_updated_outbox_rows_are_counted(
         for statement in table.partition_statements(CLOCK.now().date()):
             source.execute(statement)
     with watch(database, unique) as watched:
-        until(lambda: counter(source) >= 2, "two heartbeats")
+        until(lambda: counter(source) >= 2, "two heartbeats are written")
         source.execute(INSERT)
         source.execute("update towpath.outbox set type = 'd'")
         source.execute("select pg_stat_force_next_flush()")
@@ -324,7 +324,6 @@ def test_each_slot_has_its_own_claim(database: str, unique: str):
 def test_a_dry_run_needs_no_rights(database: str, unique: str, source):
     """
     Facts and plan are only read: a role that owns nothing gets the same plan.
-
     """
     settings = settings_of(database, unique)
     source.execute(f"create role {unique} login replication")
@@ -434,7 +433,7 @@ def test_tables_that_inherit_from_a_captured_one_are_not_published(
     database: str, unique: str, source
 ):
     """
-    They are neither added nor dropped with it; nor are its partitions.
+    Neither children nor partitions are added to the publication or dropped from it.
     """
     source.execute("create table public.a (id int primary key)")
     source.execute("create table public.child () inherits (public.a)")

@@ -228,11 +228,9 @@ def test_a_missing_slot_is_announced_and_recreated(followed: FollowedSource):
     )
 
 
-def test_a_slot_that_is_still_being_created_must_be_completed_first(
-    followed: FollowedSource,
-):
+def test_a_slot_that_is_still_being_created_is_busy(followed: FollowedSource):
     """
-    Such a slot is busy; once its creation has ended, the gap is announced.
+    The gap is announced only once the creation has ended.
     """
     followed.sql(f"select pg_drop_replication_slot('{followed.slot}')")
     with slot_in_creation(followed.dsn, followed.slot):

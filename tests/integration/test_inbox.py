@@ -176,7 +176,7 @@ def test_records_that_are_not_text_can_be_parked(rig):
     ]
 
 
-def test_ids_are_pruned_below_what_can_be_read_again(rig):
+def test_only_ids_of_events_that_cannot_be_read_again_are_pruned(rig):
     """
     Ids below the topic's first offsets are pruned.
     """

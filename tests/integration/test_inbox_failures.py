@@ -51,7 +51,7 @@ class FailingRig(InboxPlace):
             yield session
 
     def requested(self):
-        """Return the number of parked events that are requested."""
+        """Return the number of parked events whose replay is requested."""
         statement = (
             "select count(*) from towpath.inbox_parked where requested_at > '-infinity'"
         )
@@ -130,7 +130,7 @@ def test_an_event_whose_session_ends_at_each_attempt_is_parked(rig):
     assert 3 == rig.calls.count("a")
 
 
-def test_a_reason_with_half_a_character_is_stored(rig):
+def test_a_reason_with_a_lone_surrogate_is_stored(rig):
     """
     A truncated text may end in the middle of a surrogate pair.
     """
@@ -304,7 +304,7 @@ def test_parked_events_with_the_same_offset_are_kept_apart(rig):
 
 def test_a_table_of_an_earlier_release_is_upgraded(rig):
     """
-    The old primary key was the record's offset; a conflict fails, but loses no event.
+    Before the upgrade, two parked events with the same offset conflict; none is lost.
     """
     again = dataclasses.replace(FIRST, id="2")
     rig.connection.execute(
@@ -426,7 +426,7 @@ def test_a_long_id_that_was_stored_in_both_forms_is_kept_once(rig):
 
 def test_a_long_id_in_two_partitions_is_never_pruned(rig):
     """
-    The event moved to another partition, so neither partition's start proves anything.
+    The event moved to another partition, so one partition's start proves nothing.
     """
     [event] = long_events(1)
     moved = dataclasses.replace(event, partition=FIRST.partition + 1, offset=9)

@@ -1,4 +1,4 @@
-"""The documentation page about the inbox: its code runs as printed, and its command."""
+"""The documentation page about the inbox: its code and commands work as printed."""
 
 import dataclasses
 import json

@@ -21,16 +21,16 @@ class Handler:
     def __init__(self, rig, stops_at=None):
         self._place = rig
         self._stops_at = stops_at
-        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.begun, self.proceed = threading.Event(), threading.Event()
         self.fails = False
         self.counts = []
 
     def __call__(self, event, session):
         count = event.payload["count"]
         self.counts.append(count)
-        if count == self._stops_at and not self.go_on.is_set():
+        if count == self._stops_at and not self.proceed.is_set():
             self.begun.set()
-            assert self.go_on.wait(TIMEOUT_S)
+            assert self.proceed.wait(TIMEOUT_S)
             if self.fails:
                 raise ValueError
         self._place.handle(event, session)
@@ -94,7 +94,7 @@ def test_a_consumer_that_joins_while_a_handler_runs_gets_its_share(rig):
         with rig.running(handle=fast, observer=parts[1]):
             send(rig, range(30, 60))
             joined = rig.connection.execute("select count(*) from effects").fetchone()
-            slow.go_on.set()
+            slow.proceed.set()
             until(lambda: len(rig.counts()) == 60, "all events are applied")
             # Once each consumer reads a partition, no partition is read by both.
             count = 60
@@ -144,9 +144,9 @@ def test_a_handler_longer_than_the_poll_interval_repeats_and_loses_nothing(rig, 
         with rig.running(handle=other, settings=SHORT):
             until(lambda: is_blocked(rig), "the new owner waits for the first one")
             assert 0 not in other.counts
-            slow.go_on.set()
+            slow.proceed.set()
             assert_each_once_in_order(rig, range(12))
-        # The slow consumer is a member again, and reads on when the other one leaves.
+        # The slow consumer is a member again, and continues when the other one leaves.
         send(rig, range(12, 24))
         assert_each_once_in_order(rig, range(24))
 

@@ -60,7 +60,7 @@ def role_dsn(stack, database, unique):
 
 @pytest.fixture
 def delete_below(broker):
-    """Fill a topic with four records; provide a function that deletes the first."""
+    """Fill a topic; provide a function that deletes its records below an offset."""
     admin = AdminClient({"bootstrap.servers": broker.plain})
     admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result()
     producer = Producer({"bootstrap.servers": broker.plain})

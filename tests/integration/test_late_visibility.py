@@ -130,7 +130,7 @@ name = "a-2"
         self.session.execute(statement.encode())
 
     def one(self, query: str, *arguments: object) -> Any:
-        """Return the value that a query of the source gives."""
+        """Return the first value of a query of the source."""
         row = self.session.execute(query.encode(), arguments).fetchone()
         return row[0] if row else None
 
@@ -354,7 +354,7 @@ def test_an_invisible_partial_change_is_read_again(rig: Rig, defect: str):
 @pytest.mark.parametrize("defect", [SOUND, in_the_soak("unheld")])
 def test_a_killed_relay_streams_invisible_commits_again(rig: Rig, defect: str):
     """
-    After a kill, the relay records still invisible transactions again (A5, B17).
+    After a kill, the relay records transactions again that are not visible (A5, B17).
 
     Their LSN must not be confirmed: a relay that confirms it delivers stale rows.
     """

@@ -128,11 +128,11 @@ def test_a_run_whose_end_is_lost_is_not_reported_as_running():
     """
     While the receiver does not respond, the queue is full, so the end is dropped.
     """
-    sent, goes_on = [], threading.Event()
+    sent, proceed = [], threading.Event()
 
     def send(event, _datasets):
         sent.append(event)
-        goes_on.wait()
+        proceed.wait()
 
     problems = []
     made = BackgroundReporter(send, problems.append, running_every_s=0.05)
@@ -142,7 +142,7 @@ def test_a_run_whose_end_is_lost_is_not_reported_as_running():
     while not problems:
         made.start(JOB).end()
     ended.end()
-    goes_on.set()
+    proceed.set()
     until(lambda: running_jobs(sent), "a run is reported as running")
     made.close()
 
@@ -165,7 +165,7 @@ def test_a_stop_waits_for_a_silent_receiver_only_briefly(
     began_s = CLOCK.monotonic_s()
     reporter.close()
     took_s = CLOCK.monotonic_s() - began_s
-    receiver.paths.goes_on.set()
+    receiver.paths.proceed.set()
 
     assert CLOSE_S - 0.1 < took_s < CLOSE_S + stretched(2.0)
 
@@ -217,7 +217,7 @@ def test_reporting_is_off_unless_a_receiver_is_configured(
 
 
 @pytest.fixture
-def place(stack, database, unique, tmp_path):
+def rig(stack, database, unique, tmp_path):
     """Provide a source with its relay, and a cache sink."""
     stack.up("kafka", "redis")
     found = SinkPlace(stack, database, unique, tmp_path)
@@ -227,22 +227,22 @@ def place(stack, database, unique, tmp_path):
 
 @pytest.mark.spark
 @pytest.mark.timeout(400)
-def test_relay_snapshot_and_sink_report_their_runs(receiver, place, monkeypatch):
+def test_relay_snapshot_and_sink_report_their_runs(receiver, rig, monkeypatch):
     """
-    The lineage leads from table to topic to cache by column; stops complete the runs.
+    The lineage leads from table to topic to cache by column; a stop completes a run.
     """
     monkeypatch.setenv(NAMESPACE, "shop")
-    prefix = place.prefix
+    prefix = rig.prefix
     names = f"{prefix}.relay", f"{prefix}.snapshot.shop.lines", f"{prefix}.sink.plain"
-    place.prepare()
-    with place.driver():
-        place.execute(SNAPSHOT)
+    rig.prepare()
+    with rig.driver():
+        rig.execute(SNAPSHOT)
         receiver.wait_for(names[1], "COMPLETE")
         receiver.wait_for(names[2], "START", PATIENCE_S)
-        place.catch_up("plain")
+        rig.catch_up("plain")
         relay, sink = (datasets_of(receiver.of(name)[-1]) for name in names[::2])
-        now = SinkDatasets(load(place.config, {}), sink_of(place)).read()
-    place.stop()
+        now = SinkDatasets(load(rig.config, {}), sink_of(rig)).read()
+    rig.stop()
     events = [event for name in names for event in receiver.of(name)]
     topic = f"{prefix}.shop.lines"
 
@@ -258,9 +258,9 @@ def test_relay_snapshot_and_sink_report_their_runs(receiver, place, monkeypatch)
     assert [(now.inputs[0].name, "note")] == list(cached.origins["note"])
 
 
-def sink_of(place):
+def sink_of(rig):
     """Return the sink's settings."""
-    return load(place.config, {}).sink_named("plain")
+    return load(rig.config, {}).sink_named("plain")
 
 
 def datasets_of(event):
@@ -278,8 +278,8 @@ class _Stuck(set):
 
     def __init__(self):
         super().__init__()
-        self.goes_on = threading.Event()
+        self.proceed = threading.Event()
 
     def add(self, _path):
-        """Block, as a receiver does that does not respond."""
-        self.goes_on.wait(60)
+        """Block, like a receiver that does not respond."""
+        self.proceed.wait(60)

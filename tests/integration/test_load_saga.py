@@ -263,7 +263,7 @@ def test_a_shape_is_the_rate_of_all_workers_and_ends_the_run(
 @pytest.mark.soak
 def test_latency_is_measured_from_the_due_time(shop: RunningShop, tmp_path: Path):
     """
-    Thirty arrivals become due while locust is suspended; their latency has the wait.
+    Thirty arrivals become due while locust is suspended; their latency includes it.
     """
     run = Locust(
         tmp_path,

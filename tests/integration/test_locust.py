@@ -200,7 +200,7 @@ def test_tags_choose_the_tasks_of_users(begin: Begin, shop: Shop, tag, counted, 
 @pytest.mark.soak
 def test_customers_return_to_any_order_of_the_shop(begin: Begin):
     """
-    Each customer views an order first; some are then cancelled.
+    Each customer views an order first; some orders are then canceled.
     """
     first = begin(*HEADLESS, *NO_REPORT, "--exclude-tags", "pay", "-u", "3")
     first.wait_for("checkouts", 5)

@@ -162,8 +162,7 @@ def test_tables_are_described_together(rig: Rig, monkeypatch):
 
 def test_a_start_stores_the_first_marks_of_all_tables(rig: Rig):
     """
-    So no first change has to wait for its topic. A snapshot then reads every table.
-
+    No first change has to wait for its topic, and a snapshot reads every table.
     """
     rig.start()
     rig.wait_for(lambda: bool(rig.logged("relay streaming")))

@@ -390,7 +390,7 @@ def test_an_invalid_key_is_refused(shop: Shop, key: str):
     assert (422, (0, 0, 0, 0)) == (response.status_code, shop.counts())
 
 
-def test_a_failed_request_does_not_use_its_key_up(shop: Shop):
+def test_a_failed_request_does_not_use_up_its_key(shop: Shop):
     """
     A valid order can be placed with the key of a refused one.
     """

@@ -76,7 +76,7 @@ class Migrations:
         self._last = revision
 
     def upgrade(self, *, is_printed: bool = False) -> None:
-        """Upgrade the database, or print the statements that would."""
+        """Upgrade the database, or print the statements of the upgrade."""
         command.upgrade(self.config, "head", sql=is_printed)
 
     def rows(self, sql: str) -> list:

@@ -300,7 +300,7 @@ def test_topics_that_are_filled_under_writes_converge_to_their_views(
 
 def test_listed_aggregates_are_read_and_missing_ones_are_tombstones(shop: Shop):
     """
-    Keys are normalized by the server; a deleted aggregate gets an empty record.
+    The server normalizes the keys; a missing aggregate gets a tombstone.
     """
     fill(shop, 100)
     shop.begin()
@@ -478,7 +478,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_ambiguous_view_is_refused_with_its_reason(shop: Shop, name: str):
     """
-    The snapshot fails on duplicate or missing keys, volatile functions and time-outs.
+    The snapshot fails on duplicate or missing keys, volatile functions and timeouts.
     """
     statement, parts, reason = REFUSED[name]
     fill(shop, 200)

@@ -475,7 +475,7 @@ def test_configured_names_of_table_and_columns_are_used(log):
 
 def test_a_large_payload_is_stored_elsewhere(log):
     """
-    The row has its claim check instead of the payload.
+    The row has a claim check instead of the payload.
     """
     stored = {}
 

@@ -61,7 +61,6 @@ def wait(rig: Rig, holds, what: str) -> float:
 def test_many_tables_are_followed_and_read(rig: Rig):
     """
     The relay starts, some tables change, and a snapshot of all reads every row.
-
     """
     rig.start()
     wait(rig, lambda: bool(rig.logged("relay streaming")), "from start to stream")

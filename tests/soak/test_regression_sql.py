@@ -121,7 +121,7 @@ def _run(rig: SnapshotRig, sources: Path, name: str) -> None:
 
 
 def _is_settled(rig: SnapshotRig) -> bool:
-    """Return whether no snapshot or signal is unfinished; fail if the relay has ended."""
+    """Return whether all snapshots and signals have ended; fail if the relay has."""
     assert rig.process.poll() is None, rig.printed()[-6000:]
     unfinished = (
         "select exists (select from towpath.snapshot"

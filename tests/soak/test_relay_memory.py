@@ -122,7 +122,7 @@ class Rig:
             CLOCK.wait(0.25)
 
     def until_published(self, rows: int, patience_s: float) -> None:
-        """Wait until the topic has a number of records."""
+        """Wait until the topic has at least a number of records."""
         with contextlib.closing(self._consumer()) as consumer:
             self.until(
                 lambda: sum(ends_by_now(consumer).values()) >= rows,
@@ -238,7 +238,7 @@ def test_a_broker_that_is_down_under_load_costs_little_memory(rig: Rig, how: str
     The relay stops reading at its bound, and continues once the broker is back (I8).
     """
     down = rig.broker_stopped if how == "stopped" else rig.broker_killed
-    # The topic exists before, and the producer knows it.
+    # The topic exists beforehand, and the producer knows it.
     rig.insert(1000, per_transaction=100)
     rig.until_published(1000, PATIENCE_S)
     with down():

@@ -53,9 +53,9 @@ def print_last(stack: Stack, name: str, text: str) -> None:
 
 
 @pytest.fixture
-def alone(tmp_path_factory) -> Iterator[LazyStack]:
+def own_stack(tmp_path_factory) -> Iterator[LazyStack]:
     """Provide a separate stack, whose Kafka the test may stop."""
-    made = LazyStack(Stack(tmp_path_factory.mktemp("alone")))
+    made = LazyStack(Stack(tmp_path_factory.mktemp("own_stack")))
     yield made
     made.stack.purge()
 
@@ -81,19 +81,19 @@ def test_a_full_disk_stops_a_sink_and_loses_nothing(disaster):
         disaster.verify()
 
 
-def test_a_full_disk_stops_kafka_and_loses_nothing(make_disaster, alone):
+def test_a_full_disk_stops_kafka_and_loses_nothing(make_disaster, own_stack):
     """
     Restarted with free space, Kafka has every record; relay and sinks resume.
     """
-    disaster = make_disaster(shared=alone)
+    disaster = make_disaster(shared=own_stack)
     with disaster.running():
         disaster.step("Kafka cannot write to any file")
-        await_stop(alone.stack, "kafka", "0")
+        await_stop(own_stack.stack, "kafka", "0")
         disaster.towpath("relay", "status")
         disaster.towpath("doctor")
         disaster.step("there is space again: start Kafka")
         written = len(disaster.writer.events)
-        alone.stack.up(["kafka"])
+        own_stack.stack.up(["kafka"])
         until(
             lambda: len(set(disaster.published_events())) > written,
             "events written in the meantime are published",

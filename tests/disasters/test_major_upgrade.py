@@ -55,7 +55,7 @@ def close_gap(disaster):
     disaster.verify()
 
 
-def test_a_newer_release_is_a_new_lineage(make_disaster, newer):
+def test_a_newer_release_begins_a_new_lineage(make_disaster, newer):
     """
     No event that was confirmed before the upgrade is lost or published twice.
     """
@@ -78,7 +78,7 @@ def test_a_newer_release_is_a_new_lineage(make_disaster, newer):
         close_gap(disaster)
 
 
-def test_an_upgrade_in_place_is_a_new_lineage(make_disaster, newer):
+def test_an_upgrade_in_place_begins_a_new_lineage(make_disaster, newer):
     """
     The slot is migrated, but the server's new identifier still begins a new lineage.
     """

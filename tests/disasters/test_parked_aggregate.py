@@ -14,9 +14,9 @@ values (gen_random_uuid(), 'parcel', %s, %s, %s, %s)
 """
 
 
-HELD = 3
-REFUSED = 2
-WHICH = ("--type", "parcel", "--id", "one")
+EXIT_HELD = 3
+EXIT_REFUSED = 2
+PARCEL_ONE = ("--type", "parcel", "--id", "one")
 
 
 def record_events(disaster, parcel, *kinds):
@@ -39,7 +39,9 @@ def published(disaster, parcel):
 
 def replay(disaster, *options):
     """Replay the parked parcel; return the exit code."""
-    return disaster.towpath("relay", "dead-letters", "replay", *WHICH, *options).code
+    return disaster.towpath(
+        "relay", "dead-letters", "replay", *PARCEL_ONE, *options
+    ).code
 
 
 def test_a_parked_aggregate_is_replayed_in_order(disaster):
@@ -53,13 +55,13 @@ def test_a_parked_aggregate_is_replayed_in_order(disaster):
         found = published(disaster, "one"), published(disaster, "two")
         assert (["Packed"], ["Packed"]) == found
         disaster.towpath("relay", "dead-letters", "list")
-        disaster.towpath("relay", "dead-letters", "show", *WHICH)
+        disaster.towpath("relay", "dead-letters", "show", *PARCEL_ONE)
         disaster.step("the relay still runs: the command fails")
-        assert HELD == replay(disaster)
+        assert EXIT_HELD == replay(disaster)
 
         disaster.step("stop the relay, and replay")
         assert 0 == disaster.stop()
-        assert REFUSED == replay(disaster)
+        assert EXIT_REFUSED == replay(disaster)
         assert 0 == replay(disaster, "--drop")
         disaster.start()
         record_events(disaster, "one", "Opened")

@@ -78,7 +78,9 @@ def test_a_synchronized_slot_survives_a_failover(disaster, standby):
 
 
 @pytest.mark.parametrize("standby", [False], indirect=True, ids=["none"])
-def test_a_failover_without_the_slot_is_a_gap_that_snapshots_close(disaster, standby):
+def test_a_failover_without_the_slot_causes_a_gap_that_snapshots_close(
+    disaster, standby
+):
     """
     Rows that only the dead primary had are removed from the sinks.
     """

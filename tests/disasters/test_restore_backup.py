@@ -12,7 +12,7 @@ from towpath.deploy.local import postgres
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 
-def test_a_restored_backup_is_a_gap_that_snapshots_close(disaster):
+def test_a_restored_backup_causes_a_gap_that_snapshots_close(disaster):
     """
     Rows that were written after the backup are removed from the sinks.
     """

@@ -5,7 +5,7 @@ from confluent_kafka.admin import AdminClient
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
-HALTED = 3
+EXIT_HALTED = 3
 
 
 def test_a_lost_topic_is_recreated_and_filled(disaster):
@@ -18,7 +18,7 @@ def test_a_lost_topic_is_recreated_and_filled(disaster):
         admin = AdminClient({"bootstrap.servers": disaster.kafka})
         admin.delete_topics([topic])[topic].result()
         disaster.relay_says("relay halted")
-        assert HALTED == disaster.ended()
+        assert EXIT_HALTED == disaster.ended()
         disaster.towpath("relay", "status")
         disaster.step("repair the relay's state, and start the relay")
         done = disaster.towpath("relay", "state", "repair", "--yes")

@@ -70,7 +70,7 @@ def log_end(faults) -> int:
     return row[0]
 
 
-def test_a_keepalive_amid_transactions_confirms_nothing(faults, stack):
+def test_a_keepalive_during_transactions_confirms_nothing(faults, stack):
     """
     While Kafka is frozen, interleaved commits and keepalives confirm no LSN (B1, B3).
     """
@@ -245,8 +245,8 @@ def test_a_partition_count_that_changes_while_running_halts(faults):
     """
     No key may move to another partition, even while the relay runs.
     """
-    often = 'client = {"topic.metadata.refresh.interval.ms" = "100"}'
-    faults.prepare(kafka=often)
+    fast_refresh = 'client = {"topic.metadata.refresh.interval.ms" = "100"}'
+    faults.prepare(kafka=fast_refresh)
     faults.writer.write()
     process = faults.relay.start()
     faults.await_confirmed(faults.relay, faults.end())

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 SMALL = "select id from shop.line where length(note) < 1000"
 # The client learns of added partitions at once, as after any reconnect.
-OFTEN = 'client = {"topic.metadata.refresh.interval.ms" = "100"}'
+FAST_REFRESH = 'client = {"topic.metadata.refresh.interval.ms" = "100"}'
 
 
 def command(faults, *args: str) -> tuple[int, str]:
@@ -104,7 +104,7 @@ def test_added_partitions_get_no_record_before_the_operator_decides(faults):
 
     Every change is then published once, and each partition is in order.
     """
-    faults.prepare(kafka=OFTEN)
+    faults.prepare(kafka=FAST_REFRESH)
     faults.writer.write(3)
     process = faults.relay.start()
     faults.await_confirmed(faults.relay, faults.end())

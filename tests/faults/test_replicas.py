@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 CLOCK = SystemClock()
 # A frozen broker must remain an in-sync replica during the test: otherwise the leader
 # would show records that the follower lacks.
-PATIENT = "broker.session.timeout.ms=60000\nreplica.lag.time.max.ms=60000\n"
+LONG_TIMEOUTS = "broker.session.timeout.ms=60000\nreplica.lag.time.max.ms=60000\n"
 
 
 class Brokers:
@@ -44,8 +44,8 @@ class Brokers:
             f"listeners=PLAINTEXT://{ports.LOOPBACK}:{second.port}\n"
         )
         self._parts = [
-            replace(first, prepare=lambda: amend(first, PATIENT)),
-            replace(second, prepare=lambda: join(second, first, own + PATIENT)),
+            replace(first, prepare=lambda: amend(first, LONG_TIMEOUTS)),
+            replace(second, prepare=lambda: join(second, first, own + LONG_TIMEOUTS)),
         ]
 
     def up(self) -> None:

@@ -252,7 +252,7 @@ class TakeOver(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def taken() -> Iterator[TakeOver]:
+def result() -> Iterator[TakeOver]:
     """Take over the recorded stack once for all tests."""
     ports = FOLDER / "stack/ports.json"
     with held_stack() as held:
@@ -462,29 +462,29 @@ def without_new(known: object, found: object) -> object:
     return found
 
 
-def test_the_sinks_of_a_recorded_stack_equal_the_source(taken):
+def test_the_sinks_of_a_recorded_stack_equal_the_source(result):
     """
     Each sink has all rows, even those of parked keys and of the unfinished snapshot.
     """
     results = {
         sink: (report["result"], report["differences"])
-        for sink, report in taken.reports.items()
+        for sink, report in result.reports.items()
     }
     rows = [
         route["source_rows"]
-        for report in taken.reports.values()
+        for report in result.reports.values()
         for route in report["routes"]
     ]
 
     assert dict.fromkeys(SINKS, ("equal", 0)) == results
-    assert (True, set()) == (min(rows) > 0, taken.still_parked)
+    assert (True, set()) == (min(rows) > 0, result.still_parked)
 
 
-def test_the_topics_of_a_recorded_stack_continue(taken):
+def test_the_topics_of_a_recorded_stack_continue(result):
     """
     Existing records remain; positions are unique, and rise in each partition.
     """
-    before, after = taken.before.topics, taken.after.topics
+    before, after = result.before.topics, result.after.topics
     changed = [
         partition
         for partition, records in before.items()
@@ -502,30 +502,30 @@ def test_the_topics_of_a_recorded_stack_continue(taken):
     assert sum(map(len, after.values())) > sum(map(len, before.values()))
 
 
-def test_each_event_of_a_recorded_stack_is_published_once(taken):
+def test_each_event_of_a_recorded_stack_is_published_once(result):
     """
     Events of parked aggregates are published once, too, as dead letters.
     """
-    counts = events(taken.after.topics)
+    counts = events(result.after.topics)
 
     assert {1} == set(counts.values())
-    assert taken.outbox <= set(counts)
+    assert result.outbox <= set(counts)
 
 
-def test_the_records_of_a_recorded_stack_are_identical(taken):
+def test_the_records_of_a_recorded_stack_are_identical(result):
     """
     The present relay publishes the same bytes for the whole log as the earlier one.
     """
-    assert streamed(taken.witness, "witness") == streamed(taken.after.topics, "stack")
+    assert streamed(result.witness, "witness") == streamed(result.after.topics, "stack")
 
 
-def test_the_relay_of_a_recorded_stack_keeps_its_state(taken):
+def test_the_relay_of_a_recorded_stack_keeps_its_state(result):
     """
     The lineage continues, and each record of the state keeps its key and its members.
 
     A record may have additional members.
     """
-    before, after = state(taken.before.topics), state(taken.after.topics)
+    before, after = state(result.before.topics), state(result.after.topics)
     shapes = {key: shape(one) for key, one in before.items()}
 
     assert before["lineage"] == after["lineage"]
@@ -534,32 +534,32 @@ def test_the_relay_of_a_recorded_stack_keeps_its_state(taken):
     }
 
 
-def test_no_sink_of_a_recorded_stack_restarts_from_the_beginning(taken):
+def test_no_sink_of_a_recorded_stack_restarts_from_the_beginning(result):
     """
     Each sink resumes from its checkpoint, and repeats one batch at most.
     """
     for sink in SINKS:
-        before, after = taken.before.progress[sink], taken.after.progress[sink]
+        before, after = result.before.progress[sink], result.after.progress[sink]
         done = applied(after) - applied(before)
         assert 0 < after["records"] - before["records"] <= 2 * done, sink
 
 
-def test_the_metrics_of_a_recorded_stack_keep_names_types_and_labels(taken):
+def test_the_metrics_of_a_recorded_stack_keep_names_types_and_labels(result):
     """
     Dashboards and alarms depend on them.
     """
     expected = EXPECTED_METRICS.read_text(encoding="utf-8").splitlines()
 
-    assert expected == taken.metrics
+    assert expected == result.metrics
 
 
 @pytest.mark.parametrize("sink", SINKS)
-def test_untouched_rows_of_a_recorded_stack_do_not_change(taken, sink):
+def test_untouched_rows_of_a_recorded_stack_do_not_change(result, sink):
     """
     Keys, values, versions and columns stay the same, and so does an index's metadata.
     """
-    before = untouched(taken.before.sinks[SINKS.index(sink)])
-    after = untouched(taken.after.sinks[SINKS.index(sink)])
+    before = untouched(result.before.sinks[SINKS.index(sink)])
+    after = untouched(result.after.sinks[SINKS.index(sink)])
 
     assert len(before) > 50
     assert before == {name: after.get(name) for name in before}

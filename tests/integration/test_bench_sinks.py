@@ -27,10 +27,10 @@ class Wrong:
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         load = spec.loader.exec_module
-        def exec_module(lane):
-            load(lane)
-            send = lane.packed_words
-            lane.packed_words = lambda name, count, keys, rest: send(
+        def exec_module(module):
+            load(module)
+            send = module.packed_words
+            module.packed_words = lambda name, count, keys, rest: send(
                 name, count, keys, [p.replace(b'"0.77"', b'"0.78"') for p in rest]
             )
         spec.loader.exec_module = exec_module

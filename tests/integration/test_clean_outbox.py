@@ -37,7 +37,7 @@ INSERT = (
 SETTINGS = "heartbeat_interval_s = 0.5\n"
 
 
-class Ahead(SystemClock):
+class FastClock(SystemClock):
     """A clock that is days ahead."""
 
     def now(self) -> datetime:
@@ -57,7 +57,7 @@ class OutboxRig(Rig):
             load(self.config, {}),
             chosen,
             lambda *numbers: self.reported.append(numbers),
-            clock or Ahead(),
+            clock or FastClock(),
         )
 
     def insert(self, at=None, connection=None):

@@ -169,7 +169,7 @@ def test_a_missing_outbox_is_one_finding(source: Source):
         ),
     ],
 )
-def test_a_slot_or_a_limit_in_danger_is_found(
+def test_risks_for_the_slot_are_found(
     source: Source, statements: str, more: str, finding: str
 ):
     """

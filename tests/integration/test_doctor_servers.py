@@ -52,8 +52,10 @@ unclean.leader.election.enable=true
 offsets.topic.num.partitions=1
 """
 # The controller fences a broker that has not reported for this long.
-HASTY = "broker.session.timeout.ms=1000\n"
-SELDOM = "broker.session.timeout.ms=180000\nbroker.heartbeat.interval.ms=60000\n"
+SHORT_SESSION = "broker.session.timeout.ms=1000\n"
+RARE_HEARTBEATS = (
+    "broker.session.timeout.ms=180000\nbroker.heartbeat.interval.ms=60000\n"
+)
 
 DEAD_ROWS = """
 alter table towpath.outbox set (autovacuum_enabled = false);
@@ -122,12 +124,12 @@ def test_a_fenced_broker_is_unavailable(make_cluster, unique: str, tmp_path: Pat
     The broker responds, but lists no brokers, because its heartbeats are late.
     """
     cluster = make_cluster(2, "controller")
-    cluster.start(1, more=HASTY)
+    cluster.start(1, more=SHORT_SESSION)
     cluster.start(2)
     cluster.wait_for_brokers(1)
     cluster.create(table_topic(unique, TableName("public", "note")), [[2]])
     cluster.kill(2)
-    cluster.start(2, more=SELDOM)
+    cluster.start(2, more=RARE_HEARTBEATS)
     settings = Source(cluster, UNUSED, unique, tmp_path).configure()
 
     def is_fenced() -> bool:
@@ -261,7 +263,7 @@ def test_a_target_that_is_full_or_unsafe_is_found(server: OwnPostgres):
     Nine of ten connections are in use, and fsync is off, so a crash may lose rows.
     """
     dsn = server.start(max_connections="10", fsync="off")
-    alone = health_of_postgres(dsn)
+    before = health_of_postgres(dsn)
     others = [psycopg.connect(dsn) for _ in range(8)]
     try:
         found = health_of_postgres(dsn)
@@ -270,8 +272,8 @@ def test_a_target_that_is_full_or_unsafe_is_found(server: OwnPostgres):
             each.close()
 
     assert ({"warning target-fsync"}, {"info target-connections"}) == (
-        alone,
-        found - alone,
+        before,
+        found - before,
     )
 
 

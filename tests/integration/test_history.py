@@ -83,19 +83,19 @@ class FollowedSource:
         self.steps.clear()
         stream = SlotStream(self.dsn, CLOCK, Wakeup())
         with connect(self.dsn) as connection, contextlib.closing(stream):
-            memory = HistoryStore(
-                self._remembered, self._write, self._publish, self._confirm
+            store = HistoryStore(
+                self._stored_history, self._write, self._publish, self._confirm
             )
             relay = Registration(self.settings.database.slot, 1)
             history = LineageResolver(
-                self.settings, memory, CLOCK, connection, stream, relay
+                self.settings, store, CLOCK, connection, stream, relay
             )
             return history.follow()
 
-    def live(self, beats: int = 1) -> None:
+    def live(self, heartbeats: int = 1) -> None:
         """Write heartbeats, and record everything as published and confirmed."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
-            for _ in range(beats):
+            for _ in range(heartbeats):
                 self.heartbeat = one(
                     connection,
                     "insert into towpath.heartbeat values (1, 1, now())"
@@ -124,7 +124,7 @@ class FollowedSource:
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             connection.execute(statement.encode())
 
-    def _remembered(self) -> StoredHistory:
+    def _stored_history(self) -> StoredHistory:
         lsn = self.confirmed_lsn
         offset = self.lineages[-1].offset if self.lineages else 0
         return StoredHistory(
@@ -353,7 +353,7 @@ def test_a_restored_volume_is_detected(own: Stack):
     copy = data.with_name("copy")
     subprocess.run(["cp", "-a", data, copy], check=True)
     own.up(["postgres"])
-    followed.live(beats=3)
+    followed.live(heartbeats=3)
     own.down()
     shutil.rmtree(data)
     copy.rename(data)

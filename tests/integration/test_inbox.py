@@ -125,7 +125,7 @@ def test_an_event_whose_replay_fails_remains_parked(rig):
         rig.wait_counts(2)
 
 
-def test_a_follower_joins_a_replay_that_is_requested(rig):
+def test_a_follower_joins_a_requested_replay(rig):
     """
     Otherwise it would stay parked after all earlier events have been released.
     """

@@ -11,7 +11,7 @@ from towpath.inbox import Observer, consumer
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 # The smallest values that both the broker and the client accept.
-SHORT = {"max.poll.interval.ms": 6000, "session.timeout.ms": 6000}
+SHORT_TIMEOUTS = {"max.poll.interval.ms": 6000, "session.timeout.ms": 6000}
 KEYS = [f"k{number}" for number in range(6)]
 
 
@@ -139,9 +139,9 @@ def test_a_handler_longer_than_the_poll_interval_repeats_and_loses_nothing(rig, 
     send(rig, range(12))
     slow, other = Handler(rig, stops_at=0), Handler(rig)
     slow.fails = fails
-    with rig.running(handle=slow, settings=SHORT):
+    with rig.running(handle=slow, settings=SHORT_TIMEOUTS):
         assert slow.begun.wait(TIMEOUT_S)
-        with rig.running(handle=other, settings=SHORT):
+        with rig.running(handle=other, settings=SHORT_TIMEOUTS):
             until(lambda: is_blocked(rig), "the new owner waits for the first one")
             assert 0 not in other.counts
             slow.proceed.set()
@@ -164,8 +164,8 @@ def test_every_handler_may_be_longer_than_the_poll_interval(rig):
         rig.handle(event, session)
 
     with (
-        rig.running(handle=slow, settings=SHORT),
-        rig.running(handle=slow, settings=SHORT),
+        rig.running(handle=slow, settings=SHORT_TIMEOUTS),
+        rig.running(handle=slow, settings=SHORT_TIMEOUTS),
     ):
         until(lambda: len(rig.counts()) == 3, "the work ends", timeout_s=120)
     assert [0, 1, 2] == rig.counts("a")

@@ -25,7 +25,7 @@ from towpath.settings import Kafka, Topics, load
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 TABLES = 60
-MAKE = """
+CREATE_TABLES = """
 create schema many;
 create table many.bare (note text);
 do $$ begin
@@ -45,7 +45,7 @@ insert into towpath.signal (id, type, data) values ('all', 'execute-snapshot',
 def rig(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Rig]:
     """Provide a prepared database with many tables; its relay does not run yet."""
     made = Rig(database, stack.kafka, unique, tmp_path)
-    made.execute(MAKE)
+    made.execute(CREATE_TABLES)
     made.configure(made.outbox, tables=("many[.]t.*",), partitions=2)
     made.init()
     yield made
@@ -101,7 +101,7 @@ def test_topics_are_created_and_described_together(stack, unique: str, monkeypat
     assert found[0] == found[1]
 
 
-class Waiting:
+class CreatingClock:
     """A clock whose first wait creates a topic, and which records its waits."""
 
     def __init__(self, make: Callable[[], None]) -> None:
@@ -124,7 +124,7 @@ def test_only_unknown_topics_are_requested_again(stack, unique: str, monkeypatch
     kafka, settings = Kafka(bootstrap_servers=stack.kafka), Topics(partitions=1)
     made = KafkaTopics(kafka, settings, CLOCK)
     made.ensure(f"{unique}.first")
-    clock = Waiting(lambda: made.recreate(unique, {f"{unique}.second": 1}))
+    clock = CreatingClock(lambda: made.recreate(unique, {f"{unique}.second": 1}))
     requested: list[set[str]] = []
     list_offsets = AdminClient.list_offsets
 

@@ -420,7 +420,7 @@ def test_an_order_paid_and_canceled_concurrently_is_canceled_once(shop: Shop):
     assert types == [type_ for type_, _ in shop.events()]
 
 
-def test_the_newest_event_of_every_order_is_the_order(shop: Shop):
+def test_the_newest_event_of_every_order_matches_the_order(shop: Shop):
     """
     After many concurrent requests, some of them refused, events and tables agree.
     """

@@ -56,7 +56,7 @@ def pages(client: FlaskClient, link: str | None) -> Iterator[list[dict[str, Any]
         yield response.json["items"]
 
 
-def test_orders_are_listed_newest_first_each_once_while_others_are_placed(client):
+def test_orders_are_listed_once_newest_first_while_others_are_placed(client):
     """
     Orders that are placed between two pages do not appear on later pages.
     """
@@ -95,7 +95,7 @@ def test_orders_are_listed_by_customer_and_status_on_every_page(client):
     The links keep the filters of the first request.
     """
     ada, bob = register(client), register(client)
-    of_ada = [place(client, who) for who in (ada, bob) * 4][::2]
+    of_ada = [place(client, customer) for customer in (ada, bob) * 4][::2]
     for order_id in of_ada[:3]:
         client.post(f"/orders/{order_id}/pay")
     link = f"/orders?customer_id={ada}&status=paying&limit=2"

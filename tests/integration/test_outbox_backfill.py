@@ -298,7 +298,7 @@ def test_topics_that_are_filled_under_writes_converge_to_their_views(
     assert shop.state("order_state") == fold(both["order"])
 
 
-def test_listed_aggregates_are_read_and_missing_ones_are_tombstones(shop: Shop):
+def test_listed_aggregates_are_read_and_missing_ones_get_tombstones(shop: Shop):
     """
     The server normalizes the keys; a missing aggregate gets a tombstone.
     """

@@ -22,7 +22,7 @@ TABLES = 2_000
 CHANGED = 286
 ROWS = 2
 WITHIN_S = 1_800.0
-MAKE = """
+CREATE_TABLES = """
 do $$ begin
   for n in {first}..{last} loop
     execute format('create table many.t%s (id int primary key, note text)', n);
@@ -38,7 +38,7 @@ def rig(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Rig]:
     made = Rig(database, stack.kafka, unique, tmp_path)
     made.execute("create schema many")
     for first in range(1, TABLES + 1, 200):
-        made.execute(MAKE.format(first=first, last=first + 199))
+        made.execute(CREATE_TABLES.format(first=first, last=first + 199))
     made.configure(made.outbox, tables=("many[.].*",), partitions=6)
     made.init()
     yield made
@@ -58,7 +58,7 @@ def wait(rig: Rig, holds, what: str) -> float:
     return took_s
 
 
-def test_many_tables_are_followed_and_read(rig: Rig):
+def test_many_tables_are_captured_and_read(rig: Rig):
     """
     The relay starts, some tables change, and a snapshot of all reads every row.
     """

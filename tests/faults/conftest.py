@@ -54,7 +54,7 @@ class StreamedRecord(NamedTuple):
 
 
 class Follower(RelayProcess):
-    """A relay under test: its configuration, its processes and its topics."""
+    """A relay: its configuration, its processes and its topics."""
 
     def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path) -> None:
         super().__init__(folder / f"{prefix}.toml", folder / f"{prefix}.log")

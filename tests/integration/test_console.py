@@ -214,7 +214,7 @@ def test_the_api_describes_each_of_its_routes(console):
 
 def test_messages_hide_the_columns_that_a_route_masks(console):
     """
-    The page shows the records, but not the values of a masked column.
+    The API returns the records, but hides the values of a masked column.
     """
     topic = topic_of(console)
     text = console.platform.config.read_text(encoding="utf-8")

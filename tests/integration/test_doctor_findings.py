@@ -173,7 +173,7 @@ def test_risks_for_the_slot_are_found(
     source: Source, statements: str, more: str, finding: str
 ):
     """
-    The findings name retained WAL, slots, and a disabled sender timeout (B4, B10, B11).
+    The doctor finds retained WAL, idle slots and a disabled timeout (B4, B10, B11).
     """
     before = examined(source)
     source.execute(statements, "select pg_logical_emit_message(true, 'x', 'y')")
@@ -396,7 +396,7 @@ def test_a_cache_that_may_lose_rows_is_found(tmp_path: Path):
 
 def test_an_index_that_refuses_or_hides_rows_is_found(stack, unique: str):
     """
-    The index has a write block, no refresh, an unassigned replica, a dynamic mapping.
+    The index has a write block, no refresh, a missing replica and a dynamic mapping.
     """
     client = OpenSearch(hosts=[stack.opensearch_url])
     sink = sink_of("search", stack.opensearch_url, unique)

@@ -238,7 +238,7 @@ NOWHERE = "127.0.0.1:1"
 MISTAKES = [
     ((), None, 2, "--host is missing"),
     ((), "ftp://shop", 2, "is not an address such as http://"),
-    ((), f"http://{NOWHERE}", 3, "the orders service does not response at http://"),
+    ((), f"http://{NOWHERE}", 3, "the orders service does not answer at http://"),
     (("--load-cache-url", f"redis://{NOWHERE}/0"), "", 3, "the cache cannot be read"),
     (("--load-search-url", f"http://{NOWHERE}"), "", 3, "the search cannot be read"),
     (
@@ -317,7 +317,7 @@ def test_the_page_starts_a_valid_run_and_reports_wrong_fields(page, shop: Shop):
         reason in response["message"]
         for response, reason in zip(
             wrong,
-            ("does not response", "must be 0 or more", "the cache cannot be read"),
+            ("does not answer", "must be 0 or more", "the cache cannot be read"),
             strict=True,
         )
     )

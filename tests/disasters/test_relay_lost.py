@@ -24,7 +24,7 @@ END_STREAM = "select pg_terminate_backend(active_pid) from pg_replication_slots"
 
 def counts(disaster):
     """
-    Return how often the relays have logged each event that is awaited below.
+    Return how many times the relays have logged each event that is awaited below.
 
     A relay waits for the claim, and then for the end of the previous holder's stream.
     If the server is slow to end that stream, the relay logs the wait and the takeover

@@ -50,11 +50,11 @@ class Fault:
         self._note_encoded()
 
     def before(self, owner: Any, name: str) -> None:
-        """Kill before a function."""
+        """Kill the process before a function is called."""
         self._wrap(owner, name, lambda *_: self._strike())
 
     def after(self, owner: Any, name: str) -> None:
-        """Kill after a function."""
+        """Kill the process after a function has returned."""
         original = getattr(owner, name)
 
         def struck(*args: Any, **kwargs: Any) -> Any:
@@ -65,7 +65,7 @@ class Fault:
         setattr(owner, name, struck)
 
     def after_targets(self, name: str) -> None:
-        """Kill after a method of every kind of sink."""
+        """Kill the process after a method of any kind of sink has returned."""
         for target in _TARGETS:
             self.after(target, name)
 
@@ -92,13 +92,13 @@ class Fault:
 
     @contextlib.contextmanager
     def struck_before(self) -> Iterator[None]:
-        """Kill before a step."""
+        """Kill the process before the block."""
         self._strike()
         yield
 
     @contextlib.contextmanager
     def struck_after(self) -> Iterator[None]:
-        """Kill after a step."""
+        """Kill the process after the block."""
         yield
         self._strike()
 

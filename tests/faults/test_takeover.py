@@ -1,5 +1,5 @@
 """
-The present code takes over a stack that an earlier version has filled and left at work.
+The present code takes over a stack that an earlier version left in the middle of work.
 
 ``tests/data/recording`` defines the stack: a relay and a driver that were killed, an
 unfinished snapshot, dead letters with parked followers, a command that no sink has
@@ -89,7 +89,7 @@ values (gen_random_uuid(), 'parcel', 'two', 'ParcelSent', '{"n": 9}'),
        (gen_random_uuid(), 'parcel', 'one', 'ParcelSent', '{"n": 9}');
 delete from towpath.outbox where aggregate_type = 'parcel' and aggregate_id = 'two'
 """
-# A warehouse can represent these rows again; their changes wait behind a dead letter.
+# Rows whose changes wait behind a dead letter get values that a warehouse can store.
 REPAIR = "update rich.moment set at = '2026-02-02 02:02Z' where id in (1, 2)"
 REPAIRED = datetime(2026, 2, 2, 2, 2, tzinfo=UTC)
 UNFINISHED = "select state from towpath.snapshot where snapshot_id = 'unfinished'"

@@ -57,7 +57,7 @@ def ended(console, path=VERIFICATION):
 
 def test_a_verification_continues_without_its_browser(console):
     """
-    The run reports its steps with their rows; the audit log has its end.
+    The run reports its steps with their rows; the audit log records its end.
     """
     console.browser().send("/verify", sinks="cache")
     run = ended(console)

@@ -152,7 +152,7 @@ def test_a_topic_with_too_short_a_retention_is_found(
 
 def test_a_declared_view_that_cannot_be_read_is_found(config: Path, capsys):
     """
-    Otherwise nobody would know before a signal that its topic cannot be filled.
+    Otherwise only a later signal would reveal that its topic cannot be filled.
     """
     text = config.read_text(encoding="utf-8")
     view = '[[relay.outbox.view]]\naggregate_type = "note"\nview = "public.state"\n'

@@ -45,7 +45,7 @@ def metrics(rig, monkeypatch):
 
 
 def options(rig, *more):
-    """Return the options that a command needs, and more."""
+    """Return the options that every command needs, followed by further ones."""
     return ["--dsn", rig.dsn, "--kafka", rig.kafka, *more]
 
 
@@ -120,7 +120,7 @@ def test_records_lost_to_retention_do_not_count_as_lag(rig, capsys):
 
 def test_the_command_prunes_what_the_topics_no_longer_contain(rig, capsys):
     """
-    Ids of events that can be read again, or are parked, or of other consumers are kept.
+    Ids of other consumers, of parked events and of events still in the topics are kept.
     """
     rig.refused = {2}
     rig.send("a", 1, 2, partition=0)

@@ -95,7 +95,7 @@ class Rig:
         self.stack.stack.purge()
 
     def insert(self, rows: int, per_transaction: int) -> None:
-        """Insert rows with a number of rows per transaction."""
+        """Insert rows, ``per_transaction`` of them in each transaction."""
         for first in range(0, rows, per_transaction):
             self.source.execute(INSERT, (first, min(rows, first + per_transaction)))
 
@@ -122,7 +122,7 @@ class Rig:
             CLOCK.wait(0.25)
 
     def until_published(self, rows: int, patience_s: float) -> None:
-        """Wait until the topic has at least a number of records."""
+        """Wait until the topic has at least ``rows`` records."""
         with contextlib.closing(self._consumer()) as consumer:
             self.until(
                 lambda: sum(ends_by_now(consumer).values()) >= rows,

@@ -1,8 +1,9 @@
-"""Fixtures of all tests: one local stack per worker, one database per test.
+"""
+Fixtures of all tests: one local stack per worker, one database per test.
 
-A run is one process, or several workers side by side. The stack lives in a folder below
-the system's temporary folder; its parts start when a test first asks for their address.
-The worker removes it, and if the worker was killed, its watcher does.
+A run is one process, or several concurrent workers. The stack lives in a folder below
+the system's temporary folder; its parts start when a test first requests their address.
+The worker removes it; if the worker is killed, its watcher does.
 """
 
 import contextlib
@@ -29,12 +30,12 @@ from towpath.sinks.jars import java, store
 from towpath.sinks.ports import SqlSession
 from towpath.sinks.targets.warehouse.client import catalog_conf
 
-# Until the tests are collected there is no garbage worth a look.
+# Collecting tests creates no garbage that is worth a collection.
 gc.disable()
 # No deadline per example: on a busy machine it measures other processes.
 settings.register_profile("dev", max_examples=200, deadline=None)
 settings.register_profile("ci", max_examples=5_000, deadline=None)
-# For a planted defect: the same examples each time, and no search for a smaller one.
+# For planted defects: the same examples each time, without shrinking.
 settings.register_profile(
     "mutants",
     max_examples=200,
@@ -47,22 +48,22 @@ settings.register_profile(
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # For engines that run for seconds, the second compiler costs more time than it saves,
-# and so does the verification of bytecode, which the lock's hashes vouch for.
+# and so does the verification of bytecode, for which the lock's hashes vouch.
 os.environ.setdefault(  # noqa: TID251 - a root
     "SPARK_SUBMIT_OPTS",
     "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions"
     " -XX:-BytecodeVerificationRemote",
 )
-# The Python source is the reference, also where a set-up has compiled some modules.
-# TOWPATH_COMPILED=on: these modules, in tests and in the processes that they start.
+# The Python source is the reference, even if a setup has compiled some modules.
+# TOWPATH_COMPILED=on: use those modules, in tests and in the processes that they start.
 os.environ.setdefault(compiled.VARIABLE, "off")  # noqa: TID251 - a root
 compiled.import_modules(os.environ)  # noqa: TID251 - a root
 if os.environ[compiled.VARIABLE] != "off":  # noqa: TID251 - a root
     assert compiled.running() is compiled.Code.COMPILED, "run make setup first"
 _PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "dev")  # noqa: TID251 - a root
 settings.load_profile(_PROFILE)
-# For tables of a few rows, to compile a statement costs more than to interpret it, and
-# so does each further task. Drivers that tests start have the settings of production.
+# For tables of a few rows, compiling a statement costs more than interpreting it, and
+# so does each further task. Drivers that tests start have production settings.
 _SMALL_TABLES = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.codegen.wholeStage": "false",
@@ -75,11 +76,11 @@ _PROPERTY_S = 0.3 * settings.get_profile(_PROFILE).max_examples
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(session, config, items):
     """
-    Mark tests by where they are and what they use; a worker orders them, too.
+    Mark tests by their folder and by their fixtures; a worker also orders them.
 
     A property has hundreds of examples: the limit of a unit test is too short for it on
-    a busy machine. PySpark leaves the closing of its sockets to Python, which warns,
-    perhaps not before a later test of the process that needs no engine.
+    a busy machine. PySpark leaves the closing of its sockets to Python, whose warning
+    may come only during a later test of the process, which may not use Spark.
     """
     unclosed = pytest.mark.filterwarnings(
         r"ignore:unclosed <socket.*sock:ResourceWarning"
@@ -100,9 +101,9 @@ def pytest_collection_modifyitems(session, config, items):
 
 def pytest_collection_finish():
     """
-    Exempt what collection has made from garbage collection: it lives to the end.
+    Exempt the objects made by collection from garbage collection: they are never freed.
 
-    From now on, the worker in the background leaves the processor to the others.
+    From now on, the background worker leaves the processor to the others.
     """
     gc.collect()
     gc.freeze()
@@ -111,7 +112,7 @@ def pytest_collection_finish():
 
 
 def pytest_xdist_make_scheduler(config, log):
-    """Share the tests out by pieces."""
+    """Distribute the tests by pieces."""
     return workers.Pieces(config, log)
 
 
@@ -173,7 +174,7 @@ def unique() -> str:
 
 @pytest.fixture
 def database(stack: LazyStack, unique: str) -> Iterator[str]:
-    """Provide a fresh database, by its address."""
+    """Provide the address of a fresh database."""
     with databases.fresh_database(stack, unique) as dsn:
         yield dsn
 
@@ -181,9 +182,10 @@ def database(stack: LazyStack, unique: str) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def lake(stack: LazyStack) -> Iterator[tuple[Sink, SqlSession]]:
     """
-    Provide the worker's one Spark, and the warehouse that it writes.
+    Provide the worker's only Spark, and the warehouse that it writes.
 
-    The sink that describes the warehouse has one route; a test puts its own.
+    The sink that describes the warehouse has one route, which a test replaces with its
+    own.
     """
     from towpath.sinks.engine import session  # noqa: PLC0415 - only some tests need Spark
 

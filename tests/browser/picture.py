@@ -1,10 +1,12 @@
 """
-Takes the pictures of pages: ``python tests/browser/picture.py NAME PAGE FILE``.
+Take a picture of a page: ``python tests/browser/picture.py NAME PAGE FILE``.
 
-``load`` is the picture of docs/load.md: locust's page is open at PAGE, with all three
-sinks' addresses; the load is started from the page, and ends with the picture.
-``storefront`` is that of docs/storefront.md: the storefront is open at PAGE, over the
-whole shop; two products are ordered, and the order's page is taken.
+``load`` takes the picture of docs/load.md: locust's page is open at PAGE, with the
+addresses of all three sinks; the load is started from the page and runs until the
+picture is taken.
+
+``storefront`` takes that of docs/storefront.md: the storefront of the whole shop is
+open at PAGE; two products are ordered, and the order's page is shown.
 """
 
 import sys
@@ -30,7 +32,9 @@ def load(window: Browser, page: str) -> None:
 
 
 def storefront(window: Browser, page: str) -> None:
-    """Order two products, and wait until the saga is settled and was read."""
+    """
+    Order two products, and wait until the saga is settled and both copies show it.
+    """
     window.emulate(height=860)
     window.open(page)
     for number in (3, 5):

@@ -1,7 +1,7 @@
 """
 The console in a real browser: make browser-test.
 
-With ``CONSOLE_PICTURES`` naming a folder, the pages are stored there as the pictures of
+If ``CONSOLE_PICTURES`` names a folder, the pages are stored there as the pictures of
 the documentation.
 """
 
@@ -18,7 +18,7 @@ from support.waiting import until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
-# Each page, and the part of it that must be drawn before it is looked at.
+# Each page, and the element that must be drawn before the page is checked.
 PAGES = {
     "/": "text:has-text('rec/s')",
     "/source": "canvas",
@@ -43,7 +43,7 @@ return [one.tagName, one.textContent.trim(), getComputedStyle(one).outlineStyle]
 """
 
 
-PICTURES = os.environ.get("CONSOLE_PICTURES")  # noqa: TID251 - of this test alone
+PICTURES = os.environ.get("CONSOLE_PICTURES")  # noqa: TID251 - only for this test
 SAMPLES = 8
 
 
@@ -59,14 +59,14 @@ def console(stack, tmp_path_factory):
     stack.up("opensearch")
     with console_platform(stack, folder, "cache", "search", relay=CHUNKS) as served:
         if PICTURES:
-            # The plots of a picture are to show more than a moment.
+            # The plots in a picture should cover more than a moment.
             until(lambda: samples_of(served) > SAMPLES, "samples", timeout_s=PATIENCE_S)
         yield served
 
 
 @pytest.fixture
 def window(console):
-    """Provide a window that has logged in; its console stays empty."""
+    """Provide a window that has logged in; its console must stay empty."""
     with browser() as made:
         made.emulate(width=DESKTOP[0], height=DESKTOP[1])
         made.open(f"{console.address}/login")
@@ -87,7 +87,7 @@ def store_picture(window, path, name=""):
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_every_page_is_accessible_and_fits(window, console, size, is_dark):
     """
-    The checker finds nothing, no page is wider than the screen, no error is logged.
+    The checker finds nothing, no page is too wide, and no error is logged.
     """
     window.emulate(is_dark=is_dark, width=size[0], height=size[1])
     findings = []
@@ -107,7 +107,7 @@ def test_every_page_is_accessible_and_fits(window, console, size, is_dark):
 
 def test_the_checker_finds_a_text_without_contrast(window, console):
     """
-    A defect that is planted in the page is found, so that finding none means something.
+    A planted defect is found, so an empty list of findings means something.
     """
     window.open(f"{console.address}/verify")
     window.run("document.querySelector('h1').style.color = '#ddd'")
@@ -116,9 +116,9 @@ def test_the_checker_finds_a_text_without_contrast(window, console):
     assert [one["id"] for one in found] == ["color-contrast"]
 
 
-def test_the_keyboard_reaches_every_page_and_shows_where_it_is(window, console):
+def test_the_keyboard_reaches_every_page_and_shows_the_focus(window, console):
     """
-    The first stop skips the navigation; each stop has an outline; Enter opens a page.
+    The first stop skips the navigation; each has an outline; Enter opens a page.
     """
     window.open(f"{console.address}/sinks")
     stops = []
@@ -139,7 +139,7 @@ def test_the_keyboard_reaches_every_page_and_shows_where_it_is(window, console):
 
 def test_a_snapshot_is_started_paused_and_stopped_by_buttons(window, console):
     """
-    The page changes by itself, and each outcome is said above it.
+    The page updates itself, and shows the outcome of each button at its top.
     """
     window.open(f"{console.address}/source")
     window.page.fill("input[name='max_rows_per_second']", "10")
@@ -163,9 +163,9 @@ def test_a_snapshot_is_started_paused_and_stopped_by_buttons(window, console):
     assert rows == [("stopped",)]
 
 
-def test_a_difference_is_found_by_key_and_column_and_repaired(window, console):
+def test_a_difference_is_shown_by_key_and_column_and_repaired(window, console):
     """
-    A note that somebody changed in the cache is named, and is the source's afterwards.
+    The page names a note that was changed in the cache; repair restores the source's.
     """
     platform = console.platform
     with platform.writer.paused(), settled_order(platform) as order:
@@ -177,12 +177,12 @@ def test_a_difference_is_found_by_key_and_column_and_repaired(window, console):
         store_picture(window, "/verify", "-difference")
         window.follow("#repair-cache")
         window.page.wait_for_selector("[data-sink='cache'] .state:has-text('equal')")
-        until(lambda: order.note == before, "the note is the source's")
+        until(lambda: order.note == before, "the note equals the source's")
 
 
 def test_an_index_is_rebuilt_by_its_button(window, console):
     """
-    The run appears on the page, ends there by itself, and says what was replaced.
+    The page shows the run and its end; the report says what was replaced.
     """
     window.open(f"{console.address}/sinks")
     window.follow("#rebuild-search")
@@ -192,13 +192,13 @@ def test_an_index_is_rebuilt_by_its_button(window, console):
     assert "documents replaces" in report
 
 
-def test_a_wrong_token_is_refused_by_a_page(console):
+def test_the_login_page_refuses_a_wrong_token(console):
     """
-    The page says so, and the login stays where it is.
+    The page shows the error, and the login form remains.
     """
     with browser() as window:
         window.open(f"{console.address}/login")
-        window.fill("token", "not the token of this one")
+        window.fill("token", "not the token of this console")
         window.press("main button")
         window.page.wait_for_selector(".wrong")
         buttons = window.page.locator("#start-snapshot").count()
@@ -208,7 +208,7 @@ def test_a_wrong_token_is_refused_by_a_page(console):
 
 def test_a_lost_relay_turns_red_by_itself_and_green_again(window, console):
     """
-    The open page follows: no reload, and no error in the browser.
+    The open page follows without a reload, and the browser logs no error.
     """
     platform = console.platform
     relay = ".wide [data-part='relay'][data-state='{}']"

@@ -1,8 +1,8 @@
 """
-The console in a real browser while parts of the platform are away: make browser-test.
+The console in a real browser while parts of the platform are down: make browser-test.
 
-The console may kill the parts of the platform's own stack, which is its source, as that
-of a demo may; the tests are the supervisor that starts it again.
+As in a demo, the console may kill the parts of the platform's own stack, which holds
+its source; the tests act as the supervisor that starts them again.
 """
 
 import os
@@ -20,9 +20,9 @@ from support.disaster import PATIENCE_S
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 PATIENCE_MS = 1000 * PATIENCE_S
-# Pages that ask the broker when they are opened.
-OF_THE_BROKER = ("/messages", "/dead-letters", "/trace?table=shop.orders&key=7")
-# A mark that is gone when the live part of the page has been fetched again.
+# Pages that query the broker when they are opened.
+BROKER_PAGES = ("/messages", "/dead-letters", "/trace?table=shop.orders&key=7")
+# A mark that disappears when the live part of the page is fetched again.
 MARK = "document.querySelector('#live').dataset.isOld = 'yes'"
 RENEWED = "() => !document.querySelector('#live').dataset.isOld"
 
@@ -47,7 +47,7 @@ def window(console):
 
 @contextmanager
 def silent_broker(stack) -> Iterator[None]:
-    """Let the broker answer nothing for a while."""
+    """Suspend the broker, so that it does not respond in this block."""
     [pid] = [part.pid for part in stack.stack.status() if part.name == "kafka"]
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -62,17 +62,17 @@ def await_part(window, part, state):
     window.page.wait_for_selector(selector, timeout=PATIENCE_MS)
 
 
-def test_a_broker_that_does_not_answer_is_red_and_said_on_its_pages(
+def test_an_unresponsive_broker_is_red_and_reported_on_its_pages(
     window, console, stack
 ):
     """
-    The topology follows by itself; each page of topics has one sentence, no trace.
+    The topology follows by itself; pages that read topics show no traceback.
     """
     window.open(console.address)
     texts = {}
     with silent_broker(stack):
         await_part(window, "topics", "bad")
-        for path in OF_THE_BROKER:
+        for path in BROKER_PAGES:
             window.open(console.address + path)
             texts[path] = window.text()
     window.open(console.address)
@@ -82,9 +82,9 @@ def test_a_broker_that_does_not_answer_is_red_and_said_on_its_pages(
     assert not [path for path, text in texts.items() if "Kafka" not in text], texts
 
 
-def test_a_lost_driver_is_red_with_its_sink_and_green_again(window, console):
+def test_a_lost_driver_turns_its_sink_red_until_it_returns(window, console):
     """
-    The pages Topology and Sinks follow without a reload, and no error is logged.
+    The Topology and Sinks pages follow without a reload, and no error is logged.
     """
     platform = console.platform
     window.open(console.address)
@@ -103,9 +103,9 @@ def test_a_lost_driver_is_red_with_its_sink_and_green_again(window, console):
     assert [] == window.complaints()
 
 
-def test_a_part_is_killed_by_its_button_and_followed_until_all_is_well(window, console):
+def test_a_part_is_killed_by_its_button_and_followed_until_healthy(window, console):
     """
-    The keyboard alone does it; the live part says what happened, with the seconds.
+    The keyboard suffices; the live part of the page shows the recovery and its seconds.
     """
     killed = "[data-killed='postgres'] td:nth-child({}):has-text(' s')"
     window.open(f"{console.address}/kill")
@@ -126,9 +126,9 @@ def test_a_part_is_killed_by_its_button_and_followed_until_all_is_well(window, c
     assert [] == window.complaints()
 
 
-def test_the_focus_stays_on_a_button_while_the_page_renews_itself(window, console):
+def test_a_button_keeps_the_focus_while_the_page_updates(window, console):
     """
-    Somebody who uses the keyboard keeps their place when the next reading arrives.
+    A keyboard user keeps their place when the next reading arrives.
     """
     window.open(f"{console.address}/kill")
     window.page.focus("#kill-postgres")
@@ -140,9 +140,9 @@ def test_the_focus_stays_on_a_button_while_the_page_renews_itself(window, consol
 
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desktop"])
-def test_the_page_of_kills_is_accessible_and_fits(window, console, width, is_dark):
+def test_the_kill_page_is_accessible_and_fits(window, console, width, is_dark):
     """
-    The checker finds nothing, with buttons and their parts named.
+    The checker finds nothing, and each button's label names the part that it kills.
     """
     window.emulate(is_dark=is_dark, width=width)
     window.open(f"{console.address}/kill")

@@ -19,13 +19,13 @@ def test_the_page_starts_the_load_and_shows_lag_among_the_requests(
     stack, tmp_path: Path
 ):
     """
-    Somebody fills in two fields, presses Start, and sees how far the cache is behind.
+    A user fills in two fields, presses Start, and sees how far the cache lags.
     """
     port = str(ports.any_free())
     page = f"http://127.0.0.1:{port}"
     with load_shop(stack, tmp_path) as shop:
-        words = ("--host", shop.service.url, "--web-port", port)
-        run = Locust(tmp_path / "run", *words, **shop.lag())
+        options = ("--host", shop.service.url, "--web-port", port)
+        run = Locust(tmp_path / "run", *options, **shop.lag())
         try:
             with browser() as window:
                 start_load(window, page, {"userCount": "5", "spawnRate": "5"})

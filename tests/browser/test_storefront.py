@@ -30,7 +30,7 @@ def store(stack, tmp_path_factory):
 
 @pytest.fixture
 def window(store):
-    """Provide a window with the products; its console stays empty."""
+    """Provide a window that shows the products; its console must stay empty."""
     with browser() as made:
         made.emulate()
         made.open(store.address)
@@ -39,7 +39,7 @@ def window(store):
 
 
 def shows(window, *texts):
-    """Wait until the page shows texts."""
+    """Wait until the page shows all of these texts."""
     until(
         lambda: all(text in window.text() for text in texts), f"the page shows {texts}"
     )
@@ -55,7 +55,7 @@ def fill_basket(window):
 
 def test_a_visitor_browses_orders_watches_the_saga_and_returns(window):
     """
-    The page follows the saga to its end by itself, and the compensation after it.
+    The page follows the saga to its end by itself, and then its compensation.
     """
     fill_basket(window)
     shows(window, "Brass lantern No. 1", "Total")
@@ -71,7 +71,7 @@ def test_a_visitor_browses_orders_watches_the_saga_and_returns(window):
     assert window.run("return document.querySelectorAll('.dot.awaited').length") == 0
 
 
-def test_a_declined_payment_is_seen_and_the_stock_comes_back(window):
+def test_a_declined_payment_is_shown_and_the_stock_is_released(window):
     """
     Every step of the compensation is on the page, with the reason.
     """
@@ -86,7 +86,7 @@ def test_a_declined_payment_is_seen_and_the_stock_comes_back(window):
 
 def test_an_order_that_waits_is_paid_and_cancelled_by_its_buttons(window):
     """
-    Awaited steps are shown as such, until somebody acts.
+    Awaited steps are shown as awaited until the customer acts.
     """
     fill_basket(window)
     window.choose("payment_method", "")
@@ -101,7 +101,7 @@ def test_an_order_that_waits_is_paid_and_cancelled_by_its_buttons(window):
 
 def test_the_keyboard_alone_places_an_order(window):
     """
-    The first stop skips the navigation; every stop shows where it is.
+    The first Tab stop skips the navigation; every stop has a visible outline.
     """
     window.key(TAB)
     first = window.run("return document.activeElement.textContent")
@@ -121,7 +121,7 @@ def test_the_keyboard_alone_places_an_order(window):
     assert ("Skip to the content", {"solid"}) == (first, set(outlines))
 
 
-# The lowest contrast of each text with what is behind it, as WCAG defines it.
+# The texts whose contrast with their background, as WCAG defines it, is too low.
 CONTRAST = """
 const luminance = rgb => {
   const part = rgb.map(v => v / 255).map(
@@ -149,7 +149,7 @@ while (walker.nextNode()) {
 }
 return found;
 """
-# Parts that a reader of the screen could not name, and those wider than the screen.
+# Controls that a screen reader could not name.
 UNNAMED = """
 const named = e => e.ariaLabel || e.labels?.length || e.textContent.trim();
 const parts = [...document.querySelectorAll("a, button, input, select")];
@@ -164,7 +164,7 @@ return document.documentElement.scrollWidth > document.documentElement.clientWid
 @pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desktop"])
 def test_every_page_is_readable_and_named(window, store, is_dark, width):
     """
-    Contrast is at least 4.5 to 1, each control has a name, nothing is cut off.
+    Contrast is at least 4.5 to 1, each control has a name, and nothing is cut off.
     """
     done = store.saga.settled(store.saga.check_out(), "completed")["order_id"]
     failed = store.saga.check_out("card-declined")

@@ -1,9 +1,9 @@
 """
-A Docker engine with Compose v2: the one that is there, else one of this run's own.
+A Docker engine with Compose v2: the machine's, or one that this run starts.
 
-Its own needs root and the programs of Debian's packages ``docker.io``, ``iptables`` and
-``debootstrap``. Where the client has no Compose, it is built from its source by the Go
-that the set-up for development installs.
+Starting one needs root and the programs of Debian's packages ``docker.io``,
+``iptables`` and ``debootstrap``. If the client lacks Compose, it is built from source
+with the Go that the development setup installs.
 """
 
 import json
@@ -27,12 +27,12 @@ GO_SETTINGS = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}
 
 class _Plugin(NamedTuple):
     """
-    A plugin of the client.
+    A plugin of the Docker client.
 
     Attributes:
-        module: Its module, with the version.
-        program: Its program in the module.
-        variable: Holds the version in the program; a build sets it.
+        module: Its Go module, with the version.
+        program: The path of its program in the module.
+        variable: The variable in the program that a build sets to the version.
     """
 
     module: str
@@ -46,7 +46,7 @@ _PLUGINS = {
         "./cmd",
         "github.com/docker/compose/v2/internal.Version",
     ),
-    # Compose asks it for its version, and refuses an unknown one.
+    # Compose asks it for its version, and rejects an unknown one.
     "buildx": _Plugin(
         "github.com/docker/buildx@v0.38.2",
         "./cmd/buildx",
@@ -58,13 +58,13 @@ _UNKNOWN = "unknown"
 
 @contextmanager
 def engine() -> Iterator[None]:
-    """Have ``docker`` and ``docker compose`` work in this block."""
+    """Make ``docker`` and ``docker compose`` work in this block."""
     if _answers():
         _require_plugins()
         yield
         return
-    assert shutil.which("dockerd") is not None, f"there is no engine: {_INSTALL}"
-    assert os.geteuid() == 0, "an engine of this run's own must be started by root"
+    assert shutil.which("dockerd") is not None, f"there is no Docker engine: {_INSTALL}"
+    assert os.geteuid() == 0, "only root can start a Docker engine for this run"
     FOLDER.mkdir(parents=True, exist_ok=True)
     socket = f"unix://{FOLDER}/docker.sock"
     command = ["dockerd", "--data-root", f"{FOLDER}/data", "--host", socket]
@@ -81,17 +81,19 @@ def engine() -> Iterator[None]:
         daemon.wait(60)
 
 
-def docker(*words: str, within_s: float = 600.0) -> str:
-    """Run a command of the engine; return what it printed."""
-    done = attempt(*words, within_s=within_s)
-    assert done.returncode == 0, f"docker {words}: {done.stdout}{done.stderr}"
+def docker(*arguments: str, within_s: float = 600.0) -> str:
+    """Run a docker command; return its output."""
+    done = attempt(*arguments, within_s=within_s)
+    assert done.returncode == 0, f"docker {arguments}: {done.stdout}{done.stderr}"
     return done.stdout
 
 
-def attempt(*words: str, within_s: float = 600.0) -> subprocess.CompletedProcess[str]:
-    """Run a command of the engine, whatever becomes of it."""
+def attempt(
+    *arguments: str, within_s: float = 600.0
+) -> subprocess.CompletedProcess[str]:
+    """Run a docker command, whether or not it succeeds."""
     return subprocess.run(
-        ["docker", *words],
+        ["docker", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -101,7 +103,7 @@ def attempt(*words: str, within_s: float = 600.0) -> subprocess.CompletedProcess
 
 
 def inspect(name: str) -> dict:
-    """Return what the engine says of a container or an image."""
+    """Return Docker's description of a container or an image."""
     return json.loads(docker("inspect", name))[0]
 
 
@@ -120,7 +122,9 @@ def _require_plugins() -> None:
 
 
 def _build(program: Path, plugin: _Plugin) -> None:
-    """Build a program of a module; as its own main module, for what it replaces."""
+    """
+    Build a program as its own main module, so that its ``replace`` directives apply.
+    """
     found = subprocess.run(
         [GO, "mod", "download", "-json", plugin.module],
         capture_output=True,

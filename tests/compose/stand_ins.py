@@ -1,11 +1,12 @@
 """
-Images under the vendors' names, made here where those cannot be pulled.
+Images under the vendors' names, built here if the vendors' cannot be pulled.
 
-Each is the same server in the same version, from the package registries: Postgres,
-Valkey and Java as Python packages, Kafka, OpenSearch, registry and catalog as Java
-archives, the object store and Prometheus as Go modules; Grafana is in none of them.
-Users, folders and variables that become settings, which an image adds, are made as far
-as ``compose.yaml`` uses it.
+Each runs the same server in the same version, from the package registries: Postgres,
+Valkey and Java as Python packages; Kafka, OpenSearch, the registry and the catalog as
+Java archives; the object store and Prometheus as Go modules. No registry has Grafana.
+
+An image also adds users, folders and variables that become settings; these are provided
+as far as ``compose.yaml`` uses them.
 """
 
 import os
@@ -27,7 +28,8 @@ _STORE_MODULE = "github.com/versity/versitygw/cmd/versitygw"
 
 
 def ensure(image: str) -> str:
-    """Ensure that an image exists: local, pulled, or built here.
+    """
+    Ensure that an image exists: local, pulled, or built here.
 
     Args:
         image: A vendor's name with its version, ``postgres:18.6``.
@@ -63,7 +65,7 @@ def _ensure_local(image: str) -> None:
 
 
 def _import_debian() -> None:
-    """Make the system of all stand-ins; Debian's debootstrap must be installed."""
+    """Make the base system of all stand-ins; Debian's debootstrap must be installed."""
     with tempfile.TemporaryDirectory() as folder:
         _run("debootstrap", "--variant=minbase", "bookworm", folder)
         with subprocess.Popen(["tar", "-C", folder, "-c", "."], stdout=-1) as packed:
@@ -120,8 +122,8 @@ def _prometheus(folder: Path, _: str) -> None:
 
 def _catalog(folder: Path, _: str) -> None:
     goal = "dependency:copy-dependencies"
-    words = ("-DoutputDirectory=lib", "-DincludeScope=runtime")
-    _run("mvn", "--quiet", "--batch-mode", goal, *words, cwd=folder)
+    options = ("-DoutputDirectory=lib", "-DincludeScope=runtime")
+    _run("mvn", "--quiet", "--batch-mode", goal, *options, cwd=folder)
 
 
 def _package(name: str) -> Path:

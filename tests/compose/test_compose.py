@@ -1,8 +1,9 @@
 """
 The whole of ``compose.yaml`` on a real engine, from its images to its last volume.
 
-The tests are the chapters of one story and run in their order: what one leaves, the
-next begins with. ``make compose-test`` runs them; they need an engine (``engine.py``).
+The tests are the chapters of one story and run in order: each begins with the state
+that the previous one leaves. ``make compose-test`` runs them; they need an engine
+(``engine.py``).
 """
 
 import json
@@ -42,32 +43,38 @@ PROMETHEUS = "http://127.0.0.1:9090/api/v1"
 STATUS = "select status from towpath.signal where id = 'fill-1'"
 
 
-def compose(*words: str, within_s: float = 900.0) -> str:
-    """Run a command of Compose in the test's project; show what is unhealthy then."""
-    done = try_compose(*words, within_s=within_s)
-    assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}{_unhealthy()}"
+def compose(*arguments: str, within_s: float = 900.0) -> str:
+    """
+    Run a Compose command in the test's project; if it fails, show unhealthy containers.
+    """
+    done = try_compose(*arguments, within_s=within_s)
+    assert done.returncode == 0, (
+        f"{arguments}: {done.stdout}{done.stderr}{_unhealthy()}"
+    )
     return done.stdout
 
 
-def try_compose(*words: str, within_s: float = 900.0):
-    """Run a command of Compose, whatever becomes of it."""
-    return attempt(*_command(words), within_s=within_s)
+def try_compose(*arguments: str, within_s: float = 900.0):
+    """Run a Compose command, whether or not it succeeds."""
+    return attempt(*_command(arguments), within_s=within_s)
 
 
-def _command(words) -> tuple[str, ...]:
-    place = ("--project-directory", "deploy/compose", "--project-name", PROJECT)
-    return ("compose", "--progress", "quiet", *place, *words)
+def _command(arguments) -> tuple[str, ...]:
+    project = ("--project-directory", "deploy/compose", "--project-name", PROJECT)
+    return ("compose", "--progress", "quiet", *project, *arguments)
 
 
 def _unhealthy() -> str:
-    """Return the last lines of every container that is neither healthy nor done."""
-    form = "{{.ID}} {{.Service}} {{.State}} {{.Health}}"
-    listed = try_compose("ps", "--all", "--format", form).stdout.splitlines()
+    """
+    Return the last log lines of every container that is neither healthy nor exited.
+    """
+    columns = "{{.ID}} {{.Service}} {{.State}} {{.Health}}"
+    listed = try_compose("ps", "--all", "--format", columns).stdout.splitlines()
     found = []
-    for words in map(str.split, listed):
-        if words[2] != "exited" and words[-1] != "healthy":
-            logs = attempt("logs", "--tail", "20", words[0])
-            found.append(f"\n{' '.join(words)}\n{logs.stdout}{logs.stderr}")
+    for fields in map(str.split, listed):
+        if fields[2] != "exited" and fields[-1] != "healthy":
+            logs = attempt("logs", "--tail", "20", fields[0])
+            found.append(f"\n{' '.join(fields)}\n{logs.stdout}{logs.stderr}")
     return "".join(found)
 
 
@@ -78,13 +85,13 @@ def container(service: str) -> str:
 
 def page(path: str, form: dict | None = None) -> bytes:
     """
-    Ask locust's page, or send it a form, as a browser does.
+    Read locust's page, or submit a form to it, as a browser does.
 
-    A run that is stopped answers when its users are done and its last samples seen.
+    A stopped run responds once its users have finished and its last samples are read.
     """
     data = None if form is None else urllib.parse.urlencode(form).encode()
-    with urllib.request.urlopen(f"{PAGE}/{path}", data, timeout=180) as answer:  # noqa: S310 - our own
-        return answer.read()
+    with urllib.request.urlopen(f"{PAGE}/{path}", data, timeout=180) as response:  # noqa: S310 - our own
+        return response.read()
 
 
 def load_stats() -> dict:
@@ -94,25 +101,25 @@ def load_stats() -> dict:
 
 
 def sql(statement: str) -> str:
-    """Run SQL as a person does, by psql in the source's container."""
-    words = ("exec", "--no-TTY", "postgres", "psql", "--username", "towpath")
-    return compose(*words, "-tA", "--command", statement, "shop").strip()
+    """Run SQL with psql in the source's container, as a person does."""
+    psql = ("exec", "--no-TTY", "postgres", "psql", "--username", "towpath")
+    return compose(*psql, "-tA", "--command", statement, "shop").strip()
 
 
-def answer(url: str | urllib.request.Request) -> Any:
-    """Return a JSON document of a server."""
-    with urllib.request.urlopen(url, timeout=30) as found:  # noqa: S310 - our own
-        return json.load(found)
+def read_json(url: str | urllib.request.Request) -> Any:
+    """Return a JSON document from a server."""
+    with urllib.request.urlopen(url, timeout=30) as response:  # noqa: S310 - our own
+        return json.load(response)
 
 
 def has_image(image: str) -> bool:
-    """Return whether the engine has an image of a vendor, in any version."""
+    """Return whether the engine has any version of a vendor's image."""
     return bool(docker("image", "ls", "--quiet", image))
 
 
-def verify(*words: str):
+def verify(*arguments: str):
     """Compare all sinks, or the named ones, with the source."""
-    return try_compose("run", "--rm", "--no-TTY", "verify", "verify", *words)
+    return try_compose("run", "--rm", "--no-TTY", "verify", "verify", *arguments)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -123,24 +130,24 @@ def platform():
         wanted = set(compose("--profile", "*", "config", "--images").split())
         others = {image for image in wanted if not image.startswith("towpath/")}
         for image in (BASE, *sorted(others)):
-            tell(f"{image}: {stand_ins.ensure(image)}")
+            log(f"{image}: {stand_ins.ensure(image)}")
         began_s = time.monotonic()
         compose("--profile", "*", "build", within_s=1800)
-        tell(f"images built in {time.monotonic() - began_s:.0f} s")
+        log(f"images built in {time.monotonic() - began_s:.0f} s")
         yield
         compose("--profile", "*", "down", "--volumes", "--remove-orphans")
 
 
-def tell(line: str) -> None:
-    """Say how it goes, on the terminal."""
-    print(f"\n  {line}", end="", flush=True)  # noqa: T201 - for who watches
+def log(line: str) -> None:
+    """Print the progress on the terminal."""
+    print(f"\n  {line}", end="", flush=True)  # noqa: T201 - for a person who watches
 
 
 def test_everything_comes_up_healthy_and_filled():
-    """`up --wait` returns 0: all are healthy, the sinks hold what was there before."""
+    """`up --wait` returns 0: all are healthy, and the sinks have the existing rows."""
     began_s = time.monotonic()
     compose("up", "--detach", "--wait", within_s=900)
-    tell(f"up in {time.monotonic() - began_s:.0f} s")
+    log(f"up in {time.monotonic() - began_s:.0f} s")
 
     for service in (*OWN_PARTS, *THIRD_PARTIES, *SPARK):
         assert "healthy" == inspect(container(service))["State"]["Health"]["Status"]
@@ -150,13 +157,19 @@ def test_everything_comes_up_healthy_and_filled():
 
 
 @pytest.mark.parametrize("image", ["relay", "sinks", "services", "tools"])
-def test_an_image_has_no_rights_no_secrets_and_nothing_that_builds(image):
-    """One user, labels, an entry point that is no shell, no compiler and no pip."""
+def test_an_image_has_no_privileges_secrets_or_build_tools(image):
+    """One user, labels, an entry point that is not a shell, no compiler and no pip."""
     config = inspect(f"towpath/{image}:{VERSION}")["Config"]
     labels = config["Labels"]
     script = "for p in gcc cc make pip pip3; do command -v $p; done; true"
-    words = ("--rm", "--read-only", "--entrypoint", "sh", f"towpath/{image}:{VERSION}")
-    found = docker("run", *words, "-c", script).split()
+    command = (
+        "--rm",
+        "--read-only",
+        "--entrypoint",
+        "sh",
+        f"towpath/{image}:{VERSION}",
+    )
+    found = docker("run", *command, "-c", script).split()
 
     assert "10001:10001" == config["User"]
     assert f"towpath/{image}" == labels["org.opencontainers.image.title"]
@@ -168,10 +181,10 @@ def test_an_image_has_no_rights_no_secrets_and_nothing_that_builds(image):
 
 @pytest.mark.parametrize("image", ["relay", "sinks", "services", "tools"])
 def test_an_image_has_the_files_of_the_wheels(image):
-    """Each package of ours is, by hash and size, what its wheel says."""
+    """The hash and size of each file of our packages are those in its wheel."""
     script = "cat /opt/towpath/lib/python3*/site-packages/towpath_*.dist-info/RECORD"
-    words = ("--rm", "--entrypoint", "sh", f"towpath/{image}:{VERSION}", "-c", script)
-    installed = set(docker("run", *words).split("\n"))
+    command = ("--rm", "--entrypoint", "sh", f"towpath/{image}:{VERSION}", "-c", script)
+    installed = set(docker("run", *command).split("\n"))
     found = 0
     for wheel in sorted((CLONE / "dist").glob(f"towpath_*-{VERSION}-*.whl")):
         with zipfile.ZipFile(wheel) as archive:
@@ -188,7 +201,7 @@ def test_an_image_has_the_files_of_the_wheels(image):
 
 @pytest.mark.parametrize("service", OWN_PARTS)
 def test_a_container_of_ours_can_write_to_nothing_but_its_state(service):
-    """Read-only root, no capability, no way to more rights, a limit of memory."""
+    """Read-only root, no capability, no new privileges, a memory limit."""
     host = inspect(container(service))["HostConfig"]
     written = try_compose("exec", "--no-TTY", service, "sh", "-c", "echo > /opt/x")
 
@@ -201,7 +214,7 @@ def test_a_container_of_ours_can_write_to_nothing_but_its_state(service):
 
 
 def test_load_from_the_page_reaches_every_sink():
-    """Two workers join; the page starts checkouts; lag is a row beside the requests."""
+    """Two workers join; the page starts checkouts; lag is a row among the requests."""
     compose("--profile", "load", "up", "--detach", "--wait", "--scale", "load-worker=2")
     until(lambda: 2 == len(json.loads(page("stats/requests"))["workers"]), "workers")
     page("swarm", {"user_count": 2, "spawn_rate": 2, "host": SHOP, "load_rate": 8})
@@ -211,37 +224,47 @@ def test_load_from_the_page_reaches_every_sink():
         names = ("checkout", "cache", "search", "warehouse")
         return all(rows.get(name, {}).get("num_requests", 0) > 3 for name in names)
 
-    until(has_all, "every sink has shown orders of the load", timeout_s=240)
+    until(has_all, "every sink has shown orders from the load", timeout_s=240)
 
 
-def test_the_console_shows_the_platform_to_who_has_the_token():
-    """It reads source, relay and sinks in the network of the project."""
+def test_the_console_shows_the_platform_only_with_the_token():
+    """It reads the source, the relay and the sinks over the project's network."""
     with pytest.raises(urllib.error.HTTPError, match="401"):
-        answer(f"{CONSOLE}/api/status")
+        read_json(f"{CONSOLE}/api/status")
     (token,) = re.findall("^CONSOLE_TOKEN=(.+)$", ENV.read_text("utf-8"), re.MULTILINE)
-    wanted = urllib.request.Request(  # noqa: S310 - our own
+    request = urllib.request.Request(  # noqa: S310 - our own
         f"{CONSOLE}/api/status", headers={"Authorization": f"Bearer {token}"}
     )
-    status = answer(wanted)
+    status = read_json(request)
 
     assert status["relay"]["active"]
     assert {"cache", "search", "warehouse"} == {one["sink"] for one in status["sinks"]}
 
 
-def test_a_sql_row_fills_a_new_sink_while_the_load_goes_on():
-    """`sink add --signal` says the SQL; psql inserts it; the sink becomes ready."""
+def test_a_sql_row_fills_a_new_sink_while_the_load_continues():
+    """`sink add --signal` prints the SQL; psql inserts it; the sink becomes ready."""
     file = "/etc/towpath/search_orders.toml"
-    words = ("run", "--rm", "--no-TTY", "tools", "sink", "add", file, "--signal", FILL)
-    command = ["docker", *_command(words)]
+    command = (
+        "run",
+        "--rm",
+        "--no-TTY",
+        "tools",
+        "sink",
+        "add",
+        file,
+        "--signal",
+        FILL,
+    )
+    command = ["docker", *_command(command)]
     with subprocess.Popen(command, cwd=CLONE, stdout=-1, text=True) as adding:
-        said = []
+        printed = []
         for line in adding.stdout:
-            said.append(line)
+            printed.append(line)
             if line.startswith("insert into towpath.signal"):
                 sql(line)
         code = adding.wait(600)
 
-    assert (0, True) == (code, any("is ready" in line for line in said)), said
+    assert (0, True) == (code, any("is ready" in line for line in printed)), printed
     assert "completed" == sql(STATUS)
     assert "running" == load_stats()["state"]
 
@@ -252,14 +275,14 @@ def test_a_killed_container_comes_back_under_load(service):
     docker("kill", container(service))
     began_s = time.monotonic()
     compose("up", "--detach", "--wait", within_s=600)
-    tell(f"{service}: healthy after {time.monotonic() - began_s:.0f} s")
+    log(f"{service}: healthy after {time.monotonic() - began_s:.0f} s")
 
     for other in (*OWN_PARTS, *THIRD_PARTIES, *SPARK):
         assert "healthy" == inspect(container(other))["State"]["Health"]["Status"]
 
 
-def test_a_process_that_dies_is_started_again_by_the_engine():
-    """Killed from outside the engine, the relay's container is restarted by itself."""
+def test_a_process_that_dies_is_started_again_by_docker():
+    """The relay is killed from outside Docker; its container restarts by itself."""
     name = container("relay")
     before = inspect(name)["RestartCount"]
     subprocess.run(["kill", "-9", str(inspect(name)["State"]["Pid"])], check=True)
@@ -273,12 +296,12 @@ def test_a_process_that_dies_is_started_again_by_the_engine():
 
 
 def test_all_sinks_equal_the_source_after_the_kills():
-    """The load ends by the page; four sinks equal the source, every key and column."""
+    """The page stops the load; four sinks equal the source in every key and column."""
     page("stop", {})
     until(lambda: load_stats()["state"] == "stopped", "stopped", timeout_s=120)
     rows = load_stats()
     found = verify()
-    tell(found.stdout)
+    log(found.stdout)
 
     assert rows["checkout"]["num_requests"] > 500
     assert 0 == found.returncode, found.stdout + found.stderr
@@ -286,14 +309,14 @@ def test_all_sinks_equal_the_source_after_the_kills():
         assert f"{sink} equals the source" in found.stdout
 
 
-def test_a_difference_is_named_and_exits_1_and_is_repaired():
-    """One field of one order is changed behind the sink's back."""
+def test_a_difference_is_reported_with_exit_code_1_and_repaired():
+    """One field of one order is changed in the cache, bypassing the sink."""
     script = (
         "import redis; r = redis.Redis(host='redis');"
         " r.hset('towpath:orders:17', 'currency', 'XXX')"
     )
-    words = ("run", "--rm", "--no-TTY", "--entrypoint", "python", "tools")
-    compose(*words, "-c", script)
+    command = ("run", "--rm", "--no-TTY", "--entrypoint", "python", "tools")
+    compose(*command, "-c", script)
     found = verify("cache")
     repaired = verify("cache", "--repair")
 
@@ -301,8 +324,10 @@ def test_a_difference_is_named_and_exits_1_and_is_repaired():
     assert (0, 0) == (repaired.returncode, verify("cache").returncode), repaired.stdout
 
 
-def test_stopped_parts_end_gracefully_and_a_second_up_goes_on():
-    """Exit codes are those outside; what was there before is there, nothing twice."""
+def test_stopped_parts_end_gracefully_and_a_second_up_resumes():
+    """
+    Exit codes are as outside Docker; all orders are kept, and none is seeded again.
+    """
     before = sql("select count(*) from shop.orders")
     compose("stop", within_s=300)
     codes = {s: inspect(container(s))["State"]["ExitCode"] for s in OWN_PARTS}
@@ -317,43 +342,45 @@ def test_stopped_parts_end_gracefully_and_a_second_up_goes_on():
 
 
 def test_monitoring_reads_every_part():
-    """Prometheus has each target up, and all rules; Grafana is healthy where it is."""
+    """
+    Prometheus reaches each target and has all rules; Grafana is healthy if it exists.
+    """
     servers = [name for name, image in MONITORING.items() if has_image(image)]
     compose("--profile", "monitoring", "up", "--detach", "--wait", *servers)
 
     def health() -> dict[str, str]:
-        found = answer(f"{PROMETHEUS}/targets")["data"]["activeTargets"]
+        found = read_json(f"{PROMETHEUS}/targets")["data"]["activeTargets"]
         return {one["labels"]["instance"]: one["health"] for one in found}
 
     until(lambda: set(health().values()) == {"up"}, "each target is up")
-    groups = answer(f"{PROMETHEUS}/rules")["data"]["groups"]
+    groups = read_json(f"{PROMETHEUS}/rules")["data"]["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
 
-    pages = {"relay:9464", "serving:9465", "warehouse:9465", "orders:8000"}
-    assert pages <= set(health())
+    targets = {"relay:9464", "serving:9465", "warehouse:9465", "orders:8000"}
+    assert targets <= set(health())
     assert {"ok"} == {rule["health"] for rule in rules}
 
 
-def test_workers_are_scaled_while_it_runs():
+def test_workers_are_scaled_while_the_cluster_runs():
     """A second worker registers with the master."""
     compose("up", "--detach", "--wait", "--scale", "spark-worker=2")
 
-    with urllib.request.urlopen("http://127.0.0.1:8080/json/", timeout=30) as answer:
-        alive = json.loads(answer.read())["aliveworkers"]
+    with urllib.request.urlopen("http://127.0.0.1:8080/json/", timeout=30) as response:
+        alive = json.loads(response.read())["aliveworkers"]
     assert 2 == alive
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "expected"),
+    ("arguments", "code", "expected"),
     [
         (("relay", "/nowhere.toml"), 2, "No such file"),
         (("serving", "--driver", "nobody", "--config", "/nowhere.toml"), 2, "No such"),
         (("tools", "verify", "nobody"), 2, "no sink is named nobody"),
     ],
 )
-def test_a_wrong_word_is_one_error_with_its_cure(words, code, expected):
-    """The exit code is that of the same command outside."""
-    service, *rest = words
+def test_a_wrong_argument_gives_one_error_with_its_remedy(arguments, code, expected):
+    """The exit code is the same as outside Docker."""
+    service, *rest = arguments
     found = try_compose("run", "--rm", "--no-TTY", "--no-deps", service, *rest)
 
     assert code == found.returncode, found.stderr

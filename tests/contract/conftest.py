@@ -1,7 +1,7 @@
 """
 The targets of the sink contract: memory first, then every real one.
 
-To add one: a fixture ``<name>_target`` and a line in ``TARGETS``.
+A new target needs a fixture ``<name>_target`` and a line in ``TARGETS``.
 """
 
 import uuid
@@ -54,9 +54,9 @@ TARGETS = [
 
 @pytest.fixture(params=TARGETS)
 def target(request) -> SinkTarget:
-    """Return each of the targets in turn."""
-    lent: SinkTarget = request.getfixturevalue(f"{request.param}_target")
-    return lent
+    """Return each target in turn."""
+    requested: SinkTarget = request.getfixturevalue(f"{request.param}_target")
+    return requested
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def memory_target() -> SinkTarget:
 
 @pytest.fixture
 def cache_target(stack) -> Iterator[SinkTarget]:
-    """Return Redis, under a prefix of the test's own."""
+    """Return Redis, with a key prefix for the test."""
     routes = two_routes()
     prefix = routes[0].topic.partition(".")[0]
     yield from lend(
@@ -80,7 +80,7 @@ def cache_target(stack) -> Iterator[SinkTarget]:
 
 @pytest.fixture
 def search_target(stack) -> Iterator[SinkTarget]:
-    """Return OpenSearch, with indexes of the test's own."""
+    """Return OpenSearch, with indexes for the test."""
     routes = two_routes()
     relations = announced(routes)
     yield from lend(
@@ -93,7 +93,7 @@ def search_target(stack) -> Iterator[SinkTarget]:
 
 @pytest.fixture
 def postgres_target(database) -> Iterator[SinkTarget]:
-    """Return Postgres, with a database of the test's own."""
+    """Return Postgres, with a database for the test."""
     routes = tuple(
         route.model_copy(update={"name": f"models.{route.name}"})
         for route in two_routes()
@@ -111,7 +111,7 @@ def postgres_target(database) -> Iterator[SinkTarget]:
 
 @pytest.fixture
 def webhook_target() -> Iterator[SinkTarget]:
-    """Return a receiver that keeps rows as the guide for receivers says."""
+    """Return a receiver that keeps rows as the guide for receivers describes."""
     receiver = Receiver()
     routes = two_routes()
     options = WebhookOptions(secrets=(SECRET,), changes_per_request=3)
@@ -125,7 +125,7 @@ def webhook_target() -> Iterator[SinkTarget]:
 
 @pytest.fixture
 def warehouse_target(lake) -> Iterator[SinkTarget]:
-    """Return the warehouse, with tables of the test's own."""
+    """Return the warehouse, with tables for the test."""
     described, session = lake
     unique = uuid.uuid4().hex[:8]
     orders, labels = (

@@ -1,7 +1,8 @@
-"""One contract for all sinks: each ends equal to the fold of its changes.
+"""
+One contract for all sinks: each ends up equal to the fold of its changes.
 
-Authors of other sinks run the same cases; the rules of only one of ours are beside its
-own tests.
+Authors of other sinks run the same cases; rules that hold for only one of our sinks are
+tested in that sink's own tests.
 """
 
 from towpath.testing import ContractSuite

@@ -1,12 +1,14 @@
 """
-Record what a real server sends: ``python tests/data/record_pgoutput.py DSN``.
+Record the messages of a real server: ``python tests/data/record_pgoutput.py DSN``.
 
-Runs every kind of change in a database of its own, follows them through a slot, and
-writes what came into two files beside this one, in stream order: ``pgoutput.hex``, one
-message per line, and ``frames.hex``, one whole frame of the replication connection per
-line: a keepalive, and log data around the shortest message of each kind.
+Makes every kind of change in a new database, follows the changes through a slot, and
+writes the received messages to two files in this folder, in stream order:
+``pgoutput.hex``, one message per line, and ``frames.hex``, one whole frame of the
+replication connection per line: a keepalive, and log data around the shortest message
+of each kind.
 
-What is new goes to the end of ``STATEMENTS``: tests count messages from the beginning.
+Add new statements at the end of ``STATEMENTS``: tests count messages from the
+beginning.
 """
 
 import sys
@@ -110,7 +112,7 @@ STATEMENTS: Final = (
 
 
 def record(dsn: str) -> list[bytes]:
-    """Run the statements in a fresh database, and return every frame that came."""
+    """Run the statements in a fresh database, and return every received frame."""
     with psycopg.connect(dsn, autocommit=True) as source:
         source.execute(TABLES)
         source.execute(f"create publication {NAME} for tables in schema rec")
@@ -129,7 +131,7 @@ def record(dsn: str) -> list[bytes]:
 
 
 def until_the_end(stream: SlotStream) -> list[bytes]:
-    """Read frames up to the commit of the last statement, and a keepalive."""
+    """Read frames up to the commit of the last statement and a following keepalive."""
     frames: list[bytes] = []
     deadline = Deadline(SystemClock(), TIMEOUT_S)
     is_over = False

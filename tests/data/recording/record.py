@@ -1,9 +1,9 @@
 """
-Record a stack in the middle of its life: ``python tests/data/recording/record.py``.
+Record a stack in the middle of its work: ``python tests/data/recording/record.py``.
 
-Source, topics and sinks are filled; then relay and driver are killed, the parts are
-stopped, and their folders are packed into ``stack.tar.xz`` beside this file. README.md
-says what the archive holds and when to make it again.
+Source, topics and sinks are filled; then the relay and the driver are killed, the parts
+are stopped, and their folders are packed into ``stack.tar.xz`` in this folder.
+README.md describes the archive's contents and when to recreate it.
 """
 
 import json
@@ -43,7 +43,8 @@ FAULTS: Final = TESTS / "faults/driver_with_fault.py"
 COMMAND: Final = (sys.executable, "-m", "towpath.cli")
 ORDERS: Final = (sys.executable, "-m", "towpath.services.orders")
 LINE: Final = {"product_id": "0af76519-16cd-43dd-8448-eb211c80319c", "quantity": 2}
-# Few and small files: what is written once is compressed, and no log is kept for later.
+# Keep the files few and small: no WAL is kept or recycled, and no full-page images are
+# written.
 SMALL: Final = """
 max_wal_size = 2MB
 min_wal_size = 2MB
@@ -100,12 +101,13 @@ CHANGES: Final = (
     "truncate rich.emptied",
     "insert into rich.emptied select n, 'after' from generate_series(15, 25) as n",
     "update shop.customers set name = name || ' Jr.' where md5(id::text) < '8'",
-    # No room for it in a warehouse: dead letters, behind which later changes wait.
+    # A warehouse cannot represent it: these become dead letters, and later changes wait
+    # behind them.
     "update rich.moment set at = 'infinity' where id in (1, 2, 3)",
     "update rich.moment set note = 'later' where id in (1, 2)",
     "update rich.moment set note = 'last' where id = 1",
 )
-# What the relay publishes after the first driver has died.
+# The changes that the relay publishes after the first driver has died.
 BURST: Final = (
     "update rich.type set price = price + 1 where id % 4 = 1",
     "delete from rich.type where id = 9",
@@ -114,7 +116,7 @@ BURST: Final = (
     "update rich.moment set note = 'burst' where id in (2, 4)",
     "update rich.page set title = title || ' burst' where id % 40 = 0",
 )
-# What no relay has read.
+# The changes that no relay has read.
 BEHIND: Final = (
     "insert into rich.type (id, region, words) values (300, 'eu', '{behind}')",
     "update rich.document set title = 'behind' where id = 11",
@@ -122,7 +124,6 @@ BEHIND: Final = (
     "delete from rich.page where id in (3, 399)",
     "update rich.page set title = title || ' behind' where id in (5, 398)",
 )
-# The headers of the first make no event; the others of its aggregate wait behind it.
 EVENT: Final = (
     "insert into towpath.outbox (id, aggregate_type, aggregate_id, type, payload,"
     " headers) values (gen_random_uuid(), 'parcel', %s, 'ParcelSent', '{\"n\": 1}', %s)"
@@ -130,7 +131,7 @@ EVENT: Final = (
 
 
 class Recorder:
-    """The stack while it is filled."""
+    """Fills the stack."""
 
     def __init__(self, stack: Stack) -> None:
         self._addresses = stack.addresses()
@@ -139,32 +140,32 @@ class Recorder:
         self._dsn = dsn
 
     def close(self) -> None:
-        """Leave the source."""
+        """Close the connection to the source."""
         self._source.close()
 
     def execute(self, *statements: str) -> None:
-        """Run statements, each in a transaction of its own."""
+        """Run each statement in a transaction of its own."""
         for statement in statements:
             self._source.execute(statement)
 
     def one(self, statement: str) -> Any:
-        """Return the first value that a statement gives."""
+        """Return the first value of a statement's result."""
         row = self._source.execute(statement).fetchone()
         return row[0] if row else None
 
     def make_tables(self) -> None:
-        """Make the tables and the rows that only a snapshot reads."""
+        """Create the tables and the rows that only a snapshot reads."""
         seed = ("seed", "--dsn", self._dsn, "--orders", "30", "--customers", "12")
         subprocess.run((*ORDERS, *seed), check=True)
         self.execute(TABLES, ROWS)
 
     def trade(self) -> None:
-        """Place, pay and cancel orders, as customers do."""
+        """Place, pay for and cancel orders, as customers do."""
         port = ports.any_free()
-        words = (*ORDERS, "serve", "--dsn", self._dsn, "--port", str(port))
+        command = (*ORDERS, "serve", "--dsn", self._dsn, "--port", str(port))
         log = FOLDER / "logs" / "orders.log"
         with log.open("wb") as output:
-            process = subprocess.Popen(words, stdout=output, stderr=output)
+            process = subprocess.Popen(command, stdout=output, stderr=output)
         service = Service(f"http://127.0.0.1:{port}", process, log)
         try:
             service.wait_until_live()
@@ -178,12 +179,13 @@ class Recorder:
         """Insert events that are published, and some that are parked."""
         for aggregate in ("one", "two", "three"):
             self._source.execute(EVENT, (aggregate, '{"region": "eu"}'))
+        # Invalid headers: this row is parked, and later events of its aggregate wait.
         self._source.execute(EVENT, ("two", "[1]"))
         for _ in range(3):
             self._source.execute(EVENT, ("two", None))
 
     def catch_up(self) -> None:
-        """Wait until each sink has applied all that was committed."""
+        """Wait until each sink has applied everything that is committed."""
         lsn = self.one("select pg_current_wal_insert_lsn()::text")
         for sink in SINKS:
             towpath("wait", "--lsn", lsn, "--sink", sink, "--timeout", "120")
@@ -195,7 +197,7 @@ class Recorder:
         return int((row and row[0]) or 0)
 
     def wait_published(self, topic: str, text: bytes) -> None:
-        """Wait until a record that holds a text stands in a topic."""
+        """Wait until a topic has a record that contains a text."""
         kafka = self._addresses.kafka
         until(
             lambda: any(text in (m.value() or b"") for m in read_to_end(kafka, topic)),
@@ -234,7 +236,9 @@ def main() -> None:
 
 
 def make_small_postgres(stack: Stack) -> None:
-    """Make the server's files with small log segments, before the stack would."""
+    """
+    Initialize the cluster with small WAL segments, before the stack initializes it.
+    """
     home = postgres.home_of(stack.state)
     postgres.create_home(home, stack.state)
     initdb = (
@@ -262,7 +266,7 @@ def make_small_postgres(stack: Stack) -> None:
     (home.folder / "made").touch()
     addresses = stack.up(("postgres",))
     with psycopg.connect(addresses.dsn("postgres"), autocommit=True) as connection:
-        # Files that are copies of others are packed for nothing.
+        # Files that are copies of others add almost nothing to the archive.
         for name in ("shop", "warehouse"):
             connection.execute(f"drop database {name}")
             connection.execute(f"create database {name} strategy file_copy")
@@ -273,7 +277,7 @@ def make_small_postgres(stack: Stack) -> None:
 
 
 def configure(addresses: Addresses, path: Path, prefix: str) -> None:
-    """Write a configuration, whose ports the taking-over stack may change."""
+    """Write a configuration whose ports the stack that takes over may change."""
     template = (HERE / "stack.toml").read_text(encoding="utf-8")
     names = ("postgres", "kafka", "registry", "opensearch", "redis")
     known = " ".join(f"{n}={getattr(addresses, f'{n}_port')}" for n in names)
@@ -291,7 +295,9 @@ def configure(addresses: Addresses, path: Path, prefix: str) -> None:
 
 
 def fill(recorder: Recorder, relay: Any, driver: Any) -> None:
-    """Let rows, changes and events reach the sinks, then kill what carries them."""
+    """
+    Fill the sinks with rows, changes and events, then kill the relay and the driver.
+    """
     recorder.make_tables()
     towpath("relay", "init")
     towpath("relay", "init", config=WITNESS)
@@ -302,15 +308,16 @@ def fill(recorder: Recorder, relay: Any, driver: Any) -> None:
     recorder.execute(*CHANGES)
     recorder.publish_events()
     recorder.catch_up()
-    words = ("--id", "unfinished", "--max-rows-per-second", "40")
-    towpath("snapshot", "start", "rich.page", *words)
-    until(lambda: recorder.snapshot_rows("unfinished") >= 60, "a part is read")
+    options = ("--id", "unfinished", "--max-rows-per-second", "40")
+    towpath("snapshot", "start", "rich.page", *options)
+    until(lambda: recorder.snapshot_rows("unfinished") >= 60, "some rows are read")
     driver.kill()
     recorder.execute(*BURST)
     recorder.wait_published("stack.rich.page", b" burst")
     relay.kill()
     assert recorder.snapshot_rows("unfinished") < 400
-    # This driver dies when the cache has a batch that its engine has not noted.
+    # This driver dies once the cache has a batch that Spark has not committed to its
+    # checkpoint.
     os.environ["JAVA_HOME"] = str(java.spark_home(FOLDER / "java"))  # noqa: TID251
     os.environ["TOWPATH_SPARK_JARS"] = str(store.of("spark"))  # noqa: TID251
     driver.begin(
@@ -319,14 +326,14 @@ def fill(recorder: Recorder, relay: Any, driver: Any) -> None:
     )
     code = driver.ended()
     assert code < 0, driver.printed()[-3000:]
-    # An order that no sink has carried out: it stands until one does.
+    # A command that no sink has executed: it stays pending until one does.
     discard = ("discard", "--sink", "warehouse", "--key", "3", "--timeout", "1")
     towpath("dead-letters", *discard, may_fail=True)
     recorder.execute(*BEHIND)
 
 
 def finish(stack: Stack, recorder: Recorder) -> None:
-    """Make files small, and stop the parts."""
+    """Shrink the files, and stop the parts."""
     url = stack.addresses().opensearch_url
     _check(requests.post(f"{url}/_forcemerge?max_num_segments=1", timeout=60))
     _check(requests.post(f"{url}/_flush?force=true", timeout=60))
@@ -335,16 +342,16 @@ def finish(stack: Stack, recorder: Recorder) -> None:
     stack.down()
 
 
-def towpath(*words: str, may_fail: bool = False, config: Path = CONFIG) -> None:
-    """Run a command on the stack."""
-    line = (*COMMAND, *words, "--config", str(config))
-    done = subprocess.run(line, check=False, capture_output=True, text=True)
-    print(" ".join(words), done.returncode)  # noqa: T201
+def towpath(*arguments: str, may_fail: bool = False, config: Path = CONFIG) -> None:
+    """Run a Towpath command on the stack."""
+    command = (*COMMAND, *arguments, "--config", str(config))
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    print(" ".join(arguments), done.returncode)  # noqa: T201
     assert may_fail or done.returncode == 0, done.stdout + done.stderr
 
 
-def _check(answer: requests.Response) -> None:
-    assert answer.ok, json.dumps(answer.text)
+def _check(response: requests.Response) -> None:
+    assert response.ok, json.dumps(response.text)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""As the vendor's: settings from the environment, a formatted log, the broker."""
+"""
+Work like the vendor's: read settings from the environment, format the log, start Kafka.
+"""
 
 import os
 import shlex
 from pathlib import Path
 
-# Of the script that starts the broker, and not settings of it.
+# Read by the script that starts the broker; not settings of the broker.
 _OTHERS = {"KAFKA_HEAP_OPTS"}
 _SETTINGS = Path("/opt/settings/server.properties")
 _LOGGING = """\
@@ -41,4 +43,4 @@ command = [
     "-Dlog4j2.configurationFile=/opt/settings/log4j2.properties",
     *("-cp", "/opt/kafka/*", "kafka.Kafka", str(_SETTINGS)),
 ]
-os.execvp(command[0], command)  # noqa: S606 - our own words
+os.execvp(command[0], command)  # noqa: S606 - our own arguments

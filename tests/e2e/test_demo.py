@@ -1,8 +1,8 @@
 """
-The demo from end to end, as a person runs it: the real command, real parts.
+The demo from end to end, as a person runs it: the real command with real parts.
 
-Parts are killed while it runs, a row is altered behind its back, and it is interrupted:
-what it says and what it leaves behind must be right each time.
+Parts are killed while the demo runs, a row is altered in a sink, and the demo is
+interrupted: its output, its result and its cleanup must be right each time.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 CLOCK = SystemClock()
 GIB = 1024**3
 
-# Changes one field of one order in the cache, as nobody should.
+# Changes a field of one order in the cache, bypassing the sink.
 ALTER_ONE_ROW = """
 import os
 import redis
@@ -46,16 +46,16 @@ assert client.hset("towpath:orders:7", "status", "lost") == 0
 """
 
 
-def is_alive(one):
+def is_alive(child):
     """Return whether a process runs; it may end at any moment."""
     try:
-        return one.status() != psutil.STATUS_ZOMBIE
+        return child.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
 class Demo:
-    """A demo that runs as a process of its own; the lines that it prints."""
+    """A demo that runs as a separate process, and the lines that it prints."""
 
     def __init__(self, folder, *arguments):
         self.state = StateFolder(folder / "demo")
@@ -82,11 +82,11 @@ class Demo:
 
     @property
     def text(self):
-        """Everything that it has printed until now."""
+        """Everything that the demo has printed so far."""
         return "".join(self.lines)
 
     def wait_until(self, condition, within_s, what):
-        """Wait for something while the demo runs; remember the processes it has."""
+        """Wait for a condition while the demo runs; remember the processes it has."""
         deadline = Deadline(CLOCK, within_s)
         while not condition():
             self.remember()
@@ -94,12 +94,12 @@ class Demo:
             assert not deadline.passed(), f"waited for {what}:\n{self.text}"
             CLOCK.wait(0.1)
 
-    def wait_for_line(self, words, within_s):
-        """Wait until it has printed some words."""
-        self.wait_until(lambda: words in self.text, within_s, words)
+    def wait_for_line(self, text, within_s):
+        """Wait until the demo has printed a text."""
+        self.wait_until(lambda: text in self.text, within_s, text)
 
     def remember(self):
-        """Remember the processes that it has now, so that none can be left unseen."""
+        """Remember the demo's current processes, so that none is overlooked."""
         try:
             below = psutil.Process(self._process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -113,7 +113,7 @@ class Demo:
         return sum(row.rows for row in rows)
 
     def kill(self, part):
-        """Kill a part with SIGKILL, and wait until another has taken its place."""
+        """Kill a part with SIGKILL, and wait until a new process has replaced it."""
         file = self.state.process_file(part)
         before = process.find(file)
         assert before is not None, f"{part} does not run:\n{self.text}"
@@ -121,7 +121,7 @@ class Demo:
         self.wait_for_successor(part, before.pid)
 
     def wait_for_successor(self, part, pid):
-        """Wait until a part has another process than the one with a number."""
+        """Wait until a part runs in a process whose pid is not the given one."""
 
         def has_successor():
             now = process.find(self.state.process_file(part))
@@ -130,8 +130,10 @@ class Demo:
         self.wait_until(has_successor, 30, f"the successor of {part}")
 
     def kill_worker(self, service):
-        """Kill the process that answers and consumes, below the one that starts it."""
-        # It may have been killed itself just before.
+        """
+        Kill a service's worker process, which is a child of the process that starts it.
+        """
+        # The parent may be restarting it.
         self.wait_until(
             lambda: len(self._workers(service)) == 1, 30, f"the worker of {service}"
         )
@@ -140,7 +142,7 @@ class Demo:
         self.wait_until(
             lambda: self._workers(service) not in ([], before),
             30,
-            f"another worker of {service}",
+            f"a new worker of {service}",
         )
 
     def _workers(self, service):
@@ -151,17 +153,17 @@ class Demo:
             below = []
         return [one for one in below if is_alive(one)]
 
-    def place(self, name):
-        """Return the address or file that was printed under a name."""
+    def printed(self, name):
+        """Return the address or file that the demo printed under a name."""
         return next(x for x in self.lines if x.startswith(name)).split()[-1]
 
     def interrupt(self):
-        """Press Ctrl-C."""
+        """Send the signal of Ctrl-C."""
         self.remember()
         self._process.send_signal(signal.SIGINT)
 
     def end(self, within_s):
-        """Wait until it has ended; return its exit code."""
+        """Wait until the demo has ended; return its exit code."""
         deadline = Deadline(CLOCK, within_s)
         while self._process.poll() is None and not deadline.passed():
             self.remember()
@@ -171,12 +173,16 @@ class Demo:
         return code
 
     def left(self):
-        """List the processes that it has left behind, waiting for the last to go."""
+        """
+        List the demo's processes that are still running after a short wait.
+        """
         _, alive = psutil.wait_procs(self.seen, timeout=5)
         return [one for one in alive if is_alive(one)]
 
     def destroy(self):
-        """Kill it and whatever it has started, should the test have failed."""
+        """
+        Kill the demo and all processes that it has started, if the test has failed.
+        """
         self.remember()
         for one in self.seen:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -189,7 +195,7 @@ class Demo:
 
 @pytest.fixture
 def start(tmp_path):
-    """Give a function that starts a demo; none outlives the test."""
+    """Provide a function that starts a demo; no demo outlives the test."""
     demos = []
 
     def begin(*arguments):
@@ -202,17 +208,17 @@ def start(tmp_path):
 
 
 def kill_parts(demo, orders):
-    """Kill a driver, then relay and other driver in the middle of the snapshot."""
+    """Kill a driver, then the relay and the other driver during the snapshot."""
     demo.wait_for_line("open the shop", 300)
     demo.kill("warehouse")
     demo.wait_for_line("insert into towpath.signal", 120)
-    demo.wait_until(lambda: demo.backfilled() > orders // 5, 60, "a part of it")
+    demo.wait_until(lambda: demo.backfilled() > orders // 5, 60, "a fifth of the rows")
     demo.kill("relay")
-    demo.wait_until(lambda: demo.backfilled() > orders // 2, 60, "half of it")
+    demo.wait_until(lambda: demo.backfilled() > orders // 2, 60, "half of the rows")
     demo.kill("serving")
 
 
-# The newest order that went through the whole saga.
+# The newest order whose saga completed.
 COMPLETED = "select max(id) from shop.orders where status = 'completed'"
 
 # Fourteen times as many customers for half a minute.
@@ -225,19 +231,19 @@ SERVICES = ("orders", "inventory", "payments", "shipping", "storefront")
 
 
 def kill_in_a_spike(demo, folder):
-    """Kill every part under a spike; return the load, and the times of the kills."""
+    """Kill every part during a spike; return the load, and the times of the kills."""
     settings = load(demo.state.root / "towpath.toml", {})
     folder.mkdir()
     (folder / "spike.toml").write_text(SPIKE_SHAPE)
     run = Locust(
         folder,
         *("--headless", "--only-summary", "--load-progress", "progress.json"),
-        *("--load-report", "report", "--host", demo.place("orders service")),
+        *("--load-report", "report", "--host", demo.printed("orders service")),
         *("--load-rate", "0.8", "--load-shape", "spike.toml", "--load-retries", "20"),
         *("--load-return-share", "0", "--load-watch-share", "0"),
-        # Attempts without an answer are failures, and are repeated.
+        # Attempts without a response are failures, and are repeated.
         *("--exit-code-on-error", "0"),
-        # The sampler has no retries, so it is not to place an order.
+        # The sampler does not retry, so it must not place an order.
         *("--load-lag-after", "3600"),
         *("--load-dsn", settings.database.dsn, "--load-settle-for", "180"),
         **parts.targets(settings.model_copy(update={"sink": settings.sink[:3]})),
@@ -252,7 +258,7 @@ def kill_in_a_spike(demo, folder):
             kills.append(run.progress()["load"]["elapsed_s"])
             demo.kill(part)
         kills.append(run.progress()["load"]["elapsed_s"])
-        # The last sagas, and each sink, may take as long as the load allows them.
+        # The last sagas and the sinks may take as long as the load allows.
         code = run.end(within_s=400)
     finally:
         run.kill()
@@ -261,14 +267,15 @@ def kill_in_a_spike(demo, folder):
 
 
 def check_spike(demo, run, kills, first_order):
-    """Hold the load's report against the database, and the kills against the spike."""
+    """Compare the load's report with the database, and the kills with the spike."""
     load_ = run.progress()["load"]
     report = (run.folder / "report" / "report.md").read_text()
     count = "select count(*) from shop.orders where id >= %s"
 
     assert SPIKE[0] <= min(kills) <= max(kills) <= SPIKE[1], kills
     assert load_["checkouts"] >= 0.5 * 0.8 * 14 * (SPIKE[1] - SPIKE[0])
-    # Each request that a kill left unanswered was repeated, and made no second order.
+    # Each request that a kill interrupted was repeated, without creating a second
+    # order.
     assert [one for one in load_["reasons"] if one.startswith("checkout: ")]
     assert load_["checkouts"] == scalar(demo, count, first_order)
     for store in ("database", "cache", "search", "warehouse"):
@@ -279,10 +286,10 @@ def check_spike(demo, run, kills, first_order):
         assert list(pool.map(partial(differences, demo), sinks)) == [0, 0, 0, 0]
 
 
-def towpath(demo, *words):
-    """Run a command on the demo's platform."""
+def towpath(demo, *arguments):
+    """Run a Towpath command on the demo's platform."""
     config = ("--config", str(demo.state.root / "towpath.toml"))
-    command = (sys.executable, "-m", "towpath.cli", *words, *config)
+    command = (sys.executable, "-m", "towpath.cli", *arguments, *config)
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -294,7 +301,9 @@ def differences(demo, sink, *options):
 
 
 def trace(demo, *subject):
-    """Run the command that traces a row or an aggregate; return code and document."""
+    """
+    Trace a row or an aggregate; return the exit code, the document and the errors.
+    """
     done = towpath(demo, "trace", *subject, "--json")
     return done.returncode, json.loads(done.stdout or "{}"), done.stderr
 
@@ -307,7 +316,7 @@ def stored_in_cache(demo, number):
 
 
 def check_traces(demo, number):
-    """Trace an order as an aggregate and as a row, which every sink has by now."""
+    """Trace an order that every sink has, as an aggregate and as a row."""
     before = stored_in_cache(demo, 7)
     again = towpath(
         demo, "replay", *("--table", "shop.orders", "--key", "7", "--to", "cache")
@@ -341,9 +350,9 @@ def check_traces(demo, number):
 
 
 def check_console(demo):
-    """Have the console that the demo has printed kill the relay, and watch it there."""
-    console = demo.place("console ")
-    token = Path(demo.place("console's token")).read_text().strip()
+    """Kill the relay with the console of the demo, and follow its recovery there."""
+    console = demo.printed("console ")
+    token = Path(demo.printed("console's token")).read_text().strip()
     shown = requests.get(f"{console}/api/topology", timeout=60).json()["parts"]
     refused = requests.post(f"{console}/api/kills", json={"part": "relay"}, timeout=60)
     killed = requests.post(
@@ -354,26 +363,28 @@ def check_console(demo):
     )
 
     def followed():
-        """Return what happened after the kill."""
+        """Return the record of the latest kill."""
         return requests.get(f"{console}/api/kills", timeout=60).json()["kills"][0]
 
     assert {"source", "relay", "sink-cache", "sink-warehouse"} <= {
         p["id"] for p in shown
     }
     assert (refused.status_code, killed.status_code) == (401, 200), killed.text
-    demo.wait_until(lambda: followed()["normal_after_s"], 120, "nothing is red")
+    demo.wait_until(
+        lambda: followed()["normal_after_s"], 120, "the platform is healthy"
+    )
     assert followed()["started_after_s"] <= followed()["normal_after_s"]
 
 
 def scalar(demo, query, *values):
-    """Return the first value of a query to the shop's database."""
+    """Return the first value of a query on the shop's database."""
     settings = load(demo.state.root / "towpath.toml", {})
     with psycopg.connect(settings.database.dsn) as connection:
         return connection.execute(query, values).fetchone()[0]
 
 
 def check_result(result, orders, cache_differences):
-    """Hold the demo's result against what was killed and altered."""
+    """Compare the demo's result with the kills and the altered row."""
     snapshot = result["snapshot"]
     sinks = {sink["name"]: sink["differences"] for sink in result["sinks"]}
     others = {"search": 0, "warehouse": 0, "search_orders": 0}
@@ -388,23 +399,23 @@ def check_result(result, orders, cache_differences):
     assert result["peak_memory_bytes"] < 6 * GIB
 
 
-def test_killed_parts_lose_nothing_and_an_altered_row_is_named(start):
+def test_killed_parts_lose_nothing_and_an_altered_row_is_reported(start):
     """
-    Relay and both Spark drivers are killed on the way, and all sinks equal the source.
+    The relay and both Spark drivers are killed, and all sinks still equal the source.
 
-    One field of one cached order is altered by hand before the comparison: the demo
-    exits with 1 and names it, and finds nothing else. With --keep everything runs on
-    after that, until Ctrl-C.
+    One field of one cached order is altered before the comparison: the demo exits with
+    1, reports that field, and finds no other difference. With --keep everything runs on
+    until Ctrl-C.
     """
     alter = f"{sys.executable} -c '{ALTER_ONE_ROW}'"
-    # A load that leaves two cores time for three starts, and for other tests.
+    # A load that leaves two cores enough time for three starts and for other tests.
     demo = start(
         *("--orders", "2000", "--rate", "5", "--duration", "15"),
         *("--before-verify", alter, "--keep"),
     )
     kill_parts(demo, 2_000)
     demo.wait_for_line("Ctrl-C stops it", 450)
-    answer = requests.get(f"{demo.place('orders service')}/orders/7", timeout=10)
+    response = requests.get(f"{demo.printed('orders service')}/orders/7", timeout=10)
     check_console(demo)
     differences(demo, "cache", "--repair")
     check_traces(demo, scalar(demo, COMPLETED))
@@ -412,7 +423,7 @@ def test_killed_parts_lose_nothing_and_an_altered_row_is_named(start):
     code = demo.end(60)
     result = json.loads(demo.result.read_text())
 
-    assert answer.json()["order_id"] == 7
+    assert response.json()["order_id"] == 7
     assert code == 1, demo.text
     check_result(result, 2_000, cache_differences=1)
     assert result["sinks"][0]["named"][0].startswith("orders 7: status is")
@@ -421,14 +432,9 @@ def test_killed_parts_lose_nothing_and_an_altered_row_is_named(start):
 
 
 @pytest.mark.soak
-def test_every_part_is_killed_in_a_spike_and_the_shop_agrees_in_all_stores(
-    start, tmp_path
-):
+def test_all_stores_agree_after_every_part_is_killed_in_a_spike(start, tmp_path):
     """
-    Every service, worker and driver, the storefront and the relay die under a spike.
-
-    The demo runs on with --keep. Afterwards money, stock and parcels agree in the
-    database and in each sink, and no sink differs from its tables.
+    Every service, worker and driver, the storefront and the relay die in a spike.
     """
     demo = start("--orders", "5000", "--rate", "10", "--duration", "15", "--keep")
     demo.wait_for_line("Ctrl-C stops it", 450)
@@ -443,9 +449,9 @@ def test_every_part_is_killed_in_a_spike_and_the_shop_agrees_in_all_stores(
 
 
 @pytest.mark.soak
-def test_a_large_demo_with_killed_parts_ends_equal(start):
+def test_the_sinks_of_a_large_demo_equal_the_source_after_kills(start):
     """
-    With relay and drivers killed in a longer demo, it exits 0: not one difference.
+    The relay and drivers are killed in a longer demo; it exits with 0 differences.
     """
     demo = start("--orders", "20000", "--rate", "20")
     kill_parts(demo, 20_000)
@@ -465,7 +471,7 @@ def test_a_large_demo_with_killed_parts_ends_equal(start):
 )
 def test_ctrl_c_leaves_no_process_behind(start, moment):
     """
-    Interrupted early, the demo ends with 130 and every process that it had is gone.
+    A demo interrupted early exits with 130, and all its processes have ended.
     """
     demo = start("--orders", "2000")
     file = demo.state.process_file(moment)

@@ -1,5 +1,5 @@
 """
-``make house``: every measure of the source, its value before, now, and its goal.
+``make house``: every measure of the source with its earlier value, value and goal.
 
 ``--json`` prints the same as data, ``--paths`` prints the main paths call by call, and
 ``--lower`` lowers the ceilings of ``measures.toml``, which a test enforces.
@@ -27,13 +27,13 @@ _WALKS = (
 )
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Print the chosen output and return an exit code."""
     parser = argparse.ArgumentParser(prog="make house", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print data")
     parser.add_argument("--paths", action="store_true", help="draw the main paths")
     parser.add_argument("--lower", action="store_true", help="lower the ceilings")
-    options = parser.parse_args(words)
+    options = parser.parse_args(arguments)
     text = TABLE.read_text(encoding="utf-8")
     console = Console()
     if options.paths:
@@ -53,7 +53,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def rows(
     lines: Sequence[Measure], found: Mapping[str, float | None]
 ) -> list[dict[str, object]]:
-    """Join the measures and today's values."""
+    """Join the measures with their present values."""
     return [
         {
             "name": line.name,
@@ -74,13 +74,13 @@ def table_of(lines: Sequence[Mapping[str, object]]) -> Table:
     for name in ("before", "now", "goal"):
         table.add_column(name, justify="right")
     table.add_column("reached")
-    words = {True: "yes", False: "no", None: ""}
+    answers = {True: "yes", False: "no", None: ""}
     styles = {True: "green", False: "yellow", None: ""}
     for line in lines:
         reached = line["reached"]
         goal = "" if line["goal"] is None else str(line["goal"])
         now = _now(line)
-        row = (str(line["title"]), str(line["before"]), now, goal, words[reached])
+        row = (str(line["title"]), str(line["before"]), now, goal, answers[reached])
         table.add_row(*row, style=styles[reached])
     return table
 

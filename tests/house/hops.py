@@ -1,7 +1,7 @@
 """
 Hops: the calls between functions of the source in one piece of work.
 
-Comprehensions and lambdas are part of the function that has them: Python versions
+Comprehensions and lambdas belong to the function that contains them: Python versions
 differ in whether they are calls.
 """
 
@@ -21,7 +21,7 @@ class Call(NamedTuple):
 
     Attributes:
         depth: The number of enclosing calls of the source.
-        module: The file, from the member's name on.
+        module: The file's path, starting with the member's name.
         function: The qualified name.
     """
 
@@ -35,9 +35,9 @@ class Hops(NamedTuple):
     The length of a path.
 
     Attributes:
-        modules: Distinct modules.
-        calls: All calls.
-        switches: Calls followed by a call in another module.
+        modules: The number of distinct modules.
+        calls: The number of calls.
+        switches: The number of calls that the next call leaves for another module.
     """
 
     modules: int
@@ -79,7 +79,7 @@ def hops_of(calls: Sequence[Call]) -> Hops:
 
 
 def within(calls: Sequence[Call], module: str) -> list[Call]:
-    """Return the calls into a module, and all calls that these make."""
+    """Return the calls into a module, and all calls made within them."""
     found = []
     outer: int | None = None
     for call in calls:

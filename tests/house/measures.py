@@ -1,8 +1,8 @@
 """
-The measures: their goals and ceilings from ``measures.toml``, and today's values.
+The measures: their goals and ceilings from ``measures.toml``, and their present values.
 
-A measure without a value today, such as the minutes of a run that never was, is shown,
-but no ceiling applies to it.
+A measure without a present value, such as the duration of a run that never happened, is
+shown, but no ceiling applies to it.
 """
 
 import math
@@ -30,8 +30,9 @@ class Measure(NamedTuple):
 
     Attributes:
         name: Its key in the table.
+        title: Its description in the table.
         before: The value when the goals were set, as text; empty if it is unknown.
-        goal: The highest wanted value; ``None``: there is no goal.
+        goal: The highest desired value; ``None``: there is no goal.
         ceiling: The highest value that a test accepts; ``None``: no test checks it.
     """
 
@@ -80,7 +81,7 @@ def with_ceilings(text: str, values: Mapping[str, float | None]) -> str:
 
 @cache
 def values() -> Mapping[str, float | None]:
-    """Measure everything; names are those of the table."""
+    """Take every measure; the keys are the names in the table."""
     return {**_of_source(), **_of_paths(), **_of_sinks(), **_of_tests()}
 
 

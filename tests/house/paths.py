@@ -1,8 +1,8 @@
 """
-The main paths, each walked once over fakes of its edges, warm.
+The main paths, each walked once, warm, with fakes at its edges.
 
-The relay's paths are run by its own wiring and loop: one turn lies between two reads of
-the socket. The sinks' path ends at a Redis that answers at once.
+The relay's own wiring and loop run the relay's paths: one turn is the work between two
+reads of the socket. The sinks' path ends at a Redis that responds at once.
 """
 
 import json
@@ -26,9 +26,9 @@ from support.relay_bench import (
 )
 from towpath.relay.commands import compiled
 
-# The row's own path in a turn begins here; the calls around it are the loop's.
+# A row's own path in a turn begins here; the calls around it belong to the loop.
 CONSUMER: Final = "relay/stream/consumer.py"
-# Modules that an idle turn queries for an active snapshot; visibility is the stream's.
+# Modules that an idle turn queries for an active snapshot; the stream uses visibility.
 _SNAPSHOT: Final = ("relay/snapshot/", "relay/stream/snapshot_runner.py")
 _VISIBILITY: Final = "relay/snapshot/visibility.py"
 _TURN: Final = "turn"
@@ -47,7 +47,9 @@ _Path: TypeAlias = Callable[[], tuple[Call, ...]]
 
 
 def _as_python(walk: _Path) -> _Path:
-    """Walk once; where this process runs compiled modules, in one that does not."""
+    """
+    Walk once; if this process runs compiled modules, walk in a process that does not.
+    """
     _WALKS.append(walk.__name__)
 
     @cache
@@ -69,7 +71,9 @@ _PRINT_WALKS: Final = (
 
 @cache
 def _walked_as_python() -> dict[str, tuple[Call, ...]]:
-    """Walk all paths in a new process: calls of compiled modules are not traced."""
+    """
+    Walk all paths in a new process, because calls of compiled modules are not traced.
+    """
     path = {"PYTHONPATH": os.pathsep.join(sys.path), compiled.VARIABLE: "off"}
     environ = os.environ | path  # noqa: TID251 - a root
     found = subprocess.check_output([sys.executable, "-c", _PRINT_WALKS], env=environ)
@@ -109,7 +113,7 @@ def idle_turn() -> tuple[Call, ...]:
 
 
 def snapshot_questions(calls: tuple[Call, ...]) -> list[Call]:
-    """Return the calls that query the snapshots, except for their own turn."""
+    """Return the calls that query the snapshots, except for the snapshots' own turn."""
     return [
         call
         for call in calls

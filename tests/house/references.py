@@ -1,8 +1,8 @@
 """
-The references among objects of the source, and the cycles that they form.
+The references between objects of the source, and the cycles that they form.
 
 References are followed through attributes, slots, containers, partial functions, bound
-methods and closures. Classes, modules and objects of other code end a walk.
+methods and closures. A walk ends at classes, modules and objects of other code.
 """
 
 import functools
@@ -22,9 +22,9 @@ _CARRIERS: Final = (
 
 def holdings(root: object, package: str = "towpath.") -> dict[int, tuple[object, ...]]:
     """
-    Return, by identity, each object of a package that a root reaches, with references.
+    Return each of a package's objects that a root reaches, and its references, by id.
 
-    The first object of an entry is the holder, the others are those that it refers to.
+    The first object of an entry is the holder; the others are those to which it refers.
     """
     found: dict[int, tuple[object, ...]] = {}
     waiting = list(_nearest(root, package))
@@ -38,7 +38,7 @@ def holdings(root: object, package: str = "towpath.") -> dict[int, tuple[object,
 
 
 def circles(found: Mapping[int, tuple[object, ...]]) -> list[list[str]]:
-    """Return the classes of each circle of more than one object of ``holdings``."""
+    """Return the class names of each cycle of more than one object of ``holdings``."""
     graph = {
         number: [id(held) for held in objects[1:] if id(held) != number]
         for number, objects in found.items()
@@ -68,7 +68,9 @@ def components(graph: Mapping[int, Iterable[int]]) -> list[list[int]]:
 def _after_all(
     graph: Mapping[int, Iterable[int]], start: int, seen: set[int]
 ) -> Iterator[int]:
-    """Yield the unseen nodes that a start reaches, each after its successors."""
+    """
+    Yield the unseen nodes that are reachable from a start, each after its successors.
+    """
     if start in seen:
         return
     seen.add(start)
@@ -100,7 +102,7 @@ def _nearest(holder: object, package: str) -> Iterator[object]:
 
 
 def _referents(one: object) -> list[object]:
-    """Return an object's references; for a function, without its module's names."""
+    """Return an object's references; for a function, without its module's globals."""
     if isinstance(one, types.FunctionType):
         return [*(one.__closure__ or ()), one.__defaults__, one.__kwdefaults__]
     return gc.get_referents(one)

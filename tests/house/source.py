@@ -68,7 +68,9 @@ def at_the_top(modules: Iterable[Module], member: str) -> list[Path]:
 
 
 def repeated_classes(modules: Iterable[Module]) -> list[tuple[str, str]]:
-    """List member and name of classes whose name their member uses more than once."""
+    """
+    List the member and the name of each class name that a member uses more than once.
+    """
     count = Counter(
         (module.member, node.name) for module in modules for node in _classes(module)
     )
@@ -97,7 +99,7 @@ def clause_sentences(module: Module) -> list[str]:
 
 
 def code_lines(module: Module) -> int:
-    """Count the lines that are neither blank, a comment, nor of a docstring."""
+    """Count the lines that are not blank, comments, or parts of docstrings."""
     documented: set[int] = set()
     for node in _documented(module):
         if ast.get_docstring(node) is not None:
@@ -138,7 +140,7 @@ class SinkPorts(NamedTuple):
 
 def sink_ports(ports: Module) -> SinkPorts:
     """
-    Read the verbs and flags of a sink off its protocols.
+    Read the verbs and flags of a sink from its protocols.
 
     They are those of ``Sink``, and of every protocol that is checked at run time.
     """
@@ -158,9 +160,9 @@ def sink_ports(ports: Module) -> SinkPorts:
 
 def write_strategies(modules: Iterable[Module]) -> list[str]:
     """
-    List the classes that implement a way to write a batch.
+    List the classes that implement a method of writing a batch.
 
-    They have ``write(..., batch_id)``. Protocols do not count, nor classes that only
+    They have ``write(..., batch_id)``. Protocols do not count, nor do classes that only
     pass the batch on to the ``write`` of another object.
     """
     return [

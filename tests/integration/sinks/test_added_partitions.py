@@ -1,4 +1,4 @@
-"""A topic is given partitions under load: what a sink holds afterwards."""
+"""Partitions are added to a topic under load, and a sink still equals its source."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +41,7 @@ def rig(stack, database, unique, tmp_path):
 
 @contextmanager
 def load(rig):
-    """Change, delete and insert rows all the time."""
+    """Continuously change, delete and insert rows."""
     ending = threading.Event()
 
     def write():
@@ -68,9 +68,9 @@ def partitions_with_records(rig, topic):
     return {each.partition() for each in read_to_end(rig.kafka, topic)}
 
 
-def test_a_sink_is_equal_after_keys_have_moved(rig, capsys):
+def test_a_sink_equals_its_source_after_keys_changed_partitions(rig, capsys):
     """
-    Nothing is written to added partitions, the repair adopts them, the sink is equal.
+    Nothing is written to added partitions until the repair; then the sink is equal.
     """
     topic = rig.topic("s.t")
     admin = AdminClient({"bootstrap.servers": rig.kafka})

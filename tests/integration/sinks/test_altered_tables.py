@@ -30,8 +30,8 @@ name = "{route}"
 RULES = {"search": '[sink.route.rename]\nno = "line"\n'}
 
 
-class Place(SinkPlace):
-    """Sinks of one table."""
+class Rig(SinkPlace):
+    """A table, its relay, and one sink of each kind."""
 
     def __init__(self, stack, dsn, prefix, folder):
         super().__init__(stack, dsn, prefix, folder)
@@ -46,7 +46,7 @@ class Place(SinkPlace):
         self.configure(tables=["shop.lines"])
         urls = {
             "cache": self.stack.redis_url,
-            # Another schema of the source's own database.
+            # A different schema of the source's own database.
             "postgres": self.dsn,
             "search": self.stack.opensearch_url,
             "warehouse": self.stack.dsn("warehouse"),
@@ -72,12 +72,12 @@ class Place(SinkPlace):
         )
 
     def route(self, kind):
-        """Name a sink's route."""
+        """Return the name of a sink's route."""
         schemas = {"postgres": "models.", "warehouse": "shop."}
         return f"{schemas.get(kind, '')}{self.prefix}"
 
     def rows(self, kind):
-        """Read what a sink holds: of each key its columns as texts, without nulls."""
+        """Read a sink's rows: by key, the columns as texts, without nulls."""
         settings = load(self.config, {})
         reader = reader_of(settings.sink_named(kind), settings)
         found = {
@@ -89,7 +89,7 @@ class Place(SinkPlace):
         return found
 
     def source(self, kind):
-        """Return what a sink should hold."""
+        """Return the rows that a sink should have."""
         named = {"no": "line"} if kind == "search" else {}
         return {
             str(row["no"]): texts_of({named.get(k, k): v for k, v in row.items()})
@@ -97,20 +97,22 @@ class Place(SinkPlace):
         }
 
     def is_equal(self, kind):
-        """Return whether a sink has all columns that the source has, in every row."""
+        """Return whether a sink has every row of the source with all its columns."""
         held = self.rows(kind)
         return not incomplete.routes(load(self.config, {}).state_folder, kind) and all(
             row.items() <= held.get(key, {}).items()
             for key, row in self.source(kind).items()
         )
 
-    def fills(self):
-        """Return what was asked of the relay so far: sink and columns, in order."""
-        asked = [
+    def requests(self):
+        """
+        Return the sink and the columns of each request to the relay so far, sorted.
+        """
+        requests = [
             json.loads(each.value())["data"]
             for each in read_to_end(self.kafka, f"{self.prefix}-signal")
         ]
-        return sorted((each["target"], each.get("columns")) for each in asked)
+        return sorted((each["target"], each.get("columns")) for each in requests)
 
     def read(self, sink):
         """Return how many rows each snapshot has read for a sink, in order."""
@@ -122,40 +124,38 @@ class Place(SinkPlace):
 
 
 def texts_of(fields):
-    """Write columns as texts; a null is as good as none."""
+    """Return columns as texts; a null counts as a missing column."""
     return {k: str(v) for k, v in fields.items() if v is not None}
 
 
 @pytest.fixture
-def place(stack, database, unique, tmp_path):
+def rig(stack, database, unique, tmp_path):
     """Provide a source with its relay, and all targets."""
     stack.up("kafka", "redis", "opensearch")
-    found = Place(stack, database, unique, tmp_path)
+    found = Rig(stack, database, unique, tmp_path)
     yield found
     found.close()
 
 
-def test_altered_columns_reach_the_old_rows_of_every_sink(place):
+def test_altered_columns_reach_the_old_rows_of_every_sink(rig):
     """
-    Each sink asks once for each change, and only for rows that have a value there.
+    Each sink sends one request for each change, and reads only rows with a value.
 
     A default, a new name and a new type alter rows without a change in the stream. A
-    column without a default alters none: nothing is delivered. A sink whose fields have
-    types keeps the old values of a retyped column and names the cure.
+    column without a default alters no row, so nothing is delivered. A sink with typed
+    fields keeps the old values of a retyped column and logs the remedy.
     """
-    place.prepare()
-    alter = place.execute
+    rig.prepare()
+    alter = rig.execute
 
     def filled(*kinds):
         for kind in kinds or SINKS:
-            until(
-                lambda kind=kind: place.is_equal(kind), f"{kind} filled", timeout_s=90
-            )
+            until(lambda kind=kind: rig.is_equal(kind), f"{kind} filled", timeout_s=90)
 
-    with place.driver():
+    with rig.driver():
         until(
-            lambda: all(place.progress(k).state is State.RUNNING for k in SINKS),
-            "they run",
+            lambda: all(rig.progress(k).state is State.RUNNING for k in SINKS),
+            "all sinks run",
             timeout_s=240,
         )
         filled()
@@ -169,7 +169,7 @@ def test_altered_columns_reach_the_old_rows_of_every_sink(place):
         alter("alter table shop.lines alter price type text using '<' || price || '>'")
         alter("update shop.lines set spare = 8 where no = 3")
         filled("cache")
-        log = (place.folder / "driver.log").read_text()
+        log = (rig.folder / "driver.log").read_text()
 
     changed = [["channel", "spare"], ["remark"]]
     assert (
@@ -177,7 +177,7 @@ def test_altered_columns_reach_the_old_rows_of_every_sink(place):
             [(kind, columns) for kind in SINKS for columns in changed]
             + [("cache", ["price"])]
         )
-        == place.fills()
+        == rig.fills()
     )
-    assert [30, 31, 31] == place.read("cache")
+    assert [30, 31, 31] == rig.read("cache")
     assert "towpath sink rebuild search" in log

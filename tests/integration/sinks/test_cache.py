@@ -1,4 +1,4 @@
-"""The cache, beyond the contract: what only Redis can do wrong."""
+"""The cache, beyond the contract: the behavior that only Redis can get wrong."""
 
 import uuid
 from contextlib import closing
@@ -24,13 +24,13 @@ TOMBSTONE_S = 3600
 
 @pytest.fixture
 def prefix():
-    """Return a prefix of the test's own."""
+    """Return a key prefix for the test."""
     return f"p{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture
 def sink(stack, prefix):
-    """Provide a sink under the prefix, opened."""
+    """Provide an open sink that uses the prefix."""
     made = CacheSink(stack.redis_url, prefix, TOMBSTONE_S)
     made.open()
     yield made
@@ -46,10 +46,10 @@ def batch(row):
 
 
 def test_a_row_is_a_hash_of_text(sink, prefix, client):
-    """Fields are columns as text; null is absent; the row never expires."""
+    """Fields are the columns as text; a null is left out; the row never expires."""
     sink.apply(batch({"id": 7, "paid": True, "total": "1.50", "note": None}))
     sink.flush()
-    place = f"{prefix}:orders:7"
+    key = f"{prefix}:orders:7"
 
     assert (
         {
@@ -59,47 +59,51 @@ def test_a_row_is_a_hash_of_text(sink, prefix, client):
             "_position": "0000000000000008.0000000000",
         },
         -1,
-    ) == (client.hgetall(place), client.ttl(place))
+    ) == (client.hgetall(key), client.ttl(key))
 
 
-def test_a_tombstone_lives_as_long_as_a_replay_may_come(sink, prefix, client):
-    """A delete leaves position and mark, and expires after the replay window."""
+def test_a_tombstone_expires_after_the_replay_window(sink, prefix, client):
+    """A delete leaves the position and a mark, which expire after the replay window."""
     sink.apply(batch(None))
     sink.flush()
-    place = f"{prefix}:orders:7"
+    key = f"{prefix}:orders:7"
 
     assert (
         {"_position": "0000000000000008.0000000000", "_x": "1"},
         True,
     ) == (
-        client.hgetall(place),
-        TOMBSTONE_S - 60 < client.ttl(place) <= TOMBSTONE_S,
+        client.hgetall(key),
+        TOMBSTONE_S - 60 < client.ttl(key) <= TOMBSTONE_S,
     )
 
 
 def test_a_cache_that_evicts_is_refused(stack, client):
-    """A policy that may throw guards away stops the sink, with its cure."""
+    """A policy that may evict guards stops the sink, with a remedy."""
     client.config_set("maxmemory-policy", "allkeys-lru")
     try:
-        with pytest.raises(EvictingCacheError, match="allkeys-lru") as refused:
+        with pytest.raises(EvictingCacheError, match="allkeys-lru") as failure:
             CacheSink(stack.redis_url, "p", TOMBSTONE_S).open()
     finally:
         client.config_set("maxmemory-policy", "noeviction")
 
-    assert "noeviction" in refused.value.remedy
+    assert "noeviction" in failure.value.remedy
     assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
 
 
 def test_a_lost_guard_is_loaded_again(sink, client):
-    """A server that lost its functions gets the guard back in the same batch."""
+    """
+    A server that has lost its functions gets the guard back within the same batch.
+    """
     client.function_flush()
     sink.apply(batch({"id": 7}))
 
     assert sink.flush().applied == 1
 
 
-def test_a_guard_that_another_release_loaded_stays(sink, client):
-    """Releases load libraries of their own names; one under an old name harms none."""
+def test_a_guard_that_another_release_loaded_is_kept(sink, client):
+    """
+    Each release loads a library with its own name; one with an old name does no harm.
+    """
     does_nothing = "function() return {0, 0} end"
     other = f"redis.register_function('towpath_apply', {does_nothing})"
     client.function_load(f"#!lua name=towpath\n{other}", replace=True)
@@ -111,19 +115,19 @@ def test_a_guard_that_another_release_loaded_stays(sink, client):
     }
 
 
-def test_a_foreign_value_under_a_rows_name_is_replaced(sink, prefix, client):
+def test_a_foreign_value_under_a_rows_key_is_replaced(sink, prefix, client):
     """
-    A value that another program wrote under a row's name is replaced by the row.
+    A value that another program wrote under a row's key is replaced by the row.
     """
-    place = f"{prefix}:orders:7"
-    client.set(place, "x")
+    key = f"{prefix}:orders:7"
+    client.set(key, "x")
     sink.apply(batch({"id": 7}))
     sink.flush()
 
-    assert "7" == client.hget(place, "id")
+    assert "7" == client.hget(key, "id")
 
 
-def test_a_foreign_value_is_named_by_verification_and_stops_no_sweep(
+def test_a_foreign_value_is_read_as_an_empty_row_and_stops_no_sweep(
     stack, sink, prefix, client
 ):
     """
@@ -148,20 +152,22 @@ def test_a_foreign_value_is_named_by_verification_and_stops_no_sweep(
 
 
 @pytest.mark.parametrize("guard", [{"_position": "x"}, {}])
-def test_a_position_that_is_none_is_below_every_position(sink, prefix, client, guard):
-    """A hash with a guard that nobody can read, or with none, is overwritten, whole."""
-    place = f"{prefix}:orders:7"
-    client.hset(place, mapping={**guard, "old": "1"})
+def test_an_invalid_position_is_below_every_position(sink, prefix, client, guard):
+    """A hash with an unreadable guard, or without one, is replaced entirely."""
+    key = f"{prefix}:orders:7"
+    client.hset(key, mapping={**guard, "old": "1"})
     sink.apply(batch({"id": 7}))
     sink.flush()
 
     assert {"id": "7", "_position": "0000000000000008.0000000000"} == (
-        client.hgetall(place)
+        client.hgetall(key)
     )
 
 
-def test_positions_above_a_double_are_distinguished(sink, prefix, client):
-    """Two positions that one double stands for are still older and newer."""
+def test_positions_beyond_the_precision_of_a_double_are_distinguished(
+    sink, prefix, client
+):
+    """Two positions that are equal as doubles still differ as older and newer."""
     low, high = (f"{2**53 + n:016x}.0000000000" for n in (0, 1))
     (change,) = batch({"id": 7}).changes
     for position, note in ((high, "new"), (low, "old")):
@@ -177,15 +183,15 @@ def test_positions_above_a_double_are_distinguished(sink, prefix, client):
 
 
 def test_wrong_credentials_stop_the_sink(stack):
-    """A password that the cache refuses is reported as such: waiting does not help."""
+    """A password that the cache refuses is reported; waiting would not help."""
     sink = CacheSink(stack.redis_url.replace("//", "//u:p@"), "p", TOMBSTONE_S)
 
     with pytest.raises(CacheRefusedError, match="credentials"):
         sink.open()
 
 
-def test_a_cache_that_does_not_answer_is_unavailable(unused_port):
-    """A refused connection is reported as such, to be tried again."""
+def test_a_cache_that_refuses_connections_is_unavailable(unused_port):
+    """A refused connection is reported as temporary, so the batch is retried."""
     sink = CacheSink(f"redis://127.0.0.1:{unused_port}/0", "p", TOMBSTONE_S)
 
     with pytest.raises(TargetUnavailableError, match="does not answer"):

@@ -26,23 +26,23 @@ SHARES = ((0, 5460), (5461, 10922), (10923, 16383))
 
 
 class Recorder:
-    """Notes which routes are asked for."""
+    """Records the routes that are requested."""
 
     def __init__(self):
         self.all = []
 
     def request_keys(self, route, keys):
-        """No key is asked for here."""
+        """Fail, because no key may be requested here."""
         raise AssertionError((route, keys))
 
     def request_all(self, route, why):
-        """Note a route, and why."""
+        """Record a route and the reason."""
         self.all.append((route, why))
         return True
 
 
 def write(sink, batch):
-    """Write a batch, and wait for the answers."""
+    """Write a batch, and wait for the responses."""
     sink.apply(batch)
     sink.flush()
 
@@ -58,22 +58,22 @@ def nodes(tmp_path_factory):
         ]
         for node, share in zip(made, SHARES, strict=True):
             node.client.execute_command("CLUSTER ADDSLOTSRANGE", *share)
-            place = ("127.0.0.1", made[0].port, made[0].bus_port)
-            node.client.execute_command("CLUSTER MEET", *place)
+            address = ("127.0.0.1", made[0].port, made[0].bus_port)
+            node.client.execute_command("CLUSTER MEET", *address)
         until(lambda: all(map(is_whole, made)), "the cluster is whole", pause_s=0.02)
         yield made
 
 
 @pytest.fixture
-def asked():
-    """Provide what notes the questions."""
+def recorder():
+    """Provide a recorder of the requests."""
     return Recorder()
 
 
 @pytest.fixture
-def sink(nodes, asked, tmp_path, unique):
-    """Provide a sink that knows the address of one of the servers."""
-    watch = CacheWatch("cache", tmp_path / "cache.json", ("orders",), asked)
+def sink(nodes, recorder, tmp_path, unique):
+    """Provide a sink that has the address of one of the servers."""
+    watch = CacheWatch("cache", tmp_path / "cache.json", ("orders",), recorder)
     made = CacheSink(nodes[1].url, unique, 3600, watch)
     made.open()
     yield made
@@ -82,20 +82,22 @@ def sink(nodes, asked, tmp_path, unique):
 
 @pytest.fixture
 def reader(nodes, unique):
-    """Provide a reader that knows another server's address."""
+    """Provide a reader that has the address of a different server."""
     made = CacheReader(nodes[2].url, unique)
     yield made
     made.close()
 
 
 def is_whole(node):
-    """Return whether a server sees all slots held, and knows all the others."""
+    """
+    Return whether a server reports all slots as held, and knows all other servers.
+    """
     found = node.client.execute_command("CLUSTER INFO")
     return found["cluster_state"] == "ok" and found["cluster_known_nodes"] == "3"
 
 
 def order(key, at, row=True, unchanged=ALL_PRESENT):
-    """Make a change of an order; without a row it is deleted."""
+    """Make a change of an order; without a row it is a delete."""
     image = {"id": key, "note": f"of {at}"} if row else None
     origin = Origin("orders", 0, 0)
     position = f"{at * 8:016x}.0000000000"
@@ -103,12 +105,14 @@ def order(key, at, row=True, unchanged=ALL_PRESENT):
 
 
 def stored(reader):
-    """Read the orders back: position and whether there is a row, by key."""
+    """Read the orders back: by key, the position and whether it is deleted."""
     return {r.key: (r.position, r.is_deleted) for r in reader.rows("orders")}
 
 
-def test_rows_are_spread_and_any_client_finds_them(nodes, sink, reader, unique):
-    """Names are those of a single server; each server has a part of the rows."""
+def test_rows_are_spread_over_servers_and_any_client_finds_them(
+    nodes, sink, reader, unique
+):
+    """Keys are the same as on a single server; each server has some of the rows."""
     sink.apply(Batch(0, tuple(order(key, 1) for key in range(600))))
     flushed = sink.flush()
     parts = [sum(1 for _ in n.client.scan_iter(f"{unique}:orders:*")) for n in nodes]
@@ -119,8 +123,8 @@ def test_rows_are_spread_and_any_client_finds_them(nodes, sink, reader, unique):
     assert (600, True) == (sum(parts), all(part > 100 for part in parts))
 
 
-def test_any_delivery_ends_equal_to_the_reference(sink, reader):
-    """Shuffled, repeated and split, with deletes and a floor: as the memory has it."""
+def test_any_delivery_converges_to_the_reference(sink, reader):
+    """Changes are shuffled, repeated and split, with deletes and a floor in between."""
     rng = random.Random(20_260_102)  # noqa: S311 - a repeatable test
     history = [order(rng.randint(1, 200), at, rng.random() < 0.8) for at in range(900)]
     floor = Floor("orders", f"{300 * 8:016x}.-", False, Origin("orders", 0, 0))
@@ -141,8 +145,8 @@ def test_any_delivery_ends_equal_to_the_reference(sink, reader):
     assert expected == stored(reader)
 
 
-def test_a_partial_row_without_its_row_asks_for_it(sink):
-    """Which of many calls met it makes no difference."""
+def test_a_partial_row_without_its_row_requests_a_refetch(sink):
+    """It is refused with a refetch, no matter which of several calls it was in."""
     whole = [order(key, 1) for key in range(50)]
     partial = order(99, 1, unchanged=frozenset({"blob"}))
     sink.apply(Batch(0, (*whole, partial)))
@@ -151,19 +155,19 @@ def test_a_partial_row_without_its_row_asks_for_it(sink):
     assert ((99,), True) == (refusal.change.key, refusal.needs_refetch)
 
 
-def test_one_emptied_server_is_a_loss(nodes, sink, asked):
-    """Each server has witnesses of its own."""
+def test_one_emptied_server_is_a_loss(nodes, sink, recorder):
+    """Each server has its own witnesses."""
     sink.apply(Batch(0, tuple(order(key, 1) for key in range(100))))
     sink.flush()
     nodes[2].client.flushall()
     sink.flush()
     sink.flush()
 
-    assert asked.all == [("orders", "the cache was emptied")]
+    assert recorder.all == [("orders", "the cache was emptied")]
 
 
-def test_a_loss_after_another_servers_refusals_is_a_loss(nodes, sink, asked):
-    """A count that has risen alone, while its neighbour was full, hides nothing."""
+def test_a_loss_after_another_server_was_full_is_detected(nodes, sink, recorder):
+    """A witness count that rose on one server while another was full hides no loss."""
     sink.apply(Batch(0, tuple(order(key, 1) for key in range(100))))
     sink.flush()
     nodes[2].client.config_set("maxmemory", 1)
@@ -180,11 +184,11 @@ def test_a_loss_after_another_servers_refusals_is_a_loss(nodes, sink, asked):
         sink.maintain()
     sink.maintain()
 
-    assert asked.all == [("orders", "the cache lost its most recent writes")]
+    assert recorder.all == [("orders", "the cache lost its most recent writes")]
 
 
 def test_a_slot_that_moved_is_found_again(nodes, sink, unique):
-    """The batch is busy once; written again, the row is where its slot is now."""
+    """The first batch fails as busy; retried, it finds the slot at its new server."""
     slots = {key: slot_of(f"{unique}:orders:{key}") for key in range(1000)}
     key, slot = next(kept for kept in slots.items() if is_free(nodes[0], kept[1]))
     give(nodes, slot, taker=nodes[1])
@@ -200,7 +204,9 @@ def test_a_slot_that_moved_is_found_again(nodes, sink, unique):
 
 
 def is_free(node, slot):
-    """Return whether a slot is the first server's, and holds nothing, nor a witness."""
+    """
+    Return whether a slot is empty, belongs to the first server, and has no witness.
+    """
     count = node.client.execute_command("CLUSTER COUNTKEYSINSLOT", slot)
     return slot <= SHARES[0][1] and slot % 256 and not count
 
@@ -212,8 +218,8 @@ def give(nodes, slot, taker):
         node.client.execute_command("CLUSTER SETSLOT", slot, "NODE", name)
 
 
-def test_a_row_whose_slot_is_on_the_move_is_written_in_the_end(nodes, sink, unique):
-    """The server that gives the slot away sends askers on; that is a pause, no loss."""
+def test_a_row_whose_slot_is_moving_is_written_once_it_has_settled(nodes, sink, unique):
+    """The server that gives the slot away redirects clients: a pause, not a failure."""
     slots = {key: slot_of(f"{unique}:orders:{key}") for key in range(1000)}
     key, slot = next(kept for kept in slots.items() if is_free(nodes[0], kept[1]))
     giver, taker = nodes[0].client, nodes[1].client
@@ -246,13 +252,15 @@ class MovingServers(Servers):
         yield from keys
 
 
-@pytest.mark.parametrize("ends", [True, False])
-def test_a_sweep_misses_no_key_whose_slot_moves(nodes, reader, unique, ends):
-    """The key is at a server that was read before: the sweep is busy, and repeated."""
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_a_sweep_misses_no_key_whose_slot_moves(nodes, reader, unique, is_finished):
+    """
+    The key moves to a server that was already read: the sweep is busy, and is repeated.
+    """
     giver, taker = nodes[2], nodes[0]
-    places = {key: f"{unique}:orders:{key}" for key in range(1000)}
+    keys = {key: f"{unique}:orders:{key}" for key in range(1000)}
     moved = next(
-        p for p in places.values() if slot_of(p) > SHARES[2][0] and slot_of(p) % 256
+        p for p in keys.values() if slot_of(p) > SHARES[2][0] and slot_of(p) % 256
     )
     slot = slot_of(moved)
     names = [n.client.execute_command("CLUSTER MYID") for n in (giver, taker)]
@@ -261,18 +269,18 @@ def test_a_sweep_misses_no_key_whose_slot_moves(nodes, reader, unique, ends):
         taker.client.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", names[0])
         giver.client.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", names[1])
         giver.client.migrate("127.0.0.1", taker.port, moved, 0, 5000)
-        if ends:
+        if is_finished:
             give(nodes, slot, taker)
 
     sink = CacheSink(
         nodes[1].url, unique, 3600, servers=MovingServers(nodes[1].url, move)
     )
     sink.open()
-    write(sink, Batch(0, tuple(order(key, 1) for key in places)))
+    write(sink, Batch(0, tuple(order(key, 1) for key in keys)))
     floor = Floor("orders", f"{2 * 8:016x}.-", False, Origin("orders", 0, 0))
     with pytest.raises(TargetBusyError, match="is moving slots"):
         write(sink, Batch(1, (), (), (floor,)))
-    if not ends:
+    if not is_finished:
         give(nodes, slot, taker)
     until(lambda: all(map(is_whole, nodes)), "the cluster is whole", pause_s=0.02)
     write(sink, Batch(1, (), (), (floor,)))
@@ -283,10 +291,10 @@ def test_a_sweep_misses_no_key_whose_slot_moves(nodes, reader, unique, ends):
     assert {} == left
 
 
-def test_a_server_that_dies_and_returns_takes_the_batch_again(
-    nodes, sink, reader, asked
+def test_a_server_that_dies_and_returns_accepts_the_retried_batch(
+    nodes, sink, reader, recorder
 ):
-    """The batch fails while it is away, and loses nothing."""
+    """The batch fails while the server is down, and loses nothing."""
     changes = tuple(order(key, 1) for key in range(100))
     sink.apply(Batch(0, changes))
     sink.flush()
@@ -298,7 +306,7 @@ def test_a_server_that_dies_and_returns_takes_the_batch_again(
     sink.apply(Batch(0, tuple(order(key, 2) for key in range(100))))
 
     assert 100 == sink.flush().applied
-    assert (100, []) == (len(stored(reader)), asked.all)
+    assert (100, []) == (len(stored(reader)), recorder.all)
 
 
 @pytest.fixture
@@ -310,59 +318,61 @@ def pair(tmp_path):
             for name in ("primary", "replica")
         )
         first.client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
-        place = ("127.0.0.1", first.port, first.bus_port)
-        second.client.execute_command("CLUSTER MEET", *place)
+        address = ("127.0.0.1", first.port, first.bus_port)
+        second.client.execute_command("CLUSTER MEET", *address)
         until(lambda: knows(second, first), "they have met", pause_s=0.02)
         name = first.client.execute_command("CLUSTER MYID")
         second.client.execute_command("CLUSTER REPLICATE", name)
         until(lambda: is_copied(second), "the replica is filled", pause_s=0.02)
-        until(lambda: names_two(first), "its primary names it", pause_s=0.02)
+        until(lambda: names_two(first), "the primary lists the replica", pause_s=0.02)
         yield first, second
 
 
 def knows(node, other):
-    """Return whether a server knows another, and that it has the slots."""
+    """Return whether a server knows another server and the slots that it has."""
     name = other.client.execute_command("CLUSTER MYID")
     found = node.client.execute_command("CLUSTER NODES")
-    return any(name in place["node_id"] and place["slots"] for place in found.values())
+    return any(name in entry["node_id"] and entry["slots"] for entry in found.values())
 
 
 def names_two(primary):
-    """Return whether a primary names its replica to a client that asks for slots."""
+    """
+    Return whether a primary lists its replica to a client that requests the slots.
+    """
     ((_, _, *nodes),) = primary.client.cluster("SLOTS")
     return len(nodes) == 2
 
 
 def is_copied(replica):
-    """Return whether a replica has all that its primary has."""
+    """Return whether a replica has everything that its primary has."""
     found = replica.client.info("replication")
     return found["role"] == "slave" and found["master_link_status"] == "up"
 
 
 def is_serving(node):
-    """Return whether a server has all slots, and says so."""
+    """Return whether a server serves all slots as a primary."""
     found = node.client.execute_command("CLUSTER INFO")
     return found["cluster_state"] == "ok" and node.client.info()["role"] == "master"
 
 
 def cut_off(first, second):
-    """Make a replica stop following, without noticing."""
+    """Stop a replica from following its primary, without either noticing."""
     second.client.config_set("masterauth", "refused")
     first.client.execute_command("CLIENT KILL TYPE REPLICA")
-    until(lambda: not is_copied(second), "it is cut off", pause_s=0.02)
+    until(lambda: not is_copied(second), "the replica is cut off", pause_s=0.02)
 
 
 @pytest.mark.parametrize("lags", [False, True])
 def test_a_replica_takes_over_and_missing_rows_are_read_again(
-    pair, asked, tmp_path, lags
+    pair, recorder, tmp_path, lags
 ):
     """
-    The batch is retried; a replica without acknowledged rows is detected.
+    The batch is retried; a replica that lacks acknowledged rows is detected.
     """
     first, second = pair
     sink = CacheSink(
         *(first.url, "p", 3600),
-        CacheWatch("cache", tmp_path / "cache.json", ("orders",), asked),
+        CacheWatch("cache", tmp_path / "cache.json", ("orders",), recorder),
     )
     sink.open()
     if lags:
@@ -382,4 +392,4 @@ def test_a_replica_takes_over_and_missing_rows_are_read_again(
 
     lost = [("orders", "the cache lost its most recent writes")] if lags else []
 
-    assert lost == asked.all
+    assert lost == recorder.all

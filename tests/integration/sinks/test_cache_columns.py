@@ -1,4 +1,4 @@
-"""The cache takes columns: on a real server they end as rows do."""
+"""Columns written to a real cache have the same result as rows."""
 
 import random
 import uuid
@@ -25,7 +25,7 @@ TOMBSTONE_S = 3600
 
 
 class Made(NamedTuple):
-    """A sink, and how the names of its rows begin."""
+    """A sink, and the prefix of its rows' keys."""
 
     sink: CacheSink
     begin: str
@@ -33,7 +33,7 @@ class Made(NamedTuple):
 
 @pytest.fixture
 def make(stack):
-    """Provide what makes sinks under prefixes of their own, opened."""
+    """Provide a function that makes open sinks, each with its own prefix."""
     made = []
 
     def make():
@@ -77,7 +77,7 @@ def history(chance, count):
 
 
 def write(sink, records):
-    """Write records one by one, as they are folded."""
+    """Write records one by one, as a fold leaves them."""
     folded = newest_per_key(decode(records, ROUTES).changes)
     sink.apply(Batch(0, folded.changes))
     sink.apply(Batch(0, folded.after))
@@ -85,20 +85,20 @@ def write(sink, records):
 
 
 def hashes(client, begin):
-    """Return every hash of a sink by its name, without the prefix."""
+    """Return every hash of a sink by its key, without the prefix."""
     names = sorted(client.scan_iter(f"{begin}:*", count=1000))
-    with client.pipeline(transaction=False) as asked:
+    with client.pipeline(transaction=False) as pipeline:
         for name in names:
-            asked.hgetall(name)
-        found = asked.execute()
+            pipeline.hgetall(name)
+        found = pipeline.execute()
     return {n.removeprefix(begin): f for n, f in zip(names, found, strict=True)}
 
 
 def test_rows_taken_as_columns_equal_those_written_one_by_one(make, client):
     """
-    Every name and field of 3,000 records out of order; what is left is written after.
+    3,000 shuffled records give the same keys and fields; rows follow the columns.
 
-    Written once more, the columns change nothing.
+    Writing the columns again changes nothing.
     """
     chance = random.Random(11)  # noqa: S311 - a repeatable test
     records = history(chance, 3000)
@@ -108,7 +108,7 @@ def test_rows_taken_as_columns_equal_those_written_one_by_one(make, client):
     (columns,) = plain_columns(table_of(records), ROUTES)
     taken = by_column.apply_columns(columns).to_pylist()
     left = sorted({*range(len(records))} - {*taken})
-    write(by_column, [records[place] for place in left])
+    write(by_column, [records[index] for index in left])
     by_column.flush()
     expected = hashes(client, one_by_one.begin)
 
@@ -119,8 +119,8 @@ def test_rows_taken_as_columns_equal_those_written_one_by_one(make, client):
     assert expected == hashes(client, begin)
 
 
-def test_columns_replace_whatever_has_a_name_of_theirs(make, client):
-    """New rows stand beside a deleted row, one with more fields, and no row at all."""
+def test_columns_replace_any_value_under_their_keys(make, client):
+    """They replace a deleted row, a wider row, a hash without a guard, and a string."""
     records = [r for r in history(random.Random(3), 100) if b'"op":"d"' not in r.value]  # noqa: S311 - a repeatable test
     (columns,) = plain_columns(table_of(records), ROUTES)
     (by_column, begin), expected = make(), make()
@@ -140,8 +140,10 @@ def test_columns_replace_whatever_has_a_name_of_theirs(make, client):
     assert [-1] * 4 == [client.ttl(n) for n in (deleted, wider, unguarded, strange)]
 
 
-def test_what_is_counted_is_what_was_written(make, client):
-    """Applied, and stale where the cache has it newer; a lost guard is loaded again."""
+def test_counts_match_the_written_rows(make, client):
+    """
+    Rows count as applied, or as stale if the cache has newer; a lost guard is reloaded.
+    """
     sink, begin = make()
     chance = random.Random(5)  # noqa: S311 - a repeatable test
     records = [r for r in history(chance, 3000) if b'"op":"d"' not in r.value]
@@ -153,7 +155,7 @@ def test_what_is_counted_is_what_was_written(make, client):
     (older,) = plain_columns(table_of(records[:1000]), ROUTES)
     sink.apply_columns(older)
     second = sink.flush()
-    keys = {records[place].key for place in taken.to_pylist()}
+    keys = {records[index].key for index in taken.to_pylist()}
     older_keys = {record.key for record in records[:1000]} & keys
 
     assert (len(keys), 0) == (first.applied, first.stale)

@@ -1,4 +1,6 @@
-"""Losses of a cache are noticed, and its rows are read again, once, after any crash."""
+"""
+Losses in a cache are detected, and its rows are requested once, even after a crash.
+"""
 
 import orjson
 import pytest
@@ -25,19 +27,19 @@ EMPTIED = "the cache was emptied"
 EVICTED = "the cache evicted keys because its memory was full"
 
 
-class Asked:
-    """Notes what is asked for; refuses a route that it does not reach."""
+class Recorder:
+    """Records the requested routes; fails for a route that is unreachable."""
 
     def __init__(self):
         self.all = []
         self.unreachable = None
 
     def request_keys(self, route, keys):
-        """No key is asked for here."""
+        """Fail, because no key may be requested here."""
         raise AssertionError((route, keys))
 
     def request_all(self, route, why):
-        """Note a route, and why."""
+        """Record a route and the reason."""
         if route == self.unreachable:
             message = "no broker"
             raise BrokerUnavailableError(message)
@@ -45,18 +47,18 @@ class Asked:
         return True
 
 
-class Place:
-    """One server, what was asked for, and sinks on it that share a file."""
+class Rig:
+    """One server, the recorded requests, and sinks on it that share a state file."""
 
     def __init__(self, server, file):
         self.server = server
         self.file = file
-        self.asked = Asked()
+        self.recorder = Recorder()
         self.made = []
 
     def sink(self):
         """Make a sink, as a new process would."""
-        watch = CacheWatch("cache", self.file, ROUTES, self.asked)
+        watch = CacheWatch("cache", self.file, ROUTES, self.recorder)
         sink = CacheSink(self.server.url, "p", 3600, watch)
         self.made.append(sink)
         return sink
@@ -77,17 +79,17 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path):
-    """Provide a server of the test's own."""
+def rig(tmp_path):
+    """Provide a server for the test."""
     with valkey(tmp_path / "server") as server:
-        lent = Place(server, tmp_path / "sink" / "cache.json")
-        yield lent
-        for sink in lent.made:
+        made = Rig(server, tmp_path / "sink" / "cache.json")
+        yield made
+        for sink in made.made:
             sink.close()
 
 
 def orders(*keys, row=True, at=1):
-    """Make a batch of orders; without a row they are deleted."""
+    """Make a batch of orders; without a row they are deletes."""
     changes = []
     for key in keys:
         image = {"id": key, "note": f"of {at}"} if row else None
@@ -106,97 +108,97 @@ def write(sink, *batches):
 
 
 def everything(why):
-    """Say what is asked for when all is lost."""
+    """Return the requests that follow a complete loss."""
     return [(route, why) for route in ROUTES]
 
 
-def test_a_cache_that_lost_its_last_second_is_read_again_once(place):
+def test_a_cache_that_lost_its_last_second_is_read_again_once(rig):
     """
     The file ends before an acknowledged batch: all routes are requested, once.
     """
-    sink = place.opened()
+    sink = rig.opened()
     write(sink, orders(1))
-    size_bytes = place.server.file.stat().st_size
+    size_bytes = rig.server.file.stat().st_size
     write(sink, orders(2, at=2))
-    place.server.cut_short(size_bytes)
-    place.opened()
-    again = place.opened()
+    rig.server.cut_short(size_bytes)
+    rig.opened()
+    again = rig.opened()
     write(again, orders(3, at=3))
 
     assert (everything(LAST_SECOND), {"1", "3"}) == (
-        place.asked.all,
-        place.rows().keys(),
+        rig.recorder.all,
+        rig.rows().keys(),
     )
 
 
-def test_a_running_sink_notices_a_lost_last_second(place):
+def test_a_running_sink_notices_a_lost_last_second(rig):
     """
     The broken connection is reported; the batch is retried, and the loss is found.
     """
-    sink = place.opened()
+    sink = rig.opened()
     write(sink, orders(1))
-    size_bytes = place.server.file.stat().st_size
+    size_bytes = rig.server.file.stat().st_size
     write(sink, orders(2, at=2))
-    place.server.cut_short(size_bytes)
+    rig.server.cut_short(size_bytes)
     write(sink, orders(3, at=3))
 
-    assert everything(LAST_SECOND) == place.asked.all
+    assert everything(LAST_SECOND) == rig.recorder.all
 
 
-def test_a_kill_without_a_loss_requests_no_rows(place):
+def test_a_kill_without_a_loss_requests_no_rows(rig):
     """
-    All rows that the server had written before it died are there.
+    All rows that the server had written before it died are still there.
     """
-    write(place.opened(), orders(1), orders(2, at=2))
-    place.server.kill()
-    place.server.start()
-    sink = place.opened()
+    write(rig.opened(), orders(1), orders(2, at=2))
+    rig.server.kill()
+    rig.server.start()
+    sink = rig.opened()
     write(sink, orders(3, at=3))
 
-    assert ([], {"1", "2", "3"}) == (place.asked.all, place.rows().keys())
+    assert ([], {"1", "2", "3"}) == (rig.recorder.all, rig.rows().keys())
 
 
-def test_an_emptied_cache_is_read_again_once(place):
+def test_an_emptied_cache_is_read_again_once(rig):
     """
     The flush after FLUSHALL requests the rows; the next one has new witnesses.
     """
-    sink = place.opened()
+    sink = rig.opened()
     write(sink, orders(1))
-    place.server.client.flushall()
+    rig.server.client.flushall()
     write(sink, orders(2, at=2), orders(3, at=3))
 
-    assert everything(EMPTIED) == place.asked.all
+    assert everything(EMPTIED) == rig.recorder.all
 
 
-def test_an_idle_sink_notices_that_its_cache_was_emptied(place):
-    """No batch comes, and all is asked for all the same, once."""
-    sink = place.opened()
+def test_an_idle_sink_notices_that_its_cache_was_emptied(rig):
+    """No batch comes, and all is recorder for all the same, once."""
+    sink = rig.opened()
     write(sink, orders(1))
-    place.server.client.flushall()
+    rig.server.client.flushall()
     sink.maintain()
     sink.maintain()
     write(sink, orders(2, at=2))
 
-    assert (everything(EMPTIED), {"2"}) == (place.asked.all, place.rows().keys())
+    assert (everything(EMPTIED), {"2"}) == (rig.recorder.all, rig.rows().keys())
 
 
-def test_an_idle_sink_halts_when_its_cache_may_evict_keys(place):
+def test_an_idle_sink_halts_when_its_cache_may_evict_keys(rig):
     """
     Keys may be evicted at any time, so the sink cannot continue.
     """
-    sink = place.opened()
-    place.server.client.config_set("maxmemory-policy", "allkeys-lru")
+    sink = rig.opened()
+    rig.server.client.config_set("maxmemory-policy", "allkeys-lru")
 
     with pytest.raises(EvictingCacheError, match="maxmemory-policy"):
         sink.maintain()
 
 
-def test_a_full_cache_makes_the_batch_retry(place):
+def test_a_full_cache_makes_the_batch_retry(rig):
     """
-    It asks for room and for a pause; missing rows are written once it has room.
+    The batch is refused with a pause; missing rows are written once memory is free.
     """
-    client = place.server.client
-    sink = place.opened()
+    client = rig.server.client
+    sink = rig.opened()
     write(sink, orders(1))
     client.config_set("maxmemory", client.info("memory")["used_memory"] + 100_000)
     batch = orders(*range(5000), at=2)
@@ -207,8 +209,8 @@ def test_a_full_cache_makes_the_batch_retry(place):
 
     assert (FULL_RETRY_AFTER_S, 5000, []) == (
         full.value.retry_after_s,
-        len(place.rows()),
-        place.asked.all,
+        len(rig.rows()),
+        rig.recorder.all,
     )
 
 
@@ -217,43 +219,43 @@ def test_a_running_sink_notices_an_empty_cache_after_a_restart(tmp_path):
     A server without a file restarts between two batches: the rows are read again.
     """
     with valkey(tmp_path / "server", "--appendonly", "no") as server:
-        place = Place(server, tmp_path / "cache.json")
-        sink = place.opened()
+        rig = Rig(server, tmp_path / "cache.json")
+        sink = rig.opened()
         write(sink, orders(1))
         server.kill()
         server.start()
         write(sink, orders(2, at=2))
         sink.close()
 
-    assert everything(EMPTIED) == place.asked.all
+    assert everything(EMPTIED) == rig.recorder.all
 
 
-def test_a_cache_emptied_while_the_sink_is_down_is_read_again(place):
+def test_a_cache_emptied_while_the_sink_is_down_is_read_again(rig):
     """
-    A sink that is opened finds its witness gone.
+    A sink that opens finds its witness gone.
     """
-    write(place.opened(), orders(1))
-    place.server.client.flushall()
-    place.opened()
+    write(rig.opened(), orders(1))
+    rig.server.client.flushall()
+    rig.opened()
 
-    assert everything(EMPTIED) == place.asked.all
+    assert everything(EMPTIED) == rig.recorder.all
 
 
-def test_a_new_sink_requests_no_rows(place):
+def test_a_new_sink_requests_no_rows(rig):
     """
-    Without a witness and stored state there is no loss.
+    Without a witness and without stored state there is no loss.
     """
-    write(place.opened(), orders(1))
+    write(rig.opened(), orders(1))
 
-    assert place.asked.all == []
+    assert rig.recorder.all == []
 
 
-def test_a_cache_that_evicted_keys_is_read_again_when_it_stops(place):
+def test_a_cache_that_evicted_keys_is_read_again_when_it_stops(rig):
     """
-    The sink halts; a restart hides the evictions, and all rows are read all the same.
+    The sink halts; a restart hides the evictions, and yet all rows are requested.
     """
-    client = place.server.client
-    sink = place.opened()
+    client = rig.server.client
+    sink = rig.opened()
     write(sink, orders(*range(5000)))
     used_bytes = client.info("memory")["used_memory"]
     client.config_set("maxmemory-policy", "allkeys-lru")
@@ -262,58 +264,58 @@ def test_a_cache_that_evicted_keys_is_read_again_when_it_stops(place):
     with pytest.raises(EvictingCacheError, match="allkeys-lru"):
         sink.flush()
     evicted = client.info("stats")["evicted_keys"]
-    place.server.kill()
-    place.server.start()
-    place.opened()
-    place.opened()
+    rig.server.kill()
+    rig.server.start()
+    rig.opened()
+    rig.opened()
 
     assert evicted > 0
-    assert everything(EVICTED) == place.asked.all
+    assert everything(EVICTED) == rig.recorder.all
 
 
-def test_old_evictions_are_no_loss(place):
-    """Keys that went before the sink was there are not its own."""
-    client = place.server.client
+def test_old_evictions_are_not_a_loss(rig):
+    """Keys that were evicted before the sink existed were not its keys."""
+    client = rig.server.client
     client.config_set("maxmemory-policy", "allkeys-lru")
     client.set("other", "x")
     client.config_set("maxmemory", 1)
     client.config_set("maxmemory", 0)
     client.config_set("maxmemory-policy", "noeviction")
-    write(place.opened(), orders(1))
+    write(rig.opened(), orders(1))
 
     assert client.info("stats")["evicted_keys"] > 0
-    assert place.asked.all == []
+    assert rig.recorder.all == []
 
 
-def test_a_loss_is_kept_until_its_rows_are_requested(place):
+def test_a_loss_is_kept_until_its_rows_are_requested(rig):
     """
-    No broker, then a crash: the next process requests the remaining routes only.
+    A broker outage, then a crash: the next process requests only the remaining routes.
     """
-    sink = place.opened()
+    sink = rig.opened()
     write(sink, orders(1))
-    place.server.client.flushall()
-    place.asked.unreachable = "labels"
+    rig.server.client.flushall()
+    rig.recorder.unreachable = "labels"
     sink.apply(orders(2, at=2))
     with pytest.raises(BrokerUnavailableError):
         sink.flush()
-    place.asked.unreachable = None
-    place.opened()
+    rig.recorder.unreachable = None
+    rig.opened()
 
-    assert everything(EMPTIED) == place.asked.all
+    assert everything(EMPTIED) == rig.recorder.all
 
 
-def test_a_crash_before_new_witnesses_repeats_no_request(place):
+def test_a_crash_before_new_witnesses_repeats_no_request(rig):
     """
-    Every route was requested: only the witnesses are missing.
+    Every route was requested, and only the new witnesses are missing.
     """
-    sink = place.opened()
+    sink = rig.opened()
     write(sink, orders(1))
-    known = orjson.loads(place.file.read_bytes())
-    place.file.write_bytes(orjson.dumps({**known, "lost": EMPTIED, "unasked": []}))
-    write(place.opened(), orders(2, at=2))
+    known = orjson.loads(rig.file.read_bytes())
+    rig.file.write_bytes(orjson.dumps({**known, "lost": EMPTIED, "unasked": []}))
+    write(rig.opened(), orders(2, at=2))
 
-    assert place.asked.all == []
-    assert known["id"] != orjson.loads(place.file.read_bytes())["id"]
+    assert rig.recorder.all == []
+    assert known["id"] != orjson.loads(rig.file.read_bytes())["id"]
 
 
 def test_a_cache_without_a_file_is_read_again_after_a_restart(tmp_path):
@@ -321,90 +323,90 @@ def test_a_cache_without_a_file_is_read_again_after_a_restart(tmp_path):
     A server without persistence has lost everything.
     """
     with valkey(tmp_path / "server", "--appendonly", "no") as server:
-        place = Place(server, tmp_path / "cache.json")
-        write(place.opened(), orders(1))
+        rig = Rig(server, tmp_path / "cache.json")
+        write(rig.opened(), orders(1))
         server.kill()
         server.start()
-        place.opened()
-        for sink in place.made:
+        rig.opened()
+        for sink in rig.made:
             sink.close()
 
-    assert everything(EMPTIED) == place.asked.all
+    assert everything(EMPTIED) == rig.recorder.all
 
 
-def test_a_server_that_dies_between_apply_and_flush_makes_the_batch_come_again(place):
-    """Rows that it may have lost do not count; written again, they count once."""
-    sink = place.opened()
-    size_bytes = place.server.file.stat().st_size
+def test_a_server_that_dies_between_apply_and_flush_causes_a_retry(rig):
+    """Rows that may have been lost do not count; written again, they count once."""
+    sink = rig.opened()
+    size_bytes = rig.server.file.stat().st_size
     sink.apply(orders(1, 2))
-    place.server.cut_short(size_bytes)
+    rig.server.cut_short(size_bytes)
     with pytest.raises(TargetUnavailableError):
         sink.flush()
     sink.apply(orders(1, 2))
 
     assert (2, [], {"1", "2"}) == (
         sink.flush().applied,
-        place.asked.all,
-        place.rows().keys(),
+        rig.recorder.all,
+        rig.rows().keys(),
     )
 
 
-def test_a_server_that_is_gone_while_a_batch_is_written_is_reported(place):
-    """Apply fails, nothing counts; a new sink writes the batch whole."""
-    sink = place.opened()
-    place.server.await_file()
-    place.server.kill()
+def test_a_server_that_dies_while_a_batch_is_written_is_reported(rig):
+    """Apply fails and nothing counts; a new sink writes the entire batch."""
+    sink = rig.opened()
+    rig.server.await_file()
+    rig.server.kill()
     with pytest.raises(TargetUnavailableError):
         sink.apply(orders(*range(2000)))
-    place.server.start()
-    write(place.opened(), orders(*range(2000)))
+    rig.server.start()
+    write(rig.opened(), orders(*range(2000)))
 
-    assert (2000, []) == (len(place.rows()), place.asked.all)
+    assert (2000, []) == (len(rig.rows()), rig.recorder.all)
 
 
-def test_everything_again_changes_nothing(place):
-    """All batches once more, from the first, leave each hash as it is."""
+def test_repeating_all_batches_changes_nothing(rig):
+    """All batches are written again from the first, and every hash stays the same."""
     history = [
         orders(*range(300)),
         orders(*range(100, 200), at=2),
         orders(*range(0, 300, 7), row=False, at=3),
         orders(*range(0, 300, 21), at=4),
     ]
-    sink = place.opened()
+    sink = rig.opened()
     write(sink, *history)
-    before = place.rows()
-    write(place.opened(), *history)
+    before = rig.rows()
+    write(rig.opened(), *history)
 
-    assert before == place.rows()
+    assert before == rig.rows()
 
 
-def test_a_file_that_is_written_at_once_is_waited_for(tmp_path):
-    """With appendfsync always, a flush returns when the batch is on the disk."""
+def test_a_flush_waits_for_a_file_that_is_synced_on_every_write(tmp_path):
+    """With appendfsync always, a flush returns once the batch is on disk."""
     options = ("--appendonly", "yes", "--appendfsync", "always")
     with valkey(tmp_path / "server", *options) as server:
-        place = Place(server, tmp_path / "cache.json")
-        write(place.opened(), orders(1), orders(2, at=2))
+        rig = Rig(server, tmp_path / "cache.json")
+        write(rig.opened(), orders(1), orders(2, at=2))
         waits = server.client.info("commandstats")["cmdstat_waitaof"]["calls"]
-        for sink in place.made:
+        for sink in rig.made:
             sink.close()
 
     assert waits == 2
 
 
-def test_a_file_that_is_turned_off_is_no_longer_waited_for(tmp_path):
-    """The batch that meets it is retried; the sink does not halt."""
+def test_a_flush_does_not_wait_for_a_file_that_was_turned_off(tmp_path):
+    """The first batch after it is retried; the sink does not halt."""
     options = ("--appendonly", "yes", "--appendfsync", "always")
     with valkey(tmp_path / "server", *options) as server:
-        place = Place(server, tmp_path / "cache.json")
-        sink = place.opened()
+        rig = Rig(server, tmp_path / "cache.json")
+        sink = rig.opened()
         write(sink, orders(1))
         server.client.config_set("appendonly", "no")
         with pytest.raises(TargetUnavailableError, match="no append-only file"):
             write(sink, orders(2, at=2))
         write(sink, orders(2, at=2))
         waits = server.client.info("commandstats")["cmdstat_waitaof"]
-        rows = place.rows()
-        for each in place.made:
+        rows = rig.rows()
+        for each in rig.made:
             each.close()
 
     assert (2, 1, 2) == (waits["calls"], waits["failed_calls"], len(rows))

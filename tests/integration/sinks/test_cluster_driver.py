@@ -1,4 +1,6 @@
-"""Sinks on a cluster of Spark's own: submitted, spread, and short of a worker."""
+"""
+Sinks on a standalone Spark cluster: submitted, spread over it, and short of a worker.
+"""
 
 import signal
 
@@ -18,7 +20,7 @@ SPREAD = {
 }
 
 
-# Executors end when they are idle, and are started when there is work.
+# Executors end when they are idle, and start when there is work.
 DYNAMIC = {
     "dynamicAllocation_enabled": "true",
     "dynamicAllocation_shuffleTracking_enabled": "true",
@@ -31,21 +33,21 @@ ABSENT = 777
 
 
 class Repeated(Feed):
-    """Sends a tenth of its records twice, and the first of them again on demand."""
+    """Sends a tenth of its records twice, and can send the first of them again."""
 
     def __init__(self, place):
         self._sent = []
         super().__init__(place)
 
     def replay(self):
-        """Produce whole rows and deletes once more: all of it is stale by now."""
+        """Produce whole rows and deletes again, all of which are stale by now."""
         for record in self._sent[:1000]:
             if "unchanged" not in record[3]:
                 super().send(*record)
         self._producer.flush()
 
     def send(self, *record):
-        """Produce a record, every tenth one twice."""
+        """Produce a record, and every tenth one twice."""
         super().send(*record)
         if record[2] == UNREADABLE:
             return
@@ -55,7 +57,7 @@ class Repeated(Feed):
 
 
 class Shop(Place):
-    """A table's records in Kafka, what they come to, and the sinks that read it."""
+    """A table's records in Kafka, their expected rows, and the sinks that read them."""
 
     def __init__(self, stack, name, folder, target):
         super().__init__(stack, name, folder)
@@ -76,7 +78,7 @@ class Shop(Place):
         self.feed = Repeated(self)
 
     def _capture(self):
-        """Name the table as captured, so that its rows can be requested."""
+        """Configure the table as captured, so that its rows can be requested."""
         text = self.config.read_text(encoding="utf-8")
         source = "[[source]]\n"
         captured = f'{source}tables = ["shop.orders"]\n'
@@ -87,7 +89,7 @@ class Shop(Place):
         return self.sink(kind, kind, url, route, driver="cluster", **options)
 
     def catch_up(self):
-        """Wait until all sinks have applied all there is."""
+        """Wait until all sinks have applied all records."""
         for name in ALL:
             self.wait_applied(name)
 
@@ -100,12 +102,12 @@ class Shop(Place):
 
 @pytest.fixture
 def shop(stack, unique, database, tmp_path):
-    """Provide a shop; its targets run."""
+    """Provide a shop whose targets run."""
     stack.up("kafka", "redis", "opensearch", "postgres")
     return Shop(stack, unique, tmp_path, database)
 
 
-def test_a_submitted_driver_survives_a_worker_and_ends_equal(cluster, shop):
+def test_a_submitted_driver_survives_a_lost_worker_and_converges(cluster, shop):
     """
     Executors write large batches under the guard; one of them is killed meanwhile.
 
@@ -119,7 +121,7 @@ def test_a_submitted_driver_survives_a_worker_and_ends_equal(cluster, shop):
     cluster.wait_for(lambda: cluster.log("driver").count(spread) == len(ALL), submitted)
     shop.feed.truncate()
     shop.feed.work(1000, keys=200, seed=9)
-    # A parked key, and one whose row is to be read again; both have changes later on.
+    # A parked key, and a key whose row must be refetched; both have later changes.
     shop.feed.send_unreadable(PARKED, parks=True)
     shop.feed.put(ABSENT, "u", {"status": "paid"}, unchanged=["note"])
     shop.catch_up()
@@ -146,5 +148,5 @@ def test_a_submitted_driver_survives_a_worker_and_ends_equal(cluster, shop):
         parked,
         [(o.parked, o.pending_refetches) for o in found],
     )
-    # Those of the affected keys alone.
+    # Only records of the affected keys are left to the driver.
     assert all(0 < one.left < one.records / 50 for one in found), found

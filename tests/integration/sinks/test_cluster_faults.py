@@ -1,4 +1,4 @@
-"""Sinks on a cluster of Spark's own that loses one process after another."""
+"""Sinks on a standalone Spark cluster that loses one process after another."""
 
 import shutil
 import signal
@@ -20,7 +20,7 @@ class Shop(Place):
 
     def __init__(self, stack, name, folder):
         super().__init__(stack, name, folder)
-        # A suspended executor is lost after a few seconds.
+        # A suspended executor counts as lost after a few seconds.
         of_spark = (
             "[sinks]\nstate_copies = true\n"
             "[spark.settings]\n"
@@ -42,7 +42,7 @@ class Shop(Place):
         return self.sink(kind, kind, url, route, driver="cluster", **options)
 
     def move(self, folder):
-        """Continue on another machine: it has the configuration, and no state."""
+        """Continue on another machine, which has the configuration but no state."""
         folder.mkdir()
         shutil.move(self.config, folder)
         shutil.rmtree(self.folder / "state")
@@ -61,13 +61,13 @@ class Shop(Place):
 
 @pytest.fixture
 def shop(stack, unique, tmp_path):
-    """Provide a shop; its targets run."""
+    """Provide a shop whose targets run."""
     stack.up("kafka", "redis", "opensearch")
     return Shop(stack, unique, tmp_path)
 
 
 def work(shop, cluster, submitted, seed):
-    """Feed some more, and wait until every sink has written a part of it."""
+    """Produce more changes, and wait until every sink has written some of them."""
     before = shop.batches()
     shop.feed.work(1200, keys=200, seed=seed)
     cluster.wait_for(
@@ -77,19 +77,19 @@ def work(shop, cluster, submitted, seed):
 
 
 def wait_for_executors(cluster, submitted):
-    """Wait until each worker has an executor; return one of each."""
+    """Wait until each worker has an executor; return one of each worker."""
     cluster.wait_for(
         lambda: all(cluster.executors(worker) for worker in cluster.workers), submitted
     )
     return [cluster.executors(worker)[0] for worker in cluster.workers]
 
 
-def test_sinks_end_equal_whatever_a_cluster_loses(cluster, shop, tmp_path):
+def test_sinks_converge_whatever_process_a_cluster_loses(cluster, shop, tmp_path):
     """
-    An executor, a suspended one that goes on later, the driver, and the master.
+    An executor, a suspended executor, the driver and the master are lost in turn.
 
-    Each is lost between batches under way. The driver starts again elsewhere, without
-    its state folder.
+    Each is lost while batches are written; the suspended executor resumes later. The
+    driver starts again elsewhere, without its state folder.
     """
     shop.feed.work(1200, keys=200, seed=1)
     submitted = cluster.submit(shop.config, "cluster")
@@ -118,16 +118,16 @@ def test_sinks_end_equal_whatever_a_cluster_loses(cluster, shop, tmp_path):
 
     assert 0 == again.wait(90), cluster.log("driver")[-3000:]
     assert [shop.feed.rows] * 2 == [shop.contents(name) for name in SINKS]
-    # Each of the two runs; nothing is left to the driver of plain changes.
+    # Each of the two runs spread its batches, and left almost no changes to the driver.
     assert 2 * len(SINKS) == spread
     assert all(one.left < 1200 for one in found), found
-    # The copies had the last batch or the one before, and its counts.
+    # The state copies had the last batch or the one before it, with its counts.
     assert all(0 <= one.records - shop.sent <= 2 * BATCH for one in found), found
 
 
-def test_executors_that_cannot_start_are_named(cluster, shop):
+def test_executors_that_cannot_start_are_reported(cluster, shop):
     """
-    Spark refuses their heap, starts them again and again, and waits; nothing is lost.
+    Spark refuses their heap size and keeps restarting them; no record is lost.
     """
     shop.feed.work(1200, keys=200, seed=1)
     submitted = cluster.submit(shop.config, "cluster", executor_memory="450m")

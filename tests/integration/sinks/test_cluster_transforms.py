@@ -1,4 +1,4 @@
-"""Row transforms by the executors of a cluster, one of them a package's function."""
+"""Row transforms run by the executors of a cluster, including a package's function."""
 
 import signal
 
@@ -53,7 +53,7 @@ select n, 'name ' || n, 'p' || n || '@example.com',
     case when n % 7 > 0 then 'live' else 'draft' end
 from generate_series(1, 3000) n
 """
-# Rows enter, leave and change, each statement in batches that are spread.
+# Rows enter, leave and change; each statement makes batches that are spread.
 CHANGES = (
     "update s.people set state = 'draft' where id % 5 = 0",
     "update s.people set state = 'live', total = total * 2 where id % 7 = 0",
@@ -64,7 +64,7 @@ KEPT = "select id from s.people where state = 'live' and total is not null"
 
 
 class Rig(VerifiedRig):
-    """People, and three sinks that a cluster's driver writes."""
+    """A table of people, and three sinks that a cluster's driver writes."""
 
     def add_sinks(self, urls, folder):
         """Configure a sink of each kind, with the same transforms."""
@@ -95,7 +95,7 @@ class Rig(VerifiedRig):
         return stored_progress(progress_path(self.folder, name), name)
 
     def verified(self, capsys):
-        """Run ``towpath verify`` on all sinks; return the code and what it prints."""
+        """Run ``towpath verify`` on all sinks; return the exit code and the output."""
         capsys.readouterr()
         code = run(["verify", "--json", "--config", str(self.config)])
         return code, capsys.readouterr().out
@@ -103,7 +103,7 @@ class Rig(VerifiedRig):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Install a package with a transform, for this process and those it starts."""
+    """Install a package with a transform, for this process and for those it starts."""
     folder = tmp_path / "package"
     about = folder / "shop_transforms-1.0.0.dist-info"
     about.mkdir(parents=True)
@@ -137,7 +137,7 @@ def rig(stack, database, unique, tmp_path):
 @pytest.mark.usefixtures("package")
 def test_executors_transform_rows_as_the_verifier_does(rig, request, capsys):
     """
-    Filled by a snapshot and changed by large batches, which executors write.
+    The rows come from a snapshot and from large batches, which executors write.
     """
     cluster = request.getfixturevalue("cluster")
     rig.start()

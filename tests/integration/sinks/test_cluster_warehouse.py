@@ -1,4 +1,4 @@
-"""A warehouse that the executors of a cluster fill, while processes are killed."""
+"""A warehouse that a cluster's executors fill while processes are killed."""
 
 import json
 import signal
@@ -14,8 +14,8 @@ from towpath.sinks.kinds import reader_of
 pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(600)]
 
 RUNNER = Path(__file__).parents[2] / "faults" / "driver_with_fault.py"
-# Where the driver dies, one death after another. The first one leaves an empty table,
-# so that the second fills it.
+# The points at which the driver dies, one after another. The first death leaves an
+# empty table, which the second run fills.
 POINTS = ("filled", "filling+merging+merged", "committed")
 _OF_SPARK = '[spark.settings]\n"spark.sql.shuffle.partitions" = "2"\n'
 KILLED = ("executors killed while filling", "executors killed while merging")
@@ -45,7 +45,7 @@ class Shop(Place):
         return f"{self.name}.event.order"
 
     def lake(self):
-        """Read the keys, the rows, and the ids of the events, repetitions included."""
+        """Read the keys, the rows and the event ids, including repeated ones."""
         sink = self.settings.sink_named(SINK)
         rows, events = (
             self.stored(route.name, reader_of(sink, self.settings))
@@ -56,7 +56,7 @@ class Shop(Place):
 
 
 class EventFeed(Feed):
-    """Produces changes, and as many events; half of these twice."""
+    """Produces changes and as many events, half of them twice."""
 
     def __init__(self, place):
         super().__init__(place)
@@ -72,7 +72,7 @@ class EventFeed(Feed):
         super().work(count, keys=keys, seed=seed)
 
     def put(self, key, operation, row, *, unchanged=(), **options):
-        """Produce a whole row: only the driver writes a partial one."""
+        """Produce a whole row, because only the driver writes partial ones."""
         whole = {**row, "note": "kept"} if unchanged else row
         super().put(key, operation, whole, **options)
 
@@ -89,7 +89,7 @@ class EventFeed(Feed):
 
 @pytest.fixture
 def shop(stack, unique, tmp_path):
-    """Provide a shop; its catalog runs."""
+    """Provide a shop whose catalog runs."""
     stack.up("kafka", "postgres")
     return Shop(stack, unique, tmp_path)
 
@@ -100,15 +100,15 @@ def dies(cluster, shop, point):
     submitted = cluster.submit(shop.config, "cluster", program)
     code = submitted.wait(PATIENCE_S)
     cluster.kill(submitted)
-    # As a shell shows it: spark-submit passes it on.
+    # spark-submit returns the exit code in the form of a shell.
     return code == 128 + signal.SIGKILL
 
 
-def test_a_warehouse_ends_equal_whatever_is_killed_in_its_statements(cluster, shop):
+def test_a_warehouse_converges_whatever_is_killed_in_its_statements(cluster, shop):
     """
-    Executors while they write files or merge, the driver before and after commits.
+    Executors die while they write files or merge, the driver before and after commits.
 
-    No row and no event is there twice, and nothing of a batch is left to the driver.
+    No row and no event occurs twice, and no change of a batch is left to the driver.
     """
     died = []
     for seed, point in enumerate(POINTS, start=1):

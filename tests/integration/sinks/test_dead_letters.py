@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 @pytest.fixture
 def config(stack, unique, tmp_path, monkeypatch):
     """Write a configuration with one cache."""
-    # The log would go to what stands for standard error in this test only.
+    # The log would go to the replacement of standard error of this test only.
     monkeypatch.setattr(dead_letters, "configure_logs", lambda: None)
     stack.up("kafka")
     path = tmp_path / "towpath.toml"
@@ -80,10 +80,10 @@ class Process:
             parked.recall([entry])
         context = context_of(self.letters, parked=parked, repairs=self.repairs)
         self.writer = RecordWriter(Routes(settings.sink_named("cache")), sink, context)
-        self.orders = DeadLetterRequests(
+        self.requests = DeadLetterRequests(
             self.writer, self.letters, parked, self.repairs, context.clock
         )
-        self.orders.restore(book)
+        self.requests.restore(book)
 
     def write(self, *records):
         """Write a batch of the table's records."""
@@ -99,7 +99,7 @@ class Process:
 
         def process():
             while not stop.wait(0.05):
-                self.orders.process()
+                self.requests.process()
 
         thread = threading.Thread(target=process)
         thread.start()
@@ -109,14 +109,14 @@ class Process:
 
 
 def printed(capsys):
-    """Read what a command has printed, behind what was logged."""
+    """Read a command's output that follows its log records."""
     out = capsys.readouterr().out
     return json.loads(out[out.index("\n[") + 1 if out[0] != "[" else 0 :])
 
 
 def test_parked_keys_are_listed_replayed_and_discarded(config, capsys):
     """
-    The sink does it; a key that it refuses again stays, and is reported.
+    The sink handles the requests; a key that it refuses again is kept and reported.
     """
     sink = RefusingSink()
     process = Process(config, sink)
@@ -125,17 +125,17 @@ def test_parked_keys_are_listed_replayed_and_discarded(config, capsys):
     process.write(
         change(3, status="paid", unchanged=["note"]), change(4, order=8, note="d")
     )
-    words = ["--sink", "cache", "--json", "--config", str(config)]
-    codes = [run(["dead-letters", "list", *words])]
+    options = ["--sink", "cache", "--json", "--config", str(config)]
+    codes = [run(["dead-letters", "list", *options])]
     listed = printed(capsys)
     with process.processing_requests():
-        codes.append(run(["dead-letters", "replay", "--key", "7", *words]))
+        codes.append(run(["dead-letters", "replay", "--key", "7", *options]))
         refused = printed(capsys)
         sink.is_mended = True
-        codes.append(run(["dead-letters", "replay", "--key", "7", *words]))
-        codes.append(run(["dead-letters", "discard", "--all", *words]))
+        codes.append(run(["dead-letters", "replay", "--key", "7", *options]))
+        codes.append(run(["dead-letters", "discard", "--all", *options]))
     capsys.readouterr()
-    codes.append(run(["dead-letters", "list", *words]))
+    codes.append(run(["dead-letters", "list", *options]))
 
     assert (
         [(7, 2, "the note is too long"), (8, 2, "the note is too long")],
@@ -143,7 +143,8 @@ def test_parked_keys_are_listed_replayed_and_discarded(config, capsys):
         [1, 1, 0, 0, 0],
         [],
         {"7": "bad"},
-        # By the changes behind, which may have mended the rows; then by the discard.
+        # Later changes may have repaired the rows, so each is refetched; so is a
+        # discarded key.
         [("orders", (7,)), ("orders", (8,)), ("orders", (8,))],
     ) == (
         [(json.loads(x["key"])["order_id"], x["letters"], x["reason"]) for x in listed],
@@ -155,27 +156,27 @@ def test_parked_keys_are_listed_replayed_and_discarded(config, capsys):
     )
 
 
-def test_a_command_waits_until_the_sink_runs(config):
+def test_a_command_times_out_if_the_sink_does_not_run(config):
     """
-    The command says so, and exits 3.
+    The command exits with 3; its request is executed once the sink runs.
     """
     sink = RefusingSink()
     Process(config, sink).write(change(1, note="bad"))
-    words = ["--sink", "cache", "--config", str(config)]
-    code = run(["dead-letters", "replay", "--all", "--timeout", "0.1", *words])
+    options = ["--sink", "cache", "--config", str(config)]
+    code = run(["dead-letters", "replay", "--all", "--timeout", "0.1", *options])
     sink.is_mended = True
-    Process(config, sink).orders.process()
+    Process(config, sink).requests.process()
 
     assert (3, {"7": "bad"}) == (code, sink.notes)
 
 
-def test_a_dead_letter_is_shown_whole(config, capsys):
+def test_all_of_a_dead_letter_is_shown(config, capsys):
     """
-    Reason, headers, key and value are shown as in the record.
+    The key, the value and the headers are shown as in the record.
     """
     Process(config, RefusingSink()).write(change(1, note="bad"))
-    words = ["--sink", "cache", "--json", "--config", str(config)]
-    run(["dead-letters", "show", "--key", "7", *words])
+    options = ["--sink", "cache", "--json", "--config", str(config)]
+    run(["dead-letters", "show", "--key", "7", *options])
     (letter,) = printed(capsys)
 
     assert ('{"order_id":7}', True, "0000000000000008.0000000000") == (
@@ -185,9 +186,9 @@ def test_a_dead_letter_is_shown_whole(config, capsys):
     )
 
 
-def test_dead_letters_outlive_retention_in_one_order(config):
+def test_dead_letters_outlive_retention_in_writing_order(config):
     """
-    One partition without retention: records are read in the order of writing.
+    The topic has one partition without retention, so records are read as written.
     """
     settings = load(config, {})
     topic = DeadLetterTopic(settings, "cache")
@@ -207,7 +208,7 @@ def test_dead_letters_outlive_retention_in_one_order(config):
 
 def test_a_record_at_its_topics_limit_becomes_a_dead_letter(config):
     """
-    Its copy is larger than that; a topic that refuses it is named with its setting.
+    Its copy exceeds the default limit; the error of a lower limit names the setting.
     """
     settings = load(config, {})
     topic = DeadLetterTopic(settings, "cache")
@@ -224,7 +225,7 @@ def test_a_record_at_its_topics_limit_becomes_a_dead_letter(config):
 
 def test_requests_in_a_recreated_topic_are_found(config):
     """
-    Its offsets begin again, below those that a running sink has read.
+    The offsets of the new topic begin below those that a running sink has read.
     """
     settings = load(config, {})
     of_sink, of_command = (DeadLetterTopic(settings, "cache") for _ in range(2))
@@ -239,26 +240,26 @@ def test_requests_in_a_recreated_topic_are_found(config):
     assert (requests[:3], [], requests[3:]) == (before, while_gone, of_sink.requests())
 
 
-def test_dead_letters_are_not_durable_without_a_broker(
-    config, unused_port, monkeypatch
-):
+def test_writing_dead_letters_fails_without_a_broker(config, unused_port, monkeypatch):
     """
-    The batch is retried.
+    The error is temporary, so the batch is retried.
     """
     monkeypatch.setattr("towpath.sinks.kafka.client.REQUEST_TIMEOUT_S", 0.5)
     text = config.read_text(encoding="utf-8")
     settings = load(config, {})
-    away = text.replace(settings.kafka.bootstrap_servers, f"127.0.0.1:{unused_port}")
-    config.write_text(away, encoding="utf-8")
+    unreachable = text.replace(
+        settings.kafka.bootstrap_servers, f"127.0.0.1:{unused_port}"
+    )
+    config.write_text(unreachable, encoding="utf-8")
     letter = DeadLetter(Record(Origin("t", 0, 0), None, None, {}), "why", "", False)
 
     with pytest.raises(BrokerUnavailableError):
         DeadLetterTopic(load(config, {}), "cache").put([letter])
 
 
-def test_the_lowest_position_at_the_heads_of_topics_is_safe(stack, unique):
+def test_the_lowest_position_at_the_start_of_partitions_is_found(stack, unique):
     """
-    The first record of each partition counts; an empty one does not.
+    The first record of each partition counts; without a position there is no result.
     """
     stack.up("kafka")
     admin = AdminClient({"bootstrap.servers": stack.kafka})

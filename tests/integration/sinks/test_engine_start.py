@@ -1,4 +1,4 @@
-"""A driver whose Java process ends while it starts."""
+"""Start a driver whose Java process is killed, and record its archive of classes."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from towpath.sinks.jars import java
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(90)]
 
 COMMAND = "from towpath.cli.app import main; main()"
-# It starts the real one, as Spark asked, and kills it.
+# Starts the real program as Spark requested, and kills it.
 KILLED = """#!/bin/sh
 "{java}" "$@" &
 kill -9 $!
@@ -25,7 +25,7 @@ def test_a_java_process_that_is_killed_while_starting_is_reported(
     tmp_path: Path, monkeypatch
 ):
     """
-    One clear error with its remedy, and no traceback.
+    The command prints one clear error with its remedy, and no traceback.
     """
     program = tmp_path / "java" / "bin" / "java"
     program.parent.mkdir(parents=True)
@@ -41,9 +41,9 @@ def test_a_java_process_that_is_killed_while_starting_is_reported(
     )
     config.write_text(f"{text}\n{sink}")
     monkeypatch.setenv("JAVA_HOME", str(program.parents[1]))
-    words = ("sink", "run", "it", "--config", str(config))
+    command = ("sink", "run", "it", "--config", str(config))
     done = subprocess.run(
-        [sys.executable, "-c", COMMAND, *words],
+        [sys.executable, "-c", COMMAND, *command],
         capture_output=True,
         text=True,
         timeout=80,
@@ -57,25 +57,25 @@ def test_a_java_process_that_is_killed_while_starting_is_reported(
     assert done.returncode == 3
 
 
-def test_a_recording_that_java_refuses_keeps_the_former_archive(
+def test_a_recording_that_java_refuses_keeps_the_previous_archive(
     tmp_path: Path, monkeypatch
 ):
     """
-    Without its own archive Java ends with 0 and writes none; drivers start without it.
+    Java ends with 0 without writing an archive; drivers still start without one.
     """
-    former = tmp_path / "classes" / "spark-former.jsa"
-    former.parent.mkdir()
-    former.touch()
-    wanted = former.with_name("spark-wanted.jsa")
+    previous = tmp_path / "classes" / "spark-previous.jsa"
+    previous.parent.mkdir()
+    previous.touch()
+    wanted = previous.with_name("spark-wanted.jsa")
     monkeypatch.setattr(classes.java, "spark_classes", lambda: wanted)
     monkeypatch.setattr(classes.sys, "executable", "/bin/true")
     reports = []
 
     assert (None, 1) == (classes.ensure(reports.append), len(reports))
-    assert [former] == list(former.parent.iterdir())
+    assert [previous] == list(previous.parent.iterdir())
 
 
-# It starts an engine, and prints the archives of classes that Java has mapped.
+# Starts an engine, and prints the class archives that Java has mapped.
 STARTED = """
 from pathlib import Path
 from sys import argv
@@ -88,7 +88,7 @@ print(*{line.split()[-1] for line in maps.splitlines() if line.endswith(".jsa")}
 
 def test_the_engine_uses_the_recorded_archive_of_classes(tmp_path: Path, monkeypatch):
     """
-    Set-up has recorded it; the process that Spark's launcher starts has it mapped.
+    The setup has recorded it; the process that Spark's launcher starts has it mapped.
     """
     monkeypatch.setenv("JAVA_HOME", str(java.spark_home(tmp_path / "java")))
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A sink's rows are erased whole, and no other data with them."""
+"""A sink's rows are erased completely, and no other data with them."""
 
 import uuid
 from pathlib import Path
@@ -24,24 +24,24 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 @pytest.fixture
 def name():
-    """Name a place that no other test writes."""
+    """Return a name that no other test uses."""
     return f"gone-{uuid.uuid4().hex[:8]}"
 
 
 def sink(kind, url, name):
-    """Describe a sink of one route."""
+    """Describe a sink with one route."""
     route = Route(topic="towpath.shop.orders", name=name)
     return Sink(name="it", kind=kind, url=url, route=(route,))
 
 
-def test_a_caches_rows_and_floors_go(stack, name):
-    """Rows of a route whose name only begins so stay."""
+def test_a_caches_rows_and_floors_are_erased(stack, name):
+    """Rows of a route whose name only begins the same way are kept."""
     stack.up("redis")
     client = connect(stack.redis_url)
-    places = [f"{route_key_prefix(name, name)}{key}" for key in range(2500)]
+    keys = [f"{route_key_prefix(name, name)}{key}" for key in range(2500)]
     other = f"{route_key_prefix(name, f'{name}2')}1"
-    for place in (*places, other):
-        client.hset(place, "_position", "x")
+    for key in (*keys, other):
+        client.hset(key, "_position", "x")
     client.hset(witness_keys(name, "it", is_cluster=False)[0], "id", "x")
     client.hset(floors_key(name), mapping={name: "1", f"{name}2": "2"})
     erase_cache(sink("cache", stack.redis_url, name), name)
@@ -53,11 +53,12 @@ def test_a_caches_rows_and_floors_go(stack, name):
     assert ({other, floors_key(name)}, {f"{name}2": "2"}) == (set(left), floors)
 
 
-def test_an_indexs_versions_go_with_their_alias(stack, name):
+def test_all_versions_of_an_index_are_erased_with_their_alias(stack, name):
     """
-    Also one that a rebuild has begun.
+    A version that a rebuild has begun is erased too.
 
-    What no sink has made stays, whether it is named alike or just as ours are.
+    Indexes that no sink has made are kept, even with a similar name or the same
+    mapping.
     """
     stack.up("opensearch")
     client = OpenSearch(hosts=[stack.opensearch_url])
@@ -80,7 +81,7 @@ def test_an_indexs_versions_go_with_their_alias(stack, name):
 
 @pytest.mark.spark
 @pytest.mark.timeout(180)
-def test_a_warehouses_tables_go_with_their_views_and_files(warehouse):
+def test_a_warehouses_tables_are_erased_with_their_views_and_files(warehouse):
     """
     Later writes of the sink begin with new tables.
     """

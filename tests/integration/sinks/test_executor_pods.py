@@ -1,4 +1,4 @@
-"""Executors as pods: Spark's own driver for Kubernetes, and the image's entry point."""
+"""Executors as pods, with Spark's driver for Kubernetes and the image's entry point."""
 
 import json
 import os
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(60
 
 _FOLDER = store.CLONE / "deploy" / "kubernetes-executors"
 _DRIVER = "sinks-0"
-# This machine's own: all else is as documented.
+# The settings of this machine; all others are as documented.
 _HERE = {
     "spark.kubernetes.executor.podTemplateFile": str(_FOLDER / "executor.yaml"),
     "spark.driver.host": "127.0.0.1",
@@ -46,14 +46,14 @@ class Shop(Place):
 
 @pytest.fixture
 def shop(stack, unique, tmp_path):
-    """Provide a shop; its target runs."""
+    """Provide a shop whose target runs."""
     stack.up("kafka", "redis")
     return Shop(stack, unique, tmp_path)
 
 
 @pytest.fixture
 def pods(tmp_path):
-    """Provide a namespace with the driver's pod; the driver has its role alone."""
+    """Provide a namespace with the driver's pod, which has only the driver's role."""
     role = strictyaml.load((_FOLDER / "driver-role.yaml").read_text("utf-8")).data
     (rule,) = role["rules"]
     assert rule["resources"] == ["pods"]
@@ -65,18 +65,18 @@ def pods(tmp_path):
         "SPARK_HOME": str(SPARK_HOME),
         "PYSPARK_PYTHON": sys.executable,
     }
-    lent = PodServer(folder, image, frozenset(rule["verbs"]))
-    lent.add_running("towpath", _DRIVER)
-    return lent
+    server = PodServer(folder, image, frozenset(rule["verbs"]))
+    server.add_running("towpath", _DRIVER)
+    return server
 
 
 def check_pod(pod, settings, owner):
-    """Check an executor's pod as Spark has requested it."""
+    """Check the pod of an executor that Spark has requested."""
     metadata, spec = pod["metadata"], pod["spec"]
     (container,) = spec["containers"]
-    given = {entry["name"]: entry.get("value") for entry in container["env"]}
+    environment = {entry["name"]: entry.get("value") for entry in container["env"]}
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    rights = container["securityContext"]
+    security = container["securityContext"]
 
     assert container["image"] == settings["spark.kubernetes.container.image"]
     assert container["command"][-1] == "towpath.sinks.engine.executor_pod"
@@ -87,13 +87,16 @@ def check_pod(pod, settings, owner):
     }
     assert mounts == {"tmp": container["workingDir"], "spark-local-dir-1": "/var/spark"}
     assert {volume["name"] for volume in spec["volumes"]} == set(mounts)
-    assert given["SPARK_LOCAL_DIRS"] == mounts["spark-local-dir-1"]
-    assert given["_SPARK_AUTH_SECRET"]
-    assert (spec["securityContext"]["runAsUser"], rights["readOnlyRootFilesystem"]) == (
+    assert environment["SPARK_LOCAL_DIRS"] == mounts["spark-local-dir-1"]
+    assert environment["_SPARK_AUTH_SECRET"]
+    assert (
+        spec["securityContext"]["runAsUser"],
+        security["readOnlyRootFilesystem"],
+    ) == (
         10001,
         True,
     )
-    assert (rights["allowPrivilegeEscalation"], rights["capabilities"]) == (
+    assert (security["allowPrivilegeEscalation"], security["capabilities"]) == (
         False,
         {"drop": ["ALL"]},
     )
@@ -115,7 +118,7 @@ def settings():
 
 @pytest.fixture
 def driver(shop, pods, settings, tmp_path, monkeypatch):
-    """Provide a driver; the executors have written what was there at its start."""
+    """Provide a driver whose executors have written the existing records."""
     written = tmp_path / "spark.json"
     written.write_text(json.dumps(settings | _HERE), encoding="utf-8")
     monkeypatch.setenv("TOWPATH_SPARK__SETTINGS_FILE", str(written))
@@ -140,7 +143,7 @@ def driver(shop, pods, settings, tmp_path, monkeypatch):
 
 def test_a_driver_starts_executors_as_pods_and_ends_them(shop, pods, driver, settings):
     """
-    With the documented settings, template and role; a killed executor is replaced.
+    The documented settings, template and role suffice; a killed executor is replaced.
     """
     owner = pods.get(_DRIVER)["metadata"]
     (first,) = pods.names()

@@ -1,4 +1,4 @@
-"""Batches as the driver reads them from a real broker: all of them, and only they."""
+"""The driver reads from a real broker exactly the records of each batch."""
 
 from collections import defaultdict
 
@@ -16,33 +16,33 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 
 class Counting(Consumer):
-    """A client that counts how often it is assigned a place to read."""
+    """A client that counts how often it is assigned partitions."""
 
     assigned = 0
     paused = 0
     taken = 0
 
     def assign(self, partitions):
-        """Count, and do it."""
+        """Count the call, and assign."""
         type(self).assigned += 1
         super().assign(partitions)
 
     def pause(self, partitions):
-        """Count, and do it."""
+        """Count the call, and pause."""
         type(self).paused += 1
         super().pause(partitions)
 
 
 @pytest.fixture
 def client(monkeypatch):
-    """Give up soon, read little at a time, and count."""
+    """Provide a counting client; fetches time out soon and read little at a time."""
     counting = type("Counted", (Counting,), {})
     monkeypatch.setattr(clients, "Consumer", counting)
     monkeypatch.setattr(fetch, "REQUEST_TIMEOUT_S", 2.0)
     monkeypatch.setattr(fetch, "_POLL_S", 0.1)
     monkeypatch.setattr(fetch, "_QUERY_TIMEOUT_S", 2.0)
     monkeypatch.setattr(fetch, "FETCH_SLICE_RECORDS", 100)
-    # Every batch is one of a backlog.
+    # Every batch counts as one of a backlog.
     monkeypatch.setattr(fetch, "_BACKLOG_RECORDS", 0)
     return counting
 
@@ -57,15 +57,15 @@ def topic(stack, unique):
 
 @pytest.fixture
 def reading(stack, client):
-    """Provide what reads the batches of a query."""
+    """Provide a reader of a query's batches."""
     assert client.assigned == 0
-    lent = KafkaBatches(Kafka(bootstrap_servers=stack.kafka), "cache")
-    yield lent
-    lent.close()
+    made = KafkaBatches(Kafka(bootstrap_servers=stack.kafka), "cache")
+    yield made
+    made.close()
 
 
 def produce(stack, topic, partition, numbers):
-    """Write records, numbered as their offsets are."""
+    """Write records whose values are their offsets."""
     producer = Producer({"bootstrap.servers": stack.kafka, "linger.ms": 0})
     for number in numbers:
         text = b"%d" % number
@@ -75,7 +75,7 @@ def produce(stack, topic, partition, numbers):
 
 
 def transact(stack, topic, name, *transactions):
-    """Write transactions of so many records each; what is negative is given up."""
+    """Write transactions with these record counts; a negative count is aborted."""
     producer = Producer(
         {"bootstrap.servers": stack.kafka, "transactional.id": f"{topic}-{name}"}
     )
@@ -92,12 +92,12 @@ def transact(stack, topic, name, *transactions):
 
 
 def span(topic, *bounds):
-    """Name a batch by where it begins and ends in each partition."""
+    """Describe a batch by its first offset and its end in each partition."""
     return {(topic, partition): bound for partition, bound in enumerate(bounds)}
 
 
 def offsets(tables):
-    """Return the offsets of a batch, by partition, in the order of their coming."""
+    """Return the offsets of a batch, by partition, in the order of arrival."""
     found = defaultdict(list)
     for table in tables:
         columns = (table.column(name).to_pylist() for name in ("partition", "offset"))
@@ -106,9 +106,9 @@ def offsets(tables):
     return dict(found)
 
 
-def test_batches_are_read_on_from_one_to_the_next(stack, topic, reading, client):
+def test_consecutive_batches_are_read_without_a_seek(stack, topic, reading, client):
     """
-    Each has its own records, in order; the broker is asked once where to begin.
+    Each batch has its own records, in order; partitions are assigned once.
     """
     produce(stack, topic, 0, range(1000))
     produce(stack, topic, 1, range(50))
@@ -131,7 +131,7 @@ def test_nothing_is_fetched_between_small_batches(
     stack, topic, reading, client, monkeypatch
 ):
     """
-    The next batch has what arrived meanwhile, and does not wait for the client.
+    The next batch has the records that arrived meanwhile, without an active client.
     """
     monkeypatch.setattr(fetch, "_BACKLOG_RECORDS", 1000)
     produce(stack, topic, 0, range(3))
@@ -147,7 +147,7 @@ def test_nothing_is_fetched_between_small_batches(
 
 def test_a_backlog_is_fetched_ahead(stack, topic, reading, monkeypatch):
     """
-    Its records come while a batch is written.
+    The records that follow are fetched while a batch is written.
     """
     monkeypatch.setattr(fetch, "_BACKLOG_RECORDS", 1000)
     produce(stack, topic, 0, range(3000))
@@ -159,7 +159,7 @@ def test_a_backlog_is_fetched_ahead(stack, topic, reading, monkeypatch):
 
 def test_the_partitions_of_a_topic_are_read_in_turn(stack, topic):
     """
-    As a task's process does; records prefetched of another partition are not lost.
+    A task's process reads this way; records prefetched from one partition are kept.
     """
     for partition in (0, 1):
         produce(stack, topic, partition, range(3000))
@@ -180,9 +180,9 @@ def test_the_partitions_of_a_topic_are_read_in_turn(stack, topic):
     ] == found
 
 
-def test_a_record_comes_as_it_stands(stack, topic, reading):
+def test_a_record_is_read_unchanged(stack, topic, reading):
     """
-    Its columns are those that the engine gives, with their types.
+    The columns and their types are those of Spark.
     """
     produce(stack, topic, 1, range(2))
     (table,) = reading.slices(span(topic, (0, 0), (0, 2)))
@@ -202,9 +202,9 @@ def test_a_record_comes_as_it_stands(stack, topic, reading):
     ] == [tuple(row.values()) for row in table.to_pylist()]
 
 
-def test_a_batch_that_is_delivered_again_is_read_again(stack, topic, reading, client):
+def test_a_repeated_batch_is_read_again(stack, topic, reading, client):
     """
-    Also after it was given up halfway, and though what follows was read already.
+    This holds even if its reader stopped halfway, or has already read further.
     """
     produce(stack, topic, 0, range(500))
     [*reading.slices(span(topic, (0, 50), (0, 0)))]
@@ -217,14 +217,14 @@ def test_a_batch_that_is_delivered_again_is_read_again(stack, topic, reading, cl
     assert (50, 3) == (first.column("offset")[0].as_py(), client.assigned)
 
 
-def test_the_marks_of_transactions_are_no_records(stack, topic, reading, client):
+def test_transaction_markers_are_not_records(stack, topic, reading, client):
     """
-    A batch ends where its last offset is a mark, although no record says so.
+    A batch may end with a transaction marker, which is not a record.
 
-    What was given up is not read.
+    Aborted records are not read.
     """
     transact(stack, topic, "a", 3, -2, 1)
-    # 0-2, a mark, two that were given up, a mark, 7, a mark.
+    # 0-2, a marker, two aborted records, a marker, 7, a marker.
     first, second, third = (
         offsets(reading.slices(span(topic, bound, (0, 0))))
         for bound in ((0, 4), (4, 7), (7, 9))
@@ -239,11 +239,11 @@ def test_the_marks_of_transactions_are_no_records(stack, topic, reading, client)
     assert client.assigned == 1
 
 
-def test_an_end_that_was_met_too_early_is_kept_in_mind(
+def test_a_partition_end_that_was_reported_early_is_remembered(
     stack, topic, reading, client, monkeypatch
 ):
     """
-    The client tells it once: a batch that ends with a mark there waits for no other.
+    The client reports an end only once; a batch that ends with a marker relies on it.
     """
     transact(stack, topic, "a", 1, 1)
     arrived = fetch._consume
@@ -256,7 +256,7 @@ def test_an_end_that_was_met_too_early_is_kept_in_mind(
         return messages
 
     monkeypatch.setattr(fetch, "_consume", arrive)
-    # The other partition's record comes when the end of this one was met.
+    # The other partition's record arrives once the end of this one was reported.
     first = offsets(reading.slices(span(topic, (0, 2), (0, 1))))
     second = offsets(reading.slices(span(topic, (2, 4), (1, 1))))
 
@@ -284,7 +284,7 @@ def test_records_deleted_by_retention_are_an_error(stack, topic, reading):
 
 def test_a_deleted_topic_is_an_error(stack, topic, reading):
     """
-    It may be deleted between two batches.
+    The topic is deleted between two batches.
     """
     produce(stack, topic, 0, range(2))
     assert {0: [0, 1]} == offsets(reading.slices(span(topic, (0, 2), (0, 0))))
@@ -297,7 +297,7 @@ def test_a_deleted_topic_is_an_error(stack, topic, reading):
 @pytest.mark.usefixtures("client")
 def test_an_unavailable_broker_is_reported(unused_port):
     """
-    Silence is never taken for an age.
+    A silent broker is an error, not an empty batch.
     """
     reading = KafkaBatches(Kafka(bootstrap_servers=f"127.0.0.1:{unused_port}"), "cache")
     with pytest.raises(
@@ -311,7 +311,7 @@ def test_a_partition_far_ahead_waits_for_the_others(
     stack, topic, reading, client, monkeypatch
 ):
     """
-    Its records would fill the memory meanwhile; none of them is lost by waiting.
+    Its records would fill the memory; none of them is lost while it is paused.
     """
     monkeypatch.setattr(fetch, "_AHEAD_BYTES", 200)
     monkeypatch.setattr(fetch, "REQUEST_TIMEOUT_S", 60.0)
@@ -333,11 +333,11 @@ def test_a_partition_far_ahead_waits_for_the_others(
     assert (1, 1) == (client.paused, client.assigned)
 
 
-def test_a_partition_that_came_up_is_read_from_its_first_record(
+def test_an_added_partition_is_read_from_its_first_record(
     stack, topic, reading, client
 ):
     """
-    The engine meets it with the next batch.
+    Spark plans the new partition with the next batch.
     """
     produce(stack, topic, 0, range(3))
     before = offsets(reading.slices({(topic, 0): (0, 3)}))
@@ -347,9 +347,9 @@ def test_a_partition_that_came_up_is_read_from_its_first_record(
     assert ({0: [0, 1, 2]}, {1: [0, 1, 2, 3]}, 2) == (before, after, client.assigned)
 
 
-def test_a_record_that_comes_later_is_waited_for(stack, topic, reading):
+def test_a_fetch_waits_for_a_record_that_arrives_later(stack, topic, reading):
     """
-    The engine may know of it before this client does.
+    Spark may know a record before this client does.
     """
     produce(stack, topic, 0, range(1))
     given = reading.slices(span(topic, (0, 2), (0, 0)))

@@ -1,4 +1,4 @@
-"""The age of records, asked of a real broker again and again."""
+"""The age of records, read repeatedly from a real broker."""
 
 import pytest
 from confluent_kafka import Producer
@@ -27,12 +27,12 @@ def topic(stack, unique):
     return unique
 
 
-def test_the_oldest_of_the_first_records_is_found_again_and_again(stack, topic):
+def test_the_oldest_next_record_is_found_each_time(stack, topic):
     """
-    One look leaves nothing behind that the next would take for its own.
+    No query leaves a response behind that a later query would take for its own.
     """
     oldest = KafkaRecordAges(Kafka(bootstrap_servers=stack.kafka), topic)
-    looks = (
+    queries = (
         {(topic, 0): 0, (topic, 1): 0},
         {(topic, 0): 3, (topic, 1): 1},
         {(topic, 0): 4},
@@ -41,7 +41,7 @@ def test_the_oldest_of_the_first_records_is_found_again_and_again(stack, topic):
         {(topic, 0): 5, (topic, 1): 2},
         {},
     )
-    found = [oldest.oldest_ms(places) for places in looks]
+    found = [oldest.oldest_ms(offsets) for offsets in queries]
     oldest.close()
 
     assert [0, 3, 8, 8, None, 5, None] == [
@@ -51,7 +51,7 @@ def test_the_oldest_of_the_first_records_is_found_again_and_again(stack, topic):
 
 def test_an_unavailable_broker_is_reported(unused_port, monkeypatch):
     """
-    Silence is never taken for an age.
+    A silent broker is an error, not an age.
     """
     monkeypatch.setattr("towpath.sinks.kafka.offsets._TIMEOUT_S", 0.2)
     oldest = KafkaRecordAges(

@@ -1,4 +1,4 @@
-"""A real Prometheus reads relay, driver, consumer and service: rules, dashboards."""
+"""A real Prometheus reads relay, driver, consumer and service: rules and dashboards."""
 
 import json
 import urllib.request
@@ -24,9 +24,9 @@ from towpath.schemas.clock import Deadline
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 
-# For engines that start on a machine that others keep busy.
+# For engines that start on a busy machine.
 PATIENCE_S = 400.0
-# Queries that rightly give nothing on this healthy platform.
+# Queries that rightly return nothing on this healthy platform.
 EMPTY = {
     # No row was refused, altered or dropped.
     "towpath_relay_dead_letters_total",
@@ -52,7 +52,7 @@ ADD = "insert into shop.lines values (%s, 0, 'x', 's')"
 
 
 @pytest.fixture
-def place(stack, database, unique, tmp_path):
+def rig(stack, database, unique, tmp_path):
     """Provide a source with its relay, and a cache sink."""
     stack.up("kafka", "redis")
     found = SinkPlace(stack, database, unique, tmp_path)
@@ -62,7 +62,7 @@ def place(stack, database, unique, tmp_path):
 
 @pytest.fixture
 def orders(stack, database, tmp_path):
-    """Provide a service that has taken requests, and its port."""
+    """Provide the port of a service that has received requests."""
     folder = tmp_path / "orders"
     folder.mkdir()
     name = f"{conninfo_to_dict(database)['dbname']}_orders"
@@ -76,7 +76,7 @@ def orders(stack, database, tmp_path):
 
 @pytest.fixture
 def consumer_port():
-    """Serve the page of an application with a consumer that has applied events."""
+    """Provide the port of an application whose consumer has applied events."""
     registry = CollectorRegistry()
     observer = InboxMetrics(registry).of(Inbox("orders"))
     observer.parked_events(0)
@@ -101,11 +101,11 @@ def queries() -> set[str]:
     return {target["expr"] for panel in panels for target in panel["targets"]}
 
 
-def driver_port(place) -> int:
+def driver_port(rig) -> int:
     """Wait for the port of the driver's page."""
-    log = place.folder / "driver.log"
+    log = rig.folder / "driver.log"
     waiting.until(
-        lambda: metrics_port(log), "the driver names its port", timeout_s=PATIENCE_S
+        lambda: metrics_port(log), "the driver logs its port", timeout_s=PATIENCE_S
     )
     return metrics_port(log)
 
@@ -113,25 +113,25 @@ def driver_port(place) -> int:
 def read_page(port: int) -> str:
     """Read a page of metrics."""
     address = f"http://127.0.0.1:{port}/metrics"
-    with urllib.request.urlopen(address, timeout=10) as answer:
-        return answer.read().decode()
+    with urllib.request.urlopen(address, timeout=10) as response:
+        return response.read().decode()
 
 
-def verified(place, *words) -> int:
+def verified(rig, *options) -> int:
     """Verify the sink; return the exit code."""
-    return app.run(["verify", "plain", *words, "--config", str(place.config)])
+    return app.run(["verify", "plain", *options, "--config", str(rig.config)])
 
 
-def alter_a_row(place):
-    """Write into the cache by hand, as nobody should, and have it verified."""
+def alter_a_row(rig):
+    """Alter a row in the cache, bypassing the sink, and have it verified."""
     waiting.until(
-        lambda: verified(place) == 0, "the sink is filled", timeout_s=PATIENCE_S
+        lambda: verified(rig) == 0, "the sink is filled", timeout_s=PATIENCE_S
     )
-    with redis.Redis.from_url(place.url) as cache:
-        cache.hset(f"{place.prefix}:plain:7:1", "note", "altered by hand")
-    assert verified(place) == 1
-    # It proves nothing of the altered row.
-    assert verified(place, "--sample", "1") in {0, 1}
+    with redis.Redis.from_url(rig.url) as cache:
+        cache.hset(f"{rig.prefix}:plain:7:1", "note", "altered by hand")
+    assert verified(rig) == 1
+    # A sample does not prove the altered row right.
+    assert verified(rig, "--sample", "1") in {0, 1}
 
 
 def raised(server) -> set[str]:
@@ -140,39 +140,39 @@ def raised(server) -> set[str]:
     return {one["metric"]["alertname"] for one in found}
 
 
-def test_every_query_of_the_dashboards_gives_data(
-    place, consumer_port, orders, tmp_path
+def test_every_query_of_the_dashboards_returns_data(
+    rig, consumer_port, orders, tmp_path
 ):
     """
     On a live platform only queries about absent things are empty.
 
-    The driver's page is what the registry says. Prometheus also evaluates every rule
-    without an error, and the platform, which works, raises one critical alert: a row of
-    the cache was altered, and a verification found it. A repair ends the alert.
+    The driver's page matches the registry of metrics. Prometheus evaluates every rule
+    without an error. The platform works and raises one critical alert: a row of the
+    cache was altered, and a verification found it. A repair ends the alert.
     """
-    place.prepare()
-    place.execute(SNAPSHOT)
-    with place.driver():
+    rig.prepare()
+    rig.execute(SNAPSHOT)
+    with rig.driver():
         ports = {
-            "towpath-relay": place.admin_port,
-            "towpath-sinks": driver_port(place),
+            "towpath-relay": rig.admin_port,
+            "towpath-sinks": driver_port(rig),
             "towpath-consumer": consumer_port,
             "towpath-orders": orders,
         }
         with prometheus(tmp_path / "prometheus", ports) as server:
-            alter_a_row(place)
+            alter_a_row(rig)
             left = queries() - EMPTY
             rows = count(100_000)
             deadline = Deadline(waiting.CLOCK, waiting.stretched(PATIENCE_S))
             while left and not deadline.passed():
-                place.execute(ADD, next(rows))
+                rig.execute(ADD, next(rows))
                 left = {one for one in left if not server.values(one)}
                 waiting.CLOCK.wait(0.5)
             page = read_page(ports["towpath-sinks"])
             groups = server.get("rules")["groups"]
             waiting.until(lambda: raised(server), "an alert fires")
             firing = raised(server)
-            assert verified(place, "--repair") == 0
+            assert verified(rig, "--repair") == 0
             waiting.until(lambda: not raised(server), "the alert ends")
     states = {(r["name"], r["health"]) for g in groups for r in g["rules"]}
 

@@ -1,4 +1,6 @@
-"""Tables and columns of any name, from the source through each kind of sink."""
+"""
+Tables and columns with arbitrary names, from the source through each kind of sink.
+"""
 
 import psycopg
 import pytest
@@ -22,16 +24,16 @@ NAMES = (
 )
 TABLES = {f"n{at}": TableName(name, name) for at, name in enumerate(NAMES)}
 READ = ("cache", "search", "warehouse")
-# What a route of each kind of sink has to rename.
+# The routes in which each kind of sink must rename a column.
 RENAMED = {"search": ("n0",)}
 COLUMNS = {route: name.table for route, name in TABLES.items()}
 
 
-class NamedPlace(SnapshotRig):
-    """A source whose tables and columns are named oddly, and four sinks of them."""
+class NamedRig(SnapshotRig):
+    """A source with oddly named tables and columns, and four sinks."""
 
     def prepare(self, stack, receiver):
-        """Make the tables with a row each, and the file."""
+        """Create the tables with a row each, and the beginning of the configuration."""
         for name in TABLES.values():
             self.write("create schema {s}", name)
             self.write("create table {t} (id int primary key, {c} text)", name)
@@ -59,19 +61,19 @@ class NamedPlace(SnapshotRig):
         self.kinds = kinds
 
     def declare(self, renamed):
-        """Write the sinks, with columns renamed where a target cannot carry them."""
+        """Write the sinks, with the columns renamed that a target cannot store."""
         blocks = [
             f'[[sink]]\nname = "{kind}"\nkind = "{kind}"\ndriver = "serving"\n'
-            f"trigger_ms = 200\n{lines}" + self.routes(beginning, renamed.get(kind, ()))
-            for kind, (lines, beginning) in self.kinds.items()
+            f"trigger_ms = 200\n{lines}" + self.routes(prefix, renamed.get(kind, ()))
+            for kind, (lines, prefix) in self.kinds.items()
         ]
         self.config.write_text(self.head + "\n" + "".join(blocks))
 
-    def routes(self, beginning, renamed):
+    def routes(self, prefix, renamed):
         """Write the routes of one sink."""
         return "".join(
             f'[[sink.route]]\ntopic = "{table_topic(self.prefix, name)}"\n'
-            f'name = "{beginning}{route}"\n'
+            f'name = "{prefix}{route}"\n'
             + (
                 f'rename = {{ "{name.table}" = "renamed" }}\n'
                 if route in renamed
@@ -91,25 +93,25 @@ class NamedPlace(SnapshotRig):
                 )
             )
 
-    def towpath(self, *words):
-        """Run a command; return its exit code."""
-        return run([*words, "--config", str(self.config)])
+    def towpath(self, *arguments):
+        """Run a Towpath command; return its exit code."""
+        return run([*arguments, "--config", str(self.config)])
 
     def catch_up_all(self):
-        """Wait until every sink has all that was committed."""
+        """Wait until every sink has everything that is committed."""
         self.catch_up()
         settings = load(self.config, {})
         for kind in self.kinds:
             wait_applied(settings, kind, 120)
 
-    def hooked(self, route):
-        """Return the rows that the receiver of webhooks was given."""
+    def delivered(self, route):
+        """Return the live rows that the webhook receiver has."""
         return [row for row in self.receiver.rows(route) if not row.is_deleted]
 
     def held(self, kind, renamed):
         """Return the values of both rows of each route, by route."""
         settings = load(self.config, {})
-        _, beginning = self.kinds[kind]
+        _, prefix = self.kinds[kind]
         reader = reader_of(settings.sink_named(kind), settings)
         try:
             return {
@@ -117,7 +119,7 @@ class NamedPlace(SnapshotRig):
                     str(row.key): row.fields.get(
                         "renamed" if route in renamed.get(kind, ()) else column
                     )
-                    for row in reader.rows(f"{beginning}{route}")
+                    for row in reader.rows(f"{prefix}{route}")
                     if not row.is_deleted
                 }
                 for route, column in COLUMNS.items()
@@ -127,11 +129,11 @@ class NamedPlace(SnapshotRig):
 
 
 @pytest.fixture
-def place(stack, database, unique, tmp_path):
-    """Provide the place, prepared."""
+def rig(stack, database, unique, tmp_path):
+    """Provide the source and the sinks, prepared."""
     stack.up("postgres", "kafka", "redis", "opensearch")
     receiver = Receiver()
-    found = NamedPlace(database, stack.kafka, unique, tmp_path)
+    found = NamedRig(database, stack.kafka, unique, tmp_path)
     found.prepare(stack, receiver)
     found.receiver = receiver
     yield found
@@ -139,30 +141,30 @@ def place(stack, database, unique, tmp_path):
     receiver.close()
 
 
-def test_tables_and_columns_of_any_name_reach_every_sink(place, capsys):
+def test_tables_and_columns_of_any_name_reach_every_sink(rig, capsys):
     """
-    Names that a target cannot store are refused by `sink check`; the rest arrives.
+    `sink check` rejects names that a target cannot store; all others arrive.
     """
-    place.declare({})
-    place.init()
-    place.start()
-    place.wait_for(lambda: bool(place.logged("relay streaming")))
-    place.catch_up()
-    codes = [place.towpath("sink", "check")]
+    rig.declare({})
+    rig.init()
+    rig.start()
+    rig.wait_for(lambda: bool(rig.logged("relay streaming")))
+    rig.catch_up()
+    codes = [rig.towpath("sink", "check")]
     printed = capsys.readouterr().out
-    place.declare(RENAMED)
-    codes.append(place.towpath("sink", "check"))
-    with driver(place):
+    rig.declare(RENAMED)
+    codes.append(rig.towpath("sink", "check"))
+    with driver(rig):
         for name in TABLES.values():
-            place.write("update {t} set {c} = 'new' where id = 1", name)
-            place.write("insert into {t} values (2, 'two')", name)
-        place.signal("again", data_collections=[n.joined for n in TABLES.values()])
-        answer = place.wait_for_answer("again")
-        place.catch_up_all()
-        verified = [place.towpath("verify", kind) for kind in READ]
-        held = {kind: place.held(kind, RENAMED) for kind in READ}
-        hooked = {
-            route: {str(row.key): row.fields[column] for row in place.hooked(route)}
+            rig.write("update {t} set {c} = 'new' where id = 1", name)
+            rig.write("insert into {t} values (2, 'two')", name)
+        rig.signal("again", data_collections=[n.joined for n in TABLES.values()])
+        answer = rig.wait_for_answer("again")
+        rig.catch_up_all()
+        verified = [rig.towpath("verify", kind) for kind in READ]
+        held = {kind: rig.held(kind, RENAMED) for kind in READ}
+        delivered = {
+            route: {str(row.key): row.fields[column] for row in rig.delivered(route)}
             for route, column in COLUMNS.items()
         }
 
@@ -171,4 +173,4 @@ def test_tables_and_columns_of_any_name_reach_every_sink(place, capsys):
     assert 1 == printed.count("the column name 'a.b' has a dot"), printed
     assert {name.text for name in TABLES.values()} == set(answer["tables"])
     assert ([0] * len(READ), dict.fromkeys(READ, expected)) == (verified, held)
-    assert expected == hooked
+    assert expected == delivered

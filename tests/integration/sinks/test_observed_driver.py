@@ -1,4 +1,4 @@
-"""Metrics and status of a real driver: healthy, behind, and after a loss."""
+"""Metrics and status of a real driver: healthy, lagging, and after a loss."""
 
 import json
 import urllib.request
@@ -22,7 +22,7 @@ from towpath.sinks.wait import Waiter
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
 
-# A driver that shares two cores with other tests takes its time.
+# A driver that shares two cores with other tests is slow.
 PATIENCE_S = 240.0
 
 ADD = "insert into shop.lines select n, 0, 'x', 's' from generate_series({}, {}) n"
@@ -33,8 +33,8 @@ def until(holds, what):
     waiting.until(holds, what, timeout_s=PATIENCE_S)
 
 
-class Place(SinkPlace):
-    """A place whose one sink has a cache of its own, and a small budget."""
+class Rig(SinkPlace):
+    """A rig whose only sink has its own cache, and a small lag budget."""
 
     def __init__(self, stack, dsn, prefix, folder, cache):
         super().__init__(stack, dsn, prefix, folder)
@@ -42,62 +42,66 @@ class Place(SinkPlace):
         self.url = cache.url
 
     def block(self, name, route=""):
-        """Write a sink's block, its budget a second."""
+        """Write a sink's block with a budget of one second."""
         block = super().block(name, route)
         return block.replace("trigger_ms", "budget_s = 1.0\ntrigger_ms")
 
     @property
     def state_folder(self):
-        """Where the driver keeps what it knows."""
+        """The driver's state folder."""
         return load(self.config, {}).state_folder
 
     def text(self):
         """Read the page of the driver's metrics."""
         log = self.folder / "driver.log"
-        until(lambda: metrics_port(log), "the driver says where it tells")
+        until(lambda: metrics_port(log), "the driver logs its metrics port")
         address = f"http://127.0.0.1:{metrics_port(log)}/metrics"
-        with urllib.request.urlopen(address, timeout=10) as answer:
-            return answer.read().decode()
+        with urllib.request.urlopen(address, timeout=10) as response:
+            return response.read().decode()
 
     def page(self):
-        """Read what the driver tells: values by name without the sink's label."""
+        """
+        Read the driver's metrics: values by name, without the value of the sink label.
+        """
         lines = self.text().splitlines()
         found = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         return {n.replace('sink="plain"', "sink"): float(value) for n, value in found}
 
-    def value(self, what):
+    def value(self, name):
         """Read one metric."""
-        return self.page()[f"towpath_sink_{what}{{sink}}"]
+        return self.page()[f"towpath_sink_{name}{{sink}}"]
 
     def runs(self):
         """Return whether the query runs."""
         return self.progress("plain").state == State.RUNNING
 
     def catch_up(self, name):
-        """Wait until a sink has all that was committed, however long it takes."""
+        """
+        Wait until a sink has everything that is committed, with the driver's patience.
+        """
         self.confirm()
         wait_applied(load(self.config, {}), name, PATIENCE_S)
 
     def until_seen(self):
-        """Wait until the driver's own look has found nothing behind."""
+        """Wait until the driver itself reports no lag."""
         self.catch_up("plain")
         lag = "towpath_sink_lag_records{sink}"
-        until(lambda: self.page().get(lag) == 0, "nothing is behind")
+        until(lambda: self.page().get(lag) == 0, "there is no lag")
 
-    def status(self, capsys, *words):
-        """Ask for the status; return its exit code and what it says."""
+    def status(self, capsys, *options):
+        """Run the status command; return its exit code and its output."""
         capsys.readouterr()
-        given = ("--config", str(self.config), "--state", str(self.folder / "none"))
-        code = app.run(["status", *words, *given])
+        common = ("--config", str(self.config), "--state", str(self.folder / "none"))
+        code = app.run(["status", *options, *common])
         return code, capsys.readouterr().out
 
     def sink_status(self, capsys):
-        """Return what the status says of the sink, as a document."""
+        """Return the status of the sink, as a document."""
         (sink,) = json.loads(self.status(capsys, "--json")[1])["sinks"]
         return sink
 
     def send_unreadable(self):
-        """Produce a record that is no change, of a key that nobody has."""
+        """Produce a record that is not a change, with a key that no row has."""
         producer = Producer({"bootstrap.servers": self.kafka})
         producer.produce(
             self.topic("shop.lines"),
@@ -107,35 +111,35 @@ class Place(SinkPlace):
         )
         producer.flush()
 
-    def said(self, words):
-        """Return whether the driver has logged something."""
-        return words in (self.folder / "driver.log").read_text()
+    def has_logged(self, text):
+        """Return whether the driver has logged a text."""
+        return text in (self.folder / "driver.log").read_text()
 
 
 @pytest.fixture
-def place(stack, database, unique, tmp_path):
-    """Provide a source with its relay, a broker, and a cache of the test's own."""
+def rig(stack, database, unique, tmp_path):
+    """Provide a source with its relay, a broker, and a cache for the test."""
     stack.up("kafka")
     with valkey(tmp_path / "cache") as cache:
-        found = Place(stack, database, unique, tmp_path, cache)
+        found = Rig(stack, database, unique, tmp_path, cache)
         yield found
         found.close()
 
 
-def check_known_load(place, capsys):
-    """Put in a known load; what is reported of it is right to the last record."""
-    before = place.page()
+def check_known_load(rig, capsys):
+    """Apply a known load; the metrics and the status account for every record of it."""
+    before = rig.page()
     for statement in (
         ADD.format(1001, 1020),
         "update shop.lines set note = 'y' where order_id between 1001 and 1005",
         "delete from shop.lines where order_id between 1001 and 1004",
     ):
-        place.execute(statement)
-        place.until_seen()
-    place.send_unreadable()
-    until(lambda: place.value("parked_keys") == 1, "the key is parked")
-    place.until_seen()
-    page = place.page()
+        rig.execute(statement)
+        rig.until_seen()
+    rig.send_unreadable()
+    until(lambda: rig.value("parked_keys") == 1, "the key is parked")
+    rig.until_seen()
+    page = rig.page()
     grown = {
         what: page[f"towpath_sink_{what}_total{{sink}}"]
         - before[f"towpath_sink_{what}_total{{sink}}"]
@@ -148,10 +152,10 @@ def check_known_load(place, capsys):
             "retries",
         )
     }
-    sink = place.sink_status(capsys)
+    sink = rig.sink_status(capsys)
 
-    # An empty record follows each delete, and is the same change as a rule; two batches
-    # may part them. The unreadable record is one, too.
+    # A tombstone follows each delete, and usually counts as the same change; if a batch
+    # ends between the two, both count. The unreadable record counts as a record, too.
     tombstones = grown.pop("tombstones")
     assert {
         "rows": 25 + tombstones,
@@ -171,7 +175,7 @@ def check_known_load(place, capsys):
 
 
 def check_stages(page):
-    """Each stage is shown by its name."""
+    """Check that the page shows every stage."""
     stages = {
         kind: {
             name.partition('stage="')[2].partition('"')[0]
@@ -187,8 +191,10 @@ def check_stages(page):
     ]
 
 
-def dead(page):
-    """Return whether a page says of the sink all that a dead cache comes to."""
+def shows_dead_cache(page):
+    """
+    Return whether a page shows a dead cache: its lag, the alarm and the failed state.
+    """
     return (3, 1, 1, True) == (
         page["towpath_sink_lag_records{sink}"],
         page["towpath_sink_lag_alarm{sink}"],
@@ -197,68 +203,73 @@ def dead(page):
     )
 
 
-def check_dead_cache(place, capsys):
-    """A cache that is away: records pile up, an alarm is raised, the row stands out."""
-    place.cache.kill()
-    place.execute(ADD.format(2001, 2003))
-    # A look that began before may still end, and tell of the load from before.
-    until(lambda: dead(place.page()), "the alarm is raised for these three")
-    code, text = place.status(capsys)
+def check_dead_cache(rig, capsys):
+    """
+    While the cache is down, records pile up, an alarm is raised and the row is marked.
+    """
+    rig.cache.kill()
+    rig.execute(ADD.format(2001, 2003))
+    # A poll that began earlier may still finish and report the earlier load.
+    until(lambda: shows_dead_cache(rig.page()), "an alarm is raised for three records")
+    code, text = rig.status(capsys)
     row = next(line for line in text.splitlines() if "plain" in line)
 
     assert (1, True, True) == (code, " ! " in row, "more than twice" in text)
-    place.cache.start()
-    until(lambda: place.value("lag_alarm") == 0, "the alarm is over")
+    rig.cache.start()
+    until(lambda: rig.value("lag_alarm") == 0, "the alarm is over")
 
-    assert place.value("retries_total") >= 1
-    assert not place.sink_status(capsys)["is_late"]
+    assert rig.value("retries_total") >= 1
+    assert not rig.sink_status(capsys)["is_late"]
 
 
-def check_emptied_cache(place, capsys):
-    """It is noticed while nothing is written, read again, and a wait waits for that."""
-    settings = load(place.config, {})
-    lsn = place.one("select pg_current_wal_flush_lsn()::text")
-    place.cache.client.flushall()
+def check_emptied_cache(rig, capsys):
+    """
+    An idle driver detects a loss and reads the rows again; a wait includes that.
+    """
+    settings = load(rig.config, {})
+    lsn = rig.one("select pg_current_wal_flush_lsn()::text")
+    rig.cache.client.flushall()
     until(
-        lambda: place.said("refetch of a whole route requested"), "the loss is noticed"
+        lambda: rig.has_logged("refetch of a whole route requested"),
+        "the loss is detected",
     )
     with Waiter(settings) as waiter:
         waiter.wait_for(lsn, "plain", PATIENCE_S)
 
-    assert place.plain() == place.held("plain")
-    assert place.said("the cache was emptied")
-    assert () == incomplete.routes(place.state_folder, "plain")
-    assert [] == place.sink_status(capsys)["unfilled"]
+    assert rig.plain() == rig.held("plain")
+    assert rig.has_logged("the cache was emptied")
+    assert () == incomplete.routes(rig.state_folder, "plain")
+    assert [] == rig.sink_status(capsys)["unfilled"]
 
 
-def check_slow_batch(place, monkeypatch, capsys):
+def check_slow_batch(rig, monkeypatch, capsys):
     """
-    B7: a batch that takes longer than a sink may stand still is waited for.
+    B7: a batch may take longer than the time after which a sink counts as stuck.
 
-    Writes wait in the cache for longer than ``verify`` has patience, but not for as
-    long as the sink waits for an answer.
+    The cache holds writes for longer than ``verify`` waits for progress, but for less
+    time than the sink waits for a response.
     """
     monkeypatch.setattr(progress, "STUCK_AFTER_S", 4.0)
-    place.cache.client.client_pause(9000, all=False)
-    place.execute(ADD.format(3001, 3003))
+    rig.cache.client.client_pause(9000, all=False)
+    rig.execute(ADD.format(3001, 3003))
     capsys.readouterr()
-    code = app.run(["verify", "plain", "--config", str(place.config)])
+    code = app.run(["verify", "plain", "--config", str(rig.config)])
 
     assert 0 == code, capsys.readouterr()
 
 
-def test_a_drivers_metrics_and_status_agree(place, capsys, monkeypatch):
+def test_a_drivers_metrics_and_status_agree(rig, capsys, monkeypatch):
     """
     D-11: both agree on load, lag, alarm, dead letters and losses.
     """
     monkeypatch.setenv("COLUMNS", "160")
-    place.prepare()
-    with place.driver():
-        until(place.runs, "it runs")
-        place.until_seen()
-        page = check_known_load(place, capsys)
-        assert [] == mistakes(place.text(), ("towpath_sink_",))
+    rig.prepare()
+    with rig.driver():
+        until(rig.runs, "the query runs")
+        rig.until_seen()
+        page = check_known_load(rig, capsys)
+        assert [] == mistakes(rig.text(), ("towpath_sink_",))
         check_stages(page)
-        check_dead_cache(place, capsys)
-        check_emptied_cache(place, capsys)
-        check_slow_batch(place, monkeypatch, capsys)
+        check_dead_cache(rig, capsys)
+        check_emptied_cache(rig, capsys)
+        check_slow_batch(rig, monkeypatch, capsys)

@@ -1,4 +1,4 @@
-"""The guide to a sink of one's own, followed to the letter."""
+"""The guide to writing a sink, followed to the letter."""
 
 import importlib
 import re
@@ -47,20 +47,22 @@ _BLOCK = re.compile(r"(?ms)^`([\w.]+)`(?:, continued)?\n\n```\w+\n(.*?)^```$")
 
 
 def written(folder: Path) -> Path:
-    """Write the guide's files, and what an installer makes of its entry points."""
+    """Write the guide's files, and the metadata that an installer would write."""
     for name, text in _BLOCK.findall(GUIDE.read_text(encoding="utf-8")):
         with (folder / name).open("a", encoding="utf-8") as file:
             file.write(text)
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-    about = folder / "towpath_sqlite-0.1.0.dist-info"
-    about.mkdir()
-    about.joinpath("METADATA").write_text(
+    metadata = folder / "towpath_sqlite-0.1.0.dist-info"
+    metadata.mkdir()
+    metadata.joinpath("METADATA").write_text(
         f"Metadata-Version: 2.1\nName: {project['name']}\n"
         f"Version: {project['version']}\n"
     )
     points = project["entry-points"]["towpath.sinks"]
     lines = [f"{name} = {value}\n" for name, value in points.items()]
-    about.joinpath("entry_points.txt").write_text("[towpath.sinks]\n" + "".join(lines))
+    metadata.joinpath("entry_points.txt").write_text(
+        "[towpath.sinks]\n" + "".join(lines)
+    )
     return folder
 
 
@@ -82,7 +84,7 @@ def described(package) -> Sink:
 
 def test_the_guide_has_at_most_seven_steps():
     """
-    An eighth step would show a wrong interface.
+    An eighth step would be a sign of a bad interface.
     """
     steps = re.findall(r"^## (\d+)\.", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
 
@@ -92,7 +94,7 @@ def test_the_guide_has_at_most_seven_steps():
 
 def test_the_guides_sink_passes_the_contract(tmp_path):
     """
-    The guide's own test, run from its folder, passes every case there is.
+    The guide's own test, run from its folder, passes all cases of the contract.
     """
     folder = written(tmp_path)
     found = run_contract(folder)
@@ -119,7 +121,7 @@ def run_contract(folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_a_sink_without_its_transaction_fails_the_contract(tmp_path):
     """
-    Its calls are half done when they fail.
+    A call that fails is then applied in part.
     """
     folder = written(tmp_path)
     module = folder / "sqlite_sink.py"
@@ -137,16 +139,16 @@ def test_a_sink_without_its_transaction_fails_the_contract(tmp_path):
 
 def test_the_guides_sink_is_written_by_tasks(described):
     """
-    Each of two partitions is a task; the driver reads back what both wrote.
+    Each of two partitions is a task; the driver reads back the rows of both.
     """
     kind = kind_of(described)
-    place = described.model_copy(update={"spread_from_records": 1})
+    spread = described.model_copy(update={"spread_from_records": 1})
     here = kind.make(described, None)
     here.open()
     context = context_of(Letters())
-    writer = RecordWriter(Routes(place), here, context)
+    writer = RecordWriter(Routes(spread), here, context)
     executors = Executors(
-        *(place, lambda: kind.spread(described, None)),
+        *(spread, lambda: kind.spread(described, None)),
         AbandonedTasks(SystemClock(), is_first_run=True),
     )
     rows = [row(n, "c", order=n, topic=TOPIC, note="a") for n in range(1, 8)]
@@ -164,9 +166,9 @@ def test_the_guides_sink_is_written_by_tasks(described):
     assert {str(n) for n in range(1, 11)} == stored
 
 
-def test_the_guides_sink_is_made_delivered_to_and_read_back(described):
+def test_the_guides_sink_is_made_written_and_read_back(described):
     """
-    By its kind alone a driver makes it, and the verifier reads what it wrote.
+    With its kind alone, a driver makes the sink, and the verifier reads its rows.
     """
     check_kinds([described])
     kind = kind_of(described)
@@ -201,7 +203,7 @@ def test_the_guides_sink_is_made_delivered_to_and_read_back(described):
 
 def test_the_guides_sink_refuses_options_that_it_does_not_know(described):
     """
-    An option of a kind is checked like any key.
+    The options of a kind are checked like any other key.
     """
     wrong = described.model_copy(update={"options": {"colour": "red"}})
     with pytest.raises(ConfigurationError, match=r"file.options.colour: unknown"):
@@ -210,33 +212,35 @@ def test_the_guides_sink_refuses_options_that_it_does_not_know(described):
 
 def test_the_guides_sink_is_checked_with_the_whole_configuration(package, capsys):
     """
-    The command that checks the file asks the package about its options.
+    The command that checks the file lets the package check its options.
     """
     block = (package / "sink.toml").read_text()
     options = '[sink.options]\ncolour = "red"\n\n[[sink.route]]'
     path = package / "towpath.toml"
     path.write_text(_FILE + block.replace("[[sink.route]]", options))
     code = commands.run(["config", "check", "--config", str(path)])
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     path.write_text(_FILE + block)
 
     assert (2, True, 0) == (
         code,
-        "sink.file.options.colour: unknown option" in said,
+        "sink.file.options.colour: unknown option" in printed,
         commands.run(["config", "check", "--config", str(path)]),
     )
 
 
-def commands_of_step_seven() -> list[list[str]]:
-    """Return the words of each command, without the program's name."""
+def arguments_of_step_seven() -> list[list[str]]:
+    """Return the arguments of each command, without the program's name."""
     text = GUIDE.read_text(encoding="utf-8").partition("\n## 7.")[2]
     lines = text.partition("```sh\n")[2].partition("```")[0].splitlines()
     return [line.removeprefix("towpath ").split() for line in lines]
 
 
 @pytest.fixture
-def place(stack, database, unique, package, monkeypatch) -> Iterator[Rig]:
-    """Provide a running system that reads the package's folder, and no sink yet."""
+def system(stack, database, unique, package, monkeypatch) -> Iterator[Rig]:
+    """
+    Provide a running system that imports from the package's folder, without a sink.
+    """
     stack.up("kafka")
     monkeypatch.chdir(package)
     found = ":".join([str(package), *filter(None, sys.path)])
@@ -257,39 +261,39 @@ def place(stack, database, unique, package, monkeypatch) -> Iterator[Rig]:
 
 @pytest.mark.spark
 @pytest.mark.timeout(180)
-def test_the_guides_sink_is_added_to_a_running_system(place, capfd):
+def test_the_guides_sink_is_added_to_a_running_system(system, capfd):
     """
-    The commands of the last step, as they stand there, each in its turn.
+    The commands of the last step run as they are in the guide, in order.
     """
-    block = place.folder / "sink.toml"
-    block.write_text(block.read_text().replace("towpath.shop", f"{place.prefix}.shop"))
-    (*run, behind), *others = commands_of_step_seven()
-    place.confirm()
+    block = system.folder / "sink.toml"
+    block.write_text(block.read_text().replace("towpath.shop", f"{system.prefix}.shop"))
+    (*run, behind), *others = arguments_of_step_seven()
+    system.confirm()
     program = "import sys; from towpath.cli.app import main; main()"
     driver = subprocess.Popen([sys.executable, "-c", program, *run])
     try:
-        codes = [commands.run(words) for words in others]
-        place.execute("delete from shop.orders where order_id = 7")
-        place.execute("insert into shop.orders values (51, 'paid')")
-        place.confirm()
+        codes = [commands.run(arguments) for arguments in others]
+        system.execute("delete from shop.orders where order_id = 7")
+        system.execute("insert into shop.orders values (51, 'paid')")
+        system.confirm()
         later = commands.run(others[-1])
         driver.terminate()
         ended = driver.wait(60)
     finally:
         driver.kill()
         driver.wait(10)
-    said = capfd.readouterr()
+    printed = capfd.readouterr()
 
     assert (["sink", "sink", "verify"], "&") == (
-        [run[0], *(words[0] for words in others)],
+        [run[0], *(arguments[0] for arguments in others)],
         behind,
     )
-    assert ([0, 0], 0, 0) == (codes, later, ended), said
+    assert ([0, 0], 0, 0) == (codes, later, ended), printed
 
 
-def test_the_guides_sink_says_so_when_its_file_is_not_there(package):
+def test_the_guides_sink_reports_a_missing_file(package):
     """
-    The driver's own words do not leave the sink: trying again is the cure.
+    The error of SQLite does not leave the sink, because retrying is the remedy.
     """
     module = importlib.import_module("sqlite_sink")
     with pytest.raises(module.TargetUnavailableError, match="cannot be used"):

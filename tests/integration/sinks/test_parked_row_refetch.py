@@ -1,4 +1,6 @@
-"""A row that is mended in the source lets its parked key go, in every kind of sink."""
+"""
+A row that is repaired in the source releases its parked key in every kind of sink.
+"""
 
 import uuid
 
@@ -33,13 +35,13 @@ KINDS = [
     pytest.param("webhook", marks=pytest.mark.timeout(90)),
     pytest.param("warehouse", marks=[pytest.mark.spark, pytest.mark.timeout(180)]),
 ]
-# What each target refuses, and how the row is mended: all but the large value.
+# A change that each target refuses; MENDED repairs the row, except for its large value.
 BAD = {
     "search": "update s.t set n = 'abc' where id = '7'",
     "webhook": "update s.t set n = 'abc' where id = '7'",
     "warehouse": "update s.t set at = 'infinity' where id = '7'",
 }
-MENDED = "update s.t set n = '8', at = '2026-02-28' where id = '7'"
+REPAIRED = "update s.t set n = '8', at = '2026-02-28' where id = '7'"
 LARGE = 9_000
 
 
@@ -47,7 +49,7 @@ class Rig(SnapshotRig):
     """A relay, and a sink of one kind that is written as a driver does."""
 
     def prepare(self, kind, url, extra=""):
-        """Make the table, start the relay, and describe the sink."""
+        """Create the table, start the relay, and describe the sink."""
         self.route = f"s.{uuid.uuid4().hex[:8]}" if kind == "warehouse" else self.prefix
         self.execute("create schema s")
         self.execute(
@@ -70,7 +72,7 @@ class Rig(SnapshotRig):
         self.read("s.t", at_least=1)
 
     def begin(self, make):
-        """Make what writes the sink, as a driver does."""
+        """Make the sink and its record writer, as a driver does."""
         self.settings = settings = load(self.config, {})
         (sink,) = settings.sink
         relations = KafkaRelations(settings.kafka, self.prefix)
@@ -85,22 +87,22 @@ class Rig(SnapshotRig):
             *(self.refetches, SafePosition(None, StoppedClock()), StoppedClock()),
         )
         self.writer = RecordWriter(Routes(sink), self.target, context)
-        self.orders = DeadLetterRequests(
+        self.requests = DeadLetterRequests(
             self.writer, self.letters, self.parked, repairs, StoppedClock()
         )
         self.batch_id = 0
 
     def deliver(self):
-        """Hand the sink what is new; tell how many keys are parked then."""
+        """Give the new records to the sink; return how many keys are then parked."""
         for name in ("s.t", "s.t.backfill.it"):
             for each in self.new_records(name):
                 self.batch_id += 1
                 self.writer.write_records([sink_record(each)], self.batch_id)
-        self.orders.process()
+        self.requests.process()
         return len(self.parked)
 
     def rows(self):
-        """Read what the target holds."""
+        """Read the rows in the target."""
         reader = reader_of(self.settings.sink[0], self.settings)
         found = {
             row.key: row.fields for row in reader.rows(self.route) if not row.is_deleted
@@ -122,15 +124,15 @@ def rig(stack, database, unique, tmp_path):
 
 @pytest.fixture
 def receiver():
-    """Provide a receiver that refuses a row which says ``abc``."""
-    lent = Receiver()
-    lent.otherwise = lambda taken: (
+    """Provide a receiver that refuses a row with the value ``abc``."""
+    made = Receiver()
+    made.otherwise = lambda taken: (
         Answer(422)
         if any((c.get("row") or {}).get("n") == "abc" for c in taken.changes)
         else None
     )
-    yield lent
-    lent.close()
+    yield made
+    made.close()
 
 
 @pytest.fixture
@@ -165,18 +167,18 @@ def begun(request, rig, receiver, stack):
         )
     assert 0 == rig.deliver()
     if kind != "warehouse":
-        # A warehouse holds a route back whose columns take no values any more.
+        # A warehouse holds back a route whose columns accept no more values.
         rig.execute("alter table s.t alter n type text")
     rig.kind = kind
     return rig
 
 
 @pytest.mark.parametrize("begun", KINDS, indirect=True)
-def test_a_partial_change_that_mends_a_row_lets_its_key_go(begun):
-    """The row is asked for as it is, once; nothing waits for it when it has come."""
+def test_a_partial_change_that_repairs_a_row_releases_its_key(begun):
+    """The whole row is requested once; after its arrival no refetch is pending."""
     begun.execute(BAD[begun.kind])
     begun.wait_for(lambda: begun.deliver() == 1)
-    begun.execute(MENDED)
+    begun.execute(REPAIRED)
     begun.wait_for(lambda: begun.deliver() == 0)
     (row,) = begun.rows().values()
 
@@ -186,8 +188,10 @@ def test_a_partial_change_that_mends_a_row_lets_its_key_go(begun):
 
 @pytest.mark.parametrize("begun", ["search"], indirect=True)
 @pytest.mark.timeout(90)
-def test_a_delete_of_what_the_index_cannot_hold_is_applied(begun):
-    """The key that was too long goes with its row, and gives no further letter."""
+def test_a_delete_of_a_row_that_the_index_cannot_hold_is_applied(begun):
+    """
+    The key that is too long is released with its row, without another dead letter.
+    """
     begun.execute("insert into s.t values (repeat('k', 600))")
     begun.wait_for(lambda: begun.deliver() == 1)
     begun.execute("delete from s.t where id <> '7'")

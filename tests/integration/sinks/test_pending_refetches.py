@@ -1,4 +1,4 @@
-"""Rows that no signal can list are read again by a real relay, with all others."""
+"""A real relay refetches rows that no signal can list, by reading the whole table."""
 
 import json
 
@@ -31,7 +31,7 @@ TABLES = {
     "composed": ("id s.place primary key, code text", "('(7,1)', 'a'), ('(8,1)', 'b')"),
 }
 LARGE = 9_000
-# More than a record holds.
+# Larger than the limit of a record.
 TOO_LARGE = 2_000_000
 SECTIONS = """
 [relay.rows.key_columns]
@@ -44,10 +44,10 @@ url = "redis://unused"
 
 
 class Rig(SnapshotRig):
-    """A relay, and a sink that received only what comes last."""
+    """A relay, and a sink that receives only changes made after the setup."""
 
     def prepare(self):
-        """Make the tables with a large value in each row, and start the relay."""
+        """Create the tables with a large value in each row, and start the relay."""
         self.execute("create schema s")
         self.execute("create type s.place as (a int, b int)")
         names = [*TABLES, "plain"]
@@ -77,7 +77,7 @@ class Rig(SnapshotRig):
         self.begin()
 
     def begin(self):
-        """Make what writes the sink, as a driver does."""
+        """Make the sink's record writer, as a driver does."""
         settings = load(self.config, {})
         (self.sink,) = settings.sink
         self.target, self.letters = MemorySink(), Letters()
@@ -94,14 +94,16 @@ class Rig(SnapshotRig):
         self.writer = RecordWriter(Routes(self.sink), self.target, context)
 
     def fill(self, collection):
-        """Fill the sink as its commands do; return the answer and the rows read."""
+        """
+        Fill the sink as its commands do; return the status and the rows so far.
+        """
         source, clock = load(self.config, {}).database, SystemClock()
-        asked = SinkFill("fill-it", (collection,))
-        answer = carry_out_fill(source, self.sink, asked, clock, lambda _: None)
-        return answer.status, answer.detail["rows"]
+        fill = SinkFill("fill-it", (collection,))
+        outcome = carry_out_fill(source, self.sink, fill, clock, lambda _: None)
+        return outcome.status, outcome.detail["rows"]
 
     def deliver(self, name):
-        """Hand the sink what is new in a topic."""
+        """Give the new records of a topic to the sink."""
         found = self.new_records(name)
         self.writer.write_records([sink_record(each) for each in found], 0)
         self.writer.request_overdue()
@@ -120,13 +122,13 @@ def rig(stack, database, unique, tmp_path):
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_a_row_that_no_signal_can_list_comes_whole(rig, table):
-    """By one question, which reads the table once; then no refetch is pending."""
+def test_a_row_that_no_signal_can_list_arrives_complete(rig, table):
+    """One request, which reads the table once, suffices; then no refetch is pending."""
     rig.execute(f"update s.{table} set v = 1 where code = 'a'")  # noqa: S608 - our own
     (update,) = rig.read(f"s.{table}", at_least=1)
     backfill = f"s.{table}.backfill.it"
     rig.deliver(f"s.{table}")
-    asked = len(rig.refetches), incomplete.routes(rig.folder, "it")
+    pending = len(rig.refetches), incomplete.routes(rig.folder, "it")
 
     def is_settled():
         rig.deliver(backfill)
@@ -140,25 +142,29 @@ def test_a_row_that_no_signal_can_list_comes_whole(rig, table):
     rows = {row["code"]: (row["v"], len(row["note"])) for row in stored}
 
     assert ["note"] == json.loads(headers_of(update)["unchanged"])
-    assert ((1, (table,)), 0, []) == (asked, len(rig.refetches), rig.letters.reasons())
+    assert ((1, (table,)), 0, []) == (
+        pending,
+        len(rig.refetches),
+        rig.letters.reasons(),
+    )
     assert {"a": (1, LARGE), "b": (None, LARGE)} == rows
     assert [{"data-collections": [f"s.{table}"], "sweep": True, "target": "it"}] == (
         signals
     )
 
 
-def test_a_row_that_cannot_be_delivered_is_parked_and_not_waited_for(rig):
+def test_a_row_that_cannot_be_delivered_is_parked_instead_of_pending(rig):
     """
-    A partial change of a row that nobody has ends as a dead letter, which says why.
+    A partial change becomes a dead letter if neither sink nor relay has the whole row.
 
-    Other rows go on; once the row can be delivered, filling the sink again reads just
-    this row, which releases its key.
+    Changes of other rows are applied. Once the row can be delivered, filling the sink
+    again reads just this row, which releases its key.
     """
     backfill = "s.plain.backfill.it"
     rig.execute("update s.plain set v = 1 where id = 7")
     rig.read("s.plain", at_least=1)
     rig.deliver("s.plain")
-    asked = len(rig.refetches)
+    pending = len(rig.refetches)
 
     def is_parked():
         rig.deliver(backfill)
@@ -169,7 +175,7 @@ def test_a_row_that_cannot_be_delivered_is_parked_and_not_waited_for(rig):
     rig.execute("insert into s.plain values (8, 1, 'short')")
     rig.read("s.plain", at_least=2)
     rig.deliver("s.plain")
-    flows = [one.row["id"] for one in rig.target.rows["plain"].values()]
+    applied = [one.row["id"] for one in rig.target.rows["plain"].values()]
     statuses = [rig.fill("s.plain")]
     rig.execute("update s.plain set note = 'short' where id = 7")
     statuses.append(rig.fill("s.plain"))
@@ -177,11 +183,11 @@ def test_a_row_that_cannot_be_delivered_is_parked_and_not_waited_for(rig):
     stored = {
         one.row["id"]: one.row["note"] for one in rig.target.rows["plain"].values()
     }
-    asked_for = "select status from towpath.signal where id like 'repair-%%'"
+    request_status = "select status from towpath.signal where id like 'repair-%%'"
 
-    assert ((1, 0), [8]) == ((asked, left), flows)
+    assert ((1, 0), [8]) == ((pending, left), applied)
     assert "larger than its topic allows" in str(letter)
-    assert "incomplete" == rig.one(asked_for)
+    assert "incomplete" == rig.one(request_status)
     assert [("incomplete", 1), ("completed", 2)] == statuses
     assert {7: "short", 8: "short"} == stored
     assert 0 == len(rig.parked)

@@ -1,4 +1,4 @@
-"""A driver that runs kinds of sink which are no database: the guide's, and webhooks."""
+"""A driver runs kinds of sink that are not databases: the guide's sink and webhooks."""
 
 import json
 import os
@@ -60,22 +60,22 @@ def configuration(stack, name: str, folder: Path, url: str) -> str:
     """)
 
 
-def installed(folder: Path) -> None:
+def install(folder: Path) -> None:
     """Install the guide's package for the driver."""
     for text in re.findall(r"(?ms)^```python\n(.*?)^```$", GUIDE.read_text()):
         if "ContractSuite" not in text:
             with (folder / "sqlite_sink.py").open("a", encoding="utf-8") as file:
                 file.write(text)
-    about = folder / "towpath_sqlite-0.1.0.dist-info"
-    about.mkdir()
-    about.joinpath("METADATA").write_text("Name: towpath-sqlite\nVersion: 0.1.0\n")
-    about.joinpath("entry_points.txt").write_text(
+    metadata = folder / "towpath_sqlite-0.1.0.dist-info"
+    metadata.mkdir()
+    metadata.joinpath("METADATA").write_text("Name: towpath-sqlite\nVersion: 0.1.0\n")
+    metadata.joinpath("entry_points.txt").write_text(
         "[towpath.sinks]\nsqlite = sqlite_sink:KIND\n"
     )
 
 
 def produce(stack, name: str) -> None:
-    """Tell of two orders, of which one is deleted."""
+    """Produce changes of two orders, one of which is deleted."""
     topic = f"{name}.shop.orders"
     admin = AdminClient({"bootstrap.servers": stack.kafka})
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
@@ -97,12 +97,12 @@ def until(condition) -> None:
     """Wait for a condition, with a deadline."""
     deadline_s = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline_s, "waited in vain"
+        assert time.monotonic() < deadline_s, "the condition did not hold in time"
         SystemClock().wait(0.1)
 
 
 def statuses(rows) -> dict[str, object]:
-    """Return what is held: the status of live rows, nothing of deleted ones."""
+    """Return the status of each live row, and None for each deleted row."""
     return {row.key: row.fields.get("status") for row in rows}
 
 
@@ -110,9 +110,9 @@ def test_one_driver_runs_a_packages_sink_beside_webhooks(
     stack, unique, tmp_path, monkeypatch
 ):
     """
-    Both kinds are made by the same way as ours, and end equal to the stream.
+    Both kinds are made in the same way as ours, and end up equal to the stream.
     """
-    installed(tmp_path)
+    install(tmp_path)
     receiver = Receiver()
     config = tmp_path / "towpath.toml"
     config.write_text(configuration(stack, unique, tmp_path, receiver.url))

@@ -48,7 +48,7 @@ def secure(tmp_path_factory):
 
 @pytest.fixture
 def database_15(secure, unique):
-    """Provide a database of it, by its address with TLS."""
+    """Provide the address of a database on it, with TLS."""
     postgres.create_database(secure.dsn("postgres"), unique)
     yield secure.dsn(unique)
     postgres.drop_database(secure.dsn("postgres"), unique)
@@ -56,16 +56,16 @@ def database_15(secure, unique):
 
 @pytest.fixture(params=["database", "database_15"])
 def target(request):
-    """Provide a database of the newest and of the oldest release, by its address."""
+    """Provide the address of a database of the newest and of the oldest release."""
     return request.getfixturevalue(request.param)
 
 
 @pytest.fixture
 def models(target):
     """Provide a database for the sink's tables."""
-    lent = Models(target)
-    yield lent
-    lent.close()
+    made = Models(target)
+    yield made
+    made.close()
 
 
 def floor(number):
@@ -79,7 +79,7 @@ def row(key, value, note="n"):
     return {"id": key, "v": value, "note": note}
 
 
-# Texts of records with a value that the target must not alter.
+# Values, as records have them, that the target must not alter.
 VALUES = {
     "smallint": [-32768, 7],
     "oid": [4294967295],
@@ -122,13 +122,13 @@ VALUES = {
 }
 
 
-# Lists, objects and floats that are no numbers go as changes.
+# Types whose values may be lists, objects or special floats are written as changes.
 NOT_AS_COLUMNS = {"shop.pair", "text[]", "real", "double precision"}
 
 
-def test_every_value_is_read_back_as_its_record_has_it(models):
+def test_every_value_is_read_back_as_in_its_record(models):
     """
-    By changes and by columns: infinite times, years, escapes and nested values.
+    Changes and columns keep infinite times, years, escapes and nested values.
     """
     shape = [
         Column(f"c{n}", each, is_object=each == "shop.pair")
@@ -162,7 +162,7 @@ def test_every_value_is_read_back_as_its_record_has_it(models):
 
 
 def written(value):
-    """Write a value as the verifier compares it."""
+    """Return a value in the form in which the verifier compares it."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -173,9 +173,9 @@ def written(value):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_mix_of_changes_and_columns_ends_as_the_fold(models, seed):
+def test_any_mix_of_changes_and_columns_has_the_result_of_the_fold(models, seed):
     """
-    Whole rows, partial rows and deletes of few keys, split, and replayed from behind.
+    The mix has whole rows, partial rows and deletes of few keys, split and replayed.
     """
     rng = random.Random(seed)  # noqa: S311 - a repeatable test
     history = random_history(rng)
@@ -186,7 +186,7 @@ def test_any_mix_of_changes_and_columns_ends_as_the_fold(models, seed):
         deliver(rng.choice(sinks), models.described, history[begin:end], rng)
         # Sometimes a process ends before it has stored its offsets.
         begin = end if rng.random() < 0.7 else rng.randint(0, end)
-    # A writer that was given up comes last.
+    # Finally, an abandoned writer writes.
     begin = rng.randint(0, 40)
     deliver(sinks[0], models.described, history[begin : begin + 20], rng)
 
@@ -199,7 +199,7 @@ def test_any_mix_of_changes_and_columns_ends_as_the_fold(models, seed):
 
 
 def random_history(rng):
-    """Return changes in order; partial ones only of rows that are live then."""
+    """Return changes in order; partial changes only of rows that are then live."""
     history = []
     live = set()
     for number in range(1, 80):
@@ -216,20 +216,20 @@ def random_history(rng):
     return history
 
 
-def deliver(sink, described, part, rng):
-    """Apply changes; whole rows of some keys as columns, as slices do."""
-    others = {c.key for c in part if c.row is None or c.unchanged}
-    others |= {c.key for c in part if rng.random() < 0.3}
-    found = [(dict(c.row), c.origin.offset) for c in part if c.key not in others]
+def deliver(sink, described, changes, rng):
+    """Apply changes, some whole rows as columns, as slices do."""
+    others = {c.key for c in changes if c.row is None or c.unchanged}
+    others |= {c.key for c in changes if rng.random() < 0.3}
+    found = [(dict(c.row), c.origin.offset) for c in changes if c.key not in others]
     for columns in plain(described, found):
         assert len(sink.apply_columns(columns)) == len(found)
-    folded = newest_per_key(c for c in part if c.key in others)
+    folded = newest_per_key(c for c in changes if c.key in others)
     assert () == write(sink, *folded.changes).refused
     assert () == write(sink, *folded.after).refused == folded.refused
 
 
 def reference(history):
-    """Fold a history in order, and write values as the reader does."""
+    """Fold a history in order, and return values as the reader does."""
     rows = {}
     for each in history:
         key = str(each.key[0])
@@ -242,9 +242,9 @@ def reference(history):
     return rows
 
 
-def test_a_value_that_does_not_fit_refuses_the_batch_alone(models):
+def test_a_value_that_does_not_fit_refuses_only_its_batch(models):
     """
-    Nothing of the batch is written, the message names the column, and columns are left.
+    No row of the batch is written, the error names the column, and columns are left.
     """
     sink = models.sink()
     with pytest.raises(BatchRefusedError, match=r"bigint.*column v"):
@@ -259,9 +259,9 @@ def test_a_value_that_does_not_fit_refuses_the_batch_alone(models):
     assert (1, ["1"]) == (write(sink, change(row(1, 1), 1)).applied, [*models.rows()])
 
 
-def test_a_writer_that_was_given_up_writes_nothing_below_a_floor(models):
+def test_an_abandoned_writer_writes_nothing_below_a_floor(models):
     """
-    Its sink was opened before the floor, by another process.
+    Its sink was opened before a different process applied the floor.
     """
     late, driver = models.sink(), models.sink()
     write(driver, change(row(1, 1), 1))
@@ -281,9 +281,9 @@ def test_a_writer_that_was_given_up_writes_nothing_below_a_floor(models):
     assert {2: 2, 4: 4} == {key: each["v"] for key, each in models.live().items()}
 
 
-def test_a_floor_waits_for_a_writer_in_its_transaction(models):
+def test_a_floor_waits_for_an_open_transaction_of_a_writer(models):
     """
-    So the rows that it writes are deleted with the others.
+    Thus the rows of that transaction are deleted with the others.
     """
     late, driver = models.sink(), models.sink()
     write(driver, change(row(1, 1), 1))
@@ -297,7 +297,7 @@ def test_a_floor_waits_for_a_writer_in_its_transaction(models):
         ]
         for number, thread in enumerate(threads, start=1):
             thread.start()
-            until(lambda n=number: len(models.sql(waiting)) == n, "it waits")
+            until(lambda n=number: len(models.sql(waiting)) == n, "the thread waits")
     for thread in threads:
         thread.join()
 
@@ -309,7 +309,7 @@ FLOORS = {"floors": (floor(5),)}
 
 def test_a_deleted_row_is_a_tombstone_until_no_replay_needs_it(models):
     """
-    The view hides it; the safe position removes those below it, and no live row.
+    The view hides it; the safe position removes tombstones below it, but no live row.
     """
     sink = models.sink()
     write(sink, change(row(1, 1), 1), change(row(2, 2), 2), change(row(3, 3), 3))
@@ -325,7 +325,7 @@ def test_a_deleted_row_is_a_tombstone_until_no_replay_needs_it(models):
 
 def test_keys_that_are_equal_only_in_the_target_are_one_row(models):
     """
-    ``1.0`` and ``1.00`` are the same numeric: the newer of a batch is written.
+    ``1.0`` and ``1.00`` are the same numeric: the newer row of a batch is written.
     """
     models.shapes = Shapes((Column("id", "numeric"), *COLUMNS[1:]))
     sink = models.sink()
@@ -339,7 +339,7 @@ def test_keys_that_are_equal_only_in_the_target_are_one_row(models):
 @pytest.mark.parametrize("order", ["together", "deleted-first", "deleted-last"])
 def test_a_key_that_changes_to_an_equal_one_keeps_its_row(models, order):
     """
-    Its delete and its create have one position, and may come from two partitions.
+    The delete and the create have one position, and may come from two partitions.
     """
     models.shapes = Shapes((Column("id", "numeric"), *COLUMNS[1:]))
     sink = models.sink()
@@ -359,7 +359,7 @@ def test_a_key_that_changes_to_an_equal_one_keeps_its_row(models, order):
 
 def test_a_row_created_as_columns_outlives_the_delete_of_its_equal_key(models):
     """
-    The changes of a batch follow its columns.
+    The changes of a batch are applied after its columns.
     """
     models.shapes = Shapes((Column("id", "numeric"), *COLUMNS[1:]))
     sink = models.sink()
@@ -373,7 +373,7 @@ def test_a_row_created_as_columns_outlives_the_delete_of_its_equal_key(models):
 
 def test_a_delete_is_repeated_at_its_own_position(models):
     """
-    Its batch is delivered again.
+    A repeated batch applies its delete again.
     """
     sink = models.sink()
     deleted = change(row(1, 1), 2, deleted=True)
@@ -385,9 +385,9 @@ def test_a_delete_is_repeated_at_its_own_position(models):
     assert (1, 0, True) == (again.applied, again.stale, models.rows()["1"].is_deleted)
 
 
-def test_partial_rows_of_equal_keys_are_not_merged_in_one_batch(models):
+def test_partial_rows_of_equal_keys_are_not_merged_within_a_batch(models):
     """
-    The older one is applied; the row of the newer one is refetched.
+    The older row is applied; the newer row is refetched.
     """
     models.shapes = Shapes((Column("id", "numeric"), *COLUMNS[1:]))
     sink = models.sink()
@@ -404,7 +404,7 @@ def test_partial_rows_of_equal_keys_are_not_merged_in_one_batch(models):
 
 def test_a_table_follows_its_source_and_keeps_its_types(models):
     """
-    Added columns reach the view of others, dropped ones stay, retyped ones refuse.
+    Added columns reach dependent views, dropped ones are kept, retyped ones refuse.
     """
     sink = models.sink()
     write(sink, change(row(1, 1), 1))
@@ -424,9 +424,9 @@ def test_a_table_follows_its_source_and_keeps_its_types(models):
     )
 
 
-def test_a_foreign_table_and_another_key_hold_their_route_back(models):
+def test_a_foreign_table_or_a_different_key_holds_back_its_route(models):
     """
-    Changes become dead letters with the remedy, until the table fits.
+    Changes become dead letters with a remedy until the table fits.
     """
     models.sql("create schema models; create table models.orders (id text)")
     sink = models.sink()
@@ -442,9 +442,9 @@ def test_a_foreign_table_and_another_key_hold_their_route_back(models):
 
 
 @pytest.mark.parametrize("key", [("v",), ()])
-def test_a_floor_counts_for_a_route_that_is_held_back(models, key):
+def test_a_floor_applies_to_a_route_that_is_held_back(models, key):
     """
-    Rows below it are gone, and stay so once the route continues without a refill.
+    Rows below it are removed, and stay away when the route continues without a refill.
     """
     sink, fitting_key = models.sink(), models.shapes.key
     write(sink, change(row(1, 1), 1), change(row(2, 2), 7))
@@ -458,7 +458,7 @@ def test_a_floor_counts_for_a_route_that_is_held_back(models, key):
 
 def test_a_floor_of_a_foreign_table_changes_nothing(models):
     """
-    Nobody but its owner deletes rows from a table that no sink has created.
+    Only its owner may delete rows from a table that no sink has created.
     """
     columns = "id text, _position text"
     models.sql(f"create schema models; create table models.orders ({columns})")
@@ -468,9 +468,9 @@ def test_a_floor_of_a_foreign_table_changes_nothing(models):
     assert [("a", "")] == models.sql("select * from models.orders")
 
 
-def test_a_dropped_table_is_made_again_and_its_rows_are_requested(models, tmp_path):
+def test_a_dropped_table_is_recreated_and_its_rows_are_requested(models, tmp_path):
     """
-    Also while the sink is open, and once after a restart.
+    This works while the sink is open; a restart does not request them again.
     """
     requests = Requests()
     parts = {"known": tmp_path / "postgres.json", "repairs": requests}
@@ -483,9 +483,9 @@ def test_a_dropped_table_is_made_again_and_its_rows_are_requested(models, tmp_pa
     assert ([ROUTE], {2}) == (requests.routes, set(models.live()))
 
 
-def test_a_table_that_was_replaced_behind_an_open_sink_is_not_written(models):
+def test_a_table_that_was_replaced_while_the_sink_is_open_is_not_written(models):
     """
-    Another process made it: this one looks it up before it writes again.
+    A different process recreated it: this sink looks it up before it writes again.
     """
     late, driver = models.sink(), models.sink()
     models.sql("drop table models.orders cascade")
@@ -499,9 +499,9 @@ def test_a_table_that_was_replaced_behind_an_open_sink_is_not_written(models):
     assert {1, 2} == set(models.live())
 
 
-def test_a_driver_notices_a_table_that_executors_have_made_again(models, tmp_path):
+def test_a_driver_detects_a_table_that_executors_have_recreated(models, tmp_path):
     """
-    They write all rows of a batch: the driver applies an empty one after them.
+    Executors write all rows of a batch; then the driver applies an empty batch.
     """
     requests = Requests()
     parts = {"known": tmp_path / "postgres.json", "repairs": requests}
@@ -519,9 +519,9 @@ def test_a_driver_notices_a_table_that_executors_have_made_again(models, tmp_pat
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-def test_a_table_that_its_owner_has_made_again_is_filled(models, tmp_path, is_open):
+def test_a_table_that_its_owner_has_recreated_is_filled(models, tmp_path, is_open):
     """
-    The registry still has its id, but it is another relation.
+    The registry still has the table's id, but with a different relation.
     """
     requests = Requests()
     parts = {"known": tmp_path / "postgres.json", "repairs": requests}
@@ -537,9 +537,9 @@ def test_a_table_that_its_owner_has_made_again_is_filled(models, tmp_path, is_op
     assert ([ROUTE], {2, 3}) == (requests.routes, set(models.live()))
 
 
-def test_a_schema_dropped_behind_an_idle_driver_is_made_again(models, tmp_path):
+def test_a_schema_dropped_while_a_driver_is_idle_is_recreated(models, tmp_path):
     """
-    The registry is gone, too.
+    The registry was dropped with the schema.
     """
     requests = Requests()
     driver = models.sink(known=tmp_path / "postgres.json", repairs=requests)
@@ -552,9 +552,9 @@ def test_a_schema_dropped_behind_an_idle_driver_is_made_again(models, tmp_path):
     assert ([ROUTE], {}) == (requests.routes, models.live())
 
 
-def test_ids_stored_by_the_previous_release_are_known(models, tmp_path):
+def test_ids_stored_by_the_previous_release_are_accepted(models, tmp_path):
     """
-    They have no id of the relation, and no rows are requested.
+    They lack the id of the relation, and yet no rows are requested.
     """
     requests, known = Requests(), tmp_path / "postgres.json"
     parts = {"known": known, "repairs": requests}
@@ -568,7 +568,7 @@ def test_ids_stored_by_the_previous_release_are_known(models, tmp_path):
 
 def test_a_lost_session_is_opened_again(models):
     """
-    The batch is applied again, and counted once.
+    The batch is applied again, and its rows count once.
     """
     sink = models.sink()
     write(sink, change(row(1, 1), 1))
@@ -583,20 +583,20 @@ def test_a_lost_session_is_opened_again(models):
     assert (1, {1, 2}) == (checkpoint.applied, set(models.live()))
 
 
-def test_a_suspended_writer_does_not_hold_a_floor_up(models):
+def test_a_suspended_writer_does_not_block_a_floor(models):
     """
-    The server ends its transaction, and a later call of it is an ordinary failure.
+    The server ends its transaction, and its next call fails as unavailable.
     """
     driver = models.sink()
     suspended = TargetSession(models.dsn, idle_limit="100ms")
     with pytest.raises(TargetUnavailableError), suspended.transaction() as connection:
-        hold_a_floor_up(connection, driver)
+        block_a_floor(connection, driver)
 
     assert {} == models.rows()
 
 
-def hold_a_floor_up(connection, driver):
-    """Lock the floor's row, and apply a floor by another session."""
+def block_a_floor(connection, driver):
+    """Lock the floor's row, and apply a floor with a different session."""
     connection.execute("select floor from models.towpath_tables for share")
     write(driver, change(row(1, 1), 1), floors=(floor(5),))
     connection.execute("select 1")
@@ -604,7 +604,7 @@ def hold_a_floor_up(connection, driver):
 
 def test_an_event_log_keeps_each_event_once(target):
     """
-    Within a batch, and over batches.
+    An event is not repeated within a batch, nor across batches.
     """
     log = Models(target, RouteKind.EVENT_LOG)
     sink = log.sink()
@@ -623,7 +623,7 @@ def test_an_event_log_keeps_each_event_once(target):
 
 def test_an_aggregates_document_keeps_every_digit(target):
     """
-    Newest state by id; a delete leaves a tombstone.
+    The newest state by id is kept exactly; a delete leaves a tombstone.
     """
     views = Models(target, RouteKind.AGGREGATE)
     sink = views.sink()
@@ -642,7 +642,7 @@ def test_an_aggregates_document_keeps_every_digit(target):
 
 def test_keys_are_read_and_erased_by_their_text(models):
     """
-    Keys of several columns are too, with any characters in them.
+    Keys of several columns may contain any characters.
     """
     columns = Column("id", "text"), Column("day", "timestamp with time zone")
     models.shapes = Shapes((*columns, *COLUMNS[1:]), ("id", "day"))
@@ -660,9 +660,9 @@ def test_keys_are_read_and_erased_by_their_text(models):
     assert [every[0]] == list(models.rows())
 
 
-def test_dropping_a_sink_leaves_what_it_did_not_create(models):
+def test_dropping_a_sink_keeps_tables_that_it_did_not_create(models):
     """
-    Twice is safe; a foreign table of a route's name stays.
+    Dropping twice is safe; a foreign table with a route's name is kept.
     """
     models.sql("create schema models; create table models.orders (id text)")
     upkeep.erase(models.described, "towpath")
@@ -680,20 +680,20 @@ def test_dropping_a_sink_leaves_what_it_did_not_create(models):
     assert [] == models.sql("select * from models.towpath_tables")
 
 
-def test_a_strange_authority_and_a_session_without_tls_are_refused(
+def test_an_unknown_authority_and_a_session_without_tls_are_rejected(
     secure, database_15, tmp_path
 ):
     """
-    Each with one sentence, by the sink and by its check; the right one is accepted.
+    The sink and its check fail with one line each; the right authority is accepted.
     """
     write_certificates(tmp_path)
     name = psycopg.conninfo.conninfo_to_dict(database_15)["dbname"]
-    said = []
+    messages = []
     for dsn in (secure.dsn(name, tmp_path / "ca.pem"), secure.plain(name)):
         stranger = Models(f"{dsn}{'' if '?' in dsn else '?sslmode=disable'}")
-        with pytest.raises(TargetUnavailableError) as refused:
+        with pytest.raises(TargetUnavailableError) as failure:
             stranger.sink()
-        said.append(str(refused.value))
+        messages.append(str(failure.value))
         with pytest.raises(TargetUnavailableError):
             list(upkeep.missing_rights(stranger.described, "towpath"))
         stranger.close()
@@ -703,39 +703,39 @@ def test_a_strange_authority_and_a_session_without_tls_are_refused(
     version = known.sql("show server_version_num")
     known.close()
 
-    assert "SSL error" in said[0]
-    assert "no encryption" in said[1]
-    assert [1, 1] == [len(each.splitlines()) for each in said]
+    assert "SSL error" in messages[0]
+    assert "no encryption" in messages[1]
+    assert [1, 1] == [len(each.splitlines()) for each in messages]
     assert (["1"], "15") == ([*rows], version[0][0][:2])
 
 
-def test_the_documented_rights_are_enough_and_their_lack_is_listed(models, unique):
+def test_the_documented_rights_suffice_and_missing_ones_are_listed(models, unique):
     """
-    A role of its own, first without rights, then with those of docs/rights.md.
+    A role is used first without rights, then with those in docs/rights.md.
     """
     models.sql(
         f"create role {unique} login; revoke temporary on database "
         f"{psycopg.conninfo.conninfo_to_dict(models.dsn)['dbname']} from public"
     )
     dsn = psycopg.conninfo.make_conninfo(models.dsn, user=unique)
-    poor = Models(dsn)
-    before = list(upkeep.missing_rights(poor.described, "towpath"))
+    limited = Models(dsn)
+    before = list(upkeep.missing_rights(limited.described, "towpath"))
     models.sql("create schema models; create table models.orders (id text)")
-    between = list(upkeep.missing_rights(poor.described, "towpath"))
+    between = list(upkeep.missing_rights(limited.described, "towpath"))
     with pytest.raises(StatementDeniedError):
-        poor.sink()
+        limited.sink()
     name = psycopg.conninfo.conninfo_to_dict(models.dsn)["dbname"]
     models.sql(
         f"drop schema models cascade; create schema models authorization {unique};"
         f" grant temporary on database {name} to {unique}"
     )
-    after = list(upkeep.missing_rights(poor.described, "towpath"))
-    write(poor.sink(), change(row(1, 1), 1))
-    rows = poor.rows()
-    poor.close()
+    after = list(upkeep.missing_rights(limited.described, "towpath"))
+    write(limited.sink(), change(row(1, 1), 1))
+    rows = limited.rows()
+    limited.close()
     models.sql(f"drop owned by {unique} cascade; drop role {unique}")
 
     assert (["copy rows", "create the schema"], 3, [], ["1"]) == (
-        [words for words in ("copy rows", "create the schema") if words in str(before)],
+        [right for right in ("copy rows", "create the schema") if right in str(before)],
         *(len(between), after, list(rows)),
     )

@@ -1,4 +1,4 @@
-"""A machine with only ``towpath.toml`` knows how far the sinks of a driver are."""
+"""A machine with only ``towpath.toml`` can read the progress of a driver's sinks."""
 
 import json
 
@@ -13,10 +13,10 @@ FLUSHED = "select pg_current_wal_flush_lsn()::text"
 
 
 class Elsewhere:
-    """Another machine: it has the configuration, and a state folder without files."""
+    """Another machine, which has the configuration and no state files."""
 
-    def __init__(self, place, folder, capsys):
-        self._place = place
+    def __init__(self, rig, folder, capsys):
+        self._place = rig
         self._folder = folder
         self._capsys = capsys
         self.refresh()
@@ -31,25 +31,25 @@ class Elsewhere:
         self._folder.mkdir(exist_ok=True)
         self.config.write_text(self._place.config.read_text())
 
-    def run(self, *words):
-        """Run a command; return its exit code and what it prints."""
+    def run(self, *arguments):
+        """Run a command; return its exit code and its output."""
         self._capsys.readouterr()
-        code = app.run([*words, "--config", str(self.config)])
+        code = app.run([*arguments, "--config", str(self.config)])
         return code, self._capsys.readouterr().out
 
     def wait(self, lsn, sink="plain", timeout_s=120):
         """Wait for an LSN; return the exit code and the document."""
-        words = ("wait", "--lsn", lsn, "--sink", sink, "--timeout", str(timeout_s))
-        code, printed = self.run(*words, "--json")
+        command = ("wait", "--lsn", lsn, "--sink", sink, "--timeout", str(timeout_s))
+        code, printed = self.run(*command, "--json")
         return code, json.loads(printed[printed.index("{") :])
 
     def files(self):
-        """List what commands have left."""
+        """List the files that commands have left."""
         return sorted(path.name for path in self._folder.iterdir())
 
 
 @pytest.fixture
-def place(stack, database, unique, tmp_path):
+def rig(stack, database, unique, tmp_path):
     """Provide a source with a relay and one sink, whose driver does not run yet."""
     stack.up("kafka", "redis")
     made = SinkPlace(stack, database, unique, tmp_path)
@@ -59,43 +59,43 @@ def place(stack, database, unique, tmp_path):
 
 
 @pytest.fixture
-def elsewhere(place, tmp_path, capsys):
+def elsewhere(rig, tmp_path, capsys):
     """Provide another machine."""
-    return Elsewhere(place, tmp_path / "elsewhere", capsys)
+    return Elsewhere(rig, tmp_path / "elsewhere", capsys)
 
 
-def change(place, note):
-    """Change a row; return an LSN behind the commit, which the relay has confirmed."""
-    place.execute("update shop.lines set note = %s where order_id = 1", note)
-    lsn = place.one(FLUSHED)
-    place.confirm()
+def change(rig, note):
+    """Change a row; return an LSN after the commit, which the relay has confirmed."""
+    rig.execute("update shop.lines set note = %s where order_id = 1", note)
+    lsn = rig.one(FLUSHED)
+    rig.confirm()
     return lsn
 
 
-def test_commands_need_only_the_configuration(place, elsewhere):
+def test_commands_need_only_the_configuration(rig, elsewhere):
     """
-    A driver runs, is killed, runs again, drops the sink and stops.
+    The driver runs, is killed, runs again, drops the sink, and stops.
     """
-    never = elsewhere.wait(change(place, "a"), timeout_s=0.5)
-    process = place.start_driver()
+    never = elsewhere.wait(change(rig, "a"), timeout_s=0.5)
+    process = rig.start_driver()
     try:
-        first = elsewhere.wait(change(place, "b"))
-        filled = place.towpath("refill", "plain")
+        first = elsewhere.wait(change(rig, "b"))
+        filled = rig.towpath("refill", "plain")
         listed = elsewhere.run("sink", "list")
         verified = elsewhere.run("verify", "plain", "--json")
     finally:
         process.kill()
         process.wait(10)
-    killed = elsewhere.wait(change(place, "c"), timeout_s=1)
-    with place.driver():
-        again = elsewhere.wait(place.one(FLUSHED))
-        held = place.plain() == place.held("plain")
-        assert 0 == place.add("late")
-        assert 0 == place.towpath("drop", "plain", "--yes")
-        dropped = elsewhere.wait(change(place, "d"), timeout_s=1)
+    killed = elsewhere.wait(change(rig, "c"), timeout_s=1)
+    with rig.driver():
+        again = elsewhere.wait(rig.one(FLUSHED))
+        held = rig.plain() == rig.held("plain")
+        assert 0 == rig.add("late")
+        assert 0 == rig.towpath("drop", "plain", "--yes")
+        dropped = elsewhere.wait(change(rig, "d"), timeout_s=1)
         elsewhere.refresh()
-        added = elsewhere.wait(place.one(FLUSHED), "late")
-    ended = elsewhere.wait(place.one(FLUSHED), "late", timeout_s=1)
+        added = elsewhere.wait(rig.one(FLUSHED), "late")
+    ended = elsewhere.wait(rig.one(FLUSHED), "late", timeout_s=1)
 
     assert "no driver has published any progress" in never[1]["missing"]
     assert [1, 0, 1, 0, 1, 0, 1] == [

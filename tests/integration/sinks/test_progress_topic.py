@@ -1,4 +1,4 @@
-"""Progress that drivers publish, and that readers elsewhere read, in a real Kafka."""
+"""Drivers publish progress, and readers on other machines read it, in a real Kafka."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 
 def progress(rows):
-    """Return a progress."""
+    """Return the progress of a sink."""
     return Progress("cache", applied={"shop.orders": {"0": rows}}, rows=rows)
 
 
@@ -28,14 +28,14 @@ def progress(rows):
 def settings(stack, unique, tmp_path):
     """Provide the configuration of a driver."""
     stack.up("kafka")
-    place = Place(stack, unique, tmp_path)
-    place.write_config(place.sink("cache", "cache", "redis://unused"))
-    return place.settings
+    sink_place = Place(stack, unique, tmp_path)
+    sink_place.write_config(sink_place.sink("cache", "cache", "redis://unused"))
+    return sink_place.settings
 
 
 @pytest.fixture
 def reader(settings):
-    """Provide a reader on another machine: it has the broker and the prefix."""
+    """Provide a reader on another machine, which has the broker and the prefix."""
     made = ProgressReader(settings, CLOCK)
     yield made
     made.close()
@@ -43,14 +43,14 @@ def reader(settings):
 
 @pytest.fixture
 def topic(settings):
-    """Provide what drivers publish to."""
+    """Provide the topic to which drivers publish."""
     made = ProgressTopic(settings, CLOCK)
     yield made
     made.close()
 
 
 def begin(settings, topic, folder="here"):
-    """Begin a run of the sink, in a state folder of its own."""
+    """Begin a run of the sink, in its own state folder."""
     return SinkRun(settings.state_folder / folder, "cache", topic)
 
 
@@ -78,11 +78,9 @@ def test_a_reader_follows_the_runs_of_a_sink(settings, topic, reader):
     assert reader.read("cache") is None
 
 
-def test_a_second_driver_in_another_folder_does_not_speak_for_the_first(
-    settings, topic, reader
-):
+def test_a_second_driver_in_another_folder_replaces_the_first(settings, topic, reader):
     """
-    Late records of the earlier run count for no reader, new or old.
+    New and existing readers ignore late records of the earlier run.
     """
     first, second = begin(settings, topic), None
     first.publish(progress(100))
@@ -101,7 +99,7 @@ def test_a_second_driver_in_another_folder_does_not_speak_for_the_first(
 
 def test_a_reader_finds_the_last_verification_of_a_sink(settings, topic, reader):
     """
-    It is there until the sink is dropped; before any driver there is no topic for it.
+    The verification remains until the sink is dropped; no driver need have run.
     """
     found = PublishedVerification("cache", "2026-01-02T03:04:05+00:00", 1, 9)
     topic.publish_verification(found)
@@ -112,20 +110,20 @@ def test_a_reader_finds_the_last_verification_of_a_sink(settings, topic, reader)
         assert 1 == rows(reader)
         seen.append(reader.verification("cache"))
     late = ProgressReader(settings, CLOCK)
-    heard = late.read("cache")
+    found_late = late.read("cache")
     seen.append(late.verification("cache"))
     late.close()
     topic.drop("cache")
     reader.read("cache")
 
     assert [None, None, found, replace(found, differences=0)] == seen[:4]
-    assert (1, seen[3]) == (heard.record.progress.rows, seen[4])
+    assert (1, seen[3]) == (found_late.record.progress.rows, seen[4])
     assert reader.verification("cache") is None
 
 
 def test_the_topic_is_compacted_within_minutes(stack, topic):
     """
-    A reader begins with its first record, so it must stay short.
+    A reader begins with its first record, so the topic must stay short.
     """
     topic.read("cache")
     resource = ConfigResource(ResourceType.TOPIC, topic.name)
@@ -137,9 +135,9 @@ def test_the_topic_is_compacted_within_minutes(stack, topic):
     )
 
 
-def test_a_record_of_another_version_is_named(stack, settings, topic, reader):
+def test_a_record_of_a_newer_version_is_reported(stack, settings, topic, reader):
     """
-    Only for its own sink; the next record of this version is read again.
+    Only readers of its sink fail; they continue with the next record of this version.
     """
     run = begin(settings, topic)
     producer = Producer({"bootstrap.servers": stack.kafka})
@@ -154,13 +152,15 @@ def test_a_record_of_another_version_is_named(stack, settings, topic, reader):
     assert 3 == rows(reader)
 
 
-def test_an_unreachable_broker_is_no_silence_of_the_driver(settings, monkeypatch):
+def test_an_unreachable_broker_is_not_taken_for_a_silent_driver(settings, monkeypatch):
     """
-    The reader fails by name, and a driver counts what it could not publish.
+    The reader raises an error of its own for the broker.
     """
     monkeypatch.setattr(progress_topic, "REQUEST_TIMEOUT_S", 0.5)
-    away = settings.model_copy(update={"kafka": Kafka(bootstrap_servers="127.0.0.1:1")})
-    reader = ProgressReader(away, CLOCK)
+    unreachable = settings.model_copy(
+        update={"kafka": Kafka(bootstrap_servers="127.0.0.1:1")}
+    )
+    reader = ProgressReader(unreachable, CLOCK)
 
     with pytest.raises(BrokerUnavailableError):
         reader.read("cache")
@@ -174,8 +174,10 @@ def test_a_record_that_is_not_published_is_counted(settings, monkeypatch):
     monkeypatch.setattr(
         client, "Producer", lambda own: Producer({**own, "message.timeout.ms": 1})
     )
-    away = settings.model_copy(update={"kafka": Kafka(bootstrap_servers="127.0.0.1:1")})
-    topic = ProgressTopic(away, CLOCK)
+    unreachable = settings.model_copy(
+        update={"kafka": Kafka(bootstrap_servers="127.0.0.1:1")}
+    )
+    topic = ProgressTopic(unreachable, CLOCK)
     topic.send("cache", b"{}")
     topic.flush(10)
 

@@ -1,4 +1,6 @@
-"""A real query that died, or whose topic or checkpoint is not as it left them."""
+"""
+A real query recovers from its death, and from a lost checkpoint or a changed topic.
+"""
 
 import shutil
 import threading
@@ -30,8 +32,8 @@ from towpath.sinks.targets.memory import MemorySink
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
 
 
-class Dying(MemorySink):
-    """Dies once at a flush, before or after it; it outlives the query."""
+class DyingSink(MemorySink):
+    """Fails once, before or after a flush; the sink outlives the query."""
 
     def __init__(self):
         super().__init__()
@@ -39,7 +41,7 @@ class Dying(MemorySink):
         self.between = lambda: None
 
     def flush(self):
-        """Flush, and die."""
+        """Flush, and fail."""
         dies, self.dies = self.dies, None
         if dies == "before":
             self.between()
@@ -60,7 +62,11 @@ class Place:
         self.admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
         self.admin.create_topics([NewTopic(self.topic, 2, 1)])[self.topic].result()
         self.cluster = Topics(Kafka(bootstrap_servers=servers))
-        self.sink, self.letters, self.repairs = Dying(), Letters(), RecordedRepairs()
+        self.sink, self.letters, self.repairs = (
+            DyingSink(),
+            Letters(),
+            RecordedRepairs(),
+        )
         settings = SinkSettings.model_validate(
             {
                 "name": "cache",
@@ -83,11 +89,13 @@ class Place:
             self.number += 1
             chosen = self.number % 2 if partition is None else partition
             made.append(str(self.number))
-            self.tell(made[-1], "c", partition=chosen)
+            self.produce(made[-1], "c", partition=chosen)
         return made
 
-    def tell(self, key, operation, *, topic=None, number=None, partition=0):
-        """Produce one change of an order; one that is read stands below its number."""
+    def produce(self, key, operation, *, topic=None, number=None, partition=0):
+        """
+        Produce one change of an order; a read one has a position below its number.
+        """
         if number is None and operation == "d":
             self.number += 1
         row = None if operation == "d" else {"order_id": int(key)}
@@ -98,38 +106,38 @@ class Place:
         self._produce(topic, key, orjson.dumps(value), headers, partition)
 
     def sweep(self, topic, partition, number):
-        """End a snapshot: below the number there is nothing any more."""
+        """End a snapshot: no older row remains below the number."""
         headers = {"sweep": f"{number * 8:016x}.-"}
         self._produce(topic, None, b"{}", headers, partition)
 
-    def remake(self):
-        """Delete the topic and make it again."""
+    def recreate(self):
+        """Delete and recreate the topic."""
         self.admin.delete_topics([self.topic])[self.topic].result()
-        until(lambda: self.topic not in self.cluster.names(), "the topic is gone")
+        until(lambda: self.topic not in self.cluster.names(), "the topic is deleted")
         self.admin.create_topics([NewTopic(self.topic, 2, 1)])[self.topic].result()
-        self.forget()
+        self.reset_producer()
 
     def grow(self, count):
-        """Give the topic so many partitions."""
+        """Increase the topic's number of partitions."""
         wanted = NewPartitions(self.topic, count)
         self.admin.create_partitions([wanted])[self.topic].result()
-        until(lambda: len(self.ends()[self.topic]) == count, "the partitions are there")
-        self.forget()
+        until(lambda: len(self.ends()[self.topic]) == count, "the partitions exist")
+        self.reset_producer()
 
-    def forget(self):
-        """Know nothing any more of the topic as it was."""
+    def reset_producer(self):
+        """Make a new producer, without metadata of the earlier topic."""
         self._producer = Producer(self._servers)
 
     def _produce(self, topic, key, value, headers, partition):
-        place = key and orjson.dumps({"order_id": int(key)})
+        key_bytes = key and orjson.dumps({"order_id": int(key)})
         self._producer.produce(
-            topic or self.topic, value, place, partition=partition, headers=headers
+            topic or self.topic, value, key_bytes, partition=partition, headers=headers
         )
         self._producer.flush()
 
     @contextmanager
     def running(self):
-        """Run the query; it must have applied all there is, and then stop in time."""
+        """Run the query; it must have applied all records, and then stop in time."""
         stop = threading.Event()
         clock = SystemClock()
         report = Report(self.plan.state_folder, "cache", clock)
@@ -157,23 +165,25 @@ class Place:
         assert has_ended
 
     def ends(self):
-        """Return the ends of the topic."""
+        """Return the end offsets of the topic."""
         return self.cluster.end_offsets([self.topic])
 
     def run(self):
-        """Run the query until it has applied all there is."""
+        """
+        Run the query until it has applied all records; return the keys of the sink.
+        """
         with self.running():
             pass
         return sorted(self.sink.rows["orders"], key=int)
 
     @property
     def progress_path(self):
-        """Return the file of the sink's progress."""
+        """Return the path of the sink's progress."""
         return progress_path(self.plan.state_folder, "cache")
 
     @property
     def outcomes(self):
-        """Return what was found wrong, in the order it was."""
+        """Return the outcomes of all recoveries, in order."""
         path = self.plan.checkpoint.parent / RECOVERIES_FILE
         lines = path.read_bytes().splitlines() if path.exists() else []
         return [orjson.loads(line)["outcome"] for line in lines]
@@ -190,7 +200,7 @@ def place(lake, stack, unique, tmp_path):
 
 
 def test_a_query_that_died_around_a_batch_writes_it_again(place):
-    """Before its flush, after it, and after it but for the engine's own note."""
+    """It dies before a flush, after one, and after one without Spark's own commit."""
     for dies in ("before", "after"):
         place.sink.dies = dies
         place.put(10)
@@ -219,7 +229,7 @@ def test_unread_records_deleted_by_retention_are_refetched(place):
     kept = place.put(3, partition=0)
     rows = place.run()
 
-    # What was read before is not read again: 20, and then 4 and 3.
+    # Records are not read twice: 20, and then 4 and 3.
     assert ((set(), True), ["retention_passed"], ["orders"], 27) == (
         (set(lost) & set(rows), set(kept) <= set(rows)),
         place.outcomes,
@@ -229,7 +239,9 @@ def test_unread_records_deleted_by_retention_are_refetched(place):
 
 
 def test_partitions_that_are_added_are_read(place):
-    """From their first record on; keys have moved, so their rows are asked for."""
+    """
+    They are read from the start; keys have changed partitions, so rows are requested.
+    """
     place.grow(4)
     added = place.put(5, partition=3)
 
@@ -241,13 +253,13 @@ def test_partitions_that_are_added_are_read(place):
     )
 
 
-def test_partitions_that_are_added_to_a_running_query_are_noticed(place, monkeypatch):
-    """Once, though the query starts again, which reads nothing twice."""
+def test_partitions_that_are_added_to_a_running_query_are_detected(place, monkeypatch):
+    """They are reported once; the query restarts, and reads nothing twice."""
     monkeypatch.setattr(recovery, "LOOK_EVERY_S", 0.1)
     with place.running():
         place.grow(3)
         added = set(place.put(5, partition=2))
-        until(lambda: place.outcomes, "the partition is noticed")
+        until(lambda: place.outcomes, "the partition is detected")
         rows = place.sink.rows["orders"]
         until(lambda: added <= rows.keys(), "the new records are applied")
     place.run()
@@ -260,7 +272,7 @@ def test_partitions_that_are_added_to_a_running_query_are_noticed(place, monkeyp
 
 
 def test_a_lost_checkpoint_changes_nothing_in_the_sink(place):
-    """All that is retained is read again, and the guard absorbs it."""
+    """All retained records are read again, and the guard rejects them."""
     drop_checkpoint(place.plan.checkpoint)
     before = dict(place.sink.rows["orders"])
     place.run()
@@ -274,9 +286,9 @@ def test_a_lost_checkpoint_changes_nothing_in_the_sink(place):
 
 def test_a_recreated_topic_is_read_from_its_start(place):
     """
-    It has fewer records than were read of it.
+    The new topic has fewer records than were read from the old one.
     """
-    place.remake()
+    place.recreate()
     added = set(place.put(4))
     with place.running():
         rows = place.sink.rows["orders"]
@@ -290,9 +302,9 @@ def test_a_recreated_topic_is_read_from_its_start(place):
 
 def test_a_recreated_topic_that_has_grown_is_read_from_its_start(place):
     """
-    Its offsets do not show it, its id does.
+    The topic's id reveals it, although its offsets do not.
     """
-    place.remake()
+    place.recreate()
     added = set(place.put(60))
 
     assert (added, ["topic_recreated"], ["orders"]) == (
@@ -302,13 +314,13 @@ def test_a_recreated_topic_that_has_grown_is_read_from_its_start(place):
     )
 
 
-def test_a_topic_recreated_while_it_is_read_is_noticed(place, monkeypatch):
+def test_a_topic_recreated_while_it_is_read_is_detected(place, monkeypatch):
     """
-    The engine or the id check may be first: no record is left out.
+    Whether Spark or the id check is first, no record is left out.
     """
     monkeypatch.setattr(recovery, "LOOK_EVERY_S", 0.1)
     with place.running():
-        place.remake()
+        place.recreate()
         added = set(place.put(60))
         rows = place.sink.rows["orders"]
         until(lambda: added <= rows.keys(), "all of the new records are applied")
@@ -316,16 +328,16 @@ def test_a_topic_recreated_while_it_is_read_is_noticed(place, monkeypatch):
     assert "orders" in [route for route, _ in place.repairs.routes]
 
 
-def test_a_topic_recreated_while_a_query_starts_is_noticed(place, monkeypatch):
+def test_a_topic_recreated_while_a_query_starts_is_detected(place, monkeypatch):
     """
-    It is gone when its id is requested, and has grown when its offsets are.
+    The topic is gone when its id is requested, and is back when its offsets are.
     """
     monkeypatch.setattr(recovery, "LOOK_EVERY_S", 0.1)
     added = set()
 
     def ids_between(_):
         monkeypatch.delattr(place.cluster, "topic_ids")
-        place.remake()
+        place.recreate()
         added.update(place.put(60))
         return {}
 
@@ -340,14 +352,15 @@ def test_a_topic_recreated_while_a_query_starts_is_noticed(place, monkeypatch):
     )
 
 
-def test_a_row_that_was_deleted_in_a_gap_goes(place):
+def test_a_row_that_was_deleted_in_a_gap_is_removed(place):
     """
-    Retention took the delete; the snapshot that was asked for ends with a sweep.
+    Retention has removed the delete; the requested snapshot ends with a sweep.
 
-    What it read stays, also what came only by it; what is newer than it stays too.
+    Rows that the snapshot read are kept, even those that only it delivered; so are
+    newer rows.
     """
     lost = place.put(4, partition=0)
-    place.tell("1", "d")
+    place.produce("1", "d")
     end = place.ends()[place.topic]["0"]
     cut = TopicPartition(place.topic, 0, end)
     place.admin.delete_records([cut])[cut].result()
@@ -359,7 +372,7 @@ def test_a_row_that_was_deleted_in_a_gap_goes(place):
     floor = place.number
     read = [*(str(n) for n in range(2, 21)), *lost]
     for key in read:
-        place.tell(key, "r", topic=fill, number=floor)
+        place.produce(key, "r", topic=fill, number=floor)
     newer = place.put(1)
     for partition in (0, 1):
         place.sweep(fill, partition, floor)
@@ -372,10 +385,12 @@ def test_a_row_that_was_deleted_in_a_gap_goes(place):
     )
 
 
-def test_a_new_sink_that_dies_before_its_first_batch_begins_where_it_was_declared(
+def test_a_new_sink_that_dies_before_its_first_batch_keeps_its_declared_start(
     place,
 ):
-    """Not at what are the ends by then; what is below its start a snapshot brings."""
+    """
+    It does not start at the later ends; a snapshot brings the rows below its start.
+    """
     shutil.rmtree(place.plan.checkpoint.parent)
     place.sink.rows.clear()
     replace_file(place.plan.starting_offsets_file, orjson.dumps(place.ends()))

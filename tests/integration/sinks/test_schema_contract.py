@@ -97,17 +97,17 @@ class Contract:
         self.schema = folder / "schema.sql"
         self.schema.write_text(SCHEMA, encoding="utf-8")
 
-    def run(self, *words: object) -> tuple[int, str, str]:
-        """Run the command; return its code and what it printed."""
+    def run(self, *arguments: object) -> tuple[int, str, str]:
+        """Run the command; return its exit code and its output."""
         options = ("--dsn", self.dsn, "--config", self.config)
-        code = run(["schema", "contract", *map(str, (*words, *options))])
+        code = run(["schema", "contract", *map(str, (*arguments, *options))])
         return code, *self._capsys.readouterr()
 
-    def judge(self, migration: str, *words: object) -> tuple[int, list[dict]]:
-        """Judge a migration of the shop; return the code and the findings."""
+    def judge(self, migration: str, *options: object) -> tuple[int, list[dict]]:
+        """Judge a migration of the shop; return the exit code and the findings."""
         file = self.folder / "migration.sql"
         file.write_text(migration, encoding="utf-8")
-        code, out, err = self.run(file, "--schema", self.schema, "--json", *words)
+        code, out, err = self.run(file, "--schema", self.schema, "--json", *options)
         assert not err, err
         document = json.loads(out)
         assert document["refused"] is bool(code)
@@ -134,12 +134,12 @@ alter table shop.orders drop constraint orders_pkey, add primary key (id, total)
 
 
 def short(findings: list[dict]) -> set[tuple[str, str, str]]:
-    """Return level, place and change of each finding."""
+    """Return the level, the place and the change of each finding."""
     return {(one["level"], one["place"], one["change"]) for one in findings}
 
 
 def levels(findings: list[dict]) -> dict[str, str]:
-    """Return the level of each sink's finding, by the sink."""
+    """Return the level of each sink's finding, by sink."""
     return {
         one["place"].split()[1].rstrip(","): one["level"]
         for one in findings
@@ -161,7 +161,7 @@ def test_an_added_nullable_column_is_fine(contract):
 
 def test_an_added_column_with_a_default_has_its_rows_read_again(contract):
     """
-    It is accepted, and each sink says what it does.
+    It is accepted, and each sink's finding describes the steps.
     """
     statement = "alter table shop.orders add column gift boolean not null default false"
     code, found = contract.judge(statement)
@@ -256,7 +256,7 @@ def test_a_change_that_breaks_readers_or_writers_is_refused(
     contract, migration, place, change
 ):
     """
-    Each refusal has a sentence and the way in steps.
+    Each refusal has a sentence and numbered steps.
     """
     code, found = contract.judge(migration)
     refused = [
@@ -299,9 +299,9 @@ def test_a_change_that_breaks_readers_or_writers_is_refused(
         ("create index concurrently on shop.orders (total)", None),
     ],
 )
-def test_a_change_that_readers_survive_is_taken(contract, migration, change):
+def test_a_change_that_readers_survive_is_accepted(contract, migration, change):
     """
-    Wider types, proven constraints, and all that is not published.
+    Wider types, proven constraints and unpublished columns or tables are accepted.
     """
     code, found = contract.judge(migration)
 
@@ -346,9 +346,9 @@ def test_a_change_that_readers_survive_is_taken(contract, migration, change):
         ("note", "text", {"cache": "notice", "lake": "fine", "models": "fine"}),
     ],
 )
-def test_each_sink_judges_a_type_by_its_own_columns(contract, column, type_, expected):
+def test_each_sink_judges_a_type_by_its_own_column(contract, column, type_, expected):
     """
-    The index by its field, the warehouse by Iceberg's promotions, Postgres by its type.
+    Search judges by field, the warehouse by Iceberg's promotions, Postgres by type.
     """
     statement = f"alter table shop.orders alter column {column} type {type_}"
     _, found = contract.judge(statement)
@@ -356,9 +356,9 @@ def test_each_sink_judges_a_type_by_its_own_columns(contract, column, type_, exp
     assert expected == levels(found)
 
 
-def test_a_sink_judges_a_column_by_what_its_route_makes_of_it(contract):
+def test_a_sink_judges_a_column_as_its_route_transforms_it(contract):
     """
-    A cast of the route keeps the type in the sink; a computed column has it, too.
+    A cast in the route keeps the sink's type; so does a computed column.
     """
     text = contract.config.read_text(encoding="utf-8")
     transforms = """
@@ -392,7 +392,7 @@ to = "summary"
 )
 def test_labels_within_another_type_are_compared(contract, type_):
     """
-    They are values of the column, too.
+    Labels of an enum inside an array, a domain or a composite are values of the column.
     """
     made = (
         "create domain shop.one_state as shop.state;"
@@ -410,9 +410,9 @@ def test_labels_within_another_type_are_compared(contract, type_):
     assert ("refused", place, "labels renamed") in short(renamed)
 
 
-def test_an_array_of_the_same_enum_is_another_type(contract):
+def test_an_array_of_the_same_enum_is_a_different_type(contract):
     """
-    Its values are lists.
+    The values of an array are lists.
     """
     code, found = contract.judge(
         "alter table shop.orders alter column state type shop.state[]"
@@ -422,9 +422,9 @@ def test_an_array_of_the_same_enum_is_another_type(contract):
     assert (1, True) == (code, ("refused", TOPIC, "type changed") in short(found))
 
 
-def test_the_oldest_unique_index_is_the_key_of_a_table_without_another(contract):
+def test_the_oldest_unique_index_is_the_key_of_a_table_without_a_primary_key(contract):
     """
-    Its name does not count, as in the relay.
+    As in the relay, the name of an index does not count.
     """
     made = (
         "create table shop.ours (a int not null, b int not null);"
@@ -440,9 +440,9 @@ def test_the_oldest_unique_index_is_the_key_of_a_table_without_another(contract)
     assert ("refused", "shop.shop.ours", "key changed") in short(changed)
 
 
-def test_a_route_that_no_longer_fits_is_refused(contract):
+def test_a_change_that_breaks_a_route_is_refused(contract):
     """
-    A route names the column: the sink would halt at its next start.
+    The route names the column, so the sink would halt at its next start.
     """
     code, found = contract.judge("alter table shop.orders rename column note to remark")
     broken = {
@@ -460,7 +460,7 @@ def test_a_route_that_no_longer_fits_is_refused(contract):
 
 def test_a_name_that_the_warehouse_reserves_is_refused(contract):
     """
-    The column is no trouble to other sinks.
+    The column is fine for other sinks.
     """
     code, found = contract.judge("alter table shop.orders add column _pos bigint")
 
@@ -472,16 +472,16 @@ def test_a_name_that_the_warehouse_reserves_is_refused(contract):
 
 def test_a_refusal_may_be_accepted_by_its_name(contract):
     """
-    The last step of three; a name without a refusal is a mistake.
+    This is the last of three steps; an accepted name without a refusal is a mistake.
     """
     migration = "alter table shop.orders drop column count"
     code, found = contract.judge(migration, "--accept", "shop.orders.count")
 
-    assert 1 == code  # The route of the models still names the column.
+    assert 1 == code  # The route of the sink models still names it.
     assert ("accepted", TOPIC, "column dropped") in short(found)
 
-    words = ("--accept", "shop.orders.count", "--accept", "shop.orders")
-    code, found = contract.judge(migration, *words)
+    options = ("--accept", "shop.orders.count", "--accept", "shop.orders")
+    code, found = contract.judge(migration, *options)
     assert 0 == code
     assert "refused" not in {one["level"] for one in found}
 
@@ -494,7 +494,7 @@ def test_a_refusal_may_be_accepted_by_its_name(contract):
 
 def test_the_findings_are_printed_with_their_steps(contract):
     """
-    For people: level, place, sentence, numbered steps, and a count.
+    People get the level, the place, the sentence, numbered steps, and the counts.
     """
     file = contract.folder / "migration.sql"
     file.write_text("alter table shop.orders drop column total", encoding="utf-8")
@@ -514,9 +514,9 @@ def test_the_findings_are_printed_with_their_steps(contract):
         (b"-- caf\xe9", "migration.sql is not UTF-8: unexpected end of data at byte 6"),
     ],
 )
-def test_a_migration_that_fails_is_a_mistake_of_its_own(contract, migration, message):
+def test_a_migration_that_fails_is_reported(contract, migration, message):
     """
-    The error names the file and the server's reason, and the scratch database is gone.
+    The error has the file and the server's reason; the scratch database is dropped.
     """
     file = contract.folder / "migration.sql"
     if migration is not None:
@@ -532,9 +532,9 @@ def test_a_migration_that_fails_is_a_mistake_of_its_own(contract, migration, mes
     assert [] == left
 
 
-def test_a_dump_of_a_schema_is_taken_as_it_is(contract):
+def test_the_dump_of_a_schema_needs_no_changes(contract):
     """
-    pg_dump writes commands of psql, and empties the search path of its session.
+    pg_dump writes psql commands, and empties the search path of its session.
     """
     text = contract.schema.read_text(encoding="utf-8")
     contract.schema.write_text(
@@ -547,7 +547,7 @@ def test_a_dump_of_a_schema_is_taken_as_it_is(contract):
     assert 0 == code
 
 
-def test_a_server_that_is_away_is_an_error_of_its_own(contract):
+def test_an_unreachable_server_has_its_own_error(contract):
     """
     A CI step neither passes nor blames the migration.
     """
@@ -591,11 +591,11 @@ def alembic(contract) -> tuple[str, ...]:
         "0002": "alter table shop.orders add column gift boolean",
         "0003": "alter table shop.orders rename column gift to present",
     }
-    former = None
+    previous = None
     for name, statement in statements.items():
-        text = REVISION.format(name, former, statement)
+        text = REVISION.format(name, previous, statement)
         (folder / "versions" / f"v{name}.py").write_text(text, encoding="utf-8")
-        former = name
+        previous = name
     return (
         *("--alembic-config", str(ini), "--url-variable", "SHOP_URL"),
         *("--python", sys.executable, "--json"),
@@ -611,9 +611,9 @@ def alembic(contract) -> tuple[str, ...]:
         ("base:0001", 0, {"table added"}),
     ],
 )
-def test_revisions_of_alembic_are_judged(contract, alembic, revisions, code, changes):
+def test_alembic_revisions_are_judged(contract, alembic, revisions, code, changes):
     """
-    The revisions before the range make the schema; those of it are one migration.
+    Revisions before the range make the schema; those in it count as one migration.
     """
     found, out, err = contract.run("--alembic", revisions, *alembic)
 
@@ -621,9 +621,9 @@ def test_revisions_of_alembic_are_judged(contract, alembic, revisions, code, cha
     assert changes == {one["change"] for one in json.loads(out)["findings"]}
 
 
-def test_a_range_that_is_unknown_is_named(contract, alembic):
+def test_an_unknown_range_is_reported(contract, alembic):
     """
-    Alembic's own reason is in the message.
+    The message contains Alembic's own reason.
     """
     code, _, err = contract.run("--alembic", "0001:0009", *alembic)
 
@@ -631,13 +631,13 @@ def test_a_range_that_is_unknown_is_named(contract, alembic):
 
 
 @pytest.mark.parametrize(
-    "words", [("--alembic", "0002"), ("a.sql", "--alembic", "1:2"), ()]
+    "arguments", [("--alembic", "0002"), ("a.sql", "--alembic", "1:2"), ()]
 )
-def test_a_migration_must_be_named_in_one_way(contract, words):
+def test_a_migration_is_either_files_or_revisions(contract, arguments):
     """
-    Files, or a range of revisions.
+    Files with a range, a single revision, and no migration at all are rejected.
     """
-    code, _, err = contract.run(*words)
+    code, _, err = contract.run(*arguments)
 
     assert (2, True) == (code, "START:END" in err), err
 
@@ -664,7 +664,7 @@ drop role {role};
 
 def test_statements_that_change_rows_of_a_captured_table_are_noticed(contract, unique):
     """
-    Once for each kind, by any role; neither those rolled back, nor other tables.
+    Each kind is noticed once, for any role, except in rollbacks and in other tables.
     """
     code, found = contract.judge(ON_ROWS.format(role=unique))
     _, truncated = contract.judge("truncate shop.orders, shop.private cascade")
@@ -679,9 +679,9 @@ def test_statements_that_change_rows_of_a_captured_table_are_noticed(contract, u
     assert [] == untouched
 
 
-def test_a_statement_on_a_partitions_own_name_is_one_on_its_table(contract):
+def test_a_statement_on_a_partition_counts_for_its_table(contract):
     """
-    The table is captured, and the rows come with its name.
+    The table is captured, and the rows of its partitions are published under its name.
     """
     schema = contract.schema.read_text(encoding="utf-8")
     parts = (
@@ -702,9 +702,9 @@ def test_a_statement_on_a_partitions_own_name_is_one_on_its_table(contract):
     } == short(found)
 
 
-def test_what_records_statements_is_no_table_of_the_application(contract):
+def test_the_table_that_records_statements_is_not_reported(contract):
     """
-    Even if every table is captured.
+    This holds even if every table is captured.
     """
     text = contract.config.read_text().replace("tables = [", "tables = ['.*\\..*', ")
     contract.config.write_text(text)

@@ -1,4 +1,6 @@
-"""The search index, beyond the contract: what only OpenSearch can do wrong."""
+"""
+The search index, beyond the contract: the behavior that only OpenSearch can get wrong.
+"""
 
 import uuid
 from contextlib import contextmanager
@@ -39,7 +41,7 @@ SHAPE = RelationShape(
 
 
 class Relations:
-    """One shape for every table."""
+    """Has one shape for every table."""
 
     def __init__(self, shape=SHAPE):
         self._shape = self._announced = shape
@@ -49,31 +51,31 @@ class Relations:
         return self._shape
 
     def refresh(self):
-        """Learn what was announced."""
+        """Learn the announced shape."""
         self._shape = self._announced
 
-    def became(self, shape):
-        """Announce another shape."""
+    def announce(self, shape):
+        """Announce a different shape."""
         self._announced = shape
 
 
 @pytest.fixture
 def client(stack):
     """Provide a plain client."""
-    lent = OpenSearch(hosts=[stack.opensearch_url])
-    yield lent
-    lent.close()
+    made = OpenSearch(hosts=[stack.opensearch_url])
+    yield made
+    made.close()
 
 
 @pytest.fixture
 def route():
-    """Name a route that no other test writes."""
+    """Return a route that no other test writes."""
     return Route(topic="towpath.shop.orders", name=f"orders-{uuid.uuid4().hex[:8]}")
 
 
 @pytest.fixture
 def sink(stack, route):
-    """Provide a sink, opened."""
+    """Provide an open sink."""
     made = SearchSink(stack.opensearch_url, (route,), Relations(), SystemClock())
     made.open()
     yield made
@@ -89,8 +91,8 @@ def change(route, row, *, key=7, log_lsn=8):
     )
 
 
-def test_a_search_does_not_find_what_is_deleted(sink, client, route):
-    """The alias hides tombstones, which the index behind it keeps."""
+def test_a_search_does_not_find_deleted_rows(sink, client, route):
+    """The alias hides tombstones, which its index keeps."""
     sink.apply(Batch(0, (change(route, {"id": 7}), change(route, None, key=8))))
     client.indices.refresh(index=route.name)
 
@@ -100,8 +102,8 @@ def test_a_search_does_not_find_what_is_deleted(sink, client, route):
     )
 
 
-def test_a_row_that_does_not_fit_is_refused_alone(sink, route):
-    """A rogue column and an impossible value are named; their neighbours arrive."""
+def test_only_rows_that_do_not_fit_are_refused(sink, route):
+    """An unknown column and an invalid value are reported; the other row arrives."""
     rows = {
         1: {"id": 1, "rogue": "x"},
         2: {"id": 2, "paid": "perhaps"},
@@ -122,7 +124,9 @@ def test_a_row_that_does_not_fit_is_refused_alone(sink, route):
 
 @pytest.mark.parametrize("at", [{"x": 1}, [{"x": 1}, None], '(1,"a b")', None])
 def test_a_composite_value_is_kept(stack, client, route, at):
-    """As it came: an object, a list of them, or the text of one of another make."""
+    """
+    An object, a list of objects, or a text that is not an object is stored as it is.
+    """
     columns = (Column("id", "bigint"), Column("at", "shop.place", is_object=True))
     relations = Relations(RelationShape("shop", "orders", columns, ("id",), ""))
     made = SearchSink(stack.opensearch_url, (route,), relations, SystemClock())
@@ -135,40 +139,42 @@ def test_a_composite_value_is_kept(stack, client, route, at):
     assert (1, (), at) == (checkpoint.applied, checkpoint.refused, kept["at"])
 
 
-class Asked:
-    """Notes whose rows are asked for."""
+class RequestRecorder:
+    """Records the routes whose rows are requested."""
 
     def __init__(self):
         self.routes = []
 
     def request_all(self, route, _why):
-        """Take a question."""
+        """Record the route."""
         self.routes.append(route)
         return True
 
 
 @pytest.fixture
 def watched(stack, route, tmp_path):
-    """Make sinks that notice what became of their index, and who notes questions."""
-    asked = Asked()
+    """
+    Provide a function that opens sinks that watch their index, and their requests.
+    """
+    requests = RequestRecorder()
 
     @contextmanager
     def opened():
-        watch = IndexWatch(tmp_path / "search.json", asked)
+        watch = IndexWatch(tmp_path / "search.json", requests)
         url = stack.opensearch_url
         made = SearchSink(url, (route,), Relations(), SystemClock(), watch=watch)
         made.open()
         yield made
         made.close()
 
-    return opened, asked
+    return opened, requests
 
 
-def test_a_dropped_index_is_recreated_and_its_rows_are_asked_for(
+def test_a_dropped_index_is_recreated_and_its_rows_are_requested(
     client, route, watched
 ):
-    """A write never makes an index by guessing, and an empty one is not left so."""
-    opened, asked = watched
+    """A write never creates an index implicitly, and an empty index is filled."""
+    opened, requests = watched
     with opened() as sink:
         sink.apply(Batch(0, (change(route, {"id": 7}),)))
         client.indices.delete(index=f"{route.name}-1")
@@ -177,22 +183,24 @@ def test_a_dropped_index_is_recreated_and_its_rows_are_asked_for(
 
     assert ("strict", [route.name]) == (
         mapping[f"{route.name}-1"]["mappings"]["dynamic"],
-        asked.routes,
+        requests.routes,
     )
 
 
-def test_an_index_that_went_while_the_sink_was_down_is_noticed(client, route, watched):
-    """One that was dropped, and one that the alias was put over: each is asked for."""
-    opened, asked = watched
+def test_an_index_lost_while_the_sink_was_down_is_detected(client, route, watched):
+    """
+    The index was dropped, or its alias now points at another index: rows are requested.
+    """
+    opened, requests = watched
     counts = []
     for _ in range(2):
         with opened() as sink:
             sink.apply(Batch(0, (change(route, {"id": 7}),)))
-    counts.append(len(asked.routes))
+    counts.append(len(requests.routes))
     client.indices.delete(index=f"{route.name}-1")
     with opened() as sink:
         sink.apply(Batch(0, (change(route, {"id": 7}),)))
-    counts.append(len(asked.routes))
+    counts.append(len(requests.routes))
     mapping = client.indices.get_mapping(index=f"{route.name}-1")
     copy, both = f"{route.name}-x", {"index": "*", "alias": route.name}
     client.indices.create(index=copy, body=mapping[f"{route.name}-1"])
@@ -202,14 +210,14 @@ def test_an_index_that_went_while_the_sink_was_down_is_noticed(client, route, wa
     for _ in range(2):
         with opened() as sink:
             sink.apply(Batch(0, (change(route, {"id": 7}),)))
-    counts.append(len(asked.routes))
+    counts.append(len(requests.routes))
 
     assert [0, 1, 2] == counts
 
 
-def test_a_closed_index_is_no_lost_one(client, route, watched):
-    """It is waited for, as it holds all that was written."""
-    opened, asked = watched
+def test_a_closed_index_is_not_a_lost_index(client, route, watched):
+    """The batch is retried, because the index still holds its documents."""
+    opened, requests = watched
     with opened() as sink:
         client.indices.close(index=f"{route.name}-1")
         with pytest.raises(IndexBlockedError):
@@ -217,29 +225,33 @@ def test_a_closed_index_is_no_lost_one(client, route, watched):
         client.indices.open(index=f"{route.name}-1")
         sink.apply(Batch(0, (change(route, {"id": 7}),)))
 
-        assert (1, []) == (sink.flush().applied, asked.routes)
+        assert (1, []) == (sink.flush().applied, requests.routes)
 
 
-def test_a_backlog_is_found_as_soon_as_live_changes_follow(stack, client, route):
-    """While it is worked off, the index is refreshed seldom."""
+def test_a_backlog_is_searchable_once_live_changes_follow(stack, client, route):
+    """The index is refreshed seldom while the backlog is written."""
     options = SearchOptions(call_documents=2, calls_in_flight=1, refresh_ms=200)
-    place = (stack.opensearch_url, (route,), Relations(), SystemClock())
-    sink = SearchSink(*place, options=options)
+    arguments = (stack.opensearch_url, (route,), Relations(), SystemClock())
+    sink = SearchSink(*arguments, options=options)
     sink.open()
     many = tuple(change(route, {"id": key}, key=key) for key in range(5))
     seen = []
     for changes in (many, (change(route, {"id": 9}, key=9),)):
         sink.apply(Batch(0, changes))
-        said = client.indices.get_settings(index=route.name)[f"{route.name}-1"]
-        seen.append(said["settings"]["index"]["refresh_interval"])
-    until(lambda: client.count(index=route.name)["count"] == 6, "found")
+        response = client.indices.get_settings(index=route.name)[f"{route.name}-1"]
+        seen.append(response["settings"]["index"]["refresh_interval"])
+    until(
+        lambda: client.count(index=route.name)["count"] == 6, "all documents are found"
+    )
     sink.close()
 
     assert ["10000ms", "200ms"] == seen
 
 
-def test_a_column_of_another_type_is_named_and_the_rest_goes_on(stack, sink, route):
-    """The index takes what it can, and new columns; only a rebuild does more."""
+def test_a_column_with_a_changed_type_is_reported_and_rows_are_applied(
+    stack, sink, route
+):
+    """The index takes valid values and new columns; a retyped field needs a rebuild."""
     assert sink.flush().applied == 0
     columns = (Column("id", "bigint"), Column("at", "text"), Column("note", "text"))
     other = Relations(RelationShape("shop", "orders", columns, ("id",), ""))
@@ -256,16 +268,16 @@ def test_a_column_of_another_type_is_named_and_the_rest_goes_on(stack, sink, rou
     ]
 
 
-def test_a_column_that_was_dropped_meanwhile_is_left_out(stack, client, route):
+def test_a_column_that_has_been_dropped_is_left_out(stack, client, route):
     """
-    A sink that lags meets rows with a column that came and went: none is refused.
+    A lagging sink reads rows with a column that was added and dropped: none is refused.
 
-    A column that is not announced yet is waited for once; then the index refuses it.
+    A sink waits once for a column that is not announced yet; then the index refuses it.
     """
     relations = Relations(SHAPE)
     sink = SearchSink(stack.opensearch_url, (route,), relations, SystemClock())
     sink.open()
-    relations.became(replace(SHAPE, position="0000000000000020.0000000000"))
+    relations.announce(replace(SHAPE, position="0000000000000020.0000000000"))
     rows = [{"id": 7, "gone": "x", "paid": True}, {"id": 8, "gone": "y"}]
     changes = [change(route, row, key=row["id"], log_lsn=16) for row in rows]
     partial = change(route, {"id": 8, "gone": "z"}, key=8, log_lsn=24)
@@ -274,7 +286,7 @@ def test_a_column_that_was_dropped_meanwhile_is_left_out(stack, client, route):
     early = Batch(2, (change(route, {"id": 9, "new": 1}, key=9, log_lsn=40),))
     with pytest.raises(ShapeUnknownError):
         sink.apply(early)
-    relations.became(
+    relations.announce(
         RelationShape(
             *("shop", "orders", (*SHAPE.columns, Column("new", "int"))),
             *(("id",), "0000000000000028.0000000000"),
@@ -293,7 +305,7 @@ def test_a_column_that_was_dropped_meanwhile_is_left_out(stack, client, route):
 
 
 def test_an_array_is_found_by_its_elements(stack, client, route):
-    """Numbers by their size, texts by their words, however deep they stand."""
+    """Numbers are compared, and texts are matched by word, in arrays of any depth."""
     columns = (Column("id", "bigint"), Column("n", "integer[]"), Column("t", "text[]"))
     relations = Relations(RelationShape("shop", "orders", columns, ("id",), ""))
     sink = SearchSink(stack.opensearch_url, (route,), relations, SystemClock())
@@ -314,16 +326,16 @@ def test_an_array_is_found_by_its_elements(stack, client, route):
     ]
 
 
-def test_an_index_that_no_sink_has_made_is_refused(stack, client, route):
-    """An alias over somebody else's index is not written."""
+def test_an_index_that_no_sink_has_created_is_refused(stack, client, route):
+    """A sink does not write to an alias of a foreign index."""
     client.indices.create(index=f"{route.name}-x", body={"aliases": {route.name: {}}})
 
     with pytest.raises(ForeignIndexError, match="no sink has created"):
         SearchSink(stack.opensearch_url, (route,), Relations(), SystemClock()).open()
 
 
-def test_a_blocked_index_sets_nothing_aside(sink, client, route):
-    """As on a full disk: the batch waits, and arrives when the block is off."""
+def test_a_blocked_index_makes_no_dead_letters(sink, client, route):
+    """As on a full disk, the batch waits, and arrives once the block is removed."""
     batch = Batch(0, (change(route, {"id": 7}),))
     block = {"index.blocks.read_only_allow_delete": True}
     client.indices.put_settings(index=route.name, body=block)
@@ -338,8 +350,10 @@ def test_a_blocked_index_sets_nothing_aside(sink, client, route):
     assert (1, ()) == (checkpoint.applied, checkpoint.refused)
 
 
-def test_tombstones_below_the_safe_position_go_in_portions(stack, client, route):
-    """Those above stay, live rows stay, and no batch takes away more than its share."""
+def test_tombstones_below_the_safe_position_are_removed_in_limited_numbers(
+    stack, client, route
+):
+    """Newer tombstones and live rows stay, and no batch removes more than the limit."""
     options = SearchOptions(purged_at_once=2)
     sink = SearchSink(
         *(stack.opensearch_url, (route,), Relations(), SystemClock()), options=options
@@ -360,15 +374,15 @@ def test_tombstones_below_the_safe_position_go_in_portions(stack, client, route)
 
 
 def test_a_table_without_a_key_is_refused(stack, route):
-    """A row that nothing identifies cannot be replaced, so the route is refused."""
+    """A row without a key cannot be replaced, so the route is refused."""
     keyless = Relations(RelationShape("shop", "orders", SHAPE.columns, (), ""))
 
     with pytest.raises(KeylessTableError, match=r"shop\.orders"):
         SearchSink(stack.opensearch_url, (route,), keyless, SystemClock()).open()
 
 
-def test_an_index_that_does_not_answer_is_unavailable(unused_port, route):
-    """A refused connection is reported as such, to be tried again."""
+def test_an_index_that_refuses_connections_is_unavailable(unused_port, route):
+    """A refused connection is reported as temporary, so the batch is retried."""
     url = f"http://127.0.0.1:{unused_port}"
 
     with pytest.raises(TargetUnavailableError, match="does not answer"):
@@ -377,7 +391,7 @@ def test_an_index_that_does_not_answer_is_unavailable(unused_port, route):
 
 @pytest.fixture
 def aggregate():
-    """Name a route of aggregates that no other test writes."""
+    """Return a route of aggregates that no other test writes."""
     return Route(
         topic="outbox.event.order",
         name=f"orders-{uuid.uuid4().hex[:8]}",
@@ -389,7 +403,7 @@ def aggregate():
 
 @pytest.fixture
 def documents(stack, aggregate):
-    """Provide a sink of aggregates, opened."""
+    """Provide an open sink of aggregates."""
     made = SearchSink(stack.opensearch_url, (aggregate,), Relations(), SystemClock())
     made.open()
     yield made
@@ -397,7 +411,7 @@ def documents(stack, aggregate):
 
 
 def state(route, order_id, text, *, log_lsn=8):
-    """Make a change of an aggregate out of its event's payload; ``None`` deletes it."""
+    """Make a change of an aggregate from its event's payload; ``None`` deletes it."""
     return Change(
         route.name,
         (str(order_id),),
@@ -412,13 +426,13 @@ def state(route, order_id, text, *, log_lsn=8):
 
 
 def lines_text(*lines):
-    """Write an order's payload; lines are product and quantity."""
+    """Write an order's payload; each line is a product and a quantity."""
     listed = [{"product_id": product, "quantity": n} for product, n in lines]
     return orjson.dumps({"order_id": 7, "lines": listed}, option=orjson.OPT_INDENT_2)
 
 
-def test_an_order_is_found_by_one_of_its_lines(documents, client, aggregate):
-    """Two of a, one of b: nobody finds it asking for one of a."""
+def test_an_order_is_found_by_any_of_its_lines(documents, client, aggregate):
+    """An order with two of a and one of b is not found by a search for one of a."""
     text = lines_text(("a", 2), ("b", 1))
     documents.apply(Batch(0, (state(aggregate, 7, text),)))
     checkpoint = documents.flush()
@@ -434,8 +448,8 @@ def test_an_order_is_found_by_one_of_its_lines(documents, client, aggregate):
     assert (1, 1, 0) == (found("a", 2), found("b", 1), found("a", 1))
 
 
-def test_a_document_is_kept_digit_by_digit(documents, stack, aggregate):
-    """Numbers that no double holds come back as they were sent, blanks and all."""
+def test_a_document_keeps_every_digit(documents, stack, aggregate):
+    """Numbers that no double can represent are read back exactly."""
     text = b' {"order_id": 9223372036854775807,\n"total":1.00000000000000000001 }\r\n'
     documents.apply(Batch(0, (state(aggregate, 7, text),)))
     reader = SearchReader(stack.opensearch_url)
@@ -451,8 +465,10 @@ def test_a_document_is_kept_digit_by_digit(documents, stack, aggregate):
     )
 
 
-def test_a_document_follows_the_guard_like_a_row(documents, client, aggregate):
-    """Older states lose, deletes are remembered, and nothing of them is found."""
+def test_a_document_is_guarded_like_a_row(documents, client, aggregate):
+    """
+    Older states are stale, deletes are remembered, and deleted documents are not found.
+    """
     new, old = lines_text(("a", 2)), lines_text(("a", 1))
     documents.apply(Batch(0, (state(aggregate, 7, new, log_lsn=16),)))
     documents.apply(Batch(1, (state(aggregate, 7, old, log_lsn=8),)))
@@ -467,8 +483,8 @@ def test_a_document_follows_the_guard_like_a_row(documents, client, aggregate):
     )
 
 
-def test_a_document_with_a_rogue_field_is_refused_alone(documents, aggregate):
-    """The index is strict inside the lines, too."""
+def test_only_a_document_with_an_unknown_field_is_refused(documents, aggregate):
+    """The index is strict even within the lines."""
     rogue = b'{"order_id": 8, "lines": [{"rogue": 1}]}'
     changes = (state(aggregate, 7, lines_text(("a", 1))), state(aggregate, 8, rogue))
     documents.apply(Batch(0, changes))

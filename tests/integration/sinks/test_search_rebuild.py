@@ -1,4 +1,4 @@
-"""A rebuilt index takes the place of the old one, and no search notices."""
+"""A rebuilt index replaces the old one without any effect on searches."""
 
 import uuid
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ AS_TEXT = (Column("id", "bigint"), Column("code", "text"), Column("note", "text"
 
 
 class Relations:
-    """The one table, whose columns a test may change."""
+    """Has one table, whose columns a test may change."""
 
     def __init__(self):
         self.columns = AS_NUMBER
@@ -33,12 +33,12 @@ class Relations:
         return RelationShape("shop", "orders", self.columns, ("id",), "")
 
     def refresh(self):
-        """Learn nothing: what was changed is known."""
+        """Do nothing, because a changed shape is already known."""
 
 
 @pytest.fixture
 def shop(stack):
-    """Provide a sink of one route, what rebuilds it, and a plain client."""
+    """Provide a sink of one route, its rebuild, and a plain client."""
     url, relations = stack.opensearch_url, Relations()
     route = Route(topic="towpath.shop.orders", name=f"orders-{uuid.uuid4().hex[:8]}")
     lent = SimpleNamespace(
@@ -67,13 +67,13 @@ def change(shop, key, log_lsn, row, *, unchanged=()):
 
 
 def apply(shop, *changes):
-    """Apply changes as one batch, and return what became of it."""
+    """Apply changes as one batch, and return the result."""
     shop.sink.apply(Batch(0, changes))
     return shop.sink.flush()
 
 
 def found(shop):
-    """Return what searches find: codes by id."""
+    """Return the codes that searches find, by id."""
     name = shop.route.name
     shop.client.indices.refresh(index=name)
     hits = shop.client.search(index=name, body={"size": 100})["hits"]["hits"]
@@ -81,18 +81,18 @@ def found(shop):
 
 
 def tombstones(shop):
-    """Return the keys that are remembered as deleted."""
+    """Return the keys whose deletes are remembered."""
     return {row.key for row in shop.reader.rows(shop.route.name) if row.is_deleted}
 
 
-def test_searches_find_everything_before_while_and_after(shop):
-    """The new index is invisible until it is whole; then the old one is gone."""
+def test_searches_find_all_rows_before_during_and_after_a_rebuild(shop):
+    """The new index is invisible until it is complete; then it replaces the old one."""
     apply(shop, *(change(shop, key, 1, {"code": key}) for key in (1, 2, 3)))
     begun = shop.rebuild.begin(shop.route, "s1")
     seen = [found(shop)]
     apply(shop, change(shop, 3, 5, {"code": 33}), change(shop, 4, 5, {"code": 4}))
     seen.append(found(shop))
-    # What the snapshot reads: all rows, as they were at its low watermark.
+    # The rows that the snapshot reads, as of its low watermark.
     apply(shop, *(change(shop, key, 4, {"code": key}) for key in (1, 2, 3)))
     done = shop.rebuild.swap(shop.route)
     seen.append(found(shop))
@@ -104,9 +104,9 @@ def test_searches_find_everything_before_while_and_after(shop):
     assert [done.new] == list(shop.client.indices.get_alias(name=shop.route.name))
 
 
-def test_a_changed_type_is_taken_by_a_rebuild(shop):
+def test_a_rebuild_accepts_a_changed_type(shop):
     """
-    A row that the old index refuses counts as written if the new one takes it.
+    A row that the old index refuses counts as written if the new one accepts it.
     """
     apply(shop, change(shop, 1, 1, {"code": 1}))
     shop.relations.columns = AS_TEXT
@@ -126,8 +126,10 @@ def test_a_changed_type_is_taken_by_a_rebuild(shop):
     )
 
 
-def test_deletes_are_taken_over(shop):
-    """A row deleted before the rebuild stays deleted when it is replayed after it."""
+def test_deletes_are_copied_to_the_new_index(shop):
+    """
+    A row that was deleted before the rebuild stays deleted if it is replayed later.
+    """
     apply(shop, change(shop, 1, 1, {"code": 1}), change(shop, 2, 1, {"code": 2}))
     apply(shop, change(shop, 2, 3, None))
     shop.rebuild.begin(shop.route, "s1")
@@ -138,7 +140,7 @@ def test_deletes_are_taken_over(shop):
     assert (1, {1: 1}, {"2"}) == (stale, found(shop), tombstones(shop))
 
 
-def test_a_partial_change_is_whole_in_the_new_index(shop):
+def test_a_partial_change_is_complete_in_the_new_index(shop):
     """Columns that the stream left out come from the old index."""
     apply(shop, change(shop, 1, 1, {"code": 1, "note": "long"}))
     shop.rebuild.begin(shop.route, "s1")
@@ -149,8 +151,8 @@ def test_a_partial_change_is_whole_in_the_new_index(shop):
     assert {"id": 1, "code": 11, "note": "long"} == row.fields
 
 
-def test_a_rebuild_that_was_cut_off_goes_on_with_its_snapshot(shop, stack):
-    """Neither the index nor the snapshot is begun twice, by any successor."""
+def test_an_interrupted_rebuild_continues_with_its_snapshot(shop, stack):
+    """A later attempt creates neither another index nor another snapshot."""
     apply(shop, change(shop, 1, 1, {"code": 1}))
     first = shop.rebuild.begin(shop.route, "s1")
     fields = RouteFields(shop.relations, {})
@@ -161,8 +163,8 @@ def test_a_rebuild_that_was_cut_off_goes_on_with_its_snapshot(shop, stack):
     assert ((first.new, "s1", False), (first.new, "s1", True)) == (first, second)
 
 
-def test_a_rebuild_that_is_given_up_leaves_everything_as_it_was(shop):
-    """The old index was never touched, and the sink goes on at once."""
+def test_an_aborted_rebuild_leaves_the_old_index_unchanged(shop):
+    """The old index keeps receiving changes, and the new one is deleted."""
     apply(shop, change(shop, 1, 1, {"code": 1}))
     begun = shop.rebuild.begin(shop.route, "s1")
     apply(shop, change(shop, 2, 2, {"code": 2}))
@@ -173,8 +175,8 @@ def test_a_rebuild_that_is_given_up_leaves_everything_as_it_was(shop):
     assert not shop.client.indices.exists(index=begun.new)
 
 
-def test_another_sink_process_writes_both_from_its_first_batch(shop, stack):
-    """A driver that starts in the middle of a rebuild finds it."""
+def test_a_new_sink_process_writes_both_indexes_from_its_first_batch(shop, stack):
+    """A driver that starts during a rebuild detects it."""
     apply(shop, change(shop, 1, 1, {"code": 1}))
     shop.rebuild.begin(shop.route, "s1")
     url = stack.opensearch_url
@@ -187,8 +189,8 @@ def test_another_sink_process_writes_both_from_its_first_batch(shop, stack):
     assert (2, 1, {2: 2}) == (done.before, done.after, found(shop))
 
 
-def test_the_old_index_stays_as_long_as_it_is_searched(shop):
-    """A search that began before the swap ends as it would have; then it goes."""
+def test_the_old_index_is_kept_while_it_is_searched(shop):
+    """A search that began before the swap completes; then the old index is deleted."""
     apply(shop, *(change(shop, key, 1, {"code": key}) for key in (1, 2, 3)))
     shop.client.indices.refresh(index=shop.route.name)
     page = shop.client.search(
@@ -200,27 +202,27 @@ def test_the_old_index_stays_as_long_as_it_is_searched(shop):
     found = [len(page["hits"]["hits"])]
     ending = {"scroll_id": page["_scroll_id"]}
 
-    class Ending(SystemClock):
-        """Ends the search when waited for; nothing is dropped before."""
+    class EndingClock(SystemClock):
+        """Ends the search at the first wait; until then the index must exist."""
 
         def wait(self, delay_s):
             if ending:
                 found.append(shop.client.indices.exists(index=done.old))
-                # Its last page, as no time is named to keep it for.
+                # This is its last page, because no scroll time is given.
                 more = shop.client.scroll(body=dict(ending))["hits"]["hits"]
                 found.append(len(more))
                 ending.clear()
             super().wait(delay_s)
 
-    shop.rebuild.retire(shop.route, Ending())
-    shop.rebuild.retire(shop.route, Ending())
+    shop.rebuild.retire(shop.route, EndingClock())
+    shop.rebuild.retire(shop.route, EndingClock())
 
     assert [1, True, 1] == found
     assert [begun.new] == list(shop.client.indices.get(index=f"{shop.route.name}-*"))
 
 
-def test_what_has_no_index_cannot_be_rebuilt(shop):
-    """A route that was never opened, and a swap that was never begun."""
+def test_a_route_without_an_index_cannot_be_rebuilt(shop):
+    """A route that was never opened, and a swap without a rebuild, are reported."""
     never = Route(topic="towpath.shop.orders", name="never")
     with pytest.raises(NothingToRebuildError, match="no index of never"):
         shop.rebuild.begin(never, "s1")

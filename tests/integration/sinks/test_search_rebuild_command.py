@@ -1,4 +1,4 @@
-"""``towpath sink rebuild``, beside writers and readers: nobody notices."""
+"""``towpath sink rebuild`` runs beside writers and readers without affecting them."""
 
 import os
 import random
@@ -24,18 +24,20 @@ from towpath.sinks.targets.search.read import SearchReader
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
 
-# The first keys are changed and never deleted: readers find each of them, always.
+# The first keys are changed and never deleted: readers must always find each of them.
 LASTING = 300
 KEYS = 400
 
 
 class Writers(RandomWriters):
-    """Sessions that count rows up; those above the lasting ones come and go."""
+    """
+    Sessions that increment counts, and delete and insert rows above the lasting ones.
+    """
 
     pause_s = 0.01
 
     def change(self, connection, chance: random.Random):
-        """Change one row, whatever becomes of it."""
+        """Change or delete one random row."""
         key = chance.randrange(1, self.highest + 1)
         if key > LASTING and chance.random() < 0.5:
             connection.execute("delete from shop.notes where id = %s", (key,))
@@ -48,10 +50,10 @@ class Writers(RandomWriters):
 
 
 class Reader:
-    """Searches without a pause; notes what was missing, or older than seen before."""
+    """Searches continuously; records missing documents, and counts that decreased."""
 
     def __init__(self, url, route):
-        # A failure counts, and is not tried again behind our back.
+        # A failure counts, and the client must not retry it silently.
         self._client = OpenSearch(hosts=[url], max_retries=0)
         self._route = route
         self._stop = threading.Event()
@@ -88,7 +90,7 @@ class Reader:
             self.searches += 1
 
 
-class Place(Rig):
+class NotesRig(Rig):
     """A source with notes, its relay, and the driver of the search sink."""
 
     def __init__(self, stack, dsn, prefix, folder):
@@ -98,11 +100,11 @@ class Place(Rig):
 
     @property
     def route(self):
-        """The route's name, and the alias's."""
+        """The name of the route and of its alias."""
         return self.prefix
 
     def prepare(self):
-        """Make the table and its rows, and start the relay."""
+        """Create the table and its rows, and start the relay."""
         self.execute("create schema shop")
         self.execute(
             "create table shop.notes (id int primary key, count bigint, note text)"
@@ -130,17 +132,24 @@ name = "{self.route}"
 
     @contextmanager
     def driver(self):
-        """Run the driver's process; it must end by itself on request."""
+        """Run the driver's process; it must end when it is requested to."""
         environment = {
             **os.environ,  # noqa: TID251 - a process of its own
             "JAVA_HOME": str(java.spark_home(self.folder / "java")),
             "TOWPATH_SPARK_JARS": str(store.of("spark")),
         }
-        words = ["-m", "towpath.sinks", "--config", self.config, "--driver", "serving"]
+        command = [
+            "-m",
+            "towpath.sinks",
+            "--config",
+            self.config,
+            "--driver",
+            "serving",
+        ]
         log = self.folder / "driver.log"
         with log.open("ab") as file:
             process = subprocess.Popen(
-                [sys.executable, *words], env=environment, stderr=file
+                [sys.executable, *command], env=environment, stderr=file
             )
         try:
             wait_running(load(self.config, {}), "search", 150)
@@ -152,7 +161,7 @@ name = "{self.route}"
             process.wait(10)
 
     def catch_up(self):
-        """Wait until the sink has all that was committed."""
+        """Wait until the sink has everything that is committed."""
         self.confirm()
         wait_applied(load(self.config, {}), "search", 120)
 
@@ -161,7 +170,9 @@ name = "{self.route}"
         return app.run(["sink", "rebuild", "search", "--config", str(self.config)])
 
     def operator(self):
-        """Make a role with the operator's documented rights; return its address."""
+        """
+        Make a role with the operator's documented rights; return an address with it.
+        """
         role = f"{self.prefix}_operator"
         self.execute(f"create role {role} login")
         _, grants = documented("sql", "Postgres")
@@ -171,36 +182,39 @@ name = "{self.route}"
                 self.execute(f"{grant} to {role}")
         return self.dsn.replace("postgres@", f"{role}@")
 
-    def die_in_a_rebuild(self):
-        """Run the command until it has begun, and kill it."""
-        words = ["sink", "rebuild", "search", "--config", str(self.config)]
+    def kill_a_rebuild(self):
+        """Run the command until the rebuild has begun, and kill it."""
+        command = ["sink", "rebuild", "search", "--config", str(self.config)]
         process = subprocess.Popen(
-            [sys.executable, "-m", "towpath.cli", *words],
+            [sys.executable, "-m", "towpath.cli", *command],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
         following = f"{self.route}-next"
-        until(lambda: self.search.indices.exists_alias(name=following), "begun")
+        until(
+            lambda: self.search.indices.exists_alias(name=following),
+            "the rebuild has begun",
+        )
         process.kill()
         process.wait()
 
     def indexes(self):
-        """Return the indexes behind the route's alias."""
+        """Return the indexes of the route's alias."""
         return list(self.search.indices.get_alias(name=self.route))
 
     def held(self):
-        """Read what the index holds, by key."""
+        """Read the counts in the index, by key."""
         reader = SearchReader(self.url)
         rows = [r.fields for r in reader.rows(self.route) if not r.is_deleted]
         reader.close()
         return {row["id"]: row["count"] for row in rows}
 
     def source(self):
-        """Return what the index should hold."""
+        """Return the counts that the index should have, by key."""
         return dict(self.execute("select id, count from shop.notes"))
 
     def close(self):
-        """Leave nothing behind."""
+        """Drop the role, and close the connections."""
         role = f"{self.prefix}_operator"
         self.execute(f"drop owned by {role}")
         self.execute(f"drop role {role}")
@@ -209,46 +223,44 @@ name = "{self.route}"
 
 
 @pytest.fixture
-def place(stack, database, unique, tmp_path):
+def rig(stack, database, unique, tmp_path):
     """Provide a source with its relay, a broker and a search index."""
     stack.up("kafka", "opensearch")
-    found = Place(stack, database, unique, tmp_path)
+    found = NotesRig(stack, database, unique, tmp_path)
     yield found
     found.close()
 
 
-def test_an_index_is_rebuilt_while_it_is_written_and_searched(
-    place, capsys, monkeypatch
-):
+def test_an_index_is_rebuilt_while_it_is_written_and_searched(rig, capsys, monkeypatch):
     """
-    No search misses a row or goes back in time, and the new index ends equal.
+    No search misses a row or an update, and the new index ends up equal to the source.
 
-    The first attempt is killed as soon as the new index is there; the second goes on
-    with it, as a role that has just the rights that docs/rights.md gives it.
+    The first attempt is killed as soon as the new index exists; the second continues
+    with it, as a role with only the rights documented in docs/rights.md.
     """
-    place.prepare()
-    operator = place.operator()
-    with place.driver():
-        place.catch_up()
-        place.search.indices.refresh(index=place.route)
+    rig.prepare()
+    operator = rig.operator()
+    with rig.driver():
+        rig.catch_up()
+        rig.search.indices.refresh(index=rig.route)
         with (
-            Writers(place.dsn, KEYS, count=2),
-            Reader(place.url, place.route) as reader,
+            Writers(rig.dsn, KEYS, count=2),
+            Reader(rig.url, rig.route) as reader,
         ):
-            place.die_in_a_rebuild()
+            rig.kill_a_rebuild()
             monkeypatch.setenv("TOWPATH_SOURCE__DSN", operator)
             before = reader.searches
-            assert 0 == place.rebuild(), capsys.readouterr()
+            assert 0 == rig.rebuild(), capsys.readouterr()
             after = reader.searches
             monkeypatch.delenv("TOWPATH_SOURCE__DSN")
-            until(lambda: reader.searches > after + 5, "searched on")
-        place.catch_up()
+            until(lambda: reader.searches > after + 5, "searches continue")
+        rig.catch_up()
 
-        assert place.source() == place.held()
+        assert rig.source() == rig.held()
         assert ([], True) == (reader.wrong[:5], after > before)
     printed = capsys.readouterr().out
 
-    assert ([f"{place.route}-2"], True) == (
-        place.indexes(),
+    assert ([f"{rig.route}-2"], True) == (
+        rig.indexes(),
         "continues to fill" in printed,
     )

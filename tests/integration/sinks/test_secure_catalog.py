@@ -1,4 +1,4 @@
-"""A warehouse whose REST catalog has an own authority and takes a token."""
+"""A warehouse whose REST catalog has a private authority and requires a token."""
 
 from urllib.parse import urlsplit
 
@@ -32,7 +32,7 @@ class Shop(Place):
 
 @pytest.fixture
 def authority(tmp_path):
-    """Provide a folder with an authority and a server's certificate."""
+    """Provide a folder with an authority's and a server's certificates."""
     folder = tmp_path / "tls"
     folder.mkdir()
     write_certificates(folder)
@@ -41,7 +41,7 @@ def authority(tmp_path):
 
 @pytest.fixture
 def catalog(tmp_path, authority):
-    """Provide the server behind TLS, and its address."""
+    """Provide the server with TLS in front of it, and its address."""
     files = tmp_path / "catalog"
     files.mkdir()
     with (
@@ -51,13 +51,13 @@ def catalog(tmp_path, authority):
         yield served, f"https://127.0.0.1:{port}"
 
 
-def test_both_engines_reach_a_catalog_by_tls_and_a_token(
+def test_both_engines_reach_a_catalog_with_tls_and_a_token(
     stack, unique, tmp_path, authority, catalog, monkeypatch
 ):
     """
     Java has the authority from a trust store, Python from ``REQUESTS_CA_BUNDLE``.
 
-    A strange authority and another token are refused, each with its reason.
+    A wrong token and an unknown authority fail, each with its own reason.
     """
     stack.up("kafka")
     served, url = catalog

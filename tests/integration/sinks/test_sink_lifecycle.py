@@ -1,4 +1,4 @@
-"""A sink is added, refilled, dropped and added again, while all else goes on."""
+"""A sink is added, refilled, dropped and added again while everything else runs."""
 
 import pytest
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(24
 
 
 @pytest.fixture
-def place(stack, database, unique, tmp_path):
+def rig(stack, database, unique, tmp_path):
     """Provide a source with its relay, a broker and a cache."""
     stack.up("kafka", "redis")
     found = SinkPlace(stack, database, unique, tmp_path)
@@ -24,109 +24,114 @@ def place(stack, database, unique, tmp_path):
 
 
 @pytest.fixture
-def other(place):
+def other(rig):
     """Provide a cache that is down; once started, it outlives the driver."""
-    server = Valkey(place.folder / "other")
+    server = Valkey(rig.folder / "other")
     yield server
     server.kill()
 
 
-def spoil(place):
-    """Lose a row of the added sink, and plant one that the source does not have."""
-    client = connect(place.url)
-    lost = next(iter(client.scan_iter(f"{place.prefix}:extra:*")))
+def spoil(rig):
+    """Delete a row of the added sink, and plant a row that the source does not have."""
+    client = connect(rig.url)
+    lost = next(iter(client.scan_iter(f"{rig.prefix}:extra:*")))
     client.delete(lost)
     planted = {"_position": "0000000000000001.0000000000", "order_id": "0"}
-    client.hset(f"{place.prefix}:extra:order:0:no-0", mapping=planted)
+    client.hset(f"{rig.prefix}:extra:order:0:no-0", mapping=planted)
     client.close()
 
 
-def takes_a_target_once_it_serves(place, server):
-    """Name a target that is down: its block is refused, and taken when it is up."""
-    before, url, after = place.config.read_text().rpartition(place.url)
+def check_that_a_target_is_accepted_once_it_serves(rig, server):
+    """Configure a target that is down: its block is refused until the target is up."""
+    before, url, after = rig.config.read_text().rpartition(rig.url)
     assert url
-    place.config.write_text(before + server.url + after)
-    log = place.folder / "driver.log"
+    rig.config.write_text(before + server.url + after)
+    log = rig.folder / "driver.log"
     until(
-        lambda: "sink block refused" in log.read_text(), "it is refused", timeout_s=30
+        lambda: "sink block refused" in log.read_text(),
+        "the block is refused",
+        timeout_s=30,
     )
     server.start()
-    until(lambda: server.client.dbsize() > KEYS, "taken", timeout_s=90)
+    until(lambda: server.client.dbsize() > KEYS, "the target is filled", timeout_s=90)
 
 
-def sinks_with_topics(place):
-    """Name the sinks that have topics of their own."""
+def sinks_with_topics(rig):
+    """Return the sinks that have topics of their own."""
     names = {
         name.rpartition(".")[::2]
-        for name in Topics(Kafka(bootstrap_servers=place.kafka)).names()
+        for name in Topics(Kafka(bootstrap_servers=rig.kafka)).names()
     }
     return {
         sink
         for topic, sink in names
-        if topic in {f"{place.prefix}.dead", f"{place.prefix}.shop.lines.backfill"}
+        if topic in {f"{rig.prefix}.dead", f"{rig.prefix}.shop.lines.backfill"}
     } - {"relay"}
 
 
 @pytest.mark.soak
-def test_a_sink_comes_is_filled_again_goes_and_comes_back(
-    place, other, monkeypatch, capsys
+def test_a_sink_is_added_refilled_dropped_and_added_again(
+    rig, other, monkeypatch, capsys
 ):
     """
-    It ends equal each time, as its route says; the other sink never notices.
+    It always ends up equal to its source, and the other sink is not affected.
 
-    What goes leaves no topic behind. The first attempt to add it finds no driver: the
-    second goes on with it. What was lost and what was planted is put right by a refill.
-    Its data is dropped while the source is written to. It comes back by a row of SQL
-    that a person inserts, as the command shows it. A target that was down when the
-    file named it is taken once it serves, with nobody touching the file.
+    A dropped sink leaves no topic behind. The first attempt to add it finds no driver;
+    the second continues the first. A refill restores lost rows and removes planted
+    ones. Its data is dropped while the source is written. It is added again with a row
+    of SQL that a person inserts, as the command prints it. A target that was down when
+    the file named it is used once it serves, without a change to the file.
     """
-    place.prepare()
+    rig.prepare()
     monkeypatch.setattr(lifecycle, "_RUNNING_WITHIN_S", 0.1)
-    until(lambda: place.add("extra") == 3 and place.is_declared("extra"), "declared")
+    until(lambda: rig.add("extra") == 3 and rig.is_declared("extra"), "declared")
     monkeypatch.setattr(lifecycle, "_RUNNING_WITHIN_S", 150.0)
-    with place.driver():
-        with Writers(place.dsn, KEYS + 50, count=2):
-            assert 0 == place.add("extra"), capsys.readouterr()
-            assert 2 == place.add("extra")
-            assert 0 == place.towpath("refill", "plain")
-            spoil(place)
-            assert 0 == place.towpath("refill", "extra")
-            assert "order:0:no-0" not in place.held("extra")
-            assert 0 == place.towpath("check"), capsys.readouterr().out
-            before = place.progress("plain").batches
+    with rig.driver():
+        with Writers(rig.dsn, KEYS + 50, count=2):
+            assert 0 == rig.add("extra"), capsys.readouterr()
+            assert 2 == rig.add("extra")
+            assert 0 == rig.towpath("refill", "plain")
+            spoil(rig)
+            assert 0 == rig.towpath("refill", "extra")
+            assert "order:0:no-0" not in rig.held("extra")
+            assert 0 == rig.towpath("check"), capsys.readouterr().out
+            before = rig.progress("plain").batches
 
-            assert 0 == place.towpath("drop", "extra", "--data", "--yes")
-            assert ({}, 0) == (place.held("extra"), place.progress("extra").batches)
-            assert {"plain"} == sinks_with_topics(place)
-            until(lambda: place.progress("plain").batches > before, "others go on")
-            statement, said = place.add_by_hand("extra", "it's-mine")
+            assert 0 == rig.towpath("drop", "extra", "--data", "--yes")
+            assert ({}, 0) == (rig.held("extra"), rig.progress("extra").batches)
+            assert {"plain"} == sinks_with_topics(rig)
+            until(
+                lambda: rig.progress("plain").batches > before,
+                "the other sink continues",
+            )
+            statement, printed = rig.add_by_hand("extra", "it's-mine")
             assert "'it''s-mine'" in statement
-            assert "extra is ready" in said
-            until(lambda: place.progress("extra").state is State.READY, "ready")
-        place.catch_up("extra")
-        place.catch_up("plain")
-        takes_a_target_once_it_serves(place, other)
+            assert "extra is ready" in printed
+            until(lambda: rig.progress("extra").state is State.READY, "ready")
+        rig.catch_up("extra")
+        rig.catch_up("plain")
+        check_that_a_target_is_accepted_once_it_serves(rig, other)
 
-    assert "sink failed" not in (place.folder / "driver.log").read_text()
-    assert place.source() == place.held("extra")
-    assert place.plain() == place.held("plain")
+    assert "sink failed" not in (rig.folder / "driver.log").read_text()
+    assert rig.source() == rig.held("extra")
+    assert rig.plain() == rig.held("plain")
 
 
-def test_routes_that_do_not_fit_are_reported_before_anything_is_added(place, capsys):
+def test_routes_that_do_not_fit_are_reported_before_anything_is_added(rig, capsys):
     """
-    The file stays as it was; all mistakes are reported, with the nearest names.
+    The file is not changed; all mistakes are reported, with the nearest names.
     """
-    place.prepare()
-    place.execute("update shop.lines set note = 'x' where order_id = 1")
-    place.confirm()
-    before = place.config.read_text()
+    rig.prepare()
+    rig.execute("update shop.lines set note = 'x' where order_id = 1")
+    rig.confirm()
+    before = rig.config.read_text()
     route = ROUTE.replace('["secret"]', '["secert", "order_id"]').replace("{no}", "1")
-    path = place.folder / "bad.toml"
-    path.write_text(place.block("bad", route))
-    code = place.towpath("add", str(path))
+    path = rig.folder / "bad.toml"
+    path.write_text(rig.block("bad", route))
+    code = rig.towpath("add", str(path))
     printed = capsys.readouterr().err
 
-    assert before == place.config.read_text()
+    assert before == rig.config.read_text()
     assert (3, 3) == (code, sum(text in printed for text in _MISTAKES)), printed
 
 
@@ -144,35 +149,35 @@ state_types = ["OrderPlaced"]
 """
 
 
-def test_a_sink_that_nobody_can_fill_is_not_declared(place, monkeypatch, capsys):
+def test_a_sink_that_cannot_be_filled_is_not_declared(rig, monkeypatch, capsys):
     """
-    A table that is not captured, an aggregate without a view, and no relay at all.
+    The table is not captured, the aggregate has no view, or no relay runs.
 
-    The file stays as it was, and nothing of the sink is left behind.
+    The file is not changed, and the sink leaves nothing behind.
     """
     monkeypatch.setattr(lifecycle, "_RUNNING_WITHIN_S", 0.1)
-    place.prepare()
-    place.execute("create table shop.other (id int primary key)")
-    before, path = place.config.read_text(), place.folder / "bad.toml"
+    rig.prepare()
+    rig.execute("create table shop.other (id int primary key)")
+    before, path = rig.config.read_text(), rig.folder / "bad.toml"
     blocks = [
-        (place.block("bad").replace("shop.lines", "shop.other"), "shop.other"),
+        (rig.block("bad").replace("shop.lines", "shop.other"), "shop.other"),
         (UNVIEWED.format(url="http://127.0.0.1:9"), "outbox.event.order"),
     ]
     outcomes = []
     for block, name in blocks:
         path.write_text(block)
-        code = place.towpath("add", str(path))
+        code = rig.towpath("add", str(path))
         outcomes.append((code != 0, name in capsys.readouterr().err))
-    place.kill()
-    path.write_text(place.block("bad", ROUTE))
-    until(lambda: not place.one(_ACTIVE, place.prefix), "the slot is free")
+    rig.kill()
+    path.write_text(rig.block("bad", ROUTE))
+    until(lambda: not rig.one(_ACTIVE, rig.prefix), "the slot is free")
     outcomes.append(
-        (place.towpath("add", str(path)), "no relay" in capsys.readouterr().err)
+        (rig.towpath("add", str(path)), "no relay" in capsys.readouterr().err)
     )
 
     assert [(True, True), (True, True), (3, True)] == outcomes
-    assert before == place.config.read_text()
-    assert not sink_folder(load(place.config, {}).state_folder, "bad").exists()
+    assert before == rig.config.read_text()
+    assert not sink_folder(load(rig.config, {}).state_folder, "bad").exists()
 
 
 _ACTIVE = "select active from pg_replication_slots where slot_name = %s"

@@ -1,4 +1,4 @@
-"""Sinks continue on another machine, from the copies of their state in Kafka."""
+"""Sinks continue on a different machine from the copies of their state in Kafka."""
 
 import re
 import signal
@@ -23,7 +23,7 @@ SMALL = 100
 
 @pytest.fixture
 def topics(stack, unique, tmp_path):
-    """Return the topics of one sink, of two drivers."""
+    """Return the same sink's state topic for each of two drivers."""
     stack.up("kafka")
     place = Place(stack, unique, tmp_path)
     place.write_config(place.sink("cache", "cache", "redis://unused"))
@@ -33,7 +33,7 @@ def topics(stack, unique, tmp_path):
 
 def test_records_are_stored_together_and_the_topic_is_compacted(stack, topics):
     """
-    The newest record of each key is returned; a deleted one is not.
+    The newest record of each key is returned; a deleted key is not.
     """
     one, other = topics
     assert {} == one.read()
@@ -55,7 +55,7 @@ def test_records_are_stored_together_and_the_topic_is_compacted(stack, topics):
 
 def test_a_fenced_writer_stores_nothing(topics):
     """
-    Kafka refuses its transaction, even one that it has begun before.
+    Kafka refuses its transactions, even one that began before the fencing.
     """
     one, other = topics
     one.read()
@@ -72,14 +72,14 @@ def test_a_fenced_writer_stores_nothing(topics):
 
 
 @pytest.mark.usefixtures("topics")
-def test_a_broker_that_is_away_is_reported(tmp_path, monkeypatch):
+def test_an_unreachable_broker_is_reported(tmp_path, monkeypatch):
     """
-    Nothing is known of the copies then, so that the sink does not start.
+    The copies are then unknown, so the sink does not start.
     """
     text = (tmp_path / "towpath.toml").read_text(encoding="utf-8")
-    away = tmp_path / "away.toml"
-    away.write_text(re.sub(r"(servers = ).*", r'\1"127.0.0.1:1"', text), "utf-8")
-    topic = StateTopic(load(away, {}), "cache")
+    unreachable = tmp_path / "away.toml"
+    unreachable.write_text(re.sub(r"(servers = ).*", r'\1"127.0.0.1:1"', text), "utf-8")
+    topic = StateTopic(load(unreachable, {}), "cache")
     for module in (client, state_topic):
         monkeypatch.setattr(module, "REQUEST_TIMEOUT_S", 1.0)
 
@@ -110,25 +110,25 @@ class Machine(Place):
         )
 
     def apply(self, feed, seed):
-        """Feed some changes, and wait until both sinks have applied them."""
+        """Produce some changes, and wait until both sinks have applied them."""
         feed.work(240, keys=60, seed=seed)
         for name in NAMES:
             self.wait_applied(name)
 
-    def is_refused(self):
-        """Return whether the driver of each sink here has lost its sink."""
-        # Readers follow the other driver: only the file is this one's own.
+    def is_fenced_off(self):
+        """Return whether this driver has lost each of its sinks to another machine."""
+        # Published progress is the other driver's; only the file is this driver's own.
         paths = [progress_path(self.settings.state_folder, name) for name in NAMES]
         found = [stored_progress(path, path.parent.name).error or "" for path in paths]
         return all("a driver on another machine" in error for error in found)
 
 
 @pytest.mark.spark
-def test_a_driver_elsewhere_continues_and_the_former_one_is_refused(
+def test_a_driver_elsewhere_continues_and_the_earlier_one_is_fenced_off(
     stack, unique, tmp_path, request
 ):
     """
-    One is suspended, as if its machine were lost; later it wakes up, and comes back.
+    The first driver is suspended as if its machine were lost, and later resumes.
     """
     stack.up("kafka", "redis", "postgres")
     first, second = (
@@ -144,17 +144,17 @@ def test_a_driver_elsewhere_continues_and_the_former_one_is_refused(
     with driver(second):
         second.apply(feed, seed=2)
         suspended.send_signal(signal.SIGCONT)
-        until(first.is_refused, "it has noticed", timeout_s=PATIENCE_S)
+        until(first.is_fenced_off, "the driver is fenced off", timeout_s=PATIENCE_S)
         assert [feed.rows] * 2 == [second.contents(name) for name in NAMES]
         second.apply(feed, seed=3)
-    # The second one has released the sinks, and the first continues from there.
+    # The second driver has released the sinks, and the first continues from its state.
     first.apply(feed, seed=4)
     read = [first.progress(name).records for name in NAMES]
     suspended.send_signal(signal.SIGTERM)
 
     assert 0 == suspended.wait(60), first.log()
     assert [feed.rows] * 2 == [first.contents(name) for name in NAMES]
-    # Counters continue, and no sink has begun again: at most a batch was repeated.
+    # Counters continue and no sink has started over: at most a batch was repeated.
     ends = Topics(first.settings.kafka).end_offsets([first.topic])[first.topic]
     sent = sum(ends.values())
     assert all(sent <= count <= sent + 2 * SMALL for count in read), (sent, read)

@@ -1,4 +1,6 @@
-"""Transforms of a real relay's rows: each sink has what the verifier expects."""
+"""
+Transforms of a real relay's rows: each sink has the rows that the verifier expects.
+"""
 
 import pytest
 
@@ -55,7 +57,7 @@ ROWS = """
         (5, 'Ed', 'ed', '1', repeat('z', 9000), 'draft', 200, true, 5, 5, 'epoch',
          null, null)
 """
-# Values are changed, partly without their large column; rows enter and leave.
+# Values change, some without their large column; rows enter and leave.
 CHANGES = (
     "update s.people set name = 'Ada L.' where id = 1",
     "update s.people set state = 'live' where id = 2",
@@ -70,7 +72,7 @@ CHANGES = (
 
 
 class Rig(VerifiedRig):
-    """People, and a sink that a driver's own writer writes."""
+    """A table of people, and a sink that a driver's own writer writes."""
 
     follows = WritingFollower
 
@@ -81,7 +83,9 @@ class Rig(VerifiedRig):
         return live_fields(settings, sink.name)
 
     def settle(self):
-        """Wait until everything committed is applied, and every row requested came."""
+        """
+        Wait until everything committed is applied, and every requested row has arrived.
+        """
 
         def is_settled():
             return not (self.is_behind() or len(self.follower.refetches))
@@ -102,7 +106,7 @@ def rig(request, stack, database, unique, tmp_path):
         "postgres": lambda: database,
         "warehouse": lambda: stack.dsn("warehouse"),
     }
-    beginnings = {"postgres": "models.", "warehouse": f"{unique}."}
+    prefixes = {"postgres": "models.", "warehouse": f"{unique}."}
     made.url = urls[kind]()
     session = None
     files = ""
@@ -113,7 +117,7 @@ def rig(request, stack, database, unique, tmp_path):
         f'kind = "{kind}"\nurl = "{made.url}"\n{files}'
         'hash_salts = { people = "0123456789abcdef" }\n',
         {"people": COLUMNS},
-        beginnings.get(kind, f"{unique}-"),
+        prefixes.get(kind, f"{unique}-"),
         TRANSFORMS,
     )
     made.execute("alter table s.people alter note set storage external")
@@ -128,9 +132,9 @@ def rig(request, stack, database, unique, tmp_path):
 @pytest.mark.parametrize(
     "rig", ["cache", "search", "postgres", WAREHOUSE], indirect=True
 )
-def test_every_sink_has_what_the_verifier_expects(rig, capsys):
+def test_every_sink_has_the_rows_that_the_verifier_expects(rig, capsys):
     """
-    Rows of a snapshot and of the stream, whole and partial, kept and dropped.
+    Rows come from a snapshot and from the stream, whole or partial, kept or dropped.
     """
     filled = set(rig.stored())
     for statement in CHANGES:
@@ -155,7 +159,7 @@ def test_every_sink_has_what_the_verifier_expects(rig, capsys):
 @pytest.mark.parametrize("rig", ["cache"], indirect=True)
 def test_a_wrong_value_and_a_row_that_should_be_dropped_are_found(rig, capsys):
     """
-    A refetch cures both.
+    A refetch repairs both.
     """
     hand = CacheHand(rig.url, rig.prefix, f"{rig.prefix}-people")
     hand.alter(1, 7, column="email")

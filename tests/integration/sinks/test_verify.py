@@ -1,8 +1,8 @@
 """
-The verifier against each real sink: it finds every planted defect, and only those.
+The verifier finds every planted defect in each real sink, and nothing else.
 
-A small shop is written into Postgres by SQL and into the sink by the sink itself; then
-one row is altered by hand, with the target's own client.
+A small shop is written into Postgres with SQL, and into the sink by the sink itself;
+then one row is altered with the target's own client.
 """
 
 import json
@@ -84,7 +84,7 @@ NULLS = dict.fromkeys(
         *("tags", "ratios"),
     )
 )
-# As records carry them, written down by hand.
+# The rows as their records have them, written by hand.
 ORDERS = [
     {
         "id": 1,
@@ -174,16 +174,16 @@ LATER = "0000000000000010.0000000000"
 
 
 class Relations:
-    """The shapes of the shop's tables, by the end of their topics."""
+    """The shapes of the shop's tables, by the last part of their topics."""
 
     def shape(self, topic):
         return SHAPES[topic.rpartition(".")[2]]
 
     def refresh(self):
-        """Everything is known already."""
+        """Do nothing, because every shape is known."""
 
     def close(self):
-        """Nothing is open."""
+        """Do nothing, because nothing is open."""
 
 
 def change(route, kind, row, *, position=POSITION, deleted=False):
@@ -219,20 +219,20 @@ def order_events(log):
 
 
 class AtRest:
-    """Nothing is on its way: nobody is waited for."""
+    """Replaces the wait for the sink, which is already up to date."""
 
     def __init__(self, *_, **_parts):
-        """Look at nothing."""
+        """Ignore the arguments."""
 
     def wait(self, poll=None):
-        """The sink has everything."""
+        """Return at once, because the sink has everything."""
 
     def wait_until_seen(self):
-        """Return at once: there is no writer."""
+        """Return at once, because nothing is being written."""
 
 
-class Place:
-    """A sink of one kind, filled with the shop, and the hand that alters it."""
+class Rig:
+    """A sink of one kind, filled with the shop, and the means to alter it."""
 
     def __init__(self, config, stack, lake):
         self.config = config
@@ -249,7 +249,7 @@ class Place:
         self.fill()
 
     def fill(self):
-        """Write the shop, a deleted order and, where there is a log, the events."""
+        """Write the shop, a deleted order, and the events if the sink has a log."""
         sink = self.sink()
         sink.open()
         changes = [change(self.route["orders"], "orders", row) for row in ORDERS]
@@ -262,11 +262,11 @@ class Place:
         assert ((), 0) == (checkpoint.refused, checkpoint.stale)
 
     def events(self):
-        """Some kinds keep no events."""
+        """Return no events, because this kind keeps none."""
         return []
 
     def overwrite(self, key, row, position):
-        """Put a row in place of another, as nobody should."""
+        """Replace a row with another version, bypassing the guard."""
         self.lose(key)
         sink = self.sink()
         sink.open()
@@ -278,16 +278,16 @@ class Place:
         assert (1, 0) == (checkpoint.applied, checkpoint.stale)
 
 
-class CachePlace(Place):
-    """Redis."""
+class CacheRig(Rig):
+    """A cache in Redis."""
 
     def sink(self):
         return CacheSink(self.described.url, self.settings.database.prefix, 3600)
 
     def _run(self, name, key, *arguments):
-        place = f"{self.settings.database.prefix}:orders:{key}"
+        cache_key = f"{self.settings.database.prefix}:orders:{key}"
         with redis.Redis.from_url(self.described.url) as client:
-            getattr(client, name)(place, *arguments)
+            getattr(client, name)(cache_key, *arguments)
 
     def alter(self, key, column, value):
         self._run("hset", key, column, value)
@@ -297,15 +297,15 @@ class CachePlace(Place):
 
     def invent(self, key):
         with redis.Redis.from_url(self.described.url) as client:
-            place = f"{self.settings.database.prefix}:orders:{key}"
-            client.hset(place, mapping={"id": str(key), "_position": POSITION})
+            cache_key = f"{self.settings.database.prefix}:orders:{key}"
+            client.hset(cache_key, mapping={"id": str(key), "_position": POSITION})
 
     def revive(self, key):
         self._run("hdel", key, "_x")
 
 
-class SearchPlace(Place):
-    """OpenSearch."""
+class SearchRig(Rig):
+    """An index in OpenSearch."""
 
     def sink(self):
         routes = self.described.route
@@ -332,8 +332,8 @@ class SearchPlace(Place):
         self._run("index", key, body=ORDERS[0] | {"id": 4, "_position": POSITION})
 
 
-class PostgresPlace(Place):
-    """Another schema of the source's database."""
+class PostgresRig(Rig):
+    """A different schema of the source's database."""
 
     def sink(self):
         return PostgresSink(self.described, Relations())
@@ -359,8 +359,8 @@ class PostgresPlace(Place):
         self.run(f"update {{}} set _deleted = false where id = {key}")  # noqa: S608
 
 
-class WarehousePlace(Place):
-    """Iceberg."""
+class WarehouseRig(Rig):
+    """A warehouse of Iceberg tables."""
 
     def sink(self):
         return WarehouseSink(
@@ -387,25 +387,25 @@ class WarehousePlace(Place):
         self.run(f"UPDATE {{}} SET _is_deleted = false WHERE id = {key}")  # noqa: S608
 
 
-PLACES = {
-    "cache": CachePlace,
-    "search": SearchPlace,
-    "postgres": PostgresPlace,
-    "warehouse": WarehousePlace,
+RIGS = {
+    "cache": CacheRig,
+    "search": SearchRig,
+    "postgres": PostgresRig,
+    "warehouse": WarehouseRig,
 }
 
 
 def configuration(kind, url, dsn, unique, folder):
-    """Write the configuration of one sink; some keep the order events, too."""
-    begins = f"shop.{unique}_" if kind == "warehouse" else f"{unique}-"
+    """Write the configuration of one sink; some kinds also keep the order events."""
+    prefix = f"shop.{unique}_" if kind == "warehouse" else f"{unique}-"
     if kind in {"cache", "postgres"}:
-        begins = "" if kind == "cache" else "models."
-    routes = [(f"{unique}.shop.{t}", f"{begins}{t}", "table") for t in SHAPES]
+        prefix = "" if kind == "cache" else "models."
+    routes = [(f"{unique}.shop.{t}", f"{prefix}{t}", "table") for t in SHAPES]
     if kind in {"postgres", "warehouse"}:
-        routes.append(("outbox.event.order", f"{begins}events", "event_log"))
+        routes.append(("outbox.event.order", f"{prefix}events", "event_log"))
     listed = "".join(
-        f'[[sink.route]]\ntopic = "{topic}"\nname = "{name}"\nkind = "{what}"\n'
-        for topic, name, what in routes
+        f'[[sink.route]]\ntopic = "{topic}"\nname = "{name}"\nkind = "{route_kind}"\n'
+        for topic, name, route_kind in routes
     )
     return (
         f'version = 1\nstate_folder = "{folder}"\n'
@@ -419,8 +419,8 @@ def configuration(kind, url, dsn, unique, folder):
 
 
 @pytest.fixture
-def place(request, stack, database, unique, tmp_path, monkeypatch):
-    """Provide a filled sink of one kind, at rest."""
+def rig(request, stack, database, unique, tmp_path, monkeypatch):
+    """Provide a filled sink of one kind, to which nothing is written."""
     monkeypatch.setattr(verifier, "CatchUpWaiter", AtRest)
     monkeypatch.setattr(verifier, "ProgressTopic", lambda *_: MemoryProgress(CLOCK))
     monkeypatch.setattr(verifier, "KafkaRelations", lambda *_: Relations())
@@ -437,24 +437,24 @@ def place(request, stack, database, unique, tmp_path, monkeypatch):
     folder = lake[0].folder if lake else tmp_path
     config = tmp_path / "towpath.toml"
     config.write_text(configuration(kind, url, database, unique, folder))
-    return PLACES[kind](config, stack, lake)
+    return RIGS[kind](config, stack, lake)
 
 
 @pytest.fixture
-def verify(place, capsys):
-    """Verify the place; return the exit code and what the report says."""
+def verify(rig, capsys):
+    """
+    Provide a function that verifies the sink; it returns the exit code and the report.
+    """
 
     def run(**options):
-        code = verifier.verify(
-            place.config, "it", VerifyOptions(as_json=True, **options)
-        )
+        code = verifier.verify(rig.config, "it", VerifyOptions(as_json=True, **options))
         return code, json.loads(capsys.readouterr().out)
 
     return run
 
 
 def differences(report):
-    """Return kind, key and column of every difference, with its route's end."""
+    """Return the kind, the key and the column of every listed difference."""
     return [
         (d["kind"], d["key"], d["column"])
         for route in report["routes"]
@@ -464,12 +464,12 @@ def differences(report):
 
 PLANTED = {("changed", "1", "total"), ("changed", "3", "total"), ("missing", "2", None)}
 
-on_each = pytest.mark.parametrize("place", KINDS, indirect=True)
+on_each = pytest.mark.parametrize("rig", KINDS, indirect=True)
 
 
 @on_each
 def test_a_sink_that_holds_the_shop_is_equal(verify):
-    """Every type, null, odd key and tombstone compares equal."""
+    """Values of every type, nulls, odd keys and tombstones compare equal."""
     code, report = verify()
 
     assert (0, "equal", []) == (code, report["result"], differences(report))
@@ -477,9 +477,9 @@ def test_a_sink_that_holds_the_shop_is_equal(verify):
 
 
 @on_each
-def test_a_changed_value_is_found(place, verify):
-    """One value altered by hand: exit 1, with key, column and both values."""
-    place.alter(1, "total", "99.99")
+def test_a_changed_value_is_found(rig, verify):
+    """One altered value gives exit code 1, with its key, its column and both values."""
+    rig.alter(1, "total", "99.99")
     code, report = verify()
     (found,) = report["routes"][0]["first"]
 
@@ -491,39 +491,39 @@ def test_a_changed_value_is_found(place, verify):
 
 
 @on_each
-def test_a_missing_row_is_found(place, verify):
-    """A row taken out by hand: exit 1, with its key."""
-    place.lose(2)
+def test_a_missing_row_is_found(rig, verify):
+    """A row deleted only in the sink's target gives exit code 1, with its key."""
+    rig.lose(2)
     code, report = verify()
 
     assert (1, [("missing", "2", None)]) == (code, differences(report))
 
 
 @on_each
-def test_an_extra_row_is_found(place, verify):
-    """A row that never was: exit 1, with its key."""
-    place.invent(77)
+def test_an_extra_row_is_found(rig, verify):
+    """A row that never existed gives exit code 1, with its key."""
+    rig.invent(77)
     code, report = verify()
 
     assert (1, [("extra", "77", None)]) == (code, differences(report))
 
 
 @on_each
-def test_a_resurrected_row_is_found(place, verify):
-    """A deleted row that lives again: exit 1, with its key."""
-    place.revive(4)
+def test_a_resurrected_row_is_found(rig, verify):
+    """A deleted row that is live again gives exit code 1, with its key."""
+    rig.revive(4)
     code, report = verify()
 
     assert (1, [("extra", "4", None)]) == (code, differences(report))
 
 
 @on_each
-def test_a_delete_that_never_was_is_found(place, verify):
-    """A row deleted in the sink only: exit 1, with its key."""
-    sink = place.sink()
+def test_a_delete_that_never_happened_is_found(rig, verify):
+    """A row that the sink has as deleted gives exit code 1, with its key."""
+    sink = rig.sink()
     sink.open()
     gone = change(
-        place.route["orders"], "orders", ORDERS[2], position=LATER, deleted=True
+        rig.route["orders"], "orders", ORDERS[2], position=LATER, deleted=True
     )
     sink.apply(Batch(2, (gone,)))
     sink.flush()
@@ -535,10 +535,12 @@ def test_a_delete_that_never_was_is_found(place, verify):
 
 @on_each
 @pytest.mark.parametrize("position", [POSITION, "0f00000000000000.0000000000"])
-def test_a_stale_version_is_found(place, verify, position):
-    """An old content is found at an old position, and at one that claims to be new."""
+def test_a_stale_version_is_found(rig, verify, position):
+    """
+    Old content is found with an old position, and with one that claims to be newer.
+    """
     stale = ORDERS[2] | {"status": "paid", "total": "0.01"}
-    place.overwrite(3, stale, position)
+    rig.overwrite(3, stale, position)
     code, report = verify()
 
     assert (1, [("changed", "3", "status"), ("changed", "3", "total")]) == (
@@ -547,13 +549,13 @@ def test_a_stale_version_is_found(place, verify, position):
     )
 
 
-@pytest.mark.parametrize("place", [CACHE], indirect=True)
+@pytest.mark.parametrize("rig", [CACHE], indirect=True)
 @pytest.mark.parametrize("sample", ["3", "99.9%"])
-def test_a_sample_finds_what_it_meets(place, verify, sample):
-    """A sample of nearly all finds a changed value; it looks at no other route."""
-    place.alter(1, "total", "99.99")
-    place.alter(3, "total", "99.99")
-    place.lose(2)
+def test_a_sample_finds_the_defects_in_it(rig, verify, sample):
+    """A sample of nearly all rows finds a changed value; other routes are not read."""
+    rig.alter(1, "total", "99.99")
+    rig.alter(3, "total", "99.99")
+    rig.lose(2)
     code, report = verify(sample=sample, names=("orders",))
     (route,) = report["routes"]
 
@@ -561,11 +563,11 @@ def test_a_sample_finds_what_it_meets(place, verify, sample):
     assert 1 <= route["differences"] <= route["source_rows"] <= 3
 
 
-@pytest.mark.parametrize("place", [CACHE], indirect=True)
-def test_however_small_a_sample_an_emptied_sink_is_not_equal(place, verify):
-    """A part that would be less than a row is some rows."""
+@pytest.mark.parametrize("rig", [CACHE], indirect=True)
+def test_even_the_smallest_sample_finds_an_emptied_sink(rig, verify):
+    """A percentage of less than a row still samples some rows."""
     for key in (1, 2, 3):
-        place.lose(key)
+        rig.lose(key)
     code, report = verify(sample="0.0001%", names=("orders",))
 
     assert (1, [("missing", key, None) for key in "123"]) == (
@@ -574,33 +576,33 @@ def test_however_small_a_sample_an_emptied_sink_is_not_equal(place, verify):
     )
 
 
-@pytest.mark.parametrize("place", [CACHE], indirect=True)
-def test_one_table_is_verified_by_its_name(place, verify):
-    """Another route's differences are not looked for."""
-    place.alter(1, "total", "99.99")
+@pytest.mark.parametrize("rig", [CACHE], indirect=True)
+def test_one_table_is_verified_by_name(rig, verify):
+    """Differences of other routes are not found."""
+    rig.alter(1, "total", "99.99")
     code, report = verify(names=("shop.lines",))
 
     assert (0, ["lines"]) == (code, [route["route"] for route in report["routes"]])
 
 
-@pytest.mark.parametrize("place", [CACHE], indirect=True)
-@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("rig", [CACHE], indirect=True)
+@pytest.mark.usefixtures("rig")
 def test_a_table_is_read_in_many_chunks(verify, monkeypatch):
-    """Chunks join without a gap, by keys of several columns and odd texts."""
+    """Chunks join without a gap, with keys of several columns and odd texts."""
     monkeypatch.setattr(source, "ROWS_AT_ONCE", 1)
     code, report = verify()
 
     assert (0, [3, 3]) == (code, [route["source_rows"] for route in report["routes"]])
 
 
-@pytest.mark.parametrize("place", [CACHE], indirect=True)
-def test_a_foreign_row_is_reported_as_an_extra_row(place, verify):
+@pytest.mark.parametrize("rig", [CACHE], indirect=True)
+def test_a_foreign_row_is_reported_as_an_extra_row(rig, verify):
     """
-    A key that cannot be one of the table is an extra row like any other.
+    A key that no row of the table can have is an extra row like any other.
     """
-    place.invent("no number")
-    place.invent("1:2")
-    place.lose(2)
+    rig.invent("no number")
+    rig.invent("1:2")
+    rig.lose(2)
     code, report = verify()
 
     assert (1, [("missing", "2"), ("extra", "no number"), ("extra", "1:2")]) == (
@@ -609,11 +611,11 @@ def test_a_foreign_row_is_reported_as_an_extra_row(place, verify):
     )
 
 
-@pytest.mark.parametrize("place", [WAREHOUSE], indirect=True)
-def test_a_row_that_stands_twice_is_found(place, verify):
-    """A second copy of a row, or of an event: exit 1, with its key."""
-    place.run("INSERT INTO {0} SELECT * FROM {0} WHERE id = 1")
-    place.run("INSERT INTO {0} SELECT * FROM {0} WHERE id LIKE '%1'", "events")
+@pytest.mark.parametrize("rig", [WAREHOUSE], indirect=True)
+def test_a_row_that_occurs_twice_is_found(rig, verify):
+    """A second copy of a row or of an event gives exit code 1, with its key."""
+    rig.run("INSERT INTO {0} SELECT * FROM {0} WHERE id = 1")
+    rig.run("INSERT INTO {0} SELECT * FROM {0} WHERE id LIKE '%1'", "events")
     code, report = verify()
 
     assert (1, [("twice", "1"), ("twice", "00000000-0000-4000-8000-000000000001")]) == (
@@ -622,10 +624,10 @@ def test_a_row_that_stands_twice_is_found(place, verify):
     )
 
 
-@pytest.mark.parametrize("place", [WAREHOUSE], indirect=True)
-def test_a_log_that_lacks_or_alters_an_event_is_found(place, verify, database):
-    """The outbox's ids and payloads are the log's; other aggregates do not count."""
-    place.run("DELETE FROM {} WHERE id LIKE '%2'", "events")
+@pytest.mark.parametrize("rig", [WAREHOUSE], indirect=True)
+def test_a_log_that_lacks_or_alters_an_event_is_found(rig, verify, database):
+    """The log is compared with the ids and payloads of its aggregates in the outbox."""
+    rig.run("DELETE FROM {} WHERE id LIKE '%2'", "events")
     with psycopg.connect(database) as connection:
         connection.execute(
             "update towpath.outbox set payload = '{}' where type = 'OrderPlaced'"
@@ -636,11 +638,11 @@ def test_a_log_that_lacks_or_alters_an_event_is_found(place, verify, database):
     assert (1, "changed", "payload", "missing") == (code, *changed[::2], missing[0])
 
 
-@pytest.mark.parametrize("place", [WAREHOUSE], indirect=True)
-@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("rig", [WAREHOUSE], indirect=True)
+@pytest.mark.usefixtures("rig")
 def test_a_log_keeps_events_that_the_outbox_has_lost(verify, database):
     """
-    Events of only the log are reported, and are no difference; the rest is compared.
+    Events that only the log has are reported without a difference; others are compared.
     """
     with psycopg.connect(database) as connection:
         connection.execute("delete from towpath.outbox where type = 'OrderPaid'")
@@ -654,11 +656,11 @@ def test_a_log_keeps_events_that_the_outbox_has_lost(verify, database):
     )
 
 
-@pytest.mark.parametrize("place", [CACHE], indirect=True)
-def test_an_error_hides_no_difference(place, verify, monkeypatch):
-    """A target that fails half way is reported beside what was found before."""
-    place.alter(1, "total", "99.99")
-    reader = verifier.reader_of(place.described, place.settings)
+@pytest.mark.parametrize("rig", [CACHE], indirect=True)
+def test_an_error_hides_no_difference(rig, verify, monkeypatch):
+    """If a target fails halfway, the differences found so far are reported too."""
+    rig.alter(1, "total", "99.99")
+    reader = verifier.reader_of(rig.described, rig.settings)
     rows = reader.rows
 
     def failing(route):
@@ -678,10 +680,10 @@ def test_an_error_hides_no_difference(place, verify, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("place", [CACHE], indirect=True)
-def test_a_route_that_cannot_be_looked_up_hides_no_other(place, verify, database):
-    """A table that is gone is reported beside what was found of the others."""
-    place.alter(1, "total", "99.99")
+@pytest.mark.parametrize("rig", [CACHE], indirect=True)
+def test_a_route_that_cannot_be_read_does_not_hide_another(rig, verify, database):
+    """A missing table is reported along with the differences in the others."""
+    rig.alter(1, "total", "99.99")
     with psycopg.connect(database) as connection:
         connection.execute("drop table shop.lines")
     code, report = verify()
@@ -691,19 +693,19 @@ def test_a_route_that_cannot_be_looked_up_hides_no_other(place, verify, database
     assert (True, None) == ("shop.lines" in error, report["routes"][0]["error"])
 
 
-@pytest.mark.parametrize("place", [CACHE], indirect=True)
-def test_a_sink_that_cannot_be_read_is_not_equal(place, verify, unused_port):
-    """Nothing read is nothing proved: exit 3."""
-    text = place.config.read_text()
-    place.config.write_text(
-        text.replace(place.described.url, f"redis://127.0.0.1:{unused_port}/0")
+@pytest.mark.parametrize("rig", [CACHE], indirect=True)
+def test_a_sink_that_cannot_be_read_is_not_equal(rig, verify, unused_port):
+    """Without a comparison nothing is proven: exit code 3."""
+    text = rig.config.read_text()
+    rig.config.write_text(
+        text.replace(rig.described.url, f"redis://127.0.0.1:{unused_port}/0")
     )
     code, report = verify()
 
     assert (3, "unverified") == (code, report["result"])
 
 
-BESIDE = """
+MORE_SINKS = """
 [[sink]]
 name = "beside"
 kind = "cache"
@@ -722,21 +724,23 @@ name = "orders"
 """
 
 
-@pytest.mark.parametrize("place", [CACHE], indirect=True)
-def test_all_sinks_that_can_be_read_are_verified_by_one_command(place, capsys):
-    """Without names: exit 1 with the key if any differs; a webhook is not read."""
-    command = ["verify", "--config", str(place.config)]
-    names = {"url": place.described.url, "prefix": place.settings.database.prefix}
-    place.config.write_text(place.config.read_text() + BESIDE.format(**names))
+@pytest.mark.parametrize("rig", [CACHE], indirect=True)
+def test_all_sinks_that_can_be_read_are_verified_by_one_command(rig, capsys):
+    """
+    Without names, any difference gives exit code 1 with the key; a webhook is skipped.
+    """
+    command = ["verify", "--config", str(rig.config)]
+    names = {"url": rig.described.url, "prefix": rig.settings.database.prefix}
+    rig.config.write_text(rig.config.read_text() + MORE_SINKS.format(**names))
     empty = app.run([*command, "--json"])
     found = {r["sink"]: r["result"] for r in documents(capsys.readouterr().out)}
-    sink = place.sink()
+    sink = rig.sink()
     sink.open()
     sink.apply(Batch(0, tuple(change("beside", "orders", row) for row in ORDERS)))
     sink.flush()
     sink.close()
     filled = app.run(command)
-    place.lose(2)
+    rig.lose(2)
     capsys.readouterr()
     lost = app.run([*command, "--json"])
     first = [differences(report) for report in documents(capsys.readouterr().out)]
@@ -748,7 +752,7 @@ def test_all_sinks_that_can_be_read_are_verified_by_one_command(place, capsys):
 
 
 def documents(text):
-    """Read JSON documents that follow one another."""
+    """Read consecutive JSON documents."""
     decoder, found = json.JSONDecoder(), []
     while text := text.strip():
         document, end = decoder.raw_decode(text)
@@ -757,8 +761,10 @@ def documents(text):
     return found
 
 
-class Shut:
-    """A clock: the source is shut while it waits first, open when it waits again."""
+class OutageClock:
+    """
+    A clock that closes the source during the first wait, and reopens it in the second.
+    """
 
     def __init__(self, dsn):
         self._name = conninfo_to_dict(dsn)["dbname"]
@@ -780,14 +786,14 @@ class Shut:
             )
 
 
-@pytest.mark.parametrize("place", [CACHE], indirect=True)
-def test_a_source_that_goes_away_ends_no_passes(place, capsys, database, monkeypatch):
-    """The pass meanwhile proves nothing, and the next one compares again."""
-    clock = Shut(database)
+@pytest.mark.parametrize("rig", [CACHE], indirect=True)
+def test_an_outage_of_the_source_does_not_end_verification(
+    rig, capsys, database, monkeypatch
+):
+    """The pass during the outage proves nothing, and the next one compares again."""
+    clock = OutageClock(database)
     monkeypatch.setattr(verifier, "SystemClock", lambda: clock)
-    code = verifier.verify(
-        place.config, "it", VerifyOptions(as_json=True, every_s=60.0)
-    )
+    code = verifier.verify(rig.config, "it", VerifyOptions(as_json=True, every_s=60.0))
     passes = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     assert (3, ["equal", "unverified", "equal"]) == (
@@ -798,8 +804,8 @@ def test_a_source_that_goes_away_ends_no_passes(place, capsys, database, monkeyp
 
 
 @pytest.mark.timeout(90)
-def test_the_slot_confirms_the_mark_only_after_what_was_committed(database, unique):
-    """The mark lies above every commit before it, and a slot comes to reach it."""
+def test_the_slot_confirms_the_mark_only_after_earlier_commits(database, unique):
+    """The mark lies above every earlier commit, and the slot can confirm up to it."""
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(
             "select pg_create_logical_replication_slot(%s, 'pgoutput')", [unique]
@@ -819,8 +825,10 @@ def test_the_slot_confirms_the_mark_only_after_what_was_committed(database, uniq
 
 
 @pytest.mark.timeout(90)
-def test_a_transaction_that_runs_is_waited_for(database):
-    """Also when no later one has ended, which a snapshot's xmax would need."""
+def test_a_running_transaction_counts_as_the_oldest(database):
+    """
+    This holds even if no later one has ended, as the xmax of a snapshot would require.
+    """
     log = SourceLog(database, "towpath")
     with psycopg.connect(database) as connection:
         connection.execute("create table t (id int)")
@@ -834,8 +842,10 @@ def test_a_transaction_that_runs_is_waited_for(database):
 
 
 @pytest.mark.timeout(90)
-def test_what_snapshots_have_still_to_read_is_counted(database):
-    """Those for the sink or for all; what gets on is any of them, row by row."""
+def test_pending_snapshots_are_counted(database):
+    """
+    Snapshots for the sink or for all sinks count; their progress is a sum over all.
+    """
     log = SourceLog(database, "towpath")
     nothing = log.pending_snapshots("it")
     with psycopg.connect(database, autocommit=True) as connection:

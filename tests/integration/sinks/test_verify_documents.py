@@ -1,4 +1,4 @@
-"""The verifier against a search index that follows events: every planted defect."""
+"""The verifier finds every planted defect in a search index that follows events."""
 
 import json
 
@@ -80,30 +80,30 @@ EVENTS = [
 
 
 class Unannounced:
-    """No table is announced: none is read here."""
+    """Has no announced table, because none is read here."""
 
     def __init__(self, *_):
-        """Know nothing."""
+        """Ignore the arguments."""
 
     def close(self):
-        """Nothing is open."""
+        """Do nothing, because nothing is open."""
 
 
 class AtRest:
-    """Nothing is on its way: nobody is waited for."""
+    """Replaces the wait for the sink, which is already up to date."""
 
     def __init__(self, *_, **_parts):
-        """Look at nothing."""
+        """Ignore the arguments."""
 
     def wait(self, poll=None):
-        """The sink has everything."""
+        """Return at once, because the sink has everything."""
 
     def wait_until_seen(self):
-        """Return at once: there is no writer."""
+        """Return at once, because nothing is being written."""
 
 
-class Place:
-    """An index filled by events, and the hand that alters it."""
+class Rig:
+    """An index filled with events, and the means to alter it."""
 
     def __init__(self, config):
         self.config = config
@@ -112,7 +112,7 @@ class Place:
         (self.route,) = self.sink.route
 
     def fill(self):
-        """Carry the events into the index, as a batch does."""
+        """Write the events into the index, as a batch does."""
         records = [
             Record(
                 Origin(self.route.topic, 0, number),
@@ -131,8 +131,8 @@ class Place:
 
         assert ((), []) == (refused, decoded.unreadable)
 
-    def hand(self, name, key, **arguments):
-        """Do something to a document behind the sink's back."""
+    def tamper(self, name, key, **arguments):
+        """Change a document with OpenSearch's own client, bypassing the sink."""
         client = OpenSearch(self.sink.url)
         getattr(client, name)(index=self.route.name, id=key, **arguments)
         client.close()
@@ -140,14 +140,14 @@ class Place:
 
 @pytest.fixture
 def make(stack, database, unique, tmp_path, monkeypatch):
-    """Give a function that makes a place, at rest."""
+    """Provide a function that makes a rig to which nothing is written."""
     monkeypatch.setattr(verifier, "CatchUpWaiter", AtRest)
     monkeypatch.setattr(verifier, "ProgressTopic", lambda *_: MemoryProgress(CLOCK))
     monkeypatch.setattr(verifier, "KafkaRelations", Unannounced)
     with psycopg.connect(database) as connection:
         connection.execute(SHOP)
 
-    def place(topic="order"):
+    def rig(topic="order"):
         config = tmp_path / "towpath.toml"
         text = CONFIGURATION.format(
             folder=tmp_path,
@@ -157,25 +157,27 @@ def make(stack, database, unique, tmp_path, monkeypatch):
             topic=topic,
         )
         config.write_text(text)
-        return Place(config)
+        return Rig(config)
 
-    return place
+    return rig
 
 
 @pytest.fixture
-def place(make):
-    """Provide a filled place."""
+def rig(make):
+    """Provide a filled rig."""
     made = make()
     made.fill()
     return made
 
 
 @pytest.fixture
-def verify(place, capsys):
-    """Verify the place; return the exit code, the route's report and differences."""
+def verify(rig, capsys):
+    """
+    Provide a function that verifies; it returns the exit code, the report and its rows.
+    """
 
     def run():
-        code = verifier.verify(place.config, "it", VerifyOptions(as_json=True))
+        code = verifier.verify(rig.config, "it", VerifyOptions(as_json=True))
         (route,) = json.loads(capsys.readouterr().out)["routes"]
         found = [tuple(d.values()) for d in route["first"]]
         return code, route, found
@@ -191,16 +193,18 @@ def test_an_index_that_holds_every_document_is_equal(verify):
     assert (3, 3, 1) == (route["source_rows"], route["sink_rows"], route["tombstones"])
 
 
-def test_a_changed_value_is_found_inside_the_document(place, verify):
-    """One line's number altered by hand: exit 1, with its path and both values."""
-    place.hand("update", "7", body={"doc": {"lines": [{"no": 2}]}})
+def test_a_changed_value_is_found_inside_the_document(rig, verify):
+    """
+    An altered number of one line gives exit code 1, with its path and both values.
+    """
+    rig.tamper("update", "7", body={"doc": {"lines": [{"no": 2}]}})
     code, _, found = verify()
 
     assert (1, [("changed", "7", "lines[0].no", "1", "2")]) == (code, found)
 
 
 def test_a_digit_that_no_double_holds_is_found(verify, database):
-    """The source's twentieth digit counts."""
+    """A difference in the twentieth decimal of the source is found."""
     with psycopg.connect(database) as connection:
         connection.execute(
             "update shop.orders set total = 1.00000000000000000002 where id = 10"
@@ -211,44 +215,44 @@ def test_a_digit_that_no_double_holds_is_found(verify, database):
     assert (1, [("changed", "10", "total", two, one)]) == (code, found)
 
 
-def test_a_missing_document_is_found(place, verify):
-    """A document taken out by hand: exit 1, with its id."""
-    place.hand("delete", "10")
+def test_a_missing_document_is_found(rig, verify):
+    """A document deleted only in the index gives exit code 1, with its id."""
+    rig.tamper("delete", "10")
     code, _, found = verify()
 
     assert (1, [("missing", "10", None, None, None)]) == (code, found)
 
 
-def test_an_extra_document_is_found(place, verify):
-    """A document that never was: exit 1, with its id."""
+def test_an_extra_document_is_found(rig, verify):
+    """A document that never existed gives exit code 1, with its id."""
     body = orjson.loads(EVENTS[0][1]) | {"_position": "0000000000000008.0000000000"}
-    place.hand("index", "77", body=body)
+    rig.tamper("index", "77", body=body)
     code, _, found = verify()
 
     assert (1, [("extra", "77", None, None, None)]) == (code, found)
 
 
-def test_a_document_that_came_back_is_found(place, verify):
-    """The source's view says that it is deleted: exit 1, with its id."""
+def test_a_document_that_reappeared_is_found(rig, verify):
+    """
+    A document that the source's view reports as deleted gives exit code 1, with its id.
+    """
     body = orjson.loads(EVENTS[0][1]) | {"_position": "0000000000000008.0000000000"}
-    place.hand("index", "12", body=body)
+    rig.tamper("index", "12", body=body)
     code, _, found = verify()
 
     assert (1, [("extra", "12", None, None, None)]) == (code, found)
 
 
-def test_an_aggregate_whose_type_was_never_seen_is_compared(make):
+def test_an_aggregate_with_an_unknown_type_is_compared(make):
     """
-    A view's row counts by what its type is not, null too, and not by a list of types.
+    A view's row counts unless its type is a delete type; null counts too.
 
-    The first of a type may come while the rest is being read.
+    No list of types decides, because a new type may appear while rows are being read.
     """
-    place = make()
-    with Source(place.settings.database.dsn) as source:
-        table = Tables(place.sink, place.settings, source, Unannounced()).of(
-            place.route
-        )
-        with psycopg.connect(place.settings.database.dsn) as connection:
+    rig = make()
+    with Source(rig.settings.database.dsn) as source:
+        table = Tables(rig.sink, rig.settings, source, Unannounced()).of(rig.route)
+        with psycopg.connect(rig.settings.database.dsn) as connection:
             connection.execute(
                 "create or replace view shop.order_documents as select * from (values"
                 " (1::bigint, 'Brand New', '{}'::jsonb), (2, null, '{}'),"
@@ -259,8 +263,8 @@ def test_an_aggregate_whose_type_was_never_seen_is_compared(make):
     assert ["1", "2"] == found
 
 
-def test_a_view_may_give_its_documents_as_bytes(place, verify, database):
-    """They are the text that the bytes hold."""
+def test_a_view_may_return_its_documents_as_bytes(rig, verify, database):
+    """The bytes are read as UTF-8 text."""
     with psycopg.connect(database) as connection:
         connection.execute("""
             alter view shop.order_documents rename to documents;
@@ -268,7 +272,7 @@ def test_a_view_may_give_its_documents_as_bytes(place, verify, database):
             select aggregate_id, type, convert_to(payload::text, 'UTF8') as payload
               from shop.documents
         """)
-    place.hand("delete", "10")
+    rig.tamper("delete", "10")
     code, route, found = verify()
 
     assert (1, [("missing", "10", None, None, None)]) == (code, found)
@@ -289,8 +293,10 @@ def test_a_view_may_give_its_documents_as_bytes(place, verify, database):
         ),
     ],
 )
-def test_a_view_that_gives_no_documents_is_reported(verify, database, columns, reason):
-    """With the cure, as an error of the one route: exit 3, and no difference."""
+def test_a_view_that_returns_no_documents_is_reported(
+    verify, database, columns, reason
+):
+    """The error belongs to the one route: exit code 3, and no difference."""
     with psycopg.connect(database) as connection:
         connection.execute(f"""
             alter view shop.order_documents rename to documents;
@@ -303,9 +309,9 @@ def test_a_view_that_gives_no_documents_is_reported(verify, database, columns, r
 
 
 def test_a_topic_without_a_view_cannot_be_verified(make, capsys):
-    """The route's topic is named, and where its view belongs."""
-    place = make(topic="invoice")
-    code = verifier.verify(place.config, "it", VerifyOptions(as_json=True))
+    """The error names the route's topic and the setting for its view."""
+    rig = make(topic="invoice")
+    code = verifier.verify(rig.config, "it", VerifyOptions(as_json=True))
     (route,) = json.loads(capsys.readouterr().out)["routes"]
 
     assert (3, True) == (code, "outbox.event.invoice" in route["error"])

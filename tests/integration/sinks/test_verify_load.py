@@ -1,7 +1,7 @@
 """
-The verifier while sessions write, a relay carries and a sink applies: no false alarm.
+The verifier raises no false alarm while sessions write and a sink applies changes.
 
-Everything is real but the engine: a thread carries the records into the sink.
+Everything is real except the engine: a thread applies the records to the sink.
 """
 
 import json
@@ -23,7 +23,7 @@ ROWS = 2_000
 
 
 class Writers(RandomWriters):
-    """Sessions that insert, update and delete, a few keys most of all."""
+    """Sessions that insert, update and delete, mostly a few keys."""
 
     pause_s = 0.005
 
@@ -44,7 +44,7 @@ class Rig(SnapshotRig):
     """A table, its relay and a cache."""
 
     def prepare(self, redis_url):
-        """Make the table and write the configuration."""
+        """Create the table, and write the configuration."""
         self.execute("create schema s")
         self.execute("create table s.a (id int primary key, v int, note text)")
         self.execute(
@@ -68,8 +68,8 @@ name = "a"
         )
         self.init()
 
-    def ready(self):
-        """Start the relay and let the cache be filled."""
+    def fill(self):
+        """Start the relay, and fill the cache."""
         self.start()
         self.signal("fill", data_collections=["s.a"])
         self.wait_for_answer("fill")
@@ -77,7 +77,7 @@ name = "a"
 
 @pytest.fixture
 def rig(stack, database, unique, tmp_path):
-    """Provide a relay that runs, and a cache that follows it."""
+    """Provide a running relay, and a cache that follows it."""
     stack.up("postgres", "kafka", "redis")
     made = Rig(database, stack.kafka, unique, tmp_path)
     made.prepare(stack.redis_url)
@@ -87,7 +87,7 @@ def rig(stack, database, unique, tmp_path):
     try:
         with Follower(settings, sink, target) as follower:
             made.follower = follower
-            made.ready()
+            made.fill()
             made.wait_for(lambda: follower.applied_records >= ROWS)
             yield made
     finally:
@@ -95,22 +95,24 @@ def rig(stack, database, unique, tmp_path):
 
 
 @pytest.fixture
-def hand(stack, unique):
-    """Provide the hand that alters the cache."""
+def edit(stack, unique):
+    """Provide a function that alters the cache, bypassing the sink."""
     with redis.Redis.from_url(stack.redis_url) as client:
-        yield lambda verb, key, *words: getattr(client, verb)(
-            f"{unique}:a:{key}", *words
+        yield lambda verb, key, *arguments: getattr(client, verb)(
+            f"{unique}:a:{key}", *arguments
         )
 
 
 @pytest.fixture
 def verify(rig, capsys):
-    """Verify; return the exit code and the route's report."""
+    """
+    Provide a function that verifies; it returns the exit code and the route's report.
+    """
 
     def run(**options):
         code = verifier.verify(rig.config, "it", VerifyOptions(as_json=True, **options))
         printed = capsys.readouterr().out
-        # In a test log lines go there too, before the document.
+        # In a test, the log is printed there too, before the document.
         (route,) = json.loads(printed[printed.index("{\n") :])["routes"]
         return code, route
 
@@ -118,17 +120,17 @@ def verify(rig, capsys):
 
 
 def found(route):
-    """Return kind and key of each difference."""
+    """Return the kind and the key of each difference."""
     return sorted((d["kind"], d["key"]) for d in route["first"])
 
 
-def plant(hand):
-    """Change, lose and invent rows that nobody writes."""
-    hand("hset", 1901, "v", -1)
-    hand("delete", 1902)
-    hand("hset", 3000, "id", "3000")
-    hand("hset", 3000, "_position", "0000000000000008.0000000000")
-    hand("hset", 1903, "_x", "1")
+def plant(edit):
+    """Change, delete and insert rows in the cache with keys that no session writes."""
+    edit("hset", 1901, "v", -1)
+    edit("delete", 1902)
+    edit("hset", 3000, "id", "3000")
+    edit("hset", 3000, "_position", "0000000000000008.0000000000")
+    edit("hset", 1903, "_x", "1")
     return [
         ("changed", "1901"),
         ("deleted", "1903"),
@@ -137,8 +139,8 @@ def plant(hand):
     ]
 
 
-def test_nothing_is_alarmed_about_while_all_is_moving(rig, verify):
-    """Pass after pass under load, whole and in samples, finds no difference."""
+def test_no_difference_is_reported_under_load(rig, verify):
+    """Repeated passes under load, complete and with samples, find no difference."""
     with Writers(rig.dsn, 1900) as writers:
         codes = [verify()[0] for _ in range(2)]
         codes += [verify(sample=size)[0] for size in ("200", "20%")]
@@ -148,33 +150,33 @@ def test_nothing_is_alarmed_about_while_all_is_moving(rig, verify):
 
 
 @pytest.mark.soak
-def test_defects_are_found_and_repaired_under_load(rig, verify, hand):
-    """Just the planted ones, and after a repair through Kafka none."""
+def test_defects_are_found_and_repaired_under_load(rig, verify, edit):
+    """Only the planted defects are found, and none after a repair through Kafka."""
     with Writers(rig.dsn, 1900):
-        planted = plant(hand)
+        planted = plant(edit)
         code, route = verify()
         repaired, after = verify(repairs=True)
         again, _ = verify()
-    asked = rig.execute(
+    targets = rig.execute(
         "select target from towpath.snapshot where snapshot_id <> 'fill'"
     )
 
     assert (1, planted) == (code, found(route))
     assert (0, 4, 0, 0) == (repaired, after["repaired"], after["differences"], again)
-    assert [("it",)] == asked
+    assert [("it",)] == targets
 
 
-def test_what_claims_to_be_newer_is_not_repaired_by_what_is_older(verify, hand):
-    """The guard refuses the row that is read again, and the report says so."""
-    hand("hset", 7, "v", -1)
-    hand("hset", 7, "_position", "f000000000000000.0000000000")
+def test_a_row_with_a_newer_position_is_not_repaired(verify, edit):
+    """The guard rejects the row that is read again, and the report says so."""
+    edit("hset", 7, "v", -1)
+    edit("hset", 7, "_position", "f000000000000000.0000000000")
     code, route = verify(repairs=True)
 
     assert (1, [("changed", "7")], 0) == (code, found(route), route["repaired"])
 
 
 def test_a_lost_update_is_found(rig, verify):
-    """A sink that skips one change, and goes on, holds a stale version."""
+    """A sink that skips one change and continues has a stale version."""
     rig.follower.tamper = lambda changes: [c for c in changes if c.key != (11,)]
     rig.execute("update s.a set v = v + 1 where id in (11, 12)")
     code, route = verify()

@@ -177,7 +177,7 @@ def test_altered_columns_reach_the_old_rows_of_every_sink(rig):
             [(kind, columns) for kind in SINKS for columns in changed]
             + [("cache", ["price"])]
         )
-        == rig.fills()
+        == rig.requests()
     )
     assert [30, 31, 31] == rig.read("cache")
     assert "towpath sink rebuild search" in log

@@ -1,4 +1,4 @@
-"""A log of events against the outbox: what that still has, however it is laid out."""
+"""An event log is compared with the rows still in the outbox, in any layout."""
 
 import psycopg
 import pytest
@@ -68,24 +68,24 @@ PAID = PLACED | {
     "payload": None,
     "occurred_at": "2026-01-02T00:00:00.000000Z",
 }
-OF_NO_ROW = PLACED | {"id": "99"}
+WITHOUT_ROW = PLACED | {"id": "99"}
 
 
 class AtRest:
-    """Nothing is on its way: nobody is waited for; something may happen meanwhile."""
+    """Replaces the wait for the sink, and may change the database meanwhile."""
 
-    def __init__(self, happening=lambda: None):
-        self.happening = happening
+    def __init__(self, change=lambda: None):
+        self.change = change
 
     def wait(self, _looking=None):
-        self.happening()
+        self.change()
 
     def wait_until_seen(self):
-        """Return at once: there is no writer."""
+        """Return at once, because nothing is being written."""
 
 
 class Log:
-    """A sink's contents."""
+    """The contents of a sink."""
 
     def __init__(self, *events):
         self.events = events
@@ -95,7 +95,7 @@ class Log:
 
 
 def settings_of(dsn, outbox):
-    """Return the settings, and the sink of one log."""
+    """Return the settings, the sink and the route of one log."""
     route = Route(topic="events.EU", name="log", kind=RouteKind.EVENT_LOG)
     folder = "/nowhere"
     sink = Sink(
@@ -112,7 +112,7 @@ def settings_of(dsn, outbox):
     return settings, sink, route
 
 
-def judged(dsn, log, waits=None, outbox=LAID_OUT):
+def verified(dsn, log, waits=None, outbox=LAID_OUT):
     """Verify the log; return the report."""
     settings, sink, route = settings_of(dsn, outbox)
     with source.Source(dsn) as connection:
@@ -131,16 +131,16 @@ def differences_of(report):
 
 @pytest.fixture
 def outbox(database):
-    """Provide a connection to a database with an outbox of other people's making."""
+    """Provide a connection to a database with a foreign outbox."""
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(OUTBOX)
         yield connection
 
 
 @pytest.mark.usefixtures("outbox")
-def test_an_outbox_is_read_by_the_names_that_it_has(database):
-    """Columns, the one that names the topic, bytes, blank payloads: all as declared."""
-    report = judged(database, Log(PLACED, PAID))
+def test_an_outbox_is_read_with_its_own_names(database):
+    """Columns, the topic's column, bytes and blank payloads are read as declared."""
+    report = verified(database, Log(PLACED, PAID))
 
     assert ([], 2, 2, None) == (
         differences_of(report),
@@ -151,9 +151,9 @@ def test_an_outbox_is_read_by_the_names_that_it_has(database):
 
 
 @pytest.mark.usefixtures("outbox")
-def test_events_that_the_outbox_has_not_are_no_differences(database):
-    """They are counted, and what is compared is said; the others are compared."""
-    report = judged(database, Log(PLACED | {"payload": "{}"}, OF_NO_ROW))
+def test_events_that_the_outbox_lacks_are_not_differences(database):
+    """They are counted and a note says what is compared; the others are compared."""
+    report = verified(database, Log(PLACED | {"payload": "{}"}, WITHOUT_ROW))
 
     assert [("changed", "1", "payload"), ("missing", "2", None)] == differences_of(
         report
@@ -161,29 +161,29 @@ def test_events_that_the_outbox_has_not_are_no_differences(database):
     assert (1, True) == (report.unmatched, "still in the outbox" in report.notes[0])
 
 
-def test_a_row_that_is_pruned_meanwhile_is_no_difference(database, outbox):
+def test_a_row_that_is_pruned_meanwhile_is_not_a_difference(database, outbox):
     """
-    A differing row may be deleted in the source by the second look.
+    A differing row may be deleted in the source before the second comparison.
     """
     waits = AtRest(lambda: outbox.execute("delete from shop.box where event_id = 1"))
-    report = judged(database, Log(PLACED | {"payload": "{}"}, PAID), waits)
+    report = verified(database, Log(PLACED | {"payload": "{}"}, PAID), waits)
 
     assert ([], 0) == (differences_of(report), report.restless)
 
 
 @pytest.mark.usefixtures("outbox")
 def test_an_event_that_a_log_has_twice_is_found_without_its_row(database):
-    """That it is there twice needs no row to prove."""
-    report = judged(database, Log(PLACED, PAID, OF_NO_ROW, OF_NO_ROW))
+    """A repetition in the log is proven without the row."""
+    report = verified(database, Log(PLACED, PAID, WITHOUT_ROW, WITHOUT_ROW))
 
     assert [("twice", "99", None)] == differences_of(report)
 
 
 @pytest.mark.usefixtures("outbox")
-def test_payloads_in_envelopes_are_reported_and_not_compared(database):
-    """The value is the envelope then; everything else is compared."""
+def test_payloads_in_envelopes_are_reported_instead_of_compared(database):
+    """The stored value is the envelope; everything else is compared."""
     enveloped = LAID_OUT | {"placements": ["kind:envelope"]}
-    report = judged(
+    report = verified(
         database, Log(PLACED | {"payload": "?", "type": "X"}, PAID), outbox=enveloped
     )
 
@@ -194,13 +194,13 @@ def test_payloads_in_envelopes_are_reported_and_not_compared(database):
 @pytest.mark.parametrize(
     ("kind", "reason"), [("float8", "several ways"), ("citext", "extension")]
 )
-def test_ids_that_cannot_be_gone_through_are_refused(database, outbox, kind, reason):
-    """As keys of a table are."""
+def test_ids_that_cannot_be_read_in_order_are_refused(database, outbox, kind, reason):
+    """The same types are refused as keys of a table."""
     outbox.execute("create extension citext")
     outbox.execute(f"alter table shop.box alter event_id type {kind}".encode())
 
     with pytest.raises(IncomparableError, match=reason):
-        judged(database, Log())
+        verified(database, Log())
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,9 @@ def test_ids_that_cannot_be_gone_through_are_refused(database, outbox, kind, rea
     ],
 )
 @pytest.mark.usefixtures("outbox")
-def test_an_outbox_that_is_not_as_declared_is_named(database, changes, reason):
-    """The table, or the columns that it lacks."""
+def test_an_outbox_that_differs_from_its_declaration_is_reported(
+    database, changes, reason
+):
+    """The error names the table, or the columns that it lacks."""
     with pytest.raises(NoOutboxError, match=reason):
-        judged(database, Log(), outbox=LAID_OUT | changes)
+        verified(database, Log(), outbox=LAID_OUT | changes)

@@ -1,4 +1,6 @@
-"""The verifier compares what a real relay publishes: its columns, by its key."""
+"""
+The verifier compares the columns that a real relay publishes, by the published key.
+"""
 
 import pytest
 
@@ -37,7 +39,7 @@ length = 5
 
 
 class Rig(VerifiedRig):
-    """Tables that are published by other keys than their primary ones."""
+    """Tables that are published with other keys than their primary keys."""
 
     def init(self):
         self.execute(
@@ -48,7 +50,7 @@ class Rig(VerifiedRig):
         super().init()
 
     def hand(self, table):
-        """Provide the hand that alters a table's rows in the cache."""
+        """Return an editor of a table's rows in the cache."""
         return CacheHand(self.url, self.prefix, table)
 
 
@@ -70,7 +72,7 @@ def rig(stack, database, unique, tmp_path):
 
 
 def routes_of(report):
-    """Return what is reported of each route: differences, notes and the error."""
+    """Return the differences, the notes and the error of each route."""
     return {
         route["route"]: (
             [(d["kind"], d["key"]) for d in route["first"]],
@@ -81,11 +83,11 @@ def routes_of(report):
     }
 
 
-def test_what_is_published_is_compared_and_nothing_else(rig, capsys):
+def test_only_published_columns_are_compared(rig, capsys):
     """
-    Masked columns are named, others are as the records have them, by their key.
+    Masked columns are reported; others are compared with the records, by their key.
 
-    A key that tells no rows apart is said to be one, and keeps nothing from the others.
+    A key that is not unique is reported as an error, and the other routes are compared.
     """
     before = routes_of(rig.verify(capsys)[1])
     rig.hand("hidden").alter(1, 7)
@@ -110,12 +112,12 @@ def test_what_is_published_is_compared_and_nothing_else(rig, capsys):
     )
 
 
-def test_rows_are_repaired_by_the_key_that_is_published(rig, capsys):
-    """They are asked for by a unique index's key, and are equal then."""
+def test_rows_are_repaired_by_their_published_key(rig, capsys):
+    """They are requested with the key of a unique index, and are then equal."""
     rig.hand("keyless").alter("b", 7)
     rig.hand("keyless").lose("a%3A1")
-    words = ("--table", "keyless")
-    repaired = rig.verify(capsys, "--repair", *words)[1]["routes"]
-    code, _ = rig.verify(capsys, *words)
+    options = ("--table", "keyless")
+    repaired = rig.verify(capsys, "--repair", *options)[1]["routes"]
+    code, _ = rig.verify(capsys, *options)
 
     assert (0, [2]) == (code, [route["repaired"] for route in repaired])

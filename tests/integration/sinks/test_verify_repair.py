@@ -1,8 +1,8 @@
 """
-The verifier against every kind of defect in every sink, planted and repaired.
+Every kind of defect is planted in every sink, and the verifier repairs it.
 
-Source, broker, relay and targets are real, and so is the command; a thread carries the
-records into the sink, while sessions go on writing.
+The source, the broker, the relay, the targets and the command are real; a thread
+applies the records to the sink while sessions keep writing.
 """
 
 import uuid
@@ -32,13 +32,13 @@ WAREHOUSE = pytest.param(
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 ROWS = 200
-# One for each test.
+# One table for each test.
 TABLES = ("defects", "again", "above", "strange")
 REFILLED = """
     select count(*) from towpath.signal
     where starts_with(id, 'towpath-new-') and status = 'completed'
 """
-# A warehouse commits a batch in a second or so.
+# A warehouse takes about a second for a commit.
 PAUSES_S = {"cache": 0.005, "search": 0.02, "warehouse": 1.0}
 
 
@@ -59,18 +59,18 @@ class Writers(RandomWriters):
 
 
 class Shared(VerifiedRig):
-    """A sink of one kind that follows a relay; each test has a table of its own."""
+    """A sink of one kind that follows a relay; each test has its own table."""
 
     def prepare_kind(self, kind, url, lake):
-        """Make and fill the tables, and write the configuration."""
+        """Create and fill the tables, and write the configuration."""
         self.pause_s = PAUSES_S[kind]
-        beginning = {"search": f"{self.prefix}-", "warehouse": f"{self.prefix}."}
-        self.beginning = beginning.get(kind, "")
+        prefixes = {"search": f"{self.prefix}-", "warehouse": f"{self.prefix}."}
+        self.row_prefix = prefixes.get(kind, "")
         lines = f'kind = "{kind}"\nurl = "{url}"\n'
         if kind == "warehouse":
             lines += f'folder = "{lake[0].folder}"\n'
         tables = dict.fromkeys(TABLES, "id int primary key, v int")
-        self.prepare(lines, tables, self.beginning)
+        self.prepare(lines, tables, self.row_prefix)
         for name in tables:
             self.execute(
                 f"insert into s.{name} select g, g from generate_series(1, %s) g",  # noqa: S608 - the test's own
@@ -78,12 +78,12 @@ class Shared(VerifiedRig):
             )
         self.make_hand = {
             "cache": lambda table: CacheHand(url, self.prefix, table),
-            "search": lambda table: SearchHand(url, self.beginning + table),
-            "warehouse": lambda table: WarehouseHand(lake[1], self.beginning + table),
+            "search": lambda table: SearchHand(url, self.row_prefix + table),
+            "warehouse": lambda table: WarehouseHand(lake[1], self.row_prefix + table),
         }[kind]
 
     def use(self, table):
-        """Let the hand, and what verifies, work on one table."""
+        """Choose the table that is altered and verified."""
         self.table, self.hand = table, self.make_hand(table)
 
     def captured(self):
@@ -91,7 +91,7 @@ class Shared(VerifiedRig):
         return self.one("select count(*) from towpath.captured")
 
     def settle(self):
-        """Wait until the sink has all that was committed."""
+        """Wait until the sink has everything that is committed."""
         self.catch_up()
         self.wait_for(lambda: not self.is_behind())
 
@@ -121,7 +121,7 @@ def shared(request, stack, tmp_path_factory):
 
 @pytest.fixture
 def rig(shared):
-    """Provide the shared sink; its relay runs again after a test that failed."""
+    """Provide the shared sink; its relay is restarted after a failed test."""
     yield shared
     if not shared.processes:
         shared.start()
@@ -129,10 +129,14 @@ def rig(shared):
 
 @pytest.fixture
 def verify(rig, capsys):
-    """Verify a table; return the exit code, the differences and the route's report."""
+    """
+    Provide a function that verifies a table.
 
-    def run(*words):
-        code, document = rig.verify(capsys, "--table", f"s.{rig.table}", *words)
+    It returns the exit code, the differences and the route's report.
+    """
+
+    def run(*options):
+        code, document = rig.verify(capsys, "--table", f"s.{rig.table}", *options)
         (route,) = document["routes"]
         assert route["error"] is None, route
         return code, sorted((d["kind"], d["key"]) for d in route["first"]), route
@@ -141,7 +145,7 @@ def verify(rig, capsys):
 
 
 def plant(rig):
-    """Plant one defect of each kind among the keys that nobody writes."""
+    """Plant one defect of each kind among the keys that no session writes."""
     rig.execute("update s.defects set v = v + 1 where id = 195")
     rig.execute("delete from s.defects where id = 196")
     rig.settle()
@@ -167,19 +171,19 @@ def plant(rig):
 on_each = pytest.mark.parametrize("shared", [CACHE, SEARCH, WAREHOUSE], indirect=True)
 
 
-def in_the_soak(kind):
-    """Return the parameter of a kind of sink, for the soak alone."""
+def only_in_soak(kind):
+    """Return the parameter of a kind of sink, for the soak test only."""
     return pytest.param(*kind.values, marks=[*kind.marks, pytest.mark.soak])
 
 
 @on_each
-def test_each_defect_is_found_and_repaired_while_others_write(rig, verify):
+def test_each_defect_is_found_and_repaired_under_load(rig, verify):
     """
-    A changed value, a lost and an invented row, a stale one and one that came back.
+    A changed, a lost, an invented, a stale and a revived row are repaired.
 
-    Where a row can have a field that no column has, it is not the source's row, too
-    (B7). A sample as large as both sides meets the rows of both. The command exits by 1
-    with just these keys, repairs them, and finds nothing more.
+    If a row can have a field that no column has, that counts as a difference too (B7).
+    A sample larger than both sides includes the rows of both. The command exits with 1
+    and exactly these keys, repairs them, and then finds nothing.
     """
     rig.use("defects")
     planted = plant(rig)
@@ -204,13 +208,13 @@ def test_each_defect_is_found_and_repaired_while_others_write(rig, verify):
 
 
 @pytest.mark.parametrize(
-    "shared", [CACHE, *map(in_the_soak, (SEARCH, WAREHOUSE))], indirect=True
+    "shared", [CACHE, *map(only_in_soak, (SEARCH, WAREHOUSE))], indirect=True
 )
-def test_a_table_made_again_leaves_no_old_row(rig, verify):
+def test_a_recreated_table_leaves_no_old_row(rig, verify):
     """
-    The relay is down while the table is dropped and made again with other rows.
+    The relay is down while the table is dropped and recreated with different rows.
 
-    Dropped once more, under on_drop = "truncate", the table leaves no row at all.
+    After another drop, with on_drop = "truncate", no row of the table remains.
     """
     rig.use("again")
     rig.wait_for(lambda: rig.captured() == len(TABLES))
@@ -237,15 +241,15 @@ def test_a_table_made_again_leaves_no_old_row(rig, verify):
 
 
 @pytest.mark.parametrize(
-    "shared", [CACHE, in_the_soak(SEARCH), WAREHOUSE], indirect=True
+    "shared", [CACHE, only_in_soak(SEARCH), WAREHOUSE], indirect=True
 )
-def test_keys_that_no_row_replaces_are_erased_and_read_again(rig, verify):
+def test_rows_that_nothing_replaces_are_erased_and_read_again(rig, verify):
     """
-    B7: a row above all positions, with and without one in the source, or one twice.
+    B7: rows above all positions, known to the source or not, and a repeated row.
 
-    A repair reads the other rows again, and reports what replaces these. Nothing is
-    erased unless that is asked for; then only these keys are, and a later change of
-    theirs counts again. A refill brings none of the planted rows back.
+    A repair requests the other rows again, and reports how to replace these. Rows are
+    erased only on request, and only these keys; later changes of the keys are applied.
+    A refill restores none of the planted rows.
     """
     rig.use("above")
     planted = {"7": "changed", "500": "extra"}
@@ -286,9 +290,9 @@ def test_keys_that_no_row_replaces_are_erased_and_read_again(rig, verify):
 @pytest.mark.parametrize("shared", [CACHE], indirect=True)
 def test_a_foreign_row_does_not_prevent_repairs(rig, verify):
     """
-    A key that cannot be the table's is reported; the others are requested.
+    A key that the table cannot have is reported; rows of other keys are requested.
 
-    So are those under which another program keeps a value that is no row.
+    So are rows in whose place another program keeps a value that is not a row.
     """
     rig.use("strange")
     for key in ("no number", "1:2", "007", "99999999999"):
@@ -351,7 +355,9 @@ def typed(stack, database, unique, tmp_path):
 
 
 def test_keys_of_every_type_are_repaired(typed, capsys):
-    """A changed, a lost and a revived row are read again by any key there is."""
+    """
+    A changed, a lost and a revived row are requested again, whatever the key's type.
+    """
     for name in COLUMNS:
         typed.execute(
             f"delete from s.{name} where ctid ="  # noqa: S608 - the test's own

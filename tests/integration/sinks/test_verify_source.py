@@ -1,4 +1,4 @@
-"""Keys and settings that a source may have, and what the verifier makes of them."""
+"""The keys and settings of a source, and how the verifier handles them."""
 
 from dataclasses import replace
 
@@ -57,12 +57,12 @@ SHAPE = RelationShape(
         ("ratio", "double precision"),
     ],
 )
-def test_a_key_that_orders_or_names_rows_in_two_ways_is_refused(database, key, kind):
+def test_a_key_with_an_ambiguous_order_or_text_is_refused(database, key, kind):
     """
-    Rather than have rows left out between two parts, or take one row for two.
+    Otherwise rows could be missed between two chunks, or taken for another row.
 
-    The order of an extension's type is not what plain operators mean; a float has a
-    name for every way to write it.
+    Plain operators may not follow the order of an extension's type; a float can be
+    written in several forms.
     """
     with psycopg.connect(database) as connection:
         connection.execute(KEYS)
@@ -74,8 +74,8 @@ def test_a_key_that_orders_or_names_rows_in_two_ways_is_refused(database, key, k
 
 
 @pytest.mark.parametrize("key", ["mood", "word", "days", "network", "code"])
-def test_a_key_whose_order_is_postgres_own_is_gone_through(database, key, monkeypatch):
-    """Enums, domains and ranges too: no row is left out between two parts."""
+def test_a_key_with_a_built_in_order_is_read_in_order(database, key, monkeypatch):
+    """Enums, domains and ranges are read without missing a row between two chunks."""
     monkeypatch.setattr(reading, "ROWS_AT_ONCE", 1)
     with psycopg.connect(database) as connection:
         connection.execute(KEYS)
@@ -87,9 +87,9 @@ def test_a_key_whose_order_is_postgres_own_is_gone_through(database, key, monkey
     assert ["1", "2", "3"] == sorted(str(one) for one in found)
 
 
-def test_bytes_inside_values_are_read_however_the_database_prints_them(database):
+def test_bytes_inside_values_are_read_in_any_output_format(database):
     """
-    The database's settings never change a compared text.
+    The database's settings do not change the compared texts.
     """
     name = conninfo_to_dict(database)["dbname"]
     with psycopg.connect(database, autocommit=True) as connection:
@@ -110,8 +110,8 @@ def test_bytes_inside_values_are_read_however_the_database_prints_them(database)
     assert ("1", '["AP8="]') == tuple(read.texts)
 
 
-def test_what_a_warehouse_keeps_as_text_is_known(database):
-    """Numerics without digits, or with more than it has, and every domain."""
+def test_types_that_a_warehouse_keeps_as_text_are_recognized(database):
+    """These are numerics without a precision or outside its limits, and all domains."""
     kinds = {
         "free": ("numeric", True),
         "fixed": ("numeric(38, 2)", False),

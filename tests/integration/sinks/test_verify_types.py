@@ -1,4 +1,4 @@
-"""A value of every type, read by the verifier, is what records carry of it."""
+"""The verifier reads a value of every type as the records have it."""
 
 import json
 
@@ -32,7 +32,7 @@ create type s.all_of_it as (
     inner_one s.point3);
 """
 )
-# Values inside others, and domains over what has a form of its own.
+# Values inside other values, and domains over types with a form of their own.
 MORE = [
     Literal("s.since", "'2026-03-04 05:06:07.8'", "2026-03-04T05:06:07.800000", SAME),
     Literal("s.seen", "'2026-03-04 05:06+02'", "2026-03-04T03:06:00.000000Z", SAME),
@@ -106,7 +106,7 @@ ALL = [*LITERALS, *MORE]
 
 
 def row_of(dsn, literals, rows):
-    """Make a table with a column for each value; return its form and its one row."""
+    """Make a table with a column for each value; return its form and its only row."""
     with psycopg.connect(dsn) as connection:
         connection.execute(MORE_TYPES)
         columns = ", ".join(f"c{at:03d} {one.type}" for at, one in enumerate(literals))
@@ -123,7 +123,7 @@ def row_of(dsn, literals, rows):
 @pytest.mark.parametrize("are_texts", [False, True])
 def test_every_type_compares_equal(database, are_texts):
     """
-    Whether a sink holds the record's own values, or their texts.
+    A sink may store the record's values, or their texts.
     """
     form, read = row_of(database, ALL, Rows())
     fields = {
@@ -142,8 +142,10 @@ def test_every_type_compares_equal(database, are_texts):
     assert {} == differing
 
 
-def test_an_hstore_may_be_an_object(database):
-    """As records are asked to carry it, also inside another value."""
+def test_an_hstore_may_be_stored_as_an_object(database):
+    """
+    With the setting for maps, records have it as an object, even inside another value.
+    """
     literals = [
         Literal("hstore", "'b=>1,a=>NULL'", {"a": None, "b": "1"}, SAME),
         Literal("hstore[]", "array['a=>1'::hstore]", [{"a": "1"}], SAME),

@@ -1,8 +1,8 @@
 """
-Reading one's own writes: a real source, relay and broker, and a light sink.
+Reading one's own writes, with a real source, relay and broker, and a light sink.
 
-The sink is a thread that writes rows into Redis, some time after they came, and then
-publishes that, as the driver of a sink does.
+The sink is a thread that writes each row into Redis a while after its arrival, and then
+publishes its progress, as the driver of a sink does.
 """
 
 import json
@@ -24,13 +24,13 @@ from towpath.sinks.wait.errors import NotAppliedError, UnknownLsnError
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
-# What the sink lets a record wait before it applies it.
+# How long the sink delays a record before it applies it.
 SINK_LATENCY_S = 0.05
 FLUSHED = "select pg_current_wal_flush_lsn()::text"
 
 
 class LightSink:
-    """Rows of one topic, into a hash of Redis."""
+    """Writes the rows of one topic into a Redis hash."""
 
     def __init__(self, rig, redis_url):
         self.target = redis.Redis.from_url(redis_url, decode_responses=True)
@@ -51,12 +51,12 @@ class LightSink:
         self._thread.start()
 
     def stop(self):
-        """Apply no more."""
+        """Stop applying records."""
         self._stop.set()
         self._thread.join()
 
     def close(self):
-        """Leave nothing behind."""
+        """Stop, and close the connections."""
         self.stop()
         self._consumer.close()
         self.target.close()
@@ -105,7 +105,7 @@ def rig(stack, database, unique, tmp_path):
 
 @pytest.fixture
 def sink(rig, stack):
-    """Provide the sink that applies what the relay brings."""
+    """Provide the sink that applies the relay's records."""
     made = LightSink(rig, stack.redis_url)
     yield made
     made.close()
@@ -113,7 +113,7 @@ def sink(rig, stack):
 
 @pytest.fixture
 def waiter(rig):
-    """Provide a waiter over the rig's configuration."""
+    """Provide a waiter for the rig's configuration."""
     with Waiter(load(rig.config, {})) as made:
         yield made
 
@@ -139,16 +139,16 @@ def writing(dsn):
 
 
 def write(rig, key):
-    """Write a row; return an LSN behind its commit."""
+    """Write a row; return an LSN after its commit."""
     rig.execute("insert into orders values (%s, %s)", key, f"note {key}")
     return rig.one(FLUSHED)
 
 
-def test_a_write_is_there_when_the_wait_returns(rig, sink, waiter):
+def test_a_write_is_visible_when_the_wait_returns(rig, sink, waiter):
     """
     Each write is read from the sink at once, on a quiet source and on a busy one.
 
-    Beside what the sink takes, a wait costs some tenths of a second.
+    On top of the sink's own latency, a wait takes some tenths of a second.
     """
     read, took_s = [], []
     for key in range(1, 9):
@@ -160,16 +160,16 @@ def test_a_write_is_there_when_the_wait_returns(rig, sink, waiter):
             outcome = waiter.wait_for(write(rig, key), "cache", 30)
             read.append(sink.target.hget(sink.hash, key))
             took_s.append(outcome.waited_s)
-    # The first wait is also the relay's start.
-    print(sorted(took_s[1:]))  # noqa: T201 - the speed, to look at
+    # The first wait includes the start of the relay.
+    print(sorted(took_s[1:]))  # noqa: T201 - the latencies, for the reader
 
     assert sorted(took_s[1:])[7] < 2.0
     assert [f"note {key}" for key in range(1, 17)] == read
 
 
-def test_no_relay_is_no_yes_and_a_new_one_is(rig, sink, waiter):
+def test_a_wait_succeeds_only_once_the_relay_is_back(rig, sink, waiter):
     """
-    While the relay is dead the sink has everything there is, which is not the write.
+    While the relay is down, the sink has all its records, but not the write.
     """
     waiter.wait_for(write(rig, 1), "cache", 30)
     rig.kill()
@@ -184,9 +184,9 @@ def test_no_relay_is_no_yes_and_a_new_one_is(rig, sink, waiter):
 
 
 @pytest.mark.usefixtures("sink")
-def test_an_unflushed_log_is_advanced(rig, waiter):
+def test_a_wait_makes_the_log_advance(rig, waiter):
     """
-    Rows of an open transaction do not delay a wait until the next heartbeat.
+    An open transaction's unflushed rows do not delay a wait until the next heartbeat.
     """
     waiter.wait_for(write(rig, 1), "cache", 30)
     with psycopg.connect(rig.dsn) as other:
@@ -198,9 +198,9 @@ def test_an_unflushed_log_is_advanced(rig, waiter):
     assert outcome.waited_s < 4.0
 
 
-def test_what_was_committed_before_the_relay_began_is_refused(rig, sink, waiter):
+def test_an_lsn_from_before_the_relays_start_is_rejected(rig, sink, waiter):
     """
-    The slot stands behind it, but nobody has published it.
+    The slot is past it, but no relay has published its changes.
     """
     waiter.wait_for(write(rig, 1), "cache", 30)
     with pytest.raises(UnknownLsnError):
@@ -210,46 +210,55 @@ def test_what_was_committed_before_the_relay_began_is_refused(rig, sink, waiter)
 
 
 @pytest.mark.usefixtures("sink")
-def test_the_command_says_yes_not_yet_and_no_such_lsn(rig, waiter, capsys):
+def test_the_command_distinguishes_applied_pending_and_unknown_lsns(
+    rig, waiter, capsys
+):
     """
-    Exit codes 0, 1 and 2, and one JSON document for scripts.
+    The exit codes are 0, 1 and 2, and scripts get one JSON document.
     """
     waiter.wait_for(write(rig, 1), "cache", 30)
-    words = ["wait", "--sink", "cache", "--config", str(rig.config), "--json"]
-    codes = [run([*words, "--lsn", write(rig, 2), "--timeout", "30"])]
+    command = ["wait", "--sink", "cache", "--config", str(rig.config), "--json"]
+    codes = [run([*command, "--lsn", write(rig, 2), "--timeout", "30"])]
     yes = json.loads(capsys.readouterr().out)
     rig.kill()
-    codes.append(run([*words, "--lsn", write(rig, 3), "--timeout", "0.5"]))
+    codes.append(run([*command, "--lsn", write(rig, 3), "--timeout", "0.5"]))
     not_yet = json.loads(capsys.readouterr().out)
-    codes.append(run([*words, "--lsn", "FFFF/0"]))
-    codes.append(run([*words, "--lsn", "nonsense"]))
+    codes.append(run([*command, "--lsn", "FFFF/0"]))
+    codes.append(run([*command, "--lsn", "nonsense"]))
 
     assert [0, 1, 2, 2] == codes
     assert (True, False) == (yes["applied"], not_yet["applied"])
 
 
-def test_the_status_shows_relay_and_sink_and_what_is_wrong(rig, sink, waiter, capsys):
+def test_the_status_shows_the_relay_the_sink_and_their_problems(
+    rig, sink, waiter, capsys
+):
     """
-    A sink whose driver ended, its lag, and a killed relay are reported; exit 1.
+    A sink whose driver ended, its lag and a killed relay are reported with exit code 1.
     """
     waiter.wait_for(write(rig, 1), "cache", 30)
-    words = ["status", "--json", "--config", str(rig.config), "--state"]
-    words.append(str(rig.folder / "none"))
-    codes = [run(words)]
+    command = ["status", "--json", "--config", str(rig.config), "--state"]
+    command.append(str(rig.folder / "none"))
+    codes = [run(command)]
     alive = json.loads(capsys.readouterr().out)
     sink.stop()
     write(rig, 2)
     rig.confirm()
     rig.kill()
     rig.wait_for(lambda: not rig.one("select active from pg_replication_slots limit 1"))
-    codes.append(run(words))
+    codes.append(run(command))
     dead = json.loads(capsys.readouterr().out)
-    (seen,), (behind,) = alive["sinks"], dead["sinks"]
+    (current,), (lagging,) = alive["sinks"], dead["sinks"]
 
     assert [0, 1] == codes
-    assert (1, True) == (behind["lag_records"], 0.0 < behind["lag_s"] < 60.0)
+    assert (1, True) == (lagging["lag_records"], 0.0 < lagging["lag_s"] < 60.0)
     assert (0, 0.0, 10.0, "running") == (
-        *(seen["lag_records"], seen["lag_s"], seen["budget_s"], seen["state"]),
+        *(
+            current["lag_records"],
+            current["lag_s"],
+            current["budget_s"],
+            current["state"],
+        ),
     )
     assert [] == alive["wrong"]
     assert "cache: its driver sinks is not running: the driver of the sink cache" in (

@@ -1,4 +1,6 @@
-"""The warehouse, beyond the contract: what only an Iceberg table can do wrong."""
+"""
+The warehouse, beyond the contract: errors that only an Iceberg table allows.
+"""
 
 import uuid
 from pathlib import Path
@@ -23,7 +25,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(18
 
 
 def test_every_type_is_read_back_equal_by_a_second_engine(warehouse):
-    """Values are typed in the table, and come back exactly as the record had them."""
+    """Values are typed in the table, and are read back exactly as in their record."""
     nothing = dict.fromkeys(ROW)
     write(
         warehouse.sink(), [warehouse.change(8, 1, ROW), warehouse.change(8, 2, nothing)]
@@ -54,7 +56,7 @@ def test_every_type_is_read_back_equal_by_a_second_engine(warehouse):
 
 
 def test_rows_are_found_by_their_keys(warehouse):
-    """Keys are looked up without giving the rest; what is not there is nothing."""
+    """Only the rows of the requested keys are returned; missing keys are left out."""
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, n, {"note": str(n)}) for n in range(3)])
     write(sink, [warehouse.change(16, 2, None)])
@@ -65,13 +67,13 @@ def test_rows_are_found_by_their_keys(warehouse):
     )
 
 
-def test_a_table_that_does_not_exist_holds_nothing(warehouse):
-    """Before its first record a route has no table, and that is no failure."""
+def test_a_table_that_does_not_exist_has_no_rows(warehouse):
+    """A route has no table before its first record, and this is not a failure."""
     assert [] == list(warehouse.reader.rows("shop.never"))
 
 
-def test_a_catalog_that_does_not_answer_is_unavailable(warehouse, unused_port):
-    """A reader that cannot read says so, and never that there is nothing."""
+def test_a_catalog_that_refuses_connections_is_unavailable(warehouse, unused_port):
+    """A reader that cannot read raises an error instead of returning no rows."""
     url = f"postgresql://nobody@127.0.0.1:{unused_port}/warehouse"
     reader = WarehouseReader(warehouse.described.model_copy(update={"url": url}))
 
@@ -80,7 +82,7 @@ def test_a_catalog_that_does_not_answer_is_unavailable(warehouse, unused_port):
 
 
 def test_the_view_shows_live_rows_only(warehouse):
-    """A tombstone stays in the table and leaves the view."""
+    """A tombstone stays in the table, but not in the view."""
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, n, {"note": "x"}) for n in (1, 2)])
     write(sink, [warehouse.change(16, 1, None)])
@@ -94,7 +96,7 @@ def test_the_view_shows_live_rows_only(warehouse):
 
 
 def test_the_log_has_each_event_once(warehouse):
-    """A replayed batch, or a part of it, adds nothing; new events are taken."""
+    """A replayed batch, or a part of it, adds nothing; new events are appended."""
     sink = warehouse.sink()
     first = write(sink, events=[warehouse.event(n) for n in range(100)])
     replay = write(
@@ -106,8 +108,8 @@ def test_the_log_has_each_event_once(warehouse):
     assert sorted(ids) == [str(uuid.UUID(int=n)) for n in range(120)]
 
 
-def test_an_event_keeps_all_it_carried(warehouse):
-    """Payload and headers stay as texts, the time as a time."""
+def test_all_fields_of_an_event_are_kept(warehouse):
+    """The payload and the headers remain text, and the time remains a timestamp."""
     write(warehouse.sink(), events=[warehouse.event(7)])
     (row,) = warehouse.reader.rows(warehouse.events)
 
@@ -123,8 +125,8 @@ def test_an_event_keeps_all_it_carried(warehouse):
     }
 
 
-def test_an_event_whose_time_has_no_room_keeps_the_rest(warehouse):
-    """The time is null, which is counted."""
+def test_an_event_whose_time_cannot_be_represented_keeps_the_rest(warehouse):
+    """The time is stored as null, and counted."""
     outcome = write(
         warehouse.sink(),
         events=[replace(warehouse.event(7), occurred_at="infinity")],
@@ -139,8 +141,8 @@ def test_an_event_whose_time_has_no_room_keeps_the_rest(warehouse):
     )
 
 
-class Unable(Faulty):
-    """Leaves whatever could be appended to the engine."""
+class WithoutAppends(Faulty):
+    """Appends nothing, so the engine must write everything."""
 
     def append(self, _table, _rows, _on):
         """Append nothing."""
@@ -151,17 +153,17 @@ class Unable(Faulty):
     [
         pytest.param(Faulty, "newest_commit", marks=pytest.mark.soak),
         (Faulty, "append"),
-        pytest.param(Unable, "INSERT INTO", marks=pytest.mark.soak),
-        (Unable, "MERGE"),
+        pytest.param(WithoutAppends, "INSERT INTO", marks=pytest.mark.soak),
+        (WithoutAppends, "MERGE"),
     ],
 )
 def test_a_first_write_whose_outcome_is_unknown_is_not_repeated(
     warehouse, engines, begins
 ):
-    """The same batch again finds a table with rows, and writes no second copy."""
+    """The repeated batch finds a table with rows, and writes no second copy."""
     changes = [warehouse.change(8, n, {"note": "x"}) for n in range(3)]
     events = [warehouse.event(n) for n in range(3)]
-    # So the tables are not new, and are asked for their commits.
+    # Now the tables exist, so they are queried for their commits.
     warehouse.sink()
     sink = warehouse.sink(engines(warehouse, begins))
     with pytest.raises(UnavailableError, match="lost"):
@@ -173,13 +175,15 @@ def test_a_first_write_whose_outcome_is_unknown_is_not_repeated(
     assert 6 == len(read)
 
 
-def test_a_table_that_was_dropped_is_filled_again(warehouse, tmp_path):
-    """A sink that meets it fails; the next one asks for all rows before it writes."""
+def test_a_table_that_was_dropped_is_refilled(warehouse, tmp_path):
+    """
+    A sink that encounters it fails; the next one requests all rows before it writes.
+    """
     warehouse.known = tmp_path / "warehouse.json"
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, n, {"note": "x"}) for n in (1, 2)])
     write(warehouse.sink(), [warehouse.change(16, 2, {"note": "y"})])
-    asked = len(warehouse.repairs.asked)
+    requests = len(warehouse.repairs.asked)
     warehouse.sql("DROP TABLE {t} PURGE")
     with pytest.raises(StatementRefusedError):
         write(sink, [warehouse.change(24, 1, {"note": "y"})])
@@ -188,15 +192,15 @@ def test_a_table_that_was_dropped_is_filled_again(warehouse, tmp_path):
     ((route, why),) = warehouse.repairs.asked
 
     assert (0, {"1": "y"}, warehouse.orders, "not the one that was written") == (
-        asked,
+        requests,
         warehouse.notes(),
         route,
         why.rpartition("is ")[2],
     )
 
 
-def test_a_table_of_another_program_is_neither_read_nor_erased(warehouse):
-    """The route is held back; reading it names the table and the remedy."""
+def test_a_foreign_table_is_neither_read_nor_erased(warehouse):
+    """Reading it raises an error with the reason; erasing the sink leaves it alone."""
     warehouse.sql("CREATE TABLE {t} (id INT)")
     warehouse.sql("INSERT INTO {t} VALUES (1)")
     with pytest.raises(ForeignTableError, match="no sink has created it"):
@@ -206,8 +210,10 @@ def test_a_table_of_another_program_is_neither_read_nor_erased(warehouse):
     assert [1] == [row["id"] for row in warehouse.sql("SELECT id FROM {t}")]
 
 
-def test_what_is_erased_is_gone_and_can_be_filled_again(warehouse):
-    """Tables, view and files go; again does nothing; older rows may come then."""
+def test_an_erased_sink_is_empty_and_can_be_refilled(warehouse):
+    """
+    Tables, view and files are deleted; a second call does nothing; older rows apply.
+    """
     sink = warehouse.sink()
     write(sink, [warehouse.change(16, 1, {"note": "x"})], [warehouse.event(1)])
     (file,) = warehouse.sql("SELECT file_path FROM {t}.files")

@@ -1,4 +1,4 @@
-"""Appends without the engine equal the engine's writes."""
+"""Rows appended without the engine equal the rows that the engine writes."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from towpath.sinks.errors import BatchRefusedError
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
 
-# The engine puts the last microsecond of a second before 1970 an hour, a day or a year
-# too early.
+# The engine assigns the last microsecond before a full second before 1970 to the
+# previous hour, day or year.
 ROWS = {
     1: ROW | {"local_at": "1066-10-14T09:00:00.999998", "total": "-9999999949.99"},
     2: dict.fromkeys(ROW),
@@ -46,13 +46,15 @@ def changes(warehouse, log_lsn):
 
 
 @pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS.keys())
-def test_rows_stand_in_the_partitions_where_the_engine_would_put_them(warehouse, split):
-    """Merged by the engine, each row comes to stand beside where it was appended."""
+def test_rows_are_appended_to_the_partitions_that_the_engine_would_use(
+    warehouse, split
+):
+    """After a merge by the engine, each row is in the partition of its append."""
     warehouse.set(partition={warehouse.orders: split} if split else {})
     sink = warehouse.sink()
     write(sink, changes(warehouse, 8))
-    ask = "SELECT DISTINCT partition FROM {t}.files" if split else "SELECT 1"
-    appended = warehouse.sql(ask)
+    query = "SELECT DISTINCT partition FROM {t}.files" if split else "SELECT 1"
+    appended = warehouse.sql(query)
     write(sink, changes(warehouse, 16))
     operations = [
         row["operation"]
@@ -60,14 +62,14 @@ def test_rows_stand_in_the_partitions_where_the_engine_would_put_them(warehouse,
     ]
 
     assert ["append", "overwrite"] == operations[-2:]
-    assert sorted(map(str, appended)) == sorted(map(str, warehouse.sql(ask)))
+    assert sorted(map(str, appended)) == sorted(map(str, warehouse.sql(query)))
     assert {str(key): {"id": key, **row} for key, row in ROWS.items()} == {
         key: dict(row.fields) for key, row in warehouse.rows().items()
     }
 
 
-def test_the_engine_reads_and_finds_what_was_appended(warehouse):
-    """Each value is what the engine itself has merged, and its bounds are as well."""
+def test_the_engine_reads_and_finds_appended_rows(warehouse):
+    """Values and their bounds equal those of rows that the engine itself has merged."""
     sink = warehouse.sink()
     own = f"SELECT {', '.join(('id', *ROW, '_is_deleted'))} FROM {{t}} ORDER BY id"  # noqa: S608 - of names
     write(sink, changes(warehouse, 8))
@@ -99,7 +101,7 @@ def test_the_engine_reads_and_finds_what_was_appended(warehouse):
 
 
 def bounds(files):
-    """Return least and greatest values, counts and nulls of files, by column."""
+    """Return the lowest and greatest values, counts and nulls of files, by column."""
     found = [file["readable_metrics"] for file in files]
     return {
         name: (
@@ -120,8 +122,8 @@ def bounds(files):
     }
 
 
-def test_a_value_that_no_partition_has_room_for_refuses_its_row_only(warehouse):
-    """Truncated, it has more digits than its type: neither writer can take it."""
+def test_a_value_that_no_partition_can_represent_refuses_its_batch(warehouse):
+    """Truncated, it has more digits than its type, so neither writer can write it."""
     warehouse.set(partition={warehouse.orders: ("truncate(50, total)",)})
     sink = warehouse.sink()
     fitting = warehouse.change(8, 1, ROW | {"total": "1.00"})

@@ -1,4 +1,4 @@
-"""The warehouse when somebody else commits between our look and our commit."""
+"""Another writer commits to the warehouse between the sink's read and its commit."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,44 +20,46 @@ _WAITING = (
 
 
 class Catalog:
-    """The row of the catalog that says which commit of a table is the newest."""
+    """The row of the catalog that names the newest commit of a table."""
 
     def __init__(self, connection, name):
         self.connection = connection
-        self._place = name.split(".")
+        self._name = name.split(".")
 
-    def stands_at(self):
-        """Return the newest commit's file."""
+    def newest(self):
+        """Return the file of the newest commit."""
         query = "SELECT metadata_location FROM iceberg_tables"
         return self._run(query).fetchone()[0]
 
-    def put(self, location):
-        """Make another commit the newest."""
+    def set_newest(self, location):
+        """Make a different commit the newest."""
         self._run("UPDATE iceberg_tables SET metadata_location = %s", location)
 
     def _run(self, statement, *values):
         where = " WHERE table_namespace = %s AND table_name = %s"
-        return self.connection.execute(statement + where, [*values, *self._place])
+        return self.connection.execute(statement + where, [*values, *self._name])
 
 
 @contextmanager
-def overtaken(lent: Lake, name: str, theirs: Callable[[], object]) -> Iterator[None]:
-    """Let another writer commit between our look and our commit.
-
-    It is made and taken back; then it is made again in a transaction that ends when
-    ours is about to be: whatever runs inside has looked before it, and commits behind.
+def overtaken(lake: Lake, name: str, theirs: Callable[[], object]) -> Iterator[None]:
     """
-    with psycopg.connect(lent.described.url) as connection:
+    Let another writer commit between the sink's read and its commit.
+
+    The other commit is made and undone; then it is repeated in a transaction that ends
+    once the sink's commit waits: the code in the block has read before it, and commits
+    after it.
+    """
+    with psycopg.connect(lake.described.url) as connection:
         catalog = Catalog(connection, name)
-        before = catalog.stands_at()
+        before = catalog.newest()
         connection.commit()
         theirs()
-        after = catalog.stands_at()
-        catalog.put(before)
+        after = catalog.newest()
+        catalog.set_newest(before)
         connection.commit()
-        catalog.put(after)
+        catalog.set_newest(after)
         with (
-            psycopg.connect(lent.described.url, autocommit=True) as watching,
+            psycopg.connect(lake.described.url, autocommit=True) as watching,
             ThreadPoolExecutor(1) as pool,
         ):
             done = pool.submit(
@@ -73,8 +75,8 @@ def overtaken(lent: Lake, name: str, theirs: Callable[[], object]) -> Iterator[N
             done.result()
 
 
-def in_the_end(sink, changes=(), events=()):
-    """Write a batch as its query does: again, until it goes through."""
+def write_with_retries(sink, changes=(), events=()):
+    """Retry a batch until it succeeds, as its query does."""
     for _ in range(3):
         try:
             return write(sink, changes, events)
@@ -90,8 +92,8 @@ def in_the_end(sink, changes=(), events=()):
         pytest.param(9, id="a new key", marks=pytest.mark.soak),
     ],
 )
-def test_a_commit_between_is_met_again(warehouse, key):
-    """The newer of both rows stays, whatever the order, and each key stands once."""
+def test_a_batch_is_retried_after_another_writers_commit(warehouse, key):
+    """Whatever the order, the newer of two rows is kept, and each key occurs once."""
     write(warehouse.sink(), [warehouse.change(8, 1, {"note": "old"})])
     sink = warehouse.sink()
     write(sink, [warehouse.change(9, 2, {"note": "old"})])
@@ -99,7 +101,7 @@ def test_a_commit_between_is_met_again(warehouse, key):
     with overtaken(
         warehouse, warehouse.orders, lambda: write(warehouse.sink(), [newer])
     ):
-        outcome = in_the_end(
+        outcome = write_with_retries(
             sink,
             [
                 warehouse.change(24, key, {"note": "ours"}),
@@ -116,7 +118,7 @@ def test_a_commit_between_is_met_again(warehouse, key):
 
 def test_an_append_does_not_build_on_another_writers_commit(warehouse):
     """
-    An overtaken appender knows both writers' keys the next time.
+    After losing the race, the appender knows the keys of both writers.
     """
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, 1, {"note": "old"})], [warehouse.event(1)])
@@ -125,12 +127,12 @@ def test_an_append_does_not_build_on_another_writers_commit(warehouse):
     with overtaken(
         warehouse, warehouse.orders, lambda: write(warehouse.sink(), [newer])
     ):
-        outcome = in_the_end(sink, ours)
+        outcome = write_with_retries(sink, ours)
     theirs = [warehouse.event(n) for n in (2, 3)]
     with overtaken(
         warehouse, warehouse.events, lambda: write(warehouse.sink(), events=theirs)
     ):
-        in_the_end(sink, events=[warehouse.event(n) for n in (3, 4)])
+        write_with_retries(sink, events=[warehouse.event(n) for n in (3, 4)])
     notes = [
         (row.key, row.fields["note"]) for row in warehouse.reader.rows(warehouse.orders)
     ]
@@ -145,7 +147,7 @@ def test_an_append_does_not_build_on_another_writers_commit(warehouse):
 
 def test_another_writers_compaction_loses_nothing(warehouse):
     """
-    The retried batch meets the rewritten rows.
+    The retried batch finds the rewritten rows.
     """
     sink = warehouse.sink()
     for log_lsn in (8, 16, 24):
@@ -157,7 +159,7 @@ def test_another_writers_compaction_loses_nothing(warehouse):
         "options => map('delete-file-threshold', '1'))"
     )
     with overtaken(warehouse, warehouse.orders, lambda: warehouse.sql(compact)):
-        outcome = in_the_end(sink, [warehouse.change(32, 2, {"note": "b"})])
+        outcome = write_with_retries(sink, [warehouse.change(32, 2, {"note": "b"})])
     rows = sorted(
         (r.key, r.fields["note"]) for r in warehouse.reader.rows(warehouse.orders)
     )
@@ -168,8 +170,8 @@ def test_another_writers_compaction_loses_nothing(warehouse):
     )
 
 
-def test_an_event_that_somebody_else_appends_between_is_there_once(warehouse):
-    """Two that append the same events end with each of them once."""
+def test_an_event_that_two_writers_append_is_stored_once(warehouse):
+    """Two writers append overlapping events, and each event is stored once."""
     sink = warehouse.sink()
     write(warehouse.sink(), events=[warehouse.event(1)])
     write(sink, events=[warehouse.event(2)])
@@ -179,7 +181,7 @@ def test_an_event_that_somebody_else_appends_between_is_there_once(warehouse):
         warehouse.events,
         lambda: write(warehouse.sink(), events=theirs),
     ):
-        in_the_end(sink, events=[warehouse.event(n) for n in (4, 5)])
+        write_with_retries(sink, events=[warehouse.event(n) for n in (4, 5)])
     keys = [row.key for row in warehouse.reader.rows(warehouse.events)]
 
     assert sorted(warehouse.event(n).id for n in range(1, 6)) == sorted(keys)

@@ -1,4 +1,4 @@
-"""A warehouse that the engine writes, after tasks have encoded the rows."""
+"""A warehouse that the engine writes after tasks have encoded the rows."""
 
 import random
 
@@ -26,7 +26,7 @@ MANY_KEYS = range(1, 400)
 
 
 def record(number, operation, key=None, *, topic="t", unchanged=None, **after):
-    """Make a row of Kafka's columns; a key has one partition."""
+    """Make a record as a row of Kafka's columns; each key has one partition."""
     headers = [("position", f"{number * 8:016x}.0000000000".encode())]
     if unchanged:
         headers.append(("unchanged", orjson.dumps(unchanged)))
@@ -51,13 +51,13 @@ def event(number):
 
 
 class FrameTasks:
-    """The tasks of a batch that the engine has already."""
+    """The tasks of a batch that is already in the engine."""
 
     def __init__(self, frame):
         self._frame = frame
 
     def run(self, function, schema):
-        """Run one for each partition."""
+        """Run a task for each partition."""
 
         def task(batches):
             tables = [pa.Table.from_batches([one]).cast(RECORDS) for one in batches]
@@ -68,7 +68,7 @@ class FrameTasks:
 
 
 class Recorded(Stepping):
-    """Both engines of a lake's writer; records the steps that write rows."""
+    """Both engines of a lake's writer, which record the steps that write rows."""
 
     def __init__(self, lake):
         super().__init__(lake)
@@ -82,7 +82,7 @@ class Recorded(Stepping):
             self.steps.append(text.partition(" INTO")[0])
         return run()
 
-    def taken(self):
+    def new_steps(self):
         """Return the steps since the last call."""
         steps, self.steps = self.steps, []
         return steps
@@ -125,7 +125,7 @@ class Warehouse:
         return self._slices.write(batch, 1)
 
     def contents(self):
-        """Return position and row of each key, and each event."""
+        """Return the position and the row of each key, and each event."""
         stored = {
             key: (row.position, None if row.is_deleted else dict(row.fields))
             for key, row in self.lake.rows().items()
@@ -153,7 +153,7 @@ def make(lake):
 
 
 def history(chance, numbers, known, keys):
-    """Make a batch: whole and partial rows, deletes, truncations, events."""
+    """Make a batch with whole and partial rows, deletes, truncations and events."""
     records = []
     for number in numbers:
         key = chance.choice(keys)
@@ -182,12 +182,12 @@ def history(chance, numbers, known, keys):
         (2, MANY_KEYS),
     ],
 )
-def test_rows_of_the_engine_equal_those_of_the_driver(make, seed, keys):
+def test_rows_that_the_engine_writes_equal_those_of_the_driver(make, seed, keys):
     """
-    Partial changes, deletes, truncations, and a batch's end again with the next one.
+    Partial changes, deletes and truncations occur, and batches overlap.
     """
     chance, known = random.Random(seed), set()  # noqa: S311 - a history
-    by_driver, by_engine = (make(by_engine=way) for way in (False, True))
+    by_driver, by_engine = (make(by_engine=is_engine) for is_engine in (False, True))
     again = []
     for number in range(3):
         first = 1 + 100 * number
@@ -201,9 +201,9 @@ def test_rows_of_the_engine_equal_those_of_the_driver(make, seed, keys):
     assert by_driver.repairs.keys == by_engine.repairs.keys
 
 
-def test_a_fill_is_one_commit_and_leaves_nothing_to_the_driver(make):
+def test_a_fill_is_one_commit_without_the_driver(make):
     """
-    Rows of three tasks and two topics, some keys in two of them.
+    Rows come from three tasks and two topics, and some keys from both topics.
     """
     filled = make()
     rows = [record(n, "c", n, note="new") for n in range(1, 400)]
@@ -217,7 +217,7 @@ def test_a_fill_is_one_commit_and_leaves_nothing_to_the_driver(make):
         *(result.rows, result.stale, result.left, result.records),
     )
     assert {"new"} == {row["note"] for _, row in stored.values()}
-    # The empty commit on which the branch begins, and the rows.
+    # The empty commit with which the branch begins, and the commit of the rows.
     assert before + 2 == filled.commits()
 
 
@@ -230,9 +230,9 @@ BATCHES = ((1, 300), (290, 600), (600, 700), (1, 700))
     [("bigint", ()), ("text", ("bucket(3, id)",))],
     ids=["integers", "texts in partitions"],
 )
-def test_rows_of_new_keys_become_files_and_only_the_others_are_merged(make, key, split):
+def test_rows_of_new_keys_are_appended_and_only_others_are_merged(make, key, split):
     """
-    A fill while rows that it has filled change: each batch is one step for readers.
+    Filled rows change during a fill: each batch is one step for readers.
     """
     filled = make(key=key, split=split)
     found, expected = [], {}
@@ -242,20 +242,20 @@ def test_rows_of_new_keys_become_files_and_only_the_others_are_merged(make, key,
         note = f"from {number}"
         result = filled.write([record(number, "r", one, note=note) for one in keys])
         expected |= {str(one): note for one in keys}
-        steps = filled.engines.taken()
+        steps = filled.engines.new_steps()
         found.append((steps, filled.commits() - before, result.rows, result.left))
     (total,) = filled.lake.sql("SELECT count(*) AS n FROM {t}")
 
     assert expected == filled.lake.notes()
     assert [(NEW, 1, 299, 0), (MIXED, 1, 310, 0), (NEW, 1, 100, 0)] == found[:3]
-    # All of them are known: a search for most costs as much as one for all.
+    # All keys are known: a search for most costs as much as one for all.
     assert (["MERGE"], 1, 699, 0) == found[3]
     assert {"n": 699} == total
 
 
-def test_a_key_that_two_tasks_have_is_there_once(make):
+def test_a_key_in_two_tasks_is_stored_once(make):
     """
-    Two topics of one table, in one batch: neither task knows the other's row.
+    A batch has two topics of one table: neither task knows the other's row.
     """
     filled = make()
     rows = [record(n, "c", n, note="new") for n in range(1, 200)]
@@ -274,7 +274,7 @@ def test_a_key_that_two_tasks_have_is_there_once(make):
 
 def test_rows_whose_files_tasks_cannot_write_are_merged(make):
     """
-    All of a batch, and those of a batch with some known keys.
+    This holds for whole batches, and for batches with some known keys.
     """
     filled = make()
     filled.engines.can_write_files = False
@@ -287,26 +287,26 @@ def test_rows_whose_files_tasks_cannot_write_are_merged(make):
     assert 199 == len(filled.lake.sql("SELECT id FROM {t}"))
 
 
-def test_rows_that_somebody_else_has_added_are_searched(make):
+def test_keys_are_searched_after_another_writers_commit(make):
     """
-    Another writer commits during a fill: all of its keys are in doubt.
+    After another writer's commit during a fill, all keys of its rows are in doubt.
     """
     filled, batch = make(), [record(n, "c", n, note="ours") for n in range(1, 100)]
     filled.write(batch)
     filled.lake.sql(
         "INSERT INTO {t} VALUES (150, 'theirs', 'ffffffffffffffff.0000000000', false)"
     )
-    filled.engines.taken()
+    filled.engines.new_steps()
     filled.write([record(n, "c", n, note="ours") for n in range(100, 200)])
 
     assert "theirs" == filled.lake.notes()["150"]
-    assert "MERGE" in filled.engines.taken()
+    assert "MERGE" in filled.engines.new_steps()
     assert 199 == len(filled.lake.sql("SELECT id FROM {t}"))
 
 
-def test_rows_with_a_dropped_column_keep_it(make):
+def test_rows_keep_a_dropped_column(make):
     """
-    Older records still have it; newer ones leave the stored value as it is.
+    Older records still have it; newer ones leave its stored value unchanged.
     """
     filled = make()
     filled.write([record(n, "c", n, note=f"note {n}") for n in (1, 2)])
@@ -325,9 +325,9 @@ def test_rows_with_a_dropped_column_keep_it(make):
     ] == found
 
 
-def test_a_partial_change_keeps_what_it_leaves_out(make):
+def test_a_partial_change_keeps_the_columns_that_it_leaves_out(make):
     """
-    The driver writes it: only the target knows whether there is a row.
+    The driver writes it, because only the target knows whether the row exists.
     """
     filled = make()
     filled.write([record(n, "c", n, note=f"note {n}") for n in (1, 2)])
@@ -340,7 +340,7 @@ def test_a_partial_change_keeps_what_it_leaves_out(make):
 
 def test_rows_below_a_floor_do_not_come_back(make):
     """
-    A replay brings them again, after a truncation has deleted them.
+    A replay delivers them again after a truncation has deleted them.
     """
     filled = make()
     rows = [record(n, "c", n, note="old") for n in range(1, 5)]
@@ -354,7 +354,7 @@ def test_rows_below_a_floor_do_not_come_back(make):
 
 def test_a_value_that_does_not_fit_is_left_to_the_driver(make):
     """
-    Its key becomes a dead letter; all other rows stay written.
+    Its key becomes a dead letter; all other rows remain written.
     """
     filled = make()
     filled.lake.relations.columns = (Column("id", "bigint"), Column("n", "bigint"))
@@ -368,9 +368,9 @@ def test_a_value_that_does_not_fit_is_left_to_the_driver(make):
 
 
 @pytest.mark.usefixtures("lake")
-def test_two_warehouses_of_a_driver_do_not_share_views():
+def test_two_warehouses_in_a_driver_do_not_share_views():
     """
-    They write at the same time, from batches with the same name.
+    They write concurrently, from batches with the same name.
     """
     spark = SparkSession.getActiveSession()
     sessions = [SparkSql.of_sink(spark) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""The warehouse when an append has landed, and its answer is lost on the way back."""
+"""The warehouse after a successful append whose response is lost."""
 
 from contextlib import suppress
 
@@ -14,9 +14,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(18
 
 @pytest.fixture
 def lost(monkeypatch):
-    """Make each table's next append raise the test's error after its commit.
+    """
+    Make each table's next append raise the test's error after its commit.
 
-    Lend the errors by the table they are for; what was raised is gone from it.
+    Provide the errors by table; an error is removed when it is raised.
     """
     commit, errors = SqlCatalog.commit_table, {}
 
@@ -42,7 +43,7 @@ def lost(monkeypatch):
             marks=pytest.mark.soak,
         ),
         pytest.param(ConnectionResetError("cut off"), 3, id="cut off, a later one"),
-        # What a proxy makes of it that asks once more by itself.
+        # The error that results if a proxy repeats the request.
         pytest.param(
             *(CommitFailedException("has changed"), 0),
             id="refused, the first",
@@ -53,10 +54,10 @@ def lost(monkeypatch):
         ),
     ],
 )
-def test_an_append_that_has_landed_unheard_is_there_once(
+def test_an_append_whose_response_is_lost_is_stored_once(
     warehouse, lost, error, before
 ):
-    """The same attempt finds it, or the next if the engine fails as well."""
+    """The same attempt finds it, or the next one if the engine fails too."""
     sink = warehouse.sink(Faulty(warehouse, "MERGE", after=False))
     keys = range(before + 3)
     rows = [warehouse.change(8, key, {"note": str(key)}) for key in keys]

@@ -1,4 +1,4 @@
-"""The warehouse in an object store, by configuration: written, kept up and read."""
+"""A warehouse that is configured to be in an object store: writes, upkeep and reads."""
 
 import re
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def store(tmp_path) -> Iterator[str]:
 
 @pytest.fixture
 def stored(lake, store, database) -> Iterator[Lake]:
-    """Provide a warehouse whose files are in it, in a session of its own."""
+    """Provide a warehouse whose files are in the store, with a session of its own."""
     described, _ = lake
     options = {
         "location": BUCKET,
@@ -42,19 +42,21 @@ def stored(lake, store, database) -> Iterator[Lake]:
     chosen = {"url": database, "warehouse": WarehouseOptions(**options)}
     sink = described.model_copy(update={**chosen, "folder": None})
     session = SparkSql(session_of(sink))
-    lent = Lake(sink, session, **options, compact_after_files=4)
-    yield lent
-    lent.reader.close()
+    made = Lake(sink, session, **options, compact_after_files=4)
+    yield made
+    made.reader.close()
 
 
 def objects(store):
-    """List what the bucket holds."""
+    """List the keys in the bucket."""
     listing = requests.get(f"{store}/{object_store.BUCKET}?list-type=2", timeout=30)
     return re.findall("<Key>([^<]+)</Key>", listing.text)
 
 
-def test_rows_in_an_object_store_equal_those_written(stored, store):
-    """Appended, merged, put together, events once; the second engine reads them."""
+def test_rows_in_an_object_store_equal_the_written_rows(stored, store):
+    """
+    They are appended, merged and compacted, events once; a second engine reads them.
+    """
     sink = stored.sink()
     with structlog.testing.capture_logs() as logged:
         write(

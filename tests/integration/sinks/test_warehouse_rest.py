@@ -1,4 +1,4 @@
-"""The warehouse behind a REST catalog, with a location, by configuration."""
+"""A warehouse that is configured with a REST catalog and a location."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(18
 
 @pytest.fixture
 def rest(lake, tmp_path) -> Iterator[tuple[Lake, object]]:
-    """Provide a warehouse whose catalog is a server, in a session of its own."""
+    """Provide a warehouse whose catalog is a server, with a session of its own."""
     described, _ = lake
     with serving(tmp_path) as (url, catalog):
         options = {"catalog": "rest", "location": "lake"}
@@ -32,13 +32,13 @@ def rest(lake, tmp_path) -> Iterator[tuple[Lake, object]]:
         session = session_of(sink)
         for name in ("jdbc.schema-version", "jdbc.user", "jdbc.password"):
             session.conf.unset(f"spark.sql.catalog.lake.{name}")
-        lent = Lake(sink, SparkSql(session), **options)
-        yield lent, catalog
-        lent.reader.close()
+        made = Lake(sink, SparkSql(session), **options)
+        yield made, catalog
+        made.reader.close()
 
 
 def test_a_rest_catalog_serves_writer_and_reader(rest):
-    """Rows, a partial change, a delete, a new column, the view and the log."""
+    """Rows, a partial change, a delete, a new column, the view and the log all work."""
     lake, catalog = rest
     sink = lake.sink()
     write(
@@ -69,8 +69,8 @@ def test_a_rest_catalog_serves_writer_and_reader(rest):
         pytest.param(1, id="a later one"),
     ],
 )
-def test_an_append_that_lands_behind_a_proxy_that_fails_is_there_once(rest, before):
-    """The server has it, the client hears 502: the engine finds it."""
+def test_an_append_whose_response_a_proxy_loses_is_stored_once(rest, before):
+    """The server has the append but the client receives a 502; the engine finds it."""
     lake, catalog = rest
     answer, lost = catalog.answer, []
 
@@ -101,15 +101,15 @@ def test_an_append_that_lands_behind_a_proxy_that_fails_is_there_once(rest, befo
     assert sorted(event.id for event in events) == sorted(ids)
 
 
-def test_a_table_that_is_not_there_holds_nothing(rest):
-    """As behind any catalog."""
+def test_a_table_that_does_not_exist_has_no_rows(rest):
+    """A REST catalog behaves like any other here."""
     lake, _ = rest
 
     assert [] == list(lake.reader.rows("shop.never"))
 
 
-def test_a_rest_catalog_that_does_not_answer_is_unavailable(rest, unused_port):
-    """A reader that cannot read says so, and never that there is nothing."""
+def test_a_rest_catalog_that_refuses_connections_is_unavailable(rest, unused_port):
+    """A reader that cannot read raises an error instead of returning no rows."""
     lake, _ = rest
     url = f"http://127.0.0.1:{unused_port}"
     reader = WarehouseReader(lake.described.model_copy(update={"url": url}))

@@ -1,4 +1,6 @@
-"""The warehouse while its source's tables change: nothing is lost, no one waits."""
+"""
+The warehouse follows schema changes of its source without losing or blocking rows.
+"""
 
 import pytest
 
@@ -17,12 +19,12 @@ ID, *OTHERS = COLUMNS
 
 
 def without(name):
-    """Return the columns without one."""
+    """Return the columns except one."""
     return tuple(c for c in COLUMNS if c.name != name)
 
 
-def test_a_column_that_is_added_is_taken(warehouse):
-    """Old rows are null until they are read again."""
+def test_an_added_column_is_adopted(warehouse):
+    """Old rows are null in it until they are read again."""
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, key, {"note": "x"}) for key in (1, 2)])
     warehouse.relations.columns = (*COLUMNS, Column("channel", "text"))
@@ -34,8 +36,8 @@ def test_a_column_that_is_added_is_taken(warehouse):
 
 
 @pytest.mark.parametrize("after", [pytest.param(False, marks=pytest.mark.soak), True])
-def test_an_interrupted_addition_is_made_again(warehouse, after):
-    """It is safe to repeat."""
+def test_an_interrupted_addition_is_repeated(warehouse, after):
+    """An addition is safe to repeat."""
     write(warehouse.sink(), [warehouse.change(8, 1, {"note": "x"})])
     warehouse.relations.columns = (*COLUMNS, Column("channel", "text"))
     with pytest.raises(UnavailableError, match="lost"):
@@ -56,7 +58,7 @@ def _quoted(name):
 
 
 def test_a_column_that_is_dropped_stays_readable(warehouse):
-    """Its values stay, an older record still brings its own, new rows are null."""
+    """Its values are kept, older records still set it, and new rows are null in it."""
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, key, {"note": "x"}) for key in (1, 2)])
     warehouse.relations.columns = without("note")
@@ -75,8 +77,8 @@ def test_a_column_that_is_dropped_stays_readable(warehouse):
     }
 
 
-def test_a_column_that_is_renamed_is_a_new_one(warehouse):
-    """The new name is a column of its own, filled as rows come; the old one stays."""
+def test_a_renamed_column_is_a_new_column(warehouse):
+    """The new column is filled by arriving rows; the old column is kept."""
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, 1, {"note": "x"})])
     warehouse.relations.columns = (*without("note"), Column("remark", "text"))
@@ -91,8 +93,8 @@ def test_a_column_that_is_renamed_is_a_new_one(warehouse):
     )
 
 
-def test_a_column_is_widened_when_its_values_outgrow_it(warehouse):
-    """An integer that became a bigint is announced, and its rows are not refused."""
+def test_a_column_is_widened_with_its_source(warehouse):
+    """A change from integer to bigint is announced, and none of its rows is refused."""
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, 1, {"note": "x"})])
     warehouse.relations.columns = (Column("id", "bigint"), *OTHERS)
@@ -102,15 +104,17 @@ def test_a_column_is_widened_when_its_values_outgrow_it(warehouse):
 
 
 def test_a_column_that_the_table_never_had_is_left_out(warehouse):
-    """An older record's column that no shape has any more is left out."""
+    """A column of an older record is left out if the current shape lacks it."""
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, 1, {"note": "x", "gone": "y"})])
 
     assert "gone" not in warehouse.rows()["1"].fields
 
 
-def test_a_change_that_cannot_be_followed_holds_back_its_route_alone(warehouse):
-    """Its changes are refused with the cure, events go on, and so does it later."""
+def test_an_impossible_schema_change_holds_back_only_its_route(warehouse):
+    """
+    Its changes are refused with a remedy; events continue, and later the route does.
+    """
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, 1, {"note": "x"})])
     warehouse.relations.columns = (*without("note"), Column("note", "integer"))
@@ -134,8 +138,8 @@ def test_a_change_that_cannot_be_followed_holds_back_its_route_alone(warehouse):
     assert {"1": 5} == warehouse.notes()
 
 
-def test_a_log_that_finds_another_table_in_its_place_holds_back_itself_alone(warehouse):
-    """Its events are refused with the cure, rows go on, and so does it later."""
+def test_a_foreign_table_in_place_of_a_log_holds_back_only_the_log(warehouse):
+    """Its events are refused with a remedy; rows continue, and later the log does."""
     warehouse.sql("CREATE NAMESPACE IF NOT EXISTS lake.shop")
     warehouse.sql("CREATE TABLE {e} (id int, name string) USING iceberg")
     sink = warehouse.sink()
@@ -156,9 +160,9 @@ def test_a_log_that_finds_another_table_in_its_place_holds_back_itself_alone(war
         pytest.param(Column("ratio", "real"), 0.1, marks=pytest.mark.soak),
     ],
 )
-def test_a_column_that_is_narrowed_keeps_its_width(warehouse, column, value):
+def test_a_narrowed_column_keeps_its_width(warehouse, column, value):
     """
-    The wider column stays as it is, and so does a late record with a wide value.
+    The column stays wide, so a late record with a wide value is written unchanged.
     """
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, 1, {column.name: value})])
@@ -175,8 +179,8 @@ def test_a_column_that_is_narrowed_keeps_its_width(warehouse, column, value):
     assert {"1": value, "2": value, "3": type(value)("1.50")} == found
 
 
-def test_another_key_holds_back_the_route(warehouse):
-    """A table filled by one key cannot be guarded by another, at the start or later."""
+def test_a_different_key_holds_back_the_route(warehouse):
+    """A table with one key cannot be guarded with a different key."""
     warehouse.sink()
     warehouse.relations.columns = (Column("other", "integer"), *COLUMNS)
     warehouse.relations.key = ("id", "other")
@@ -185,9 +189,9 @@ def test_another_key_holds_back_the_route(warehouse):
     assert "its key is" in outcome.refused[0].reason
 
 
-def test_a_floor_counts_for_a_route_that_is_held_back(warehouse):
+def test_a_floor_applies_to_a_route_that_is_held_back(warehouse):
     """
-    Truncated rows are gone, and stay below the floor when the route continues.
+    Truncated rows are removed, and stay below the floor when the route continues.
     """
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, 1, {"note": "x"})])
@@ -205,7 +209,7 @@ def test_a_floor_counts_for_a_route_that_is_held_back(warehouse):
 
 def test_a_floor_of_a_foreign_table_changes_nothing(warehouse):
     """
-    The route is held back, and other routes go on.
+    The route is held back, and the table and its properties are left alone.
     """
     warehouse.sql("CREATE TABLE {t} (id INT, note STRING, _position STRING)")
     warehouse.sql("INSERT INTO {t} VALUES (1, 'x', '')")
@@ -222,8 +226,10 @@ def test_a_floor_of_a_foreign_table_changes_nothing(warehouse):
     ]
 
 
-def test_a_table_is_split_as_configured_and_again_when_that_changes(warehouse):
-    """Rows stay equal over a change of the split; its files stand in partitions."""
+def test_a_table_is_partitioned_as_configured_even_after_a_change(warehouse):
+    """
+    Its rows are the same after a change of the partitions, and new files follow it.
+    """
     changes = [warehouse.change(8, n, ROW | {"day": "2026-02-28"}) for n in range(20)]
     warehouse.set(partition={warehouse.orders: ("bucket(4, id)",)})
     write(warehouse.sink(), changes[:10])
@@ -238,8 +244,8 @@ def test_a_table_is_split_as_configured_and_again_when_that_changes(warehouse):
     assert {str(n) for n in range(20) if n != 3} == set(warehouse.notes())
 
 
-def test_a_split_of_an_unknown_route_or_column_is_a_mistake(warehouse):
-    """The sink does not open, and says which."""
+def test_a_split_of_an_unknown_route_or_column_is_rejected(warehouse):
+    """The sink does not open, and its error names the route or the column."""
     warehouse.set(partition={"shop.nowhere": ("id",)})
     with pytest.raises(PartitionFieldError, match=r"no route is named shop\.nowhere"):
         warehouse.sink()

@@ -11,7 +11,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(24
 
 @pytest.fixture
 def rig(stack, database, unique, tmp_path, lake):
-    """Provide a warehouse that makes null what it has no room for, with such rows."""
+    """
+    Provide a warehouse that stores NULL for unrepresentable values, and such rows.
+    """
     described, session = lake
     stack.up("postgres", "kafka")
     made = VerifiedRig(database, stack.kafka, unique, tmp_path)

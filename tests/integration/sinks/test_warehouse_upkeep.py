@@ -1,4 +1,4 @@
-"""The warehouse between batches: compacted, purged, and readable as it once was."""
+"""Upkeep of the warehouse between batches: compaction, purges and time travel."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(18
 
 
 def test_compaction_keeps_the_contents(warehouse):
-    """Few files are left, every row and tombstone stays, and the guard still holds."""
+    """
+    Few files are left, every row and tombstone is kept, and the guard still holds.
+    """
     warehouse.set(compact_after_files=4)
     sink = warehouse.sink()
     for number in range(1, 5):
@@ -31,8 +33,8 @@ def test_compaction_keeps_the_contents(warehouse):
     assert warehouse.rows()["0"].is_deleted
 
 
-def test_tombstones_go_when_nothing_below_them_can_come_again(warehouse):
-    """Those above the safe position stay, and so does every row that lives."""
+def test_tombstones_are_removed_below_the_safe_position(warehouse):
+    """Newer tombstones and all live rows are kept."""
     warehouse.set(compact_after_s=60)
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, key, {"note": "x"}) for key in range(4)])
@@ -49,8 +51,8 @@ def test_tombstones_go_when_nothing_below_them_can_come_again(warehouse):
 
 
 @pytest.mark.parametrize("begins", ["CALL lake.system.rewrite", "DELETE"])
-def test_failing_upkeep_fails_no_batch(warehouse, begins):
-    """The batch counts as written, the next one is too, and all rows are there."""
+def test_failing_upkeep_does_not_fail_a_batch(warehouse, begins):
+    """Every batch counts as written, and the rows are all there."""
     warehouse.set(compact_after_files=2)
     sink = warehouse.sink(Faulty(warehouse, begins, after=False))
     applied = []
@@ -61,8 +63,8 @@ def test_failing_upkeep_fails_no_batch(warehouse, begins):
     assert ([1, 1, 1], {"1": "2"}) == (applied, warehouse.notes())
 
 
-def test_a_table_is_read_as_it_once_was(warehouse):
-    """By version and by time; what was deleted since is there again."""
+def test_an_earlier_version_of_a_table_can_be_read(warehouse):
+    """It is read by version and by time, with the rows deleted since."""
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, n, {"note": "then"}) for n in (1, 2)])
     seen = "SELECT snapshot_id, made_current_at FROM {t}.history"
@@ -71,17 +73,17 @@ def test_a_table_is_read_as_it_once_was(warehouse):
         sink, [warehouse.change(16, 1, None), warehouse.change(16, 2, {"note": "now"})]
     )
     version, at = then["snapshot_id"], then["made_current_at"].isoformat()
-    ask = "SELECT id, note FROM {t} %s WHERE NOT _is_deleted ORDER BY id"
-    by_version = warehouse.sql(ask % f"VERSION AS OF {version}")
-    by_time = warehouse.sql(ask % f"TIMESTAMP AS OF '{at}'")
+    query = "SELECT id, note FROM {t} %s WHERE NOT _is_deleted ORDER BY id"
+    by_version = warehouse.sql(query % f"VERSION AS OF {version}")
+    by_time = warehouse.sql(query % f"TIMESTAMP AS OF '{at}'")
 
     assert {"2": "now"} == warehouse.notes()
     assert [(1, "then"), (2, "then")] == [(r["id"], r["note"]) for r in by_version]
     assert by_version == by_time
 
 
-def test_files_and_versions_stay_few_over_many_batches(warehouse):
-    """However many batches come: files, versions and metadata stay bounded."""
+def test_files_and_versions_stay_few_after_many_batches(warehouse):
+    """The numbers of files, versions and metadata files are bounded."""
     warehouse.set(
         compact_after_files=6, history_s=1, history_versions=2, metadata_versions=3
     )
@@ -99,13 +101,14 @@ def test_files_and_versions_stay_few_over_many_batches(warehouse):
 
     assert ({"1": "11"}, True) == (warehouse.notes(), max(metadata) <= 4)
     assert (True, True) == (max(files) <= 8, min(files[-8:]) <= 2)
-    # Six files take three batches, and what is a second old goes with the next upkeep.
+    # Six files take three batches, and versions over a second old are removed at the
+    # next upkeep.
     assert max(versions) <= 12
 
 
 def test_orphan_files_are_removed_once_they_are_old(warehouse):
     """
-    Files of a killed driver are removed; new and known ones stay.
+    Old files of a killed driver are removed; new and known files are kept.
     """
     warehouse.set(compact_after_s=60)
     sink = warehouse.sink()

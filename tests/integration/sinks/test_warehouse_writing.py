@@ -1,4 +1,4 @@
-"""How the warehouse writes: appended or merged, in parts, and over any failure."""
+"""How the warehouse writes: appends and merges, in parts, and after any failure."""
 
 from contextlib import suppress
 
@@ -13,8 +13,8 @@ from towpath.sinks.ports import Batch
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
 
 
-class Telling(Stepping):
-    """Keeps what is written by, and how."""
+class RecordingSteps(Stepping):
+    """Records whether each write was an append or a merge."""
 
     def __init__(self, lake):
         super().__init__(lake)
@@ -28,8 +28,10 @@ class Telling(Stepping):
 
 
 def test_new_keys_are_appended_and_known_ones_merged(warehouse):
-    """While all keys are known; another process knows none, and searches."""
-    session = Telling(warehouse)
+    """
+    This holds while the sink knows all keys; a new process knows none, and searches.
+    """
+    session = RecordingSteps(warehouse)
     sink = warehouse.sink(session)
     write(sink, [warehouse.change(8, n, {"note": "a"}) for n in range(4)])
     write(sink, [warehouse.change(8, n, {"note": "a"}) for n in range(4, 8)])
@@ -46,14 +48,16 @@ def test_new_keys_are_appended_and_known_ones_merged(warehouse):
 
 
 def test_new_keys_are_still_appended_after_upkeep(warehouse):
-    """Our own upkeep adds no key, and is not taken for somebody else's commit."""
+    """
+    The sink's own upkeep adds no key, and is not taken for another writer's commit.
+    """
     warehouse.set(compact_after_files=2)
-    session = Telling(warehouse)
+    session = RecordingSteps(warehouse)
     sink = warehouse.sink(session)
     rows = [warehouse.change(8, n, {"note": "x"}) for n in range(100, 120)]
     write(sink, [*rows, warehouse.change(8, 99, None)])
     for number in range(7):
-        # Purged twice, the second time there is no tombstone.
+        # Purges twice; the second time there is no tombstone.
         row = warehouse.change(8, number, {"note": "x"})
         write(sink, [row], safe=str(1 + number))
     operations = warehouse.sql("SELECT operation FROM {t}.snapshots")
@@ -64,8 +68,8 @@ def test_new_keys_are_still_appended_after_upkeep(warehouse):
     }
 
 
-class Joined(Telling):
-    """Has somebody else write, once, right before a statement of our upkeep."""
+class Interleaved(RecordingSteps):
+    """Lets another writer write, once, just before a statement of the sink's upkeep."""
 
     def __init__(self, lake, statement, theirs):
         super().__init__(lake)
@@ -89,11 +93,11 @@ class Joined(Telling):
 )
 def test_rows_written_by_others_during_upkeep_are_searched(warehouse, statement):
     """
-    Their keys are unknown, whether our upkeep commits before or after them.
+    Their keys are unknown, whether they commit before or after the sink's upkeep.
     """
     warehouse.set(compact_after_files=3)
     theirs = Batch(0, (warehouse.change(32, 9, {"note": "theirs"}),))
-    session = Joined(warehouse, statement, lambda: warehouse.sink().apply(theirs))
+    session = Interleaved(warehouse, statement, lambda: warehouse.sink().apply(theirs))
     sink = warehouse.sink(session)
     write(sink, [warehouse.change(8, 1, {"note": "a"})])
     write(sink, [warehouse.change(8, n, None) for n in (2, 3)])
@@ -107,9 +111,9 @@ def test_rows_written_by_others_during_upkeep_are_searched(warehouse, statement)
 
 def test_a_table_with_another_writer_is_searched(warehouse):
     """
-    Keys that another writer added are not taken for new.
+    Keys that another writer has added are not taken for new keys.
     """
-    session = Telling(warehouse)
+    session = RecordingSteps(warehouse)
     sink = warehouse.sink(session)
     write(sink, [warehouse.change(8, 1, {"note": "a"})])
     write(warehouse.sink(), [warehouse.change(16, 2, {"note": "theirs"})])
@@ -119,10 +123,10 @@ def test_a_table_with_another_writer_is_searched(warehouse):
     assert ["1", "2"] == sorted(r.key for r in warehouse.reader.rows(warehouse.orders))
 
 
-def test_more_keys_than_find_room_are_searched(warehouse):
-    """The memory for keys is bounded; beyond it the table is asked."""
+def test_keys_beyond_the_limit_of_known_keys_are_searched(warehouse):
+    """The memory for keys is bounded; for more keys the table is queried."""
     warehouse.set(known_keys=5)
-    session = Telling(warehouse)
+    session = RecordingSteps(warehouse)
     sink = warehouse.sink(session)
     for low in (0, 4, 8):
         write(sink, [warehouse.change(8, low + n, {"note": "a"}) for n in range(4)])
@@ -131,9 +135,9 @@ def test_more_keys_than_find_room_are_searched(warehouse):
 
 
 def test_a_large_batch_is_written_in_parts(warehouse):
-    """Each part is counted, and the whole is safe to repeat by a new sink."""
+    """Each part is counted, and the whole batch is safe to repeat with a new sink."""
     warehouse.set(statement_bytes=2048)
-    session = Telling(warehouse)
+    session = RecordingSteps(warehouse)
     changes = [warehouse.change(8, n, {"note": "x" * 100}) for n in range(40)]
     write(warehouse.sink(), [replace(c, position="0") for c in changes])
     first = write(warehouse.sink(session), changes)
@@ -143,8 +147,8 @@ def test_a_large_batch_is_written_in_parts(warehouse):
     assert 40 == len(list(warehouse.reader.rows(warehouse.orders)))
 
 
-def test_a_row_that_the_engine_refuses_is_no_failure_of_the_engine(warehouse):
-    """Two texts of one key in a batch: the batch is refused, and can be halved."""
+def test_a_row_that_the_engine_refuses_is_not_an_engine_failure(warehouse):
+    """A batch with two texts of one key is refused, so that it can be bisected."""
     numeric = Column("id", "numeric", (12 << 16 | 2) + 4)
     warehouse.relations.columns = (numeric, *warehouse.relations.columns[1:])
     sink = warehouse.sink()
@@ -160,7 +164,9 @@ def test_a_row_that_the_engine_refuses_is_no_failure_of_the_engine(warehouse):
 
 
 class Failing(Stepping):
-    """Fails at one step of an attempt, and at a later one of the next."""
+    """
+    Fails at one step of the first attempt, and one step later in each next attempt.
+    """
 
     def __init__(self, lake, *, after):
         super().__init__(lake)
@@ -169,7 +175,7 @@ class Failing(Stepping):
         self._count = -1000
 
     def attempt(self):
-        """Begin again; one step more goes through than the last time."""
+        """Begin an attempt that completes one more step than the previous one."""
         self._allowed += 1
         self._count = 0
 
@@ -184,8 +190,8 @@ class Failing(Stepping):
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_crash_on_either_side_of_every_step_changes_nothing(warehouse, after):
-    """The batch is repeated after each of them; the end is as without any."""
+def test_a_crash_before_or_after_any_step_changes_nothing(warehouse, after):
+    """The batch is repeated after each crash; the result is the same as without one."""
     warehouse.set(compact_after_files=2)
     first = [warehouse.change(8, n, {"note": "a", "body": "{}"}) for n in range(3)]
     events = [warehouse.event(n) for n in range(3)]

@@ -1,13 +1,14 @@
 """
-``make mutants``: prove that some test fails on each planted defect.
+``make mutants``: prove that some test fails with each planted defect.
 
-Our own runner rather than mutmut, cosmic-ray or mutatest: these generate defects from
-operators, thousands of them, and measure a share of survivors. The list here is chosen
-by hand, each entry violates an invariant or a decision, and none may survive. A fork of
-pytest is enough for that.
+The runner is our own rather than mutmut, cosmic-ray or mutatest: these generate
+thousands of defects from operators, and measure the share of survivors. Here the list
+is chosen by hand, each entry violates an invariant or a decision, and none may survive.
+A fork of pytest is enough for that.
 
 Each defect is run against the tests that import its module, the nearest first. A test
-that has caught one must pass without it: all of these are run once more at the end.
+that catches a defect must pass without it: all of these tests are run once more at the
+end.
 """
 
 import argparse
@@ -48,9 +49,9 @@ _COLUMNS: Final = (
 )
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the chosen defects and return an exit code."""
-    options = _parser().parse_args(words)
+    options = _parser().parse_args(arguments)
     console = Console()
     chosen = [m for m in catalogue.load() if not options.ids or m.id in options.ids]
     chosen = [m for m in chosen if options.real or not m.real]
@@ -64,7 +65,7 @@ def main(words: Sequence[str] | None = None) -> int:
     results = _run(Campaign(chosen, options.workers), len(chosen), console)
     results = _proven(results)
     _print(results, console)
-    return 0 if all(result.word == CAUGHT for result in results) else 1
+    return 0 if all(result.verdict == CAUGHT for result in results) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,16 +77,16 @@ def _parser() -> argparse.ArgumentParser:
         default=2,
         choices=range(1, 65),
         metavar="COUNT",
-        help="forks side by side",
+        help="number of concurrent forks",
     )
     parser.add_argument(
-        "--real", action="store_true", help="also those that need the local stack"
+        "--real", action="store_true", help="include those that need the local stack"
     )
     return parser
 
 
 def _run(campaign: Campaign, total: int, console: Console) -> list[Result]:
-    """Run all defects with a progress bar; print those that are not caught at once."""
+    """Run all defects with a progress bar; print at once those that are not caught."""
     results: list[Result] = []
     with Progress(*_COLUMNS, console=console) as progress:
         task = progress.add_task("", total=total, rate="")
@@ -94,34 +95,34 @@ def _run(campaign: Campaign, total: int, console: Console) -> list[Result]:
             results.append(result)
             rate = 60 * len(results) / (time.monotonic() - began_s)
             progress.update(task, advance=1, rate=f"{rate:.0f}/min")
-            if result.word != CAUGHT:
-                line = f"{result.mutant.id}: {result.word} {result.text}"
+            if result.verdict != CAUGHT:
+                line = f"{result.mutant.id}: {result.verdict} {result.text}"
                 console.print(line, markup=False, highlight=False)
     return results
 
 
 def _proven(results: Sequence[Result]) -> list[Result]:
-    """Replace ``CAUGHT`` in results whose test fails without a defect."""
+    """Replace ``CAUGHT`` in results whose test fails even without a defect."""
     found: set[str] = set()
     for is_real in (False, True):
         tests = [r.by for r in results if r.by and r.mutant.real == is_real]
         found |= failing(tests, is_real=is_real)
     return [
-        r._replace(word="fails without it") if r.by in found else r for r in results
+        r._replace(verdict="fails without it") if r.by in found else r for r in results
     ]
 
 
 def _print(results: Sequence[Result], console: Console) -> None:
     table = Table("mutant", "breaks", "result", "by", "s")
     for result in results:
-        mutant, word, by, seconds, _ = result
-        style = "" if word == CAUGHT else "red"
+        mutant, verdict, by, seconds, _ = result
+        style = "" if verdict == CAUGHT else "red"
         name = by.removeprefix("tests/").partition("[")[0]
         table.add_row(
-            mutant.id, mutant.breaks, word, name, f"{seconds:.1f}", style=style
+            mutant.id, mutant.breaks, verdict, name, f"{seconds:.1f}", style=style
         )
     console.print(table)
-    caught = sum(result.word == CAUGHT for result in results)
+    caught = sum(result.verdict == CAUGHT for result in results)
     console.print(f"{caught} of {len(results)} planted defects are caught")
 
 

@@ -1,4 +1,4 @@
-"""Run many planted defects, some at a time, and determine the result of each."""
+"""Run many planted defects, some concurrently, and determine the result of each."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from mutants.imports import ImportGraph
 from mutants.runner import Outcome, Run
 
 CAUGHT: Final = "caught"
-# Tests of the first fork, of the second, ...: the first catches nearly every defect.
+# The number of tests in each successive fork: the first catches nearly every defect.
 _BATCHES: Final = (4, 12, 40, 400)
 # The number of test functions that one fork runs without a defect, within its limit.
 _PROVEN_AT_ONCE: Final = 50
@@ -23,14 +23,14 @@ class Result(NamedTuple):
     The result of one defect.
 
     Attributes:
-        word: ``CAUGHT``, or another outcome.
+        verdict: ``CAUGHT``, or another outcome.
         by: The test that caught it.
         seconds: The duration.
         text: The output of pytest, if it did not run.
     """
 
     mutant: Mutant
-    word: str
+    verdict: str
     by: str = ""
     seconds: float = 0.0
     text: str = ""
@@ -45,16 +45,16 @@ class _Job:
         self._began_s = time.monotonic()
 
     def start(self) -> Run | None:
-        """Start the next batch of tests, if any is left."""
+        """Start the next batch of tests, if there is one."""
         tests = next(self._batches, None)
         if tests is None:
             return None
         return Run(self.mutant, tests, is_real=self.mutant.real)
 
-    def result(self, word: str, by: str = "", text: str = "") -> Result:
+    def result(self, verdict: str, by: str = "", text: str = "") -> Result:
         """Return the result of the defect."""
         seconds = time.monotonic() - self._began_s
-        return Result(self.mutant, word, by, seconds, text)
+        return Result(self.mutant, verdict, by, seconds, text)
 
 
 class Campaign:
@@ -67,7 +67,7 @@ class Campaign:
         self._graph = ImportGraph()
 
     def results(self) -> Iterator[Result]:
-        """Yield the result of each defect, as they end."""
+        """Yield the result of each defect when its run ends."""
         try:
             while self._todo or self._running:
                 while self._todo and len(self._running) < self._workers:
@@ -91,8 +91,8 @@ class Campaign:
             elif outcome.is_caught:
                 yield job.result(CAUGHT, outcome.failed[0])
             else:
-                word = "hangs" if sentinel in late else "does not run"
-                yield job.result(word, text=_end_of(outcome))
+                verdict = "hangs" if sentinel in late else "does not run"
+                yield job.result(verdict, text=_end_of(outcome))
 
     def _go_on(self, job: _Job) -> Iterator[Result]:
         run = job.start()

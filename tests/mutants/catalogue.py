@@ -1,4 +1,4 @@
-"""The list of planted defects, read from the TOML files beside this module."""
+"""The list of planted defects, read from the TOML files in this folder."""
 
 import ast
 import tomllib
@@ -19,10 +19,10 @@ class Mutant(NamedTuple):
         id: Its name, unique in the list.
         breaks: The invariant (I1 to I9) or the concern that it violates.
         file: The source file, relative to the root of the project.
-        find: Text that occurs exactly once in the file.
+        find: The text to replace, which occurs exactly once in the file.
         replace: The replacement.
         tests: Test files or node ids to run; by default those nearest to the module.
-        real: Whether the tests need real parts: run only with ``--real``.
+        real: Whether the tests need real parts, and so run only with ``--real``.
     """
 
     id: str
@@ -72,7 +72,8 @@ def stale(mutants: Iterable[Mutant]) -> list[str]:
     """
     List entries that cannot be planted.
 
-    A real one names no tests, a text is not found once, or the result is no Python.
+    Either a real entry names no tests, the text does not occur exactly once, or the
+    result is not Python.
     """
     found = []
     for mutant in mutants:

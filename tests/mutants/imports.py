@@ -1,4 +1,4 @@
-"""The static import graph: which tests reach a module, the nearest first."""
+"""The static import graph: the tests that reach a module, nearest first."""
 
 import ast
 from collections import deque
@@ -11,7 +11,9 @@ TESTED_BY: Final = ("tests/unit", "tests/property")
 
 
 class ImportGraph:
-    """Imports between the members' modules, the tests' support and the tests."""
+    """
+    Imports between the members' modules, the tests' support modules and the tests.
+    """
 
     def __init__(self) -> None:
         sources = [*ROOT.glob("*/src"), ROOT / "tests"]
@@ -42,7 +44,8 @@ class ImportGraph:
                 if importer not in distance:
                     distance[importer] = distance[name] + 1
                     queue.append(importer)
-        # Among equals the cheap ones: a property has hundreds of examples.
+        # At equal distance, cheap tests come first: a property has hundreds of
+        # examples.
         found.sort(key=lambda one: (one[0], "property" in one[1], one[1]))
         return [path for _, path in found]
 

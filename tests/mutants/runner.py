@@ -2,9 +2,9 @@
 Run one planted defect: a forked process, an overlay of the project, and pytest.
 
 The overlay is a tree of symbolic links in which one file is patched. Its source folder
-comes first on the path, in the process and in those that its tests start, so that not
-only Python modules but also Lua and SQL files can be patched. The parent has imported
-the slow libraries and nothing of the project: a fork starts in milliseconds.
+comes first on the path, in the process and in those that its tests start, so that Lua
+and SQL files can be patched as well as Python modules. The parent has imported the slow
+libraries but nothing of the project: a fork starts in milliseconds.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class Outcome(NamedTuple):
     The end of one pytest run.
 
     Attributes:
-        code: Pytest's exit code; None: the process was killed.
+        code: Pytest's exit code; ``None``: the process was killed.
         failed: Node ids of the tests that failed.
         text: The output of pytest.
     """
@@ -60,12 +60,12 @@ class Run:
         self, mutant: Mutant | None, tests: Sequence[str], *, is_real: bool
     ) -> None:
         """
-        Start it.
+        Start the process.
 
         Args:
-            mutant: The defect to plant; then the run ends at the first failure.
+            mutant: The defect to plant; with one, the run ends at the first failure.
             tests: Files or node ids.
-            is_real: Whether tests that need real parts run, too.
+            is_real: Whether to include tests that need real parts.
         """
         self._folder = Path(tempfile.mkdtemp(prefix="towpath-mutant-"))
         self._until_s = time.monotonic() + (_REAL_BOUND_S if is_real else _BOUND_S)
@@ -130,11 +130,11 @@ def _in_fork(
         sys.path.insert(0, str(source))
         os.environ["PYTHONPATH"] = str(source)  # noqa: TID251 - a root
     failures = _Failures()
-    words = ["-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:randomly"]
-    words += ["-o", "timeout=60"]
-    words += [] if mutant is None else ["-x"]
-    words += ["-m", ""] if is_real else []
-    code = pytest.main([*words, *tests], plugins=[failures])
+    arguments = ["-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:randomly"]
+    arguments += ["-o", "timeout=60"]
+    arguments += [] if mutant is None else ["-x"]
+    arguments += ["-m", ""] if is_real else []
+    code = pytest.main([*arguments, *tests], plugins=[failures])
     result = {"code": int(code), "failed": failures.failed}
     (folder / "outcome.json").write_text(json.dumps(result), encoding="utf-8")
     # Threads that a test left running do not keep the process alive.

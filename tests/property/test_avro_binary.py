@@ -1,4 +1,4 @@
-"""Avro binary: another implementation reads back the same value, for any schema."""
+"""Any value written as Avro binary is read back by a different implementation."""
 
 import io
 import json
@@ -32,7 +32,7 @@ VALUES: Mapping[str, st.SearchStrategy[Any]] = {
 
 @st.composite
 def schemas(draw: st.DrawFn, depth: int = 2) -> Schema:
-    """Draw a schema, nested at most so deep."""
+    """Draw a schema with at most the given nesting depth."""
     nested = ["array", "map", "struct"] if depth else []
     kind = draw(st.sampled_from([*VALUES, *nested]))
     is_optional = draw(st.booleans())
@@ -74,7 +74,7 @@ def renamed(schema: Schema, value: Any) -> Any:
 
 
 def comparable(value: Any) -> Any:
-    """Make values comparable: NaN differs from itself."""
+    """Make values comparable, because NaN differs from itself."""
     if isinstance(value, dict):
         return {name: comparable(entry) for name, entry in value.items()}
     if isinstance(value, list):

@@ -51,7 +51,7 @@ PAIRS = st.dictionaries(WORDS, WORDS, max_size=2).map(
 )
 INSTANTS = st.datetimes().map(lambda at: f"{at.isoformat(' ', 'microseconds')}+00")
 
-# By oid and modifier: what Postgres writes of such a column.
+# The texts that Postgres writes for columns, by oid and modifier.
 COLUMNS: tuple[tuple[int, int, st.SearchStrategy[str]], ...] = (
     (23, -1, INTEGERS.map(str)),
     (16, -1, st.sampled_from("tf")),
@@ -87,7 +87,7 @@ RELAYS = st.sampled_from(
 
 
 def fields(relay: Relay) -> list[Field]:
-    """Choose the columns' forms; the first is the key."""
+    """Choose the columns' forms; the first column is the key."""
     forms = FormChooser(TYPES, modes_of(relay), lambda _: None)
     chosen = [forms.of(oid, typmod) for oid, typmod, _ in COLUMNS]
     return [
@@ -98,7 +98,7 @@ def fields(relay: Relay) -> list[Field]:
 
 
 def from_json(schema: Schema, value: Any) -> Any:
-    """Read a JSON value as its schema says."""
+    """Convert a JSON value according to its schema."""
     if value is None:
         return None
     if schema.kind == "struct":
@@ -114,14 +114,14 @@ def from_json(schema: Schema, value: Any) -> Any:
 
 
 def comparable(value: Any) -> Any:
-    """Make Avro's values comparable: NaN differs from itself."""
+    """Make Avro values comparable, because NaN differs from itself."""
     if isinstance(value, dict):
         return {name: comparable(entry) for name, entry in value.items()}
     return repr(value) if isinstance(value, float) else value
 
 
 def without_logical_types(found: dict[str, Any]) -> dict[str, Any]:
-    """Let a reader return the written values without their logical types."""
+    """Make a reader return the written values without their logical types."""
     found.pop("logicalType", None)
     return found
 
@@ -129,7 +129,7 @@ def without_logical_types(found: dict[str, Any]) -> dict[str, Any]:
 @given(RELAYS, ROWS)
 def test_avro_and_json_rows_are_equal(relay: Relay, texts: tuple[str | None, ...]):
     """
-    Key and row read back from Avro equal those of JSON with schemas.
+    A key and a row read back from Avro equal those in JSON with schemas.
     """
     schemas: dict[str, str] = {}
 

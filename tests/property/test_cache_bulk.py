@@ -1,4 +1,4 @@
-"""Rows that go to the cache as columns end as those that go one by one."""
+"""Rows written to the cache as columns have the same result as single rows."""
 
 from typing import NamedTuple
 
@@ -67,7 +67,7 @@ FORMS = st.sampled_from(
 
 class Shape(NamedTuple):
     """
-    The spelling of one table's keys and values; a strange table has odd ones, too.
+    The spelling of a table's keys and values, which in a strange table may be odd.
     """
 
     key: str
@@ -78,7 +78,7 @@ class Shape(NamedTuple):
 
 @st.composite
 def shapes(draw):
-    """Draw a table."""
+    """Draw the shape of a table."""
     is_strange = draw(st.sampled_from([False, False, False, True]))
     usual = ["text", "text", "escaped", "integer", "boolean", "instant"]
     odd = ["number", "nested", *(["any", "strange"] if is_strange else [])]
@@ -98,7 +98,7 @@ def shapes(draw):
 
 @st.composite
 def keys(draw, shape):
-    """Draw a key out of a few, mostly as the relay writes it."""
+    """Draw a key, mostly in the relay's spelling."""
     kinds = ["text", "integer"] if shape.key == "both" else [shape.key]
     parts = [draw(JSON[kind]) for kind in kinds]
     key = "{" + ",".join(f'"k {n}":{part}' for n, part in enumerate(parts)) + "}"
@@ -110,7 +110,7 @@ def keys(draw, shape):
 @st.composite
 def histories(draw):
     """
-    Draw records of a few keys: whole rows, and records that are not taken as columns.
+    Draw records of a few keys: whole rows, and records that columns cannot hold.
     """
     shape = draw(shapes())
     few = st.sampled_from(draw(st.lists(keys(shape), min_size=1, max_size=6)))
@@ -123,8 +123,8 @@ def histories(draw):
             headers["unchanged"] = orjson.dumps([values.popitem()[0]])
         named = [f"{orjson.dumps(n).decode()}:{v}" for n, v in values.items() if v]
         row = "null" if kind == "d" else "{" + ",".join(named) + "}"
-        said = draw(shape.form) % (row, number, "u" if kind == "p" else kind)
-        value = None if kind == "t" else said.encode()
+        value_text = draw(shape.form) % (row, number, "u" if kind == "p" else kind)
+        value = None if kind == "t" else value_text.encode()
         key = draw(few).encode()
         records.append(Record(Origin(TOPIC, 0, number), key, value, headers))
     records += draw(st.lists(st.sampled_from(records), max_size=2))
@@ -147,12 +147,11 @@ FLOORS = st.none() | st.integers(0, 4).map(lambda n: f"{8 * n:016x}.0000000001")
 
 
 @given(histories(), FLOORS)
-def test_column_rows_end_as_those_written_one_by_one(found, floor):
+def test_rows_written_as_columns_equal_rows_written_one_by_one(found, floor):
     """
-    For any keys and values: taken rows are equal, and the rest is left.
+    For any keys and values, rows in columns are equal, and all others are left.
 
-    Unreadable records are left, too; where each key has one change, the counts are
-    equal.
+    Unreadable records are left too; if each key has one change, the counts are equal.
     """
     table = table_of(found)
     one_by_one, guard = GuardModel(), GuardModel()

@@ -31,7 +31,7 @@ OPTIONS = [f"transforms.o.{each.name}" for each in ROUTER if each.name != "type"
 
 @st.composite
 def connectors(draw: st.DrawFn) -> Connector:
-    """Draw a connector: known properties with any values, sometimes with a router."""
+    """Draw a connector with known properties of any value, sometimes with a router."""
     names = draw(st.lists(st.sampled_from([*NAMES, *OPTIONS]), unique=True, max_size=8))
     filled = [re.sub(r"\*", lambda _: draw(PARTS), name) for name in names]
     properties = {name: draw(VALUES) for name in filled}
@@ -42,7 +42,9 @@ def connectors(draw: st.DrawFn) -> Connector:
 
 
 @given(connectors())
-def test_any_debezium_connector_gives_a_file_that_loads(connector: Connector) -> None:
+def test_any_debezium_connector_converts_to_a_file_that_loads(
+    connector: Connector,
+) -> None:
     """
     For any values, no error is raised, no property is left out, and the file loads.
     """

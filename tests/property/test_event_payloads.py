@@ -1,4 +1,4 @@
-"""The compiled check against fastavro's own, over payloads of every kind."""
+"""The compiled check agrees with fastavro's check on payloads of every kind."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -12,19 +12,21 @@ from hypothesis import strategies as st
 from towpath.services.orders.events import shop_schemas
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-# The values at which types part: neighbours of each bound, and each type's lookalikes.
+# The values at which types differ: neighbors of each bound, and lookalikes of each
+# type.
 _EDGES = (
     *(None, True, False, 0, 1.0, "", "0", [], {}, [{}], ["null"]),
     *(2**31 - 1, 2**31, -(2**31), -(2**31) - 1),
     *(2**63 - 1, 2**63, -(2**63), -(2**63) - 1),
 )
 
-# Each example is changed in hundreds of ways, one at a time: small enough to read.
+# Each example is changed in hundreds of ways, one at a time, and is small enough to
+# read.
 _WITHOUT_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 
 
 def payload_of(schema: Any) -> st.SearchStrategy[Any]:
-    """Make payloads that follow the schema."""
+    """Draw payloads that follow the schema."""
     if isinstance(schema, list):
         return st.one_of([payload_of(branch) for branch in schema])
     if isinstance(schema, Mapping):
@@ -44,8 +46,8 @@ def payload_of(schema: Any) -> st.SearchStrategy[Any]:
     }[schema]
 
 
-def bent(payload: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Give the payload as it is, and with each single thing in it changed."""
+def variants(payload: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the payload unchanged, and with each single field changed."""
     yield payload
     for place in [payload, *payload.get("lines", [])]:
         whole = dict(place)
@@ -60,7 +62,7 @@ def bent(payload: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def is_valid(name: str, payload: dict[str, Any]) -> bool:
-    """Ask fastavro, with defaults filled in and extra fields refused."""
+    """Return fastavro's verdict, with defaults filled in and extra fields rejected."""
     schema = shop_schemas().newest[name].parsed
     whole = copy.deepcopy(payload)
     if not _filled(schema, whole):
@@ -88,14 +90,14 @@ def test_the_payload_check_accepts_exactly_the_schemas_values(
     name: str, data: st.DataObject
 ):
     """
-    A payload passes if and only if fastavro finds it valid, strictly.
+    A payload passes if and only if fastavro's strict check accepts it.
     """
     schema = shop_schemas().newest[name]
     payload = data.draw(payload_of(schema.parsed))
 
     differing = [
         copy.deepcopy(changed)
-        for changed in bent(payload)
+        for changed in variants(payload)
         if is_valid(name, changed) != (schema.check(changed) is None)
     ]
 

@@ -1,4 +1,4 @@
-"""The fold gives one answer, whatever the order, split or repetition of its input."""
+"""The fold has the same result for any order, split or repetition of its input."""
 
 import random
 
@@ -48,7 +48,7 @@ def _change(draw, key, position, kind):
 
 
 def _expected(changes):
-    """Apply every change in position order, with nothing folded away."""
+    """Apply every change in position order, without folding any."""
     state: dict = {}
     for change in changes:
         if isinstance(change, Floor):
@@ -71,7 +71,7 @@ def _content(sink):
 
 @given(histories(), st.randoms(use_true_random=False))
 def test_any_order_and_duplicates_fold_to_the_same(changes, rng: random.Random):
-    """A shuffled batch with duplicates folds as the sorted one does."""
+    """A shuffled batch with duplicates folds to the same result as the sorted one."""
     shuffled = [*changes, *rng.sample(changes, k=rng.randint(0, len(changes)))]
     rng.shuffle(shuffled)
 
@@ -84,7 +84,7 @@ def test_any_order_and_duplicates_fold_to_the_same(changes, rng: random.Random):
 @given(histories())
 def test_a_fold_of_one_batch_equals_its_changes_one_by_one(changes):
     """
-    Folded into one batch, a history has the same end as its changes one by one.
+    Folded into one batch, a history ends in the same state as its single changes.
     """
     sink = MemorySink()
     folded = newest_per_key(changes)
@@ -96,7 +96,7 @@ def test_a_fold_of_one_batch_equals_its_changes_one_by_one(changes):
 @given(histories(), st.lists(st.integers(1, 5), max_size=8), st.booleans())
 def test_a_fold_of_any_split_equals_the_whole_history(changes, sizes, replayed):
     """
-    Batches of any size, then all of them again, have the same end.
+    Batches of any size, then the whole history again as one batch, end in that state.
     """
     sink = MemorySink()
     rest = list(changes)
@@ -111,7 +111,9 @@ def test_a_fold_of_any_split_equals_the_whole_history(changes, sizes, replayed):
 
 @st.composite
 def deliveries(draw):
-    """Draw a history with truncates, as two partitions deliver it, and its batches."""
+    """
+    Draw a history with truncates, its delivery by two partitions, and its batches.
+    """
     records = draw(histories(truncates=True))
     partitions = [
         [c for c in records if isinstance(c, Floor) or c.key[0] % 2 == partition]
@@ -132,7 +134,7 @@ def deliveries(draw):
 @given(deliveries(), st.booleans())
 def test_a_truncate_keeps_later_rows(delivery, replayed):
     """
-    In either order of the partitions, earlier rows are gone, and stay gone.
+    In either order of the partitions, earlier rows are removed, and stay removed.
     """
     found, batches = delivery
     sink = MemorySink()
@@ -148,7 +150,7 @@ def test_a_truncate_keeps_later_rows(delivery, replayed):
 @given(histories())
 def test_a_folded_batch_has_one_change_per_key(changes):
     """
-    A MERGE would refuse a key that stands twice.
+    A MERGE would refuse a key that occurs twice.
     """
     keys = [change.key for change in newest_per_key(changes).changes]
 

@@ -1,4 +1,4 @@
-"""No two keys share a text."""
+"""No two keys have the same text."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ PARTS = st.text(
 )
 TRICKY = st.text(":%3A025", max_size=6)
 KEYS = st.tuples(PARTS | TRICKY, PARTS | TRICKY)
-# Names in a cache that any program wrote, as a client decodes them.
+# Keys in a cache that any program may have written, as a client decodes them.
 NAMES = st.lists(
     st.binary(max_size=3)
     | st.sampled_from([b"%", b"%25", b"%C3", b"C3", b"\xc3", b":"]),
@@ -24,34 +24,36 @@ NAMES = st.lists(
 
 
 @given(KEYS, KEYS)
-def test_two_keys_of_a_table_share_no_text(first, second):
-    """Texts are equal exactly where keys are."""
+def test_two_keys_of_a_table_have_different_texts(first, second):
+    """Texts are equal exactly if the keys are."""
     assert (first == second) == (key_text(first) == key_text(second))
 
 
 @given(KEYS, KEYS)
-def test_two_rows_of_two_routes_share_no_name(first, second):
+def test_two_rows_of_two_routes_have_different_cache_keys(first, second):
     """
-    A route whose name looks like another's key does not write its rows.
+    A route whose name looks like another route's key does not overwrite its rows.
     """
     rows = (first, second)
-    places = {route_key_prefix("p", route) + key_text((key,)) for route, key in rows}
+    cache_keys = {
+        route_key_prefix("p", route) + key_text((key,)) for route, key in rows
+    }
 
-    assert (first == second) == (len(places) == 1)
+    assert (first == second) == (len(cache_keys) == 1)
 
 
 @given(st.text(":%", min_size=0, max_size=5))
 def test_a_key_text_is_never_empty(part):
     """
-    A search index takes no empty id.
+    A search index accepts no empty id.
     """
     assert key_text((part,)) != ""
 
 
 @given(st.text(":%3Aa0", max_size=8))
-def test_a_colon_in_a_key_part_is_no_separator(text):
+def test_a_colon_in_a_key_part_is_not_a_separator(text):
     """
-    Keys that differ only in which colon separates their parts differ as texts.
+    Keys that differ only in the colon that separates their parts have different texts.
     """
     keys = {(text[:at], text[at + 1 :]) for at, sign in enumerate(text) if sign == ":"}
 
@@ -59,9 +61,9 @@ def test_a_colon_in_a_key_part_is_no_separator(text):
 
 
 @given(st.text(":%03A", min_size=1, max_size=5))
-def test_a_key_part_that_looks_escaped_is_another_part(text):
+def test_a_key_part_that_looks_escaped_is_a_different_part(text):
     """
-    A key that equals another key's text has another text itself.
+    A key that equals the text of another key has a different text itself.
     """
     escaped = key_text((text,))
 
@@ -73,7 +75,7 @@ def test_a_key_part_that_looks_escaped_is_another_part(text):
 @example("%25C3")
 def test_every_name_in_a_cache_is_found_by_its_text(name):
     """
-    So no two names share a text, and an erase deletes the key that was reported.
+    No two names have the same text, so an erase deletes exactly the reported key.
     """
     text = text_of_name(name)
     text.encode()
@@ -83,8 +85,8 @@ def test_every_name_in_a_cache_is_found_by_its_text(name):
 
 @given(KEYS)
 @example(("%FF", "%%"))
-def test_a_name_of_ours_is_its_own_text(key):
+def test_the_key_of_a_row_is_its_own_text(key):
     """
-    So a foreign key never has the text of a row.
+    Thus a foreign key never has the text of a row.
     """
     assert key_text(key) == text_of_name(key_text(key)) == name_of(key_text(key))

@@ -1,7 +1,9 @@
-"""Random histories of a source (restores, promotions, lost slots) and its relay.
+"""
+Random histories of a source (restores, promotions, lost slots) and its relay.
 
-A model of server and Kafka drives the real decision and asserts at every start of the
-relay: positions never go back, every loss is announced, and nothing without a cause.
+A model of the server and of Kafka drives the real decision. At every start of the relay
+it asserts that positions never go back, that every loss is announced, and that nothing
+is announced without a cause.
 """
 
 from dataclasses import dataclass, field, replace
@@ -26,9 +28,9 @@ BEGINNING_LSN = 400
 
 class Commit(NamedTuple):
     """
-    A commit record: its place, its own number, and the counter after it.
+    A commit record: its LSN, its own number, and the counter after it.
 
-    A heartbeat, which raises the counter, is not published.
+    A heartbeat, which increments the counter, is not published.
     """
 
     lsn: int
@@ -39,7 +41,7 @@ class Commit(NamedTuple):
 
 @dataclass(frozen=True)
 class Server:
-    """A database; ``saved_lsn`` is what a crash leaves of the slot's position."""
+    """A database; ``saved_lsn`` is the slot's position after a crash."""
 
     system: int = 1
     timeline: int = 1
@@ -56,7 +58,7 @@ class Server:
         return self.commits[-1].heartbeat if self.commits else 0
 
     def with_slot(self) -> "Server":
-        """Make the slot at the end of the log."""
+        """Create the slot at the end of the log."""
         end = self.end_lsn
         return replace(self, slot_lsn=end, saved_lsn=end, is_lost=False)
 
@@ -70,7 +72,8 @@ class Model:
     commit_count: int = 0
     lineages: tuple[Lineage, ...] = ()
     confirmed: tuple[int, int, int] = (0, 0, 0)
-    # The first heartbeat after the last published record; what was published by then.
+    # The first heartbeat after the last published record, and the position published by
+    # then.
     following: int | None = None
     published_before: int = 0
     published: dict[int, Commit] = field(default_factory=dict)
@@ -80,7 +83,7 @@ class Model:
     # Events of the source ------------------------------------------------------------
 
     def commit(self, size: int, *, is_heartbeat: bool = False) -> None:
-        """Append a commit, and some log behind it."""
+        """Append a commit and some WAL after it."""
         server = self.server
         self.commit_count += 1
         heartbeat = server.heartbeat + is_heartbeat
@@ -94,9 +97,11 @@ class Model:
         self.copies.append(replace(self.server, slot_lsn=self.server.saved_lsn))
 
     def restore(self, which: int) -> None:
-        """Put a copy of the volume back.
+        """
+        Restore a copy of the volume.
 
-        Heartbeats show it if one was streamed in between, which the model ensures.
+        Heartbeats reveal a restore if one was streamed in between, which the model
+        ensures.
         """
         if not self.copies:
             return
@@ -114,24 +119,24 @@ class Model:
         self.server = copied
 
     def load_elsewhere(self) -> None:
-        """Load a dump into another server, with a slot of its own."""
+        """Load a dump into a different server, with a new slot."""
         self.server = Server(system=self.server.system + 1).with_slot()
         self.copies.clear()
         self.is_hurt = True
 
     def idle(self, size: int) -> None:
-        """Write log without a commit of ours."""
+        """Write WAL without a commit of the model."""
         end_lsn = self.server.end_lsn + 8 * size
         self.server = replace(self.server, end_lsn=end_lsn)
 
     def promote(self, lag: int, idle: int) -> None:
-        """Promote a standby that lacks the last commits; its slot is in step."""
+        """Promote a standby that lacks the last commits; its slot is synchronized."""
         old = self.server
         kept = old.commits[: len(old.commits) - lag] if lag else old.commits
         end = (
             old.commits[len(kept)].lsn if len(kept) < len(old.commits) else old.end_lsn
         )
-        # It may lack the idle end of the log as well.
+        # It may also lack the idle end of the WAL.
         end = max(end - 8 * idle, kept[-1].lsn + 8 if kept else BEGINNING_LSN)
         slot = None if old.saved_lsn is None else min(old.saved_lsn, end)
         fork = Fork(old.timeline, end)
@@ -158,7 +163,7 @@ class Model:
         self.server = replace(self.server, slot_lsn=self.server.saved_lsn)
 
     def save_slot(self) -> None:
-        """Let the server save the slot."""
+        """Make the server save the slot."""
         self.server = replace(self.server, saved_lsn=self.server.slot_lsn)
 
     def drop_slot(self) -> None:
@@ -173,7 +178,7 @@ class Model:
 
     def recreate_slot(self) -> None:
         """
-        Drop the slot and create it again, or advance it: the relay treats both alike.
+        Drop the slot and recreate it, or advance it: the relay treats both alike.
         """
         self.is_hurt |= self.server.end_lsn != self.server.slot_lsn
         self.server = self.server.with_slot()
@@ -181,15 +186,15 @@ class Model:
     # The relay -----------------------------------------------------------------------
 
     def follow(self, crash_at: int, count: int) -> None:
-        """Start the relay; it ends after one of its steps, or some commits."""
+        """Start the relay; it ends after one of its steps, or after some commits."""
         was_pending = bool(self.lineages) and self.lineages[-1].start_lsn is None
         harm = self.lost() - self.forgiven | self.vanished()
-        must_tell = bool(self.lineages) and not was_pending and bool(harm)
+        must_announce = bool(self.lineages) and not was_pending and bool(harm)
         remembered = self._remembered()
         decision = rules.choose_lineage(remembered, self._found(), (), AT)
         reason = decision.gap.reason if decision.gap else None
         assert reason is None or self.is_hurt, f"announced without a cause: {reason}"
-        assert reason is not None or not must_tell, f"not announced: {harm}"
+        assert reason is not None or not must_announce, f"not announced: {harm}"
         self.is_hurt = False
         is_moved = decision.is_changed and not decision.is_new
         if is_moved and remembered.has_checkpoint:
@@ -198,7 +203,7 @@ class Model:
             self.confirmed = (now, log_lsn - lsn + now, heartbeat)
         self.lineages = decision.lineages
         if crash_at == 0:
-            # A pending lineage has no slot yet, after any other event.
+            # The lineage is pending, without a slot, before any other event.
             self.is_hurt = decision.lineage.start_lsn is None
             return
         if decision.needs_slot:
@@ -216,7 +221,7 @@ class Model:
 
     def _stream(self, count: int, following: int | None) -> None:
         """
-        Publish the records that Kafka lacks; all of it is confirmed, in Kafka first.
+        Publish the records that Kafka lacks; the end is confirmed in Kafka first.
         """
         lineage, has = self.lineages[-1], self._numbers()
         ahead = [c for c in self.server.commits if c.lsn >= (self.server.slot_lsn or 0)]
@@ -277,7 +282,7 @@ class Model:
         return unread - {commit.number for commit in self.published.values()}
 
     def vanished(self) -> set[int]:
-        """Return the commits of the newest lineage that the server never wrote."""
+        """Return the published commits of the newest lineage that the server lacks."""
         return self._numbers() - {commit.number for commit in self.server.commits}
 
     def _numbers(self) -> set[int]:
@@ -323,11 +328,13 @@ STEPS = st.lists(
 
 
 def run_steps(steps: list[tuple]) -> Model:
-    """Run the model through steps, between two whole runs of the relay."""
-    world = Model()
+    """
+    Run the model through the steps, with a complete run of the relay before and after.
+    """
+    model = Model()
     for name, *arguments in [("follow", 3, 0), *steps, ("follow", 3, 0)]:
-        getattr(world, name)(*arguments)
-    return world
+        getattr(model, name)(*arguments)
+    return model
 
 
 # The new lineage has no checkpoint yet when its slot is on another timeline.
@@ -343,11 +350,11 @@ def run_steps(steps: list[tuple]) -> Model:
 @given(STEPS)
 def test_positions_never_go_back_and_every_gap_is_announced(steps: list[tuple]):
     """
-    For any history of the source, each loss is announced, and nothing without cause.
+    For any history of the source, each loss is announced, and nothing without a cause.
     """
-    world = run_steps(steps)
+    model = run_steps(steps)
 
-    assert sorted(world.published) == list(world.published)
+    assert sorted(model.published) == list(model.published)
 
 
 @pytest.mark.parametrize(
@@ -368,18 +375,18 @@ def test_positions_never_go_back_and_every_gap_is_announced(steps: list[tuple]):
         ("_slot_reasons", [("commit", 1), ("recreate_slot",)]),
     ],
 )
-def test_a_decision_that_ignores_a_cause_is_refuted(
+def test_the_model_fails_if_the_decision_ignores_a_cause(
     monkeypatch, defect: str, steps: list[tuple]
 ):
     """
-    Each kind of cause that is left out of the decision fails in the model.
+    Each kind of cause that the decision ignores leads to a failure in the model.
     """
     monkeypatch.setattr(rules, defect, lambda _known, _found: iter(()))
     with pytest.raises(AssertionError, match=r"not announced|went back"):
         run_steps(steps)
 
 
-def test_a_lineage_that_keeps_its_offset_is_refuted(monkeypatch):
+def test_the_model_fails_if_a_new_lineage_keeps_its_offset(monkeypatch):
     """
     A new lineage without a higher offset would publish positions that go back.
     """

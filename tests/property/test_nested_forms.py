@@ -1,4 +1,4 @@
-"""Arrays and composites: Postgres's texts are parsed, and other texts are refused."""
+"""Arrays and composites of Postgres are parsed, and invalid texts are rejected."""
 
 import json
 from typing import Any
@@ -27,14 +27,14 @@ PAIRED = st.fixed_dictionaries({"a": st.none() | TEXTS, "b": st.none() | FLAT})
 
 
 def form(type_oid: int) -> Form:
-    """Choose a form."""
+    """Choose the form of a type."""
     found = FormChooser(TYPES, Modes(Rows(), False), [].append).of(type_oid, -1)
     assert found is not None
     return found
 
 
 def written(type_oid: int, text: str) -> Any:
-    """Write a text as JSON and parse it."""
+    """Convert a text to JSON and parse it."""
     return json.loads(form(type_oid).json(text.encode()))
 
 
@@ -44,7 +44,7 @@ def array_out(items: list[Any]) -> str:
 
 
 def element_out(item: Any) -> str:
-    """Write an element: quoted if it could be mistaken for anything else."""
+    """Write an element, quoted if its text would be ambiguous."""
     if item is None:
         return "NULL"
     if isinstance(item, list):
@@ -58,7 +58,7 @@ def element_out(item: Any) -> str:
 
 
 def escaped(text: str) -> str:
-    """Protect quotes and backslashes as arrays do."""
+    """Escape quotes and backslashes as arrays do."""
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
@@ -68,7 +68,7 @@ def composite_out(texts: list[str | None]) -> str:
 
 
 def field_out(text: str | None) -> str:
-    """Write a field: quotes and backslashes are doubled."""
+    """Write a field with doubled quotes and backslashes."""
     if text is None:
         return ""
     if text and not any(c in '(),"\\' or c.isspace() for c in text):
@@ -85,7 +85,7 @@ def pair_out(pair: dict[str, Any]) -> str:
 @given(FLAT, st.booleans())
 def test_any_array_survives_the_round_trip(items: list[str | None], bounded: bool):
     """
-    NULL, quoted NULL, empty texts, braces and escapes; with bounds or without (B67).
+    NULL, quoted NULL, empty strings, braces and escapes survive, even with bounds (B67).
     """
     bounds = f"[5:{4 + len(items)}]=" if bounded and items else ""
 
@@ -101,7 +101,7 @@ def test_any_array_survives_the_round_trip(items: list[str | None], bounded: boo
 )
 def test_any_array_of_arrays_survives_the_round_trip(rows: list[list[str]]):
     """
-    A second dimension is a list of lists.
+    A second dimension becomes a list of lists.
     """
     assert rows == written(1009, array_out(rows))
 
@@ -109,7 +109,7 @@ def test_any_array_of_arrays_survives_the_round_trip(rows: list[list[str]]):
 @given(PAIRED)
 def test_any_composite_survives_the_round_trip(pair: dict[str, Any]):
     """
-    Fields keep their texts; NULL and the empty text differ.
+    Fields keep their texts; NULL and the empty string differ.
     """
     assert pair == written(PAIR, pair_out(pair))
 
@@ -129,7 +129,7 @@ def test_any_array_of_composites_survives_the_round_trip(
 @given(st.dictionaries(TEXTS, st.none() | TEXTS, max_size=4))
 def test_any_hstore_survives_the_round_trip(pairs: dict[str, str | None]):
     """
-    Keys and values may have any characters, values may be NULL.
+    Keys and values may have any characters, and values may be NULL.
     """
     text = ", ".join(
         f'"{escaped(key)}"=>' + ("NULL" if value is None else f'"{escaped(value)}"')
@@ -142,7 +142,7 @@ def test_any_hstore_survives_the_round_trip(pairs: dict[str, str | None]):
 @given(ODD | st.text(max_size=20))
 def test_a_nested_text_is_parsed_or_raises_one_error(text: str):
     """
-    For any text, it is parsed or refused by the one named error.
+    Any text is parsed, or rejected with one named error.
     """
     outcomes: list[object] = []
     for read in (form(1009).value, parse_composite, parse_hstore):

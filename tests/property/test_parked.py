@@ -1,4 +1,4 @@
-"""Parking decides the same on a replay, however much Kafka had before the crash."""
+"""A replay parks the same records, whatever Kafka already had before the crash."""
 
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ NAMES = (
 )
 OUTBOX = Relation(5, "towpath", "outbox", tuple(Column(n, 25) for n in NAMES), ())
 
-# Mostly valid rows of few aggregates, so that some follow an invalid one.
+# Mostly valid rows of few aggregates, so that some rows follow an invalid one.
 ROWS = st.tuples(
     st.sampled_from([*[b"order"] * 4, b"customer", b"bad topic", None]),
     st.sampled_from([*[b"1"] * 4, b"2", b"3", None]),
@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 
 def changes(rows: list[tuple]) -> list[Change]:
-    """Put rows into transactions of two."""
+    """Put the rows into transactions of two."""
     made = []
     for number, row in enumerate(map(Row._make, rows)):
         lsn = 8 * (number // 2 + 1)
@@ -79,7 +79,7 @@ def changes(rows: list[tuple]) -> list[Change]:
 
 def route(stream: list[Change], parked: ParkedAggregates) -> list[Record]:
     """
-    Route a stream as the relay does; too large records become dead letters at the end.
+    Route a stream as the relay does; records that are too large become dead letters.
     """
     dead = DeadLetters("towpath", lambda _: None, parked)
     route = OutboxRoute(OUTBOX, Outbox(), dead, parked, frozenset(), lambda _: None)
@@ -108,7 +108,7 @@ def test_a_replay_makes_the_same_dead_letters(
     rows: list[tuple], kept: tuple[int, ...], confirmed: int
 ):
     """
-    Every record that is made again equals the first one.
+    Every record of the replay equals the first run's record.
 
     Any prefix of each partition of dead letters may be in Kafka when the relay dies;
     the confirmed LSN is below the first missing one.
@@ -133,7 +133,7 @@ def test_a_replay_makes_the_same_dead_letters(
 
 
 @given(rows=st.lists(ROWS, max_size=30))
-def test_no_event_passes_a_parked_one(rows: list[tuple]):
+def test_no_event_overtakes_a_parked_one(rows: list[tuple]):
     """
     After an aggregate's first dead letter, none of its events is published.
     """
@@ -153,12 +153,12 @@ def test_no_event_passes_a_parked_one(rows: list[tuple]):
 
 
 @given(rows=st.lists(ROWS, max_size=30))
-def test_other_aggregates_are_never_parked(rows: list[tuple]):
+def test_aggregates_without_a_dead_letter_are_never_parked(rows: list[tuple]):
     """
-    An aggregate without a dead letter is published, for any others.
+    Their events are published, whatever becomes of other aggregates.
     """
     made = route(changes(rows), ParkedAggregates(1000))
-    marred = {
+    invalid = {
         (row.aggregate_type, row.aggregate_id)
         for row in map(Row._make, rows)
         if row.headers or len(row.payload) > LIMIT_BYTES or row.aggregate_type is None
@@ -167,8 +167,8 @@ def test_other_aggregates_are_never_parked(rows: list[tuple]):
         row
         for row, record in zip(map(Row._make, rows), made, strict=True)
         if record.topic == "towpath.dead.relay"
-        and (row.aggregate_type, row.aggregate_id) not in marred
-        and (None, row.aggregate_id) not in marred
+        and (row.aggregate_type, row.aggregate_id) not in invalid
+        and (None, row.aggregate_id) not in invalid
         and row.aggregate_type != b"bad topic"
     ]
 

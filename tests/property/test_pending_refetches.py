@@ -1,4 +1,4 @@
-"""A target that lost rows ends equal to its source, in any order of events."""
+"""A target that lost rows ends up equal to its source for any order of events."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,39 +13,39 @@ from support.lossy_target import SIZES, LossyTarget
     st.booleans(),
     st.booleans(),
 )
-def test_a_target_that_lost_rows_ends_equal_to_its_source(
+def test_a_target_that_lost_rows_becomes_equal_to_its_source(
     data, deaths, is_after, by_key
 ):
     """
-    READ rows come before or after the changes above them.
+    Rows read by a snapshot may arrive before or after changes with higher positions.
 
-    Partial changes are merged with stale and absent rows meanwhile.
+    Meanwhile partial changes are merged with stale and absent rows.
     """
-    world = LossyTarget(data.draw, by_key=by_key)
+    target = LossyTarget(data.draw, by_key=by_key)
     if deaths:
-        Death(*deaths, is_after=is_after).wrap_calls(world.shop)
+        Death(*deaths, is_after=is_after).wrap_calls(target.shop)
     steps = ["commit", "deliver", "answer", "attend"]
     is_filled = False
     for _ in range(data.draw(st.integers(0, 14))):
         step = data.draw(st.sampled_from(steps + ["fill"] * (not is_filled)))
         is_filled |= step == "fill"
         if step == "deliver":
-            world.deliver(*data.draw(SIZES))
+            target.deliver(*data.draw(SIZES))
         else:
-            getattr(world, step)()
+            getattr(target, step)()
     if not is_filled:
-        world.fill()
-    world.finish()
-    stored = world.shop.sink.rows.get("orders", {})
+        target.fill()
+    target.finish()
+    stored = target.shop.sink.rows.get("orders", {})
     rows = {
         key: {k: v for k, v in s.row.items() if k != "order_id"}
         for key, s in stored.items()
         if s.row is not None
     }
-    asked = len(world.shop.refetches)
+    pending = len(target.shop.refetches)
 
-    assert ({f"{k}": row for k, row in world.rows.items() if row}, 0, []) == (
+    assert ({f"{k}": row for k, row in target.rows.items() if row}, 0, []) == (
         rows,
-        asked,
-        world.shop.letters.reasons(),
+        pending,
+        target.shop.letters.reasons(),
     )

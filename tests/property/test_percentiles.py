@@ -1,4 +1,4 @@
-"""The guarantee of nearest rank, for any samples."""
+"""The guarantee of the nearest-rank percentile, for any samples."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ SHARES = st.floats(0.001, 1.0)
 @given(SAMPLES, SHARES)
 def test_a_percentile_is_the_smallest_sample_that_covers_its_share(ordered, share):
     """
-    At least the share of samples is at or below it, and less below any smaller one.
+    At least the share of samples is at or below it, and less at any smaller sample.
     """
     found = at(ordered, share)
     covered = [sum(x <= sample for x in ordered) / len(ordered) for sample in ordered]

@@ -1,4 +1,4 @@
-"""The total order of positions, in all its forms."""
+"""The total order of positions, in all their forms."""
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ from towpath.schemas.position import (
     version,
 )
 
-# Commit LSNs are multiples of 8; 54 bits of log fit the packed version.
+# Commit LSNs are multiples of 8; the packed version has room for 54 bits of the LSN.
 LOG_LSNS = st.integers(0, (1 << 51) - 1).map(lambda n: n * 8)
 ORDINALS = st.integers(-1, 9_999_999_999)
 POSITIONS = st.builds(Position, LOG_LSNS, ORDINALS)
@@ -42,11 +42,11 @@ def test_a_positions_version_never_contradicts_the_order(a: Position, b: Positio
 @given(POSITIONS, POSITIONS)
 def test_equal_versions_are_marked_as_shared(a: Position, b: Position):
     """
-    Two different positions pack alike only where the version says so.
+    Two different positions pack to the same version only if it is marked as shared.
     """
-    alike = version(a) == version(b)
+    are_equal = version(a) == version(b)
 
-    assert (not alike) or a == b or is_shared(version(a))
+    assert (not are_equal) or a == b or is_shared(version(a))
 
 
 @given(POSITIONS)
@@ -74,7 +74,7 @@ def test_later_records_of_a_change_sort_before_the_next_change(
     a: Position, number: int, b: Position
 ):
     """
-    A numbered text sorts after its change and before every greater one.
+    A numbered text sorts after its change and before every greater position.
     """
     numbered = format_position(*a, number)
 
@@ -82,9 +82,9 @@ def test_later_records_of_a_change_sort_before_the_next_change(
     assert b <= a or numbered < str(b)
 
 
-def test_a_read_row_stands_between_the_transactions_around_its_watermark():
+def test_a_read_row_sorts_between_the_transactions_around_its_watermark():
     """
-    READ at LOW is above what committed before LOW and below a commit at LOW itself.
+    A read at LOW is above commits before LOW and below a commit at LOW itself.
     """
     before, read, after = Position(800, 9), Position(808, -1), Position(808, 0)
 
@@ -106,7 +106,7 @@ def test_a_read_row_stands_between_the_transactions_around_its_watermark():
 )
 def test_an_invalid_position_is_refused(text: str):
     """
-    Anything but a position raises a ValueError that shows the text.
+    Any text that is not a position raises a ValueError that shows the text.
     """
     with pytest.raises(ValueError, match="not a position"):
         parse_position(text)
@@ -115,7 +115,7 @@ def test_an_invalid_position_is_refused(text: str):
 @given(st.integers(0, (1 << 64) - 1))
 def test_an_lsn_text_reads_back(lsn: int):
     """
-    An LSN written as Postgres does reads back as itself.
+    An LSN in Postgres's format reads back as itself.
     """
     assert lsn == parse_lsn(format_lsn(lsn))
 
@@ -123,7 +123,7 @@ def test_an_lsn_text_reads_back(lsn: int):
 @pytest.mark.parametrize("text", ["", "0", "0/", "/0", "0/123456789", "g/0", "0/0 "])
 def test_an_invalid_lsn_is_refused(text: str):
     """
-    Any text but two hex halves around a slash raises a ValueError.
+    Any text other than two hex halves with a slash between them raises a ValueError.
     """
     with pytest.raises(ValueError, match="not an LSN"):
         parse_lsn(text)

@@ -1,4 +1,4 @@
-"""A message's members are cut out as they were written, in any surroundings."""
+"""The members of a JSON message keep their exact text, in any formatting."""
 
 import json
 
@@ -25,7 +25,7 @@ VALUES = st.recursive(
 
 @st.composite
 def objects(draw: st.DrawFn) -> tuple[str, dict[str, tuple[object, str]]]:
-    """Write an object in any style; return it and each member's value and text."""
+    """Write an object in any format; return it with each member's value and text."""
     members: dict[str, tuple[object, str]] = {}
     parts = []
     for name in draw(st.lists(NAMES, max_size=4)):
@@ -50,7 +50,7 @@ def test_every_json_member_keeps_its_text(
     written: tuple[str, dict[str, tuple[object, str]]],
 ):
     """
-    Strings are unquoted, null is nothing, the rest is byte for byte; the last counts.
+    Strings are unquoted, null is ``None``, others are kept; the last duplicate counts.
     """
     content, members = written
     found = RawJson(content.encode())
@@ -65,7 +65,7 @@ def test_every_json_member_keeps_its_text(
 
 
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
-def test_any_content_is_an_object_or_one_named_error(content: bytes):
+def test_any_content_is_an_object_or_gives_one_named_error(content: bytes):
     """
     Invalid content raises only the one named error.
     """

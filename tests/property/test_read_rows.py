@@ -1,4 +1,4 @@
-"""READ rows of a chunk are written together exactly as each alone."""
+"""Rows that a snapshot reads are written together exactly as each row alone."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ def test_many_read_rows_are_written_as_each_alone(
     settings: tuple[str, str, int], found: list[tuple[str | None, ...]]
 ):
     """
-    For any format, forms and rules: each record has the bytes that its row gives.
+    For any format, forms and rules, each record has the bytes of its row alone.
     """
     codec, route = codec_and_route(*settings)
     rows = [tuple(None if t is None else t.encode() for t in row) for row in found]
@@ -44,7 +44,7 @@ def test_many_read_rows_are_written_as_each_alone(
 @given(st.lists(TEXTS, min_size=1))
 def test_many_texts_are_quoted_as_each_alone(found: list[str]):
     """
-    For any text that looks like the separator between two.
+    This holds even for texts that contain the separator of the joined texts.
     """
     column = [text.encode() for text in found]
     written, mark = scalar.text_column(column)

@@ -1,4 +1,4 @@
-"""The whole relay under crashes at any moment (see ``support.relay_history``)."""
+"""The whole relay with crashes at any moment (see ``support.relay_history``)."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Decoding of invalid input: any bytes give a value or the one error."""
+"""Any bytes are decoded to a value or raise the decoder's one error."""
 
 from pathlib import Path
 
@@ -44,8 +44,8 @@ def altered(draw, choices: list[bytes]) -> bytes:
 ALTERED = altered(MESSAGES)
 
 
-def take(frame: bytes) -> None:
-    """Read a frame as the loop does."""
+def decode_frame(frame: bytes) -> None:
+    """Decode a frame as the loop does."""
     if frame[:1] == b"k":
         parse_keepalive(frame)
     else:
@@ -96,7 +96,7 @@ def test_random_bytes_give_a_message_or_the_one_error(data: bytes):
 @given(ALTERED)
 def test_an_altered_byte_gives_a_message_or_the_one_error(data: bytes):
     """
-    One byte altered anywhere gives a message or the decoder's one error.
+    A message with one altered byte gives a message or the decoder's one error.
     """
     try:
         message = parse_message(data)
@@ -109,7 +109,7 @@ def test_an_altered_byte_gives_a_message_or_the_one_error(data: bytes):
 @pytest.mark.parametrize("number", range(len(FRAMES)))
 def test_every_value_of_every_byte_gives_a_message_or_the_one_error(number: int):
     """
-    In the shortest message of each kind, any value of any byte is covered.
+    Every byte of the shortest message of each kind takes every value.
     """
     frame = FRAMES[number]
     strange = []
@@ -117,10 +117,10 @@ def test_every_value_of_every_byte_gives_a_message_or_the_one_error(number: int)
         for value in range(256):
             altered = frame[:at] + bytes([value]) + frame[at + 1 :]
             try:
-                take(altered)
+                decode_frame(altered)
             except MalformedMessageError:
                 continue
-            except Exception as error:  # noqa: BLE001 - what the test looks for
+            except Exception as error:  # noqa: BLE001 - the test looks for these
                 strange.append((at, value, error))
 
     assert [] == strange
@@ -129,13 +129,13 @@ def test_every_value_of_every_byte_gives_a_message_or_the_one_error(number: int)
 @pytest.mark.parametrize("number", range(len(FRAMES)))
 def test_every_strict_prefix_of_a_frame_is_malformed(number: int):
     """
-    A frame cut anywhere, in its header too, raises the decoder's one error.
+    A frame that is cut anywhere, even in its header, raises the decoder's one error.
     """
     frame = FRAMES[number]
     accepted = []
     for length in range(len(frame)):
         try:
-            take(frame[:length])
+            decode_frame(frame[:length])
         except MalformedMessageError:
             continue
         accepted.append(length)
@@ -149,13 +149,13 @@ def test_extra_bytes_of_a_frame_are_malformed(frame: bytes, extra: bytes):
     A frame with extra bytes raises the decoder's one error.
     """
     with pytest.raises(MalformedMessageError):
-        take(frame + extra)
+        decode_frame(frame + extra)
 
 
 @given(st.lists(st.one_of(st.sampled_from(MESSAGES), ALTERED), max_size=8))
 def test_messages_in_any_order_give_steps_or_the_one_error(messages: list[bytes]):
     """
-    Out of order, doubled, missing or altered: steps, or the decoder's one error.
+    Messages that are reordered, repeated, missing or altered raise no other error.
     """
     sequencer = Sequencer(0)
     try:
@@ -172,7 +172,7 @@ def test_messages_in_any_order_give_steps_or_the_one_error(messages: list[bytes]
 @given(st.sampled_from(MESSAGES), st.binary(max_size=40))
 def test_a_message_reads_the_same_inside_its_frame(data: bytes, head: bytes):
     """
-    Decoding at an offset gives what decoding the bytes alone gives.
+    Decoding at an offset has the same result as decoding the bytes alone.
     """
     assert parse_message(data) == parse_message(head + data, len(head))
 

@@ -1,4 +1,4 @@
-"""The ledger under every order of acknowledgements."""
+"""The delivery ledger for every order of acknowledgements."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ def acknowledge(delivery: Delivery) -> None:
 @given(st.lists(st.integers(0, 4), max_size=12), st.data())
 def test_the_acknowledged_lsn_is_the_contiguous_prefix(sizes: list[int], draw):
     """
-    In any order of acknowledgements, only whole transactions without gaps count.
+    In any order of acknowledgements, only complete transactions without gaps count.
     """
     ledger = DeliveryLedger(0)
     pending = []
@@ -54,7 +54,7 @@ STEPS = st.lists(
 @given(STEPS)
 def test_no_history_confirms_an_unacknowledged_transaction(steps: list):
     """
-    In no history, keepalives included, is an open or unsettled transaction passed.
+    In any history, even with keepalives, the LSN stays below open and unsettled ones.
     """
     history = History()
     for kind, number in steps:
@@ -64,7 +64,7 @@ def test_no_history_confirms_an_unacknowledged_transaction(steps: list):
 
 
 class History:
-    """A stream made of steps, and its own knowledge of the safe LSN."""
+    """A stream made of steps, with its own record of the safe LSN."""
 
     def __init__(self) -> None:
         self.ledger = DeliveryLedger(0)
@@ -107,7 +107,7 @@ class History:
             acknowledge(delivery)
 
     def keepalive(self, _number: int) -> None:
-        """Send the server's read position, beyond everything streamed."""
+        """Report the server's read position, beyond everything streamed."""
         if self.open is None:
             self.lsn += 8
         self.ledger.idle_until(self.lsn + (8 if self.open is not None else 0))

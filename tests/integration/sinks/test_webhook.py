@@ -48,7 +48,7 @@ OTHER = "whsec_" + base64.b64encode(b"o" * 24).decode()
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """Provide a receiver of its own."""
+    """Provide a receiver for the test."""
     one = Receiver()
     yield one
     one.close()
@@ -70,7 +70,7 @@ def sink(receiver: Receiver) -> Iterator[WebhookSink]:
 
 
 def at(number: int) -> str:
-    """Write a position."""
+    """Return the text of a position."""
     return f"{number * 8:016x}.0000000000"
 
 
@@ -95,12 +95,12 @@ def event(number: int, aggregate_id: str = "a") -> EventRow:
 
 
 def keys_of(requests: list[ReceivedRequest]) -> list[int]:
-    """List the keys that were reported, in order of arrival."""
+    """List the keys in the requests, in order of arrival."""
     return [change["key"][0] for taken in requests for change in taken.changes]
 
 
 def callers(server: socket.socket) -> int:
-    """Count the connections that wait to be taken."""
+    """Count the connections that wait to be accepted."""
     server.setblocking(False)
     count = 0
     with contextlib.suppress(BlockingIOError):
@@ -111,7 +111,7 @@ def callers(server: socket.socket) -> int:
 
 
 def refusing(status: int, *keys: object, **headers: str):
-    """Answer requests about some keys or events with a status; all if none is named."""
+    """Answer requests about given keys or events, or all requests, with a status."""
 
     def otherwise(taken: ReceivedRequest) -> Answer | None:
         names = {one.get("event_id") or one["key"][0] for one in taken.changes}
@@ -121,7 +121,7 @@ def refusing(status: int, *keys: object, **headers: str):
 
 
 def test_a_delete_of_a_row_that_the_receiver_lacks_is_applied(receiver, sink):
-    """428 says that there is no row: nothing is left to be deleted."""
+    """Status 428 means that there is no row, so nothing needs to be deleted."""
     receiver.otherwise = refusing(428)
     sink.apply(Batch(0, (row(1, row=None),)))
     checkpoint = sink.flush()
@@ -131,7 +131,7 @@ def test_a_delete_of_a_row_that_the_receiver_lacks_is_applied(receiver, sink):
 
 def test_each_request_is_signed_with_each_secret(receiver):
     """
-    A receiver that has either of two secrets takes what is sent, and no other does.
+    A receiver with either of two secrets accepts the requests, and no other does.
     """
     sink = sink_of(receiver.url, secrets=(OTHER, SECRET))
     sink.apply(Batch(0, (row(1),)))
@@ -160,7 +160,7 @@ def test_a_change_has_the_same_id_in_every_request(receiver):
 
 def test_several_changes_share_a_request_and_are_judged_apart(receiver):
     """
-    One that is not taken does not take its fellows with it.
+    A refused change does not prevent the others in its request from being applied.
     """
     sink = sink_of(receiver.url, changes_per_request=10)
     receiver.otherwise = refusing(422, 3)
@@ -178,7 +178,7 @@ def test_several_changes_share_a_request_and_are_judged_apart(receiver):
 
 def test_a_refused_change_has_the_receivers_reason(receiver, sink):
     """
-    It is refused once, and not sent again by the sink; the others are applied.
+    The sink does not resend the refused change; the others are applied.
     """
     receiver.otherwise = lambda taken: (
         Answer(422, body=b"no such customer") if keys_of([taken]) == [2] else None
@@ -196,7 +196,7 @@ def test_a_refused_change_has_the_receivers_reason(receiver, sink):
 
 def test_a_change_that_must_wait_holds_back_no_other_key(receiver, sink):
     """
-    The rest of the batch is sent; only what was not taken is tried again.
+    The rest of the batch is sent; only the change that failed is retried.
     """
     fails = iter([True])
 
@@ -211,9 +211,9 @@ def test_a_change_that_must_wait_holds_back_no_other_key(receiver, sink):
     assert ([1, 2, 2, 3], 2, 3) == (sorted(found), found[-1], sink.flush().applied)
 
 
-def test_a_pause_that_the_receiver_asks_for_is_kept(receiver):
+def test_a_pause_that_the_receiver_requests_is_observed(receiver):
     """
-    After a few of them nothing more is begun, and the driver reports for how long.
+    After a few refusals nothing more is sent, and the driver learns how long to wait.
     """
     sink = sink_of(receiver.url, concurrency=1)
     receiver.otherwise = refusing(429, **{"Retry-After": "17"})
@@ -224,9 +224,9 @@ def test_a_pause_that_the_receiver_asks_for_is_kept(receiver):
     assert (17.0, 5) == (caught.value.retry_after_s, len(receiver.requests))
 
 
-def test_a_receiver_that_is_down_is_not_asked_for_each_change(receiver):
+def test_a_receiver_that_is_down_is_not_tried_with_each_change(receiver):
     """
-    After a few failures the batch is given up, to be tried again later.
+    After a few failures the batch is abandoned, to be retried later.
     """
     sink = sink_of(receiver.url, concurrency=1)
     receiver.otherwise = refusing(500)
@@ -238,9 +238,9 @@ def test_a_receiver_that_is_down_is_not_asked_for_each_change(receiver):
 
 
 @pytest.mark.parametrize("status", [401, 403, 410])
-def test_a_receiver_that_wants_no_webhooks_halts_the_sink(receiver, sink, status):
+def test_a_receiver_that_rejects_all_webhooks_halts_the_sink(receiver, sink, status):
     """
-    Nothing becomes a dead letter, and the remedy names what to look at.
+    No record becomes a dead letter, and the remedy names the settings to check.
     """
     receiver.otherwise = refusing(status)
     with pytest.raises(WebhookRefusedError, match=str(status)) as caught:
@@ -251,7 +251,7 @@ def test_a_receiver_that_wants_no_webhooks_halts_the_sink(receiver, sink, status
 
 def test_no_redirect_is_followed(receiver, sink):
     """
-    A signed request goes where the configuration says, or nowhere.
+    A signed request goes to the configured address, or nowhere.
     """
     other = Receiver()
     receiver.otherwise = refusing(307, Location=other.url)
@@ -265,7 +265,7 @@ def test_no_redirect_is_followed(receiver, sink):
 @pytest.mark.timeout(30)
 def test_a_receiver_that_is_gone_or_silent_is_tried_again():
     """
-    A closed port and an answer that never comes lose nothing.
+    A closed port or a missing response loses no change.
     """
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/hook"
@@ -282,7 +282,7 @@ def test_a_receiver_that_is_gone_or_silent_is_tried_again():
 
 def test_no_more_requests_are_open_than_allowed(receiver):
     """
-    Keys are sent side by side, up to the bound.
+    Keys are sent concurrently, up to the limit.
     """
     sink = sink_of(receiver.url, concurrency=3)
     are_three = threading.Barrier(3)
@@ -305,7 +305,7 @@ def test_no_more_requests_are_open_than_allowed(receiver):
 
 def test_events_of_an_aggregate_are_posted_in_order(receiver):
     """
-    Each event waits for the one before it, in any order of the batch.
+    Each event waits for the previous one, whatever their order in the batch.
     """
     sink = sink_of(receiver.url, concurrency=8)
     is_overtaken = threading.Event()
@@ -387,11 +387,9 @@ def record(number: int, aggregate_id: bytes = b"a") -> Record:
     return Record(Origin("e", 0, number), aggregate_id, b"{}", headers)
 
 
-def test_many_events_behind_a_refused_one_do_not_look_like_a_broken_receiver(
-    receiver, sink
-):
+def test_many_events_after_a_refused_one_do_not_mean_a_broken_receiver(receiver, sink):
     """
-    It refused one of them: the others were never sent.
+    The receiver refused one event, and the others were never sent.
     """
     receiver.otherwise = refusing(422, "e1")
     events = tuple(event(n) for n in range(1, 80))
@@ -402,7 +400,7 @@ def test_many_events_behind_a_refused_one_do_not_look_like_a_broken_receiver(
 
 def test_a_receiver_that_refuses_every_event_is_broken(receiver, sink):
     """
-    Events that only wait for a refused one prove nothing else.
+    Events that only wait for a refused event do not count as evidence.
     """
     receiver.otherwise = refusing(422)
     events = (event(n, f"a{n // 2}") for n in range(200))
@@ -410,9 +408,9 @@ def test_a_receiver_that_refuses_every_event_is_broken(receiver, sink):
         Delivery(sink, SystemClock()).deliver(Batch(0, (), tuple(events)))
 
 
-def test_a_sweep_that_is_refused_moves_nothing_on(receiver, sink):
+def test_changes_after_a_refused_sweep_are_not_sent(receiver, sink):
     """
-    A receiver that cannot take rows away is not sent what comes after.
+    A receiver that cannot remove rows does not receive later changes.
     """
     floor = Floor("orders", at(5), needs_all=False, origin=Origin("t", 0, 0))
     sink.apply(Batch(0, (row(3, 1),)))
@@ -430,9 +428,9 @@ def test_a_sweep_that_is_refused_moves_nothing_on(receiver, sink):
     )
 
 
-def test_an_endless_answer_does_not_hold_the_sink(receiver, sink):
+def test_an_endless_response_does_not_block_the_sink(receiver, sink):
     """
-    Only the status of an answer counts: a long body is not read to its end.
+    Only the status of a response counts, so a long body is not read to its end.
     """
     receiver.otherwise = lambda _: Answer(200, body=b"x" * 5_000_000)
     sink.apply(Batch(0, (row(1), row(2))))
@@ -440,9 +438,9 @@ def test_an_endless_answer_does_not_hold_the_sink(receiver, sink):
     assert 2 == sink.flush().applied
 
 
-def test_an_answer_that_cannot_be_decoded_is_an_answer(receiver, sink):
+def test_the_status_of_an_undecodable_response_counts(receiver, sink):
     """
-    Its status counts, and its connection is free for the next request.
+    Its connection is free for the next request.
     """
     encoded = {"content-encoding": "gzip"}
     receiver.otherwise = lambda _: Answer(200, encoded, b"no gzip" * 10_000)
@@ -452,9 +450,9 @@ def test_an_answer_that_cannot_be_decoded_is_an_answer(receiver, sink):
     assert 12 == sink.flush().applied
 
 
-def test_a_replay_has_the_receivers_current_answer(receiver, sink):
+def test_a_replay_uses_the_receivers_current_response(receiver, sink):
     """
-    The receiver's earlier answer is not taken for its current one.
+    The receiver's earlier response is not taken for its current one.
     """
     routes = Routes(
         SinkSettings(
@@ -481,14 +479,14 @@ def test_a_replay_has_the_receivers_current_answer(receiver, sink):
     )
 
 
-class Hours:
-    """A clock that a test moves on; its date is the true one, for signatures."""
+class MovedClock:
+    """A clock that a test advances; its date is the real one, for signatures."""
 
     def __init__(self):
         self.at_s = 0.0
 
     def now(self):
-        """Return the true time."""
+        """Return the real time."""
         return SystemClock().now()
 
     def monotonic_s(self):
@@ -496,22 +494,22 @@ class Hours:
         return self.at_s
 
     def wait(self, delay_s):
-        """Let time pass at once."""
+        """Advance the clock at once."""
         self.at_s += delay_s
 
 
-class Patient:
-    """A sink with three attempts over a minute, on a clock of the test's own."""
+class RetryRig:
+    """A sink that gives up after three attempts and a minute, on the test's clock."""
 
     def __init__(self, receiver: Receiver, file: Path) -> None:
         self.receiver = receiver
         self.file = file
-        self.clock = Hours()
+        self.clock = MovedClock()
         self.replays = 0
         self.done = DeliveryResult()
-        self.sink = self.made()
+        self.sink = self.make_sink()
 
-    def made(self, **options) -> WebhookSink:
+    def make_sink(self, **options) -> WebhookSink:
         """Make the sink, as a new process would."""
         given = {"give_up_attempts": 3, "give_up_after_s": 60, **options}
         made = WebhookOptions(secrets=(SECRET,), timeout_s=5, **given)
@@ -521,9 +519,9 @@ class Patient:
 
     def attempts(self, batch: Batch, count: int, pause_s: float = 40.0) -> int:
         """
-        Replay a batch, so often at most; return how often something was put off.
+        Replay a batch up to ``count`` times; return how often it was postponed.
 
-        What became of the last attempt is in ``done``.
+        The result of the last attempt is in ``done``.
         """
         for failed in range(count):
             self.replays += 1
@@ -542,16 +540,16 @@ class Patient:
 
 
 @pytest.fixture
-def patient(receiver, tmp_path) -> Iterator[Patient]:
-    """Provide a sink of little patience."""
-    one = Patient(receiver, tmp_path / "webhook.json")
+def patient(receiver, tmp_path) -> Iterator[RetryRig]:
+    """Provide a sink that gives up soon."""
+    one = RetryRig(receiver, tmp_path / "webhook.json")
     yield one
     one.sink.close()
 
 
-def test_a_change_that_fails_for_ever_is_given_up_alone(receiver, patient):
+def test_only_a_change_that_keeps_failing_is_given_up(receiver, patient):
     """
-    After so many attempts over so long it is refused with its reason; others are taken.
+    After enough attempts and time it is refused with its reason; others are accepted.
     """
     receiver.otherwise = refusing(500, 2)
     batch = Batch(0, (row(1), row(2), row(3)))
@@ -571,20 +569,20 @@ def test_a_change_that_fails_for_ever_is_given_up_alone(receiver, patient):
 
 
 @pytest.mark.parametrize(("count", "pause_s"), [(2, 1000.0), (20, 1.0)])
-def test_neither_many_attempts_nor_a_long_time_alone_will_do(
+def test_neither_many_attempts_nor_a_long_time_suffices_alone(
     receiver, patient, count, pause_s
 ):
     """
-    A few attempts over hours prove nothing, nor do many within seconds.
+    A few attempts over hours prove nothing, and neither do many within seconds.
     """
     receiver.otherwise = refusing(500, 2)
 
     assert count == patient.attempts(Batch(0, (row(1), row(2))), count, pause_s)
 
 
-def test_a_receiver_that_is_down_altogether_parks_nothing(receiver, patient):
+def test_a_receiver_that_is_down_for_all_changes_parks_nothing(receiver, patient):
     """
-    However long it takes: what it took before is not taken either.
+    However long it takes, the changes that it accepted before fail too.
     """
     patient.sink.apply(Batch(0, (row(1), row(2))))
     patient.sink.flush()
@@ -598,9 +596,9 @@ def test_a_receiver_that_is_down_altogether_parks_nothing(receiver, patient):
     assert (30, 2, ()) == (failed, checkpoint.applied, checkpoint.refused)
 
 
-def test_a_receiver_that_never_took_anything_parks_nothing(receiver, patient):
+def test_a_receiver_that_never_accepted_a_change_parks_nothing(receiver, patient):
     """
-    Without a probe that succeeds, a change is not to blame.
+    Without a successful probe, the change is not to blame.
     """
     receiver.otherwise = refusing(500, 2)
 
@@ -609,12 +607,12 @@ def test_a_receiver_that_never_took_anything_parks_nothing(receiver, patient):
 
 def test_the_health_probe_outlives_the_process(receiver, patient):
     """
-    A batch that begins with the bad change, and holds nothing else, comes to its end.
+    A batch with only the bad change is completed even after a restart.
     """
     patient.sink.apply(Batch(0, (row(1),)))
     patient.sink.flush()
     patient.sink.close()
-    patient.sink = patient.made()
+    patient.sink = patient.make_sink()
     receiver.otherwise = refusing(500, 2)
     failed = patient.attempts(Batch(1, (row(2, 2),)), 30)
 
@@ -623,9 +621,9 @@ def test_the_health_probe_outlives_the_process(receiver, patient):
 
 def test_changes_that_shared_a_request_with_a_bad_one_are_separated(receiver, patient):
     """
-    A failure of many is tried one by one, so that only the bad one is given up.
+    If a request of several changes fails, each is retried alone, and only one given up.
     """
-    patient.sink = patient.made(changes_per_request=10)
+    patient.sink = patient.make_sink(changes_per_request=10)
     receiver.otherwise = refusing(500, 2)
     batch = Batch(0, tuple(row(key) for key in range(1, 6)))
     with pytest.raises(TargetUnavailableError):
@@ -644,9 +642,9 @@ def test_changes_that_shared_a_request_with_a_bad_one_are_separated(receiver, pa
     )
 
 
-def test_what_follows_an_event_that_was_given_up_waits_behind_it(receiver, patient):
+def test_events_after_one_that_was_given_up_wait(receiver, patient):
     """
-    The order of its aggregate is kept; another aggregate goes on.
+    The order of its aggregate is kept; another aggregate continues.
     """
     receiver.otherwise = refusing(500, "e2")
     events = (*(event(n) for n in (1, 2, 3)), event(4, "b"))

@@ -1,4 +1,4 @@
-"""A receiver that fails at some keys: only these wait, over batches and restarts."""
+"""If a receiver fails for some keys, only these wait, across batches and restarts."""
 
 import random
 import threading
@@ -26,14 +26,14 @@ from towpath.sinks.targets.webhook.sink import WebhookSink
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
-class Hours:
-    """A clock that moves on when somebody waits; its date is the true one."""
+class WaitingClock:
+    """A clock that advances when somebody waits; its date is the real one."""
 
     def __init__(self) -> None:
         self.at_s = 0.0
 
     def now(self):
-        """Return the true time, for signatures."""
+        """Return the real time, for signatures."""
         return SystemClock().now()
 
     def monotonic_s(self) -> float:
@@ -41,16 +41,16 @@ class Hours:
         return self.at_s
 
     def wait(self, delay_s: float) -> None:
-        """Let time pass at once."""
+        """Advance the clock at once."""
         self.at_s += delay_s
 
 
-class Hook:
-    """A sink with its writer, as a process has them, on a clock of the test's own."""
+class HookRig:
+    """A sink with its writer, as in a process, on the test's clock."""
 
     def __init__(self, receiver: Receiver, folder) -> None:
         self.receiver = receiver
-        self.clock = Hours()
+        self.clock = WaitingClock()
         self.letters = Letters()
         self._folder = folder
         self._offset = 0
@@ -81,7 +81,7 @@ class Hook:
         context = context_of(self.letters, parked=parked)
         self.parked = parked
         self.writer = RecordWriter(Routes(settings), sink, context)
-        self.orders = DeadLetterRequests(
+        self.requests = DeadLetterRequests(
             self.writer, self.letters, parked, context.repairs, self.clock
         )
 
@@ -110,14 +110,14 @@ class Hook:
         self._batch_id += 1
         return self.writer.write_records(records, self._batch_id)
 
-    def attend(self, rounds: int = 1, pause_s: float = 70.0) -> None:
-        """Let time pass, and do what is due then."""
+    def retry_due(self, rounds: int = 1, pause_s: float = 70.0) -> None:
+        """Advance the clock, and execute the requests and retries that are due."""
         for _ in range(rounds):
             self.clock.wait(pause_s)
-            self.orders.process()
+            self.requests.process()
 
     def statuses(self) -> dict[str, str]:
-        """Return what the receiver holds."""
+        """Return the status of each row that the receiver has."""
         rows = self.receiver.rows("orders")
         return {row.key: row.fields["status"] for row in rows}
 
@@ -137,12 +137,12 @@ class Hook:
 
 
 def keys_of(taken: ReceivedRequest) -> list[object]:
-    """List the keys and events that a request is about."""
+    """List the keys and events of a request."""
     return [one["key"][0] if "key" in one else one["event_id"] for one in taken.changes]
 
 
 def failing(*keys: object, status: int = 500, **headers: str):
-    """Answer requests about some keys with a status."""
+    """Answer requests about given keys with a status."""
 
     def otherwise(taken: ReceivedRequest) -> Answer | None:
         return Answer(status, headers) if {*keys_of(taken)} & {*keys} else None
@@ -152,24 +152,26 @@ def failing(*keys: object, status: int = 500, **headers: str):
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """Provide a receiver of its own."""
+    """Provide a receiver for the test."""
     one = Receiver()
     yield one
     one.close()
 
 
 @pytest.fixture
-def hook(receiver, tmp_path) -> Hook:
-    """Provide a sink whose receiver has taken something already."""
-    made = Hook(receiver, tmp_path)
+def hook(receiver, tmp_path) -> HookRig:
+    """Provide a sink whose receiver has already accepted a row."""
+    made = HookRig(receiver, tmp_path)
     made.write(made.row(0))
     return made
 
 
 @pytest.mark.parametrize("per_request", [1, 10])
-def test_bad_answers_now_and_then_neither_pause_nor_park(receiver, hook, per_request):
+def test_occasional_errors_neither_pause_the_sink_nor_park_a_key(
+    receiver, hook, per_request
+):
     """
-    B6: at 5 % of 429 and 500, each batch is written by one call, whole and in order.
+    B6: at 5 % of 429 and 500, each batch is written by one call, complete and in order.
     """
     hook.start(changes_per_request=per_request)
     chance, lock = random.Random(7), threading.Lock()  # noqa: S311 - repeatable
@@ -197,11 +199,11 @@ def test_bad_answers_now_and_then_neither_pause_nor_park(receiver, hook, per_req
     assert all(positions == sorted(positions) for positions in by_aggregate.values())
 
 
-def test_a_key_that_fails_for_long_waits_alone_over_batches(receiver, hook):
+def test_a_key_that_fails_for_long_waits_alone_across_batches(receiver, hook):
     """
-    The rest of its batch and later batches flow; its changes come later, in order.
+    All other keys are written; the key's own changes arrive later, in order.
 
-    It is parked durably, so that a restart in between changes nothing.
+    It is parked durably, so a restart in between changes nothing.
     """
     receiver.otherwise = failing(2, "e5")
     first = [hook.row(1), hook.row(2), hook.row(3), hook.event("a"), hook.event("b")]
@@ -209,9 +211,9 @@ def test_a_key_that_fails_for_long_waits_alone_over_batches(receiver, hook):
     hook.write(hook.row(2, "paid"), hook.row(4, "paid"), hook.event("a"))
     waited = hook.statuses(), [event["event_id"] for event in receiver.events]
     hook.start()
-    hook.attend()
+    hook.retry_due()
     receiver.otherwise = lambda _: None
-    hook.attend(2)
+    hook.retry_due(2)
     hook.write(hook.row(2, "sent"))
 
     assert ({"0", "1", "3", "4"}, ["e6"], 2) == (
@@ -227,17 +229,17 @@ def test_a_key_that_fails_for_long_waits_alone_over_batches(receiver, hook):
     )
 
 
-def test_a_pause_that_is_asked_for_one_key_is_kept_for_that_key(receiver, hook):
+def test_a_pause_that_is_requested_for_one_key_applies_only_to_it(receiver, hook):
     """
-    Nothing else waits, and the key is not asked for again before its time.
+    Nothing else waits, and the key is not retried before its time.
     """
     receiver.otherwise = failing(2, status=429, **{"Retry-After": "200"})
     hook.write(hook.row(1), hook.row(2), hook.row(3))
     before = hook.clock.at_s
-    hook.attend(2)
+    hook.retry_due(2)
     early = hook.requests_about(2)
     receiver.otherwise = lambda _: None
-    hook.attend(2)
+    hook.retry_due(2)
 
     assert (True, 1, 2) == (before < 200, early, hook.requests_about(2))
     assert hook.statuses().keys() == {"0", "1", "2", "3"}
@@ -247,11 +249,11 @@ def test_a_pause_that_is_asked_for_one_key_is_kept_for_that_key(receiver, hook):
     ("status", "headers", "error"),
     [(500, {}, TargetUnavailableError), (429, {"Retry-After": "9"}, TargetBusyError)],
 )
-def test_a_receiver_that_fails_at_everything_has_the_sink_wait(
+def test_a_receiver_that_fails_for_all_keys_makes_the_sink_wait(
     receiver, hook, status, headers, error
 ):
     """
-    No dead letter is made, the longest pause is honoured, and few requests are sent.
+    No dead letter is made, the longest pause is observed, and few requests are sent.
     """
     hook.start(concurrency=1)
     receiver.otherwise = lambda _: Answer(status, headers)
@@ -266,34 +268,34 @@ def test_a_receiver_that_fails_at_everything_has_the_sink_wait(
     assert getattr(caught.value, "retry_after_s", 9.0) == 9.0
 
 
-def test_many_bad_keys_wait_while_the_others_flow(receiver, hook):
+def test_many_bad_keys_wait_while_others_are_written(receiver, hook):
     """
-    A hundred of them in a row do not look like a receiver that is down.
+    A hundred consecutive failures do not count as a receiver that is down.
     """
     bad = range(100, 200)
     receiver.otherwise = failing(*bad)
     hook.write(*(hook.row(key) for key in (*bad, *range(100))))
     held = hook.statuses()
     receiver.otherwise = lambda _: None
-    hook.attend(2)
+    hook.retry_due(2)
 
     assert (100, 200, []) == (len(held), len(hook.statuses()), hook.open_letters())
 
 
 def test_an_abandoned_key_waits_for_the_operator(receiver, hook):
     """
-    After so many attempts over so long its dead letter says so, and it is not retried.
+    After enough attempts and time its dead letter says so, and it is not retried.
     """
     receiver.otherwise = failing(2)
     hook.write(hook.row(2))
     (first,) = hook.open_letters()
-    hook.attend(12)
+    hook.retry_due(12)
     (last,) = hook.open_letters()
-    asked = hook.requests_about(2)
+    requests = hook.requests_about(2)
     with structlog.testing.capture_logs() as logs:
-        hook.attend(3)
+        hook.retry_due(3)
 
-    assert ("not taken for now", "given up after 10 attempts", asked, []) == (
+    assert ("not taken for now", "given up after 10 attempts", requests, []) == (
         first.partition(",")[0],
         last.partition("; ")[2].partition(" in ")[0],
         hook.requests_about(2),
@@ -302,7 +304,7 @@ def test_an_abandoned_key_waits_for_the_operator(receiver, hook):
 
 
 class Partner(Place):
-    """A driver with one webhook sink, whose receiver the test has."""
+    """A driver with one webhook sink, whose receiver belongs to the test."""
 
     def prepare(self, url: str) -> None:
         """Write the configuration, and the table's first records."""
@@ -314,25 +316,25 @@ class Partner(Place):
 
 
 @pytest.mark.spark
-def test_a_driver_goes_on_past_a_receiver_with_bad_answers(
+def test_a_driver_continues_despite_a_receivers_errors(
     stack, unique, tmp_path, receiver
 ):
     """
-    B6: 5 % bad answers and one key that always fails cause no pause of the sink.
+    B6: 5 % errors and one key that always fails cause no pause of the sink.
 
-    The bad key waits; as soon as the receiver is mended it arrives by itself.
+    The bad key waits, and arrives by itself once the receiver works again.
     """
     stack.up("kafka")
-    place = Partner(stack, unique, tmp_path)
-    place.prepare(receiver.url)
+    rig = Partner(stack, unique, tmp_path)
+    rig.prepare(receiver.url)
     chance, lock = random.Random(3), threading.Lock()  # noqa: S311 - repeatable
-    bad = next(iter(place.feed.rows))
-    is_mended = threading.Event()
+    bad = next(iter(rig.feed.rows))
+    is_repaired = threading.Event()
 
     def otherwise(taken: ReceivedRequest) -> Answer | None:
         with lock:
             is_bad = chance.random() < 0.05
-        if is_bad or (bad in keys_of(taken) and not is_mended.is_set()):
+        if is_bad or (bad in keys_of(taken) and not is_repaired.is_set()):
             return Answer(chance.choice((429, 500)))
         return None
 
@@ -342,20 +344,21 @@ def test_a_driver_goes_on_past_a_receiver_with_bad_answers(
 
     expected = {}
     receiver.otherwise = otherwise
-    with driver(place):
-        # Before the receiver has taken anything nobody can know that it is well.
-        place.wait_applied("hook")
-        before = place.progress("hook").retries
-        place.feed.work(100, keys=60, seed=2)
-        place.wait_applied("hook")
-        expected = {key: row[1] for key, row in place.feed.rows.items()}
+    with driver(rig):
+        # Before the receiver has accepted any change, the sink cannot know that it
+        # works.
+        rig.wait_applied("hook")
+        before = rig.progress("hook").retries
+        rig.feed.work(100, keys=60, seed=2)
+        rig.wait_applied("hook")
+        expected = {key: row[1] for key, row in rig.feed.rows.items()}
         others = {k: status for k, status in expected.items() if k != bad}
         while_waiting = {k: status for k, status in statuses().items() if k != bad}
-        progress = place.progress("hook")
-        is_mended.set()
+        progress = rig.progress("hook")
+        is_repaired.set()
         until(lambda: statuses() == expected, "the key arrives", timeout_s=PATIENCE_S)
         until(
-            lambda: place.progress("hook").parked == 0,
+            lambda: rig.progress("hook").parked == 0,
             "nothing is parked",
             timeout_s=PATIENCE_S,
         )

@@ -85,7 +85,7 @@ def pair_out(pair: dict[str, Any]) -> str:
 @given(FLAT, st.booleans())
 def test_any_array_survives_the_round_trip(items: list[str | None], bounded: bool):
     """
-    NULL, quoted NULL, empty strings, braces and escapes survive, even with bounds (B67).
+    NULL, quoted NULL, empty strings, braces, escapes and bounds are handled (B67).
     """
     bounds = f"[5:{4 + len(items)}]=" if bounded and items else ""
 

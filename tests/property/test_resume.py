@@ -1,9 +1,10 @@
-"""Resume without duplicates: real publisher, marks and ledger over a crashing broker.
+"""
+Resume without duplicates: real publisher, marks and ledger, and a crashing broker.
 
 The broker takes records into queues, appends them in order per partition at any time,
 and acknowledges them at any time. At a crash each partition appends some more of its
-queue and loses the rest. The stream begins again at the confirmed LSN. Between two
-processes topics may be given partitions, which the operator lets the relay use.
+queue and loses the rest. The stream starts again at the confirmed LSN. Between two
+processes partitions may be added, which the operator lets the relay use.
 """
 
 from collections import defaultdict, deque
@@ -55,10 +56,10 @@ class Broker:
     logs: dict[tuple[str, int], list[Record]] = field(
         default_factory=lambda: defaultdict(list)
     )
-    coming: dict[tuple[str, int], deque[tuple[Record, Callable[..., None]]]] = field(
+    queued: dict[tuple[str, int], deque[tuple[Record, Callable[..., None]]]] = field(
         default_factory=lambda: defaultdict(deque)
     )
-    unheard: dict[tuple[str, int], deque[Callable[[], None]]] = field(
+    unacknowledged: dict[tuple[str, int], deque[Callable[[], None]]] = field(
         default_factory=lambda: defaultdict(deque)
     )
     partition_count: int = PARTITIONS
@@ -72,30 +73,30 @@ class Broker:
 
     def produce(self, outgoing: Sequence[Outgoing]) -> int:
         for record, partition, on_delivery in outgoing:
-            self.coming[record.topic, partition].append((record, on_delivery))
+            self.queued[record.topic, partition].append((record, on_delivery))
         return len(outgoing)
 
-    def append(self, place: tuple[str, int], *, is_heard: bool = True) -> None:
-        record, on_delivery = self.coming[place].popleft()
-        log = self.logs[place]
+    def append(self, key: tuple[str, int], *, is_acknowledged: bool = True) -> None:
+        record, on_delivery = self.queued[key].popleft()
+        log = self.logs[key]
         log.append(record)
         acknowledgement = Acknowledged(len(log) - 1)
-        if is_heard and on_delivery is not None:
-            self.unheard[place].append(lambda: on_delivery(None, acknowledgement))
+        if is_acknowledged and on_delivery is not None:
+            self.unacknowledged[key].append(lambda: on_delivery(None, acknowledgement))
 
-    def finish(self, place: tuple[str, int]) -> None:
+    def finish(self, key: tuple[str, int]) -> None:
         """Append a partition's queue, and acknowledge it."""
-        while self.coming[place]:
-            self.append(place)
-        while self.unheard[place]:
-            self.unheard[place].popleft()()
+        while self.queued[key]:
+            self.append(key)
+        while self.unacknowledged[key]:
+            self.unacknowledged[key].popleft()()
 
     def finish_all(self) -> None:
-        for place in list(self.coming):
-            self.finish(place)
+        for key in list(self.queued):
+            self.finish(key)
 
     def poll(self, _timeout_s: float) -> None:
-        """Append and acknowledge everything, as the caller waits for it."""
+        """Append and acknowledge all records, because the caller waits for them."""
         self.finish_all()
 
     def flush(self, timeout_s: float) -> None:
@@ -112,11 +113,11 @@ class Broker:
 
     def crash(self, choose: Callable[[int], int]) -> None:
         """Append some of the queued records without acknowledgement; lose the rest."""
-        for place in sorted(self.coming):
-            for _ in range(choose(len(self.coming[place]))):
-                self.append(place, is_heard=False)
-        self.coming.clear()
-        self.unheard.clear()
+        for key in sorted(self.queued):
+            for _ in range(choose(len(self.queued[key]))):
+                self.append(key, is_acknowledged=False)
+        self.queued.clear()
+        self.unacknowledged.clear()
 
     def documents(self) -> dict[str, Any]:
         """Return the newest documents of the state topic."""
@@ -127,7 +128,7 @@ class Broker:
 
 
 def former_counts(documents: Mapping[str, Any]) -> dict[str, tuple[FormerCount, ...]]:
-    """Read the former partition counts, as the relay does at start."""
+    """Read the former partition counts, as the relay does at startup."""
     return {
         key.removeprefix("marks:"): former
         for key, document in documents.items()
@@ -136,7 +137,7 @@ def former_counts(documents: Mapping[str, Any]) -> dict[str, tuple[FormerCount, 
 
 
 def add_partitions(broker: Broker) -> None:
-    """Give every topic partitions, and repair the state as the operator does."""
+    """Add partitions to every topic, and repair the state as the operator does."""
     documents = broker.documents()
     had = tails(broker, documents)
     broker.partition_count += 2
@@ -157,7 +158,7 @@ def add_partitions(broker: Broker) -> None:
 
 
 class Clock:
-    """Time that the test moves."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -173,7 +174,7 @@ class Clock:
 
 
 def tails(broker: Broker, documents: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the topics from their marks to their ends, as the relay does at start."""
+    """Read the topics from their marks to their ends, as the relay does at startup."""
     found = {}
     for key, document in documents.items():
         if not key.startswith("marks:"):
@@ -197,7 +198,7 @@ class Process:
     broker: Broker
     clock: Clock
     start_lsn: int
-    may_let_go: Callable[[], bool]
+    may_flush: Callable[[], bool]
 
     def __post_init__(self) -> None:
         documents = self.broker.documents()
@@ -207,7 +208,8 @@ class Process:
         self.invisible = InvisibleTransactions(self.start_lsn)
         self.stats = Stats()
         sender = RecordSender(
-            *(self.broker, self.broker, self.ledger, _Dead()), find_partitioner()
+            *(self.broker, self.broker, self.ledger, _DeadLettersStub()),
+            find_partitioner(),
         )
         self.checkpoints = CheckpointWriter(
             CheckpointStart(Marks(found, former), published.log_lsn, 0, 0),
@@ -227,11 +229,11 @@ class Process:
         )
         self._delivery: Delivery | None = None
 
-    def take(self, number: int, step: Record | int | None) -> None:
-        """Take the stream's next step: a begin, a record, or an end."""
+    def handle(self, number: int, step: Record | int | None) -> None:
+        """Process the stream's next step: a begin, a record, or an end."""
         if isinstance(step, Record):
             self.publisher.publish_change(step, self._delivery)
-            if self.may_let_go():
+            if self.may_flush():
                 self.publisher.flush()
         elif step is None:
             self._delivery = self.ledger.begin()
@@ -240,8 +242,8 @@ class Process:
             self.invisible.add(number, step)
 
 
-class _Dead:
-    """No record is too large here."""
+class _DeadLettersStub:
+    """A stub for dead letters, because no record is too large here."""
 
     topic = "p.dead.relay"
 
@@ -250,7 +252,7 @@ Transactions = list[list[tuple[str, bytes | None]]]
 
 
 def records_of(number: int, rows: list[tuple[str, bytes | None]]) -> list[Record]:
-    """Return the records of a transaction, the same at every replay."""
+    """Return the records of a transaction, which are the same in every replay."""
     return [
         Record(
             topic,
@@ -283,7 +285,7 @@ def some_history(random: Random) -> Transactions:
 
 @dataclass
 class ProcessHistory:
-    """A history, streamed by one process after another."""
+    """A history that one process after another streams."""
 
     history: Transactions
     random: Random
@@ -293,7 +295,7 @@ class ProcessHistory:
     steps: int = 120
 
     def run(self) -> Broker:
-        """Stream through crashes, to the end; return the broker."""
+        """Stream through crashes to the end; return the broker."""
         while self._live_until_crash():
             self.broker.crash(lambda n: self.random.randint(0, n))
             if self.random.random() < 0.3:
@@ -304,8 +306,8 @@ class ProcessHistory:
         process = Process(
             self.broker, self.clock, self.confirmed, lambda: self.random.random() < 0.7
         )
-        coming = deque(self._stream())
-        deeds = {
+        queued = deque(self._stream())
+        actions = {
             4: self._append,
             5: self._hear,
             6: lambda: process.invisible.observe(EVERYTHING),
@@ -314,20 +316,20 @@ class ProcessHistory:
         }
         while self.steps > 0:
             self.steps -= 1
-            doing = self.random.randrange(10)
-            if doing <= 3 and coming:
-                process.take(*coming.popleft())
-            elif doing == 9 and self.random.random() < 0.4:
+            choice = self.random.randrange(10)
+            if choice <= 3 and queued:
+                process.handle(*queued.popleft())
+            elif choice == 9 and self.random.random() < 0.4:
                 return True
-            elif doing in deeds:
-                deeds[doing]()
-        for step in coming:
-            process.take(*step)
+            elif choice in actions:
+                actions[choice]()
+        for step in queued:
+            process.handle(*step)
         process.publisher.drain(Deadline(SystemClock(), 1.0))
         return False
 
     def _stream(self) -> list[tuple[int, Record | int | None]]:
-        """List begins (None), records and ends from the confirmed LSN on."""
+        """List begins (None), records and ends, starting at the confirmed LSN."""
         return [
             (number, step)
             for number, rows in enumerate(self.history)
@@ -336,14 +338,14 @@ class ProcessHistory:
         ]
 
     def _append(self) -> None:
-        places = sorted(at for at, coming in self.broker.coming.items() if coming)
-        if places:
-            self.broker.append(self.random.choice(places))
+        keys = sorted(at for at, queued in self.broker.queued.items() if queued)
+        if keys:
+            self.broker.append(self.random.choice(keys))
 
     def _hear(self) -> None:
-        places = sorted(at for at, each in self.broker.unheard.items() if each)
-        if places:
-            self.broker.unheard[self.random.choice(places)].popleft()()
+        keys = sorted(at for at, each in self.broker.unacknowledged.items() if each)
+        if keys:
+            self.broker.unacknowledged[self.random.choice(keys)].popleft()()
 
     def _turn(self, process: Process) -> None:
         self.clock.now_s += 0.2
@@ -356,7 +358,7 @@ class ProcessHistory:
 
 
 def check(history: Transactions, broker: Broker) -> None:
-    """Assert that every record stands exactly once, in the order of positions."""
+    """Assert that every record occurs exactly once, in the order of positions."""
     expected = defaultdict(list)
     for number, rows in enumerate(history):
         for record in records_of(number, rows):
@@ -375,7 +377,7 @@ def check(history: Transactions, broker: Broker) -> None:
 
 def run_history(seed: int) -> None:
     """Make up a history, stream it through crashes, and check the topics."""
-    random = Random(seed)  # noqa: S311 - no secret
+    random = Random(seed)  # noqa: S311 - not a secret
     history = some_history(random)
     check(history, ProcessHistory(history, random).run())
 
@@ -383,13 +385,13 @@ def run_history(seed: int) -> None:
 @given(st.integers(0, 2**32))
 def test_no_crash_loses_or_repeats_a_record(seed: int):
     """
-    Killed at any moment, any number of times, each record stands once and in order.
+    After kills at any moments, each record is published once and in order.
     """
     run_history(seed)
 
 
-def is_refuted() -> None:
-    """Assert that one of a thousand histories fails."""
+def assert_refuted() -> None:
+    """Assert that at least one of a thousand histories fails."""
 
     def live_a_thousand() -> None:
         for seed in range(1000):
@@ -404,25 +406,25 @@ def test_histories_refute_keyless_records_in_any_partition(monkeypatch):
     A keyless record must be in its position's partition, or a replay repeats it.
     """
     original = Publisher.publish_change
-    places = iter(range(10**9))
+    numbers = iter(range(10**9))
 
     def anywhere(self: Publisher, record: Record, delivery: Any) -> None:
         if record.key is None:
-            record = replace(record, partition=next(places) % PARTITIONS)
+            record = replace(record, partition=next(numbers) % PARTITIONS)
         original(self, record, delivery)
 
     monkeypatch.setattr(Publisher, "publish_change", anywhere)
 
-    is_refuted()
+    assert_refuted()
 
 
 def test_histories_refute_marks_without_acknowledgements(monkeypatch):
     """
-    The confirmed records must have been acknowledged.
+    Confirmed records must have been acknowledged.
     """
     monkeypatch.setattr(DeliveryLedger, "acknowledged", _last_committed)
 
-    is_refuted()
+    assert_refuted()
 
 
 def _last_committed(ledger: DeliveryLedger) -> int:
@@ -442,12 +444,12 @@ def test_histories_refute_a_topic_without_its_first_mark(monkeypatch):
 
     monkeypatch.setattr(CheckpointWriter, "admit", unmarked)
 
-    is_refuted()
+    assert_refuted()
 
 
 def test_histories_refute_a_comparison_by_the_highest_position(monkeypatch):
     """
-    One partition's position says nothing about another's.
+    The position in one partition says nothing about another partition.
     """
 
     def has(self: Published, _topic: str, _partition: int, position: bytes) -> bool:
@@ -455,12 +457,12 @@ def test_histories_refute_a_comparison_by_the_highest_position(monkeypatch):
 
     monkeypatch.setattr(Published, "has", has)
 
-    is_refuted()
+    assert_refuted()
 
 
 def test_histories_refute_one_partition_count_for_all(monkeypatch):
     """
-    Records of a former partition count are looked up by that count.
+    Records of a former partition count are looked up with that count.
     """
     original = Published.__init__
 
@@ -469,7 +471,7 @@ def test_histories_refute_one_partition_count_for_all(monkeypatch):
 
     monkeypatch.setattr(Published, "__init__", without)
 
-    is_refuted()
+    assert_refuted()
 
 
 def test_histories_refute_forgetting_published_tails(monkeypatch):
@@ -478,12 +480,12 @@ def test_histories_refute_forgetting_published_tails(monkeypatch):
     """
     monkeypatch.setattr(Published, "has", lambda *_: False)
 
-    is_refuted()
+    assert_refuted()
 
 
 def test_an_acknowledgement_fits_the_ledgers_protocol():
     """
-    The fake fits the protocol that the ledger reads.
+    The fake implements the protocol that the ledger reads.
     """
     acknowledgement: Acknowledgement = Acknowledged(7)
 

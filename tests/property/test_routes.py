@@ -1,4 +1,4 @@
-"""The pattern that subscribes and the look-up that routes agree on every topic."""
+"""The pattern that subscribes and the lookup that routes agree on every topic."""
 
 import re
 
@@ -60,7 +60,7 @@ def test_every_subscribed_topic_has_a_route(routes, topic):
     """
     A topic matches the pattern exactly if a route reads it.
 
-    The engine subscribes to every topic in which it finds the pattern anywhere.
+    The engine subscribes to every topic in which the pattern is found anywhere.
     """
     subscribed = re.search(routes.pattern, topic) is not None
 

@@ -1,4 +1,4 @@
-"""Rows may be routed before they are folded, or after, with the same result."""
+"""Rows can be routed before or after they are folded, with the same result."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +35,7 @@ ROUTES = st.builds(
 
 @st.composite
 def changes(draw):
-    """Draw changes of few keys, some partial; positions are all different."""
+    """Draw changes of few keys, some partial; no two positions are equal."""
     drawn = []
     for number in draw(st.permutations(range(draw(st.integers(0, 8))))):
         key = draw(st.integers(0, 2))
@@ -65,10 +65,10 @@ def changes(draw):
 @given(ROUTES, changes())
 def test_routing_commutes_with_folding(route, given_changes):
     """
-    Where the fold refuses nothing, the order of the two does not matter.
+    If the fold refuses nothing, the order of routing and folding does not matter.
 
-    A refused change follows a delete: without excluded columns it may be whole, and is
-    applied then.
+    A refused change follows a delete: without its excluded columns it may be complete,
+    and is then applied.
     """
     routing = Routing(route)
     folded = newest_per_key(given_changes)
@@ -85,9 +85,9 @@ KEYS = st.tuples(st.text(), st.one_of(st.integers(-(2**63), 2**63 - 1), st.text(
 
 
 @given(st.sampled_from(["{a}:{b}", "x{a}:y:{b}z", "{a}%:%{b}"]), KEYS, KEYS)
-def test_no_two_keys_have_one_templated_id(template, one, other):
+def test_no_two_keys_have_the_same_templated_id(template, one, other):
     """
-    The text of a templated key differs if the texts of the key's values differ.
+    The texts of two templated keys differ if the texts of their values differ.
     """
     routing = Routing(Route(topic="towpath.shop.t", name="t", key=template))
     ids = [key_text(routing.key(("a", "b"), key)[1]) for key in (one, other)]

@@ -1,4 +1,4 @@
-"""The choreography of the shop: every interleaving ends settled and compensated."""
+"""The shop's choreography: every interleaving ends settled and compensated."""
 
 import random
 
@@ -22,23 +22,23 @@ CHECKOUTS = st.lists(
 
 
 def chosen_at_random(seed: int) -> list[int]:
-    """Return choices of every number with the same chance."""
+    """Return uniformly distributed choices."""
     chance = random.Random(seed)  # noqa: S311 - a repeatable test
     return [chance.randrange(2**16) for _ in range(chance.randint(25, 50))]
 
 
-# Hypothesis prefers small numbers and short lists, which can be simplified, but seldom
-# lead to the end of a saga.
+# Hypothesis prefers small numbers and short lists, which shrink well but seldom reach
+# the end of a saga.
 CHOICES = st.one_of(
     st.integers(0, 2**32).map(chosen_at_random),
     st.lists(st.integers(0, 2**16), min_size=25, max_size=50),
 )
-# The services go on mostly: otherwise every order would be cancelled at once.
+# The services mostly make progress: otherwise every order would be cancelled at once.
 _OTHERS = {0: SagaModel.commands, 1: SagaModel.disturbances}
 
 
 def play(model: SagaModel, choices: list[int]) -> None:
-    """Let one of the possible things happen, by each number."""
+    """Execute one of the possible moves for each choice."""
     for choice in choices:
         which, kind = divmod(choice, 8)
         moves = _OTHERS.get(kind, SagaModel.progress)(model)
@@ -52,8 +52,8 @@ def test_every_interleaving_settles_with_the_right_compensations(
     """
     Stock, money and parcel follow the order; services are late, repeat or are silent.
 
-    The model itself asserts that each transition is a legal one, that each event is
-    recorded at most once, and that an amount is captured only of a confirmed order.
+    The model itself asserts that each transition is legal, that each event is recorded
+    at most once, and that an amount is captured only for a confirmed order.
     """
     model = SagaModel(checkouts, on_hand)
     for choices in (first, second):
@@ -63,7 +63,7 @@ def test_every_interleaving_settles_with_the_right_compensations(
         assert [] == model.findings()
 
 
-def test_an_order_that_nobody_disturbs_is_completed():
+def test_an_undisturbed_order_is_completed():
     """
     The model does not only cancel: stock is sold, and the amount is captured.
     """

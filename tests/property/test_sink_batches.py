@@ -1,4 +1,6 @@
-"""Any repetition, split and crash leaves a sink equal to the fold, dead letters too."""
+"""
+A sink equals the fold after any repetition, split or crash; so do its dead letters.
+"""
 
 from typing import NamedTuple
 
@@ -22,10 +24,12 @@ KEYS = (7, 8, 9)
 
 
 class SourceHistory(NamedTuple):
-    """A source's history.
+    """
+    A source's history.
 
-    Attributes:     logs: The records of each partition, in order; the last is the
-    backfill's.     fold: By key, the final position and row.
+    Attributes:
+        logs: The records of each partition, in order; the last is the backfill's.
+        fold: The final position and row of each key.
     """
 
     logs: list[list[Record]]
@@ -34,7 +38,7 @@ class SourceHistory(NamedTuple):
 
 @st.composite
 def histories(draw, *, with_unreadable=True):
-    """Draw whole and partial changes, deletes, READ rows, and unreadable records."""
+    """Draw whole and partial changes, deletes, reads, and unreadable records."""
     logs: list[list[Record]] = [[], [], []]
     fold: dict[str, tuple[str, dict | None]] = {}
     for number in range(1, draw(st.integers(1, 18))):
@@ -84,85 +88,89 @@ def deliveries(draw):
             at[number] += size
         batches.append(batch)
         if starts and draw(st.booleans()):
-            # As a query with a lost checkpoint, or with an uncommitted last batch.
+            # A query restarts like this after a lost checkpoint or an uncommitted last
+            # batch.
             starts -= 1
             at = [draw(st.integers(0, a)) for a in at]
     return records, batches
 
 
 def content(shop):
-    """Return position and row of each key."""
+    """Return the position and the row of each key."""
     rows = shop.sink.rows.get("orders", {})
     return {
         k: (s.position, None if s.row is None else dict(s.row)) for k, s in rows.items()
     }
 
 
-def shop_of(way, chance, **options):
-    """Make a shop that writes its batches in one of the ways."""
+def shop_of(mode, chance, **options):
+    """Make a shop that writes its batches in one of the modes."""
     return Shop(
         **options,
-        in_slices=way != "records",
-        chance=chance if way == "tasks" else None,
+        in_slices=mode != "records",
+        chance=chance if mode == "tasks" else None,
     )
 
 
-WAYS = pytest.mark.parametrize("way", ["records", "slice", "tasks"])
+MODES = pytest.mark.parametrize("mode", ["records", "slice", "tasks"])
 DEATHS = st.lists(st.integers(1, 12), max_size=6)
 
 
-@WAYS
+@MODES
 @given(deliveries(), DEATHS, st.booleans(), st.randoms(use_true_random=False))
-def test_a_sink_ends_equal_to_the_fold_after_any_crash(
-    way, delivery, deaths, is_after, chance
+def test_a_sink_equals_the_fold_after_any_crash(
+    mode, delivery, deaths, is_after, chance
 ):
     """
     Keys without parking or refetch equal the fold at once, others after their row.
 
-    Each unreadable record is a dead letter, once.
+    Each unreadable record becomes one dead letter.
     """
     actual, batches = delivery
-    shop = shop_of(way, chance, can_ask=True)
+    shop = shop_of(mode, chance, can_ask=True)
     if deaths:
         Death(*deaths, is_after=is_after).wrap_calls(shop)
     for batch in batches:
         repeat(shop, lambda batch=batch: shop.write(*batch))
-    asked = {str(key) for _, (key,) in shop.repairs.keys}
-    flowing = {str(k) for k in KEYS if not is_parked(shop, k)} - asked
-    found = {k: v for k, v in content(shop).items() if k in flowing}
+    refetched_keys = {str(key) for _, (key,) in shop.repairs.keys}
+    unaffected = {str(k) for k in KEYS if not is_parked(shop, k)} - refetched_keys
+    found = {k: v for k, v in content(shop).items() if k in unaffected}
     shop.sink.is_mended = True
     for key in KEYS:
         subject = Subject(TOPIC, b'{"order_id":%d}' % key)
         shop.letters.request(DeadLetterRequest(f"replay {key}", Verb.REPLAY, subject))
 
-    def attend():
-        """Each process has orders of its own."""
+    def process_requests():
+        """Process requests as a new process does."""
         shop.orders.process()
 
-    repeat(shop, attend)
-    asked = {str(key) for _, (key,) in shop.repairs.keys}
-    repeat(shop, lambda: shop.write(*(answer(actual, key) for key in sorted(asked))))
+    repeat(shop, process_requests)
+    refetched_keys = {str(key) for _, (key,) in shop.repairs.keys}
+    repeat(
+        shop,
+        lambda: shop.write(*(refetched(actual, key) for key in sorted(refetched_keys))),
+    )
     book = OpenDeadLetters().read(shop.letters.entries())
     open_ = {letter.record.origin for m in book.dead_letters for letter in book.of(m)}
 
-    assert {k: v for k, v in actual.fold.items() if k in flowing} == found
+    assert {k: v for k, v in actual.fold.items() if k in unaffected} == found
     assert (
         {k: row for k, (_, row) in actual.fold.items()},
-        {k: v for k, v in actual.fold.items() if k not in asked},
+        {k: v for k, v in actual.fold.items() if k not in refetched_keys},
         {r.origin for log in actual.logs for r in log if r.value == b"{"},
         {},
     ) == (
         {k: row for k, (_, row) in content(shop).items()},
-        {k: v for k, v in content(shop).items() if k not in asked},
+        {k: v for k, v in content(shop).items() if k not in refetched_keys},
         open_,
         book.requests,
     )
 
 
-def answer(given, key):
-    """Deliver the final row of a key, as a snapshot does."""
+def refetched(given, key):
+    """Return the record of a key's final row, as a snapshot delivers it."""
     row = given.fold[key][1]
-    # Above the history, and each at an offset of its own.
+    # The position is above the history, and each record has its own offset.
     number = 99 + int(key)
     if row is None:
         return change(number, "d", order=int(key), topic=FILL)
@@ -175,7 +183,7 @@ def is_parked(shop, key):
     return ParkedKey(TOPIC, b'{"order_id":%d}' % key) in shop.parked
 
 
-@WAYS
+@MODES
 @given(
     histories(with_unreadable=False),
     st.data(),
@@ -183,16 +191,16 @@ def is_parked(shop, key):
     st.booleans(),
     st.randoms(use_true_random=False),
 )
-def test_whole_rows_in_any_order_end_equal_to_the_fold(
-    way, written, data, deaths, is_after, chance
+def test_whole_rows_in_any_order_equal_the_fold(
+    mode, written, data, deaths, is_after, chance
 ):
     """
-    Whole images and deletes need no order at all, not even within one key.
+    Whole rows and deletes need no order at all, not even within one key.
     """
     records = [record for log in written.logs for record in log]
     twice = data.draw(st.lists(st.sampled_from(records), max_size=9)) if records else []
     left = data.draw(st.permutations([*records, *twice]))
-    shop = shop_of(way, chance)
+    shop = shop_of(mode, chance)
     if deaths:
         Death(*deaths, is_after=is_after).wrap_calls(shop)
     while left:

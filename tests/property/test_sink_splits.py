@@ -1,4 +1,4 @@
-"""One batch or many have the same outcome, with any unreadable records."""
+"""One batch or many have the same outcome, even with unreadable records."""
 
 from contextlib import contextmanager
 from itertools import pairwise
@@ -24,10 +24,12 @@ UNREAD = "z"
 
 
 class SourceHistory(NamedTuple):
-    """A source's history.
+    """
+    A source's history.
 
-    Attributes:     records: In the order of their positions.     fold: The row of each
-    key that has one in the end.
+    Attributes:
+        records: The records, in the order of their positions.
+        fold: The final row of each key that has one.
     """
 
     records: list[Record]
@@ -36,7 +38,7 @@ class SourceHistory(NamedTuple):
 
 @st.composite
 def histories(draw):
-    """Draw changes of any kind, truncates, and records that are unreadable as yet."""
+    """Draw changes of any kind, truncates, and records that are not readable yet."""
     records: list[Record] = []
     fold: dict[str, dict] = {}
     for number in range(1, draw(st.integers(2, 11))):
@@ -63,7 +65,7 @@ def histories(draw):
 
 
 def _record(number, kind, key, after):
-    """Make a record; READ rows stand in the sink's own topic."""
+    """Make a record; reads are in the sink's own topic."""
     if kind == "r":
         return change(number, kind, order=key, topic=FILL, **after)
     if kind == "partial":
@@ -80,7 +82,7 @@ def _unread(record):
 
 @contextmanager
 def _later_release():
-    """Know all operations."""
+    """Support all operations in this block."""
     known = decode._OPERATIONS
     known[UNREAD] = Operation.UPDATE
     try:
@@ -90,14 +92,16 @@ def _later_release():
 
 
 def _cut(draw, records):
-    """Cut records into batches anywhere."""
+    """Split the records into batches anywhere."""
     cuts = draw(st.sets(st.integers(1, max(1, len(records) - 1))))
     bounds = [0, *sorted(cuts), len(records)]
     return [records[a:b] for a, b in pairwise(bounds)]
 
 
 def _outcome(shop):
-    """Return the rows, the open dead letters, and from where on keys are parked."""
+    """
+    Return the rows, the open dead letters, and the positions where keys are parked.
+    """
     rows = shop.sink.rows.get("orders", {})
     book = OpenDeadLetters().read(shop.letters.entries())
     return (
@@ -110,7 +114,7 @@ def _outcome(shop):
 
 
 def _written(batches):
-    """Write batches."""
+    """Write batches; return the shop."""
     shop = Shop(can_ask=True)
     for batch in batches:
         shop.write(*batch)
@@ -120,7 +124,7 @@ def _written(batches):
 @given(histories(), st.data())
 def test_one_batch_or_many_have_the_same_outcome(written, data):
     """
-    Rows, dead letters and parked keys are the same, also at the next start.
+    Rows, dead letters and parked keys are the same, even after a restart.
     """
     alone = _written([[record] for record in written.records])
     once = _written([written.records])
@@ -132,11 +136,11 @@ def test_one_batch_or_many_have_the_same_outcome(written, data):
 
 
 @given(histories(), st.data())
-def test_records_readable_later_end_as_if_always_readable(written, data):
+def test_records_that_become_readable_have_the_result_of_readable_ones(written, data):
     """
-    Once a release can read the dead letters, a replay ends equal to the source.
+    Once a release can read the dead letters, a replay makes the sink equal the source.
 
-    READ rows may come anywhere between the streamed changes.
+    Reads may arrive anywhere between the streamed changes.
     """
     logs = [[r for r in written.records if r.origin.topic == t] for t in (TOPIC, FILL)]
     order = data.draw(st.permutations([0] * len(logs[0]) + [1] * len(logs[1])))
@@ -145,8 +149,10 @@ def test_records_readable_later_end_as_if_always_readable(written, data):
         for subject in OpenDeadLetters().read(shop.letters.entries()).dead_letters:
             shop.ask(Verb.REPLAY, subject)
     rows = shop.sink.rows.get("orders", {})
-    asked = {str(key) for _, (key,) in shop.repairs.keys}
+    refetched_keys = {str(key) for _, (key,) in shop.repairs.keys}
 
-    assert {k: v for k, v in written.fold.items() if k not in asked} == {
-        k: s.row for k, s in rows.items() if s.row is not None and k not in asked
+    assert {k: v for k, v in written.fold.items() if k not in refetched_keys} == {
+        k: s.row
+        for k, s in rows.items()
+        if s.row is not None and k not in refetched_keys
     }

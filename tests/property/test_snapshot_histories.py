@@ -1,17 +1,18 @@
-"""Random histories of a database, a relay and a broker, with the real snapshot driver.
+"""
+Random histories of a database, a relay and a broker, with the real snapshot driver.
 
-The model has only Postgres's promises: a commit is in the log before it becomes
+The model has only Postgres's promises: a commit is in the WAL before it becomes
 visible, and until then it keeps its row locks. Transactions commit, abort, move keys,
 leave columns out and truncate; the relay's stream, its reader, its signal writer and
 the broker each run at their own pace; the relay is killed at any moment, and records
 without acknowledgement may be lost. Chunks are emitted in slices of any size, with the
 stream in between. Half of the signals request a whole table, half request keys.
 
-Asserted for each history: no READ is older than an earlier delivery of its key, and no
-delete follows for a key whose row was delivered. A sink that was empty, or wrong in the
-requested keys, equals the table in the end; so does one that followed all along and
-lacks rows moved with columns left out. The signal ends as ``completed``, and nothing is
-requested twice. Wrong variants must be refuted.
+Each history asserts that no read is older than an earlier delivery of its key, and that
+no delete follows for a key whose row was delivered. A sink that was empty, or wrong in
+the requested keys, equals the table in the end; so does a sink that followed from the
+start and lacks rows that moved with columns left out. The signal ends as ``completed``,
+and nothing is requested twice. Wrong variants must be refuted.
 """
 
 import copy
@@ -51,17 +52,17 @@ from towpath.relay.wal.messages import Column, Relation
 from towpath.schemas.position import Position
 
 KEYS = 9
-# In place of a key: every row below the position is gone.
+# Used instead of a key: every row below the position is removed.
 SWEPT = -1
 OID = 4711
 COLUMNS = (Column("id", 20), Column("tag", 20), Column("large", 25))
 SHAPE = TableShape(Relation(OID, "s", "a", COLUMNS, (0,)), ("bigint",))
-# 32-bit ids wrap around within the history.
+# The 32-bit ids wrap around within the history.
 FIRST_XID = (1 << 32) - 12
 
 
 class Version(NamedTuple):
-    """A row's columns beside its key; ``large`` may be left out by the stream."""
+    """A row's columns besides its key; the stream may leave out ``large``."""
 
     tag: int
     large: int | None
@@ -69,7 +70,9 @@ class Version(NamedTuple):
 
 @dataclass(slots=True)
 class Transaction:
-    """Changes, as the stream will bring them: key, new version or None, moved from."""
+    """
+    Changes as the stream delivers them: the key, the new version or None, the old key.
+    """
 
     xid: int
     changes: list[tuple] = field(default_factory=list)
@@ -97,7 +100,7 @@ class Model:
     """The database and the broker: the state that survives the relay."""
 
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)  # noqa: S311 - a history, no secret
+        self.random = random.Random(seed)  # noqa: S311 - a history, not a secret
         self.rows: dict[int, Version] = {}
         self.log: list[Transaction | str] = []
         self.open: list[Transaction] = []
@@ -265,7 +268,7 @@ class Model:
         return Relay(self)
 
     def are_twins(self, *indexes: int) -> bool:
-        """Return whether records belong to one change; resuming skips them as one."""
+        """Return whether records belong to one change; a resume skips them together."""
         one, other = (self.topic[index] for index in indexes)
         return one.position == other.position and not (one.is_read or other.is_read)
 
@@ -273,43 +276,43 @@ class Model:
 class Relay:
     """The loop, the reader and the signal writer around the real driver."""
 
-    def __init__(self, world: Model) -> None:
-        self.world = world
-        self.invisible = InvisibleTransactions(world.confirmed_lsn)
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.invisible = InvisibleTransactions(model.confirmed_lsn)
         self.driver = SnapshotDriver(
             self.invisible,
             scope=SnapshotScope(["s.a"], lambda: ["new"]),
-            run_id=str(world.random.random()),
+            run_id=str(model.random.random()),
             limits=SnapshotLimits(
-                ChunkSize(world.chunk_rows),
-                world.readers,
-                world.max_changed_keys,
-                world.batch_keys,
+                ChunkSize(model.chunk_rows),
+                model.readers,
+                model.max_changed_keys,
+                model.batch_keys,
             ),
             throttle=Throttle(10.0, 0),
         )
-        self.at = world.confirmed_lsn // 8 - 1
+        self.at = model.confirmed_lsn // 8 - 1
         self.sequence = 0
         self.now_s = 0.0
         self.facts: deque[protocol.Fact] = deque()
         self.commands: deque[protocol.Effect] = deque()
         self.read_effects: deque[protocol.Effect] = deque()
-        self.readers: list[Iterator[None] | None] = [None] * world.readers
+        self.readers: list[Iterator[None] | None] = [None] * model.readers
         self.exported: dict[str, tuple[XidSnapshot, dict[int, Version]]] = {}
         self.emitted: dict[int, int] = {}
         self.settled: deque[tuple[int, int, list[str]]] = deque()
         self.holds: list[str] = []
         self.released: set[str] = set()
-        self.acknowledged_lsn = world.confirmed_lsn
-        streamed = [r.position for r in world.topic if not r.is_read]
+        self.acknowledged_lsn = model.confirmed_lsn
+        streamed = [r.position for r in model.topic if not r.is_read]
         self.published = max(streamed, default=Position(0, 0))
         self.newest: dict[int, int] = {}
         self.present: dict[int, bool] = {}
-        for record in world.topic:
+        for record in model.topic:
             if not record.is_read:
                 self.newest[record.key] = record.tag
                 self.present[record.key] = record.version is not None
-        self.drive(world.unfinished())
+        self.drive(model.unfinished())
 
     def drive(self, fact: protocol.Fact) -> None:
         for effect in self.driver.on(fact):
@@ -331,19 +334,20 @@ class Relay:
 
     def is_idle(self) -> bool:
         waits = self.driver.is_busy or self.facts or self.commands or self.read_effects
-        is_read = self.at == len(self.world.log) and not any(self.readers)
+        is_read = self.at == len(self.model.log) and not any(self.readers)
         return is_read and not waits
 
     # The stream ------------------------------------------------------------------
 
     def stream(self) -> None:
-        world = self.world
-        if self.at == len(world.log):
+        model = self.model
+        if self.at == len(model.log):
             return
-        # Frames that were read with the mark are followed; then the stream waits.
-        if self.driver.blocks_stream and world.random.random() < 0.9:
+        # Frames that were read with the mark are still processed; then the stream
+        # waits.
+        if self.driver.blocks_stream and model.random.random() < 0.9:
             return
-        entry = world.log[self.at]
+        entry = model.log[self.at]
         lsn, end_lsn = 8 * (self.at + 1), 8 * (self.at + 2)
         self.at += 1
         if isinstance(entry, str):
@@ -352,7 +356,7 @@ class Relay:
         else:
             self.take(entry, lsn)
             self.invisible.add(entry.xid % (1 << 32), end_lsn)
-        self.settled.append((len(world.topic), end_lsn, self.holds))
+        self.settled.append((len(model.topic), end_lsn, self.holds))
         self.holds = []
 
     def take(self, transaction: Transaction, lsn: int) -> None:
@@ -410,7 +414,7 @@ class Relay:
         tag = tag or version.tag
         self.newest[key] = tag
         self.present[key] = version is not None
-        self.world.topic.append(Record(position, key, version, False, None, tag))
+        self.model.topic.append(Record(position, key, version, False, None, tag))
 
     def emit(self, effect: protocol.EmitRows) -> None:
         position = Position(effect.log_lsn, -1)
@@ -419,7 +423,7 @@ class Relay:
                 message = f"{key!r} is said to be gone, and was delivered"
                 raise RefutedError(message)
             record = Record(position, int(key), None, True, effect.target, 0)
-            self.world.topic.append(record)
+            self.model.topic.append(record)
         for row in effect.rows:
             key, tag, large = map(int, row)
             if effect.target is None and tag < self.newest.get(key, 0):
@@ -428,73 +432,73 @@ class Relay:
             record = Record(
                 position, key, Version(tag, large), True, effect.target, tag
             )
-            self.world.topic.append(record)
+            self.model.topic.append(record)
         if effect.is_last:
-            self.emitted[effect.chunk_id] = len(self.world.topic)
+            self.emitted[effect.chunk_id] = len(self.model.topic)
 
     def sweep(self, effect: protocol.EmitSweep) -> None:
         floor = Position(effect.floor, -1)
         sweep = Record(floor, SWEPT, None, True, effect.target, 0)
-        self.world.topic.append(sweep)
-        self.emitted[effect.chunk_id] = len(self.world.topic)
+        self.model.topic.append(sweep)
+        self.emitted[effect.chunk_id] = len(self.model.topic)
 
     def turn(self) -> None:
         """Emit some rows, or all of them."""
-        self.drive(protocol.EmitAllowed(self.world.random.choice([1, 1, 2, 20])))
+        self.drive(protocol.EmitAllowed(self.model.random.choice([1, 1, 2, 20])))
 
     # The broker and the confirmation ---------------------------------------------
 
     def acknowledge(self) -> None:
-        world = self.world
-        world.acknowledged = world.random.randint(world.acknowledged, len(world.topic))
+        model = self.model
+        model.acknowledged = model.random.randint(model.acknowledged, len(model.topic))
         for chunk_id, length in list(self.emitted.items()):
-            if length <= world.acknowledged:
+            if length <= model.acknowledged:
                 del self.emitted[chunk_id]
                 self.facts.append(protocol.Delivered(chunk_id))
 
     def confirm(self) -> None:
-        while self.settled and self.settled[0][0] <= self.world.acknowledged:
+        while self.settled and self.settled[0][0] <= self.model.acknowledged:
             _, end_lsn, holds = self.settled[0]
             if not self.released.issuperset(holds):
                 break
             self.settled.popleft()
             self.acknowledged_lsn = end_lsn
         lsn = self.invisible.confirmable(self.acknowledged_lsn)
-        self.world.confirmed_lsn = max(self.world.confirmed_lsn, lsn)
+        self.model.confirmed_lsn = max(self.model.confirmed_lsn, lsn)
 
     def is_at_its_weakest(self) -> bool:
-        """Return whether the log is confirmed while progress waits to be stored."""
+        """Return whether the WAL is confirmed while progress waits to be stored."""
         kinds = (protocol.SaveProgress, protocol.StoreKeys)
         waits = any(isinstance(effect, kinds) for effect in self.commands)
         waits = waits or not self.driver.requests.is_empty
-        has_let_go = self.world.confirmed_lsn == 8 * (self.at + 1)
-        return waits and has_let_go and self.world.random.random() < 0.05
+        has_let_go = self.model.confirmed_lsn == 8 * (self.at + 1)
+        return waits and has_let_go and self.model.random.random() < 0.05
 
     def has_swept_in_vain(self) -> bool:
         """Return whether the broker lacks the sweep that was sent last."""
-        topic = self.world.topic
+        topic = self.model.topic
         is_sent = bool(topic) and topic[-1].key == SWEPT
-        return is_sent and self.world.acknowledged < len(topic)
+        return is_sent and self.model.acknowledged < len(topic)
 
     # The worker ------------------------------------------------------------------
 
     def write(self) -> None:
-        """Let the signal writer do one thing."""
+        """Make the signal writer execute one effect."""
         if not self.commands:
             return
-        world = self.world
+        model = self.model
         match self.commands.popleft():
             case protocol.ProbeVisibility():
-                self.facts.append(protocol.VisibilityRead(world.snapshot()))
-            case protocol.InspectTables() as ask:
+                self.facts.append(protocol.VisibilityRead(model.snapshot()))
+            case protocol.InspectTables() as request:
                 fact = protocol.TablesInspected(
-                    ask.signal_id, {"s.a": SHAPE}, {}, ask.keys
+                    request.signal_id, {"s.a": SHAPE}, {}, request.keys
                 )
                 self.facts.append(fact)
             case protocol.StoreSignal() as answer:
                 self.store_signal(answer)
-            case protocol.StoreKeys() as ask:
-                self.store_keys(ask)
+            case protocol.StoreKeys() as request:
+                self.store_keys(request)
             case protocol.SaveProgress() as save:
                 self.save(save)
             case protocol.AnswerSignal() | protocol.ReleaseSnapshot() as effect:
@@ -504,21 +508,21 @@ class Relay:
         if isinstance(effect, protocol.ReleaseSnapshot):
             self.exported.pop(effect.view, None)
         else:
-            self.world.answers[effect.signal_id] = effect.status
+            self.model.answers[effect.signal_id] = effect.status
 
     def store_signal(self, answer: protocol.StoreSignal) -> None:
-        world = self.world
-        is_new = answer.signal_id not in world.answers
+        model = self.model
+        is_new = answer.signal_id not in model.answers
         if is_new:
-            world.answers[answer.signal_id] = answer.status
-            world.stored.update({t.snapshot_id: t for t in answer.tables})
+            model.answers[answer.signal_id] = answer.status
+            model.stored.update({t.snapshot_id: t for t in answer.tables})
             for table in answer.changed:
                 self.change(table)
         self.facts.append(protocol.SignalStored(answer.signal_id, is_new))
 
     def change(self, table: StoredTable) -> None:
-        """Do as the statement does: ended tables are unchanged."""
-        stored = self.world.stored
+        """Apply the conditions of the SQL statement: ended tables are not changed."""
+        stored = self.model.stored
         known = stored[table.snapshot_id]
         from_states = {"queued", "running", "paused"}
         if table.state == "queued":
@@ -526,19 +530,19 @@ class Relay:
         if known.state in from_states:
             stored[table.snapshot_id] = replace(known, state=table.state)
 
-    def store_keys(self, ask: protocol.StoreKeys) -> None:
-        world = self.world
-        [table] = ask.tables
-        if (world.asked_until or "") >= (table.asked_until or ""):
-            message = f"{table.asked_until} is asked for twice"
+    def store_keys(self, request: protocol.StoreKeys) -> None:
+        model = self.model
+        [table] = request.tables
+        if (model.asked_until or "") >= (table.asked_until or ""):
+            message = f"{table.asked_until} is requested twice"
             raise RefutedError(message)
-        world.asked_until = table.asked_until
-        world.stored[ask.snapshot_id] = table
-        self.facts.append(protocol.KeysStored(ask.snapshot_id))
+        model.asked_until = table.asked_until
+        model.stored[request.snapshot_id] = table
+        self.facts.append(protocol.KeysStored(request.snapshot_id))
 
     def save(self, save: protocol.SaveProgress) -> None:
         table = save.table
-        stored = self.world.stored
+        stored = self.model.stored
         if table.pending_keys is None:
             keys = stored[table.snapshot_id].pending_keys
             table = replace(table, pending_keys=keys)
@@ -549,8 +553,8 @@ class Relay:
         self.facts.append(protocol.ProgressSaved(save.request_id))
 
     def read(self) -> None:
-        """Let one of the readers do one step."""
-        place = self.world.random.randrange(len(self.readers))
+        """Make one of the readers execute one step."""
+        place = self.model.random.randrange(len(self.readers))
         reader = self.readers[place]
         if reader is None and self.read_effects:
             reader = self.steps(self.read_effects.popleft())
@@ -560,92 +564,97 @@ class Relay:
 
     def steps(self, effect: protocol.Effect) -> Iterator[None]:
         fails = not isinstance(effect, protocol.ReadChunk)
-        if fails and self.world.random.random() < 0.05:
+        if fails and self.model.random.random() < 0.05:
             failure = protocol.ReadFailed(effect.request_id, "away", may_recover=True)
             self.facts.append(failure)
             return
         match effect:
             case protocol.WriteWatermark():
-                if self.world.early_maximum:
-                    self.world.maximum_at_mark = max(self.world.rows, default=None)
-                self.world.log.append(effect.token)
+                if self.model.early_maximum:
+                    self.model.maximum_at_mark = max(self.model.rows, default=None)
+                self.model.log.append(effect.token)
                 yield
                 self.facts.append(protocol.WatermarkWritten(effect.request_id))
             case protocol.ReadPlan():
                 yield
                 keys = self.view(effect.view)[1]
                 maximum = max(keys, default=None)
-                if self.world.early_maximum:
-                    maximum = self.world.maximum_at_mark
+                if self.model.early_maximum:
+                    maximum = self.model.maximum_at_mark
                 cuts = self.cuts(maximum or 0, effect.parts)
                 top = None if maximum is None else _key(maximum)
                 plan = ScanPlan(SHAPE, top, 0, boundaries=cuts)
                 if effect.keys_of is not None:
-                    keys = self.world.stored[effect.keys_of].pending_keys
+                    keys = self.model.stored[effect.keys_of].pending_keys
                     plan = ScanPlan(SHAPE, None, len(keys), keys)
                 self.facts.append(protocol.PlanRead(effect.request_id, plan))
             case protocol.ReadChunk():
                 yield from self.chunk(effect)
 
     def cuts(self, maximum: int, parts: int) -> tuple[Key, ...]:
-        """Cut the keys below the maximum into ranges, here and there."""
-        count = min(self.world.random.randrange(parts), maximum)
-        return tuple(map(_key, sorted(self.world.random.sample(range(maximum), count))))
+        """Cut the keys below the maximum into ranges at random."""
+        count = min(self.model.random.randrange(parts), maximum)
+        return tuple(map(_key, sorted(self.model.random.sample(range(maximum), count))))
 
     def view(self, view: str | None) -> tuple[XidSnapshot, dict[int, Version]]:
-        """Return the rows visible to a query: now, or at the export of its snapshot."""
-        now = self.world.snapshot(), dict(self.world.rows)
+        """Return the rows visible to a query: now, or in its exported snapshot."""
+        now = self.model.snapshot(), dict(self.model.rows)
         return now if view is None else self.exported.setdefault(view, now)
 
-    def exported_chunk(self, ask: protocol.ReadChunk) -> Iterator[None]:
-        """Read in the one view, unless that is lost."""
-        if self.world.random.random() < 0.1 or ask.view not in self.exported:
-            self.exported.pop(ask.view, None)
+    def exported_chunk(self, request: protocol.ReadChunk) -> Iterator[None]:
+        """Read in the exported snapshot, unless it is lost."""
+        if self.model.random.random() < 0.1 or request.view not in self.exported:
+            self.exported.pop(request.view, None)
             lost = protocol.ReadFailed(
-                ask.chunk_id, "lost", may_recover=True, has_lost_view=True
+                request.chunk_id, "lost", may_recover=True, has_lost_view=True
             )
             self.facts.append(lost)
             return
-        snapshot, rows = self.view(ask.view)
+        snapshot, rows = self.view(request.view)
         yield
-        self.answer_chunk(ask, snapshot, rows)
+        self.answer_chunk(request, snapshot, rows)
 
-    def chunk(self, ask: protocol.ReadChunk) -> Iterator[None]:
-        world = self.world
-        if ask.view is not None:
-            yield from self.exported_chunk(ask)
+    def chunk(self, request: protocol.ReadChunk) -> Iterator[None]:
+        model = self.model
+        if request.view is not None:
+            yield from self.exported_chunk(request)
             return
-        if ask.low_token:
-            world.log.append(ask.low_token)
+        if request.low_token:
+            model.log.append(request.low_token)
         yield
-        while any(t.truncates for t in world.open + world.unseen):
+        while any(t.truncates for t in model.open + model.unseen):
             yield
-        snapshot, rows = world.snapshot(), dict(world.rows)
+        snapshot, rows = model.snapshot(), dict(model.rows)
         yield
-        if world.random.random() < 0.05:
-            failure = protocol.ReadFailed(ask.chunk_id, "cancelled", may_recover=True)
+        if model.random.random() < 0.05:
+            failure = protocol.ReadFailed(
+                request.chunk_id, "cancelled", may_recover=True
+            )
             self.facts.append(failure)
             return
-        world.log.append(ask.high_token)
+        model.log.append(request.high_token)
         yield
-        self.answer_chunk(ask, snapshot, rows)
+        self.answer_chunk(request, snapshot, rows)
 
     def answer_chunk(
-        self, ask: protocol.ReadChunk, snapshot: XidSnapshot, rows: dict[int, Version]
+        self,
+        request: protocol.ReadChunk,
+        snapshot: XidSnapshot,
+        rows: dict[int, Version],
     ) -> None:
-        low = -1 if ask.after_key is None else int(ask.after_key[0])
-        high = KEYS if ask.maximum_key is None else int(ask.maximum_key[0])
+        low = -1 if request.after_key is None else int(request.after_key[0])
+        high = KEYS if request.maximum_key is None else int(request.maximum_key[0])
         keys = [k for k in sorted(rows) if low < k <= high]
-        if ask.keys:
-            keys = [k for k in sorted(rows) if _key(k) in ask.keys]
-        limit = KEYS if ask.keys else ask.max_rows
+        if request.keys:
+            keys = [k for k in sorted(rows) if _key(k) in request.keys]
+        limit = KEYS if request.keys else request.max_rows
         found = [_row(k, rows[k]) for k in keys[:limit]]
-        is_last = len(keys) < limit or bool(ask.keys)
+        is_last = len(keys) < limit or bool(request.keys)
         chunk = Chunk(SHAPE, found, snapshot, is_last)
-        self.facts.append(protocol.ChunkRead(ask.chunk_id, chunk))
+        self.facts.append(protocol.ChunkRead(request.chunk_id, chunk))
 
     def receive(self) -> None:
-        """Let the loop take the answers of the worker and the broker."""
+        """Make the loop process an answer of the worker or the broker."""
         if not self.facts:
             return
         match self.facts.popleft():
@@ -664,8 +673,8 @@ class Relay:
         self.drive(protocol.Tick(self.now_s))
 
 
-def _has_ended(world: Model) -> bool:
-    return world.answers.get("signal") in {"completed", "failed", "rejected"}
+def _has_ended(model: Model) -> bool:
+    return model.answers.get("signal") in {"completed", "failed", "rejected"}
 
 
 def _key(key: int) -> Key:
@@ -678,37 +687,39 @@ def _row(key: int, version: Version) -> RowValues:
 
 # A history ---------------------------------------------------------------------------
 
-STEPS = 400
-# Killed so often, and also when most progress is not stored.
-MEAN = 3
+STEP_COUNT = 400
+# Kills the relay often, above all when most progress is not stored.
+CRASH_OFTEN = 3
 PACES = ("database", "relay", "reader", "commands", "broker")
 
 
 def run_history(seed: int, plant: Callable[[Model], None] | None = None) -> Model:
-    """Run one history; at its end all work is finished."""
-    world = Model(seed)
+    """Run one history to its end, where all work is finished."""
+    model = Model(seed)
     if plant is not None:
-        plant(world)
-    relay = Relay(world)
-    chance = world.random
-    signal_at = chance.randrange(STEPS // 4)
-    crashes = chance.choice([0, 1, 2, MEAN])
-    crash_at = {chance.randrange(signal_at, STEPS) for _ in range(crashes)}
+        plant(model)
+    relay = Relay(model)
+    chance = model.random
+    signal_at = chance.randrange(STEP_COUNT // 4)
+    crashes = chance.choice([0, 1, 2, CRASH_OFTEN])
+    crash_at = {chance.randrange(signal_at, STEP_COUNT) for _ in range(crashes)}
     pace = {name: chance.choice([1, 1, 3]) for name in PACES}
-    turns = sorted(chance.sample(range(signal_at, STEPS), chance.choice([0, 0, 2, 3])))
-    for step in range(STEPS):
+    turns = sorted(
+        chance.sample(range(signal_at, STEP_COUNT), chance.choice([0, 0, 2, 3]))
+    )
+    for step in range(STEP_COUNT):
         if step == signal_at:
-            world.signal()
+            model.signal()
         if step in turns:
             kind = ("pause-snapshot", "resume-snapshot")[turns.index(step) % 2]
-            world.send(f"{kind} {step}", kind)
-        if step in crash_at or (crashes == MEAN and relay.is_at_its_weakest()):
-            relay = world.kill_relay()
+            model.send(f"{kind} {step}", kind)
+        if step in crash_at or (crashes == CRASH_OFTEN and relay.is_at_its_weakest()):
+            relay = model.kill_relay()
         actions = [
-            *[world.begin] * pace["database"],
-            *[lambda: _one(world, world.open, world.commit)] * pace["database"],
-            *[lambda: _one(world, world.unseen, world.show)] * pace["database"],
-            lambda: _abort(world),
+            *[model.begin] * pace["database"],
+            *[lambda: _one(model, model.open, model.commit)] * pace["database"],
+            *[lambda: _one(model, model.unseen, model.show)] * pace["database"],
+            lambda: _abort(model),
             *[relay.stream] * 3 * pace["relay"],
             *[relay.receive] * 3 * pace["relay"],
             *[relay.read] * 2 * pace["reader"],
@@ -718,31 +729,31 @@ def run_history(seed: int, plant: Callable[[Model], None] | None = None) -> Mode
             relay.tick,
         ]
         chance.choice(actions)()
-    _come_to_rest(world, relay)
-    _check(world)
-    return world
+    _come_to_rest(model, relay)
+    _check(model)
+    return model
 
 
-def _one(world: Model, transactions: list, action: Callable) -> None:
+def _one(model: Model, transactions: list, action: Callable) -> None:
     if transactions:
-        action(world.random.choice(transactions))
+        action(model.random.choice(transactions))
 
 
-def _abort(world: Model) -> None:
-    if world.open and world.random.random() < 0.3:
-        world.open.remove(world.random.choice(world.open))
+def _abort(model: Model) -> None:
+    if model.open and model.random.random() < 0.3:
+        model.open.remove(model.random.choice(model.open))
 
 
-def _end_transactions(world: Model) -> None:
-    for transaction in list(world.open):
-        world.commit(transaction)
-    while world.unseen:
-        world.show(world.unseen[0])
+def _end_transactions(model: Model) -> None:
+    for transaction in list(model.open):
+        model.commit(transaction)
+    while model.unseen:
+        model.show(model.unseen[0])
 
 
-def _come_to_rest(world: Model, relay: Relay) -> None:
-    _end_transactions(world)
-    kills = world.random.choice([0, 2])
+def _come_to_rest(model: Model, relay: Relay) -> None:
+    _end_transactions(model)
+    kills = model.random.choice([0, 2])
     for _ in range(3_000):
         for action in (
             relay.stream,
@@ -754,45 +765,46 @@ def _come_to_rest(world: Model, relay: Relay) -> None:
             action()
         relay.turn()
         if kills and relay.has_swept_in_vain():
-            # The broker is slow to take the sweep, and the relay dies.
-            if world.random.random() < 0.2:
-                relay, kills = world.kill_relay(), kills - 1
+            # The broker is slow to append the sweep, and the relay dies.
+            if model.random.random() < 0.2:
+                relay, kills = model.kill_relay(), kills - 1
             continue
         relay.acknowledge()
-        world.acknowledged = len(world.topic)
+        model.acknowledged = len(model.topic)
         relay.acknowledge()
         relay.confirm()
         if relay.is_idle():
-            if not world.is_paused:
+            if not model.is_paused:
                 return
-            world.send(f"at last {len(world.log)}", "resume-snapshot")
-            world.show(world.unseen[0])
-    message = "it never comes to rest"
+            model.send(f"final {len(model.log)}", "resume-snapshot")
+            model.show(model.unseen[0])
+    message = "the history never comes to rest"
     raise RefutedError(message)
 
 
-def _check(world: Model) -> None:
-    status = world.answers.get("signal")
+def _check(model: Model) -> None:
+    status = model.answers.get("signal")
     if status != "completed":
         message = f"the signal says {status}"
         raise RefutedError(message)
-    records = world.topic[world.start_of_sink :]
-    if world.target is not None:
-        # Two topics, in any order: a guarded sink ends as in the order of positions.
+    records = model.topic[model.start_of_sink :]
+    if model.target is not None:
+        # There are two topics, in any order: a guarded sink ends up as in position
+        # order.
         records = sorted(records, key=lambda record: record.position)
-    wrong = dict.fromkeys(world.listed, Version(0, 0))
-    if world.sweeps:
-        # Rows that were deleted without a running sink.
+    wrong = dict.fromkeys(model.listed, Version(0, 0))
+    if model.sweeps:
+        # These rows were deleted while no sink was running.
         wrong = dict.fromkeys(range(KEYS), Version(0, 0))
-    asked = set(world.listed or range(KEYS))
-    _compare(world, "new sink", _fold(wrong, records), asked)
-    shared = [record for record in world.topic if record.target is None]
-    _compare(world, "old sink", _fold(world.first_rows, shared), set(range(KEYS)))
+    asked = set(model.listed or range(KEYS))
+    _compare(model, "new sink", _fold(wrong, records), asked)
+    shared = [record for record in model.topic if record.target is None]
+    _compare(model, "old sink", _fold(model.first_rows, shared), set(range(KEYS)))
 
 
-def _compare(world: Model, name: str, sink: dict, keys: set[int]) -> None:
+def _compare(model: Model, name: str, sink: dict, keys: set[int]) -> None:
     found = {key: row for key, row in sink.items() if row is not None and key in keys}
-    rows = {key: row for key, row in world.rows.items() if key in keys}
+    rows = {key: row for key, row in model.rows.items() if key in keys}
     if found != rows:
         message = f"the {name} has {found}, the table {rows}"
         raise RefutedError(message)
@@ -816,7 +828,7 @@ def _fold(rows: dict, records: list[Record]) -> dict[int, Version | None]:
 
 
 def _merged(old: Version | None, new: Version | None) -> Version | None:
-    """Apply a change; one that lacks columns does not create an absent row."""
+    """Apply a change; a partial one does not create an absent row."""
     if new is None or new.large is not None:
         return new
     return None if old is None else Version(new.tag, old.large)
@@ -824,31 +836,31 @@ def _merged(old: Version | None, new: Version | None) -> Version | None:
 
 @pytest.mark.timeout(300)
 @given(seed=st.integers(0, 2**48))
-def test_every_history_ends_with_sinks_equal_to_the_table(seed: int) -> None:
+def test_sinks_equal_the_table_after_every_history(seed: int) -> None:
     """
     In any history no stale row is delivered, none is lost and none returns.
     """
-    world = run_history(seed)
+    model = run_history(seed)
 
-    assert world.answers["signal"] == "completed"
+    assert model.answers["signal"] == "completed"
 
 
 # Wrong variants ----------------------------------------------------------------------
 
 
 def _textbook_window(patch: pytest.MonkeyPatch) -> None:
-    """Only changes after the low watermark count."""
+    """Count only changes after the low watermark."""
     patch.setattr(XidSnapshot, "sees_streamed", lambda *_: True)
 
 
 def _no_wait_before_the_first_chunk(patch: pytest.MonkeyPatch) -> None:
-    """Transactions streamed before recording began are taken for visible."""
+    """Take transactions streamed before recording began for visible."""
     patch.setattr(InvisibleTransactions, "are_visible_until", lambda *_: True)
 
 
 def _changed_keys_forgotten_too_early(patch: pytest.MonkeyPatch) -> None:
     """
-    A change below the low watermark is forgotten, though the chunk did not see it.
+    Forget a change below the low watermark, although the chunk did not see it.
     """
     real = ChangedKeys.passed
     sees_all = XidSnapshot(1 << 40, 1 << 40, frozenset())
@@ -860,12 +872,12 @@ def _changed_keys_forgotten_too_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def _confirmed_beyond_invisible(patch: pytest.MonkeyPatch) -> None:
-    """A restart does not stream invisible transactions again."""
+    """Do not stream invisible transactions again after a restart."""
     patch.setattr(InvisibleTransactions, "confirmable", lambda _, lsn: lsn)
 
 
 def _saved_before_the_broker_has_it(patch: pytest.MonkeyPatch) -> None:
-    """Progress is stored when rows are sent, not when they are acknowledged."""
+    """Store progress when rows are sent instead of when they are acknowledged."""
     real = RangeReader.deduplicate_next
 
     def deduplicate_next(self: RangeReader, max_rows: int) -> EmittedSlice | None:
@@ -878,17 +890,17 @@ def _saved_before_the_broker_has_it(patch: pytest.MonkeyPatch) -> None:
 
 
 def _partial_changes_taken_for_rows(patch: pytest.MonkeyPatch) -> None:
-    """A key with columns left out of its change is not read again."""
+    """Do not read a key again whose change leaves columns out."""
     patch.setattr(RangeReader, "_read_again", lambda *_: None)
 
 
 def _moved_rows_not_requested(patch: pytest.MonkeyPatch) -> None:
-    """A row that moved to another key with columns left out stays as it is."""
+    """Do not request a row that moved to another key with columns left out."""
     patch.setattr(KeyRequests, "add", lambda *_: None)
 
 
 def _requests_not_held_for(patch: pytest.MonkeyPatch) -> None:
-    """A transaction is confirmed before its key request is stored."""
+    """Confirm a transaction before its key request is stored."""
     real = KeyRequests.add
 
     def add(self: KeyRequests, *arguments: object) -> None:
@@ -898,7 +910,7 @@ def _requests_not_held_for(patch: pytest.MonkeyPatch) -> None:
 
 
 def _requests_dropped_after_a_crash(patch: pytest.MonkeyPatch) -> None:
-    """Stored key requests are not resumed."""
+    """Do not resume stored key requests."""
     real = SnapshotDriver._resume
 
     def resume(self: SnapshotDriver, fact: protocol.UnfinishedRead) -> None:
@@ -909,12 +921,12 @@ def _requests_dropped_after_a_crash(patch: pytest.MonkeyPatch) -> None:
 
 
 def _requested_again_after_a_crash(patch: pytest.MonkeyPatch) -> None:
-    """A replayed change repeats a stored key request."""
+    """Let a replayed change repeat a stored key request."""
     patch.setattr(KeyRequests, "resume", lambda *_: None)
 
 
 def _stored_keys_overwritten(patch: pytest.MonkeyPatch) -> None:
-    """Progress that is saved before the keys are loaded has none."""
+    """Save progress without keys before the keys are loaded."""
     real = TableScan.table.fget
 
     def table(self: TableScan) -> StoredTable:
@@ -925,7 +937,7 @@ def _stored_keys_overwritten(patch: pytest.MonkeyPatch) -> None:
 
 
 def _deduplicated_at_once_and_emitted_later(patch: pytest.MonkeyPatch) -> None:
-    """A chunk is deduplicated when it is ready, and emitted later in slices."""
+    """Deduplicate a chunk when it is ready, and emit it later in slices."""
     real = Window.deduplicate
 
     def deduplicate(
@@ -945,7 +957,7 @@ def _deduplicated_at_once_and_emitted_later(patch: pytest.MonkeyPatch) -> None:
 
 
 def _absent_despite_changes(patch: pytest.MonkeyPatch) -> None:
-    """An absent key is deleted, though the stream has changed it."""
+    """Delete an absent key, although the stream has changed it."""
     real = Window._deduplicate_missing
 
     def deduplicate_missing(
@@ -957,17 +969,17 @@ def _absent_despite_changes(patch: pytest.MonkeyPatch) -> None:
 
 
 def _versioned_by_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
-    """A READ stands above changes made after it was read."""
+    """Give a read a position above changes made after it."""
     real = Relay.emit
 
     def emit(self: Relay, effect: protocol.EmitRows) -> None:
-        real(self, dataclasses.replace(effect, log_lsn=8 * len(self.world.log) + 8))
+        real(self, dataclasses.replace(effect, log_lsn=8 * len(self.model.log) + 8))
 
     patch.setattr(Relay, "emit", emit)
 
 
 def _maximum_key_read_before_the_wait(patch: pytest.MonkeyPatch) -> None:
-    """The maximum key is taken when recording begins."""
+    """Take the maximum key when recording begins."""
     real = Model.__init__
 
     def init(self: Model, seed: int) -> None:
@@ -978,12 +990,12 @@ def _maximum_key_read_before_the_wait(patch: pytest.MonkeyPatch) -> None:
 
 
 def _lost_changed_keys_ignored(patch: pytest.MonkeyPatch) -> None:
-    """Above the bound changed keys are forgotten and recording is not restarted."""
+    """Forget changed keys above the limit without restarting the recording."""
     patch.setattr(ChangedKeys, "has_overflowed", property(lambda _: False))
 
 
 def _recording_from_the_first_moment(patch: pytest.MonkeyPatch) -> None:
-    """A resume waits for the stream so far, not for a mark of its own."""
+    """Make a resume wait for the stream so far instead of its own mark."""
     real = TableScan.__init__
 
     def init(self: TableScan, *arguments: object) -> None:
@@ -996,7 +1008,7 @@ def _recording_from_the_first_moment(patch: pytest.MonkeyPatch) -> None:
 
 
 def _readers_that_forget_for_each_other(patch: pytest.MonkeyPatch) -> None:
-    """Changed keys that one reader has passed are forgotten for all of them."""
+    """Forget changed keys that one reader has passed for all readers."""
     real = ChangedKeys._forget
 
     def passed(self: ChangedKeys, reader: int, low: int, snapshot: XidSnapshot) -> None:
@@ -1007,7 +1019,7 @@ def _readers_that_forget_for_each_other(patch: pytest.MonkeyPatch) -> None:
 
 
 def _exported_rows_that_no_change_evicts(patch: pytest.MonkeyPatch) -> None:
-    """Rows of one view are emitted whatever the stream has after its mark."""
+    """Emit the rows of an exported snapshot despite changes after its mark."""
     real = Window.deduplicate
 
     def deduplicate(
@@ -1020,7 +1032,7 @@ def _exported_rows_that_no_change_evicts(patch: pytest.MonkeyPatch) -> None:
 
 
 def _views_that_outlive_their_run(patch: pytest.MonkeyPatch) -> None:
-    """A resumed table is read in the earlier view, after a later mark."""
+    """Read a resumed table in the earlier exported snapshot, after a later mark."""
     patch.setattr(ConsistentPoints, "drop", lambda *_: "")
     real = TableScan._observe
 
@@ -1034,7 +1046,7 @@ def _views_that_outlive_their_run(patch: pytest.MonkeyPatch) -> None:
 
 
 def _swept_from_the_last_mark(patch: pytest.MonkeyPatch) -> None:
-    """Rows delivered before a crash are swept away."""
+    """Sweep away rows delivered before a crash."""
     real = TableScan._sweep
 
     def sweep(self: TableScan) -> list[protocol.Effect]:
@@ -1045,7 +1057,7 @@ def _swept_from_the_last_mark(patch: pytest.MonkeyPatch) -> None:
 
 
 def _swept_before_the_broker_has_it(patch: pytest.MonkeyPatch) -> None:
-    """The signal completes while the sweep may be lost."""
+    """Complete the signal while the sweep may be lost."""
     real = TableScan._sweep
 
     def sweep(self: TableScan) -> list[protocol.Effect]:
@@ -1056,9 +1068,9 @@ def _swept_before_the_broker_has_it(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TableScan, "_sweep", sweep)
 
 
-# Of the rarest variant the first history that shows the defect is the 3,110th.
+# For the rarest variant, the first history that shows the defect is the 3,110th.
 HISTORIES = 4_000
-# Histories that show rare defects, tried first: a search for one can take 25 seconds.
+# Histories that show rare defects are tried first: a search can take 25 seconds.
 REFUTING = (3109, 522, 415, 231, 172, 123)
 
 

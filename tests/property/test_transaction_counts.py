@@ -1,4 +1,4 @@
-"""Transaction metadata under any transactions, restarts included."""
+"""Transaction metadata for any transactions, including restarts."""
 
 import json
 from collections import Counter
@@ -12,27 +12,27 @@ from towpath.relay.encode.transaction_metadata import TransactionMetadata
 from towpath.relay.wal.transactions import Transaction
 from towpath.settings.rows import RecordFormat
 
-# What a message of a transaction gives: an event of a table, two for a changed key, or
-# nothing, as with a table that is not captured.
+# The results of one message of a transaction: an event of a table, two for a changed
+# key, or nothing, as for a table that is not captured.
 MESSAGES = st.lists(
     st.lists(st.sampled_from(["s.a", "s.b", "message"]), max_size=2), max_size=12
 )
 HISTORIES = st.lists(MESSAGES, max_size=6)
 
 
-def made() -> TransactionMetadata:
-    """Make the metadata of a process that has only begun."""
+def new_metadata() -> TransactionMetadata:
+    """Make the metadata of a process that has just started."""
     return TransactionMetadata("p", Documents(RecordFormat.JSON, lambda *_: 0))
 
 
 def transaction(number: int) -> Transaction:
-    """Make the transaction of a number."""
+    """Make the transaction with a number."""
     lsn = 8 * (number + 1)
     return Transaction(number % 3, lsn, lsn, 1000 * number, b"%016x." % lsn)
 
 
 def stream(metadata: TransactionMetadata, history: list, first: int = 0):
-    """Stream transactions from one on; return their records."""
+    """Stream transactions starting at an index; return their records and numbers."""
     records: list[Record] = []
     places = []
     for number, messages in enumerate(history[first:], start=first):
@@ -47,9 +47,9 @@ def stream(metadata: TransactionMetadata, history: list, first: int = 0):
 @given(HISTORIES)
 def test_end_counts_equal_the_counted_places(history: list):
     """
-    A78, A80: places number a transaction's events without gaps, and END agrees.
+    A78, A80: the events of a transaction are numbered without gaps, and END agrees.
     """
-    records, places = stream(made(), history)
+    records, places = stream(new_metadata(), history)
     ends = [json.loads(record.value) for record in records[1::2]]
     events = [[c for group in messages for c in group] for messages in history]
     expected = [Counter(each) for each in events if each]
@@ -72,9 +72,9 @@ def test_end_counts_equal_the_counted_places(history: list):
 @given(HISTORIES)
 def test_positions_of_begin_and_end_rise_strictly(history: list):
     """
-    BEGIN and END alternate, in the topic's strictly rising order of positions.
+    BEGIN and END alternate, and their positions rise strictly within the topic.
     """
-    records, _ = stream(made(), history)
+    records, _ = stream(new_metadata(), history)
     positions = [record.position for record in records]
     statuses = [json.loads(record.value)["status"] for record in records]
 
@@ -87,11 +87,11 @@ def test_positions_of_begin_and_end_rise_strictly(history: list):
 @given(HISTORIES, st.data())
 def test_a_replay_repeats_transaction_metadata(history: list, draw):
     """
-    After a crash, a new process that begins at any transaction gives the same records.
+    After a crash, a new process that starts at any transaction makes the same records.
     """
-    records, places = stream(made(), history)
+    records, places = stream(new_metadata(), history)
     first = draw.draw(st.integers(0, len(history)))
-    again, places_again = stream(made(), history, first)
+    again, places_again = stream(new_metadata(), history, first)
 
     assert (
         records[len(records) - len(again) :],
@@ -104,13 +104,13 @@ def test_an_interrupted_transaction_leaves_no_counts(
     before: list, history: list, cut: int
 ):
     """
-    When the stream breaks inside a transaction, the next begin counts from the start.
+    If the stream breaks within a transaction, the next begin counts from the start.
     """
-    metadata = made()
+    metadata = new_metadata()
     for number, messages in enumerate(before):
         metadata.begin(transaction(number))
         for collections in messages[:cut]:
             for collection in collections:
                 metadata.place(collection)
 
-    assert stream(made(), history) == stream(metadata, history)
+    assert stream(new_metadata(), history) == stream(metadata, history)

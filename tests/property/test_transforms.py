@@ -1,4 +1,4 @@
-"""A route's transforms: the sink ends as the verifier expects, whatever happens."""
+"""A route's transforms: the sink has the rows that the verifier expects."""
 
 import math
 import random
@@ -29,7 +29,7 @@ TABLE = SourceTable(
     ),
     ("order_id",),
 )
-# Each reads a column of those that partial changes leave out, or several.
+# Each reads one or several columns that partial changes leave out.
 ENTRIES = st.sampled_from(
     [
         {"template": "{note}/{bio}", "to": "both"},
@@ -70,43 +70,45 @@ def settings(entries, end):
     st.sampled_from(["records", "slices", "tasks"]),
     st.lists(st.integers(1, 12), max_size=2),
 )
-def test_the_sink_ends_as_the_verifier_expects(data, entries, end, way, deaths):
+def test_the_sink_has_the_rows_that_the_verifier_expects(
+    data, entries, end, mode, deaths
+):
     """
     No partial change, lost row, refetch, crash or lost task makes them differ.
 
-    A partial change that lacks some inputs of a transform is never computed from them.
+    A transform is never computed from a partial change that lacks some of its inputs.
     """
     sink = settings(entries, end)
-    chance = random.Random(data.draw(st.integers(0, 99))) if way == "tasks" else None  # noqa: S311 - tasks that end
-    world = LossyTarget(
+    chance = random.Random(data.draw(st.integers(0, 99))) if mode == "tasks" else None  # noqa: S311 - tasks that end
+    target = LossyTarget(
         data.draw,
         by_key=data.draw(st.booleans()),
         settings=sink,
-        in_slices=way != "records",
+        in_slices=mode != "records",
         chance=chance,
     )
     if deaths:
-        Death(*deaths, is_after=False).wrap_calls(world.shop)
+        Death(*deaths, is_after=False).wrap_calls(target.shop)
     for _ in range(data.draw(st.integers(0, 10))):
         step = data.draw(st.sampled_from(["commit", "deliver", "answer", "attend"]))
         if step == "deliver":
-            world.deliver(*data.draw(SIZES))
+            target.deliver(*data.draw(SIZES))
         else:
-            getattr(world, step)()
-    world.fill()
-    world.finish()
+            getattr(target, step)()
+    target.fill()
+    target.finish()
     form = form_of(sink.route[0], TABLE, sink)
     expected = form.source_rows(
         (str(key), row["status"], row["note"], row["bio"])
-        for key, row in world.rows.items()
+        for key, row in target.rows.items()
         if row
     )
     stored = [
         form.sink_row(StoredRow(key, one.row or {}, one.position, one.row is None))
-        for key, one in world.shop.sink.rows.get("orders", {}).items()
+        for key, one in target.shop.sink.rows.get("orders", {}).items()
     ]
 
-    assert not world.shop.letters.reasons()
+    assert not target.shop.letters.reasons()
     assert {row.key: row.texts for row in expected} == {
         row.key: orjson.loads(row.packed) for row in stored if not row.is_deleted
     }
@@ -126,7 +128,7 @@ VALUES = st.one_of(
 @given(VALUES, st.sampled_from([*VALUE_TYPES, "numeric(6, 2)"]))
 def test_a_cast_is_stable_or_refused(value, kind):
     """
-    A cast value is cast to itself; no value ends the sink with another error.
+    A cast value is cast to itself; an invalid value raises only the one error.
     """
     if value is None:
         return
@@ -140,9 +142,9 @@ def test_a_cast_is_stable_or_refused(value, kind):
 
 
 @given(st.one_of(st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False)))
-def test_numbers_are_compared_by_their_value(value):
+def test_numbers_are_compared_by_value(value):
     """
-    A number and its text are the same number; an infinity is none.
+    A number and its text are the same number; an infinity is not a number.
     """
     number = number_of(value)
 

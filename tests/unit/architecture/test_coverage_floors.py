@@ -1,4 +1,4 @@
-"""Coverage of members against their floors."""
+"""Compare the coverage of members with their floors."""
 
 import tomllib
 
@@ -6,7 +6,7 @@ from support.coverage_floors import ROOT, below, percent_by_member
 
 
 def file(lines: int, statements: int, taken: int, branches: int):
-    """Make one file's entry of a report."""
+    """Make a file's entry of a coverage report."""
     summary = {
         "covered_lines": lines,
         "num_statements": statements,
@@ -18,7 +18,7 @@ def file(lines: int, statements: int, taken: int, branches: int):
 
 def test_coverage_counts_lines_and_branches_of_all_files_of_a_member():
     """
-    A large file weighs more than a small one; members do not mix.
+    A large file counts more than a small one; members are counted separately.
     """
     report = {
         "files": {
@@ -31,9 +31,9 @@ def test_coverage_counts_lines_and_branches_of_all_files_of_a_member():
     assert {"relay": 60.0, "sinks": 100.0} == percent_by_member(report)
 
 
-def test_a_member_below_its_coverage_floor_is_named():
+def test_a_member_below_its_coverage_floor_is_reported():
     """
-    One that was not measured at all is below any floor.
+    A member that was not measured at all is below any floor.
     """
     floors = {"relay": 60, "sinks": 90.5, "outbox": 1}
 
@@ -42,7 +42,7 @@ def test_a_member_below_its_coverage_floor_is_named():
 
 def test_every_member_has_a_coverage_floor():
     """
-    A new member is not forgotten.
+    A new member must not be forgotten.
     """
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     members = {path.parent.name for path in ROOT.glob("*/src")}

@@ -1,4 +1,4 @@
-"""The measures of ``make house``: each below its ceiling, and each seen to count."""
+"""The measures of ``make house`` stay below their ceilings, and count correctly."""
 
 import tomllib
 
@@ -21,12 +21,12 @@ from house.source import (
 )
 
 TEXT = TABLE.read_text(encoding="utf-8")
-HELD = [measure for measure in measures(TEXT) if measure.ceiling is not None]
+WITH_CEILING = [measure for measure in measures(TEXT) if measure.ceiling is not None]
 
 
 # The first of these parses every module, which takes seconds on a busy machine.
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("measure", HELD, ids=lambda measure: measure.name)
+@pytest.mark.parametrize("measure", WITH_CEILING, ids=lambda measure: measure.name)
 def test_a_measure_of_the_source_does_not_rise(measure: Measure):
     """
     No measure is above its ceiling in tests/house/measures.toml; ceilings only fall.
@@ -41,7 +41,7 @@ def test_a_measure_of_the_source_does_not_rise(measure: Measure):
 @pytest.mark.timeout(60)
 def test_every_measure_is_in_the_table():
     """
-    No value is left out, and no line is without a value; sizes may grow.
+    Every value has a line and every line a value; only sizes have no ceiling.
     """
     names = [measure.name for measure in measures(TEXT)]
 
@@ -52,9 +52,11 @@ def test_every_measure_is_in_the_table():
 
 def test_no_ceiling_is_below_its_goal():
     """
-    A goal is enough; nobody has to do better.
+    Reaching the goal is enough.
     """
-    assert [] == [m.name for m in HELD if m.goal is not None and m.ceiling < m.goal]
+    assert [] == [
+        m.name for m in WITH_CEILING if m.goal is not None and m.ceiling < m.goal
+    ]
 
 
 PLANTED = """
@@ -68,7 +70,7 @@ unknown = { title = "unknown", before = "", goal = 4 }
 
 def test_a_measures_ceiling_falls_to_its_value_or_goal_and_never_rises():
     """
-    The value where the goal is not reached, the goal where it is.
+    A ceiling falls to the value if that misses the goal, and otherwise to the goal.
     """
     found = {"many": 19.1, "few": 2.0, "more": 7.0, "unknown": None}
     lowered = tomllib.loads(with_ceilings(PLANTED, found))["one"]
@@ -76,9 +78,9 @@ def test_a_measures_ceiling_falls_to_its_value_or_goal_and_never_rises():
     assert [20, 5, 3, None] == [line.get("ceiling") for line in lowered.values()]
 
 
-def test_the_measures_table_says_which_goals_are_reached():
+def test_the_table_of_measures_shows_which_goals_are_reached():
     """
-    Without a goal or a value nothing is said.
+    Without a goal or a value, the column is empty.
     """
     found = {"many": 20, "few": 2, "more": 7, "unknown": None}
     rows = command.rows(measures(PLANTED), found)
@@ -92,9 +94,9 @@ def module(text: str, path: str = "relay/src/towpath/relay/stream/a.py"):
     return module_of(path, text)
 
 
-def test_a_small_file_is_short_and_has_one_class_at_most():
+def test_a_small_file_is_short_and_has_at_most_one_class():
     """
-    151 lines are too many, and so are two classes.
+    A file with 151 lines is not small, and neither is a file with two classes.
     """
     planted = ["x = 1\n" * 150, "x = 1\n" * 151, "class A: ...\nclass B: ...\n"]
 
@@ -111,9 +113,9 @@ def test_files_outside_every_package_of_a_member_are_loose():
     assert ["loop.py"] == [path.name for path in found]
 
 
-def test_a_class_name_is_repeated_within_its_member_only():
+def test_a_class_name_is_repeated_only_within_its_member():
     """
-    Another member may have a class of the same name.
+    A different member may have a class with the same name.
     """
     paths = ["relay/src/a.py", "relay/src/b.py", "sinks/src/a.py"]
     planted = [module("class Writer: ...\n", path) for path in paths]
@@ -132,7 +134,7 @@ def test_functions_are_counted_by_name():
 
 def test_docstring_sentences_that_begin_with_a_clause_are_found():
     """
-    In any sentence, paragraph and entry; not within a sentence, nor in comments.
+    They are found in any sentence, paragraph and entry, but not in comments.
     """
     text = '''"""Who reads. It says what it reads; Whatever else."""
 # What a comment says.
@@ -152,7 +154,7 @@ def f(a):
 
 def test_lines_of_code_have_no_docstrings_comments_or_blank_lines():
     """
-    A comment behind code, and a text that is no docstring, are code.
+    A comment after code and a string that is not a docstring count as code.
     """
     text = '"""A\n\nB."""\n\n# c\nx = 1  # d\ndef f():\n    """E."""\n    return "f"\n'
 
@@ -161,7 +163,7 @@ def test_lines_of_code_have_no_docstrings_comments_or_blank_lines():
 
 def test_private_names_of_other_objects_are_counted():
     """
-    Neither one's own, nor dunder names, nor methods of named tuples.
+    Names of self, dunder names and methods of named tuples are not counted.
     """
     text = "self._a\nb._c\nd()._e._f\ng.__dict__\nh._replace(i=1)\n"
 
@@ -170,7 +172,7 @@ def test_private_names_of_other_objects_are_counted():
 
 def test_layers_of_a_contract_are_counted():
     """
-    Those of the named contract alone.
+    Only the layers of the named contract are counted.
     """
     contracts = [{"id": "a", "layers": ["x"]}, {"id": "b", "layers": ["x", "y | z"]}]
 
@@ -192,9 +194,9 @@ class Repairs(Protocol):
 """
 
 
-def test_verbs_and_flags_of_a_sink_are_read_off_its_protocols():
+def test_verbs_and_flags_of_a_sink_are_read_from_its_protocols():
     """
-    Those of every sink, and those of abilities that are looked for at run time.
+    They come from ``Sink`` and from abilities that are checked at run time.
     """
     assert (("open", "apply", "erase"), ("is_in_order",)) == sink_ports(module(PORTS))
 

@@ -1,4 +1,4 @@
-"""The duration of the last ``make test``, kept for ``make house``."""
+"""The duration of the last ``make test`` is kept for ``make house``."""
 
 from types import SimpleNamespace
 
@@ -11,16 +11,16 @@ EVERYWHERE = pytest.Config.ArgsSource.TESTPATHS
 
 
 def config(marks=MARKS, source=EVERYWHERE, keyword=""):
-    """Make what is read of pytest's configuration."""
+    """Make the parts of pytest's configuration that the recorder reads."""
     option = SimpleNamespace(
         markexpr=marks, keyword=keyword, lf=False, collectonly=False
     )
     return SimpleNamespace(option=option, args_source=source)
 
 
-def test_only_a_whole_run_of_make_test_is_kept():
+def test_only_a_complete_run_of_make_test_is_kept():
     """
-    Neither other marks, nor named files, nor a keyword.
+    Runs with other marks, with named files or with a keyword are not kept.
     """
     named = pytest.Config.ArgsSource.ARGS
     others = [config("soak"), config(source=named), config(keyword="relay")]
@@ -29,9 +29,9 @@ def test_only_a_whole_run_of_make_test_is_kept():
     assert [False] * 3 == [is_whole(other) for other in others]
 
 
-def test_the_last_run_is_read_as_it_was_kept(tmp_path):
+def test_the_last_run_is_stored_and_read(tmp_path):
     """
-    Seconds and pytest's word for the end; none before the first run.
+    It has the seconds and pytest's name of the outcome; without a run it is None.
     """
     path = tmp_path / "state" / "last-test.json"
     before = last_run(path)
@@ -45,7 +45,7 @@ def test_the_last_run_is_read_as_it_was_kept(tmp_path):
 
 def test_a_partial_run_is_not_kept(tmp_path):
     """
-    The figure of the last whole run stays.
+    The duration of the last complete run is kept.
     """
     path = tmp_path / "last-test.json"
     keep(SimpleNamespace(config=config(keyword="relay")), 0, path)
@@ -53,9 +53,9 @@ def test_a_partial_run_is_not_kept(tmp_path):
     assert last_run(path) is None
 
 
-def test_make_test_has_the_marks_by_which_a_whole_run_is_known():
+def test_make_test_uses_the_marks_of_a_complete_run():
     """
-    The Makefile and the recorder name the same marks.
+    The Makefile and the recorder have the same marks.
     """
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
 

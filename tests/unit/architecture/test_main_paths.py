@@ -1,4 +1,4 @@
-"""Hops of the main paths, and who holds whom in the relay's loop."""
+"""Hops of the main paths, and references between the objects of the relay's loop."""
 
 from functools import partial
 
@@ -10,31 +10,31 @@ from house.references import circles, components, holdings
 from support.relay_bench import Bench, frames
 from towpath.schemas.position import Position, format_position, parse_position
 
-# With compiled modules, another process walks the paths.
+# If this process runs compiled modules, another process walks the paths.
 pytestmark = pytest.mark.timeout(60)
 
 
-def test_a_turn_that_acknowledges_does_more_than_an_idle_one():
+def test_an_acknowledging_turn_makes_more_calls_than_an_idle_one():
     """
-    The walk of each is what its name says, so that the measures are.
+    Each walk takes the path of its name, so that the measures are right.
     """
     assert hops_of(paths.acknowledgement()).calls > hops_of(paths.idle_turn()).calls
     assert within(paths.outbox_row(), paths.CONSUMER)
     assert not within(paths.acknowledgement(), paths.CONSUMER)
 
 
-def test_an_idle_snapshot_is_asked_once_a_turn():
+def test_an_idle_snapshot_is_queried_once_per_turn():
     """
-    The loop's one question is whether any snapshot is active.
+    The loop only asks whether any snapshot is active.
     """
-    asked = paths.snapshot_questions(paths.idle_turn())
+    queries = paths.snapshot_questions(paths.idle_turn())
 
-    assert ["SnapshotRunner.is_active"] == [call.function for call in asked]
+    assert ["SnapshotRunner.is_active"] == [call.function for call in queries]
 
 
 def test_hops_count_modules_calls_and_switches():
     """
-    Returning to a module is a switch; another call within it is none.
+    Returning to a module is a switch; a further call within it is not.
     """
     calls = [Call(0, "a", "f"), Call(1, "a", "g"), Call(1, "b", "h"), Call(0, "a", "f")]
 
@@ -43,7 +43,7 @@ def test_hops_count_modules_calls_and_switches():
 
 def test_hops_within_a_module_are_its_calls_and_what_they_call():
     """
-    Other calls of its callers, before and after, do not count.
+    Other calls by the callers, before and after, do not count.
     """
     calls = [
         Call(0, "loop", "turn"),
@@ -59,7 +59,7 @@ def test_hops_within_a_module_are_its_calls_and_what_they_call():
 
 def test_a_trace_has_the_calls_of_the_source_with_their_depth():
     """
-    Neither this test's own functions, nor libraries, nor comprehensions are in it.
+    It has no functions of this test, of libraries, or of comprehensions.
     """
     texts = [format_position(1, 2)]
     with traced() as calls:
@@ -70,15 +70,15 @@ def test_a_trace_has_the_calls_of_the_source_with_their_depth():
     assert {"schemas/position.py"} == {call.module for call in calls}
 
 
-def test_no_objects_of_the_relays_loop_hold_each_other_in_a_circle():
+def test_no_objects_of_the_relays_loop_form_a_reference_cycle():
     """
-    Wiring has one direction: what is decided is returned, nothing calls back.
+    Wiring has one direction: decisions are returned, and nothing calls back.
     """
     assert [] == circles(holdings(warm_loop()))
 
 
 def warm_loop():
-    """Return a loop that has read and requested something, and its snapshots."""
+    """Return a loop that has read and published records, and its snapshots."""
     bench = Bench()
     bench.stream.reads.append(frames())
     bench.turn(20)
@@ -86,7 +86,7 @@ def warm_loop():
 
 
 class Node:
-    """An object that holds others by an attribute."""
+    """An object that holds others in an attribute."""
 
     def __init__(self, *held):
         self.held = held
@@ -96,7 +96,7 @@ class Node:
 
 
 class Slotted:
-    """An object that holds another by a slot."""
+    """An object that holds another in a slot."""
 
     __slots__ = ("held",)
 
@@ -105,17 +105,17 @@ class Slotted:
 
 
 def names_held(root):
-    """Return the classes whose objects a root of this module reaches."""
+    """Return the class names of this module's objects that a root reaches."""
     found = holdings([root], package=__name__)
     return sorted(type(objects[0]).__name__ for objects in found.values())
 
 
-def test_references_go_through_slots_methods_closures_and_containers():
+def test_references_are_followed_through_slots_methods_and_containers():
     """
-    Each of these ways leads to the object that is held.
+    Attributes, partial functions and closures lead to the held object too.
     """
     held = Node()
-    ways = [
+    holders = [
         Slotted(held),
         Slotted(held.method),
         Slotted(lambda: held),
@@ -124,12 +124,14 @@ def test_references_go_through_slots_methods_closures_and_containers():
         Slotted({held}),
     ]
 
-    assert [["Node", "Slotted"]] * len(ways) == [names_held(way) for way in ways]
+    assert [["Node", "Slotted"]] * len(holders) == [
+        names_held(holder) for holder in holders
+    ]
 
 
-def test_a_planted_circle_of_objects_is_found():
+def test_a_planted_reference_cycle_is_found():
     """
-    A callback closes it; one object that holds its own method is no circle.
+    A callback closes it; an object that holds its own method is not a cycle.
     """
     inner, alone = Slotted(None), Node()
     outer = Node(inner)
@@ -142,7 +144,7 @@ def test_a_planted_circle_of_objects_is_found():
 
 def test_components_of_a_graph_are_strongly_connected():
     """
-    Nodes before and behind a circle are not part of it.
+    Nodes before and after a cycle are not part of it.
     """
     graph = {0: [1], 1: [2], 2: [1, 3], 3: []}
 

@@ -1,4 +1,4 @@
-"""The list of planted defects, held against the source."""
+"""The list of planted defects matches the source."""
 
 from pathlib import Path
 
@@ -14,9 +14,9 @@ TARGET = "relay/src/towpath/relay/errors.py"
 
 
 @pytest.mark.timeout(60)
-def test_every_planted_defect_finds_its_text():
+def test_the_text_of_every_planted_defect_is_found():
     """
-    Each text is in its file exactly once, and differs from what replaces it.
+    Each text occurs exactly once in its file, and differs from its replacement.
     """
     mutants = catalogue.load()
 
@@ -33,7 +33,7 @@ def is_test(name: str) -> bool:
 @pytest.mark.parametrize("find", ["no such text", "class "])
 def test_a_planted_defect_whose_text_is_not_unique_is_stale(find: str):
     """
-    The text may be missing, or occur twice; or the file is gone.
+    The text is missing or occurs twice, or the file does not exist.
     """
     mutant = Mutant("one", "I1", TARGET, find, "x")
     gone = replace(mutant, file="gone.py")
@@ -44,7 +44,7 @@ def test_a_planted_defect_whose_text_is_not_unique_is_stale(find: str):
 @pytest.mark.parametrize("key", ["fond", "test"])
 def test_an_entry_with_an_unknown_key_is_refused(tmp_path: Path, key: str):
     """
-    A word that is spelt wrongly is not left out.
+    A misspelled key is not silently ignored.
     """
     path = tmp_path / "one.toml"
     entry = f'id = "a"\nbreaks = "I1"\nfind = "b"\nreplace = "c"\n{key} = "d"\n'
@@ -54,9 +54,9 @@ def test_an_entry_with_an_unknown_key_is_refused(tmp_path: Path, key: str):
         list(catalogue.read(path))
 
 
-def test_an_overlay_differs_in_the_planted_defect_alone(tmp_path: Path):
+def test_an_overlay_differs_only_in_the_planted_defect(tmp_path: Path):
     """
-    Everything else is what it is in the project.
+    All other files are links to those of the project.
     """
     source = (catalogue.ROOT / TARGET).read_text(encoding="utf-8")
     line = source.splitlines()[1]
@@ -68,11 +68,11 @@ def test_an_overlay_differs_in_the_planted_defect_alone(tmp_path: Path):
     assert (source.replace(line, "planted"), True) == (copy, other.is_symlink())
 
 
-# It parses every module.
+# The import graph parses every module.
 @pytest.mark.timeout(60)
 def test_the_nearest_tests_of_a_module_come_first():
     """
-    A test that imports the module precedes one that imports what imports it.
+    A test that imports the module precedes a test that imports it indirectly.
     """
     tests = ImportGraph().tests_of("schemas/src/towpath/schemas/position.py")
     direct = "tests/property/test_position.py"
@@ -83,7 +83,7 @@ def test_the_nearest_tests_of_a_module_come_first():
 
 def test_a_long_proof_runs_in_several_forks(monkeypatch: pytest.MonkeyPatch):
     """
-    At its limit a fork is killed, and then all of its tests count as failing.
+    A fork that reaches its limit is killed, and all of its tests then count as failing.
     """
     sizes = []
 
@@ -108,7 +108,7 @@ def test_a_long_proof_runs_in_several_forks(monkeypatch: pytest.MonkeyPatch):
 
 def test_tests_that_do_not_run_count_as_failing(monkeypatch: pytest.MonkeyPatch):
     """
-    Their fork was killed before it could name a failed one.
+    Their fork was killed before it could report a failed test.
     """
 
     class Killed:

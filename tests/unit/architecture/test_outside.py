@@ -1,9 +1,10 @@
-"""Names that others build on, compared with texts in ``tests/data/outside``.
+"""
+Public names are compared with the texts in ``tests/data/outside``.
 
-Command line, configuration, errors, entry points, metrics and the names that packages
-of others import do not change by accident. Each is read through the door that its user
-takes, so that modules may move. Sentences of help are not part of it: they may become
-better. An intended change is made in the text too; the test prints the difference.
+The command line, the configuration, errors, entry points, metrics and the names that
+other people's packages import do not change by accident. Each is read the way its user
+reads it, so that modules may move. Help sentences are not included, so they may be
+improved. An intended change is made in the text too; the test prints the difference.
 """
 
 import ast
@@ -32,7 +33,7 @@ from towpath.settings import Settings
 
 ROOT = Path(__file__).parents[3]
 EXPECTED = ROOT / "tests/data/outside"
-# What says nothing of what a key takes.
+# Schema entries that do not affect the accepted values.
 _SENTENCES = {"description", "title"}
 _CODE_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -43,21 +44,22 @@ def expected(name: str) -> list[str]:
 
 
 def check(name: str, found: Iterable[str]) -> None:
-    """Fail with the difference unless a text says what was found."""
+    """Fail with the difference if a text does not match the found lines."""
     files = (f"tests/data/outside/{name}", "what was found")
     difference = list(unified_diff(expected(name), list(found), *files, lineterm=""))
     assert [] == difference, "\n".join(difference)
 
 
-def commands(app: App, *words: str) -> Iterator[str]:
-    """List a command and those below it, each with what it takes."""
+def commands(app: App, *path: str) -> Iterator[str]:
+    """List a command and its subcommands, each with its parameters."""
     names = [name for name in app if not name.startswith("-")]
-    yield " ".join(words)
-    # A command may take options itself, and have others below it.
+    yield " ".join(path)
+    # A command may have both options and subcommands.
     if not names or app.default_command is not None:
         for argument in app.assemble_argument_collection():
             choices = argument.get_choices()
-            # A group of options is a class of ours, and its name is nobody's business.
+            # A group of options is a class of ours, whose name does not matter to
+            # users.
             types = [] if argument.names == ("*",) else [_type(argument)]
             default = argument.field_info.default
             facts = [
@@ -68,20 +70,20 @@ def commands(app: App, *words: str) -> Iterator[str]:
             ]
             yield f"    {', '.join(facts)}"
     for name in names:
-        yield from commands(app[name], *words, name)
+        yield from commands(app[name], *path, name)
 
 
 def _type(argument: Any) -> str:
     hint = argument.hint
     text = hint.__name__ if isinstance(hint, type) else str(hint)
-    # Where a class lives differs from one Python to the next.
+    # The module of a class differs between Python versions.
     return re.sub(r"[\w.]+\.(\w+)", r"\1", text)
 
 
 @pytest.mark.timeout(60)
 def test_the_command_line_has_every_command_and_option():
     """
-    Each command of ``towpath`` takes what it took, with the same defaults.
+    Each ``towpath`` command takes the same parameters, with the same defaults.
     """
     (point,) = entry_points(group="console_scripts", name="towpath")
     point.load()
@@ -95,9 +97,9 @@ def test_the_command_line_has_every_command_and_option():
 
 
 @pytest.mark.timeout(60)
-def test_modules_that_are_run_take_their_options(monkeypatch):
+def test_modules_that_can_be_run_take_the_same_options(monkeypatch):
     """
-    ``python -m`` of a module with options takes those that it took.
+    ``python -m`` with each such module accepts the same options as before.
     """
     monkeypatch.setenv("COLUMNS", "80")
     lines = expected("options.txt")
@@ -117,7 +119,7 @@ def test_modules_that_are_run_take_their_options(monkeypatch):
 
 def test_the_relay_as_a_module_takes_a_file(monkeypatch, capsys, tmp_path):
     """
-    ``python -m towpath.relay FILE`` reads the file; one with mistakes ends it by 2.
+    ``python -m towpath.relay FILE`` reads the file, and exits with 2 for a mistake.
     """
     config = tmp_path / "its-own.toml"
     config.write_text("version = 1\n", encoding="utf-8")
@@ -131,7 +133,7 @@ def test_the_relay_as_a_module_takes_a_file(monkeypatch, capsys, tmp_path):
 
 def test_every_error_class_keeps_its_name_and_exit_code():
     """
-    Names are headings of the runbook; a supervisor reads the codes.
+    Names are headings of the runbook, and a supervisor reads the codes.
     """
     found = {
         f"{failure.__name__} {failure.disposition.value} {failure.exit_code}"
@@ -141,9 +143,9 @@ def test_every_error_class_keeps_its_name_and_exit_code():
     check("errors.txt", sorted(found))
 
 
-def test_the_configuration_takes_the_same_keys():
+def test_the_configuration_has_the_same_keys():
     """
-    Each key keeps its type, its bounds and its default.
+    Each key keeps its type, its limits and its default.
     """
     schema = Settings.model_json_schema()
 
@@ -151,7 +153,7 @@ def test_the_configuration_takes_the_same_keys():
 
 
 def _inlined(node: Any, schema: dict[str, Any]) -> Any:
-    """Put what a reference names in its place, without sentences."""
+    """Replace references with their targets, and leave descriptions out."""
     if isinstance(node, list):
         return [_inlined(one, schema) for one in node]
     if not isinstance(node, dict):
@@ -169,7 +171,9 @@ def _inlined(node: Any, schema: dict[str, Any]) -> Any:
 
 
 def keys(path: str, node: dict[str, Any]) -> Iterator[str]:
-    """List the keys below a section, each with all that the schema says of it."""
+    """
+    List the keys below a section, each with everything that the schema says about it.
+    """
     is_section = "properties" in node
     left_out = {"properties", "default"} if is_section else set()
     rest = {name: one for name, one in node.items() if name not in left_out}
@@ -181,7 +185,7 @@ def keys(path: str, node: dict[str, Any]) -> Iterator[str]:
 
 
 def _flat(node: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the keys of sections in lists: they have lines of their own."""
+    """Leave out the keys of sections in lists, because they have their own lines."""
     items = node.get("items")
     if not isinstance(items, dict) or "properties" not in items:
         return node
@@ -190,7 +194,7 @@ def _flat(node: dict[str, Any]) -> dict[str, Any]:
 
 def test_packages_keep_their_scripts_and_entry_points():
     """
-    Each member installs the commands and groups that it did.
+    Each member installs the same commands and groups as before.
     """
     found = []
     for path in sorted(ROOT.glob("*/pyproject.toml")):
@@ -209,14 +213,14 @@ def test_packages_keep_their_scripts_and_entry_points():
 
 def test_every_metric_keeps_its_name():
     """
-    Dashboards and alarms name them.
+    Dashboards and alerts refer to the names.
     """
     check("metric-names.txt", sorted(telemetry.published()))
 
 
-def test_what_the_pages_import_is_there_and_has_its_members():
+def test_names_that_the_pages_import_exist_with_their_members():
     """
-    A package that was written by ``docs`` imports, calls and reads what it did.
+    A package that follows ``docs`` can import, call and read the same names as before.
     """
     lines = []
     for module, name in sorted(documented_imports()):
@@ -228,7 +232,7 @@ def test_what_the_pages_import_is_there_and_has_its_members():
 
 
 def documented_imports() -> set[tuple[str, str]]:
-    """List what the Python blocks of all pages import of ours."""
+    """List the names that the Python blocks of all pages import from our packages."""
     found = set()
     for page in (ROOT / "docs").glob("*.md"):
         for block in _CODE_BLOCK.findall(page.read_text(encoding="utf-8")):
@@ -251,7 +255,7 @@ def _signature(value: Any) -> str:
 
 
 def _parameters(value: Callable[..., Any]) -> Iterator[str]:
-    """List names of parameters, and whether they may be left out."""
+    """List the names of parameters, and whether they are optional."""
     for name, parameter in inspect.signature(value).parameters.items():
         may_be_left_out = parameter.default is not inspect.Parameter.empty
         if not (name.startswith("_") or parameter.kind is parameter.VAR_KEYWORD):
@@ -259,7 +263,7 @@ def _parameters(value: Callable[..., Any]) -> Iterator[str]:
 
 
 def _members(value: Any) -> list[str]:
-    """List what a class of ours has of its own; tests of a suite are the suite's."""
+    """List a class's own members; the test cases of a suite are left out."""
     if not isinstance(value, type):
         return []
     ours = [one for one in value.__mro__ if one.__module__.startswith("towpath.")]

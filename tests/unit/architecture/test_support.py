@@ -1,4 +1,4 @@
-"""The helpers of tests: what they start ends, and what they wait for is named."""
+"""The tests' helpers end what they start, and name the conditions they wait for."""
 
 import subprocess
 import sys
@@ -21,11 +21,11 @@ signal.pause()
 
 
 @pytest.mark.timeout(30)
-def test_a_command_ends_with_its_block_also_if_the_block_fails(
+def test_a_command_ends_with_its_block_even_if_the_block_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    Otherwise the failed test would wait for a command without end.
+    Otherwise the failed test would wait forever for the command.
     """
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\nexec sleep 600\n")
@@ -46,7 +46,7 @@ def test_a_command_ends_with_its_block_also_if_the_block_fails(
 @pytest.mark.timeout(30)
 def test_a_process_that_does_not_stop_in_time_is_killed():
     """
-    The test that started it fails, and leaves nothing behind.
+    The test that started it fails, and leaves no process behind.
     """
     process = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE)
     with process:
@@ -59,9 +59,9 @@ def test_a_process_that_does_not_stop_in_time_is_killed():
 
 
 @pytest.mark.parametrize("what", ["it is there", lambda: "it is there"])
-def test_a_wait_in_vain_names_its_condition(what):
+def test_a_wait_that_times_out_names_its_condition(what):
     """
-    As a text, or as a function that returns it when the time is up.
+    The condition is a text, or a function that returns the text at the timeout.
     """
     with pytest.raises(pytest.fail.Exception, match="waiting until it is there"):
         until(lambda: False, what, timeout_s=0.0)
@@ -77,7 +77,7 @@ def test_a_block_without_an_end_is_refused():
 
 def test_a_section_that_a_page_does_not_have_is_refused():
     """
-    A test of its grants would execute none, and pass.
+    Otherwise a test of its grants would execute none of them, and pass.
     """
     with pytest.raises(AssertionError, match="No such section"):
         documented("sql", "No such section")

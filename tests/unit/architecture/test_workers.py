@@ -1,4 +1,4 @@
-"""How tests are shared out among workers: what stays together, and what comes first."""
+"""Tests are distributed among workers: pieces that stay together, and their order."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,25 +11,25 @@ TESTS = Path(__file__).parents[2]
 
 
 class Item:
-    """As much of a test as sharing out looks at."""
+    """The attributes of a test that the distribution uses."""
 
-    def __init__(self, place, *markers):
-        self.path = TESTS / place
-        self.nodeid = f"tests/{place}::test_it"
+    def __init__(self, path, *markers):
+        self.path = TESTS / path
+        self.nodeid = f"tests/{path}::test_it"
         self.markers = list(markers)
 
     def get_closest_marker(self, name):
-        """Return the first marker of a name."""
+        """Return the first marker with a name."""
         return next((m for m in self.markers if m.name == name), None)
 
     def add_marker(self, marker, *, append=True):
-        """Add a marker behind or before the others."""
+        """Add a marker after or before the others."""
         self.markers.insert(len(self.markers) if append else 0, marker.mark)
 
 
-def marker(name, *words):
+def marker(name, *arguments):
     """Make a marker, as an item has them."""
-    return getattr(pytest.mark, name)(*words).mark
+    return getattr(pytest.mark, name)(*arguments).mark
 
 
 SPARK = marker("spark")
@@ -41,7 +41,7 @@ DRIVER = "integration/test_serving_driver.py"
 
 
 @pytest.mark.parametrize(
-    ("places", "pieces"),
+    ("paths", "pieces"),
     [
         ((DEMO, BENCH), 1),
         ((DRIVER, DRIVER), 1),
@@ -56,18 +56,18 @@ DRIVER = "integration/test_serving_driver.py"
         (("faults/test_chaos_snapshot.py", DEMO), 1),
     ],
 )
-def test_what_shares_something_is_one_piece(places, pieces):
+def test_tests_that_share_something_are_one_piece(paths, pieces):
     """
-    The busy ones are one; a file is one, unless its tests are long.
+    Busy tests are one piece; so is each file, unless its tests are long.
     """
-    ids = [f"tests/{place}::test_{n}[x::y]" for n, place in enumerate(places)]
+    ids = [f"tests/{path}::test_{n}[x::y]" for n, path in enumerate(paths)]
 
     assert pieces == len({workers.piece_of(one) for one in ids})
 
 
 def test_long_tests_begin_first_and_quick_ones_last(monkeypatch):
     """
-    Among equal rounds longer time limits come first; equal ones keep their order.
+    In each round, longer time limits come first; equal ones keep their order.
     """
     expected = [
         Item(DEMO, marker("timeout", 600)),
@@ -92,7 +92,7 @@ def test_long_tests_begin_first_and_quick_ones_last(monkeypatch):
 
 
 class Node:
-    """A worker that runs nothing, and records what it is asked for."""
+    """A worker that runs nothing, and records its requests."""
 
     def __init__(self, name):
         self.gateway = SimpleNamespace(id=name)
@@ -100,20 +100,20 @@ class Node:
         self.ran = []
 
     def send_runtest_some(self, indices):
-        """Record the tests to be run."""
+        """Record the requested tests."""
         self.ran += indices
 
     def shutdown(self):
-        """Record that no more tests come."""
+        """Record that no more tests follow."""
         self.shutting_down = True
 
 
-def test_the_worker_in_the_background_runs_unit_tests_alone():
+def test_the_worker_in_the_background_runs_only_unit_tests():
     """
-    It begins once the busy tests are done; without unit tests it ends.
+    It begins once the busy tests are done, and ends if there are no unit tests.
     """
-    places = (BENCH, DRIVER, "unit/architecture/test_house.py", "unit/relay/test_a.py")
-    tests = [f"tests/{place}::test_{n}" for place in places for n in range(4)]
+    paths = (BENCH, DRIVER, "unit/architecture/test_house.py", "unit/relay/test_a.py")
+    tests = [f"tests/{path}::test_{n}" for path in paths for n in range(4)]
     config = SimpleNamespace(
         getvalue=lambda _: ["2*popen"], option=SimpleNamespace(loadscopereorder=False)
     )
@@ -136,9 +136,9 @@ def test_the_worker_in_the_background_runs_unit_tests_alone():
     assert not usual.shutting_down
 
 
-def test_an_inner_deadline_stretches_as_the_limit_of_a_test_does(monkeypatch):
+def test_an_inner_deadline_is_stretched_like_the_limit_of_a_test(monkeypatch):
     """
-    In a worker of several both are as much longer; in a process alone none is.
+    With several workers both are stretched by the same factor; in a single process not.
 
     They are longest in the worker with a lower priority.
     """
@@ -157,8 +157,8 @@ def test_an_inner_deadline_stretches_as_the_limit_of_a_test_does(monkeypatch):
 @pytest.mark.parametrize(
     "pattern", [*workers.BUSY, *workers.DRIVERS, *sum(workers.LAKES, ())]
 )
-def test_what_is_named_is_there(pattern):
+def test_every_pattern_matches_a_test_file(pattern):
     """
-    A file that was renamed would be shared out as any other.
+    A renamed file would be distributed like any other file.
     """
     assert [path for path in TESTS.rglob("test_*.py") if path.match(pattern)]

@@ -1,4 +1,4 @@
-"""The command blocks of the pages that need nothing but the project, carried out."""
+"""Run the command blocks of the pages that need nothing but the project."""
 
 import pytest
 
@@ -16,7 +16,7 @@ CHEAP = [
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("block", CHEAP)
-def test_a_block_that_is_marked_as_runnable_runs(block, tmp_path):
+def test_a_block_that_is_marked_as_runnable_succeeds(block, tmp_path):
     """
     Each command of a block that is fenced with "run" ends with exit code 0.
     """
@@ -25,9 +25,9 @@ def test_a_block_that_is_marked_as_runnable_runs(block, tmp_path):
     assert code == 0, printed
 
 
-def test_every_block_has_a_mark_that_is_known():
+def test_every_block_has_a_known_mark():
     """
-    A mark that is misspelt would have its block run by no test.
+    No test would run a block with a misspelled mark.
     """
     found = [
         f"{name_of(page)}:{block.line}: {word}"
@@ -41,9 +41,9 @@ def test_every_block_has_a_mark_that_is_known():
     assert len(CHEAP) >= 3
 
 
-def test_a_block_that_fails_is_seen(tmp_path):
+def test_a_block_that_fails_is_detected(tmp_path):
     """
-    A command that fails ends the script, also before the last line and in a pipe.
+    A failing command ends the script, even before the last line and in a pipe.
     """
     for text in ("false\ntrue\n", "false | true\n"):
         code, _ = run(script([Block(("sh",), text, 1)]), tmp_path, {}, 10.0)

@@ -1,4 +1,4 @@
-"""The catalogue of the shop's events, held against the shop."""
+"""The catalogue of the shop's events matches the shop."""
 
 import re
 import shlex
@@ -14,15 +14,15 @@ SHOP = "towpath.services.orders.events:shop_events"
 
 def test_the_page_lists_the_events_of_the_shop(capsys):
     """
-    A changed event needs the page written again: make docs. No service is left out.
+    After a change of an event, run make docs. No service is left out.
     """
     makefile = (DOCS.parent / "Makefile").read_text(encoding="utf-8")
-    (given,) = re.findall(r"^CATALOGUE := ((?:.*\\\n)*.*)", makefile, re.MULTILINE)
-    words = shlex.split(given.replace("\\\n", " ").partition("--output")[0])
+    (listed,) = re.findall(r"^CATALOGUE := ((?:.*\\\n)*.*)", makefile, re.MULTILINE)
+    arguments = shlex.split(listed.replace("\\\n", " ").partition("--output")[0])
     folders = (DOCS.parent / "services/src/towpath/services").glob("*/schemas")
     types = [name for one in folders for name in EventSchemas.from_folder(one).newest]
 
-    assert 0 == run(["schema", "catalogue", *words])
+    assert 0 == run(["schema", "catalogue", *arguments])
     page = (DOCS / "events.md").read_text(encoding="utf-8")
     assert page == capsys.readouterr().out
     assert sorted(types) == re.findall(r"^## (\w+)$", page, re.MULTILINE)
@@ -36,7 +36,7 @@ def test_the_page_lists_the_events_of_the_shop(capsys):
         ("tenant", "aggregate `customer`."),
     ],
 )
-def test_topics_are_those_of_the_configuration(route_by, place, tmp_path, capsys):
+def test_topics_follow_the_configuration(route_by, place, tmp_path, capsys):
     """
     The relay's template names the topic of an aggregate, unless a column chooses it.
     """
@@ -49,16 +49,16 @@ def test_topics_are_those_of_the_configuration(route_by, place, tmp_path, capsys
         encoding="utf-8",
     )
     output = tmp_path / "events.md"
-    words = ["--events", SHOP, "--config", str(file), "--output", str(output)]
+    options = ["--events", SHOP, "--config", str(file), "--output", str(output)]
 
-    assert 0 == run(["schema", "catalogue", *words])
+    assert 0 == run(["schema", "catalogue", *options])
     assert f"version 1; {place}" in output.read_text(encoding="utf-8")
     assert not capsys.readouterr().out
 
 
 def test_a_folder_alone_has_a_catalogue_without_aggregates(capsys):
     """
-    The schemas do not name them.
+    The schemas alone do not name the aggregates.
     """
     folder = DOCS / "examples/blog/schemas"
 
@@ -67,9 +67,9 @@ def test_a_folder_alone_has_a_catalogue_without_aggregates(capsys):
 
 
 @pytest.mark.parametrize("command", ["catalogue", "freeze"])
-def test_a_file_that_cannot_be_written_is_named(command, tmp_path, capsys):
+def test_a_file_that_cannot_be_written_is_reported(command, tmp_path, capsys):
     """
-    The command is wrong, not the program.
+    The error blames the command's arguments.
     """
     folder = tmp_path / "schemas"
     (folder / "released.lock").mkdir(parents=True)

@@ -97,9 +97,9 @@ def test_a_file_that_cannot_be_written_is_reported(command, tmp_path, capsys):
         ("builtins:max", "cannot be called without arguments: max expected"),
     ],
 )
-def test_events_that_cannot_be_imported_are_a_wrong_command(place, reason, capsys):
+def test_events_that_cannot_be_imported_are_a_wrong_argument(place, reason, capsys):
     """
-    The error names the place and the reason.
+    The error names the given object and the reason.
     """
     assert 2 == run(["schema", "catalogue", "--events", place])
     assert f"--events {place} {reason}" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The page of findings, held against the ids in the source."""
+"""The page of findings matches the ids in the source."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ from support.pages import DOCS, ROOT, anchors
 from towpath.deploy.doctor import DoctorFinding
 
 # Functions that make a finding; the id is their first argument. ``level`` is a variable
-# that holds one of them.
+# that refers to one of them.
 _MAKERS = frozenset(
     {"error_finding", "warning_finding", "info_finding", "level", "_unchecked"}
 )
@@ -18,7 +18,7 @@ _ID = re.compile(r"[a-z]+(-[a-z]+)+")
 
 
 def ids_of(text: str) -> Iterator[str]:
-    """Read the ids of findings off a module."""
+    """Extract the ids of findings from a module."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             first = node.args[0] if node.args else None
@@ -31,11 +31,11 @@ def headings(text: str) -> list[str]:
     return [line[4:] for line in text.splitlines() if line.startswith("### ")]
 
 
-# It parses every module, which takes seconds on a busy machine.
+# The test parses every module, which takes seconds on a busy machine.
 @pytest.mark.timeout(60)
-def test_every_finding_has_a_heading_and_no_heading_is_left_over():
+def test_every_finding_has_a_heading_and_every_heading_a_finding():
     """
-    A new id needs its paragraph in docs/doctor.md, a dropped one takes it along.
+    A new id needs a paragraph in docs/doctor.md, and a removed one must have none.
     """
     sources = ROOT.glob("*/src/towpath/**/*.py")
     found = {each for path in sources for each in ids_of(path.read_text("utf-8"))}
@@ -46,9 +46,9 @@ def test_every_finding_has_a_heading_and_no_heading_is_left_over():
     assert [each for each in found if not _ID.fullmatch(each)] == []
 
 
-def test_every_paragraph_says_what_it_leads_to_and_how_it_is_cured():
+def test_every_paragraph_has_an_effect_and_a_remedy():
     """
-    A heading alone helps nobody: severity and example, effect, cure.
+    A heading alone is no help: severity, example, effect and remedy must follow.
     """
     text = (DOCS / "doctor.md").read_text("utf-8")
     parts = re.split(r"^### ", text, flags=re.MULTILINE)[1:]
@@ -62,7 +62,7 @@ def test_every_paragraph_says_what_it_leads_to_and_how_it_is_cured():
 
 def test_the_page_of_a_finding_exists():
     """
-    The report's link leads to a heading.
+    The link in the report leads to an existing heading.
     """
     row = DoctorFinding("source", "error", "x", "y", "z", "slot-lost")
     name, _, anchor = row.page.partition("#")
@@ -75,8 +75,8 @@ _PAGE = re.compile(r"docs/[\w/-]+\.md(?:#[\w-]+)?")
 _IN_RUNBOOK = re.compile(r"(\w+Error)(?= in the runbook)|docs/runbook\.md, (\w+Error)")
 
 
-def places_of(text: str) -> Iterator[str]:
-    """Walk the pages and headings that the texts of a module send people to."""
+def page_links(text: str) -> Iterator[str]:
+    """Yield the pages and headings to which a module's texts refer."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from _PAGE.findall(node.value)
@@ -84,9 +84,9 @@ def places_of(text: str) -> Iterator[str]:
                 yield f"docs/runbook.md#{''.join(names).lower()}"
 
 
-def is_there(place: str) -> bool:
-    """Return whether a page exists, and has the heading."""
-    name, _, anchor = place.partition("#")
+def exists(link: str) -> bool:
+    """Return whether a page and its heading exist."""
+    name, _, anchor = link.partition("#")
     page = ROOT / name
     return page.is_file() and (not anchor or anchor in anchors(page))
 
@@ -94,17 +94,17 @@ def is_there(place: str) -> bool:
 @pytest.mark.timeout(60)
 def test_every_page_that_a_message_names_exists():
     """
-    A remedy, a finding or a log record sends nobody to a page or heading that is gone.
+    A remedy, a finding or a log record refers only to existing pages and headings.
     """
     sources = ROOT.glob("*/src/towpath/**/*.py")
-    found = {place for path in sources for place in places_of(path.read_text("utf-8"))}
+    found = {link for path in sources for link in page_links(path.read_text("utf-8"))}
 
     assert len(found) > 2
-    assert [place for place in sorted(found) if not is_there(place)] == []
+    assert [link for link in sorted(found) if not exists(link)] == []
 
 
 @pytest.mark.parametrize(
-    ("message", "place"),
+    ("message", "link"),
     [
         ("see docs/gone.md", "docs/gone.md"),
         ("see docs/runbook.md#gone", "docs/runbook.md#gone"),
@@ -112,10 +112,10 @@ def test_every_page_that_a_message_names_exists():
         ("(docs/runbook.md, GoneError)", "docs/runbook.md#goneerror"),
     ],
 )
-def test_a_planted_page_that_is_gone_is_found(message: str, place: str):
+def test_a_planted_missing_page_is_found(message: str, link: str):
     """
-    Pages, headings and names of errors are all looked up.
+    Pages, headings and names of errors are all checked.
     """
-    found = [each for each in places_of(f"x = {message!r}") if not is_there(each)]
+    found = [each for each in page_links(f"x = {message!r}") if not exists(each)]
 
-    assert found == [place]
+    assert found == [link]

@@ -1,4 +1,4 @@
-"""The glossary, held against the identifiers of the source."""
+"""The glossary matches the identifiers of the source."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -21,10 +21,10 @@ from support.glossary import (
 )
 from support.pages import ROOT, name_of, pages, plain
 
-# Former versions wrote these into files, which are still read.
-FORMER = {"owed", "owed.json"}
-# These plant such words.
-FREE = {Path(__file__), Path(__file__).with_name("test_logs.py")}
+# Earlier versions wrote these into files that are still read.
+WRITTEN_EARLIER = {"owed", "owed.json"}
+# These files plant banned words.
+EXEMPT = {Path(__file__), Path(__file__).with_name("test_logs.py")}
 
 
 def banned_words_of(text: str) -> list[str]:
@@ -34,7 +34,7 @@ def banned_words_of(text: str) -> list[str]:
 
 
 def lines_with(words: set[str], paths: Iterable[Path]) -> Iterator[str]:
-    """Walk the lines of files that have one of some words, each with its place."""
+    """Yield the lines of files that contain any of the words, with file and number."""
     any_of = re.compile(rf"\b({'|'.join(sorted(words))})\b", re.IGNORECASE)
     for path in paths:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -43,11 +43,11 @@ def lines_with(words: set[str], paths: Iterable[Path]) -> Iterator[str]:
                 yield f"{path.name}:{number}: {line.strip()}"
 
 
-# They parse every module, which takes seconds on a busy machine.
+# The tests parse every module, which takes seconds on a busy machine.
 @pytest.mark.timeout(60)
 def test_every_identifier_that_the_glossary_names_exists():
     """
-    The column "In code" of a term names what the source has.
+    The column "In code" of a term names identifiers in the source.
     """
     words = {word for name in identifiers() for word in words_of(name)}
     missing = [
@@ -64,25 +64,25 @@ def test_every_identifier_that_the_glossary_names_exists():
 @pytest.mark.parametrize("modules", [MEMBERS, TESTS])
 def test_no_identifier_has_a_banned_word(modules):
     """
-    The words that the code has left behind do not come back.
+    Words that the code has left behind do not return.
     """
     assert {} == used(banned(), identifiers(modules))
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("modules", [MEMBERS, TESTS])
-def test_no_text_of_the_code_has_a_banned_word(modules):
+def test_no_text_in_the_code_has_a_banned_word(modules):
     """
-    Docstrings, comments and texts keep to the field's words, like identifiers.
+    Docstrings, comments and strings use the field's words, just as identifiers do.
     """
-    paths = set(ROOT.glob(modules)) - FREE
+    paths = set(ROOT.glob(modules)) - EXEMPT
 
-    assert [] == list(lines_with(left_behind() - FORMER, paths))
+    assert [] == list(lines_with(left_behind() - WRITTEN_EARLIER, paths))
 
 
 def test_no_page_uses_a_banned_word():
     """
-    The prose of the pages keeps to the glossary, like the code.
+    The prose of the pages follows the glossary, just as the code does.
     """
     found = [
         f"{name_of(page)}: {word}"
@@ -96,14 +96,14 @@ def test_no_page_uses_a_banned_word():
 
 def test_a_planted_word_in_a_page_is_found():
     """
-    Words count in prose; code spans, blocks and longer words do not.
+    Words count in prose, but not in code spans, blocks and longer words.
     """
     text = "It was told anew: `told` is untold.\n```sh\ntold\n```\n"
 
     assert ["anew", "told"] == banned_words_of(text)
 
 
-def test_a_planted_word_in_a_text_of_the_code_is_found(tmp_path):
+def test_a_planted_word_in_a_text_in_the_code_is_found(tmp_path):
     """
     Whole words count, in any case.
     """
@@ -113,9 +113,9 @@ def test_a_planted_word_in_a_text_of_the_code_is_found(tmp_path):
     assert ["a.py:2: # Told again."] == list(lines_with({"told", "anew"}, [path]))
 
 
-def test_each_term_has_one_row_and_a_meaning():
+def test_each_term_has_only_one_row():
     """
-    No term is explained twice, and none is also a word that is not used.
+    No term is explained twice, and no term is also a banned word.
     """
     terms = [term for row in rows() for term in re.findall(r"\*\*(.+?)\*\*", row[0])]
 
@@ -126,7 +126,7 @@ def test_each_term_has_one_row_and_a_meaning():
 
 def test_a_planted_identifier_is_found():
     """
-    Words count in every spelling of an identifier, and only as whole words.
+    Words count in every spelling of an identifier, but only as whole words.
     """
     source = "class ErrandDesk:\n    def told_of(self, ears): self.toldest = toll_d\n"
     found = used({"errand", "desk", "told", "ears"}, frozenset(identifiers_of(source)))

@@ -1,4 +1,4 @@
-"""The page on installing: its files are read, and the units run commands of ours."""
+"""The installation page has valid files, and its units run existing commands."""
 
 import configparser
 import shlex
@@ -13,9 +13,9 @@ PAGE = DOCS / "install.md"
 UNITS = sorted((ROOT / "deploy/systemd").iterdir())
 
 
-def test_every_file_of_the_page_has_no_mistakes(tmp_path):
+def test_the_files_of_the_page_have_no_mistakes(tmp_path):
     """
-    Each TOML block is a whole configuration.
+    Each TOML block is a complete configuration.
     """
     shown = [b for b in blocks(PAGE.read_text("utf-8")) if b.language == "toml"]
     for block in shown:
@@ -27,9 +27,9 @@ def test_every_file_of_the_page_has_no_mistakes(tmp_path):
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
-def test_a_unit_runs_a_command_without_rights(unit):
+def test_a_unit_runs_a_command_without_root(unit):
     """
-    The command exists, the user is not root, and a process that ends is started again.
+    The command exists, the user is not root, and the process is always restarted.
     """
     parsed = configparser.ConfigParser(interpolation=None)
     parsed.optionxform = str

@@ -1,4 +1,4 @@
-"""The list of log records, held against the source, and the rule for their texts."""
+"""The list of log records matches the source, and their texts follow the rule."""
 
 import re
 
@@ -18,12 +18,12 @@ def logs():
 
 @pytest.fixture(scope="module")
 def records(logs):
-    """Read the log records off the source."""
+    """Read the log records from the source."""
     return logs.log_records(ROOT)
 
 
 def mistakes_of(record, nouns):
-    """Return what is wrong with the text of a log record."""
+    """Yield the mistakes in the text of a log record."""
     first = record.event.split()[0]
     if record.noun not in nouns:
         yield f"{record.event}: starts with no noun of docs/log_records.py"
@@ -33,11 +33,11 @@ def mistakes_of(record, nouns):
         yield f"{record.event}: has words that the glossary bans: {words}"
 
 
-# It parses every module, which takes seconds on a busy machine.
+# The test parses every module, which takes seconds on a busy machine.
 @pytest.mark.timeout(60)
 def test_the_page_lists_the_records_of_the_source(logs, records):
     """
-    A changed record needs the page written again: make docs.
+    After a change of a record, run make docs.
     """
     page = logs.PAGE.read_text(encoding="utf-8")
 
@@ -46,9 +46,9 @@ def test_the_page_lists_the_records_of_the_source(logs, records):
 
 
 @pytest.mark.timeout(60)
-def test_a_record_starts_with_a_noun_to_search_for(logs, records):
+def test_a_record_starts_with_a_searchable_noun(logs, records):
     """
-    Each text starts with one of the listed nouns, in lower case; none is left over.
+    Each text starts with a listed noun in lower case, and every listed noun is used.
     """
     found = [line for each in records for line in mistakes_of(each, logs.NOUNS)]
 
@@ -59,7 +59,7 @@ def test_a_record_starts_with_a_noun_to_search_for(logs, records):
 @pytest.mark.timeout(60)
 def test_a_record_that_a_page_quotes_exists(records):
     """
-    Behind "the log says" stand texts of the source.
+    After the words "the log says", a page quotes texts of the source.
     """
     events = [record.event for record in records]
     missing = [
@@ -110,7 +110,7 @@ def test_a_planted_record_is_found_in_each_form(logs):
 )
 def test_a_planted_text_is_refused(logs, event, mistake):
     """
-    Each part of the rule turns red on a text that breaks it.
+    Each part of the rule rejects a text that breaks it.
     """
     record = logs.LogRecord(event, "info", (), "m")
 

@@ -1,4 +1,4 @@
-"""The names that pages use: modules, files, settings, metrics, targets and commands."""
+"""Names on the pages exist: modules, files, settings, metrics, targets and commands."""
 
 import ast
 import importlib.util
@@ -18,7 +18,7 @@ from towpath.cli.app import app
 from towpath.settings import Settings
 from towpath.settings.section import keys
 
-# The history names what is no more.
+# The changelog names things that no longer exist.
 PAGES: Final = [page for page in pages() if page.name != "CHANGELOG.md"]
 _SHELL: Final = ("sh", "console", "")
 _DOTTED: Final = re.compile(r"towpath(?:\.[A-Za-z_]\w*)+")
@@ -39,15 +39,15 @@ _SUFFIX: Final = re.compile(r"_(?:bucket|sum|count)$")
 _TARGET: Final = re.compile(r"^make ([a-z-]+)(?= |$)", re.MULTILINE)
 # Names of the examples' own tables, topics and files.
 _EXAMPLES: Final = ("towpath.shop.", "towpath.toml", ".towpath/")
-# The name above a block: a file that the page has its reader write.
+# The name above a block: a file that the page asks its reader to write.
 _WRITTEN: Final = re.compile(r"(?m)^`([\w./-]+)`\n\n```")
-# Fields of a record's value, named with the part that they stand in.
+# Fields of a record's value, named together with their object.
 _FIELDS: Final = ("source.lsn", "source.origin_lsn")
 
 
 @cache
 def source() -> str:
-    """Return the text of all members, where names of tables and topics stand."""
+    """Return the source of all members, which contains names of tables and topics."""
     return "\n".join(
         path.read_text(encoding="utf-8")
         for suffix in ("py", "sql", "lua")
@@ -57,14 +57,14 @@ def source() -> str:
 
 @cache
 def written_tests() -> str:
-    """Return the text of all tests."""
+    """Return the source of all tests."""
     return "\n".join(
         path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("tests/**/*.py"))
     )
 
 
 def is_dotted_name(name: str) -> bool:
-    """Tell whether a dotted name is a module, an attribute of one, or in the source."""
+    """Return whether a dotted name is a module, its attribute, or in the source."""
     if name.startswith(_EXAMPLES) or re.search(rf"\b{re.escape(name)}\b", source()):
         return True
     module, _, attribute = name.rpartition(".")
@@ -102,12 +102,12 @@ def is_file(name: str) -> bool:
         return True
     member = name.partition("/")[0]
     blog = DOCS / "examples/blog"
-    places = (ROOT, DOCS, DOCS / "how-to", blog, ROOT / member / "src/towpath")
-    return any(any(place.glob(name)) for place in places)
+    folders = (ROOT, DOCS, DOCS / "how-to", blog, ROOT / member / "src/towpath")
+    return any(any(folder.glob(name)) for folder in folders)
 
 
 def is_key(name: str) -> bool:
-    """Return whether the file has such a key or section."""
+    """Return whether the configuration has such a key or section."""
     known = {key.name for key in keys(Settings)}
     return name in (known | {*_FIELDS}) or any(
         key.startswith(f"{name}.") for key in known
@@ -115,7 +115,7 @@ def is_key(name: str) -> bool:
 
 
 def is_metric(name: str) -> bool:
-    """Return whether a metric is published, or stands for several in a sentence."""
+    """Return whether a metric is published, or is a prefix of published metrics."""
     return name in source() or _SUFFIX.sub("", name) in source()
 
 
@@ -136,7 +136,7 @@ def is_target(name: str) -> bool:
 
 
 def commands(text: str) -> Iterator[str]:
-    """Walk the commands of ours that a page shows, in spans and in blocks."""
+    """Yield the Towpath commands that a page shows, in spans and in blocks."""
     shown = [span for span in spans(text) if span.startswith("towpath ")]
     for block in blocks(text):
         if block.language in _SHELL:
@@ -148,7 +148,7 @@ def commands(text: str) -> Iterator[str]:
 
 
 def wrong_command(command: str) -> str | None:
-    """Say which word of a command is none of ours."""
+    """Return an error for the first unknown word of a command, if there is one."""
     words = _words(command)[1:]
     at: App = app
     while words and words[0] in at and not words[0].startswith("-"):
@@ -207,12 +207,12 @@ def wrong_names(text: str) -> list[str]:
     return found
 
 
-# It reads all of the source once, and imports the commands that pages show.
+# The test reads all of the source once, and imports the commands that pages show.
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_name_that_a_page_uses_exists(page: Path):
     """
-    A module, file, key, metric, target, command or option that is named is there.
+    Modules, files, keys, metrics, targets, commands and options on pages exist.
     """
     assert wrong_names(page.read_text(encoding="utf-8")) == []
 
@@ -245,15 +245,15 @@ def test_every_name_that_a_page_uses_exists(page: Path):
 )
 def test_a_planted_wrong_name_is_found(text: str, finding: str):
     """
-    Each kind of name is looked at, in prose and in blocks.
+    Each kind of name is checked, in prose and in blocks.
     """
     assert wrong_names(text) == [finding]
 
 
 @pytest.mark.timeout(120)
-def test_names_that_exist_are_no_findings():
+def test_names_that_exist_are_not_reported():
     """
-    Names in every form that the pages use are found.
+    Names in every form that the pages use are recognized.
     """
     text = (
         "`towpath.schemas.position` `towpath.schemas.position.Position`"

@@ -1,4 +1,4 @@
-"""The pages as a whole: every link leads somewhere, and every page is found."""
+"""Every link on the pages leads to a target, and every page is in the index."""
 
 from pathlib import Path
 from urllib.parse import unquote
@@ -11,7 +11,7 @@ README_LINES = 120
 
 
 def dead_links(page: Path, text: str) -> list[str]:
-    """List the relative links of a page that lead nowhere."""
+    """List the relative links of a page whose targets do not exist."""
     found = []
     for link in links(text):
         if link.startswith(("http://", "https://", "mailto:")):
@@ -50,12 +50,12 @@ def test_every_link_of_the_pages_leads_to_a_file_and_a_heading():
 )
 def test_a_planted_dead_link_is_found(text: str, finding: str):
     """
-    The check sees files, pictures, headings and links out of the project.
+    The check covers files, pictures, headings and links out of the project.
     """
     assert dead_links(README, text) == [f"README.md: {finding}"]
 
 
-def test_links_to_files_headings_and_sites_are_no_findings():
+def test_links_to_files_headings_and_sites_are_not_reported():
     """
     Existing targets are not reported, and other sites are not visited.
     """
@@ -66,7 +66,7 @@ def test_links_to_files_headings_and_sites_are_no_findings():
 
 def test_the_index_links_every_page():
     """
-    A page that the index does not name would not be found.
+    A reader would not find a page that the index does not link.
     """
     index = DOCS / "index.md"
     linked = {
@@ -80,7 +80,7 @@ def test_the_index_links_every_page():
 
 def test_the_readme_is_short_and_shows_a_picture_and_two_commands():
     """
-    README: at most 120 lines, one picture, and the commands that CI and readers run.
+    The README has at most 120 lines, one picture, and the two commands.
     """
     text = README.read_text(encoding="utf-8")
     commands = [b.text for b in blocks(text) if b.language == "sh"]
@@ -97,7 +97,7 @@ def test_the_readme_is_short_and_shows_a_picture_and_two_commands():
 
 def test_ci_runs_the_test_command_of_the_readme():
     """
-    CI runs what the README shows, and nothing else.
+    CI runs exactly the command that the README shows.
     """
     script = (ROOT / ".ci/run").read_text(encoding="utf-8")
 

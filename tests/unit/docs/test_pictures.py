@@ -1,4 +1,4 @@
-"""The pictures of the documentation, held against the text that they are drawn from."""
+"""The pictures of the documentation match the sources from which they are drawn."""
 
 import xml.etree.ElementTree as ET
 
@@ -20,9 +20,9 @@ def draw():
 # A plot imports a library, which takes seconds on a busy machine.
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("source", [*SOURCES, *PLOTTED], ids=lambda source: source.stem)
-def test_a_committed_picture_is_what_its_source_makes(draw, source):
+def test_a_committed_picture_matches_its_source(draw, source):
     """
-    A changed source needs its picture drawn again: make docs.
+    After a change of a source, run make docs.
     """
     committed = source.with_suffix(".svg").read_text(encoding="utf-8")
 
@@ -31,9 +31,9 @@ def test_a_committed_picture_is_what_its_source_makes(draw, source):
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
-def test_a_picture_lies_within_its_page(draw, source):
+def test_a_picture_is_within_its_bounds(draw, source):
     """
-    Each picture is well-formed XML with a title, and no box leaves the page.
+    Each picture is well-formed XML with a title, and its boxes are within its size.
     """
     root = ET.fromstring(draw.draw(source.read_text(encoding="utf-8")))  # noqa: S314 - ours
     spaces = {"svg": "http://www.w3.org/2000/svg"}
@@ -49,7 +49,7 @@ def test_a_picture_lies_within_its_page(draw, source):
 
 def test_every_picture_is_shown_on_a_page_and_has_a_source():
     """
-    No picture is left over, and none is drawn by hand.
+    No picture is unused, and none is drawn by hand.
     """
     text = "".join(page.read_text(encoding="utf-8") for page in pages())
     drawn = {path.stem for path in FOLDER.glob("*.svg")}
@@ -67,7 +67,7 @@ def test_every_picture_is_shown_on_a_page_and_has_a_source():
 )
 def test_a_source_that_cannot_be_drawn_is_refused(draw, row, reason):
     """
-    A box of an unknown kind, or text wider than its box, is an error.
+    A box of an unknown kind, and text wider than its box, are errors.
     """
     source = f'title = "t"\nsize = [100, 100]\nboxes = [{row}]\narrows = []\n'
 
@@ -77,7 +77,7 @@ def test_a_source_that_cannot_be_drawn_is_refused(draw, row, reason):
 
 def test_make_docs_draws_the_pictures():
     """
-    The Makefile's target runs the program that the test runs.
+    The target in the Makefile runs the program that the tests use.
     """
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""The reader of tutorials: it follows a page, and sees where the page is wrong."""
+"""The reader of tutorials follows a page, and detects where the page is wrong."""
 
 import os
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ def reader(tmp_path) -> Iterator[ReaderShell]:
 
 def test_a_page_is_read_as_commands_and_files():
     """
-    Commands have their continued lines and their output; files have a name above.
+    Commands have their continuation lines and output; files are named above the block.
     """
     assert steps(PAGE) == [
         Command("first \\\nsecond", ("printed ...",), 4),
@@ -68,9 +68,9 @@ def test_a_page_is_read_as_commands_and_files():
 @pytest.mark.parametrize(
     "page", ["Text\n\n```toml\nkey = 1\n```\n", "```console\nprinted\n$ first\n```\n"]
 )
-def test_a_block_that_nobody_could_follow_is_refused(page):
+def test_a_block_that_no_reader_could_follow_is_refused(page):
     """
-    A file without a name, and output without a command.
+    A file without a name and an output without a command are errors.
     """
     with pytest.raises(TutorialError):
         steps(page)
@@ -95,14 +95,14 @@ def test_a_block_that_nobody_could_follow_is_refused(page):
 )
 def test_output_matches_what_the_page_shows(expected, printed, is_right):
     """
-    Dots stand for text or lines; everything else is as printed.
+    Dots match any text or lines; everything else must be printed exactly.
     """
     assert matches(expected, printed) is is_right
 
 
 def test_files_are_written_changed_and_compared(tmp_path):
     """
-    A new file is written, a diff changes its one place, and shown lines are compared.
+    A new file is written, a diff changes its one match, and shown lines are compared.
     """
     written, changed = steps(PAGE)[2:]
     path = tmp_path / "folder/file.toml"
@@ -117,9 +117,9 @@ def test_files_are_written_changed_and_compared(tmp_path):
             put(wrong, tmp_path)
 
 
-def test_lines_are_compared_whole(tmp_path):
+def test_complete_lines_are_compared(tmp_path):
     """
-    The end of another line is no line of the file.
+    The end of a longer line does not count as a line of the file.
     """
     path = Path(tmp_path, "file.toml")
     path.write_text("my_key = 1\n")
@@ -130,7 +130,7 @@ def test_lines_are_compared_whole(tmp_path):
 
 def test_one_shell_runs_all_commands(reader):
     """
-    Variables and background jobs stay from command to command.
+    Variables and background jobs persist between commands.
     """
     reader.run(Command("cat > file &\nword=kept", (), 1), 4.0)
     reader.run(Command("echo $word", ("kept",), 2), 4.0)
@@ -147,9 +147,11 @@ def test_one_shell_runs_all_commands(reader):
         (Command("tail -f /dev/null", (), 1), 0.3),
     ],
 )
-def test_a_command_that_does_not_do_as_shown_is_an_error(reader, command, timeout_s):
+def test_a_command_that_does_not_behave_as_shown_is_an_error(
+    reader, command, timeout_s
+):
     """
-    A failure, other output, a shell that has ended, and a command that does not end.
+    It may fail, print different output, find its shell closed, or not end in time.
     """
     with pytest.raises(TutorialError, match="line 1"):
         reader.run(command, timeout_s)

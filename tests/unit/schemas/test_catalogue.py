@@ -1,4 +1,4 @@
-"""The catalogue of events: fields, nested records, versions, aggregates."""
+"""The catalogue of events: fields, nested records, versions and aggregates."""
 
 import json
 
@@ -51,7 +51,7 @@ OTHER = {"type": "record", "name": "Zero", "namespace": "shop", "fields": []}
 
 
 def schemas() -> EventSchemas:
-    """Make two versions of an event, and another event."""
+    """Make two versions of an event, and a different event."""
     return EventSchemas(
         [
             make_schema(json.dumps(OTHER)),
@@ -64,9 +64,9 @@ def schemas() -> EventSchemas:
 PLACES = {"OrderPlaced": EventPlace("order", "outbox.event.order")}
 
 
-def test_each_event_has_its_fields_with_those_of_nested_records():
+def test_each_event_lists_its_fields_and_those_of_nested_records():
     """
-    Types are words, defaults are JSON, and a description stays in its cell.
+    Types are words, defaults are JSON, and descriptions are escaped for the table.
     """
     page = catalogue(schemas(), PLACES)
     section = page.partition("## OrderPlaced\n")[2].partition("## Zero")[0]
@@ -86,7 +86,7 @@ def test_each_event_has_its_fields_with_those_of_nested_records():
 
 def test_versions_are_described_by_their_changes():
     """
-    Added, removed and retyped fields, nested ones too.
+    Added, removed and retyped fields are listed, including nested ones.
     """
     page = catalogue(schemas(), PLACES)
 
@@ -96,9 +96,9 @@ def test_versions_are_described_by_their_changes():
     ) in page
 
 
-def test_aggregate_and_topic_are_named_where_they_are_known():
+def test_aggregate_and_topic_are_named_if_they_are_known():
     """
-    In the overview, and in the event's section.
+    They are in the overview and in the event's section.
     """
     page = catalogue(schemas(), PLACES, "The shop")
 
@@ -111,7 +111,7 @@ def test_aggregate_and_topic_are_named_where_they_are_known():
 
 def test_the_same_schemas_give_the_same_page():
     """
-    The order in which files are read is of no account.
+    The order in which files are read does not matter.
     """
     backwards = EventSchemas(reversed(schemas().history))
 

@@ -1,4 +1,4 @@
-"""Compatible changes of an event schema for later readers, one rule at a time."""
+"""The compatibility of schema changes with other versions, one rule at a time."""
 
 import fastavro
 import pytest
@@ -186,7 +186,7 @@ def money(scale):
 )
 def test_an_incompatible_schema_change_is_found(old, new, path, reason):
     """
-    Each broken rule is one finding with its place and its reason.
+    Each broken rule gives one finding with its path and its reason.
     """
     found = compare(old, new)
 
@@ -201,9 +201,9 @@ def history(*versions):
     ]
 
 
-def test_every_earlier_version_is_compared_and_not_only_the_last():
+def test_every_earlier_version_is_compared_instead_of_only_the_last():
     """
-    A third version that reads the second but not the first is found.
+    A third version that can read the second but not the first is found.
     """
     schemas = history(
         record(field("string")), record(), record(field("int", default=0))
@@ -237,7 +237,7 @@ def test_every_earlier_version_is_compared_and_not_only_the_last():
 )
 def test_a_level_decides_which_version_reads(old, new, refusing):
     """
-    Backward levels have the new version read, forward levels the earlier one.
+    At backward levels the new version reads, at forward levels the earlier one.
     """
     schemas = history(old, new)
     found = {level for level in Level if check_history(schemas, level)}
@@ -245,9 +245,9 @@ def test_a_level_decides_which_version_reads(old, new, refusing):
     assert {f"{one}{more}" for one in refusing for more in ("", "_TRANSITIVE")} == found
 
 
-def test_a_forward_finding_has_the_cure_of_the_new_version():
+def test_a_forward_finding_has_a_remedy_for_the_new_version():
     """
-    The earlier version is released: the cure is a change of the newer one.
+    The earlier version is released, so the remedy is a change of the newer one.
     """
     [found] = check_history(history(record(field("int")), record()), Level.FORWARD)
 

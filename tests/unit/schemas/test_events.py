@@ -1,4 +1,4 @@
-"""Event schemas: files of an application, and the check of a payload."""
+"""Event schemas: the files of an application, and the check of a payload."""
 
 import json
 import uuid
@@ -35,16 +35,18 @@ NEXT = SCHEMA | {"fields": [*SCHEMA["fields"], NICKNAME]}
 
 @pytest.fixture
 def folder(tmp_path):
-    """Provide a folder with two versions of a schema, and another file."""
+    """
+    Provide a folder with two versions of a schema, and a file of a different kind.
+    """
     (tmp_path / "customer_registered.v1.avsc").write_text(json.dumps(SCHEMA))
     (tmp_path / "customer_registered.v2.avsc").write_text(json.dumps(NEXT))
     (tmp_path / "README.md").write_text("no schema")
     return tmp_path
 
 
-def test_a_folder_gives_every_version(folder):
+def test_a_folder_contains_every_version(folder):
     """
-    All are kept, oldest first; the newest one checks payloads.
+    All versions are kept, oldest first; the newest one checks payloads.
     """
     found = EventSchemas.from_folder(folder)
 
@@ -59,7 +61,7 @@ def test_a_folder_gives_every_version(folder):
 
 def test_a_good_payload_gives_its_schema(folder):
     """
-    A payload that follows the newest version is answered with that version.
+    The check of a payload returns the newest version, which it follows.
     """
     schemas = EventSchemas.from_folder(str(folder))
 
@@ -80,7 +82,7 @@ def test_a_good_payload_gives_its_schema(folder):
 )
 def test_a_bad_payload_is_refused_by_field(folder, change, field, reason):
     """
-    The error names the event type, the field and what is wrong with it.
+    The error has the event type, the field and the reason.
     """
     with pytest.raises(InvalidEventError) as caught:
         EventSchemas.from_folder(folder).check("CustomerRegistered", CUSTOMER | change)
@@ -93,7 +95,7 @@ def test_a_bad_payload_is_refused_by_field(folder, change, field, reason):
 
 def test_an_unknown_event_type_is_refused(folder):
     """
-    An event type without a schema is refused, and the known ones are named.
+    The error names the event types that have a schema.
     """
     schemas = EventSchemas.from_folder(folder)
 
@@ -113,9 +115,9 @@ def test_an_unknown_event_type_is_refused(folder):
         ("a.v1.avsc", json.dumps(SCHEMA).replace("boolean", "bytes"), "'bytes'"),
     ],
 )
-def test_a_file_that_is_no_event_schema_is_refused(file_name, text, reason):
+def test_a_file_that_is_not_an_event_schema_is_refused(file_name, text, reason):
     """
-    The error names the file and what is wrong with it.
+    The error has the file and the reason.
     """
     with pytest.raises(EventSchemaError, match=f"^{file_name}: .*{reason}"):
         EventSchemas.from_files([parse_file(file_name, text)])
@@ -123,7 +125,7 @@ def test_a_file_that_is_no_event_schema_is_refused(file_name, text, reason):
 
 def test_a_folder_without_schemas_is_refused(tmp_path):
     """
-    A missing folder and an empty one are distinguished.
+    The errors distinguish a missing folder from an empty one.
     """
     with pytest.raises(EventSchemaError, match="no file"):
         EventSchemas.from_folder(tmp_path)
@@ -131,9 +133,9 @@ def test_a_folder_without_schemas_is_refused(tmp_path):
         EventSchemas.from_folder(tmp_path / "none")
 
 
-def test_schemas_of_several_places_are_joined(folder):
+def test_schemas_from_several_folders_are_joined(folder):
     """
-    The same schema may be in two places; another text under its version may not.
+    The same schema may occur twice, but not with a different text for its version.
     """
     one = EventSchemas.from_folder(folder)
     other = make_schema(json.dumps(SCHEMA | {"doc": "edited"}), 1)
@@ -211,7 +213,7 @@ def test_logical_types_enums_and_unions_are_checked_as_they_are_recorded(change,
 @pytest.mark.parametrize("module", ["nowhere.schemas", "json.decoder"])
 def test_a_declared_module_without_schemas_is_refused(module, monkeypatch):
     """
-    It does not exist, or is not a package with a folder of its own.
+    The module does not exist, or is not a package with its own folder.
     """
     point = metadata.EntryPoint("shop", module, "towpath.events")
     monkeypatch.setattr(metadata, "entry_points", lambda **_: [point])

@@ -1,5 +1,5 @@
 """
-When the reporting of runs to catalogs is off.
+Reporting of runs to catalogs, when it is off and when it falls behind.
 """
 
 import threading
@@ -32,7 +32,7 @@ def test_reporting_with_settings_that_openlineage_refuses_is_off(
     monkeypatch, tmp_path, environ
 ):
     """
-    The process starts, and the reason is found.
+    The process starts, and the reason is reported.
     """
     monkeypatch.chdir(tmp_path)
     for name, value in environ.items():
@@ -45,7 +45,7 @@ def test_reporting_with_settings_that_openlineage_refuses_is_off(
 
 def test_a_folder_that_cannot_be_read_has_no_lineage_file(monkeypatch, tmp_path):
     """
-    A service with ProtectHome may not read its user's home.
+    With ProtectHome, a service may not read its user's home.
     """
 
     def refuse(path):
@@ -58,7 +58,7 @@ def test_a_folder_that_cannot_be_read_has_no_lineage_file(monkeypatch, tmp_path)
 
 def test_a_user_without_a_home_has_no_lineage_folder_there(monkeypatch):
     """
-    As in a container whose user is a bare number.
+    For example, the user of a container may be a bare number.
     """
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("os.getuid", lambda: 2**31 - 9)
@@ -67,13 +67,13 @@ def test_a_user_without_a_home_has_no_lineage_folder_there(monkeypatch):
 
 
 class RunId(str):
-    """A run's id, whose life a weak reference follows."""
+    """A run's id that a weak reference can follow."""
 
     __slots__ = ("__weakref__",)
 
 
 class CountedIds:
-    """Makes the ids of runs, and knows those that are still in use."""
+    """Makes the ids of runs, and tracks those that are still in use."""
 
     def __init__(self):
         self.alive = weakref.WeakSet()
@@ -90,15 +90,15 @@ class CountedIds:
         return made
 
 
-def test_a_run_whose_events_are_all_lost_leaves_nothing_behind(monkeypatch):
+def test_a_run_whose_events_are_all_lost_is_forgotten(monkeypatch):
     """
-    It cannot be running, so nothing remembers it until the process ends.
+    Nothing keeps an ended run in memory until the process ends.
     """
-    ids, goes_on, sent, problems = CountedIds(), threading.Event(), [], []
+    ids, may_send, sent, problems = CountedIds(), threading.Event(), [], []
     monkeypatch.setattr("uuid.uuid4", ids)
 
     def send(event, _datasets):
-        goes_on.wait()
+        may_send.wait()
         sent.append((event.job.name, event.state))
 
     reporter = BackgroundReporter(send, problems.append, running_every_s=0.01)
@@ -109,7 +109,7 @@ def test_a_run_whose_events_are_all_lost_leaves_nothing_behind(monkeypatch):
     for _ in range(3):
         reporter.start(Job("lost", "SNAPSHOT", JobDatasets)).end()
     known.end()
-    goes_on.set()
+    may_send.set()
     until(lambda: ("running", RunState.RUNNING) in sent, "the queue is empty")
     reporter.close()
     del known
@@ -120,12 +120,12 @@ def test_a_run_whose_events_are_all_lost_leaves_nothing_behind(monkeypatch):
 
 def test_a_full_queue_is_sent_when_the_process_stops():
     """
-    A receiver that was slow gets the events within the time that a stop may take.
+    A slow receiver gets the events within the time that a stop may take.
     """
-    goes_on, sent, problems = threading.Event(), [], []
+    may_send, sent, problems = threading.Event(), [], []
 
     def send(event, _datasets):
-        goes_on.wait()
+        may_send.wait()
         SystemClock().wait(0.001)
         sent.append(event.run_id)
 
@@ -136,9 +136,9 @@ def test_a_full_queue_is_sent_when_the_process_stops():
         started += 1
     closing = threading.Thread(target=reporter.close)
     closing.start()
-    # Without the wait for room it has ended by now.
+    # Without the wait for space in the queue, the thread would have ended by now.
     closing.join(0.05)
-    goes_on.set()
+    may_send.set()
     closing.join()
 
     assert started - reporter.lost == len(sent)

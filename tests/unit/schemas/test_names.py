@@ -7,8 +7,8 @@ from towpath.schemas.clock import Backoff, Deadline, SystemClock
 from towpath.schemas.table_name import TableName, is_quoted_name
 
 
-class HandClock:
-    """A clock that a test turns by hand."""
+class ManualClock:
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.at_s = 100.0
@@ -23,9 +23,9 @@ class HandClock:
         self.at_s += delay_s
 
 
-def test_table_topics_hold_only_what_kafka_allows():
+def test_table_topics_have_only_characters_that_kafka_allows():
     """
-    Characters that Kafka refuses become underscores.
+    Characters that Kafka rejects become underscores.
     """
     assert topics.table_topic("towpath", TableName("my shop", "ordérs")) == (
         "towpath.my_shop.ord_rs"
@@ -46,16 +46,16 @@ def test_table_topics_hold_only_what_kafka_allows():
         ("a\n", False),
     ],
 )
-def test_legality_of_topic_names(name: str, legal: bool):
+def test_topic_names_are_legal_if_kafka_accepts_them(name: str, legal: bool):
     """
-    A name is legal exactly when Kafka would accept it.
+    The limits are Kafka's: its characters, 249 of them, and no dots alone.
     """
     assert legal == topics.is_legal_topic(name)
 
 
 def test_a_backfill_topic_names_its_sink():
     """
-    READ rows for one sink travel beside the shared topic.
+    Rows that are read for one sink have a topic besides the shared one.
     """
     shared = topics.table_topic("towpath", TableName("shop", "orders"))
 
@@ -80,7 +80,7 @@ NAMES = [
 @pytest.mark.parametrize(("text", "schema", "table"), NAMES)
 def test_a_table_name_has_one_text_and_is_read_back_from_it(text, schema, table):
     """
-    Parts are quoted where a dot, or a quote in front, would make the text ambiguous.
+    Parts are quoted if a dot or a leading quote would make the text ambiguous.
     """
     name = TableName(schema, table)
 
@@ -92,9 +92,9 @@ def test_a_table_name_has_one_text_and_is_read_back_from_it(text, schema, table)
     ("text", "schema", "table"),
     [('"shop"."orders"', "shop", "orders"), ("a.b.c", "a", "b.c")],
 )
-def test_other_texts_of_a_table_name_are_read(text, schema, table):
+def test_alternative_texts_of_a_table_name_are_read(text, schema, table):
     """
-    Quotes that are not needed are taken; an older text is split at its first dot.
+    Unnecessary quotes are accepted, and an unquoted text is split at its first dot.
     """
     assert TableName(schema, table) == TableName.parse(text)
 
@@ -102,7 +102,7 @@ def test_other_texts_of_a_table_name_are_read(text, schema, table):
 @pytest.mark.parametrize("text", ["", "orders", ".orders", "shop.", '"a".'])
 def test_an_invalid_table_name_is_refused(text):
     """
-    A name has a schema and a table.
+    A name must have a schema and a table.
     """
     with pytest.raises(ValueError, match=r"is not schema\.table"):
         TableName.parse(text)
@@ -111,7 +111,7 @@ def test_an_invalid_table_name_is_refused(text):
 @pytest.mark.parametrize(("text", "schema", "table"), NAMES)
 def test_an_entry_for_a_table_is_plain_or_quoted(text, schema, table):
     """
-    The entry for a name is never taken for an expression.
+    The entry for a name is never taken for a regular expression.
     """
     entry = TableName(schema, table).entry
 
@@ -119,9 +119,9 @@ def test_an_entry_for_a_table_is_plain_or_quoted(text, schema, table):
 
 
 @pytest.mark.parametrize("attempt", [0, 1, 5, 100, 100_000])
-def test_delays_stay_within_half_and_whole_bound(attempt: int):
+def test_a_delay_is_between_half_its_bound_and_its_bound(attempt: int):
     """
-    Jitter keeps a delay between half its bound and the bound, however many attempts.
+    This holds despite the jitter, after any number of attempts.
     """
     backoff = Backoff(first_s=0.5, ceiling_s=8.0)
 
@@ -132,9 +132,9 @@ def test_delays_stay_within_half_and_whole_bound(attempt: int):
 
 def test_a_deadline_bounds_the_sum_of_its_steps():
     """
-    Two steps share one bound, and nothing is left after it.
+    Two steps share one limit, and no time is left after it.
     """
-    clock = HandClock()
+    clock = ManualClock()
     deadline = Deadline(clock, 3.0)
 
     clock.wait(2.0)
@@ -144,9 +144,9 @@ def test_a_deadline_bounds_the_sum_of_its_steps():
     assert (1.0, 0.0, True) == (left_s, deadline.remaining_s(), deadline.passed())
 
 
-def test_system_time_is_aware_and_moves_on():
+def test_system_time_has_a_zone_and_advances():
     """
-    The system's wall time has a zone, and its monotonic time passes while it waits.
+    The wall time has a zone, and the monotonic time advances during a wait.
     """
     clock = SystemClock()
     start_s = clock.monotonic_s()
@@ -159,16 +159,16 @@ def test_system_time_is_aware_and_moves_on():
 
 def test_a_configuration_error_lists_every_mistake():
     """
-    All mistakes stand in the message, one a line.
+    The message has all mistakes, one per line.
     """
     error = failure.ConfigurationError(["a: missing", "b: unknown key"])
 
     assert str(error) == "a: missing\nb: unknown key"
 
 
-def test_a_busy_part_says_how_long_to_wait():
+def test_a_busy_error_has_the_time_to_wait():
     """
-    A part that is busy is retried, after the pause that it asked for.
+    A busy part is retried after the pause that it requests.
     """
     error = failure.BusyError("full", retry_after_s=5.0)
 

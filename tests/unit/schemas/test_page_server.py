@@ -14,7 +14,7 @@ class Page(BaseHTTPRequestHandler):
     """Answers each request with an empty page."""
 
     def do_GET(self):
-        """Answer."""
+        """Send the response."""
         self.send_response(204)
         self.end_headers()
 
@@ -49,13 +49,13 @@ def status_at(server, address):
 )
 def test_pages_are_served_on_ipv4_and_ipv6_addresses(host, address):
     """
-    A pod of an IPv6 cluster has no IPv4 address; a name keeps to IPv4 where it can.
+    A pod of an IPv6 cluster has no IPv4 address; a name uses IPv4 if possible.
     """
     assert 204 == status_at(PageServer(host, 0, Page), address)
 
 
 @pytest.mark.parametrize("host", ["nowhere.invalid", "192.0.2.1", "2001:db8::1"])
-def test_an_address_of_no_host_or_another_one_is_refused(host):
+def test_an_unknown_or_foreign_host_is_refused(host):
     """
     The owners of the pages report both as one error.
     """
@@ -66,7 +66,7 @@ def test_an_address_of_no_host_or_another_one_is_refused(host):
 @pytest.mark.parametrize("host", ["pages..example", f"{'a' * 64}.example"])
 def test_a_name_that_no_host_can_have_is_refused(host):
     """
-    It cannot be encoded for a look-up; the owners of the pages report that too.
+    The name cannot be encoded for a lookup; this is reported as the same error.
     """
     with pytest.raises(OSError, match="not the name of a host"):
         PageServer(host, 0, Page)

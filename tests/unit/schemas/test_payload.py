@@ -1,4 +1,4 @@
-"""The compiled check of a JSON payload: what each Avro type allows, what it says."""
+"""The compiled check of a JSON payload: the accepted values and reported mismatches."""
 
 import fastavro
 import pytest
@@ -58,7 +58,7 @@ def test_a_value_of_the_type_is_accepted(schema, value):
 
 def test_a_nested_optional_value_is_checked_once():
     """
-    Twice at each level would take hours here.
+    With two checks at each level, this test would never end.
     """
     next_ = {"name": "next", "type": ["null", "Node"], "default": None}
     schema = {**TREE, "fields": [TREE["fields"][0], next_]}
@@ -116,16 +116,16 @@ def test_a_nested_optional_value_is_checked_once():
         ),
     ],
 )
-def test_a_value_of_another_type_is_refused_with_its_place(schema, value, expected):
+def test_a_value_of_another_type_is_refused_with_its_path(schema, value, expected):
     """
-    The first mismatch has its place and its reason.
+    The first mismatch is reported with its path and its reason.
     """
     assert expected == mismatch_of(schema, value)
 
 
 def test_a_field_with_a_default_may_be_left_out():
     """
-    A reader has something to put in its place.
+    A reader uses the default instead.
     """
     fields = [{"name": "a", "type": "int", "default": 0}]
     schema = {"type": "record", "name": "R", "fields": fields}
@@ -136,7 +136,7 @@ def test_a_field_with_a_default_may_be_left_out():
 @pytest.mark.parametrize("schema", ["bytes", {"type": "fixed", "name": "F", "size": 2}])
 def test_types_without_a_json_form_are_refused_at_once(schema):
     """
-    A schema with bytes in it cannot become a check of JSON payloads.
+    A schema with bytes cannot become a check of JSON payloads.
     """
     with pytest.raises(ValueError, match="an event schema cannot use the type"):
         compile_check(schema)

@@ -1,5 +1,5 @@
 """
-Addresses at which no schema registry can be.
+Addresses and certificates of schema registries that cannot work.
 """
 
 from contextlib import closing
@@ -21,20 +21,20 @@ from towpath.schemas.registry import SchemaRegistry
         "http://[::1",
     ],
 )
-def test_an_address_that_no_request_can_have_is_refused(url):
+def test_an_address_that_no_request_can_use_is_refused(url):
     """
-    The password, which the address may contain, is not repeated.
+    The address may contain a password, so the error does not repeat it.
     """
     registry = SchemaRegistry(url)
-    with closing(registry), pytest.raises(RegistryRefusedError) as refused:
+    with closing(registry), pytest.raises(RegistryRefusedError) as failure:
         registry.ping()
 
-    assert "the address of the schema registry is not a valid URL" == str(refused.value)
+    assert "the address of the schema registry is not a valid URL" == str(failure.value)
 
 
-def test_certificates_that_cannot_be_read_are_named(monkeypatch):
+def test_certificates_that_cannot_be_read_are_reported(monkeypatch):
     """
-    The path is in a variable, which neither the address nor the file shows.
+    The path is in a variable, which is in neither the address nor the file.
     """
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/nowhere/ca.pem")
     registry = SchemaRegistry("https://127.0.0.1:1")
@@ -43,11 +43,11 @@ def test_certificates_that_cannot_be_read_are_named(monkeypatch):
         registry.ping()
 
 
-def test_a_certificate_of_an_unknown_authority_is_refused_with_its_cure(
+def test_a_certificate_of_an_unknown_authority_is_refused_with_a_remedy(
     tmp_path, monkeypatch
 ):
     """
-    The next attempt would fail as well: the file with the authority is not named.
+    Retrying cannot help until a variable names the file with the authority.
     """
     monkeypatch.delenv("REQUESTS_CA_BUNDLE", raising=False)
     write_certificates(tmp_path)
@@ -55,7 +55,7 @@ def test_a_certificate_of_an_unknown_authority_is_refused_with_its_cure(
         tls_before(1, tmp_path / "broker.pem") as port,
         closing(SchemaRegistry(f"https://user:secret@127.0.0.1:{port}")) as registry,
     ):
-        with pytest.raises(RegistryRefusedError) as refused:
+        with pytest.raises(RegistryRefusedError) as failure:
             registry.ping()
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "ca.pem"))
         with pytest.raises(RegistryUnavailableError, match="reached: ConnectionError"):
@@ -65,18 +65,18 @@ def test_a_certificate_of_an_unknown_authority_is_refused_with_its_cure(
         "the certificate of the schema registry is not trusted: unable to get local "
         "issuer certificate; if its authority is unknown here, REQUESTS_CA_BUNDLE must "
         "name a file with the authority's certificate"
-    ) == str(refused.value)
+    ) == str(failure.value)
 
 
 @pytest.mark.parametrize(
     ("age_days", "reason"),
     [(3, "certificate has expired"), (-1, "certificate is not yet valid")],
 )
-def test_a_certificate_that_is_out_of_date_is_tried_again(
+def test_a_certificate_outside_its_validity_is_retried(
     age_days, reason, tmp_path, monkeypatch
 ):
     """
-    The registry may get a new one, and the certificate's time may come.
+    The registry may get a new certificate, or the certificate may become valid.
     """
     write_certificates(tmp_path, age_days)
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "ca.pem"))

@@ -1,4 +1,4 @@
-"""Released schemas: what the lock freezes, and what each check finds."""
+"""Released schemas: the files that the lock freezes, and the findings of each check."""
 
 import json
 
@@ -21,7 +21,7 @@ from towpath.schemas.schema_files import SchemaFile, parse_file
 
 
 def post(*fields: dict, **more: object) -> dict:
-    """Make a schema of posts with such fields beside the id."""
+    """Make a schema of posts with the given fields besides the id."""
     listed = [{"name": "post_id", "type": "long"}, *fields]
     return {
         "type": "record",
@@ -32,7 +32,7 @@ def post(*fields: dict, **more: object) -> dict:
 
 
 def text(name: str, default: object = None) -> dict:
-    """Make a field of text with a default."""
+    """Make a text field with a default."""
     return {"name": name, "type": ["null", "string"], "default": default}
 
 
@@ -49,8 +49,8 @@ def lock(*released: SchemaFile) -> dict[str, str]:
     return {file.name: digest(file) for file in released}
 
 
-def held(*documents: dict, first: int = 1) -> dict[str, list[HeldSchema]]:
-    """Make what the registry holds for the event."""
+def in_registry(*documents: dict, first: int = 1) -> dict[str, list[HeldSchema]]:
+    """Make the registry's versions of the event."""
     return {
         "blog.PostPublished": [
             HeldSchema(number, "AVRO", json.dumps(document))
@@ -60,13 +60,13 @@ def held(*documents: dict, first: int = 1) -> dict[str, list[HeldSchema]]:
 
 
 def rules(findings) -> list[tuple[str, str]]:
-    """Return rule and name of each finding."""
+    """Return the rule and the name of each finding."""
     return [(finding.rule, finding.name) for finding in findings]
 
 
 def test_frozen_versions_that_are_compatible_have_no_finding():
     """
-    Two versions, both in the lock, the second with a new optional field.
+    Both versions are in the lock; the second has a new optional field.
     """
     both = files(post(), post(text("title")))
 
@@ -79,7 +79,7 @@ def test_frozen_versions_that_are_compatible_have_no_finding():
 )
 def test_a_released_file_that_is_changed_is_found(change, rule):
     """
-    An edited doc is an edit too: the catalogue shows it.
+    Even an edited doc counts, because the catalogue shows it.
     """
     both = files(post(), post(text("title")))
     now = files(post(), post(text("title"), doc="edited")) if change == "edit" else []
@@ -96,7 +96,7 @@ def test_a_released_file_that_is_changed_is_found(change, rule):
 
 def test_a_formatter_may_touch_a_released_file():
     """
-    The content is compared as JSON: spaces, line ends and the order of keys are free.
+    The content is compared as JSON: spaces, line ends and the order of keys may change.
     """
     [file] = files(post())
     reordered = json.dumps(dict(reversed(post().items())), indent=4) + "\n"
@@ -104,7 +104,7 @@ def test_a_formatter_may_touch_a_released_file():
     assert [] == check_files([parse_file(file.name, reordered)], lock(file))
 
 
-def test_the_order_of_fields_is_content():
+def test_the_order_of_fields_matters():
     """
     Avro writes fields in their order.
     """
@@ -119,7 +119,7 @@ def test_the_order_of_fields_is_content():
 @pytest.mark.parametrize("numbers", [(2,), (1, 3), (1, 1)])
 def test_versions_that_do_not_count_from_one_are_found(numbers):
     """
-    A missing and a doubled version: the registry would give other numbers.
+    A missing or repeated version would get a different number in the registry.
     """
     made = [
         parse_file(f"{letter}.v{number}.avsc", json.dumps(post(text(letter))))
@@ -137,7 +137,7 @@ def test_versions_that_do_not_count_from_one_are_found(numbers):
 
 def test_a_version_that_repeats_an_earlier_one_is_found():
     """
-    The registry would answer with the number of the first.
+    The registry would return the number of the first version.
     """
     again = files(post(), post(text("title")), post())
 
@@ -171,7 +171,7 @@ ITEMS = {
 )
 def test_a_name_that_avro_forbids_is_found_before_its_release(document, name):
     """
-    Python's parser takes it, registries and clients in Java do not.
+    Python's parser accepts it, but registries and clients in Java do not.
     """
     made = files(document)
     [found] = check_files(made, {})
@@ -206,9 +206,9 @@ AUTHOR = {"type": "record", "name": "Au-thor", "fields": [BYLINE]}
         ),
     ],
 )
-def test_a_released_type_with_a_forbidden_name_can_get_another_version(first, second):
+def test_a_released_type_with_a_forbidden_name_can_have_another_version(first, second):
     """
-    The name cannot be changed any more, or only with it as an alias.
+    The name can no longer be changed, or only with the old name as an alias.
     """
     made = files(first, second)
 
@@ -216,9 +216,9 @@ def test_a_released_type_with_a_forbidden_name_can_get_another_version(first, se
     assert {"name"} == {found.rule for found in check_files(made, {})}
 
 
-def test_another_version_of_a_released_type_has_no_further_forbidden_name():
+def test_another_version_of_a_released_type_must_not_have_a_new_forbidden_name():
     """
-    Names that another type has released do not excuse it either.
+    Names that a different type has released are not an excuse either.
     """
     made = files(
         post(text("sub-title")), post(text("sub-title"), {**BYLINE, "name": "b-y"})
@@ -258,9 +258,9 @@ SHARED = AUTHOR | {"namespace": "blog", "fields": [BYLINE | {"name": "b-y"}]}
         (post(namespace="my-blog"), post(namespace="my-blog", aliases=["Posted"])),
     ],
 )
-def test_a_released_name_is_known_by_its_full_name(first, second):
+def test_a_released_name_is_recognized_by_its_full_name(first, second):
     """
-    It may be written in another way, or be an alias of a type that moved.
+    It may be written differently, or be an alias of a type that moved.
     """
     made = files(first, second)
 
@@ -277,9 +277,9 @@ def test_a_released_name_is_known_by_its_full_name(first, second):
         pytest.param(post({"name": "by", "type": SHARED}), id="inlined"),
     ],
 )
-def test_the_names_of_a_released_shared_type_are_known_in_other_files(second):
+def test_the_names_of_a_released_shared_type_are_accepted_in_other_files(second):
     """
-    Neither another shared type nor an event that takes its place can avoid them.
+    Neither a renamed shared type nor an event that inlines it can avoid them.
     """
     first = post({"name": "by", "type": "Au-thor"}, references={"blog.Au-thor": 1})
     renamed = SHARED | {"name": "Author", "aliases": ["Au-thor"]}
@@ -305,7 +305,7 @@ def test_the_names_of_a_released_shared_type_are_known_in_other_files(second):
 )
 def test_a_forbidden_full_name_that_no_released_type_has_is_found(added, name):
     """
-    A type of another namespace, or a field, does not excuse it.
+    A type in a different namespace, or a field, is not an excuse.
     """
     author = {"name": "author", "type": AUTHOR}
     by = {"name": "b-y", "type": "string"}
@@ -320,9 +320,9 @@ def test_a_forbidden_full_name_that_no_released_type_has_is_found(added, name):
 
 
 @pytest.mark.parametrize("aliases", [None, 5, "Post"])
-def test_aliases_that_are_no_list_are_found(aliases):
+def test_aliases_that_are_not_a_list_are_found(aliases):
     """
-    Python's parser ignores them, those of registries refuse the schema.
+    Python's parser ignores them, but the parsers of registries reject the schema.
     """
     [found] = check_files(files(post(aliases=aliases)), {})
 
@@ -333,7 +333,7 @@ def test_aliases_that_are_no_list_are_found(aliases):
 @pytest.mark.parametrize("aliases", [None, 5, "Post", [5]])
 def test_a_version_after_wrong_aliases_is_compared(aliases):
     """
-    Each file has its finding, and no comparison ends with an error of Python.
+    Each file has its finding, and no comparison raises a Python error.
     """
     both = files(post(aliases=aliases), post(text("title"), aliases=aliases))
 
@@ -364,7 +364,7 @@ def test_an_attribute_without_meaning_has_no_forbidden_name(field):
 )
 def test_a_shared_type_that_no_event_uses_yet_may_be_damaged(damage):
     """
-    Nothing has parsed it: its names are examined without a traceback.
+    It has not been parsed, so its names must be examined without a traceback.
     """
     author = {"type": "record", "name": "blog.Author", "fields": []}
     made = [
@@ -378,7 +378,7 @@ def test_a_shared_type_that_no_event_uses_yet_may_be_damaged(damage):
 
 def test_a_file_that_is_not_frozen_is_found():
     """
-    It is no obstacle to freezing, and one to a release.
+    It does not prevent freezing, but it prevents a release.
     """
     first, second = files(post(), post(text("title")))
 
@@ -390,7 +390,7 @@ def test_a_file_that_is_not_frozen_is_found():
 
 def test_an_incompatible_version_is_found_at_the_level():
     """
-    A field without a default breaks BACKWARD, and not FORWARD.
+    A field without a default breaks BACKWARD, but not FORWARD.
     """
     both = files(post(), post({"name": "title", "type": "string"}))
     [found] = check_files(both, {})
@@ -401,9 +401,9 @@ def test_an_incompatible_version_is_found_at_the_level():
     assert [] == check_files(both, {}, Level.FORWARD)
 
 
-def test_a_lock_is_read_as_it_was_written(tmp_path):
+def test_a_written_lock_is_read_back(tmp_path):
     """
-    One line per file, in the order of names, below a comment.
+    The lock has a comment, and then one line per file, in the order of names.
     """
     released = {"b.v1.avsc": "2" * 64, "a.v1.avsc": "1" * 64}
     (tmp_path / LOCK).write_text(lock_text(released), encoding="utf-8")
@@ -417,7 +417,7 @@ def test_a_lock_is_read_as_it_was_written(tmp_path):
 
 def test_a_broken_line_of_a_lock_is_refused(tmp_path):
     """
-    Such as the mark of a conflict: nothing would be frozen by it.
+    A conflict marker, for example, would freeze nothing.
     """
     (tmp_path / LOCK).write_text("<<<<<<< HEAD of mine\n", encoding="utf-8")
 
@@ -433,27 +433,27 @@ BROKEN = post({"name": "title", "type": "string"})
     ("ours", "theirs", "expected"),
     [
         ((FIRST,), {}, []),
-        ((FIRST, SECOND), held(FIRST), []),
-        ((FIRST, SECOND), held(FIRST, SECOND), []),
-        ((FIRST,), held(post(doc="x")), [("registry", ":1")]),
-        ((FIRST,), held(FIRST, SECOND), [("registry", ":2")]),
-        ((FIRST, SECOND), held(SECOND, first=2), [("registry", ":1")]),
+        ((FIRST, SECOND), in_registry(FIRST), []),
+        ((FIRST, SECOND), in_registry(FIRST, SECOND), []),
+        ((FIRST,), in_registry(post(doc="x")), [("registry", ":1")]),
+        ((FIRST,), in_registry(FIRST, SECOND), [("registry", ":2")]),
+        ((FIRST, SECOND), in_registry(SECOND, first=2), [("registry", ":1")]),
         (
             (FIRST, SECOND),
-            held(post({"name": "post_key", "type": "string"})),
+            in_registry(post({"name": "post_key", "type": "string"})),
             [("registry", ":1")],
         ),
         (
             (FIRST, post(text("title", None), text("more"))),
-            held(post({"name": "title", "type": "int"})),
+            in_registry(post({"name": "title", "type": "int"})),
             [("registry", ":1"), ("compatibility", ":2")],
         ),
-        ((FIRST,), held({"type": "bytes"}), [("registry", ":1")]),
+        ((FIRST,), in_registry({"type": "bytes"}), [("registry", ":1")]),
     ],
 )
 def test_files_are_compared_with_the_registry(ours, theirs, expected):
     """
-    Another content, a version of one side alone, and one that cannot read theirs.
+    Different content, a version on one side only, and incompatibility are found.
     """
     schemas = EventSchemas.from_files(files(*ours)).history
     found = rules(registered(schemas, theirs))
@@ -470,19 +470,19 @@ def test_files_are_compared_with_the_registry(ours, theirs, expected):
 )
 def test_a_new_version_is_compared_with_those_of_the_level(level, more):
     """
-    At a level that is not transitive, only with the last one of the registry.
+    At a level that is not transitive, only the registry's last version counts.
     """
     third = post(text("title"), text("more"))
     schemas = EventSchemas.from_files(files(FIRST, SECOND, third)).history
-    theirs = held(post({"name": "title", "type": "int"}), SECOND)
+    theirs = in_registry(post({"name": "title", "type": "int"}), SECOND)
     found = rules(registered(schemas, theirs, level))
 
     assert [("registry", "blog.PostPublished:1"), *more] == found
 
 
-def test_a_version_of_another_kind_is_one_finding():
+def test_a_version_of_another_kind_gives_one_finding():
     """
-    The version is there, so it is not missing; later ones are compared as before.
+    The version exists, so it is not reported as missing; later ones are compared.
     """
     schemas = EventSchemas.from_files(files(post())).history
     both = HeldSchema(1, "PROTOBUF", "s"), HeldSchema(2, AVRO, json.dumps(post()))
@@ -494,9 +494,9 @@ def test_a_version_of_another_kind_is_one_finding():
     ] == rules(found)
 
 
-def test_another_kind_of_schema_is_named():
+def test_another_kind_of_schema_is_reported():
     """
-    A subject with Protobuf or JSON Schema is refused by name.
+    A subject with Protobuf or JSON Schema is rejected with that name.
     """
     schemas = EventSchemas.from_files(files(post())).history
     theirs = {"blog.PostPublished": [HeldSchema(1, "PROTOBUF", "syntax = ...")]}

@@ -1,4 +1,4 @@
-"""Schema files of a folder: shared types, and files of other languages."""
+"""The schema files of a folder: shared types, and files in other languages."""
 
 import json
 import pickle
@@ -43,7 +43,7 @@ PAYLOAD = {"authors": [ADA], "by_role": {"editor": ADA}, "printed_in": "AT"}
 
 
 def read(**documents) -> EventSchemas:
-    """Take schemas by the names of their files, with ``_v`` for a version."""
+    """Make schemas from documents by file name, with ``_v`` for the version."""
     return EventSchemas.from_files(
         parse_file(f"{name.replace('_v', '.v')}.avsc", json.dumps(document))
         for name, document in documents.items()
@@ -67,9 +67,9 @@ def test_shared_types_are_part_of_the_events_that_reference_them():
     )
 
 
-def test_the_text_of_an_event_with_shared_types_is_whole():
+def test_the_text_of_an_event_with_shared_types_is_complete():
     """
-    The registry, and a process that has the text alone, need no other file.
+    The registry, and a process that has only the text, need no other file.
     """
     [schema] = read(post_v1=POST, author_v1=AUTHOR, country_v1=COUNTRY).history
     document = json.loads(schema.text)
@@ -85,7 +85,7 @@ def test_the_text_of_an_event_with_shared_types_is_whole():
 
 def test_a_released_event_keeps_the_version_of_its_shared_type():
     """
-    A new version of the shared type changes only the events that name it.
+    A new version of the shared type changes only the events that reference it.
     """
     second = AUTHOR | {
         "fields": [*AUTHOR["fields"], {"name": "born", "type": "int", "default": 0}]
@@ -152,7 +152,7 @@ def test_a_released_event_keeps_the_version_of_its_shared_type():
 )
 def test_a_reference_that_leads_nowhere_is_refused(documents, reason):
     """
-    The error names the file and the type.
+    The error has the file and the type.
     """
     with pytest.raises(EventSchemaError) as raised:
         read(**documents).check("PostPublished", PAYLOAD)
@@ -160,9 +160,9 @@ def test_a_reference_that_leads_nowhere_is_refused(documents, reason):
     assert str(raised.value).startswith(reason)
 
 
-def test_a_cycle_of_nothing_but_shared_types_is_refused():
+def test_a_cycle_of_shared_types_is_refused():
     """
-    Types that reference each other leave no event in the folder.
+    Types that only reference each other leave no event in the folder.
     """
     documents = {
         "event_v1": POST,
@@ -185,9 +185,9 @@ def test_a_cycle_of_nothing_but_shared_types_is_refused():
         ("order.avpr", "Avro's protocols"),
     ],
 )
-def test_a_file_of_another_language_is_refused_by_its_name(tmp_path, name, language):
+def test_a_file_of_another_language_is_refused_by_name(tmp_path, name, language):
     """
-    It is not left out in silence: its events would have no schema.
+    It is not ignored silently, because its events would have no schema.
     """
     (tmp_path / name).write_text("", encoding="utf-8")
     (tmp_path / "package.json").write_text("{}", encoding="utf-8")
@@ -207,7 +207,7 @@ def test_a_file_of_another_language_is_refused_by_its_name(tmp_path, name, langu
 )
 def test_a_json_schema_in_the_file_of_an_avro_schema_is_refused(document):
     """
-    The content decides, too.
+    The content decides too.
     """
     with pytest.raises(EventSchemaError, match=r"^a\.v1\.avsc: JSON Schema is not"):
         parse_file("a.v1.avsc", json.dumps(document))

@@ -14,7 +14,7 @@ DAY = date(2026, 11, 29)
 
 def test_a_partition_has_the_name_of_its_day():
     """
-    A table's name of 54 bytes leaves room for the day.
+    A table name of 54 bytes leaves enough bytes for the day.
     """
     table = outbox(f"shop.{'o' * 54}", is_partitioned=True)
 
@@ -24,7 +24,7 @@ def test_a_partition_has_the_name_of_its_day():
 @pytest.mark.parametrize("name", ["o" * 55, "\u00f6" * 28])
 def test_an_outbox_whose_partitions_would_lose_their_day_is_refused(name):
     """
-    Postgres cuts a name off after 63 bytes: every day would have the same partition.
+    Postgres truncates a name after 63 bytes, so all days would have one partition.
     """
     table = outbox(f"shop.{name}", is_partitioned=True)
     with pytest.raises(UsageError, match="63 bytes"):

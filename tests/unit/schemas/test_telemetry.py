@@ -8,7 +8,7 @@ from support.exposition import mistakes
 from support.pages import DOCS, imported_program
 from towpath.schemas.telemetry import Metric, published
 
-# Units of Prometheus, and things that are counted in themselves.
+# Units of Prometheus, and nouns for quantities without a unit.
 UNITS = {"bytes", "seconds", "xid", "info"}
 COUNTED = {
     *("active", "alarm", "counter", "differences", "events", "failing", "keys"),
@@ -24,7 +24,7 @@ def tables():
     return imported_program(DOCS / "monitoring_tables.py")
 
 
-def test_a_name_says_part_quantity_and_unit():
+def test_a_metrics_name_has_part_quantity_and_unit():
     """
     Counters end in ``_total``, histograms in seconds, gauges in a unit or a noun.
     """
@@ -43,21 +43,21 @@ def test_a_name_says_part_quantity_and_unit():
     assert [] == [m for m in metrics if m.rpartition("_")[2] not in ends[m.kind]]
 
 
-def test_keys_and_offsets_are_no_labels():
+def test_keys_and_offsets_are_not_labels():
     """
-    Each label has few values: what is configured, or constants of the code.
+    Each label has few values, which are configured or constant.
     """
     bounded = {"consumer", "partition", "reason", "sink", "stage", "state", "status"}
-    # The templates of paths, and the types of events.
+    # Path templates and event types have few values, too.
     bounded |= {"event", "method", "route"}
     labels = {label for metric in published() for label in metric.labels}
 
     assert labels == bounded | {"table", "topic", "version", "python"}
 
 
-def test_the_tables_of_the_page_are_those_of_the_registry(tables):
+def test_the_tables_of_the_page_match_the_registry(tables):
     """
-    A changed metric needs the page written again: make docs.
+    After a change of a metric, run make docs.
     """
     text = tables.PAGE.read_text(encoding="utf-8")
     listed = re.findall(r"^\| `(towpath_\w+)[{`]", text, re.MULTILINE)
@@ -66,9 +66,9 @@ def test_the_tables_of_the_page_are_those_of_the_registry(tables):
     assert sorted(listed) == sorted(published())
 
 
-def test_the_table_of_alerts_is_that_of_the_rules(tables):
+def test_the_table_of_alerts_matches_the_rules(tables):
     """
-    A changed rule needs the page written again: make docs.
+    After a change of a rule, run make docs.
     """
     text = tables.ALERTS_PAGE.read_text(encoding="utf-8")
     rules = tables.RULES.read_text(encoding="utf-8")
@@ -97,7 +97,7 @@ towpath_build_info{{python="3",version="1"}} 1.0
 )
 def test_a_planted_difference_is_found(old, new, mistake):
     """
-    Kind, meaning, labels, missing and unknown names are all compared.
+    The check compares kinds, meanings, labels, and missing and unknown names.
     """
     (metric,) = (m for m in published() if m.kind == "info")
     page = PAGE.replace(old, new).format(help=metric.help)
@@ -107,9 +107,9 @@ def test_a_planted_difference_is_found(old, new, mistake):
     assert mistake is None or any(mistake in line for line in found)
 
 
-def test_a_metric_is_its_name_and_says_a_sentence():
+def test_a_metric_is_a_string_with_a_help_sentence():
     """
-    It stands for its name wherever a name is wanted.
+    It can be used wherever its name is expected.
     """
     metric = Metric("towpath_a_b", "gauge", "how many there are", "one", "two")
 

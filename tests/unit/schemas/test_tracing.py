@@ -1,4 +1,4 @@
-"""Which trace contexts are kept and recorded, and when tracing is on."""
+"""The trace contexts that are kept and recorded, and the conditions for tracing."""
 
 import sys
 
@@ -35,9 +35,9 @@ GOOD = f"00-{TRACE}-{PARENT}-01"
         (f"{GOOD}\n", GOOD),
     ],
 )
-def test_a_valid_trace_context_is_kept_and_any_other_dropped(header, kept):
+def test_a_valid_trace_context_is_kept_and_any_other_is_dropped(header, kept):
     """
-    By the rules of W3C; what a later version appends is cut off.
+    The rules are W3C's; anything that a later version appends is cut off.
     """
     assert kept == valid_traceparent(header)
 
@@ -55,7 +55,7 @@ def test_a_valid_trace_context_is_kept_and_any_other_dropped(header, kept):
 )
 def test_only_a_sampled_trace_context_has_spans(header, kept):
     """
-    The lowest bit of the flags decides, whatever the others are.
+    The lowest bit of the flags decides, whatever the other bits are.
     """
     assert kept == sampled_traceparent(header)
 
@@ -64,9 +64,9 @@ def test_only_a_sampled_trace_context_has_spans(header, kept):
     ("header", "found"),
     [(GOOD.encode(), TRACE), (GOOD[:-1].encode() + b"0", TRACE), (b"x", None)],
 )
-def test_the_trace_id_of_a_record_is_known_whether_it_is_sampled_or_not(header, found):
+def test_the_trace_id_of_a_record_is_found_even_if_it_is_not_sampled(header, found):
     """
-    Log records name it; an invalid context has none.
+    Log records have the id; an invalid context has none.
     """
     assert found == trace_id_in(header)
 
@@ -82,7 +82,7 @@ def test_the_trace_id_of_a_record_is_known_whether_it_is_sampled_or_not(header, 
 )
 def test_tracing_is_off_unless_variables_name_a_receiver(environ, problems):
     """
-    A protocol that is not supported is found; a context is passed on without a span.
+    An unsupported protocol is reported; a context is passed on without a span.
     """
     found = []
     tracer = start_tracing("part", environ, found.append)
@@ -93,9 +93,9 @@ def test_tracing_is_off_unless_variables_name_a_receiver(environ, problems):
 
 
 @pytest.mark.parametrize("missing", ["opentelemetry", "opentelemetry.exporter"])
-def test_tracing_without_its_extra_is_off_and_found(monkeypatch, missing):
+def test_tracing_without_its_extra_is_off_and_reported(monkeypatch, missing):
     """
-    The process starts, whether none or only a part of OpenTelemetry is installed.
+    The process starts, whether all or only part of OpenTelemetry is missing.
     """
     for name in [n for n in sys.modules if n.startswith(f"{missing}.")]:
         monkeypatch.delitem(sys.modules, name)
@@ -108,9 +108,9 @@ def test_tracing_without_its_extra_is_off_and_found(monkeypatch, missing):
     assert ["the extra tracing of this package is not installed"] == found
 
 
-def test_a_provider_of_credentials_that_is_not_installed_is_found(monkeypatch):
+def test_a_provider_of_credentials_that_is_not_installed_is_reported(monkeypatch):
     """
-    The process starts without tracing, as with any other variable.
+    The process starts without tracing, as for any other wrong variable.
     """
     name = "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER"
     monkeypatch.setenv(name, "none")
@@ -121,9 +121,9 @@ def test_a_provider_of_credentials_that_is_not_installed_is_found(monkeypatch):
 
 
 @pytest.mark.parametrize(("size", "is_on"), [("x", False), ("100", False), ("", True)])
-def test_a_variable_of_tracing_that_is_refused_is_found(monkeypatch, size, is_on):
+def test_a_tracing_variable_that_is_refused_is_reported(monkeypatch, size, is_on):
     """
-    A batch of 512 spans does not fit into a queue of 100; an empty variable is unset.
+    A batch of 512 spans does not fit in a queue of 100; an empty variable is unset.
     """
     environ = {ENDPOINTS[0]: "http://127.0.0.1:1", "OTEL_BSP_MAX_QUEUE_SIZE": size}
     for name, value in environ.items():

@@ -1,4 +1,4 @@
-"""Objects of a driver that run no statements are refused like unknown sessions."""
+"""Driver objects that run no statements are rejected like unknown sessions."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ ECHO = (Statement.of(f"select {MARK}", {"it": "a"}),)
 
 
 def synchronous() -> Iterator[object]:
-    """Yield objects of drivers that belong to sessions and are none."""
+    """Yield driver objects that are related to sessions but are not sessions."""
     engine = create_engine("sqlite://")
     yield engine
     yield sessionmaker(engine)
@@ -36,7 +36,7 @@ def synchronous() -> Iterator[object]:
 
 
 def asynchronous() -> Iterator[object]:
-    """Yield the asynchronous ones."""
+    """Yield the same for asynchronous drivers."""
     engine = create_async_engine("postgresql+psycopg://localhost/none")
     makes = async_sessionmaker(engine)
     yield engine
@@ -47,15 +47,15 @@ def asynchronous() -> Iterator[object]:
 
 
 @pytest.mark.parametrize("given", [*synchronous()], ids=lambda it: type(it).__name__)
-def test_an_object_that_is_no_session_is_refused(given: object):
-    """An engine would otherwise end with an AttributeError."""
+def test_an_object_that_is_not_a_session_is_refused(given: object):
+    """Otherwise an engine would raise an AttributeError."""
     with pytest.raises(SessionTypeError, match="the synchronous function cannot use"):
         run(given, ECHO)
 
 
 @pytest.mark.parametrize("given", [*asynchronous()], ids=lambda it: type(it).__name__)
-def test_an_asynchronous_object_that_is_no_session_is_refused(given: object):
-    """A session that is bound to a scope cannot run synchronous functions."""
+def test_an_asynchronous_object_that_is_not_a_session_is_refused(given: object):
+    """A scoped session, for example, cannot run synchronous functions."""
     with pytest.raises(SessionTypeError, match="the asynchronous function cannot use"):
         asyncio.run(run_async(given, ECHO))
 

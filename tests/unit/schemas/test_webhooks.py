@@ -1,4 +1,4 @@
-"""Signatures of webhooks agree with the specification, and only true ones are taken."""
+"""Webhook signatures follow the specification, and only valid ones are accepted."""
 
 import base64
 
@@ -9,7 +9,7 @@ from towpath.schemas import webhooks
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.webhooks import SignatureRefusedError, secret_bytes, signed, verify
 
-# The specification's own example.
+# The example in the specification.
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - an example
 OTHER = "whsec_" + base64.b64encode(b"o" * 24).decode()
 WEBHOOK_ID = "msg_p5jXN8AQM9LWM0D4loKWxJek"
@@ -35,9 +35,9 @@ def test_the_specifications_example_is_signed_identically():
 
 
 @pytest.mark.parametrize("secrets", [(SECRET,), (OTHER, SECRET)])
-def test_the_specifications_library_accepts_what_is_signed(secrets: tuple[str, ...]):
+def test_the_specifications_library_accepts_our_signatures(secrets: tuple[str, ...]):
     """
-    A receiver needs no code of ours, during a rotation either.
+    A receiver needs none of our code, even during a rotation of secrets.
     """
     keys = [secret_bytes(secret) for secret in secrets]
     now_s = int(SystemClock().now().timestamp())
@@ -49,16 +49,16 @@ def test_the_specifications_library_accepts_what_is_signed(secrets: tuple[str, .
 
 
 @pytest.mark.parametrize(
-    ("sent_with", "taken"),
+    ("sent_with", "accepted"),
     [((SECRET,), [SECRET]), ((OTHER, SECRET), [SECRET]), ((SECRET,), [OTHER, SECRET])],
 )
-def test_a_secret_can_be_changed_at_either_end_first(sent_with, taken):
+def test_a_secret_can_be_changed_at_either_end_first(sent_with, accepted):
     """
-    One signature of one secret that is taken is enough.
+    One signature with one of the accepted secrets is enough.
     """
     given = {name.title(): value for name, value in headers(*sent_with).items()}
 
-    assert verify(taken, given, BODY, SIGNED_S) == WEBHOOK_ID
+    assert verify(accepted, given, BODY, SIGNED_S) == WEBHOOK_ID
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,13 @@ def test_a_secret_can_be_changed_at_either_end_first(sent_with, taken):
 )
 def test_an_altered_request_is_refused(name: str, value: str):
     """
-    Id, time and signature belong together.
+    The id, the time and the signature must match.
     """
     with pytest.raises(SignatureRefusedError):
         verify([SECRET], {**headers(SECRET), name: value}, BODY, SIGNED_S)
 
 
-def test_another_body_or_another_secret_is_refused():
+def test_a_different_body_or_secret_is_refused():
     """
     A request cannot be written or changed without the secret.
     """
@@ -94,7 +94,7 @@ def test_another_body_or_another_secret_is_refused():
 @pytest.mark.parametrize("late_s", [webhooks.TOLERANCE_S + 1, -301])
 def test_an_old_request_is_refused(late_s: int):
     """
-    A recorded request cannot be sent again later, nor one signed with a wrong clock.
+    A recorded request cannot be sent again later; a clock must not be wrong, either.
     """
     with pytest.raises(SignatureRefusedError, match="within 300 s"):
         verify([SECRET], headers(SECRET), BODY, SIGNED_S + late_s)
@@ -106,7 +106,7 @@ def test_an_old_request_is_refused(late_s: int):
 )
 def test_an_invalid_secret_is_reported_without_repeating_it(text: str):
     """
-    The message describes a secret, and shows none.
+    The message describes the form of a secret without showing one.
     """
     with pytest.raises(ValueError, match="whsec_ followed by 24 to 64") as caught:
         secret_bytes(text)
@@ -117,9 +117,9 @@ def test_an_invalid_secret_is_reported_without_repeating_it(text: str):
 @pytest.mark.parametrize(
     "name", ["webhook-id", "webhook-timestamp", "webhook-signature"]
 )
-def test_a_request_whose_headers_are_no_text_is_refused(name: str):
+def test_a_request_whose_headers_are_not_text_is_refused(name: str):
     """
-    Some servers decode the bytes of a header that are no UTF-8 to surrogates.
+    Some servers decode header bytes that are not UTF-8 to surrogates.
     """
     given = {**headers(SECRET), name: b"\xff".decode(errors="surrogateescape")}
     with pytest.raises(SignatureRefusedError):

@@ -1,4 +1,4 @@
-"""Addresses that no server of their kind can have are mistakes of the file."""
+"""Addresses that no server of their kind can have are mistakes in the file."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def mistakes(
     registry: str | None = None,
     **relay: object,
 ) -> tuple[str, ...]:
-    """List the mistakes of a file that has these addresses."""
+    """List the mistakes in a file that has these addresses."""
     route = {"topic": "towpath.shop.orders", "name": "shop.orders"}
     sink = {"name": "it", "kind": kind, "url": url or ADDRESSES[kind], "route": [route]}
     if kind == "warehouse":
@@ -36,7 +36,7 @@ def mistakes(
 @pytest.mark.parametrize("kind", list(ADDRESSES))
 def test_a_valid_address_is_accepted(kind: str):
     """
-    Such a file has no other mistake either.
+    A file with a valid address has no mistake.
     """
     assert () == mistakes(kind)
 
@@ -55,7 +55,7 @@ def test_a_valid_address_is_accepted(kind: str):
         ("postgres", "localhost", "postgresql://"),
     ],
 )
-def test_an_address_of_another_kind_is_a_mistake(kind: str, url: str, expected: str):
+def test_an_address_of_the_wrong_kind_is_a_mistake(kind: str, url: str, expected: str):
     """
     The message names the sink and the expected prefix.
     """
@@ -73,7 +73,7 @@ def test_an_address_of_another_kind_is_a_mistake(kind: str, url: str, expected: 
 
 
 @pytest.mark.parametrize(
-    ("dsn", "is_fit"),
+    ("dsn", "is_valid"),
     [
         ("postgresql://localhost/shop", True),
         ("postgres://user:pass=word@localhost/shop", True),
@@ -85,15 +85,15 @@ def test_an_address_of_another_kind_is_a_mistake(kind: str, url: str, expected: 
         ("shop", False),
     ],
 )
-def test_a_source_is_an_address_of_libpq(dsn: str, *, is_fit: bool):
+def test_a_source_has_an_address_for_libpq(dsn: str, *, is_valid: bool):
     """
-    A URL of Postgres, or pairs of key and value.
+    The address is a URL of Postgres, or pairs of keys and values.
     """
-    assert is_fit == (mistakes(dsn=dsn) == ())
+    assert is_valid == (mistakes(dsn=dsn) == ())
 
 
 @pytest.mark.parametrize(
-    ("url", "is_fit"),
+    ("url", "is_valid"),
     [
         ("http://localhost:8081", True),
         ("https://registry.example.org", True),
@@ -102,18 +102,20 @@ def test_a_source_is_an_address_of_libpq(dsn: str, *, is_fit: bool):
         ("postgresql://localhost", False),
     ],
 )
-def test_a_registry_url_has_an_http_scheme(url: str, *, is_fit: bool):
+def test_a_registry_url_has_an_http_scheme(url: str, *, is_valid: bool):
     """
     The format of the records does not matter.
     """
-    expected = () if is_fit else ("registry.url: must begin with http:// or https://",)
+    expected = (
+        () if is_valid else ("registry.url: must begin with http:// or https://",)
+    )
 
     assert expected == mistakes(registry=url)
 
 
 def test_a_malformed_registry_url_is_a_mistake():
     """
-    It is listed beside the others.
+    It is listed together with the other mistakes.
     """
     (found,) = mistakes(registry="http://[::1")
 
@@ -122,7 +124,7 @@ def test_a_malformed_registry_url_is_a_mistake():
 
 def test_only_avro_needs_a_registry():
     """
-    Without Avro there may be none; one that is given is an address of the web.
+    Without Avro none is needed, but an address that is given must be an HTTP URL.
     """
     assert (
         (),

@@ -1,4 +1,6 @@
-"""One setting for all clients of Kafka: librdkafka's words, and those of Spark's."""
+"""
+One setting for all Kafka clients: librdkafka's names, and those of Spark's client.
+"""
 
 import json
 import re
@@ -17,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def options(client: dict[str, str]) -> dict[str, str]:
-    """Return Spark's options beside the address."""
+    """Return Spark's options except the address."""
     found = spark_options(Kafka(bootstrap_servers="b:1", client=client), FILES.get)
     assert "b:1" == found.pop("kafka.bootstrap.servers")
     return {name.removeprefix("kafka."): text for name, text in found.items()}
@@ -153,16 +155,16 @@ def options(client: dict[str, str]) -> dict[str, str]:
         ),
     ],
 )
-def test_spark_gets_the_same_settings_in_its_own_words(client, expected):
+def test_spark_gets_the_same_settings_with_its_own_names(client, expected):
     """
-    Each setting of librdkafka that Java's library has arrives there; tuning stays.
+    Each librdkafka setting that Java's library has is translated; tuning is left out.
     """
     assert expected == options(client)
 
 
 def test_a_key_that_java_cannot_read_is_refused():
     """
-    Java's library reads PKCS#8 only: the error says how to convert the key.
+    Java's library reads only PKCS#8: the error tells how to convert the key.
     """
     client = {
         "security.protocol": "SSL",
@@ -173,9 +175,9 @@ def test_a_key_that_java_cannot_read_is_refused():
         options(client)
 
 
-def test_an_authority_that_is_no_file_is_refused(tmp_path: Path):
+def test_an_authority_that_is_not_a_file_is_refused(tmp_path: Path):
     """
-    Librdkafka takes a folder of authorities, and Java's library does not.
+    Librdkafka accepts a folder of authorities, but Java's library does not.
     """
     client = {"security.protocol": "SSL", "ssl.ca.location": str(tmp_path)}
     with pytest.raises(ConfigurationError, match="Spark's client needs one PEM file"):
@@ -184,7 +186,7 @@ def test_an_authority_that_is_no_file_is_refused(tmp_path: Path):
 
 def test_librdkafka_gets_all_settings_below_the_clients_own():
     """
-    A client's own needs override the setting, and the setting overrides defaults.
+    A client's own settings override the configured ones, which override defaults.
     """
     kafka = Kafka(bootstrap_servers="b:1", client={"a": "1", "b": "1", "c": "1"})
     found = client_settings(kafka, own={"a": "2"}, defaults={"b": "0", "d": "0"})
@@ -210,7 +212,7 @@ def test_librdkafka_gets_all_settings_below_the_clients_own():
 )
 def test_a_setting_on_which_the_delivery_rests_is_refused(name: str):
     """
-    With retries that end, a record could be given up while later ones are delivered.
+    With limited retries, a record could be abandoned while later ones are delivered.
     """
     with pytest.raises(ValidationError, match=f"'{name}' is set by the relay itself"):
         Kafka(bootstrap_servers="b:1", client={name: "1"})
@@ -227,7 +229,7 @@ def test_a_setting_on_which_the_delivery_rests_is_refused(name: str):
 )
 def test_a_setting_that_the_clients_override_is_refused(name: str):
     """
-    Accepted, it would have no effect.
+    If it were accepted, it would have no effect.
     """
     with pytest.raises(ValidationError, match=f"'{name}' is set by the relay itself"):
         Kafka(bootstrap_servers="b:1", client={name: "1"})
@@ -235,7 +237,7 @@ def test_a_setting_that_the_clients_override_is_refused(name: str):
 
 def test_a_password_is_in_no_representation():
     """
-    The section may stand in a log record or a traceback.
+    The section may appear in a log record or a traceback.
     """
     kafka = Kafka(bootstrap_servers="b:1", client={"sasl.password": "hunter2"})
 
@@ -288,7 +290,7 @@ def test_a_setting_that_leaves_a_client_in_plaintext_is_a_mistake(
     client: dict[str, str], mistake: str, tmp_path: Path
 ):
     """
-    TLS or login that some client would go on without is refused with the file.
+    TLS or login settings that some client would ignore are rejected with the file.
     """
     lines = "\n".join(f"{json.dumps(n)} = {json.dumps(t)}" for n, t in client.items())
     path = tmp_path / "towpath.toml"
@@ -319,19 +321,19 @@ name = "orders"
     assert (mistake,) == caught.value.mistakes
 
 
-# The stack and the load tests make brokers of their own, which are in plaintext.
+# The stack and the load tests make their own brokers, which use plaintext.
 OWN_BROKERS = {"deploy/local", "loadtests"}
 MAKERS = {
-    # Its settings come from the inbox's own reader of servers and of a file.
+    # Its settings come from the inbox's own reader of addresses and of a file.
     "services/src/towpath/services/plumbing/consumer.py",
     "relay/src/towpath/relay/kafka/client.py",
     "sinks/src/towpath/sinks/kafka/client.py",
 }
 
 
-def test_every_kafka_client_is_made_in_one_place_of_its_member():
+def test_every_kafka_client_is_made_in_one_module_of_its_member():
     """
-    No other module makes a client, or reads an address, so none forgets TLS and login.
+    No other module makes a client or reads an address, so none can forget TLS or login.
     """
     making = re.compile(r"\b(Consumer|Producer|AdminClient)\([^)]|bootstrap\.servers\"")
     found = [
@@ -347,6 +349,6 @@ def test_every_kafka_client_is_made_in_one_place_of_its_member():
         "settings/src/towpath/settings/syntax.py",
         "deploy/src/towpath/deploy/debezium/properties.py",
         "deploy/src/towpath/deploy/debezium/running.py",
-        # An address that nobody listens at.
+        # An address on which no server listens.
         "sinks/src/towpath/sinks/engine/classes.py",
     } == set(found) - MAKERS

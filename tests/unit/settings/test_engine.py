@@ -1,4 +1,4 @@
-"""The engine's section, and which process writes a sink's target."""
+"""The engine's section, and the process that writes a sink's target."""
 
 import json
 from pathlib import Path
@@ -41,14 +41,14 @@ def settings(
 @pytest.mark.parametrize("kind", ["cache", "search", "warehouse"])
 def test_executors_write_a_cache_an_index_and_a_warehouse(kind: str):
     """
-    Guards decide each key by itself, for any writer; a warehouse has one commit.
+    Guards decide each key separately, for any writer; a warehouse has one commit.
     """
     assert WriteFrom.EXECUTORS is settings(kind).sink[0].write_from
 
 
 def test_webhooks_are_sent_from_the_driver():
     """
-    Requests of a key wait for each other.
+    The requests of a key must be sent one after another.
     """
     reason = "only the driver can write to a webhook sink"
     with pytest.raises(ConfigurationError, match=reason) as caught:
@@ -59,18 +59,20 @@ def test_webhooks_are_sent_from_the_driver():
 
 def test_settings_of_the_engine_come_from_the_file_and_from_secrets(tmp_path: Path):
     """
-    A variable that names a file takes the place of the whole table.
+    A variable that names a file replaces the entire table.
     """
     secret = {"spark.authenticate.secret": "s3cret"}
     path = tmp_path / "spark.json"
     path.write_text(json.dumps(secret), encoding="utf-8")
-    given = settings(master="spark://m:7077", settings={"spark.executor.memory": "2g"})
-    other = settings(environ={"TOWPATH_SPARK__SETTINGS_FILE": str(path)})
+    from_file = settings(
+        master="spark://m:7077", settings={"spark.executor.memory": "2g"}
+    )
+    from_secret = settings(environ={"TOWPATH_SPARK__SETTINGS_FILE": str(path)})
 
     assert ("spark://m:7077", {"spark.executor.memory": "2g"}, secret) == (
-        given.spark.master,
-        given.spark.settings,
-        other.spark.settings,
+        from_file.spark.master,
+        from_file.spark.settings,
+        from_secret.spark.settings,
     )
 
 
@@ -85,7 +87,7 @@ def test_settings_of_the_engine_come_from_the_file_and_from_secrets(tmp_path: Pa
 )
 def test_settings_that_decide_the_output_are_not_configurable(name: str, message: str):
     """
-    Nor is a key that is no setting of the engine at all.
+    Keys that are not engine settings are rejected too.
     """
     with pytest.raises(ConfigurationError, match=message):
         settings(settings={name: "x"})

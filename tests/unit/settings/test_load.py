@@ -28,14 +28,14 @@ name = "orders"
 
 
 def read(folder: Path, text: str, **environ: str) -> Settings:
-    """Load a file with this text under this environment."""
+    """Load a file with the given text and environment."""
     path = folder / "towpath.toml"
     path.write_text(text, encoding="utf-8")
     return load(path, environ)
 
 
 def mistakes(folder: Path, text: str, **environ: str) -> tuple[str, ...]:
-    """Return the mistakes of a file of this text."""
+    """Return the mistakes in a file with the given text."""
     with pytest.raises(ConfigurationError) as caught:
         read(folder, text, **environ)
     return caught.value.mistakes
@@ -54,16 +54,16 @@ def test_a_good_file_is_read_with_its_defaults(tmp_path: Path):
     assert settings.sink_named("absent") is None
 
 
-def test_relative_folders_are_taken_from_the_file(tmp_path: Path):
+def test_relative_folders_are_relative_to_the_file(tmp_path: Path):
     """
-    The state folder lies beside the file, wherever the process was started.
+    The state folder is in the file's folder, wherever the process was started.
     """
     assert tmp_path / ".towpath" == read(tmp_path, GOOD).state_folder
 
 
-def test_the_environment_wins_over_the_file(tmp_path: Path):
+def test_the_environment_overrides_the_file(tmp_path: Path):
     """
-    A section's key, the one source's and a named sink's can be overridden.
+    Keys of a section, of the only source and of a named sink can be overridden.
     """
     settings = read(
         tmp_path,
@@ -82,7 +82,7 @@ def test_the_environment_wins_over_the_file(tmp_path: Path):
 
 def test_a_secret_may_come_from_a_file(tmp_path: Path):
     """
-    A variable ending in _FILE names the file that holds the value.
+    A variable ending in _FILE names the file that contains the value.
     """
     secret = tmp_path / "dsn"
     secret.write_text("postgresql://secret\n", encoding="utf-8")
@@ -92,16 +92,16 @@ def test_a_secret_may_come_from_a_file(tmp_path: Path):
     assert settings.database.dsn == "postgresql://secret"
 
 
-def test_variables_of_the_command_line_are_left_alone(tmp_path: Path):
+def test_variables_of_the_command_line_are_ignored(tmp_path: Path):
     """
-    TOWPATH_CONFIG and TOWPATH_STATE are no keys of the file.
+    TOWPATH_CONFIG and TOWPATH_STATE are not keys of the file.
     """
     assert read(tmp_path, GOOD, TOWPATH_CONFIG="x", TOWPATH_STATE="y").version == 1
 
 
 def test_every_mistake_is_reported_at_once_with_the_nearest_name(tmp_path: Path):
     """
-    Unknown keys, missing keys and bad values of every section stand in one message.
+    Unknown keys, missing keys and bad values of every section are in one message.
     """
     text = (
         GOOD.replace("tables =", "tabels =")
@@ -120,9 +120,9 @@ def test_every_mistake_is_reported_at_once_with_the_nearest_name(tmp_path: Path)
     assert len(found) == 4
 
 
-def test_a_list_is_not_called_short_when_its_elements_are_wrong(tmp_path: Path):
+def test_a_list_is_not_reported_as_short_if_its_elements_are_wrong(tmp_path: Path):
     """
-    A mistake inside the one source is reported once, not again as a missing source.
+    A mistake in the only source is reported once, without a report of a missing source.
     """
     found = mistakes(tmp_path, GOOD.replace('"shop.orders"', '"orders"'))
 
@@ -131,7 +131,7 @@ def test_a_list_is_not_called_short_when_its_elements_are_wrong(tmp_path: Path):
 
 def test_mistakes_of_the_environment_join_those_of_the_file(tmp_path: Path):
     """
-    A secret's file that is missing and a section that does not exist are reported too.
+    The missing file of a secret and a nonexistent section are reported too.
     """
     found = mistakes(
         tmp_path,
@@ -161,12 +161,12 @@ def test_contradictions_are_mistakes(
     tmp_path: Path, change: tuple[str, str], mistake: str
 ):
     """
-    Settings that cannot hold together are refused with the key named.
+    Settings that contradict each other are rejected, and the error names the key.
     """
     assert any(mistake in line for line in mistakes(tmp_path, GOOD.replace(*change)))
 
 
-def test_two_sinks_of_one_name_are_refused(tmp_path: Path):
+def test_two_sinks_with_one_name_are_refused(tmp_path: Path):
     """
     A sink's name is its identity.
     """
@@ -175,9 +175,9 @@ def test_two_sinks_of_one_name_are_refused(tmp_path: Path):
     assert mistakes(tmp_path, again) == ("file: sink: two sinks have the same name",)
 
 
-def test_two_routes_of_one_name_are_refused(tmp_path: Path):
+def test_two_routes_with_one_name_are_refused(tmp_path: Path):
     """
-    One route per document: two tables never write one place.
+    Otherwise two tables would write the same rows.
     """
     again = GOOD + GOOD[GOOD.index("[[sink.route]]") :]
 
@@ -185,9 +185,9 @@ def test_two_routes_of_one_name_are_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ["version = ", "\udcff"])
-def test_invalid_toml_is_one_clear_error(tmp_path: Path, text: str):
+def test_invalid_toml_gives_one_clear_error(tmp_path: Path, text: str):
     """
-    The error says where the file cannot be parsed.
+    The error shows where the file cannot be parsed.
     """
     path = tmp_path / "towpath.toml"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
@@ -196,9 +196,9 @@ def test_invalid_toml_is_one_clear_error(tmp_path: Path, text: str):
         load(path, {})
 
 
-def test_a_missing_file_is_one_clear_error(tmp_path: Path):
+def test_a_missing_file_gives_one_clear_error(tmp_path: Path):
     """
-    The message names the file that is not there, and the page that writes one.
+    The message names the missing file, and the page that explains how to write one.
     """
     with pytest.raises(ConfigurationMissingError, match=r"absent\.toml: No such file"):
         load(tmp_path / "absent.toml", {})
@@ -214,11 +214,11 @@ def test_a_missing_file_is_one_clear_error(tmp_path: Path):
         ({"sink": [{"max_batch_records": True}]}, "max_batch_records", "int"),
     ],
 )
-def test_a_boolean_is_no_number(
+def test_a_boolean_is_not_a_number(
     document: dict[str, object], name: str, kind: str
 ) -> None:
     """
-    Python's true equals 1; a person who writes it has mistaken the key.
+    In Python true equals 1, but a person who writes it has mistaken the key.
     """
     with pytest.raises(ValidationError) as caught:
         Settings.model_validate(document)

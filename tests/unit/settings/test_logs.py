@@ -1,4 +1,4 @@
-"""Every line that a process of ours prints is one JSON object."""
+"""Every line that one of our processes prints is one JSON object."""
 
 import json
 import os
@@ -37,10 +37,10 @@ fail("hunter2")
 
 
 def talk(log_format: str = "", program: str = TALKATIVE):
-    """Let a process log, warn and fail in every way."""
-    words = ["env", f"TOWPATH_LOG_FORMAT={log_format}"] if log_format else []
+    """Run a process that logs, warns and fails in every way."""
+    prefix = ["env", f"TOWPATH_LOG_FORMAT={log_format}"] if log_format else []
     return subprocess.run(
-        [*words, sys.executable, "-c", program],
+        [*prefix, sys.executable, "-c", program],
         capture_output=True,
         text=True,
         check=False,
@@ -80,7 +80,7 @@ def test_every_line_is_json_with_time_level_logger_and_event():
 
 def test_a_failure_is_logged_without_the_values_of_its_variables():
     """
-    Tracebacks name places; local variables may hold a credential.
+    Tracebacks name code locations, but local variables may hold a credential.
     """
     printed = talk().stderr
 
@@ -99,13 +99,13 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
 for number in range(1000):
     log.warning("disk full", number=number)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, hard))
-log.warning("went on")
+log.warning("process continued")
 """
 
 
-def test_a_record_that_cannot_be_written_ends_nothing(tmp_path):
+def test_a_record_that_cannot_be_written_does_not_end_the_process(tmp_path):
     """
-    The process goes on; what was lost is counted once standard error is writable.
+    Lost records are counted and reported once standard error is writable.
     """
     path = tmp_path / "log"
     with path.open("wb") as file:
@@ -114,12 +114,16 @@ def test_a_record_that_cannot_be_written_ends_nothing(tmp_path):
         )
     lost, last = [json.loads(line) for line in path.read_text().splitlines()[-2:]]
 
-    assert (0, 1000, "went on") == (ended.returncode, lost["records"], last["event"])
+    assert (0, 1000, "process continued") == (
+        ended.returncode,
+        lost["records"],
+        last["event"],
+    )
 
 
 def test_people_read_lines_with_log_addresses():
     """
-    On request: time, level, event and fields; positions are LSNs; no local variable.
+    On request, a line has time, level, event, fields and LSNs, but no local variables.
     """
     program = TALKATIVE.replace(
         '"part started", fact=1', '"part started", at=POSITION'
@@ -135,7 +139,7 @@ def test_people_read_lines_with_log_addresses():
 
 def test_a_terminal_gets_readable_lines():
     """
-    By default any other output gets JSON.
+    Output that is not a terminal is JSON by default.
     """
     ours, theirs = pty.openpty()
     subprocess.run(
@@ -150,16 +154,16 @@ def test_a_terminal_gets_readable_lines():
     assert (False, True) == (line.startswith("{"), "part started" in line)
 
 
-def test_an_unknown_format_is_a_mistake():
+def test_an_unknown_format_is_rejected():
     """
-    Both formats are named.
+    The error names both formats.
     """
     assert "must be human or json, not 'xml'" in talk("xml").stderr
 
 
 def test_a_record_that_a_library_cannot_write_does_not_end_the_library():
     """
-    Any error of its text, as the standard library's handlers do.
+    Any error in formatting its text is ignored, as in the standard library's handlers.
     """
     talked = talk(
         program="""
@@ -176,7 +180,7 @@ logging.getLogger("library").warning("said %(word)s", {"other": 1})
 
 def test_a_librarys_record_keeps_its_traceback_and_its_level():
     """
-    A framework logs an error of its handler; a level of its own has a name of ours.
+    A framework logs its handler's error; a custom level is mapped to one of ours.
     """
     talked = talk(
         program="""

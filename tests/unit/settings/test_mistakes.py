@@ -1,4 +1,4 @@
-"""The messages of a wrong configuration: every mistake at once, with a remedy."""
+"""The messages named a wrong configuration: every mistake at once, with a remedy."""
 
 from pathlib import Path
 
@@ -23,14 +23,14 @@ ROUTE = '[[sink.route]]\ntopic = "towpath.shop.orders"\nname = "o"\n'
 
 
 def read(folder: Path, more: str, **environ: str) -> Settings:
-    """Load the good file with more text under this environment."""
+    """Load the good file with more text and the given environment."""
     path = folder / "towpath.toml"
     path.write_text(GOOD + more, encoding="utf-8")
     return load(path, environ)
 
 
 def mistakes(folder: Path, more: str, **environ: str) -> tuple[str, ...]:
-    """Return the mistakes of the good file with more text."""
+    """Return the mistakes in the good file with more text."""
     with pytest.raises(ConfigurationError) as caught:
         read(folder, more, **environ)
     return caught.value.mistakes
@@ -187,11 +187,11 @@ def mistakes(folder: Path, more: str, **environ: str) -> tuple[str, ...]:
         ),
     ],
 )
-def test_each_mistake_says_what_was_expected(
+def test_each_mistake_is_reported_with_the_expected_value(
     tmp_path: Path, more: str, mistake: str
 ) -> None:
     """
-    The key, its valid values, the given value, and the nearest valid word.
+    The message has the key, its valid values, the given value and the nearest word.
     """
     assert mistakes(tmp_path, more) == (mistake,)
 
@@ -250,7 +250,7 @@ def test_sections_that_contradict_each_other_are_mistakes(
     assert mistakes(tmp_path, more)[0] == mistake
 
 
-def test_an_escaped_dollar_is_no_reference(tmp_path: Path) -> None:
+def test_an_escaped_dollar_is_not_a_reference(tmp_path: Path) -> None:
     """
     The check reads a replacement as the relay does.
     """
@@ -273,7 +273,7 @@ def test_contradictions_are_reported_together_with_other_mistakes(
     kind = "cash"
     """
     found = mistakes(tmp_path, more)
-    about = sorted(line.partition(":")[0] for line in found)
+    named = sorted(line.partition(":")[0] for line in found)
     expected = [
         "relay.delivery",
         "relay.retained_critical_bytes",
@@ -283,10 +283,10 @@ def test_contradictions_are_reported_together_with_other_mistakes(
         "sink.0.url",
     ]
 
-    assert expected == about
+    assert expected == named
 
 
-def test_a_check_is_left_out_while_its_keys_are_wrong(tmp_path: Path) -> None:
+def test_a_check_is_skipped_if_its_keys_are_wrong(tmp_path: Path) -> None:
     """
     A mistyped table is not reported again as a missing table.
     """
@@ -301,9 +301,9 @@ def test_a_check_is_left_out_while_its_keys_are_wrong(tmp_path: Path) -> None:
     )
 
 
-def test_the_environment_reaches_every_depth(tmp_path: Path) -> None:
+def test_the_environment_can_set_keys_at_every_depth(tmp_path: Path) -> None:
     """
-    Nested keys, lists and tables, as TOML or as JSON, and Kafka's own settings.
+    Nested keys, lists and tables, as TOML or JSON, and Kafka's own settings can be set.
     """
     secret = tmp_path / "secret"
     secret.write_text("hunter2\n", encoding="utf-8")
@@ -410,11 +410,11 @@ def test_the_environment_reaches_every_depth(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_bad_value_is_named_by_its_variable(
+def test_a_bad_value_is_reported_with_its_variable(
     tmp_path: Path, variable: str, value: str, mistake: str
 ) -> None:
     """
-    The message names the variable, not a key of a file that is right.
+    The message names the variable instead of a key in the file, which is right.
     """
     assert mistakes(tmp_path, "", **{variable: value}) == (mistake,)
 
@@ -446,7 +446,7 @@ def test_brokers_are_hosts_with_ports(
 
 def test_an_unlikely_key_has_no_suggestion(tmp_path: Path):
     """
-    A key that resembles none lists the valid keys, and proposes nothing.
+    For a key that resembles none, the error lists the valid keys.
     """
     path = tmp_path / "towpath.toml"
     path.write_text(
@@ -484,12 +484,12 @@ def test_an_unlikely_key_has_no_suggestion(tmp_path: Path):
 )
 def test_a_mistake_does_not_repeat_a_secret(tmp_path: Path, more: str, environ) -> None:
     """
-    A number without quotes, or a text in place of a table, is shown without it.
+    A number without quotes, or a text instead of a table, is reported without it.
     """
     assert "873112" not in "".join(mistakes(tmp_path, more, **environ))
 
 
-def test_a_value_that_no_parser_takes_is_a_mistake(tmp_path: Path) -> None:
+def test_a_value_that_no_parser_accepts_is_a_mistake(tmp_path: Path) -> None:
     """
     A list is nested too deeply, or a number has too many digits.
     """

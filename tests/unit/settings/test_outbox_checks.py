@@ -1,4 +1,4 @@
-"""Consistency of the outbox's options."""
+"""The options of the outbox must be consistent."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def test_outbox_options_that_contradict_are_mistakes(
     tmp_path: Path, options: str, message: str
 ):
     """
-    Each names its wrong key, before anything starts (A50).
+    Each message names the wrong key before anything starts (A50).
     """
     path = tmp_path / "towpath.toml"
     path.write_text(FILE + options, encoding="utf-8")
@@ -43,9 +43,9 @@ def test_outbox_options_that_contradict_are_mistakes(
         load(path, {})
 
 
-def test_a_header_from_the_column_that_it_has_anyway_is_no_mistake(tmp_path: Path):
+def test_a_header_from_its_own_column_is_not_a_mistake(tmp_path: Path):
     """
-    ``type:header`` is what every event has.
+    Every event has ``type:header`` anyway.
     """
     path = tmp_path / "towpath.toml"
     path.write_text(FILE + 'placements = ["type:header"]', encoding="utf-8")

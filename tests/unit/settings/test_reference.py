@@ -1,4 +1,4 @@
-"""The reference of all keys, held against the model that reads them."""
+"""The reference of all keys matches the model that reads them."""
 
 import enum
 import json
@@ -18,7 +18,7 @@ _PRESET_ROW = re.compile(r"\| `([a-z_.]+)` \| `(.*)` \|")
 
 
 def documented() -> dict[str, tuple[str, str]]:
-    """Read what each key takes and its default off the reference's tables."""
+    """Read the values and the default of each key from the reference's tables."""
     found, section = {}, ""
     for line in REFERENCE.read_text(encoding="utf-8").splitlines():
         if heading := _SECTION.fullmatch(line):
@@ -43,26 +43,26 @@ def default_of(key: Key) -> str:
     return f"`{json.dumps(int(value) if is_whole else value)}`"
 
 
-def words_of(key: Key) -> list[str]:
-    """List the words that a key chooses among."""
+def choices_of(key: Key) -> list[str]:
+    """List the words from which a key chooses."""
     annotation = key.field.annotation
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return [one.value for one in annotation]
     is_choice = typing.get_origin(annotation) is typing.Literal
-    words = typing.get_args(annotation) if is_choice else ()
-    return [word for word in words if isinstance(word, str)]
+    choices = typing.get_args(annotation) if is_choice else ()
+    return [word for word in choices if isinstance(word, str)]
 
 
 def test_the_reference_has_every_key_and_no_other():
     """
-    Adding, renaming or removing a key changes the reference with it.
+    A change of the keys must change the reference too.
     """
     assert sorted(key.name for key in keys(Settings)) == sorted(documented())
 
 
-def test_the_reference_tells_the_defaults_that_hold():
+def test_the_reference_has_the_defaults_of_the_model():
     """
-    Each key's default stands in the reference as the model has it.
+    Each key has the model's default in the reference.
     """
     found = {name: default for name, (_, default) in documented().items()}
     expected = {key.name: default_of(key) for key in keys(Settings)}
@@ -72,22 +72,22 @@ def test_the_reference_tells_the_defaults_that_hold():
 
 def test_the_reference_names_every_choice():
     """
-    A key that takes one of several words lists them all.
+    A key that accepts one of several words lists all of them.
     """
     found = documented()
     missing = [
         (key.name, word)
         for key in keys(Settings)
-        for word in words_of(key)
+        for word in choices_of(key)
         if f"`{word}`" not in found[key.name][0]
     ]
 
     assert missing == []
 
 
-def test_the_reference_tells_what_the_preset_changes():
+def test_the_reference_lists_the_changes_of_the_preset():
     """
-    Each default that the preset moves stands in the last table.
+    Each default that the preset changes is in the last table.
     """
     expected = {
         f"relay.outbox.columns.{name}": value

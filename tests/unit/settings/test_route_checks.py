@@ -1,4 +1,4 @@
-"""Consistency of a sink's routes."""
+"""The routes of a sink must be consistent."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ state_types = ["OrderPlaced"]
 
 
 def write(folder: Path, kind: str, change: tuple[str, str] = ("", "")) -> Path:
-    """Write a file with one sink, with changes."""
+    """Write a file with one sink and a replacement in its text."""
     more = 'folder = "lake"' if kind == "warehouse" else ""
     path = folder / "towpath.toml"
     path.write_text(
@@ -41,7 +41,7 @@ def write(folder: Path, kind: str, change: tuple[str, str] = ("", "")) -> Path:
 
 def test_a_route_of_aggregates_is_read(tmp_path: Path):
     """
-    Paths into the document are taken as they are written.
+    Paths into the document are read as they are written.
     """
     fields = '[sink.route.fields]\ntotal = "numeric"\n"lines[].a.b" = "uuid"\n'
     path = write(tmp_path, "search")
@@ -55,7 +55,7 @@ def test_a_route_of_aggregates_is_read(tmp_path: Path):
 @pytest.mark.parametrize("kind", ["cache", "warehouse"])
 def test_only_an_index_keeps_aggregates(tmp_path: Path, kind: str):
     """
-    Other sinks are refused before anything starts.
+    Other sinks are rejected before anything starts.
     """
     with pytest.raises(ConfigurationError, match="aggregates need a sink of the kind"):
         load(write(tmp_path, kind), {})
@@ -116,9 +116,9 @@ def two_sinks(folder: Path, *sinks: dict[str, str]) -> Path:
     return path
 
 
-def test_a_warehouse_table_is_not_named_as_anothers_view(tmp_path: Path):
+def test_a_warehouse_table_must_not_have_the_name_of_a_view(tmp_path: Path):
     """
-    The catalog takes names that differ only in case for one.
+    The catalog treats names that differ only in case as the same name.
     """
     sink = {"sink": "it", "kind": "warehouse", "more": 'folder = "lake"'}
     route = '[[sink.route]]\ntopic = "towpath.shop.live"\nname = "shop.Orders_live"\n'
@@ -129,7 +129,7 @@ def test_a_warehouse_table_is_not_named_as_anothers_view(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "is_fit"),
+    ("kind", "name", "is_valid"),
     [
         ("search", "orders-2026.v_1", True),
         ("search", "", False),
@@ -144,11 +144,11 @@ def test_a_warehouse_table_is_not_named_as_anothers_view(tmp_path: Path):
         ("cache", "All/Orders", True),
     ],
 )
-def test_a_route_name_is_one_that_its_target_accepts(
-    tmp_path: Path, kind: str, name: str, is_fit: bool
+def test_a_route_name_must_be_valid_in_its_target(
+    tmp_path: Path, kind: str, name: str, is_valid: bool
 ):
     """
-    A name that the target would refuse at the start is refused with the file.
+    A name that the target would refuse is already rejected when the file is loaded.
     """
     more = 'folder = "lake"' if kind == "warehouse" else ""
     sink = {"sink": "it", "kind": kind, "name": name, "more": more}
@@ -158,8 +158,8 @@ def test_a_route_name_is_one_that_its_target_accepts(
     except ConfigurationError as error:
         message = str(error)
 
-    assert is_fit == (message == "")
-    assert is_fit or f"sink.it.route.{name}.name: {name!r} is no" in message
+    assert is_valid == (message == "")
+    assert is_valid or f"sink.it.route.{name}.name: {name!r} is no" in message
 
 
 @pytest.mark.parametrize(
@@ -171,10 +171,10 @@ def test_a_route_name_is_one_that_its_target_accepts(
         ({"kind": "search"}, False),
     ],
 )
-def test_one_place_is_written_by_one_sink(
+def test_one_target_name_is_written_by_only_one_sink(
     tmp_path: Path, other: dict[str, str], is_same: bool
 ):
-    """Each guard knows of one writer."""
+    """Each guard assumes a single writer."""
     path = two_sinks(tmp_path, {"sink": "one"}, {"sink": "two", **other})
     try:
         load(path, {})
@@ -198,10 +198,10 @@ def test_one_place_is_written_by_one_sink(
         ({"name": "shop.lines"}, False),
     ],
 )
-def test_warehouses_of_one_catalog_are_one_place(
+def test_warehouses_with_one_catalog_share_its_names(
     tmp_path: Path, other: dict[str, str], is_same: bool
 ):
-    """A catalog has one table of a name, wherever its files would be."""
+    """A catalog has only one table per name, wherever its files are."""
     lake = {"kind": "warehouse", "name": "shop.orders", "url": "postgresql://x"}
     one = {"sink": "one", "more": 'folder = "lake"', **lake}
     if "rest" in other.get("more", ""):
@@ -218,18 +218,18 @@ def test_warehouses_of_one_catalog_are_one_place(
 
 
 @pytest.mark.parametrize(
-    ("other", "is_own"),
+    ("other", "is_taken"),
     [
         ({"name": "orders-next"}, True),
         ({"name": "orders-2024"}, False),
         ({"name": "orders-next", "url": "http://y"}, False),
     ],
 )
-def test_no_route_has_the_name_of_another_routes_rebuild(
-    tmp_path: Path, other: dict[str, str], is_own: bool
+def test_a_route_must_not_have_the_name_of_another_routes_rebuild(
+    tmp_path: Path, other: dict[str, str], is_taken: bool
 ):
     """
-    While a rebuild fills the index behind orders-next, all orders are written there.
+    While a rebuild fills the index of orders-next, all orders are written there.
     """
     one = {"sink": "one", "kind": "search", "url": "http://x"}
     try:
@@ -238,12 +238,14 @@ def test_no_route_has_the_name_of_another_routes_rebuild(
     except ConfigurationError as error:
         message = str(error)
 
-    assert is_own == ("the sink one gives this name to the index of a" in message)
-    assert is_own == bool(message)
+    assert is_taken == ("the sink one gives this name to the index of a" in message)
+    assert is_taken == bool(message)
 
 
-def test_the_relays_name_is_no_sinks(tmp_path: Path):
-    """Their dead letters would stand on one topic; all else is reported with it."""
+def test_a_sink_must_not_be_named_relay(tmp_path: Path):
+    """
+    Their dead letters would share a topic; other mistakes are reported with this one.
+    """
     path = two_sinks(tmp_path, {"sink": "relay", "more": 'folder = "x"'})
 
     with pytest.raises(ConfigurationError, match="none; name: the relay's own"):

@@ -12,7 +12,7 @@ from towpath.settings.routes import KeyPart, columns_of, parse_template
 
 
 def document(*routes: dict, kind: str = "search") -> dict:
-    """Make a document with one sink and one captured table, read by every route."""
+    """Make a document with one sink and one captured table, which every route reads."""
     named = [
         {"topic": "towpath.shop.orders", "name": f"orders_{number}"} | route
         for number, route in enumerate(routes)
@@ -32,12 +32,12 @@ def document(*routes: dict, kind: str = "search") -> dict:
 
 
 def check(*routes: dict, kind: str = "search") -> Settings:
-    """Read such a document."""
+    """Read a document with these routes."""
     return read(document(*routes, kind=kind), {}, Path("/"))
 
 
 def mistakes(*routes: dict, kind: str = "search") -> tuple[str, ...]:
-    """List what is wrong with such a document."""
+    """List the mistakes in a document with these routes."""
     with pytest.raises(ConfigurationError) as caught:
         check(*routes, kind=kind)
     return caught.value.mistakes
@@ -45,7 +45,7 @@ def mistakes(*routes: dict, kind: str = "search") -> tuple[str, ...]:
 
 def test_a_route_that_changes_rows_is_read(tmp_path: Path):
     """
-    Constants keep the type that the file writes.
+    Constants keep the type that they have in the file.
     """
     path = tmp_path / "towpath.toml"
     path.write_text(
@@ -147,7 +147,7 @@ customer_id = "uuid"
 )
 def test_a_route_that_contradicts_itself_is_a_mistake(route: dict, kind: str, message):
     """
-    It is reported with its sink, its route and its key.
+    The mistake is reported with its sink, its route and its key.
     """
     (mistake,) = mistakes(route, kind=kind)
 
@@ -157,7 +157,7 @@ def test_a_route_that_contradicts_itself_is_a_mistake(route: dict, kind: str, me
 
 def test_every_mistake_of_the_routes_is_reported_at_once():
     """
-    Mistakes of several routes, and several of one, are in one message.
+    Mistakes in several routes, and several in one route, are in one message.
     """
     found = mistakes(
         {"rename": {"a": "_b"}, "fields": {"c": "uuid"}, "topic": "towpath.shop.z"},
@@ -168,9 +168,9 @@ def test_every_mistake_of_the_routes_is_reported_at_once():
     assert 4 == len(found), found
 
 
-def test_a_topic_in_two_shapes_is_of_a_cache_only():
+def test_only_a_cache_can_have_two_shapes_of_a_topic():
     """
-    Others look a table's shape up by its topic, and are refused.
+    Other sinks look up a table's shape by topic, so two shapes are rejected.
     """
     routes = ({}, {"exclude": ["a"]})
     (message,) = mistakes(*routes)
@@ -204,9 +204,9 @@ def test_a_template_that_two_keys_could_share_is_a_mistake(text: str, message: s
     assert message in mistake
 
 
-def test_a_template_is_parts_of_one_column_each():
+def test_each_part_of_a_template_has_at_most_one_column():
     """
-    A colon within a column's name joins nothing.
+    A colon within a column's name does not separate parts.
     """
     parts = parse_template("order:no {a:b}!:{id}")
 

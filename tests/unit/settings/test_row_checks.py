@@ -1,4 +1,4 @@
-"""Row forms that a file's own sinks cannot read are mistakes of the file."""
+"""Row forms that the file's own sinks cannot read are mistakes in the file."""
 
 import pytest
 
@@ -17,7 +17,7 @@ LAKE = {
 
 
 def mistakes(relay: dict, *sinks: dict) -> tuple[str, ...]:
-    """List what is wrong with a file of such a relay and such sinks."""
+    """List the mistakes in a file with this relay and these sinks."""
     document = {
         "version": 1,
         "source": [{"dsn": "postgresql:///x", "tables": ["shop.orders"]}],
@@ -30,7 +30,7 @@ def mistakes(relay: dict, *sinks: dict) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("key", "form", "cure"),
+    ("key", "form", "remedy"),
     [
         ("format", "json-schema", '"json"'),
         ("format", "avro", '"json"'),
@@ -45,7 +45,9 @@ def mistakes(relay: dict, *sinks: dict) -> tuple[str, ...]:
         ("unknown_types", "bytes", '"text" or "omit"'),
     ],
 )
-def test_a_row_form_that_sinks_cannot_read_is_a_mistake(key: str, form: str, cure: str):
+def test_a_row_form_that_sinks_cannot_read_is_a_mistake(
+    key: str, form: str, remedy: str
+):
     """
     The message names the sinks that would read it, and the forms that they can read.
     """
@@ -53,12 +55,12 @@ def test_a_row_form_that_sinks_cannot_read_is_a_mistake(key: str, form: str, cur
         f'relay.rows.{key}: sinks of tables (cache) cannot read "{form}": set it to '
     )
 
-    assert (message + cure,) == mistakes({"rows": {key: form}}, CACHE, LAKE)
+    assert (message + remedy,) == mistakes({"rows": {key: form}}, CACHE, LAKE)
 
 
 def test_all_forms_of_the_preset_are_reported_at_once():
     """
-    A form that the file does not set is reported with the preset that does.
+    A form that the file does not set is reported with the preset that sets it.
     """
     found = mistakes({"preset": "debezium", "rows": {"hstore": "map"}}, CACHE)
     keys = ["format", "decimals", "times", "intervals", "hstore"]
@@ -76,15 +78,15 @@ def test_all_forms_of_the_preset_are_reported_at_once():
         {"mask": [{"columns": ["shop.orders.name"], "form": "mask", "length": 3}]},
     ],
 )
-def test_row_forms_that_sinks_can_read_are_no_mistake(rows: dict):
+def test_row_forms_that_sinks_can_read_are_not_mistakes(rows: dict):
     """
-    An excluded, renamed or masked column is announced so, and read like any other.
+    An excluded, renamed or masked column is announced as such, and read like any other.
     """
     assert () == mistakes({"rows": rows}, CACHE)
 
 
-def test_a_preset_whose_forms_are_put_back_is_no_mistake():
-    """Only the forms count: the rest of an envelope is nothing to sinks."""
+def test_a_preset_with_readable_forms_is_not_a_mistake():
+    """Only the forms matter: sinks ignore the rest of an envelope."""
     forms = {
         "format": "json",
         "decimals": "string",
@@ -97,7 +99,7 @@ def test_a_preset_whose_forms_are_put_back_is_no_mistake():
 
 @pytest.mark.parametrize("sinks", [(), (LAKE,)])
 def test_a_relay_without_sinks_of_tables_writes_any_form(sinks: tuple[dict, ...]):
-    """Events are no rows: their payload is never touched."""
+    """Events are not rows, so their payload is never converted."""
     rows = {"format": "avro", "times": "adaptive", "hstore": "map"}
 
     assert () == mistakes({"rows": rows}, *sinks)
@@ -114,9 +116,9 @@ def test_an_invalid_row_form_is_reported_once():
 
 
 @pytest.mark.parametrize("text", ["hex:zz", "hex:3", "hex:3f?"])
-def test_a_placeholder_that_is_no_hex_is_a_mistake(text: str):
+def test_a_placeholder_that_is_not_hex_is_a_mistake(text: str):
     """
-    The relay would find it only with the first table.
+    Otherwise the relay would find it only with the first table.
     """
     even = "must have an even number of hex digits"
     expected = f"relay.rows.placeholder: {text!r}: {even} after"
@@ -127,6 +129,6 @@ def test_a_placeholder_that_is_no_hex_is_a_mistake(text: str):
 @pytest.mark.parametrize("text", ["", "hex:", "hex:ff00", "hexagon", "__gone"])
 def test_any_other_text_is_a_placeholder(text: str):
     """
-    Bytes in hex need not be text.
+    The bytes after ``hex:`` need not be valid text.
     """
     assert () == mistakes({"rows": {"placeholder": text}})

@@ -1,4 +1,4 @@
-"""Secrets do not show, wherever a configuration is printed."""
+"""Secrets are masked wherever a configuration is printed."""
 
 import pytest
 
@@ -28,7 +28,7 @@ from towpath.settings.secrets import MASKED, masked
 )
 def test_a_password_in_an_address_is_masked(text: str, shown: str) -> None:
     """
-    In a URL, in its options and in key=value pairs; the rest of the address stays.
+    It is masked in a URL, in its options and in key=value pairs; the rest is shown.
     """
     assert masked(text) == shown
 
@@ -57,9 +57,9 @@ def test_a_password_in_an_address_is_masked(text: str, shown: str) -> None:
         "Authorization",
     ],
 )
-def test_a_secret_is_known_by_its_name_in_any_case(name: str) -> None:
+def test_a_secret_is_recognized_by_name_in_any_case(name: str) -> None:
     """
-    Each word that names a secret counts, at every place of the name, in lists too.
+    Each word for a secret counts at any position in the name, even within lists.
     """
     assert {name: MASKED, "x": [{name: [MASKED]}]} == masked(
         {name: "value", "x": [{name: ["value"]}]}
@@ -69,14 +69,14 @@ def test_a_secret_is_known_by_its_name_in_any_case(name: str) -> None:
 @pytest.mark.parametrize(("value", "shown"), [(1234, MASKED), (True, True)])
 def test_a_secret_of_digits_alone_is_masked(value: object, shown: object) -> None:
     """
-    Options of another package's sink may be numbers; a switch is no secret.
+    Options of another package's sink may be numbers, but a boolean is not a secret.
     """
     assert {"options": {"password": shown}} == masked({"options": {"password": value}})
 
 
 def test_a_name_that_only_resembles_a_secret_is_shown() -> None:
     """
-    A file's name ends in .pem as a value, and a key only at its end.
+    A file's name may end in .pem, and in a key the word counts only at the end.
     """
     shown = {"ssl.ca.location": "/etc/ca.pem", "pem.folder": "/etc", "user": "u"}
 
@@ -85,14 +85,14 @@ def test_a_name_that_only_resembles_a_secret_is_shown() -> None:
 
 def test_a_password_in_options_is_masked_in_any_case() -> None:
     """
-    Libpq takes names of options in lower case only; others do not.
+    Libpq accepts option names only in lower case, but others do not.
     """
     assert f"host=h Password={MASKED}" == masked("host=h Password=pw")
 
 
 def test_secrets_are_masked_by_their_keys_at_any_depth() -> None:
     """
-    Salts, passwords and tokens; an empty one shows that there is none.
+    Salts and passwords are masked; an empty one is shown as empty.
     """
     document = {
         "kafka": {"client": {"sasl.password": "a", "sasl.username": "b"}},
@@ -110,9 +110,9 @@ def test_secrets_are_masked_by_their_keys_at_any_depth() -> None:
     assert expected == masked(document)
 
 
-def test_a_transform_shows_which_secret_it_takes() -> None:
+def test_a_transform_shows_the_name_of_its_secret() -> None:
     """
-    Its salt is a name of the sink's secrets, which do not show themselves.
+    Its salt is the name of one of the sink's secrets, which are masked.
     """
     route = {"transforms": [{"hash": "email", "salt": "people"}], "salt": "c"}
     document = {"sink": [{"hash_salts": {"people": "c"}, "route": [route]}]}

@@ -44,10 +44,10 @@ def read(folder: Path, kind: str, more: str = "", **changes: str):
 def plugged(tmp_path: Path, monkeypatch) -> Path:
     """Install a package that adds the kind ``heap``."""
     folder = tmp_path / "site"
-    about = folder / "heap-1.0.dist-info"
-    about.mkdir(parents=True)
-    about.joinpath("METADATA").write_text("Name: heap\nVersion: 1.0\n")
-    about.joinpath("entry_points.txt").write_text(
+    metadata = folder / "heap-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    metadata.joinpath("METADATA").write_text("Name: heap\nVersion: 1.0\n")
+    metadata.joinpath("entry_points.txt").write_text(
         "[towpath.sinks]\nheap = heap:KIND\ncache = heap:KIND\n"
     )
     monkeypatch.syspath_prepend(folder)
@@ -55,9 +55,9 @@ def plugged(tmp_path: Path, monkeypatch) -> Path:
 
 
 @pytest.mark.usefixtures("plugged")
-def test_a_kind_that_a_package_adds_is_known_with_its_options(tmp_path: Path):
+def test_a_kind_that_a_package_adds_is_accepted_with_its_options(tmp_path: Path):
     """
-    An entry point makes the kind; nothing of the package is imported to know it.
+    An entry point adds the kind; the check imports nothing from the package.
     """
     sink = read(tmp_path, "heap", "options = { height = 3, of = [1, 2] }")
 
@@ -67,16 +67,16 @@ def test_a_kind_that_a_package_adds_is_known_with_its_options(tmp_path: Path):
 @pytest.mark.usefixtures("plugged")
 def test_a_package_does_not_replace_a_built_in_kind(tmp_path: Path):
     """
-    A kind with the name of a built-in one is not listed, and not used.
+    A kind with the name of a built-in kind is neither listed nor used.
     """
     assert installed_kinds() == ("heap",)
     assert read(tmp_path, "cache", url="redis://localhost").kind is SinkKind.CACHE
 
 
 @pytest.mark.usefixtures("plugged")
-def test_an_unknown_kind_names_those_of_packages_too(tmp_path: Path):
+def test_the_error_for_an_unknown_kind_lists_those_of_packages(tmp_path: Path):
     """
-    The nearest of all kinds is proposed.
+    The error proposes the nearest of all kinds.
     """
     with pytest.raises(ConfigurationError, match="'heap'; did you mean 'heap'"):
         read(tmp_path, "heep")
@@ -97,7 +97,7 @@ def test_an_unknown_kind_names_those_of_packages_too(tmp_path: Path):
         ("cache", HOOK, "webhook: a sink of the kind cache has no such section"),
     ],
 )
-def test_a_section_belongs_to_its_kind(tmp_path: Path, kind, more, message):
+def test_a_kind_has_exactly_its_own_sections(tmp_path: Path, kind, more, message):
     """
     Superfluous and missing sections of a kind are reported.
     """
@@ -109,7 +109,7 @@ def test_a_section_belongs_to_its_kind(tmp_path: Path, kind, more, message):
 
 def test_a_webhook_has_an_http_address(tmp_path: Path):
     """
-    Any other address is a mistake, reported before anything runs.
+    Any other address is a mistake that is reported before anything runs.
     """
     with pytest.raises(ConfigurationError, match="must begin with http:// or https://"):
         read(tmp_path, "webhook", HOOK, url="redis://localhost")
@@ -119,9 +119,9 @@ def test_a_webhook_has_an_http_address(tmp_path: Path):
     ("topic", "route"),
     [("outbox.event.order", 'kind = "event_log"'), ("towpath.shop.orders", "")],
 )
-def test_webhooks_tell_rows_and_events(tmp_path: Path, topic: str, route: str):
+def test_webhooks_report_rows_and_events(tmp_path: Path, topic: str, route: str):
     """
-    A webhook takes tables and event logs.
+    A webhook accepts routes of tables and of event logs.
     """
     path = tmp_path / "towpath.toml"
     text = FILE.format(kind="webhook", url="http://x", more=HOOK, route=route)
@@ -132,7 +132,7 @@ def test_webhooks_tell_rows_and_events(tmp_path: Path, topic: str, route: str):
 
 def test_a_webhooks_secrets_are_masked(tmp_path: Path):
     """
-    A printed configuration contains no secret of it.
+    A printed configuration does not contain them.
     """
     shown = masked(read(tmp_path, "webhook", HOOK).model_dump(mode="json"))
 

@@ -1,4 +1,4 @@
-"""Names and expressions of ``[[source]] tables``, and the tables that they match."""
+"""The entries of ``[[source]] tables``, and the tables that they match."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ def settings_of(**sections: dict[str, Any]) -> Settings:
 
 
 @pytest.mark.parametrize(
-    ("entry", "table", "is_taken"),
+    ("entry", "table", "is_matched"),
     [
         ("s.a", "s.a", True),
         ("s.a", "sxa.b", False),
@@ -58,18 +58,18 @@ def settings_of(**sections: dict[str, Any]) -> Settings:
         (".*", "s.exact", False),
     ],
 )
-def test_an_entry_takes_whole_names(entry: str, table: str, *, is_taken: bool):
+def test_an_entry_matches_complete_names(entry: str, table: str, *, is_matched: bool):
     """
-    Names take themselves; expressions take what they match whole, and what is theirs.
+    A name matches itself; an expression matches complete names of capturable tables.
     """
     capture = Capture((entry,), (r".*\.left.*", "s.exact"), frozenset({"shop.outbox"}))
 
-    assert is_taken == capture.takes(table)
+    assert is_matched == capture.takes(table)
 
 
 def test_names_come_first_and_each_table_once():
     """
-    Named tables keep their order, whether they exist or not; the others follow by name.
+    Named tables keep their order even if they do not exist; others follow by name.
     """
     capture = Capture(("s.z", r"s\..*", "t.none"))
 
@@ -80,7 +80,7 @@ def test_names_come_first_and_each_table_once():
 
 def test_expressions_exclude_the_outbox_and_the_signal_table():
     """
-    An expression never matches a table with a use of its own.
+    An expression never matches a table with a special purpose.
     """
     settings = settings_of(
         source={"tables": [".*"]},
@@ -89,9 +89,11 @@ def test_expressions_exclude_the_outbox_and_the_signal_table():
             "snapshot": {"signal_table": "shop.asks"},
         },
     )
-    taken = [settings.capture.takes(f"shop.{name}") for name in ("events", "asks", "a")]
+    matched = [
+        settings.capture.takes(f"shop.{name}") for name in ("events", "asks", "a")
+    ]
 
-    assert [False, False, True] == taken
+    assert [False, False, True] == matched
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ def test_contradicting_table_entries_are_reported(
     sections: dict[str, Any], mistake: str
 ):
     """
-    An impossible entry, or two contradicting keys, is one sentence.
+    An impossible entry, or a contradiction of two keys, gives one sentence.
     """
     with pytest.raises(ConfigurationError) as refused:
         settings_of(**sections)

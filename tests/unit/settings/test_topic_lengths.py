@@ -1,4 +1,4 @@
-"""Topics whose names are too long for Kafka are mistakes of the file."""
+"""Topics whose names are too long for Kafka are mistakes in the file."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def mistakes(
     sink: str = "it",
     signals: str = "",
 ) -> tuple[str, ...]:
-    """List the mistakes of a file that has these names."""
+    """List the mistakes in a file that has these names."""
     route = {"topic": "o", "name": "shop.events", "kind": "event_log"}
     lake = {"kind": "warehouse", "url": ADDRESSES["warehouse"], "folder": "lake"}
     document: dict[str, object] = {
@@ -73,7 +73,7 @@ def test_a_topic_that_kafka_would_refuse_is_a_mistake(
     fits: dict[str, object], names: dict[str, object], expected: str
 ):
     """
-    The longest names are accepted; one more character is reported once, by its key.
+    The longest names are accepted; with one more character the key is reported once.
     """
     assert () == mistakes(**fits)
     assert (expected,) == mistakes(**names)

@@ -1,4 +1,6 @@
-"""Transforms in the file: one verb each, and what is wrong is named with its place."""
+"""
+Transforms in the file have one verb each, and mistakes are reported with their key.
+"""
 
 import re
 from pathlib import Path
@@ -22,7 +24,7 @@ SALT = "0123456789abcdef"
 
 
 def document(*transforms: dict, sink: str = "cache", **route) -> dict:
-    """Make a document with one sink, whose one route has the transforms."""
+    """Make a document with one sink, whose only route has the transforms."""
     block = {
         "name": "my-cache",
         "kind": sink,
@@ -46,12 +48,12 @@ def document(*transforms: dict, sink: str = "cache", **route) -> dict:
 
 
 def check(*transforms: dict, environ=None, **route) -> Settings:
-    """Read such a document."""
+    """Read a document with these transforms."""
     return read(document(*transforms, **route), environ or {}, Path("/"))
 
 
 def mistakes(*transforms: dict, environ=None, **route) -> str:
-    """Return the mistakes of such a document."""
+    """Return the mistakes in a document with these transforms."""
     with pytest.raises(ConfigurationError) as caught:
         check(*transforms, environ=environ, **route)
     return "\n".join(caught.value.mistakes)
@@ -91,9 +93,9 @@ def mistakes(*transforms: dict, environ=None, **route) -> str:
         ({"constant": 1, "to": "_x"}, r"transforms\.0: '_x': sinks reserve"),
     ],
 )
-def test_an_entry_that_cannot_be_is_a_mistake_of_the_file(entry, expected):
+def test_an_impossible_entry_is_a_mistake_in_the_file(entry, expected):
     """
-    The message names the place and the mistake.
+    The message names the entry and the mistake.
     """
     found = mistakes(entry)
 
@@ -101,9 +103,9 @@ def test_an_entry_that_cannot_be_is_a_mistake_of_the_file(entry, expected):
     assert re.search(expected, found)
 
 
-def test_a_hash_without_its_secret_names_the_variable_that_sets_it():
+def test_the_error_for_a_missing_salt_names_its_variable():
     """
-    Nothing runs with a hash that anybody could compute.
+    Nothing runs with a hash that anyone could compute.
     """
     found = mistakes({"hash": "email", "salt": "v2"})
 
@@ -111,9 +113,9 @@ def test_a_hash_without_its_secret_names_the_variable_that_sets_it():
     assert "TOWPATH_SINK__MY_CACHE__HASH_SALTS__V2_FILE" in found
 
 
-def test_the_nearest_secret_is_named_last():
+def test_the_nearest_salt_is_suggested_last():
     """
-    The variable would set the name that the entry has.
+    The named variable sets the entry's own name.
     """
     environ = {"TOWPATH_SINK__MY_CACHE__HASH_SALTS__V2": SALT}
     found = mistakes({"hash": "email", "salt": "v3"}, environ=environ)
@@ -122,9 +124,9 @@ def test_the_nearest_secret_is_named_last():
     assert f"set the salt with {name}; did you mean 'v2'?" in found
 
 
-def test_the_named_variable_sets_the_secret(tmp_path: Path):
+def test_the_named_variable_sets_the_salt(tmp_path: Path):
     """
-    The secret may be in a file that only its owner can read.
+    The salt may be in a file that only its owner can read.
     """
     (tmp_path / "salt").write_text(f"{SALT}\n")
     name = "TOWPATH_SINK__MY_CACHE__HASH_SALTS__V2_FILE"
@@ -137,7 +139,7 @@ def test_the_named_variable_sets_the_secret(tmp_path: Path):
 
 def test_a_short_secret_is_refused_without_being_shown():
     """
-    It could be found by trying.
+    An attacker could find a short secret by brute force.
     """
     name = "TOWPATH_SINK__MY_CACHE__HASH_SALTS__V2"
     found = mistakes(environ={name: "brief"})
@@ -146,16 +148,16 @@ def test_a_short_secret_is_refused_without_being_shown():
     assert "brief" not in found
 
 
-def test_the_secrets_are_masked_where_the_configuration_is_shown():
+def test_the_salts_are_masked_in_a_printed_configuration():
     """
-    All values of the section are secrets, whatever their names.
+    All values in the section are secrets, whatever their names.
     """
     shown = masked({"hash_salts": {"v2": SALT}, "name": "v2"})
 
     assert {"hash_salts": {"v2": MASKED}, "name": "v2"} == shown
 
 
-def test_transforms_are_for_rows():
+def test_transforms_apply_only_to_rows():
     """
     An event is kept as its service wrote it.
     """
@@ -170,9 +172,9 @@ def test_transforms_are_for_rows():
     assert "orders.transforms: applies to rows only" in found
 
 
-def test_two_routes_of_a_topic_have_one_shape_in_an_index():
+def test_two_routes_of_a_topic_must_have_one_shape_in_an_index():
     """
-    A transform changes the shape as a rename does.
+    A transform changes the shape, just as a rename does.
     """
     whole = document({"mask": "note"}, sink="search")
     other = {"topic": "towpath.shop.orders", "name": "plain"}
@@ -184,14 +186,14 @@ def test_two_routes_of_a_topic_have_one_shape_in_an_index():
 
 def test_a_template_is_split_at_its_columns():
     """
-    Doubled braces are braces.
+    Doubled braces stand for single braces.
     """
     assert TemplateParts(("{", "}-", ""), ("a", "b")) == parse_value_template(
         "{{{a}}}-{b}"
     )
 
 
-def test_a_numeric_may_have_digits():
+def test_a_numeric_may_have_a_precision_and_a_scale():
     """
     Spaces in the parentheses do not matter.
     """
@@ -208,9 +210,9 @@ def test_a_numeric_may_have_digits():
         ({"matches": "a+"}, Condition("matches", ("a+",)), "text"),
     ],
 )
-def test_a_condition_is_an_operator_and_values_of_one_kind(value, condition, kind):
+def test_a_condition_has_an_operator_and_values_of_one_kind(value, condition, kind):
     """
-    A bare value, or a list, asks for one of them.
+    A bare value or a list matches any of its values.
     """
     found = parse_condition(value)
 

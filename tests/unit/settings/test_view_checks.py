@@ -1,4 +1,4 @@
-"""Consistency of declared aggregate views."""
+"""Declared aggregate views must be consistent."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ view = "s.other"
 
 
 def mistakes(folder: Path, **parts: str) -> str:
-    """Return the mistakes of a file with a view."""
+    """Return the mistakes in a file with a view."""
     path = folder / "towpath.toml"
     defaults = {"tables": "[]", "options": "", "name": "order", "more": ""}
     path.write_text(FILE.format(**defaults | parts), encoding="utf-8")
@@ -53,18 +53,18 @@ def mistakes(folder: Path, **parts: str) -> str:
         ({"name": "an order"}, "an order produces a topic name that"),
     ],
 )
-def test_a_view_that_contradicts_is_a_mistake(
+def test_a_view_that_contradicts_other_keys_is_a_mistake(
     tmp_path: Path, parts: dict, message: str
 ):
     """
-    Each names its remedy, before anything starts.
+    Each message appears before anything starts.
     """
     assert message in mistakes(tmp_path, **parts)
 
 
 def test_all_mistakes_of_views_are_reported_at_once(tmp_path: Path):
     """
-    Three mistakes need one start, not three.
+    Three mistakes need one start instead of three.
     """
     found = mistakes(
         tmp_path,
@@ -83,9 +83,9 @@ def test_all_mistakes_of_views_are_reported_at_once(tmp_path: Path):
         assert message in found
 
 
-def test_routing_by_the_aggregate_type_is_no_mistake(tmp_path: Path):
+def test_routing_by_the_aggregate_type_is_not_a_mistake(tmp_path: Path):
     """
-    Under its own name too, and with a rewritten value.
+    This includes its own column name and a rewritten value.
     """
     path = tmp_path / "towpath.toml"
     options = (

@@ -1,4 +1,4 @@
-"""A watched configuration file is read when it changed, and only then."""
+"""A watched configuration file is read only after a change."""
 
 import os
 
@@ -20,7 +20,7 @@ url = "http://registry"
 
 def test_a_file_is_read_once_until_it_changes(tmp_path):
     """
-    Replaced by one of the same size and time, it is another file all the same.
+    A replacement with the same size and time counts as a change.
     """
     path = tmp_path / "towpath.toml"
     path.write_text(CONFIG.format(broker="kafka:1"))
@@ -41,7 +41,7 @@ def test_a_file_is_read_once_until_it_changes(tmp_path):
 
 def test_mistakes_are_reported_once_for_each_change(tmp_path):
     """
-    A missing file is looked for each time; once it exists it is read.
+    A missing file is checked each time, and read once it exists.
     """
     path = tmp_path / "towpath.toml"
     watched = WatchedFile(path, {})
@@ -58,9 +58,9 @@ def test_mistakes_are_reported_once_for_each_change(tmp_path):
     assert watched.changed() is not None
 
 
-def test_a_file_is_read_once_it_may_be_read(tmp_path, monkeypatch):
+def test_a_file_is_read_once_it_becomes_readable(tmp_path, monkeypatch):
     """
-    A right that is granted later changes neither its content nor its time.
+    A permission that is granted later changes neither its content nor its time.
     """
     path = tmp_path / "towpath.toml"
     path.write_text(CONFIG.format(broker="kafka:1"))
@@ -70,7 +70,7 @@ def test_a_file_is_read_once_it_may_be_read(tmp_path, monkeypatch):
     def refuse(*_args, **_options):
         raise PermissionError(13, "Permission denied")
 
-    # Nothing is refused to a superuser, who may run the tests.
+    # A superuser, who may run the tests, is never denied access.
     with monkeypatch.context() as patch:
         patch.setattr("pathlib.Path.read_text", refuse)
         with pytest.raises(ConfigurationError):

@@ -112,7 +112,7 @@ def pytest_collection_finish():
 
 
 def pytest_xdist_make_scheduler(config, log):
-    """Distribute the tests by pieces."""
+    """Distribute the tests in pieces."""
     return workers.Pieces(config, log)
 
 

@@ -158,7 +158,9 @@ def test_everything_comes_up_healthy_and_filled():
 
 @pytest.mark.parametrize("image", ["relay", "sinks", "services", "tools"])
 def test_an_image_has_no_privileges_secrets_or_build_tools(image):
-    """One user, labels, an entry point that is not a shell, no compiler and no pip."""
+    """
+    It has one user, labels, an entry point that is not a shell, no compiler and no pip.
+    """
     config = inspect(f"towpath/{image}:{VERSION}")["Config"]
     labels = config["Labels"]
     script = "for p in gcc cc make pip pip3; do command -v $p; done; true"
@@ -200,8 +202,8 @@ def test_an_image_has_the_files_of_the_wheels(image):
 
 
 @pytest.mark.parametrize("service", OWN_PARTS)
-def test_a_container_of_ours_can_write_to_nothing_but_its_state(service):
-    """Read-only root, no capability, no new privileges, a memory limit."""
+def test_our_containers_can_write_only_to_their_state(service):
+    """It has a read-only root, no capability, no new privileges and a memory limit."""
     host = inspect(container(service))["HostConfig"]
     written = try_compose("exec", "--no-TTY", service, "sh", "-c", "echo > /opt/x")
 
@@ -326,7 +328,7 @@ def test_a_difference_is_reported_with_exit_code_1_and_repaired():
 
 def test_stopped_parts_end_gracefully_and_a_second_up_resumes():
     """
-    Exit codes are as outside Docker; all orders are kept, and none is seeded again.
+    Exit codes equal those outside Docker; orders are kept, and none is seeded again.
     """
     before = sql("select count(*) from shop.orders")
     compose("stop", within_s=300)
@@ -389,7 +391,7 @@ def test_a_wrong_argument_gives_one_error_with_its_remedy(arguments, code, expec
 
 
 def test_down_with_volumes_leaves_nothing():
-    """No container, no network and no volume of the project."""
+    """No container, network or volume of the project remains."""
     compose("--profile", "*", "down", "--volumes", "--remove-orphans")
     of_project = ("--filter", f"label=com.docker.compose.project={PROJECT}", "--quiet")
 

@@ -162,7 +162,7 @@ def write(name: str, title: str, pieces: list[bytes]) -> None:
 
 
 def main(dsn: str) -> None:
-    """Record into the two files."""
+    """Record the messages into the two files."""
     postgres.drop_database(dsn, NAME)
     postgres.create_database(dsn, NAME)
     with psycopg.connect(dsn) as connection:

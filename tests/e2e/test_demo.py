@@ -451,7 +451,7 @@ def test_all_stores_agree_after_every_part_is_killed_in_a_spike(start, tmp_path)
 @pytest.mark.soak
 def test_the_sinks_of_a_large_demo_equal_the_source_after_kills(start):
     """
-    The relay and drivers are killed in a longer demo; it exits with 0 differences.
+    The relay and drivers are killed in a longer demo, which exits with 0.
     """
     demo = start("--orders", "20000", "--rate", "20")
     kill_parts(demo, 20_000)

@@ -1,5 +1,5 @@
 """
-``make house``: every measure of the source with its earlier value, value and goal.
+``make house``: every measure of the source, with its earlier value and its goal.
 
 ``--json`` prints the same as data, ``--paths`` prints the main paths call by call, and
 ``--lower`` lowers the ceilings of ``measures.toml``, which a test enforces.

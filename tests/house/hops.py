@@ -37,7 +37,7 @@ class Hops(NamedTuple):
     Attributes:
         modules: The number of distinct modules.
         calls: The number of calls.
-        switches: The number of calls that the next call leaves for another module.
+        switches: The number of calls followed by a call in a different module.
     """
 
     modules: int

@@ -25,7 +25,7 @@ NAMES = st.lists(
 
 @given(KEYS, KEYS)
 def test_two_keys_of_a_table_have_different_texts(first, second):
-    """Texts are equal exactly if the keys are."""
+    """Texts are equal if and only if the keys are."""
     assert (first == second) == (key_text(first) == key_text(second))
 
 

@@ -131,7 +131,7 @@ def test_an_invalid_lsn_is_refused(text: str):
 
 def test_a_position_beyond_the_packed_range_is_refused():
     """
-    A position that does not fit 63 bits is an error, not a wrapped number.
+    A position that does not fit in 63 bits raises an error instead of wrapping around.
     """
     with pytest.raises(ValueError, match="out of range"):
         version(Position(1 << 54, 0))

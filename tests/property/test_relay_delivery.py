@@ -54,7 +54,7 @@ STEPS = st.lists(
 @given(STEPS)
 def test_no_history_confirms_an_unacknowledged_transaction(steps: list):
     """
-    In any history, even with keepalives, the LSN stays below open and unsettled ones.
+    The LSN never passes an open or unsettled transaction, even with keepalives.
     """
     history = History()
     for kind, number in steps:

@@ -58,7 +58,7 @@ WORDS = st.sampled_from(
 )
 def test_every_subscribed_topic_has_a_route(routes, topic):
     """
-    A topic matches the pattern exactly if a route reads it.
+    A topic matches the pattern if and only if a route reads it.
 
     The engine subscribes to every topic in which the pattern is found anywhere.
     """

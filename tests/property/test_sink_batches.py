@@ -122,7 +122,7 @@ def test_a_sink_equals_the_fold_after_any_crash(
     mode, delivery, deaths, is_after, chance
 ):
     """
-    Keys without parking or refetch equal the fold at once, others after their row.
+    Keys without parking or refetch equal the fold at once, others after their refetch.
 
     Each unreadable record becomes one dead letter.
     """

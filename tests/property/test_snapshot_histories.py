@@ -420,7 +420,7 @@ class Relay:
         position = Position(effect.log_lsn, -1)
         for (key,) in effect.absent:
             if effect.target is None and self.present.get(int(key)):
-                message = f"{key!r} is said to be gone, and was delivered"
+                message = f"{key!r} is reported as absent, but was delivered"
                 raise RefutedError(message)
             record = Record(position, int(key), None, True, effect.target, 0)
             self.model.topic.append(record)
@@ -796,8 +796,8 @@ def _check(model: Model) -> None:
     if model.sweeps:
         # These rows were deleted while no sink was running.
         wrong = dict.fromkeys(range(KEYS), Version(0, 0))
-    asked = set(model.listed or range(KEYS))
-    _compare(model, "new sink", _fold(wrong, records), asked)
+    requested = set(model.listed or range(KEYS))
+    _compare(model, "new sink", _fold(wrong, records), requested)
     shared = [record for record in model.topic if record.target is None]
     _compare(model, "old sink", _fold(model.first_rows, shared), set(range(KEYS)))
 
@@ -890,7 +890,7 @@ def _saved_before_the_broker_has_it(patch: pytest.MonkeyPatch) -> None:
 
 
 def _partial_changes_taken_for_rows(patch: pytest.MonkeyPatch) -> None:
-    """Do not read a key again whose change leaves columns out."""
+    """Do not reread a key whose change leaves columns out."""
     patch.setattr(RangeReader, "_read_again", lambda *_: None)
 
 

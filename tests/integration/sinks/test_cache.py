@@ -63,7 +63,9 @@ def test_a_row_is_a_hash_of_text(sink, prefix, client):
 
 
 def test_a_tombstone_expires_after_the_replay_window(sink, prefix, client):
-    """A delete leaves the position and a mark, which expire after the replay window."""
+    """
+    A delete leaves its position and a marker, which expire after the replay window.
+    """
     sink.apply(batch(None))
     sink.flush()
     key = f"{prefix}:orders:7"

@@ -96,7 +96,7 @@ def hashes(client, begin):
 
 def test_rows_taken_as_columns_equal_those_written_one_by_one(make, client):
     """
-    3,000 shuffled records give the same keys and fields; rows follow the columns.
+    3,000 shuffled records give the same rows; columns first, then the remaining ones.
 
     Writing the columns again changes nothing.
     """
@@ -142,7 +142,9 @@ def test_columns_replace_any_value_under_their_keys(make, client):
 
 def test_counts_match_the_written_rows(make, client):
     """
-    Rows count as applied, or as stale if the cache has newer; a lost guard is reloaded.
+    Rows count as applied, or as stale if the cache has newer ones.
+
+    A lost guard is loaded again.
     """
     sink, begin = make()
     chance = random.Random(5)  # noqa: S311 - a repeatable test

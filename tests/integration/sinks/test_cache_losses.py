@@ -171,7 +171,7 @@ def test_an_emptied_cache_is_read_again_once(rig):
 
 
 def test_an_idle_sink_notices_that_its_cache_was_emptied(rig):
-    """No batch comes, and all is recorder for all the same, once."""
+    """No batch arrives, and yet all routes are requested, once."""
     sink = rig.opened()
     write(sink, orders(1))
     rig.server.client.flushall()
@@ -394,7 +394,7 @@ def test_a_flush_waits_for_a_file_that_is_synced_on_every_write(tmp_path):
 
 
 def test_a_flush_does_not_wait_for_a_file_that_was_turned_off(tmp_path):
-    """The first batch after it is retried; the sink does not halt."""
+    """The first batch afterwards is retried; the sink does not halt."""
     options = ("--appendonly", "yes", "--appendfsync", "always")
     with valkey(tmp_path / "server", *options) as server:
         rig = Rig(server, tmp_path / "cache.json")

@@ -188,7 +188,7 @@ def test_all_of_a_dead_letter_is_shown(config, capsys):
 
 def test_dead_letters_outlive_retention_in_writing_order(config):
     """
-    The topic has one partition without retention, so records are read as written.
+    The topic has one partition without retention, so the order of writing is kept.
     """
     settings = load(config, {})
     topic = DeadLetterTopic(settings, "cache")

@@ -263,7 +263,7 @@ def test_a_partition_end_that_was_reported_early_is_remembered(
     assert ({0: [0], 1: [0]}, {0: [2]}, 1) == (first, second, client.assigned)
 
 
-def test_records_deleted_by_retention_are_an_error(stack, topic, reading):
+def test_records_deleted_by_retention_raise_an_error(stack, topic, reading):
     """
     The fetch never continues after them as if they had not existed.
     """
@@ -282,7 +282,7 @@ def test_records_deleted_by_retention_are_an_error(stack, topic, reading):
     assert {0: [5, 6, 7, 8, 9]} == offsets(reading.slices(span(topic, (5, 10), (0, 0))))
 
 
-def test_a_deleted_topic_is_an_error(stack, topic, reading):
+def test_a_deleted_topic_raises_an_error(stack, topic, reading):
     """
     The topic is deleted between two batches.
     """
@@ -297,7 +297,7 @@ def test_a_deleted_topic_is_an_error(stack, topic, reading):
 @pytest.mark.usefixtures("client")
 def test_an_unavailable_broker_is_reported(unused_port):
     """
-    A silent broker is an error, not an empty batch.
+    A silent broker raises an error instead of giving an empty batch.
     """
     reading = KafkaBatches(Kafka(bootstrap_servers=f"127.0.0.1:{unused_port}"), "cache")
     with pytest.raises(

@@ -144,7 +144,7 @@ def test_every_query_of_the_dashboards_returns_data(
     rig, consumer_port, orders, tmp_path
 ):
     """
-    On a live platform only queries about absent things are empty.
+    On a live platform only queries about absent things return nothing.
 
     The driver's page matches the registry of metrics. Prometheus evaluates every rule
     without an error. The platform works and raises one critical alert: a row of the

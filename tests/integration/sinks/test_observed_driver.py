@@ -77,7 +77,7 @@ class Rig(SinkPlace):
 
     def catch_up(self, name):
         """
-        Wait until a sink has everything that is committed, with the driver's patience.
+        Wait until a sink has everything that is committed, with the test's patience.
         """
         self.confirm()
         wait_applied(load(self.config, {}), name, PATIENCE_S)

@@ -106,7 +106,7 @@ def statuses(rows) -> dict[str, object]:
     return {row.key: row.fields.get("status") for row in rows}
 
 
-def test_one_driver_runs_a_packages_sink_beside_webhooks(
+def test_one_driver_runs_a_packages_sink_and_a_webhook(
     stack, unique, tmp_path, monkeypatch
 ):
     """

@@ -244,7 +244,7 @@ def reference(history):
 
 def test_a_value_that_does_not_fit_refuses_only_its_batch(models):
     """
-    No row of the batch is written, the error names the column, and columns are left.
+    The batch writes no row, the error names the column, and columns are not applied.
     """
     sink = models.sink()
     with pytest.raises(BatchRefusedError, match=r"bigint.*column v"):
@@ -404,7 +404,7 @@ def test_partial_rows_of_equal_keys_are_not_merged_within_a_batch(models):
 
 def test_a_table_follows_its_source_and_keeps_its_types(models):
     """
-    Added columns reach dependent views, dropped ones are kept, retyped ones refuse.
+    Added columns reach dependent views; dropped ones are kept; types do not change.
     """
     sink = models.sink()
     write(sink, change(row(1, 1), 1))

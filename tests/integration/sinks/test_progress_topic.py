@@ -154,7 +154,7 @@ def test_a_record_of_a_newer_version_is_reported(stack, settings, topic, reader)
 
 def test_an_unreachable_broker_is_not_taken_for_a_silent_driver(settings, monkeypatch):
     """
-    The reader raises an error of its own for the broker.
+    The reader raises the error for an unavailable broker.
     """
     monkeypatch.setattr(progress_topic, "REQUEST_TIMEOUT_S", 0.5)
     unreachable = settings.model_copy(

@@ -54,7 +54,7 @@ class DyingSink(MemorySink):
         return checkpoint
 
 
-class Place:
+class Rig:
     """One sink with one topic of two partitions, and its query."""
 
     def __init__(self, spark, servers, name, folder):
@@ -94,7 +94,7 @@ class Place:
 
     def produce(self, key, operation, *, topic=None, number=None, partition=0):
         """
-        Produce one change of an order; a read one has a position below its number.
+        Produce one change of an order; a read is positioned below its number.
         """
         if number is None and operation == "d":
             self.number += 1
@@ -190,145 +190,145 @@ class Place:
 
 
 @pytest.fixture
-def place(lake, stack, unique, tmp_path):
+def rig(lake, stack, unique, tmp_path):
     """Provide a sink whose query has applied its first orders, and is stopped."""
     stack.up("kafka")
-    made = Place(lake[1]._session, stack.kafka, unique, tmp_path)
+    made = Rig(lake[1]._session, stack.kafka, unique, tmp_path)
     made.put(20)
     made.run()
     return made
 
 
-def test_a_query_that_died_around_a_batch_writes_it_again(place):
+def test_a_query_that_died_around_a_batch_writes_it_again(rig):
     """It dies before a flush, after one, and after one without Spark's own commit."""
     for dies in ("before", "after"):
-        place.sink.dies = dies
-        place.put(10)
-        place.run()
-    commits = place.plan.checkpoint / "commits"
+        rig.sink.dies = dies
+        rig.put(10)
+        rig.run()
+    commits = rig.plan.checkpoint / "commits"
     numbers = [int(p.name) for p in commits.iterdir() if p.name.isdecimal()]
     (commits / str(max(numbers))).unlink()
-    place.put(10)
+    rig.put(10)
 
     assert ([str(n) for n in range(1, 51)], [], []) == (
-        place.run(),
-        place.outcomes,
-        place.repairs.routes,
+        rig.run(),
+        rig.outcomes,
+        rig.repairs.routes,
     )
 
 
-def test_unread_records_deleted_by_retention_are_refetched(place):
+def test_unread_records_deleted_by_retention_are_refetched(rig):
     """
     The query continues at the first retained one; the other partition loses none.
     """
-    lost = place.put(6, partition=0)
-    place.put(4, partition=1)
-    end = place.ends()[place.topic]["0"]
-    cut = TopicPartition(place.topic, 0, end)
-    place.admin.delete_records([cut])[cut].result()
-    kept = place.put(3, partition=0)
-    rows = place.run()
+    lost = rig.put(6, partition=0)
+    rig.put(4, partition=1)
+    end = rig.ends()[rig.topic]["0"]
+    cut = TopicPartition(rig.topic, 0, end)
+    rig.admin.delete_records([cut])[cut].result()
+    kept = rig.put(3, partition=0)
+    rows = rig.run()
 
     # Records are not read twice: 20, and then 4 and 3.
     assert ((set(), True), ["retention_passed"], ["orders"], 27) == (
         (set(lost) & set(rows), set(kept) <= set(rows)),
-        place.outcomes,
-        [route for route, _ in place.repairs.routes],
-        stored_progress(place.progress_path, "cache").records,
+        rig.outcomes,
+        [route for route, _ in rig.repairs.routes],
+        stored_progress(rig.progress_path, "cache").records,
     )
 
 
-def test_partitions_that_are_added_are_read(place):
+def test_partitions_that_are_added_are_read(rig):
     """
     They are read from the start; keys have changed partitions, so rows are requested.
     """
-    place.grow(4)
-    added = place.put(5, partition=3)
+    rig.grow(4)
+    added = rig.put(5, partition=3)
 
     assert (set(added), ["partitions_added"], ["orders"], 25) == (
-        set(added) & set(place.run()),
-        place.outcomes,
-        [route for route, _ in place.repairs.routes],
-        stored_progress(place.progress_path, "cache").records,
+        set(added) & set(rig.run()),
+        rig.outcomes,
+        [route for route, _ in rig.repairs.routes],
+        stored_progress(rig.progress_path, "cache").records,
     )
 
 
-def test_partitions_that_are_added_to_a_running_query_are_detected(place, monkeypatch):
+def test_partitions_that_are_added_to_a_running_query_are_detected(rig, monkeypatch):
     """They are reported once; the query restarts, and reads nothing twice."""
     monkeypatch.setattr(recovery, "LOOK_EVERY_S", 0.1)
-    with place.running():
-        place.grow(3)
-        added = set(place.put(5, partition=2))
-        until(lambda: place.outcomes, "the partition is detected")
-        rows = place.sink.rows["orders"]
+    with rig.running():
+        rig.grow(3)
+        added = set(rig.put(5, partition=2))
+        until(lambda: rig.outcomes, "the partition is detected")
+        rows = rig.sink.rows["orders"]
         until(lambda: added <= rows.keys(), "the new records are applied")
-    place.run()
+    rig.run()
 
     assert (["partitions_added"], ["orders"], 25) == (
-        place.outcomes,
-        [route for route, _ in place.repairs.routes],
-        stored_progress(place.progress_path, "cache").records,
+        rig.outcomes,
+        [route for route, _ in rig.repairs.routes],
+        stored_progress(rig.progress_path, "cache").records,
     )
 
 
-def test_a_lost_checkpoint_changes_nothing_in_the_sink(place):
+def test_a_lost_checkpoint_changes_nothing_in_the_sink(rig):
     """All retained records are read again, and the guard rejects them."""
-    drop_checkpoint(place.plan.checkpoint)
-    before = dict(place.sink.rows["orders"])
-    place.run()
+    drop_checkpoint(rig.plan.checkpoint)
+    before = dict(rig.sink.rows["orders"])
+    rig.run()
 
     assert (before, ["checkpoint_lost"], []) == (
-        place.sink.rows["orders"],
-        place.outcomes,
-        place.repairs.routes,
+        rig.sink.rows["orders"],
+        rig.outcomes,
+        rig.repairs.routes,
     )
 
 
-def test_a_recreated_topic_is_read_from_its_start(place):
+def test_a_recreated_topic_is_read_from_its_start(rig):
     """
     The new topic has fewer records than were read from the old one.
     """
-    place.recreate()
-    added = set(place.put(4))
-    with place.running():
-        rows = place.sink.rows["orders"]
+    rig.recreate()
+    added = set(rig.put(4))
+    with rig.running():
+        rows = rig.sink.rows["orders"]
         until(lambda: added <= rows.keys(), "the new records are applied")
 
     assert (["topic_recreated"], ["orders"]) == (
-        place.outcomes,
-        [route for route, _ in place.repairs.routes],
+        rig.outcomes,
+        [route for route, _ in rig.repairs.routes],
     )
 
 
-def test_a_recreated_topic_that_has_grown_is_read_from_its_start(place):
+def test_a_recreated_topic_that_has_grown_is_read_from_its_start(rig):
     """
     The topic's id reveals it, although its offsets do not.
     """
-    place.recreate()
-    added = set(place.put(60))
+    rig.recreate()
+    added = set(rig.put(60))
 
     assert (added, ["topic_recreated"], ["orders"]) == (
-        added & set(place.run()),
-        place.outcomes,
-        [route for route, _ in place.repairs.routes],
+        added & set(rig.run()),
+        rig.outcomes,
+        [route for route, _ in rig.repairs.routes],
     )
 
 
-def test_a_topic_recreated_while_it_is_read_is_detected(place, monkeypatch):
+def test_a_topic_recreated_while_it_is_read_is_detected(rig, monkeypatch):
     """
     Whether Spark or the id check is first, no record is left out.
     """
     monkeypatch.setattr(recovery, "LOOK_EVERY_S", 0.1)
-    with place.running():
-        place.recreate()
-        added = set(place.put(60))
-        rows = place.sink.rows["orders"]
+    with rig.running():
+        rig.recreate()
+        added = set(rig.put(60))
+        rows = rig.sink.rows["orders"]
         until(lambda: added <= rows.keys(), "all of the new records are applied")
 
-    assert "orders" in [route for route, _ in place.repairs.routes]
+    assert "orders" in [route for route, _ in rig.repairs.routes]
 
 
-def test_a_topic_recreated_while_a_query_starts_is_detected(place, monkeypatch):
+def test_a_topic_recreated_while_a_query_starts_is_detected(rig, monkeypatch):
     """
     The topic is gone when its id is requested, and is back when its offsets are.
     """
@@ -336,47 +336,47 @@ def test_a_topic_recreated_while_a_query_starts_is_detected(place, monkeypatch):
     added = set()
 
     def ids_between(_):
-        monkeypatch.delattr(place.cluster, "topic_ids")
-        place.recreate()
-        added.update(place.put(60))
+        monkeypatch.delattr(rig.cluster, "topic_ids")
+        rig.recreate()
+        added.update(rig.put(60))
         return {}
 
-    monkeypatch.setattr(place.cluster, "topic_ids", ids_between)
-    with place.running():
-        rows = place.sink.rows["orders"]
+    monkeypatch.setattr(rig.cluster, "topic_ids", ids_between)
+    with rig.running():
+        rows = rig.sink.rows["orders"]
         until(lambda: added and added <= rows.keys(), "the new records are applied")
 
     assert (["topic_recreated"], ["orders"]) == (
-        place.outcomes,
-        [route for route, _ in place.repairs.routes],
+        rig.outcomes,
+        [route for route, _ in rig.repairs.routes],
     )
 
 
-def test_a_row_that_was_deleted_in_a_gap_is_removed(place):
+def test_a_row_that_was_deleted_in_a_gap_is_removed(rig):
     """
     Retention has removed the delete; the requested snapshot ends with a sweep.
 
     Rows that the snapshot read are kept, even those that only it delivered; so are
     newer rows.
     """
-    lost = place.put(4, partition=0)
-    place.produce("1", "d")
-    end = place.ends()[place.topic]["0"]
-    cut = TopicPartition(place.topic, 0, end)
-    place.admin.delete_records([cut])[cut].result()
-    place.run()
-    had = set(place.sink.rows["orders"])
-    fill = f"{place.topic}.backfill.cache"
-    place.admin.create_topics([NewTopic(fill, 2, 1)])[fill].result()
-    place.number += 1
-    floor = place.number
+    lost = rig.put(4, partition=0)
+    rig.produce("1", "d")
+    end = rig.ends()[rig.topic]["0"]
+    cut = TopicPartition(rig.topic, 0, end)
+    rig.admin.delete_records([cut])[cut].result()
+    rig.run()
+    had = set(rig.sink.rows["orders"])
+    fill = f"{rig.topic}.backfill.cache"
+    rig.admin.create_topics([NewTopic(fill, 2, 1)])[fill].result()
+    rig.number += 1
+    floor = rig.number
     read = [*(str(n) for n in range(2, 21)), *lost]
     for key in read:
-        place.produce(key, "r", topic=fill, number=floor)
-    newer = place.put(1)
+        rig.produce(key, "r", topic=fill, number=floor)
+    newer = rig.put(1)
     for partition in (0, 1):
-        place.sweep(fill, partition, floor)
-    rows = set(place.run())
+        rig.sweep(fill, partition, floor)
+    rows = set(rig.run())
 
     assert (True, {"1"}, set(newer) | set(lost)) == (
         set(lost).isdisjoint(had),
@@ -386,18 +386,18 @@ def test_a_row_that_was_deleted_in_a_gap_is_removed(place):
 
 
 def test_a_new_sink_that_dies_before_its_first_batch_keeps_its_declared_start(
-    place,
+    rig,
 ):
     """
     It does not start at the later ends; a snapshot brings the rows below its start.
     """
-    shutil.rmtree(place.plan.checkpoint.parent)
-    place.sink.rows.clear()
-    replace_file(place.plan.starting_offsets_file, orjson.dumps(place.ends()))
-    first = place.put(3)
-    place.sink.dies = "before"
+    shutil.rmtree(rig.plan.checkpoint.parent)
+    rig.sink.rows.clear()
+    replace_file(rig.plan.starting_offsets_file, orjson.dumps(rig.ends()))
+    first = rig.put(3)
+    rig.sink.dies = "before"
     second: list[str] = []
-    place.sink.between = lambda: second.extend(place.put(3))
-    rows = place.run()
+    rig.sink.between = lambda: second.extend(rig.put(3))
+    rows = rig.run()
 
-    assert ([*first, *second], []) == (rows, place.outcomes)
+    assert ([*first, *second], []) == (rows, rig.outcomes)

@@ -154,7 +154,7 @@ class RequestRecorder:
 @pytest.fixture
 def watched(stack, route, tmp_path):
     """
-    Provide a function that opens sinks that watch their index, and their requests.
+    Provide a function that opens watching sinks, and the recorder of requests.
     """
     requests = RequestRecorder()
 
@@ -229,7 +229,7 @@ def test_a_closed_index_is_not_a_lost_index(client, route, watched):
 
 
 def test_a_backlog_is_searchable_once_live_changes_follow(stack, client, route):
-    """The index is refreshed seldom while the backlog is written."""
+    """The index is refreshed rarely while the backlog is written."""
     options = SearchOptions(call_documents=2, calls_in_flight=1, refresh_ms=200)
     arguments = (stack.opensearch_url, (route,), Relations(), SystemClock())
     sink = SearchSink(*arguments, options=options)

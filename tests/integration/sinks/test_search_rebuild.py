@@ -41,7 +41,7 @@ def shop(stack):
     """Provide a sink of one route, its rebuild, and a plain client."""
     url, relations = stack.opensearch_url, Relations()
     route = Route(topic="towpath.shop.orders", name=f"orders-{uuid.uuid4().hex[:8]}")
-    lent = SimpleNamespace(
+    made = SimpleNamespace(
         route=route,
         relations=relations,
         client=OpenSearch(hosts=[url]),
@@ -49,9 +49,9 @@ def shop(stack):
         rebuild=Rebuild(url, SearchOptions(), RouteFields(relations, {})),
         reader=SearchReader(url),
     )
-    lent.sink.open()
-    yield lent
-    for part in (lent.client, lent.sink, lent.rebuild, lent.reader):
+    made.sink.open()
+    yield made
+    for part in (made.client, made.sink, made.rebuild, made.reader):
         part.close()
 
 

@@ -78,9 +78,9 @@ def test_a_sink_is_added_refilled_dropped_and_added_again(
 
     A dropped sink leaves no topic behind. The first attempt to add it finds no driver;
     the second continues the first. A refill restores lost rows and removes planted
-    ones. Its data is dropped while the source is written. It is added again with a row
-    of SQL that a person inserts, as the command prints it. A target that was down when
-    the file named it is used once it serves, without a change to the file.
+    ones. Its data is dropped while writers change the source. It is added again with a
+    row of SQL that a person inserts, as the command prints it. A target that was down
+    when the file named it is used once it serves, without a change to the file.
     """
     rig.prepare()
     monkeypatch.setattr(lifecycle, "_RUNNING_WITHIN_S", 0.1)

@@ -565,7 +565,7 @@ def test_a_sample_finds_the_defects_in_it(rig, verify, sample):
 
 @pytest.mark.parametrize("rig", [CACHE], indirect=True)
 def test_even_the_smallest_sample_finds_an_emptied_sink(rig, verify):
-    """A percentage of less than a row still samples some rows."""
+    """A percentage that amounts to less than one row still samples some rows."""
     for key in (1, 2, 3):
         rig.lose(key)
     code, report = verify(sample="0.0001%", names=("orders",))
@@ -578,7 +578,7 @@ def test_even_the_smallest_sample_finds_an_emptied_sink(rig, verify):
 
 @pytest.mark.parametrize("rig", [CACHE], indirect=True)
 def test_one_table_is_verified_by_name(rig, verify):
-    """Differences of other routes are not found."""
+    """Differences of other routes are not reported."""
     rig.alter(1, "total", "99.99")
     code, report = verify(names=("shop.lines",))
 

@@ -173,7 +173,7 @@ def rig(make):
 @pytest.fixture
 def verify(rig, capsys):
     """
-    Provide a function that verifies; it returns the exit code, the report and its rows.
+    Provide a function that verifies; it returns the exit code, report and differences.
     """
 
     def run():

@@ -39,7 +39,7 @@ length = 5
 
 
 class Rig(VerifiedRig):
-    """Tables that are published with other keys than their primary keys."""
+    """Tables that are published with keys other than their primary keys."""
 
     def init(self):
         self.execute(

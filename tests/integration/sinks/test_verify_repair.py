@@ -247,9 +247,9 @@ def test_rows_that_nothing_replaces_are_erased_and_read_again(rig, verify):
     """
     B7: rows above all positions, known to the source or not, and a repeated row.
 
-    A repair requests the other rows again, and reports how to replace these. Rows are
-    erased only on request, and only these keys; later changes of the keys are applied.
-    A refill restores none of the planted rows.
+    A repair requests all other rows again, and reports the reason why these are left.
+    Rows are erased only on request, and only these keys; later changes of the keys are
+    applied. A refill restores none of the planted rows.
     """
     rig.use("above")
     planted = {"7": "changed", "500": "extra"}
@@ -292,7 +292,7 @@ def test_a_foreign_row_does_not_prevent_repairs(rig, verify):
     """
     A key that the table cannot have is reported; rows of other keys are requested.
 
-    So are rows in whose place another program keeps a value that is not a row.
+    So are rows whose keys hold another program's value, which is not a row.
     """
     rig.use("strange")
     for key in ("no number", "1:2", "007", "99999999999"):

@@ -111,7 +111,9 @@ def test_bytes_inside_values_are_read_in_any_output_format(database):
 
 
 def test_types_that_a_warehouse_keeps_as_text_are_recognized(database):
-    """These are numerics without a precision or outside its limits, and all domains."""
+    """
+    These are domains, and numerics without a precision or beyond Iceberg's limits.
+    """
     kinds = {
         "free": ("numeric", True),
         "fixed": ("numeric(38, 2)", False),

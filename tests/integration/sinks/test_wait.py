@@ -1,5 +1,5 @@
 """
-Reading one's own writes, with a real source, relay and broker, and a light sink.
+Read-your-writes with a real source, relay and broker, and a light sink.
 
 The sink is a thread that writes each row into Redis a while after its arrival, and then
 publishes its progress, as the driver of a sink does.
@@ -148,7 +148,7 @@ def test_a_write_is_visible_when_the_wait_returns(rig, sink, waiter):
     """
     Each write is read from the sink at once, on a quiet source and on a busy one.
 
-    On top of the sink's own latency, a wait takes some tenths of a second.
+    A wait adds a few tenths of a second to the sink's own latency.
     """
     read, took_s = [], []
     for key in range(1, 9):

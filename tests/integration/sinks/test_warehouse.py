@@ -1,5 +1,5 @@
 """
-The warehouse, beyond the contract: errors that only an Iceberg table allows.
+The warehouse, beyond the contract: the behavior that only Iceberg can get wrong.
 """
 
 import uuid

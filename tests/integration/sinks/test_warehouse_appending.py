@@ -123,7 +123,9 @@ def bounds(files):
 
 
 def test_a_value_that_no_partition_can_represent_refuses_its_batch(warehouse):
-    """Truncated, it has more digits than its type, so neither writer can write it."""
+    """
+    When truncated, it has more digits than its type allows: neither writer accepts it.
+    """
     warehouse.set(partition={warehouse.orders: ("truncate(50, total)",)})
     sink = warehouse.sink()
     fitting = warehouse.change(8, 1, ROW | {"total": "1.00"})

@@ -228,7 +228,7 @@ def test_a_floor_of_a_foreign_table_changes_nothing(warehouse):
 
 def test_a_table_is_partitioned_as_configured_even_after_a_change(warehouse):
     """
-    Its rows are the same after a change of the partitions, and new files follow it.
+    A change of the partitions keeps all rows, and new files use the new partitions.
     """
     changes = [warehouse.change(8, n, ROW | {"day": "2026-02-28"}) for n in range(20)]
     warehouse.set(partition={warehouse.orders: ("bucket(4, id)",)})

@@ -211,7 +211,7 @@ def test_a_change_that_must_wait_holds_back_no_other_key(receiver, sink):
     assert ([1, 2, 2, 3], 2, 3) == (sorted(found), found[-1], sink.flush().applied)
 
 
-def test_a_pause_that_the_receiver_requests_is_observed(receiver):
+def test_a_pause_that_the_receiver_requests_is_respected(receiver):
     """
     After a few refusals nothing more is sent, and the driver learns how long to wait.
     """

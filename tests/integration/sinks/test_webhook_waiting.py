@@ -253,7 +253,7 @@ def test_a_receiver_that_fails_for_all_keys_makes_the_sink_wait(
     receiver, hook, status, headers, error
 ):
     """
-    No dead letter is made, the longest pause is observed, and few requests are sent.
+    No dead letter is made, the longest pause is respected, and few requests are sent.
     """
     hook.start(concurrency=1)
     receiver.otherwise = lambda _: Answer(status, headers)

@@ -138,7 +138,7 @@ def test_the_worker_in_the_background_runs_only_unit_tests():
 
 def test_an_inner_deadline_is_stretched_like_the_limit_of_a_test(monkeypatch):
     """
-    With several workers both are stretched by the same factor; in a single process not.
+    With several workers both are stretched by the same factor, in one process neither.
 
     They are longest in the worker with a lower priority.
     """

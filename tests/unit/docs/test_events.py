@@ -69,7 +69,7 @@ def test_a_folder_alone_has_a_catalogue_without_aggregates(capsys):
 @pytest.mark.parametrize("command", ["catalogue", "freeze"])
 def test_a_file_that_cannot_be_written_is_reported(command, tmp_path, capsys):
     """
-    The error blames the command's arguments.
+    The command exits with 2, as for any wrong argument.
     """
     folder = tmp_path / "schemas"
     (folder / "released.lock").mkdir(parents=True)

@@ -67,7 +67,7 @@ def test_every_picture_is_shown_on_a_page_and_has_a_source():
 )
 def test_a_source_that_cannot_be_drawn_is_refused(draw, row, reason):
     """
-    A box of an unknown kind, and text wider than its box, are errors.
+    A box of an unknown kind, and text wider than its box, are rejected.
     """
     source = f'title = "t"\nsize = [100, 100]\nboxes = [{row}]\narrows = []\n'
 

@@ -70,7 +70,7 @@ def test_a_page_is_read_as_commands_and_files():
 )
 def test_a_block_that_no_reader_could_follow_is_refused(page):
     """
-    A file without a name and an output without a command are errors.
+    A file without a name and an output without a command are rejected.
     """
     with pytest.raises(TutorialError):
         steps(page)
@@ -147,9 +147,7 @@ def test_one_shell_runs_all_commands(reader):
         (Command("tail -f /dev/null", (), 1), 0.3),
     ],
 )
-def test_a_command_that_does_not_behave_as_shown_is_an_error(
-    reader, command, timeout_s
-):
+def test_a_command_that_does_not_behave_as_shown_fails(reader, command, timeout_s):
     """
     It may fail, print different output, find its shell closed, or not end in time.
     """

@@ -201,7 +201,7 @@ def history(*versions):
     ]
 
 
-def test_every_earlier_version_is_compared_instead_of_only_the_last():
+def test_all_earlier_versions_are_compared():
     """
     A third version that can read the second but not the first is found.
     """

@@ -48,7 +48,7 @@ def test_table_topics_have_only_characters_that_kafka_allows():
 )
 def test_topic_names_are_legal_if_kafka_accepts_them(name: str, legal: bool):
     """
-    The limits are Kafka's: its characters, 249 of them, and no dots alone.
+    A name has 1 to 249 of Kafka's characters, and is not just one or two dots.
     """
     assert legal == topics.is_legal_topic(name)
 

@@ -214,7 +214,7 @@ def test_a_json_schema_in_the_file_of_an_avro_schema_is_refused(document):
 
 
 @pytest.mark.parametrize("name", ["._Post.v1.avsc", "released.lock"])
-def test_a_file_that_is_no_text_is_refused_by_name(tmp_path, name):
+def test_a_file_that_is_not_text_is_refused_by_name(tmp_path, name):
     """
     Some systems put a binary file beside each file of a folder.
     """
@@ -226,7 +226,7 @@ def test_a_file_that_is_no_text_is_refused_by_name(tmp_path, name):
 
 def test_a_link_that_leads_nowhere_is_refused_by_name(tmp_path):
     """
-    An editor locks an open file by such a link.
+    An editor locks an open file with such a link.
     """
     (tmp_path / ".#Post.v1.avsc").symlink_to("me@host.7")
     with pytest.raises(EventSchemaError, match="Post"):

@@ -94,7 +94,7 @@ def test_a_different_body_or_secret_is_refused():
 @pytest.mark.parametrize("late_s", [webhooks.TOLERANCE_S + 1, -301])
 def test_an_old_request_is_refused(late_s: int):
     """
-    A recorded request cannot be sent again later; a clock must not be wrong, either.
+    A recorded request cannot be replayed, and a wrong clock is detected.
     """
     with pytest.raises(SignatureRefusedError, match="within 300 s"):
         verify([SECRET], headers(SECRET), BODY, SIGNED_S + late_s)

@@ -121,7 +121,7 @@ def test_a_record_that_cannot_be_written_does_not_end_the_process(tmp_path):
     )
 
 
-def test_people_read_lines_with_log_addresses():
+def test_the_human_format_has_lsns():
     """
     On request, a line has time, level, event, fields and LSNs, but no local variables.
     """

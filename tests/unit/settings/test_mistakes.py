@@ -1,4 +1,4 @@
-"""The messages named a wrong configuration: every mistake at once, with a remedy."""
+"""The messages about a wrong configuration: every mistake at once, with a remedy."""
 
 from pathlib import Path
 

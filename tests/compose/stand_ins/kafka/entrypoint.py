@@ -1,5 +1,5 @@
 """
-Work like the vendor's: read settings from the environment, format the log, start Kafka.
+Start Kafka as the vendor's image does: settings from the environment, a plain log.
 """
 
 import os

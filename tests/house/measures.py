@@ -82,7 +82,7 @@ def with_ceilings(text: str, values: Mapping[str, float | None]) -> str:
 @cache
 def values() -> Mapping[str, float | None]:
     """Take every measure; the keys are the names in the table."""
-    return {**_of_source(), **_of_paths(), **_of_sinks(), **_of_tests()}
+    return {**_source_values(), **_path_values(), **_sink_values(), **_test_values()}
 
 
 @cache
@@ -90,7 +90,7 @@ def _modules() -> tuple[Module, ...]:
     return tuple(modules_below(ROOT, "*/src/**/*.py"))
 
 
-def _of_source() -> dict[str, float]:
+def _source_values() -> dict[str, float]:
     modules = _modules()
     return {
         "source_files": len(modules),
@@ -106,7 +106,7 @@ def _of_source() -> dict[str, float]:
     }
 
 
-def _of_paths() -> dict[str, float]:
+def _path_values() -> dict[str, float]:
     outbox, table = paths.outbox_row(), paths.table_row()
     acknowledging = hops_of(paths.acknowledgement())
     questions = paths.snapshot_questions(paths.idle_turn())
@@ -127,7 +127,7 @@ def _of_paths() -> dict[str, float]:
     }
 
 
-def _of_sinks() -> dict[str, float]:
+def _sink_values() -> dict[str, float]:
     sinks = [module for module in _modules() if module.member == "sinks"]
     ports_path = Path("sinks/src/towpath/sinks/ports.py")
     [ports] = [module for module in sinks if module.path == ports_path]
@@ -141,7 +141,7 @@ def _of_sinks() -> dict[str, float]:
     }
 
 
-def _of_tests() -> dict[str, float | None]:
+def _test_values() -> dict[str, float | None]:
     tests = modules_below(ROOT, "tests/**/*.py")
     run = last_run()
     return {

@@ -17,7 +17,13 @@ LAYERS_OF_SINKS: Final = "sinks-layers"
 _CLAUSE: Final = re.compile(r"((What|Who)(ever)?|Of)\b")
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?:;])\s+|\n\s*\n")
 # Public methods of named tuples, underscore or not.
-_OF_NAMED_TUPLES: Final = {"_asdict", "_fields", "_field_defaults", "_make", "_replace"}
+_NAMED_TUPLE_METHODS: Final = {
+    "_asdict",
+    "_fields",
+    "_field_defaults",
+    "_make",
+    "_replace",
+}
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -120,7 +126,7 @@ def private_accesses(module: Module) -> list[str]:
         if isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
         and not node.attr.startswith("__")
-        and node.attr not in _OF_NAMED_TUPLES
+        and node.attr not in _NAMED_TUPLE_METHODS
         and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
     ]
 

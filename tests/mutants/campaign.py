@@ -73,7 +73,7 @@ class Campaign:
                 while self._todo and len(self._running) < self._workers:
                     mutant = self._todo.pop()
                     tests = mutant.tests or self._graph.tests_of(mutant.file)
-                    yield from self._go_on(_Job(mutant, tests))
+                    yield from self._start_next(_Job(mutant, tests))
                 yield from self._ended()
         finally:
             for _, run in self._running.values():
@@ -87,14 +87,14 @@ class Campaign:
             job, run = self._running.pop(sentinel)
             outcome = run.end()
             if outcome.code in _NO_TEST_FAILED:
-                yield from self._go_on(job)
+                yield from self._start_next(job)
             elif outcome.is_caught:
                 yield job.result(CAUGHT, outcome.failed[0])
             else:
                 verdict = "hangs" if sentinel in late else "does not run"
                 yield job.result(verdict, text=_end_of(outcome))
 
-    def _go_on(self, job: _Job) -> Iterator[Result]:
+    def _start_next(self, job: _Job) -> Iterator[Result]:
         run = job.start()
         if run is None:
             yield job.result("survived")

@@ -49,16 +49,16 @@ def payload_of(schema: Any) -> st.SearchStrategy[Any]:
 def variants(payload: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the payload unchanged, and with each single field changed."""
     yield payload
-    for place in [payload, *payload.get("lines", [])]:
-        whole = dict(place)
+    for record in [payload, *payload.get("lines", [])]:
+        whole = dict(record)
         for field in (*whole, "unknown"):
             for edge in _EDGES:
-                place[field] = edge
+                record[field] = edge
                 yield payload
-            del place[field]
+            del record[field]
             yield payload
-            place.clear()
-            place.update(whole)
+            record.clear()
+            record.update(whole)
 
 
 def is_valid(name: str, payload: dict[str, Any]) -> bool:

@@ -236,8 +236,8 @@ class Model:
                 following = None
         if not count:
             end = self.server.end_lsn
-            beat = self.server.heartbeat
-            self.confirmed = (end, lineage.offset + end, beat)
+            heartbeat = self.server.heartbeat
+            self.confirmed = (end, lineage.offset + end, heartbeat)
             self.following, self.published_before = following, self._highest()
             self.server = replace(self.server, slot_lsn=end)
 

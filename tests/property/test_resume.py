@@ -309,7 +309,7 @@ class ProcessHistory:
         queued = deque(self._stream())
         actions = {
             4: self._append,
-            5: self._hear,
+            5: self._acknowledge,
             6: lambda: process.invisible.observe(EVERYTHING),
             7: lambda: self._turn(process),
             8: lambda: self._store(process),
@@ -342,7 +342,7 @@ class ProcessHistory:
         if keys:
             self.broker.append(self.random.choice(keys))
 
-    def _hear(self) -> None:
+    def _acknowledge(self) -> None:
         keys = sorted(at for at, each in self.broker.unacknowledged.items() if each)
         if keys:
             self.broker.unacknowledged[self.random.choice(keys)].popleft()()

@@ -49,8 +49,8 @@ def histories(draw, *, with_unreadable=True):
         kinds += ["unreadable"] if with_unreadable else []
         kind = draw(st.sampled_from(kinds))
         if kind == "unreadable":
-            place = Origin(TOPIC, 0, number)
-            logs[0].append(Record(place, b"{}", b"{", {}))
+            unreadable_origin = Origin(TOPIC, 0, number)
+            logs[0].append(Record(unreadable_origin, b"{}", b"{", {}))
             continue
         notes = ["a", "b", "bad"] if with_unreadable else ["a", "b"]
         after = {"note": draw(st.sampled_from(notes)), "status": f"{number}"}

@@ -49,8 +49,8 @@ def histories(draw):
         if kind == "t":
             fold.clear()
             headers = {"position": f"{number * 8:016x}.0000000000".encode()}
-            place = Origin(TOPIC, 0, number)
-            records.append(Record(place, None, b'{"op": "t"}', headers))
+            truncate_origin = Origin(TOPIC, 0, number)
+            records.append(Record(truncate_origin, None, b'{"op": "t"}', headers))
             continue
         note = row["note"] if row and kind in {"partial", "r"} else f"note {number}"
         after = {"status": f"{number}", "note": note}

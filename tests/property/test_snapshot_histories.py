@@ -466,15 +466,15 @@ class Relay:
         lsn = self.invisible.confirmable(self.acknowledged_lsn)
         self.model.confirmed_lsn = max(self.model.confirmed_lsn, lsn)
 
-    def is_at_its_weakest(self) -> bool:
+    def is_vulnerable(self) -> bool:
         """Return whether the WAL is confirmed while progress waits to be stored."""
         kinds = (protocol.SaveProgress, protocol.StoreKeys)
         waits = any(isinstance(effect, kinds) for effect in self.commands)
         waits = waits or not self.driver.requests.is_empty
-        has_let_go = self.model.confirmed_lsn == 8 * (self.at + 1)
-        return waits and has_let_go and self.model.random.random() < 0.05
+        is_confirmed = self.model.confirmed_lsn == 8 * (self.at + 1)
+        return waits and is_confirmed and self.model.random.random() < 0.05
 
-    def has_swept_in_vain(self) -> bool:
+    def has_unacknowledged_sweep(self) -> bool:
         """Return whether the broker lacks the sweep that was sent last."""
         topic = self.model.topic
         is_sent = bool(topic) and topic[-1].key == SWEPT
@@ -554,13 +554,13 @@ class Relay:
 
     def read(self) -> None:
         """Make one of the readers execute one step."""
-        place = self.model.random.randrange(len(self.readers))
-        reader = self.readers[place]
+        index = self.model.random.randrange(len(self.readers))
+        reader = self.readers[index]
         if reader is None and self.read_effects:
             reader = self.steps(self.read_effects.popleft())
         if reader is not None and next(reader, "end") == "end":
             reader = None
-        self.readers[place] = reader
+        self.readers[index] = reader
 
     def steps(self, effect: protocol.Effect) -> Iterator[None]:
         fails = not isinstance(effect, protocol.ReadChunk)
@@ -713,7 +713,7 @@ def run_history(seed: int, plant: Callable[[Model], None] | None = None) -> Mode
         if step in turns:
             kind = ("pause-snapshot", "resume-snapshot")[turns.index(step) % 2]
             model.send(f"{kind} {step}", kind)
-        if step in crash_at or (crashes == CRASH_OFTEN and relay.is_at_its_weakest()):
+        if step in crash_at or (crashes == CRASH_OFTEN and relay.is_vulnerable()):
             relay = model.kill_relay()
         actions = [
             *[model.begin] * pace["database"],
@@ -729,7 +729,7 @@ def run_history(seed: int, plant: Callable[[Model], None] | None = None) -> Mode
             relay.tick,
         ]
         chance.choice(actions)()
-    _come_to_rest(model, relay)
+    _finish_work(model, relay)
     _check(model)
     return model
 
@@ -751,7 +751,7 @@ def _end_transactions(model: Model) -> None:
         model.show(model.unseen[0])
 
 
-def _come_to_rest(model: Model, relay: Relay) -> None:
+def _finish_work(model: Model, relay: Relay) -> None:
     _end_transactions(model)
     kills = model.random.choice([0, 2])
     for _ in range(3_000):
@@ -764,7 +764,7 @@ def _come_to_rest(model: Model, relay: Relay) -> None:
         ):
             action()
         relay.turn()
-        if kills and relay.has_swept_in_vain():
+        if kills and relay.has_unacknowledged_sweep():
             # The broker is slow to append the sweep, and the relay dies.
             if model.random.random() < 0.2:
                 relay, kills = model.kill_relay(), kills - 1

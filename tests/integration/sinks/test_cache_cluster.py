@@ -320,7 +320,7 @@ def pair(tmp_path):
         first.client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
         address = ("127.0.0.1", first.port, first.bus_port)
         second.client.execute_command("CLUSTER MEET", *address)
-        until(lambda: knows(second, first), "they have met", pause_s=0.02)
+        until(lambda: knows(second, first), "the servers know each other", pause_s=0.02)
         name = first.client.execute_command("CLUSTER MYID")
         second.client.execute_command("CLUSTER REPLICATE", name)
         until(lambda: is_copied(second), "the replica is filled", pause_s=0.02)

@@ -92,7 +92,9 @@ def test_a_changed_route_is_reported_and_filled_without_affecting_others(rig, ca
             old = set(rig.held("extra"))
             other = ROUTE.replace("order:{order_id}", "o-{order_id}")
             rig.write(other.replace('"remark"', '"text"'))
-            until(lambda: rig.is_filled(1), "the changed route", timeout_s=120)
+            until(
+                lambda: rig.is_filled(1), "the changed route is filled", timeout_s=120
+            )
             assert set() == old & set(rig.held("extra"))
 
             rig.write(other.replace('["secret"]', '["secert"]'))
@@ -108,7 +110,7 @@ def test_a_changed_route_is_reported_and_filled_without_affecting_others(rig, ca
 
             whole = SECOND.format(prefix=rig.prefix)
             rig.write(ROUTE + whole)
-            until(lambda: rig.is_filled(3), "the new route", timeout_s=120)
+            until(lambda: rig.is_filled(3), "the new route is filled", timeout_s=120)
         for name in ("extra", "plain"):
             rig.catch_up(name)
         expected, plain = rig.source(), rig.plain()

@@ -248,8 +248,8 @@ def test_a_partition_end_that_was_reported_early_is_remembered(
     transact(stack, topic, "a", 1, 1)
     arrived = fetch._consume
 
-    def arrive(consumer, most):
-        messages = arrived(consumer, most)
+    def arrive(consumer, max_records):
+        messages = arrived(consumer, max_records)
         if any(m.error() and m.offset() == 4 for m in messages) and not client.taken:
             type(consumer).taken = 1
             produce(stack, topic, 1, [0])
@@ -319,11 +319,11 @@ def test_a_partition_far_ahead_waits_for_the_others(
     produce(stack, topic, 1, range(2))
     arrived = fetch._consume
 
-    def arrive(consumer, most):
+    def arrive(consumer, max_records):
         if client.paused and not client.taken:
             type(consumer).taken = 1
             produce(stack, topic, 1, [2])
-        return arrived(consumer, most)
+        return arrived(consumer, max_records)
 
     monkeypatch.setattr(fetch, "_consume", arrive)
     first = offsets(reading.slices(span(topic, (0, 5), (0, 3))))

@@ -404,10 +404,10 @@ def test_labels_within_another_type_are_compared(contract, type_):
     contract.schema.write_text(SCHEMA + made, encoding="utf-8")
     _, added = contract.judge("alter type shop.state add value 'sent'")
     _, renamed = contract.judge("alter type shop.state rename value 'paid' to 'done'")
-    place = "shop.shop.ours"
+    topic = "shop.shop.ours"
 
-    assert ("notice", place, "labels added") in short(added)
-    assert ("refused", place, "labels renamed") in short(renamed)
+    assert ("notice", topic, "labels added") in short(added)
+    assert ("refused", topic, "labels renamed") in short(renamed)
 
 
 def test_an_array_of_the_same_enum_is_a_different_type(contract):

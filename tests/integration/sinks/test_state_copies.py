@@ -25,9 +25,9 @@ SMALL = 100
 def topics(stack, unique, tmp_path):
     """Return the same sink's state topic for each of two drivers."""
     stack.up("kafka")
-    place = Place(stack, unique, tmp_path)
-    place.write_config(place.sink("cache", "cache", "redis://unused"))
-    settings = load(place.config, {})
+    sink_place = Place(stack, unique, tmp_path)
+    sink_place.write_config(sink_place.sink("cache", "cache", "redis://unused"))
+    settings = load(sink_place.config, {})
     return StateTopic(settings, "cache"), StateTopic(settings, "cache")
 
 

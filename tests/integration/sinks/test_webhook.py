@@ -286,12 +286,12 @@ def test_no_more_requests_are_open_than_allowed(receiver):
     """
     sink = sink_of(receiver.url, concurrency=3)
     are_three = threading.Barrier(3)
-    lock, is_open, most = threading.Lock(), [0], [0]
+    lock, is_open, highest = threading.Lock(), [0], [0]
 
     def otherwise(_: ReceivedRequest) -> None:
         with lock:
             is_open[0] += 1
-            most[0] = max(most[0], is_open[0])
+            highest[0] = max(highest[0], is_open[0])
         are_three.wait(timeout=30)
         with lock:
             is_open[0] -= 1
@@ -300,7 +300,7 @@ def test_no_more_requests_are_open_than_allowed(receiver):
     sink.apply(Batch(0, tuple(row(key) for key in range(9))))
     sink.close()
 
-    assert (9, 3) == (len(receiver.requests), most[0])
+    assert (9, 3) == (len(receiver.requests), highest[0])
 
 
 def test_events_of_an_aggregate_are_posted_in_order(receiver):

@@ -30,13 +30,13 @@ def test_the_page_lists_the_events_of_the_shop(capsys):
 
 
 @pytest.mark.parametrize(
-    ("route_by", "place"),
+    ("route_by", "facts"),
     [
         ("aggregate_type", "aggregate `customer`, topic `events.customer`."),
         ("tenant", "aggregate `customer`."),
     ],
 )
-def test_topics_follow_the_configuration(route_by, place, tmp_path, capsys):
+def test_topics_follow_the_configuration(route_by, facts, tmp_path, capsys):
     """
     The relay's template names the topic of an aggregate, unless a column chooses it.
     """
@@ -52,7 +52,7 @@ def test_topics_follow_the_configuration(route_by, place, tmp_path, capsys):
     options = ["--events", SHOP, "--config", str(file), "--output", str(output)]
 
     assert 0 == run(["schema", "catalogue", *options])
-    assert f"version 1; {place}" in output.read_text(encoding="utf-8")
+    assert f"version 1; {facts}" in output.read_text(encoding="utf-8")
     assert not capsys.readouterr().out
 
 
@@ -79,12 +79,12 @@ def test_a_file_that_cannot_be_written_is_reported(command, tmp_path, capsys):
     more = ["--output", output] if command == "catalogue" else []
 
     assert 2 == run(["schema", command, str(folder), *more])
-    place = output if more else str(folder / "released.lock")
-    assert f"error: {place}: " in capsys.readouterr().err
+    file = output if more else str(folder / "released.lock")
+    assert f"error: {file}: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("place", "reason"),
+    ("import_path", "reason"),
     [
         ("no.module:events", "cannot be imported: No module named 'no'"),
         ("towpath.outbox:none", "cannot be imported: module"),
@@ -97,9 +97,11 @@ def test_a_file_that_cannot_be_written_is_reported(command, tmp_path, capsys):
         ("builtins:max", "cannot be called without arguments: max expected"),
     ],
 )
-def test_events_that_cannot_be_imported_are_a_wrong_argument(place, reason, capsys):
+def test_events_that_cannot_be_imported_are_a_wrong_argument(
+    import_path, reason, capsys
+):
     """
     The error names the given object and the reason.
     """
-    assert 2 == run(["schema", "catalogue", "--events", place])
-    assert f"--events {place} {reason}" in capsys.readouterr().err
+    assert 2 == run(["schema", "catalogue", "--events", import_path])
+    assert f"--events {import_path} {reason}" in capsys.readouterr().err

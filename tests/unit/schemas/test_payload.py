@@ -116,7 +116,7 @@ def test_a_nested_optional_value_is_checked_once():
         ),
     ],
 )
-def test_a_value_of_another_type_is_refused_with_its_path(schema, value, expected):
+def test_a_value_of_a_different_type_is_refused_with_its_path(schema, value, expected):
     """
     The first mismatch is reported with its path and its reason.
     """

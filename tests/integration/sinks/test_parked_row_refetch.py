@@ -35,7 +35,7 @@ KINDS = [
     pytest.param("webhook", marks=pytest.mark.timeout(90)),
     pytest.param("warehouse", marks=[pytest.mark.spark, pytest.mark.timeout(180)]),
 ]
-# A change that each target refuses; REPAIRED repairs the row, except for its large value.
+# A change that each target refuses; REPAIRED undoes it, without the large value.
 BAD = {
     "search": "update s.t set n = 'abc' where id = '7'",
     "webhook": "update s.t set n = 'abc' where id = '7'",

@@ -19,12 +19,12 @@ LAKE = {"kind": "warehouse", "url": "postgresql://lake", "folder": "/lake"}
 
 
 def number(scale):
-    """Make a numeric column with so many digits behind the point."""
+    """Make a numeric column with a given scale."""
     return Column("n", "numeric", (12 << 16 | scale) + 4)
 
 
 class AnnouncedShapes:
-    """The newest shape of the one table."""
+    """Announces the newest shape of the only table."""
 
     shape = None
 
@@ -32,7 +32,7 @@ class AnnouncedShapes:
         """Do nothing."""
 
     def known(self, _topic):
-        """Return it."""
+        """Return the shape."""
         return self.shape
 
 
@@ -41,22 +41,22 @@ class Repairs:
 
     def __init__(self, folder):
         self.folder = folder
-        self.asked = []
+        self.requested = []
         self.fail = False
 
     def request_columns(self, route, columns, _why):
-        """Record the request, as the real ones do."""
+        """Record the request, as the real class does."""
         if self.fail:
             message = "no broker"
             raise BrokerUnavailableError(message)
-        self.asked.append((route, *columns))
-        snapshot_id = f"repair-{len(self.asked)}"
+        self.requested.append((route, *columns))
+        snapshot_id = f"repair-{len(self.requested)}"
         incomplete.note(self.folder, "s", route, snapshot_id)
         return snapshot_id
 
 
 class AlteredBench:
-    """One sink that starts again and again."""
+    """One sink that can be started repeatedly."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -78,52 +78,52 @@ class AlteredBench:
         self.made = ColumnChanges(plan, self.announced, self.repairs, clock)
 
     def become(self, *columns):
-        """Announce a shape and check it; return all requests until now."""
+        """Announce a shape and check it; return all requests made so far."""
         self.announced.shape = RelationShape("shop", "orders", columns, ("id",), "0")
         self.made.check()
-        return self.repairs.asked
+        return self.repairs.requested
 
     @property
-    def lacking(self):
+    def pending_refetches(self):
         """Return the stored refetches."""
         return incomplete.noted(self.folder, "s", ["orders"])
 
 
 @pytest.fixture
-def place(tmp_path):
-    """Return a sink."""
+def bench(tmp_path):
+    """Return a bench with one sink."""
     return AlteredBench(tmp_path)
 
 
-def test_an_unchanged_shape_refetches_nothing(place):
+def test_an_unchanged_shape_refetches_nothing(bench):
     """
-    A new sink is filled anyway; a restart, and an unannounced table, alter none.
+    A new sink is filled anyway; a restart or an unannounced table is not a change.
     """
-    place.made.check()
-    place.become(ID, NOTE)
-    place.begin()
+    bench.made.check()
+    bench.become(ID, NOTE)
+    bench.begin()
 
-    assert [] == place.become(NOTE, ID)
+    assert [] == bench.become(NOTE, ID)
 
 
-def test_added_and_renamed_columns_are_refetched_once(place):
+def test_added_and_renamed_columns_are_refetched_once(bench):
     """
-    One snapshot serves both, also if the sink did not run meanwhile.
+    One snapshot serves both, even if the sink did not run in the meantime.
     """
-    place.become(ID, NOTE)
-    place.begin()
-    place.become(ID, Column("remark", "text"), TOTAL)
-    place.become(ID, Column("remark", "text"), TOTAL)
-    place.begin()
+    bench.become(ID, NOTE)
+    bench.begin()
+    bench.become(ID, Column("remark", "text"), TOTAL)
+    bench.become(ID, Column("remark", "text"), TOTAL)
+    bench.begin()
 
-    assert [("orders", "remark", "n")] == place.become(
+    assert [("orders", "remark", "n")] == bench.become(
         ID, TOTAL, Column("remark", "text")
     )
-    assert (("orders", "repair-1"),) == place.lacking
+    assert (("orders", "repair-1"),) == bench.pending_refetches
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "is_asked"),
+    ("before", "after", "is_requested"),
     [
         (number(2), number(4), True),
         (Column("n", "integer"), Column("n", "text"), True),
@@ -133,18 +133,18 @@ def test_added_and_renamed_columns_are_refetched_once(place):
     ],
 )
 def test_a_type_change_that_rewrites_values_is_refetched(
-    place, before, after, is_asked
+    bench, before, after, is_requested
 ):
     """
-    More room for the same values alters none of them.
+    A wider type for the same values rewrites none of them.
     """
-    place.become(ID, before)
+    bench.become(ID, before)
 
-    assert is_asked == bool(place.become(ID, after))
+    assert is_requested == bool(bench.become(ID, after))
 
 
 @pytest.mark.parametrize(
-    ("block", "cure"),
+    ("block", "remedy"),
     [
         (LAKE, "Fill it: towpath sink refill s --route orders"),
         (
@@ -153,85 +153,89 @@ def test_a_type_change_that_rewrites_values_is_refetched(
         ),
     ],
 )
-def test_a_typed_target_is_not_refetched_for_another_type(place, block, cure):
+def test_a_typed_target_is_not_refetched_when_a_type_changes(bench, block, remedy):
     """
-    It could refuse every row: the log names the command; columns are still added.
-    """
-    place.block = block
-    place.begin()
-    place.become(ID, TOTAL)
-    with structlog.testing.capture_logs() as logged:
-        asked = place.become(ID, Column("n", "text"), NOTE)
+    The target could refuse every row: the log names the command.
 
-    assert ([("orders", "note")], [cure]) == (
-        asked,
+    Added columns are still refetched.
+    """
+    bench.block = block
+    bench.begin()
+    bench.become(ID, TOTAL)
+    with structlog.testing.capture_logs() as logged:
+        requested = bench.become(ID, Column("n", "text"), NOTE)
+
+    assert ([("orders", "note")], [remedy]) == (
+        requested,
         [line["remedy"] for line in logged if "column retyped" in line["event"]],
     )
 
 
-def test_a_route_refetches_only_columns_that_it_takes(place):
+def test_a_route_refetches_only_columns_that_it_takes(bench):
     """
-    An excluded column alters none of its rows; names may be sanitised.
+    An excluded column does not affect its rows; column names may be sanitized.
     """
-    place.route = {**ORDERS, "exclude": ["note"], "rename": {"n": "total"}}
-    place.begin()
-    place.become(ID)
-    place.become(ID, NOTE)
+    bench.route = {**ORDERS, "exclude": ["note"], "rename": {"n": "total"}}
+    bench.begin()
+    bench.become(ID)
+    bench.become(ID, NOTE)
 
-    assert [("orders", "n-1")] == place.become(
+    assert [("orders", "n-1")] == bench.become(
         ID, NOTE, Column("n", "real", source_name="n-1")
     )
 
 
-def test_without_filling_the_command_is_logged(place):
+def test_without_filling_the_command_is_logged(bench):
     """
-    ``fill_added_columns = false``: it is logged, and nothing counts as missing.
+    With ``fill_added_columns = false`` the log has the command.
+
+    Nothing counts as missing.
     """
-    place.block = {**LAKE, "warehouse": {"fill_added_columns": False}}
-    place.begin()
-    place.become(ID)
+    bench.block = {**LAKE, "warehouse": {"fill_added_columns": False}}
+    bench.begin()
+    bench.become(ID)
     with structlog.testing.capture_logs() as logged:
-        asked = place.become(ID, NOTE)
+        requested = bench.become(ID, NOTE)
 
     assert ([], (), ["Fill them: towpath sink refill s --route orders"]) == (
-        asked,
-        place.lacking,
+        requested,
+        bench.pending_refetches,
         [line["remedy"] for line in logged],
     )
 
 
-def test_a_failed_refetch_of_columns_is_requested_again(place):
+def test_a_failed_refetch_of_columns_is_requested_again(bench):
     """
-    The batch is not written before.
+    The batch is not written until the request succeeds.
     """
     written = []
     writing = SimpleNamespace(write=lambda *batch: written.append(batch))
-    place.become(ID)
-    place.repairs.fail = True
-    place.announced.shape = RelationShape("shop", "orders", (ID, NOTE), ("id",), "1")
+    bench.become(ID)
+    bench.repairs.fail = True
+    bench.announced.shape = RelationShape("shop", "orders", (ID, NOTE), ("id",), "1")
     with pytest.raises(BrokerUnavailableError):
-        ShapeCheckedWriter(place.made, writing).write(None, 7)
-    place.repairs.fail = False
+        ShapeCheckedWriter(bench.made, writing).write(None, 7)
+    bench.repairs.fail = False
     before = list(written)
-    ShapeCheckedWriter(place.made, writing).write(None, 7)
+    ShapeCheckedWriter(bench.made, writing).write(None, 7)
 
     assert ([], [(None, 7)], [("orders", "note")]) == (
         before,
         written,
-        place.repairs.asked,
+        bench.repairs.requested,
     )
 
 
-def test_a_column_dropped_meanwhile_leaves_no_route_incomplete(place):
+def test_a_column_dropped_meanwhile_leaves_no_route_incomplete(bench):
     """
-    Its snapshot fails; the other columns of the request are requested again.
+    The snapshot of that column fails; the other columns are requested again.
     """
-    place.become(ID)
-    place.become(ID, NOTE, TOTAL)
-    place.begin()
-    place.become(ID, TOTAL)
-    one = place.lacking
-    place.become(ID)
+    bench.become(ID)
+    bench.become(ID, NOTE, TOTAL)
+    bench.begin()
+    bench.become(ID, TOTAL)
+    pending = bench.pending_refetches
+    bench.become(ID)
 
-    assert [("orders", "note", "n"), ("orders", "n")] == place.repairs.asked
-    assert ((("orders", "repair-2"),), ()) == (one, place.lacking)
+    assert [("orders", "note", "n"), ("orders", "n")] == bench.repairs.requested
+    assert ((("orders", "repair-2"),), ()) == (pending, bench.pending_refetches)

@@ -1,5 +1,5 @@
 """
-One micro-batch: its records, its dead letters, and the order of what becomes durable.
+One micro-batch: its records, its dead letters, and the order in which they are stored.
 """
 
 from dataclasses import replace
@@ -27,7 +27,7 @@ from towpath.sinks.targets.memory import MemorySink
 
 def test_kafkas_columns_become_records():
     """
-    Headers belong to their rows, for any number of them and over several chunks.
+    Each record gets its own headers, however many there are, across several chunks.
     """
     some = table(
         (TOPIC, 1, 5, b"k", None, []),
@@ -67,8 +67,8 @@ def test_a_batch_is_folded_written_and_counted():
     )
 
 
-class Safe(MemorySink):
-    """Records the size of each call, and the position below which it may purge."""
+class PurgeRecorder(MemorySink):
+    """Records each call's size, and the position below which the sink may purge."""
 
     def __init__(self):
         super().__init__()
@@ -89,10 +89,10 @@ class Safe(MemorySink):
 )
 def test_a_large_batch_is_written_in_slices(monkeypatch, count, expected):
     """
-    The safe position is given with the last slice, as any slice may have older records.
+    Only the last slice has the safe position, as any slice may have older records.
     """
     monkeypatch.setattr(batches, "RECORDS_AT_ONCE", 2)
-    sink, letters = Safe(), Letters()
+    sink, letters = PurgeRecorder(), Letters()
     context = context_of(letters, heads=FixedPositions("safe"))
     rows = [row(n, "c", order=n) for n in range(count)]
     result = RecordWriter(ROUTES, sink, context).write_left(table(*rows), 0)
@@ -101,7 +101,7 @@ def test_a_large_batch_is_written_in_slices(monkeypatch, count, expected):
 
 
 class Dying(MemorySink):
-    """Fails at one of its flushes, before or after it."""
+    """Fails at one of its flushes, before or after writing."""
 
     def __init__(self, flush, *, is_done):
         super().__init__()
@@ -119,11 +119,11 @@ class Dying(MemorySink):
 
 @pytest.mark.parametrize("is_done", [False, True])
 @pytest.mark.parametrize("flush", range(5))
-def test_a_batch_interrupted_between_two_slices_ends_the_same(
+def test_a_batch_interrupted_between_two_slices_gives_the_same_rows(
     monkeypatch, flush, is_done
 ):
     """
-    Rows, parked keys and dead letters of finished slices are absorbed.
+    A retry duplicates no rows, parked keys or dead letters of finished slices.
     """
     unreadable = (*row(3, "c", order=1)[:4], b"{", row(3, "c")[5])
     found = [
@@ -167,7 +167,7 @@ def test_an_unreadable_record_is_a_dead_letter_and_the_rest_is_written():
 
 def test_all_records_of_a_refused_change_are_dead_letters():
     """
-    Two partial changes that were folded into one are two dead letters.
+    Two partial changes that were folded into one become two dead letters.
     """
     sink, letters = MemorySink(), Letters()
     batch = table(
@@ -206,7 +206,7 @@ def test_a_batch_fails_if_its_dead_letters_are_not_durable():
 
 def test_a_floor_in_a_batch_deletes_older_rows():
     """
-    Rows of earlier batches and of the same batch go; newer ones stay.
+    Older rows of this batch and of earlier ones are deleted; newer rows are kept.
     """
     sink = MemorySink()
     writer = RecordWriter(ROUTES, sink, context_of(Letters()))
@@ -232,7 +232,7 @@ class Particular(MemorySink):
         self.down_for = None
 
     def apply(self, batch):
-        """Refuse, without naming the order; fail while the target is down."""
+        """Refuse without naming the order; fail if the target is down for one."""
         self.calls += 1
         if self.down_for in {change.key[0] for change in batch.changes}:
             message = "the target does not answer"
@@ -259,9 +259,9 @@ def test_the_refused_rows_of_a_batch_are_found_by_bisection():
     )
 
 
-def test_a_floor_of_a_refused_batch_counts():
+def test_a_floor_in_a_refused_batch_still_applies():
     """
-    The bisection for the refused change does not lose the floor.
+    The bisection that finds the refused change does not lose the floor.
     """
     sink = Particular(9)
     writer = RecordWriter(ROUTES, sink, context_of(Letters()))
@@ -286,9 +286,9 @@ def test_a_target_that_refuses_everything_is_broken():
 
 def test_small_refused_batches_do_not_drain_the_topic():
     """
-    Wholly refused batches count together, also after a restart.
+    Batches that are refused as a whole count together, even after a restart.
 
-    An accepted call ends that.
+    An accepted call resets the count.
     """
     sink, letters, refusals = Particular(*range(200)), Letters(), ConsecutiveRefusals()
     batches = [
@@ -308,14 +308,14 @@ def test_small_refused_batches_do_not_drain_the_topic():
 
     refused = [write_all(batches), write_all(batches[25:]), write_all(batches[25:])]
     sink.unreadable = {51}
-    mended = write_all(batches[25:])
+    accepted = write_all(batches[25:])
 
-    assert ([25, 0, 0], 5, 51) == (refused, mended, len(letters.reasons()))
+    assert ([25, 0, 0], 5, 51) == (refused, accepted, len(letters.reasons()))
 
 
 def test_a_retried_batch_is_counted_once_among_the_refused():
     """
-    A broker that is down for long does not make one bad row look like a bad target.
+    A long outage of the broker does not make one bad row look like a broken target.
     """
     sink, letters = Particular(7), Letters(fail=True)
     writer = RecordWriter(ROUTES, sink, context_of(letters))
@@ -330,7 +330,7 @@ def test_a_retried_batch_is_counted_once_among_the_refused():
 
 def test_stored_dead_letters_of_a_failed_batch_count_among_the_refused(monkeypatch):
     """
-    The next attempt does not write their records, so the batch would drain in parts.
+    The next attempt skips their records, so the batch would drain bit by bit.
     """
     monkeypatch.setattr(batches, "RECORDS_AT_ONCE", 1)
     letters = Letters()
@@ -365,7 +365,7 @@ def test_dead_letters_of_a_failed_attempt_are_counted(monkeypatch):
 
 def test_replays_do_not_count_among_the_refused():
     """
-    They drain no topic: the next bad row becomes a dead letter like any other.
+    Replays do not drain the topic: the next bad row becomes a dead letter as usual.
     """
     sink, letters = Particular(7, 8), Letters()
     writer = RecordWriter(ROUTES, sink, context_of(letters))
@@ -377,7 +377,9 @@ def test_replays_do_not_count_among_the_refused():
 
 def test_a_missing_row_of_a_partial_change_is_refetched():
     """
-    Once per key, also if a delete of the same batch removed it; it is no dead letter.
+    Each key is requested once, even if the same batch deletes its row.
+
+    There is no dead letter.
     """
     letters, repairs = Letters(), RecordedRepairs()
     batch = table(
@@ -399,7 +401,7 @@ def test_a_missing_row_of_a_partial_change_is_refetched():
 
 def test_a_refetched_row_does_not_overwrite_newer_changes():
     """
-    The whole change stands between the two, and came in the batch before.
+    A whole change with a position between the two arrived in the previous batch.
 
     The target orders both by position.
     """
@@ -420,7 +422,7 @@ def test_a_refetched_row_does_not_overwrite_newer_changes():
 
 def test_partial_changes_after_a_refused_row_are_refused_too():
     """
-    They would be merged with an older row.
+    Otherwise they would be merged with an older row.
     """
     shop = Shop()
     shop.write(change(1, "c", note="old", status="placed"))

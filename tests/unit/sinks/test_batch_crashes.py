@@ -1,4 +1,4 @@
-"""A writer that dies at any call, before or after it, ends like one that never does."""
+"""A writer that dies before or after any call has the result of an undisturbed one."""
 
 import pytest
 
@@ -9,8 +9,7 @@ from towpath.sinks.dead_letters.entries import DeadLetterRequest, Subject, Verb
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
 
 UNREADABLE = Record(Origin(TOPIC, 1, 5), b"{}", b"{", {})
-# Orders 7, 8 and 9: 7 is parked, refetched and replayed; 8 is read again, 9 lacks its
-# row.
+# Order 7 is parked, refetched and replayed; 8 is read again; the row of 9 is missing.
 BATCHES = (
     (
         change(1, "c", note="a"),
@@ -29,7 +28,7 @@ BATCHES = (
     ),
     (change(9, order=10, note="c"), change(10, "d", order=10)),
 )
-ORDER = DeadLetterRequest("one", Verb.REPLAY, Subject(TOPIC, b'{"order_id":7}'))
+REQUEST = DeadLetterRequest("one", Verb.REPLAY, Subject(TOPIC, b'{"order_id":7}'))
 
 
 def run(death=None):
@@ -40,10 +39,10 @@ def run(death=None):
     for batch in BATCHES:
         repeat(shop, lambda batch=batch: shop.write(*batch))
     shop.sink.is_mended = True
-    shop.letters.request(ORDER)
+    shop.letters.request(REQUEST)
 
     def attend():
-        """Each process has orders of its own."""
+        """Process the requests with the ``orders`` of the current process."""
         shop.orders.process()
 
     repeat(shop, attend)
@@ -59,7 +58,7 @@ def run(death=None):
 
 
 @pytest.mark.parametrize("is_after", [False, True])
-def test_a_crash_at_any_call_changes_nothing_in_the_end(is_after: bool):
+def test_a_crash_at_any_call_does_not_change_the_result(is_after: bool):
     """
     Rows, tombstones, open dead letters and answers are those of an undisturbed run.
     """
@@ -74,6 +73,6 @@ def test_a_crash_at_any_call_changes_nothing_in_the_end(is_after: bool):
 
         assert expected == found
 
-    asked = {("orders", (7,)), ("orders", (9,))}
-    assert ([UNREADABLE.origin], asked, {"one"}) == expected[1:4]
+    requested = {("orders", (7,)), ("orders", (9,))}
+    assert ([UNREADABLE.origin], requested, {"one"}) == expected[1:4]
     assert deaths > 15

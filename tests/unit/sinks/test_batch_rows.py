@@ -1,4 +1,4 @@
-"""The rows of a batch, given as they arrive, and again from the start if needed."""
+"""The rows of a batch: delivered as they arrive, and from the start if needed."""
 
 import pytest
 
@@ -11,19 +11,19 @@ from towpath.sinks.targets.memory import MemorySink
 
 
 class Log:
-    """Three slices of two records; a broker that is lost at some of them."""
+    """Three slices of two records, from a broker that fails at given slices."""
 
-    def __init__(self, *away_at):
-        self.away_at = [*away_at]
+    def __init__(self, *fails_at):
+        self.fails_at = [*fails_at]
         self.begun = 0
 
     def __call__(self):
         """Read from the first slice."""
         self.begun += 1
         for slice_ in range(3):
-            if [slice_] == self.away_at[:1]:
-                self.away_at.pop(0)
-                message = "away"
+            if [slice_] == self.fails_at[:1]:
+                self.fails_at.pop(0)
+                message = "no broker"
                 raise BrokerUnavailableError(message)
             yield table(row(slice_ * 2, "c"), row(slice_ * 2 + 1, "u"))
 
@@ -35,7 +35,7 @@ def offsets(tables):
 
 def test_batch_rows_are_read_once():
     """
-    A second reader, or one of the rest, gets the rows already read.
+    Every later reader gets the rows that were already read.
     """
     log = Log()
     rows = batch_of(log, 6)
@@ -50,7 +50,7 @@ def test_batch_rows_are_read_once():
 
 def test_a_batch_that_could_not_be_read_is_read_from_its_start():
     """
-    No row is in it twice then.
+    No row occurs twice.
     """
     log = Log(2, 0)
     rows = batch_of(log, 6)
@@ -61,12 +61,12 @@ def test_a_batch_that_could_not_be_read_is_read_from_its_start():
     assert ([*range(6)], 3) == (offsets(rows.slices()), log.begun)
 
 
-@pytest.mark.parametrize("away_at", [0, 1, 2])
-def test_a_batch_that_fails_halfway_is_given_whole(away_at):
+@pytest.mark.parametrize("fails_at", [0, 1, 2])
+def test_a_batch_that_fails_halfway_is_delivered_completely(fails_at):
     """
-    Rows given before the failure come again, before all the rest.
+    Rows delivered before the failure are delivered again, before the others.
     """
-    log = Log(away_at)
+    log = Log(fails_at)
     rows = batch_of(log, 6)
     with pytest.raises(BrokerUnavailableError):
         [*rows.slices()]
@@ -74,9 +74,9 @@ def test_a_batch_that_fails_halfway_is_given_whole(away_at):
     assert ([*range(6)], 2) == (offsets(rows.slices()), log.begun)
 
 
-def test_a_batch_without_a_record_has_columns():
+def test_a_batch_without_records_has_columns():
     """
-    All of its offsets may be marks of transactions.
+    All of its offsets may be those of transaction markers.
     """
     rows = batch_of(lambda: iter(()), 2)
     context = SliceContext(

@@ -1,4 +1,4 @@
-"""Rows that the cache takes as columns: selection, calls and counts."""
+"""Rows that the cache writes as columns: selection, calls and counts."""
 
 import orjson
 import pyarrow as pa
@@ -33,13 +33,13 @@ SOURCE = {"ts_ms": 1, "lsn": 12345678, "txId": None, "sequence": '["1","2"]'}
 
 
 def envelope(row, operation="r", **source):
-    """Write an envelope as the relay does."""
+    """Encode an envelope as the relay does."""
     head = {"before": None, "after": row, "source": SOURCE | source}
     return orjson.dumps(head | {"op": operation, "ts_ms": 1, "transaction": None})
 
 
 def record(number, value=None, *, key=None, position=None, **row):
-    """Make a record of a row, each with a key and a position of its own."""
+    """Make a record of a row, with its own key and position."""
     headers = {"position": position or b"%016x.0000000000" % (8 * number)}
     whole = envelope({**ROW, "id": number, **row})
     named = b'{"id":%d}' % number if key is None else key
@@ -54,7 +54,7 @@ def columns_of(*given):
 
 
 def changes_of(*given):
-    """Return the changes that the record path makes of the records."""
+    """Return the changes that the record path makes from the records."""
     return newest_per_key(decode(given, ROUTES).changes).changes
 
 
@@ -68,8 +68,8 @@ def both_ways(*given, floor=None):
     return one_by_one.rows, bulky.rows
 
 
-def taken_places(*given):
-    """Return the places of the records that are taken."""
+def taken_indices(*given):
+    """Return the indices of the records that are taken as columns."""
     taken = write.encode(columns_of(*given))
     return None if taken is None else taken.indices.to_pylist()
 
@@ -91,9 +91,9 @@ def taken_places(*given):
         [{"gone": None}],
     ],
 )
-def test_column_values_are_written_as_one_by_one(rows):
+def test_column_values_are_written_as_on_the_record_path(rows):
     """
-    Text, numbers, nulls, lists: values that Arrow cannot represent are written singly.
+    Text, numbers, nulls and lists are equal, even if Arrow cannot represent them.
     """
     records = [record(n, **row) for n, row in enumerate(rows)]
     expected, found = both_ways(*records)
@@ -101,7 +101,7 @@ def test_column_values_are_written_as_one_by_one(rows):
     assert expected == found
 
 
-def test_late_instants_stay_texts():
+def test_late_instants_remain_text():
     """
     A column that is null in all sampled rows is not parsed as an instant either.
     """
@@ -143,9 +143,9 @@ def test_numbers_keep_their_spelling():
         [b'{"k":true}', b'{"k":false}'],
     ],
 )
-def test_column_keys_are_written_as_one_by_one(keys):
+def test_column_keys_are_written_as_on_the_record_path(keys):
     """
-    For all key types: no two rows share a name, and each has its own.
+    For all key types, each row has a name of its own.
     """
     expected, found = both_ways(*[record(n, key=key) for n, key in enumerate(keys)])
 
@@ -171,11 +171,11 @@ def test_column_keys_are_written_as_one_by_one(keys):
         b"",
     ],
 )
-def test_a_key_of_another_form_is_left_to_the_record_path(key):
+def test_a_key_of_a_different_form_is_left_to_the_record_path(key):
     """
-    Its neighbours are taken; the record path makes its name.
+    The records around it are taken; the record path makes its name.
     """
-    assert [0, 2] == taken_places(record(1), record(2, key=key), record(3))
+    assert [0, 2] == taken_indices(record(1), record(2, key=key), record(3))
 
 
 @pytest.mark.parametrize(
@@ -185,18 +185,18 @@ def test_a_slice_whose_first_key_is_invalid_is_not_taken(key):
     """
     There is no key form that the others could share.
     """
-    assert taken_places(record(1, key=key), record(2)) is None
+    assert taken_indices(record(1, key=key), record(2)) is None
 
 
 def test_a_text_key_with_an_escape_is_left_to_the_record_path():
     """
-    Two spellings of one text are one key only after parsing.
+    Two spellings of one string are one key only after parsing.
     """
     records = [
         record(n, key=orjson.dumps({"k": k})) for n, k in enumerate(["a", "\n", "b"])
     ]
 
-    assert [0, 2] == taken_places(*records)
+    assert [0, 2] == taken_indices(*records)
 
 
 DEEP = b"[" * 800 + b"]" * 800
@@ -232,25 +232,25 @@ DEEP = b"[" * 800 + b"]" * 800
 )
 def test_a_slice_with_a_questionable_value_is_not_taken(value):
     """
-    The record path decides whether a value can be read, and of which record.
+    The record path finds the record whose value cannot be read.
     """
     records = [record(n) for n in range(100)]
-    # A value after the sampled ones.
+    # This value is not among the sampled ones.
     records[1] = record(1, value)
 
-    assert taken_places(*records) is None
+    assert taken_indices(*records) is None
 
 
 def test_records_that_are_json_only_together_are_not_taken():
     """
-    Neither one that continues in the next, nor one whose rest completes it.
+    A value must not continue in the next one, even if both together are valid JSON.
     """
     begun = b'{"op":"r","after":{"id":1},"x":[{}'
     records = [record(n) for n in range(100)]
-    for place, value in enumerate([begun, b",{}]}", envelope(ROW) * 2], start=1):
-        records[4 * place + 1] = record(place, value)
+    for number, value in enumerate([begun, b",{}]}", envelope(ROW) * 2], start=1):
+        records[4 * number + 1] = record(number, value)
 
-    assert taken_places(*records) is None
+    assert taken_indices(*records) is None
 
 
 def test_an_envelope_with_two_objects_is_not_taken():
@@ -260,12 +260,12 @@ def test_an_envelope_with_two_objects_is_not_taken():
     records = [record(n, envelope(ROW, lsn=n)) for n in range(100)]
     records[1] = record(1, envelope(ROW) + b'{"op":"d"}')
 
-    assert taken_places(*records) is None
+    assert taken_indices(*records) is None
 
 
-def test_brackets_in_texts_do_not_nest():
+def test_brackets_in_strings_do_not_nest():
     """
-    A text may have any number of brackets, also JSON as a text.
+    A string may contain any number of brackets, or even JSON.
     """
     records = [record(1, note='{"[' * 2000), record(2, note=DEEP.decode())]
     expected, found = both_ways(*records)
@@ -293,9 +293,9 @@ def test_deep_nesting_is_refused():
         '{"after":%s,"source":{"lsn":1,"source":{"after":1}},"op":"u"}',
     ],
 )
-def test_envelopes_of_other_forms_are_read(form):
+def test_envelopes_of_different_forms_are_read(form):
     """
-    The place of the operation and the fields of the source are the writer's choice.
+    Writers choose where the operation is, and which fields the source has.
     """
     row = orjson.dumps({**ROW, "doc": {"source": {"a": 1}}}).decode()
     expected, found = both_ways(record(1), record(2, (form % row).encode()))
@@ -303,9 +303,9 @@ def test_envelopes_of_other_forms_are_read(form):
     assert expected == found
 
 
-def test_a_record_that_is_no_whole_row_is_left_to_the_record_path():
+def test_a_record_that_is_not_a_whole_row_is_left_to_the_record_path():
     """
-    A delete is left alone; an ambiguous record takes all of its key with it.
+    A delete excludes only itself; an ambiguous record excludes its whole key.
     """
     records = [
         record(1),
@@ -314,21 +314,21 @@ def test_a_record_that_is_no_whole_row_is_left_to_the_record_path():
         record(4),
     ]
 
-    assert [3] == taken_places(*records)
+    assert [3] == taken_indices(*records)
 
 
-def test_each_row_is_read_by_its_own_operation():
+def test_each_row_is_read_with_its_own_operation():
     """
-    Equal envelope ends are parsed once, and apply to each row.
+    Equal ends of envelopes are parsed once, and the result applies to each row.
     """
     records = [record(n, envelope(ROW, "crud"[n % 4], lsn=n % 3)) for n in range(24)]
 
-    assert [n for n in range(24) if n % 4 != 3] == taken_places(*records)
+    assert [n for n in range(24) if n % 4 != 3] == taken_indices(*records)
 
 
 def test_the_newest_row_of_a_key_is_written_once():
     """
-    The first of equal positions counts, as in the fold; older ones count as applied.
+    Among equal positions, the first wins, as in the fold; older rows count as applied.
     """
     at = b"%016x.0000000000"
     records = [
@@ -349,7 +349,7 @@ def test_the_newest_row_of_a_key_is_written_once():
 
 def test_rows_below_the_floor_are_counted_and_not_written():
     """
-    A row at the floor is written; of a key, only the newest counts.
+    A row at the floor is written; for each key, only the newest row counts.
     """
     records = [record(n) for n in (1, 2, 3)]
     records += [record(4, key=b'{"id":3}'), record(1, key=b'{"id":2}')]
@@ -365,7 +365,7 @@ def test_rows_below_the_floor_are_counted_and_not_written():
 
 def test_rows_in_several_blocks_are_read_alike(monkeypatch):
     """
-    One block's inferred types do not differ from the whole: numbers, nulls, instants.
+    Types inferred from one block match those of the whole: numbers, nulls, instants.
     """
     found = [None, 1, None, 2.5, 2**63]
     records = [record(n, size=found[n // 9], at=None) for n in range(45)]
@@ -386,7 +386,7 @@ def test_rows_in_several_blocks_are_read_alike(monkeypatch):
         (4, schema.BYTES_PER_CALL // 3, [2, 2]),
     ],
 )
-def test_column_calls_are_bounded_as_those_of_single_rows(count, width, expected):
+def test_column_calls_are_bounded_like_those_of_single_rows(count, width, expected):
     """
     No call has too many rows or bytes, and no row is left out.
     """
@@ -423,14 +423,14 @@ class Server:
         assert replace
 
     def append_each_write(self):
-        """Write the file once a second."""
+        """Report that the append-only file is written once per second."""
         return False
 
     def states(self):
         """Report nothing about the servers."""
         return ()
 
-    def hgetall(self, _place):
+    def hgetall(self, _name):
         """Return the floors."""
         return self.floors
 
@@ -442,7 +442,7 @@ class Server:
         return self
 
     def delete(self, name):
-        """Note the key."""
+        """Record the key."""
         self.deleted.append(name.encode(errors="surrogateescape"))
 
     def get_connection(self):
@@ -450,7 +450,7 @@ class Server:
         return self
 
     def release(self, _):
-        """Take it back."""
+        """Take the connection back."""
 
     def disconnect(self):
         """Drop pending calls."""
@@ -506,9 +506,9 @@ def sink(server):
 
 def test_a_key_of_another_program_is_erased_by_its_own_name(sink, server):
     """
-    ``verify`` knows its text only.
+    ``verify`` knows only the text of the name.
 
-    A key that looks escaped stands beside the row whose key it would be.
+    A key that looks escaped exists beside the row with the unescaped key.
     """
     sink.erase("items", ["7%FF", "7%25FF", "caf%%C3%%A9", "café"])
 
@@ -518,11 +518,11 @@ def test_a_key_of_another_program_is_erased_by_its_own_name(sink, server):
     assert [begins + name for name in names] == server.deleted
 
 
-def test_columns_are_stored_as_rows_are(sink, server):
+def test_columns_are_stored_like_single_rows(sink, server):
     """
     The names, positions and texts are the same.
 
-    Pending calls are bounded, and all count.
+    The bytes of pending calls are bounded, and all calls are counted.
     """
     records = [record(n, note='"' * (n % 50)) for n in range(20_000)]
     at = sink.apply_columns(columns_of(*records))
@@ -538,11 +538,11 @@ def test_columns_are_stored_as_rows_are(sink, server):
         counted.stale,
     )
     assert 0 < waiting <= BYTES_IN_FLIGHT
-    # Calls are sent several at once.
+    # Several calls are sent at once.
     assert server.most_flying_bytes < BYTES_IN_FLIGHT + 200_000
 
 
-def test_rows_older_than_the_caches_are_stale(sink, server):
+def test_rows_older_than_those_in_the_cache_are_stale(sink, server):
     """
     So are rows below a floor, which are not even sent.
     """
@@ -558,7 +558,7 @@ def test_rows_older_than_the_caches_are_stale(sink, server):
 
 def test_a_redis_cluster_takes_no_columns(sink, server):
     """
-    Each call to a cluster is of one slot.
+    A call to a cluster may contain keys of only one slot.
     """
     server.is_cluster = True
 
@@ -567,7 +567,7 @@ def test_a_redis_cluster_takes_no_columns(sink, server):
 
 def test_a_failure_drops_the_counts_of_its_batch(sink, server):
     """
-    The batch is retried whole.
+    The whole batch is retried.
     """
     sink.apply_columns(columns_of(record(1)))
     server.fails = True
@@ -599,7 +599,7 @@ def test_a_slice_of_a_batch_is_taken_like_a_whole_batch():
 
 def test_a_failure_after_the_responses_drops_the_counts_too(sink, server):
     """
-    As when the servers may evict keys, or no snapshot of lost rows can be requested.
+    For example, the servers may evict keys, or a snapshot cannot be requested.
     """
     sink.apply_columns(columns_of(record(1)))
     server.states = lambda: (ServerState("run", 0, "allkeys-lru", keeps_file=True),)

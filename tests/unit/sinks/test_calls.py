@@ -23,7 +23,7 @@ def change(key, row=None, position=POSITION, unchanged=ALL_PRESENT):
 
 
 def written(made, *aliases):
-    """Write a change for its aliases."""
+    """Encode a change as a document for each of the aliases."""
     return write.documents(made, [write.action_prefix(alias) for alias in aliases])
 
 
@@ -152,7 +152,7 @@ def test_high_ordinals_share_a_version(ordinal: int, expected: bool):
 
 
 def test_a_foreign_key_that_is_not_utf_8_can_be_swept():
-    """A scan returns each byte that is no UTF-8 as a surrogate; a call has the byte."""
+    """A scan returns bytes that are not UTF-8 as surrogates; a call has the bytes."""
     key = b"p:orders:\xff".decode(errors="surrogateescape")
 
     assert b"$10\r\np:orders:\xff\r\n" in packed("sweep", [key], [])

@@ -40,8 +40,8 @@ class Repairs:
     """Records refetch requests, unless requests are impossible."""
 
     def __init__(self):
-        self.asked = []
-        self.can = True
+        self.requested = []
+        self.can_request = True
         self.fail = False
 
     def request_all(self, route, _why):
@@ -49,8 +49,8 @@ class Repairs:
         if self.fail:
             message = "no broker"
             raise BrokerUnavailableError(message)
-        self.asked.append(route)
-        return self.can
+        self.requested.append(route)
+        return self.can_request
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def repairs():
 
 @pytest.fixture
 def run(tmp_path, repairs):
-    """Return a start of the sink with these routes."""
+    """Return a function that starts the sink with the given routes."""
 
     def start(*routes, **block):
         values = {"name": "s", **CACHE, **block, "route": routes}
@@ -75,15 +75,15 @@ def run(tmp_path, repairs):
 
 def test_an_unchanged_or_new_sink_refetches_nothing(run, repairs):
     """
-    A new sink is filled when it is added; a restart is no change.
+    A new sink is filled when it is added; a restart is not a change.
     """
     found = [run(ORDERS), run(ORDERS), run(ORDERS, trigger_ms=7, budget_s=3)]
 
-    assert ([(), (), ()], []) == (found, repairs.asked)
+    assert ([(), (), ()], []) == (found, repairs.requested)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "option",
     [
         {"exclude": ["note"]},
         {"include": ["id"]},
@@ -93,25 +93,25 @@ def test_an_unchanged_or_new_sink_refetches_nothing(run, repairs):
         {"topic": "towpath.shop.old_orders"},
     ],
 )
-def test_a_changed_route_is_refetched(run, repairs, said):
+def test_a_changed_route_is_refetched(run, repairs, option):
     """
-    Once; the others are unchanged, and the next start finds nothing.
+    Only that route is refetched, and the next start finds no change.
     """
     run(ORDERS, LINES)
-    found = [run(ORDERS | said, LINES), run(ORDERS | said, LINES)]
+    found = [run(ORDERS | option, LINES), run(ORDERS | option, LINES)]
 
     assert (
         [(BlockChange(BlockChangeOutcome.ROUTE_CHANGED, "orders"),), ()],
         ["orders"],
     ) == (
         found,
-        repairs.asked,
+        repairs.requested,
     )
 
 
 def test_added_routes_are_filled_and_removed_ones_forgotten(run, repairs, tmp_path):
     """
-    A new route is filled; a removed one is not waited for any more.
+    A new route is filled; the sink no longer waits for a removed one.
     """
     run(ORDERS)
     incomplete.begin(tmp_path, "s", "orders", "repair-1")
@@ -124,29 +124,31 @@ def test_added_routes_are_filled_and_removed_ones_forgotten(run, repairs, tmp_pa
         ),
         ["lines"],
         (),
-    ) == (found, repairs.asked, incomplete.routes(tmp_path, "s"))
+    ) == (found, repairs.requested, incomplete.routes(tmp_path, "s"))
 
 
 @pytest.mark.parametrize(
-    ("url", "asked"),
+    ("url", "requested"),
     [
         ("redis://other:6379/0", ["orders"]),
         ("redis://cache:6379/1", ["orders"]),
         ("redis://me:another@cache:6379/0", []),
     ],
 )
-def test_another_target_is_filled_but_not_another_password(run, repairs, url, asked):
+def test_a_new_target_is_filled_but_a_new_password_changes_nothing(
+    run, repairs, url, requested
+):
     """
     The new target lacks the old one's rows.
     """
     run(ORDERS)
     run(ORDERS, url=url)
 
-    assert asked == repairs.asked
+    assert requested == repairs.requested
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "asked"),
+    ("before", "now", "requested"),
     [
         ("host=a dbname=d password=x", "host=a dbname=d password=y", []),
         ("host=a dbname=d", "host=b dbname=d", ["orders"]),
@@ -155,16 +157,16 @@ def test_another_target_is_filled_but_not_another_password(run, repairs, url, as
         ("postgresql://u@a/d", "host=a dbname=d user=u", []),
     ],
 )
-def test_another_database_is_filled_however_it_is_named(
-    run, repairs, before, now, asked
+def test_a_different_database_is_filled_however_it_is_written(
+    run, repairs, before, now, requested
 ):
     """
-    A connection string may have pairs or a query, and a password among them.
+    A connection string may consist of pairs or be a URL, and may contain a password.
     """
     run(ORDERS, kind="postgres", url=before)
     run(ORDERS, kind="postgres", url=now)
 
-    assert asked == repairs.asked
+    assert requested == repairs.requested
 
 
 def test_a_moved_receiver_gets_nothing_twice(run, repairs):
@@ -173,7 +175,7 @@ def test_a_moved_receiver_gets_nothing_twice(run, repairs):
     """
     run(ORDERS, **HOOK)
 
-    assert ((), []) == (run(ORDERS, **HOOK | {"url": "https://eu/"}), repairs.asked)
+    assert ((), []) == (run(ORDERS, **HOOK | {"url": "https://eu/"}), repairs.requested)
 
 
 def test_no_password_is_stored(run, tmp_path):
@@ -187,7 +189,7 @@ def test_no_password_is_stored(run, tmp_path):
 
 def test_a_failed_request_is_repeated_at_the_next_start(run, repairs):
     """
-    The block counts as taken only then.
+    The changed block is stored only once the request has succeeded.
     """
     run(ORDERS)
     repairs.fail = True
@@ -196,18 +198,18 @@ def test_a_failed_request_is_repeated_at_the_next_start(run, repairs):
     repairs.fail = False
     run(ORDERS, LINES)
 
-    assert ["lines"] == repairs.asked
+    assert ["lines"] == repairs.requested
 
 
 def test_a_route_that_cannot_be_filled_is_logged_with_its_command(
     run, repairs, tmp_path
 ):
     """
-    An event log has no such command; each change is logged.
+    An event log has no such command; both changes are logged.
     """
     warehouse = {"kind": "warehouse", "url": "postgresql://c/w", "folder": "/lake"}
     lines = LINES | {"name": "shop.lines"}
-    repairs.can = False
+    repairs.can_request = False
     run(ORDERS | {"name": "shop.orders"}, **warehouse)
     with structlog.testing.capture_logs() as logs:
         run(ORDERS | {"name": "shop.orders"}, lines, EVENTS, **warehouse)

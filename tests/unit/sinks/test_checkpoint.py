@@ -24,7 +24,7 @@ def write_offsets(path, offsets):
 
 
 def test_a_batchs_offsets_are_in_its_last_line(tmp_path):
-    """Version and metadata come first."""
+    """The version and the metadata precede them."""
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "3").write_text(
         'v1\n{"batchWatermarkMs":0,"conf":{}}\n{"towpath.shop.orders":{"0":7,"1":9}}'
@@ -44,7 +44,7 @@ def test_a_batchs_offsets_are_in_its_last_line(tmp_path):
 )
 def test_a_late_sink_begins_where_it_was_declared(stored, existing, expected):
     """
-    A topic created since begins at its earliest record; a deleted one is left out.
+    A topic created later is read from its earliest record; a deleted one is left out.
     """
     if expected is None:
         expected = {"a": {"0": 5}, "b": {"0": -2}}
@@ -60,7 +60,7 @@ def test_a_sink_without_stored_offsets_begins_at_the_earliest():
 
 
 class FakeSpark:
-    """A session, and its readers and writers, that only keep their options."""
+    """A session with readers and writers that only record their options."""
 
     def __init__(self):
         self.kept = {}
@@ -77,11 +77,9 @@ class FakeSpark:
 @pytest.mark.parametrize(
     ("content", "expected"), [(b'{"a":{"0":5}}', b'{"a":{"0":5}}'), (b"", b"earliest")]
 )
-def test_a_file_of_offsets_that_was_cut_off_counts_as_empty(
-    content, expected, tmp_path
-):
+def test_a_truncated_offsets_file_counts_as_empty(content, expected, tmp_path):
     """
-    A crash of the machine may leave it so; the sink would never start again.
+    A crash of the machine may truncate it. Otherwise the sink would never start again.
     """
     described = {"name": "s", "kind": "cache", "url": "redis://x"}
     route = {"topic": "a", "name": "a"}
@@ -98,9 +96,9 @@ def test_a_file_of_offsets_that_was_cut_off_counts_as_empty(
     assert expected.decode() == spark.kept["startingOffsets"]
 
 
-def test_a_batch_begins_where_the_one_before_it_ended(tmp_path):
+def test_a_batch_begins_where_the_previous_one_ended(tmp_path):
     """
-    The first begins as the query does; a new partition at its first record.
+    The first batch begins where the query does; a new partition, at its first record.
     """
     write_offsets(tmp_path / "sources" / "0" / "0", {"a": {"0": 5}})
     write_offsets(tmp_path / "offsets" / "0", {"a": {"0": 7}, "b": {"0": 2}})
@@ -117,7 +115,7 @@ def test_a_batch_begins_where_the_one_before_it_ended(tmp_path):
 )
 def test_a_partition_that_lost_records_is_an_error(tmp_path, after):
     """
-    So is a deleted one, with its topic or alone: reading must not continue silently.
+    So is a partition deleted alone or with its topic: reading must not go on silently.
     """
     write_offsets(tmp_path / "offsets" / "3", {"a": {"0": 7}})
     write_offsets(tmp_path / "offsets" / "4", after)
@@ -127,7 +125,7 @@ def test_a_partition_that_lost_records_is_an_error(tmp_path, after):
 
 def test_a_batch_is_planned_until_it_is_committed(tmp_path):
     """
-    Its planned records may be deleted, though all read ones exist.
+    Its planned records may be deleted although all records read so far exist.
     """
     write_offsets(tmp_path / "offsets" / "0", {"a": {"0": 7}})
     before = planned_offsets(tmp_path)

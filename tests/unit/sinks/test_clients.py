@@ -1,4 +1,4 @@
-"""The sinks' clients as the client library itself describes them."""
+"""The Kafka clients of the sinks, as the client library describes them."""
 
 import logging
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ class Lines(logging.Handler):
 
 def test_the_sinks_producer_is_idempotent_and_waits_for_all_replicas(monkeypatch):
     """
-    The library states it: it prints every setting that is not its default.
+    The library prints every setting that differs from its default.
     """
     handler = Lines()
     logger = logging.getLogger("test-clients")
@@ -54,7 +54,7 @@ def test_the_sinks_producer_is_idempotent_and_waits_for_all_replicas(monkeypatch
 
 def test_progress_is_published_again_after_a_clients_fatal_error(monkeypatch):
     """
-    Such a client refuses every record; the driver may run for months.
+    Such a client refuses every record, and the driver may run for months.
     """
 
     class Broken:
@@ -95,7 +95,7 @@ def test_another_threads_fatal_error_does_not_end_a_flush(monkeypatch):
     """
 
     class Raced(ProgressTopic):
-        """Loses its client to another thread as soon as it has looked at it."""
+        """Loses its client to another thread right after reading the attribute."""
 
         def __getattribute__(self, name):
             found = super().__getattribute__(name)

@@ -22,7 +22,7 @@ from towpath.sinks.targets.memory import MemorySink
 
 
 class ColumnSink(MemorySink):
-    """Takes whole rows as columns, written by ``flush``; ``refuses`` fails that."""
+    """Takes whole rows as columns, and writes them in ``flush``, unless ``refuses``."""
 
     def __init__(self, *, refuses=False):
         super().__init__()
@@ -65,10 +65,10 @@ class BatchInMemory:
 
     def __init__(self, *rows):
         self.table = table(*rows)
-        self.most = len(rows)
+        self.count = len(rows)
 
     def slices(self):
-        for begin in range(0, self.most, 3):
+        for begin in range(0, self.count, 3):
             yield self.table.slice(begin, 3)
 
 
@@ -89,7 +89,7 @@ BATCH = (
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    """Make batches of a few records large ones, in slices of two."""
+    """Treat batches of a few records as large, and write slices of two."""
     monkeypatch.setattr(slices, "LEAST_RECORDS", 5)
     monkeypatch.setattr(slices, "PARSED_AT_ONCE", 5)
     monkeypatch.setattr(batch, "RECORDS_AT_ONCE", 2)
@@ -103,7 +103,7 @@ def written(sink, *rows, letters=None, parked=None):
 
 
 def expected():
-    """Write it on the record path."""
+    """Return the rows that the record path writes for the batch."""
     sink = MemorySink()
     RecordWriter(ROUTES, sink, context_of(Letters())).write_left(
         BatchInMemory(*BATCH).table, 0
@@ -113,13 +113,14 @@ def expected():
 
 def test_plain_rows_are_taken_as_columns_and_the_rest_as_records():
     """
-    The end is the same, and every record is counted once.
+    The result is the same, and every record is counted once.
     """
     sink, letters = ColumnSink(), Letters()
     outcome = written(sink, *BATCH, letters=letters)
     assert isinstance(sink, Columnar)
 
-    # Orders 3 and 4 have more than whole rows later: the guard orders both paths.
+    # Orders 3 and 4 have other changes later: the guard orders the writes of both
+    # paths.
     assert (8, expected()) == (sink.taken, sink.rows)
     assert (13, 1, 1, row(13, "c", order=4)[-1][0][1].decode()) == (
         outcome.records,
@@ -127,7 +128,7 @@ def test_plain_rows_are_taken_as_columns_and_the_rest_as_records():
         len(letters.reasons()),
         outcome.position,
     )
-    # The delete and its tombstone are folded, and two changes are of a left key.
+    # The delete, its tombstone and the last row of order 4 are folded into one change.
     assert (10, 0) == (outcome.rows, outcome.stale)
 
 
@@ -197,26 +198,26 @@ def test_a_refused_batch_is_retried_record_by_record():
 
 
 @pytest.mark.timeout(30)
-def test_any_history_in_columns_ends_as_in_records():
+def test_any_history_gives_the_same_rows_as_columns_and_as_records():
     """
-    A partial change is folded with the whole row before it, also above a delete.
+    A partial change is folded with the whole row before it, even after a delete.
     """
     chance = random.Random(5)  # noqa: S311 - a repeatable test
     for _ in range(300):
         rows = history(chance, unreadable=0)
         taking, whole = ColumnSink(), MemorySink()
-        desks = [context_of(Letters()) for _ in range(2)]
-        RecordWriter(ROUTES, whole, desks[0]).write_left(table(*rows), 0)
-        writer = RecordWriter(ROUTES, taking, desks[1])
-        SinkWriter(writer, taking, desks[1]).write(BatchInMemory(*rows), 0)
-        letters = [len(context.dead_letters.reasons()) for context in desks]
+        contexts = [context_of(Letters()) for _ in range(2)]
+        RecordWriter(ROUTES, whole, contexts[0]).write_left(table(*rows), 0)
+        writer = RecordWriter(ROUTES, taking, contexts[1])
+        SinkWriter(writer, taking, contexts[1]).write(BatchInMemory(*rows), 0)
+        letters = [len(context.dead_letters.reasons()) for context in contexts]
 
         assert (whole.rows, [0, 0]) == (taking.rows, letters)
 
 
 def test_a_row_with_a_pending_refetch_is_written_as_a_record():
     """
-    The refetch is settled, and the rest of the batch is taken as columns.
+    The refetch completes, and the rest of the batch is taken as columns.
     """
     sink, context = ColumnSink(), context_of(Letters(), repairs=RecordedRepairs())
     writer = RecordWriter(ROUTES, sink, context)

@@ -1,4 +1,4 @@
-"""Rows taken as columns: plain ones come out as on the record path."""
+"""Rows taken as columns: plain rows are encoded as on the record path."""
 
 import random
 
@@ -52,7 +52,7 @@ HEADER = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 def routes(**options):
-    """Return the routes of a warehouse of one table."""
+    """Return the routes of a warehouse with one table."""
     route = Route(topic=TOPIC, name="shop.orders", **options)
     return Routes(
         Sink(
@@ -66,7 +66,7 @@ def routes(**options):
 
 
 def record(number, key, row, operation="c", topic=TOPIC, **headers):
-    """Make a record as Kafka has it; the headers stand beside the position."""
+    """Make a record as Kafka has it; ``headers`` are added to the position."""
     named = {"id": key, "line": 1}
     after = None if row is None else named | row
     envelope = {"before": None, "after": after, "source": {"x": number, "d": "2026"}}
@@ -85,7 +85,7 @@ def record(number, key, row, operation="c", topic=TOPIC, **headers):
 
 
 def batch(*records):
-    """Put records into a table as the engine hands it over."""
+    """Put records into a table like those of the engine."""
     columns = {
         "topic": pa.string(),
         "partition": pa.int32(),
@@ -100,7 +100,7 @@ def batch(*records):
 
 
 def taken(table, read=None):
-    """Take all plain rows; return each key's newest row, and all places."""
+    """Take all plain rows; return each key's newest row, and all indices."""
     (columns,) = plain_columns(table, read or routes())
     encoded = rows.encode_columns(TABLE, columns)
     if encoded is None:
@@ -115,7 +115,7 @@ def as_records(table):
 
 
 def test_column_rows_equal_those_of_the_record_path():
-    """Every type, nulls, missing columns, repeated keys in any order, READ rows."""
+    """It holds for every type, nulls, missing columns, repeated keys and READ rows."""
     chance = random.Random(7)  # noqa: S311 - shuffles rows
     records = [record(n, chance.randrange(40), ROW) for n in range(1, 60)]
     records += [record(n, n, {"paid": None, "ratio": 1}) for n in range(60, 70)]
@@ -157,7 +157,7 @@ def test_column_rows_equal_those_of_the_record_path():
 )
 def test_records_that_are_not_plain_are_left_to_the_record_path(odd):
     """
-    Their neighbours are taken.
+    The records around them are taken.
     """
     found = taken(batch(record(1, 1, ROW), odd, record(9, 9, ROW)))
 
@@ -188,7 +188,7 @@ def test_a_batch_with_a_value_that_does_not_fit_is_not_taken(row):
     assert taken(batch(record(1, 1, ROW), record(2, 2, ROW | row))) is None
 
 
-def test_a_value_that_is_no_json_is_not_taken():
+def test_a_value_that_is_not_json_is_not_taken():
     """
     It would give one row too few, or none at all.
     """
@@ -203,14 +203,14 @@ def test_a_value_that_is_no_json_is_not_taken():
 )
 def test_a_route_that_changes_rows_takes_no_columns(options):
     """
-    Its rules are applied in one place.
+    Only the record path implements its rules.
     """
     assert [] == plain_columns(batch(record(1, 1, ROW)), routes(**options))
 
 
 def test_newest_rows_are_found_among_several_gib_of_text():
     """
-    Five chunks of half a GiB, and a newer row of their key: none is copied.
+    Five chunks have half a GiB each, and their key has a newer row: none is copied.
     """
     half = 2**29
     piece = pa.StringArray.from_buffers(

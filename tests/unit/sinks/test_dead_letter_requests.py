@@ -1,4 +1,4 @@
-"""Which dead letters a request names, and its outcome in words."""
+"""The dead letters that a request names, and the outcome that is reported."""
 
 import pytest
 
@@ -54,7 +54,7 @@ class AnsweringTopic:
 
 def test_several_keys_name_their_subjects_once(book):
     """
-    A key may be written whole or by its values; without keys all are named.
+    A key may be given as JSON or by its values; without keys, all are chosen.
     """
     twice = chosen_subjects(book, "cache", ["8", "7", '{"id":7}'])
     every = chosen_subjects(book, "cache", None)
@@ -66,7 +66,7 @@ def test_several_keys_name_their_subjects_once(book):
 @pytest.mark.parametrize("keys", [["7", "9"], ["9"]])
 def test_an_unknown_key_is_refused_before_anything_is_requested(book, keys):
     """
-    The message has the command that lists the known ones.
+    The message names the command that lists the known keys.
     """
     with pytest.raises(UsageError, match="the key 9 has no dead letters") as refused:
         chosen_subjects(book, "cache", keys)
@@ -76,7 +76,7 @@ def test_an_unknown_key_is_refused_before_anything_is_requested(book, keys):
 
 def test_a_sink_without_dead_letters_has_nothing_to_replay():
     """
-    All of nothing is a mistake too.
+    A request for all of them is a mistake, too.
     """
     with pytest.raises(UsageError, match="the sink has no dead letters"):
         chosen_subjects(OpenDeadLetters(), "cache", None)
@@ -84,7 +84,7 @@ def test_a_sink_without_dead_letters_has_nothing_to_replay():
 
 def test_each_key_has_its_own_outcome(book):
     """
-    One is done, one remains a dead letter, one waits for the sink.
+    One is done, one remains a dead letter, and one waits for the sink.
     """
     book.read([letter(9, 32)])
     subjects = chosen_subjects(book, "cache", None)

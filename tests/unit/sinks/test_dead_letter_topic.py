@@ -19,24 +19,24 @@ class Existing:
     """A cluster that has the topic."""
 
     def __init__(self, _kafka):
-        """Be of any brokers."""
+        """Accept the settings of any brokers."""
         self.requested = 0
 
     def create(self, _name, _settings, *, is_kept_whole):
-        """Make nothing new."""
+        """Count the request; create nothing."""
         self.requested += 1
         return not is_kept_whole
 
 
 @pytest.fixture
 def topic_of(tmp_path, monkeypatch):
-    """Lend a function that makes a dead-letter topic whose broker does not answer."""
+    """Provide a function that makes a dead-letter topic with a silent broker."""
     monkeypatch.setattr(module, "Topics", Existing)
 
     def make(*before):
         path = tmp_path / "towpath.toml"
-        place = ("postgresql://unused/shop", "127.0.0.1:1", "towpath", ())
-        path.write_text(configuration(*place), encoding="utf-8")
+        arguments = ("postgresql://unused/shop", "127.0.0.1:1", "towpath", ())
+        path.write_text(configuration(*arguments), encoding="utf-8")
         return DeadLetterTopic(load(path, {}), "cache", *before)
 
     return make
@@ -46,7 +46,7 @@ def test_a_dead_letter_that_is_not_acknowledged_in_time_is_a_failure(
     topic_of, monkeypatch
 ):
     """
-    The batch is written again; it is not known to be durable.
+    The batch is written again, because the dead letter may not be durable.
     """
     monkeypatch.setattr(module, "REQUEST_TIMEOUT_S", 0.01)
 
@@ -56,7 +56,7 @@ def test_a_dead_letter_that_is_not_acknowledged_in_time_is_a_failure(
 
 def test_a_dead_letter_that_the_client_gives_up_is_a_failure(topic_of, monkeypatch):
     """
-    Nothing is on its way any more, and nothing was acknowledged.
+    Nothing is in flight any more, and nothing was acknowledged.
     """
     monkeypatch.setattr(
         client, "Producer", lambda own: Producer({**own, "message.timeout.ms": 1})
@@ -68,7 +68,7 @@ def test_a_dead_letter_that_the_client_gives_up_is_a_failure(topic_of, monkeypat
 
 def test_a_dead_letter_that_failed_is_not_sent_later(topic_of, monkeypatch):
     """
-    The record may be applied by a retry: a late dead letter would park its key.
+    A retry may apply the record: a late dead letter would then park its key.
     """
     made = []
     monkeypatch.setattr(
@@ -81,9 +81,9 @@ def test_a_dead_letter_that_failed_is_not_sent_later(topic_of, monkeypatch):
     assert [0] == [len(producer) for producer in made]
 
 
-def test_a_topic_that_may_be_deleted_is_created_again(topic_of, monkeypatch):
+def test_a_topic_that_may_have_been_deleted_is_created_again(topic_of, monkeypatch):
     """
-    Each write after a failed one asks for it.
+    Each write after a failed one requests the topic again.
     """
     monkeypatch.setattr(module, "REQUEST_TIMEOUT_S", 0.01)
     cluster = Existing(None)
@@ -96,14 +96,14 @@ def test_a_topic_that_may_be_deleted_is_created_again(topic_of, monkeypatch):
     assert 2 == cluster.requested
 
 
-def test_without_a_dead_letter_nothing_is_waited_for(topic_of):
+def test_storing_no_dead_letters_does_not_wait(topic_of):
     """
     There is nothing that a broker could acknowledge.
     """
     assert 0 == topic_of().put([])
 
 
-def test_what_precedes_a_resolution_prevents_it_if_it_fails(topic_of):
+def test_a_failing_check_prevents_a_resolution(topic_of):
     """
     A driver that has lost its sink resolves nothing.
     """
@@ -119,7 +119,7 @@ def test_what_precedes_a_resolution_prevents_it_if_it_fails(topic_of):
 
 def test_a_client_with_a_fatal_error_is_replaced(topic_of, monkeypatch):
     """
-    It refuses every record from then on: a retry needs another one.
+    It refuses every later record: a retry needs a new client.
     """
     made = []
 

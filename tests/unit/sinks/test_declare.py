@@ -49,7 +49,7 @@ name = "orders2"
 
 
 class Cluster:
-    """Topics with fixed ends; counts requests."""
+    """Topics with fixed ends; records which topics were created."""
 
     def __init__(self, *, fail=False):
         self._fail = fail
@@ -68,7 +68,7 @@ class Cluster:
         return ["towpath.shop.orders", "towpath.shop.orders.backfill.cache"]
 
     def topic_ids(self, names):
-        """Return their ids, until their ends were requested."""
+        """Return their ids, or none once their ends have been requested."""
         return {name: f"{name}'s" for name in names if not self.has_answered}
 
     def end_offsets(self, names):
@@ -78,7 +78,7 @@ class Cluster:
 
 
 class Clock:
-    """Time passes only by waiting."""
+    """A clock that advances only in ``wait``."""
 
     def __init__(self):
         self._now_s = 0.0
@@ -92,19 +92,19 @@ class Clock:
         return self._now_s
 
     def wait(self, delay_s):
-        """Let time pass."""
+        """Advance the clock."""
         self._now_s += delay_s
 
 
 class WaitingClock(Clock):
-    """Announces its first wait, and waits in fact."""
+    """Signals that a wait has begun, and really waits."""
 
     def __init__(self, begun):
         super().__init__()
         self._begun = begun
 
     def wait(self, delay_s):
-        """Let a little time pass."""
+        """Advance the clock, signal the wait, and wait briefly."""
         super().wait(delay_s)
         self._begun.set()
         threading.Event().wait(0.01)
@@ -119,7 +119,7 @@ def config(tmp_path):
 
 
 def test_a_declared_sink_has_its_offsets_and_its_block(config, tmp_path):
-    """Backfills of other sinks are none of its topics."""
+    """The backfill topics of other sinks are not among its topics."""
     sink = declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
     stored = tmp_path / "state/sinks/search2/starting_offsets.json"
 
@@ -135,7 +135,7 @@ def test_a_declared_sink_has_its_offsets_and_its_block(config, tmp_path):
 
 def test_a_linked_configuration_stays_a_link_to_a_private_file(config, tmp_path):
     """
-    The file has the new block and its old mode, and its folder has the state.
+    The file has the new block and keeps its mode, and its folder has the state.
     """
     config.chmod(0o600)
     link = tmp_path / "etc" / "towpath.toml"
@@ -149,9 +149,7 @@ def test_a_linked_configuration_stays_a_link_to_a_private_file(config, tmp_path)
     assert {"etc", "state", config.name} == {each.name for each in tmp_path.iterdir()}
 
 
-def test_a_file_in_a_folder_that_cannot_be_written_is_one_clear_error(
-    config, monkeypatch
-):
+def test_a_folder_that_cannot_be_written_gives_one_clear_error(config, monkeypatch):
     """
     A configuration below /etc belongs to root.
     """
@@ -167,11 +165,11 @@ def test_a_file_in_a_folder_that_cannot_be_written_is_one_clear_error(
 
 
 def other_sink(number):
-    """Return a block of a sink that another command adds."""
+    """Return the block of a sink that another command adds."""
     return BLOCK.replace("search2", f"search{number}").replace("orders2", f"o{number}")
 
 
-def test_two_commands_that_change_the_file_at_once_keep_each_others_change(config):
+def test_concurrent_commands_keep_each_others_changes(config):
     """
     The second one reads the file only after the first has replaced it.
     """
@@ -190,9 +188,9 @@ def test_two_commands_that_change_the_file_at_once_keep_each_others_change(confi
     assert ["cache", "search2", "search3"] == [s.name for s in load(config, {}).sink]
 
 
-def test_a_command_that_keeps_the_file_too_long_is_one_error(config):
+def test_a_file_that_stays_locked_gives_one_error(config):
     """
-    The later one changes nothing, and deletes nothing of the other's.
+    The second command changes nothing, and deletes no file of the first.
     """
     with (
         declare.changing(config, Clock()),
@@ -206,7 +204,7 @@ def test_a_command_that_keeps_the_file_too_long_is_one_error(config):
 
 def test_a_lock_that_cannot_be_taken_is_named(config):
     """
-    Another user's command that was killed may have left it, for instance.
+    For example, another user's command that was killed may have left it.
     """
     config.with_name(f".{config.name}.lock").mkdir()
     with pytest.raises(UsageError, match=r"replaced: .*\.toml\.lock: Is a directory"):
@@ -217,7 +215,7 @@ def test_a_lock_that_cannot_be_taken_is_named(config):
 
 def test_a_variable_may_override_the_new_sink(config):
     """
-    It fits the file with the block, and no file without it.
+    The variable is valid only for a file that has the block.
     """
     environ = {"TOWPATH_SINK__SEARCH2__URL": "http://other:9200"}
     sink = declare.declare_sink(config, BLOCK, environ, Cluster(), Clock())
@@ -227,12 +225,12 @@ def test_a_variable_may_override_the_new_sink(config):
 
 def test_a_declared_sink_stores_the_ids_of_its_topics(config, tmp_path):
     """
-    A topic recreated before its first start has none of these offsets.
+    The offsets do not apply to a topic recreated before the sink's first start.
     """
     declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
-    noted = (tmp_path / "state/sinks/search2/topic_ids.json").read_bytes()
+    stored = (tmp_path / "state/sinks/search2/topic_ids.json").read_bytes()
 
-    assert {"towpath.shop.orders": "towpath.shop.orders's"} == orjson.loads(noted)
+    assert {"towpath.shop.orders": "towpath.shop.orders's"} == orjson.loads(stored)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +250,7 @@ def test_a_declared_sink_stores_the_ids_of_its_topics(config, tmp_path):
 )
 def test_an_invalid_block_changes_nothing(config, block, cluster, error):
     """
-    The configuration stays as it was, and no file lies beside it.
+    The configuration stays as it was, and no file is left beside it.
     """
     with pytest.raises(error):
         declare.declare_sink(config, block, {}, cluster, Clock())
@@ -265,7 +263,7 @@ def test_an_invalid_block_changes_nothing(config, block, cluster, error):
 
 def test_a_backfill_topic_exists_before_the_query_starts(config):
     """
-    The engine fails on a topic that appears between its listing and its start.
+    The engine fails if a topic appears between its listing of topics and its start.
     """
     cluster = Cluster()
     declare.declare_sink(config, BLOCK, {}, cluster, Clock())
@@ -275,7 +273,7 @@ def test_a_backfill_topic_exists_before_the_query_starts(config):
 
 def test_an_already_declared_sink_is_resumed(config, tmp_path):
     """
-    Adding it again after a crash changes nothing, also once it has run.
+    Adding it again after a crash changes nothing, even after the sink has run.
     """
     first = declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
     text = config.read_text()
@@ -297,7 +295,7 @@ def test_a_filled_sink_is_not_added_again(config):
         declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
 
 
-def test_another_sink_of_a_declared_name_is_refused(config):
+def test_a_different_sink_with_a_declared_name_is_refused(config):
     """
     The declared sink stays as it is.
     """
@@ -311,7 +309,7 @@ def test_another_sink_of_a_declared_name_is_refused(config):
 
 def test_a_declared_sink_has_applied_records_below_its_start(config):
     """
-    They count as applied, before its first batch and afterwards.
+    They count as applied even before its first batch.
     """
     declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
     settings = load(config, {})
@@ -328,7 +326,7 @@ def test_a_declared_sink_has_applied_records_below_its_start(config):
 
 def test_a_name_with_an_old_checkpoint_is_refused(config, tmp_path):
     """
-    Its query would continue at the old end, and miss the records between.
+    Its query would continue at the old end, and miss the records in between.
     """
     (tmp_path / "state/sinks/search2/checkpoint").mkdir(parents=True)
 
@@ -345,8 +343,8 @@ def driver(state=State.RUNNING, **fields):
 
 
 @pytest.mark.parametrize("state", [State.RUNNING, State.READY])
-def test_a_declared_sink_is_waited_for_until_it_runs(config, state):
-    """Waiting ends when the query runs."""
+def test_the_wait_for_a_declared_sink_ends_when_it_runs(config, state):
+    """Both states mean that the query runs."""
     clock = Clock()
     declare.wait_running(load(config, {}), "cache", driver(state), clock, 10)
 
@@ -366,9 +364,9 @@ def test_a_declared_sink_that_does_not_run_reports_its_error(config):
 @pytest.mark.parametrize(
     "ended", [driver(silent_s=99), driver(is_running=False), OneDriver()]
 )
-def test_what_an_earlier_driver_published_is_no_running_sink(config, ended):
+def test_progress_of_an_earlier_driver_does_not_count_as_running(config, ended):
     """
-    A snapshot would be requested for a sink that nobody runs; nor has it applied more.
+    Otherwise a snapshot would be requested for a sink that no driver runs.
     """
     with pytest.raises(SinkNotRunningError, match="no driver runs it: towpath"):
         declare.wait_running(load(config, {}), "cache", ended, Clock(), 10)
@@ -382,9 +380,9 @@ def test_what_an_earlier_driver_published_is_no_running_sink(config, ended):
         driver(applied={"a": {"0": 9}}, is_open=False),
     ],
 )
-def test_what_an_earlier_driver_has_applied_does_not_count(ended):
+def test_records_applied_by_an_earlier_driver_do_not_count(ended):
     """
-    A new index would take the place of the old one before it is filled.
+    Otherwise a new index would replace the old one before it is filled.
     """
     with pytest.raises(SinkNotRunningError, match="9 records behind"):
         declare.wait_applied("cache", {"a": {"0": 9}}, ended, Clock(), 1)
@@ -400,9 +398,9 @@ def test_a_lagging_sink_reports_its_lag():
         declare.wait_applied("cache", {"a": {"0": 9, "1": 3}}, lagging, Clock(), 1)
 
 
-def test_a_sink_with_progress_is_waited_for():
+def test_the_wait_continues_while_a_sink_makes_progress():
     """
-    The bound is on the time between two batches, not on the total.
+    The limit is on the time between two batches, not on the total.
     """
     one = driver(applied={"a": {"0": 0}})
 
@@ -418,27 +416,27 @@ def test_a_sink_with_progress_is_waited_for():
     assert clock.monotonic_s() >= 9
 
 
-def test_a_broker_that_does_not_answer_for_a_while_is_waited_for():
+def test_the_wait_survives_an_outage_of_the_broker():
     """
-    A fill takes hours; it is not given up because Kafka restarts.
+    A fill takes hours; a restart of Kafka must not abort it.
     """
-    one, away = driver(applied={"a": {"0": 9}}), []
+    one, outages = driver(applied={"a": {"0": 9}}), []
 
     class Restarting(OneDriver):
         def read(self, sink):
-            if len(away) < 3:
-                away.append(sink)
+            if len(outages) < 3:
+                outages.append(sink)
                 message = "Kafka does not answer"
                 raise UnavailableError(message)
             return one.read(sink)
 
     declare.wait_applied("cache", {"a": {"0": 9}}, Restarting(), Clock(), 1)
-    away.clear()
+    outages.clear()
     with pytest.raises(SinkNotRunningError, match="behind: Kafka does not answer"):
         declare.wait_applied("cache", {"a": {"0": 9}}, Restarting(), Clock(), 0.3)
 
 
-def test_applied_topics_are_not_waited_for():
+def test_applied_topics_end_the_wait_at_once():
     """
     Topics outside the request do not count.
     """
@@ -451,7 +449,7 @@ def test_applied_topics_are_not_waited_for():
 
 def test_the_remaining_work_is_counted_in_records(config):
     """
-    Topics that exist and were never read count in full.
+    Topics that exist and were never read are counted in full.
     """
     ends = declare.sink_ends(load(config, {}), "cache", Cluster())
     applied = {"towpath.shop.orders": {"0": 30}}
@@ -459,9 +457,9 @@ def test_the_remaining_work_is_counted_in_records(config):
     assert 10 + 2 + 42 == declare.records_between(applied, ends)
 
 
-def test_an_unknown_sink_is_refused_with_the_known_ones(config):
+def test_the_error_for_an_unknown_sink_lists_the_known_sinks(config):
     """
-    The error lists the known names.
+    The operator sees at once which names are valid.
     """
     with pytest.raises(UnknownSinkError, match=r"no sink is named cash; .*: cache"):
         declare.sink_named(load(config, {}), "cash")

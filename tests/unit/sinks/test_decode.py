@@ -28,7 +28,7 @@ ROUTES = Routes(
 
 
 def row_change(value, *, key=b'{"order_id":7}', topic="towpath.shop.orders", **headers):
-    """Make a record of a table's topic."""
+    """Make a record for a table's topic."""
     given = {"position": POSITION.encode()} | {
         n: v.encode() for n, v in headers.items()
     }
@@ -37,7 +37,7 @@ def row_change(value, *, key=b'{"order_id":7}', topic="towpath.shop.orders", **h
 
 
 def changed(row, *, unchanged=ALL_PRESENT, is_read=False, position=POSITION):
-    """Decode such a record to its change."""
+    """Return the change that such a record is decoded to."""
     origin = Origin("towpath.shop.orders", 1, 42)
     return Change(
         "orders", (7,), ("order_id",), position, row, unchanged, is_read, origin
@@ -56,7 +56,7 @@ def test_an_after_image_is_a_change_with_exact_values(operation: str):
 
 
 def test_a_delete_and_its_tombstone_are_deletes_at_one_position():
-    """The number among records of one change is no part of the position."""
+    """The number of a record within its change is not part of the position."""
     delete = row_change({"op": "d", "before": {"order_id": 7}, "after": None})
     tombstone = row_change(None, position=POSITION + ".1")
 
@@ -74,7 +74,7 @@ def test_unchanged_columns_are_not_null():
     assert expected == decode([record], ROUTES).changes
 
 
-def test_a_placeholder_is_no_value():
+def test_a_placeholder_is_not_a_value():
     """
     The placeholder of an unchanged column is not the column's value (B58).
     """
@@ -88,7 +88,7 @@ def test_a_placeholder_is_no_value():
 
 def test_a_read_row_is_marked_as_read():
     """
-    READ rows of the sink's own backfill topic go to the same route.
+    The operation ``r`` marks its change.
     """
     position = "00000000016b3748.-"
     record = row_change({"op": "r", "after": {"order_id": 7}}, position=position)
@@ -99,14 +99,14 @@ def test_a_read_row_is_marked_as_read():
 
 
 def test_a_composite_key_keeps_its_order():
-    """Key values and names come in key order."""
+    """Key values and key columns are in the order of the record's key."""
     record = row_change({"op": "d"}, key=b'{"order_id":7,"line_no":1}')
     (change,) = decode([record], ROUTES).changes
 
     assert ((7, 1), ("order_id", "line_no")) == (change.key, change.key_columns)
 
 
-def test_an_array_in_a_key_is_its_text():
+def test_an_array_in_a_key_becomes_text():
     """
     A key must be hashable, and lists are not.
     """
@@ -116,9 +116,9 @@ def test_an_array_in_a_key_is_its_text():
     assert ("[1,null]", "a[1]") == change.key
 
 
-def test_a_composite_value_in_a_key_is_its_text():
+def test_a_composite_value_in_a_key_becomes_text():
     """
-    The relay writes it as an object; a brace in a text means nothing.
+    The relay writes it as an object; a brace in a string has no meaning.
     """
     key = b'{"at":{"x":1,"y":[2,{}]},"name":"a{b","no":7}'
     partial = row_change({"op": "u", "after": {"v": 1}}, key=key, unchanged='["w"]')
@@ -154,7 +154,7 @@ def test_a_composite_value_in_a_key_is_its_text():
 )
 def test_an_unreadable_record_is_a_dead_letter(record: Record, reason: str):
     """
-    It has its reason, and its neighbours are read.
+    It has a reason, and the records around it are read.
     """
     decoded = decode([record, row_change({"op": "d"})], ROUTES)
     (unreadable,) = decoded.unreadable
@@ -178,7 +178,7 @@ def test_every_strict_prefix_of_a_value_is_unreadable():
 
 
 def event(value=b'{"total": "1.00"}', key=b"7", **headers):
-    """Make a record of an aggregate's topic."""
+    """Make a record for an aggregate's topic."""
     given = {
         "id": b"0b9d5c7e-8d5b-4c52-9a3e-1f4e5d6c7b8a",
         "type": b"OrderPlaced",
@@ -192,7 +192,7 @@ def event(value=b'{"total": "1.00"}', key=b"7", **headers):
 
 def test_an_events_payload_is_unchanged():
     """
-    The log stores the payload's text, white space included.
+    The event log stores the payload's text, including whitespace.
     """
     expected = EventRow(
         route="events",
@@ -214,7 +214,7 @@ def test_an_events_payload_is_unchanged():
 @pytest.mark.parametrize("key", [None, b"towpath-barrier"])
 def test_a_barrier_is_skipped(topic: str, key: bytes | None):
     """
-    The relay's record that marks the end of a replicated topic is no change.
+    The record with which the relay ends a replicated topic is not a change.
     """
     barrier = Record(Origin(topic, 1, 42), key, None, {"towpath-barrier": b"1"})
 
@@ -223,7 +223,7 @@ def test_a_barrier_is_skipped(topic: str, key: bytes | None):
 
 def test_a_truncate_is_a_floor_at_its_position():
     """
-    It needs no key, and counts from its first partition.
+    It needs no key, and applies as soon as one partition delivers it.
     """
     record = row_change({"op": "t", "after": None}, key=None)
     floor = Floor("orders", POSITION, needs_all=False, origin=record.origin)
@@ -280,7 +280,7 @@ def test_a_recreated_table_is_not_emptied_before_its_sweep():
 @pytest.mark.parametrize("key", [None, b'{"sweep": 1}'])
 def test_a_sweep_is_a_floor_below_its_own_position(key: bytes | None):
     """
-    A sink ignores its value; every partition must deliver it.
+    A sink ignores the record's value; every partition must deliver the sweep.
     """
     floor = "000000000000abc8.-"
     message = {"prefix": "towpath.sweep", "content": "MDA="}
@@ -296,7 +296,7 @@ def test_a_sweep_is_a_floor_below_its_own_position(key: bytes | None):
 @pytest.mark.parametrize(("count", "expected"), [("6", 6), ("six", 0)])
 def test_a_sweep_has_its_partition_count(count, expected):
     """
-    For one without a count, the current number of partitions is requested.
+    Without a valid count, the current number of partitions is looked up.
     """
     values = {"sweep": "000000000000abc8.-", "sweep_partitions": count}
     record = row_change({"op": "m"}, key=None, **values)
@@ -304,9 +304,9 @@ def test_a_sweep_has_its_partition_count(count, expected):
     assert [expected] == [one.partitions for one in decode([record], ROUTES).floors]
 
 
-def test_a_header_that_is_no_text_raises_no_exception():
+def test_a_header_that_is_not_utf8_raises_no_exception():
     """
-    A foreign record may have one: it would end each attempt at its batch.
+    A foreign record may have one: an exception would fail each attempt at its batch.
     """
     sweep = row_change(None, sweep="000000000000abc8.-")
     unread = row_change({"op": "m"})
@@ -319,7 +319,7 @@ def test_a_header_that_is_no_text_raises_no_exception():
 
 def test_a_sweep_is_ignored_by_an_event_log():
     """
-    A log keeps past events; an index of aggregates has a floor like any other.
+    An event log keeps past events; an index of aggregates takes floors like any route.
     """
     headers = {"sweep": b"000000000000abc8.-", "snapshot": b"s"}
     record = event(b'{"op": "m"}')._replace(headers=headers)
@@ -330,7 +330,7 @@ def test_a_sweep_is_ignored_by_an_event_log():
 
 
 @pytest.mark.parametrize("name", ["sweep", "towpath-barrier"])
-def test_an_events_own_header_is_no_command(name):
+def test_an_events_own_header_is_not_a_command(name):
     """
     A writer of events can neither delete rows nor keep events from the sinks.
     """

@@ -342,7 +342,7 @@ def test_an_events_own_header_is_not_a_command(name):
 
 def test_a_read_event_is_skipped_by_an_event_log_and_counted():
     """
-    An event log has events as they happened, not rows read again.
+    An event log has events as they happened, not states that a snapshot read.
     """
     decoded = decode([event(snapshot=b"ad-hoc-1"), event(value=None)], ROUTES)
 
@@ -393,7 +393,7 @@ AGGREGATES = Routes(
 
 
 def state(row, *, text=None, is_read=False, position=POSITION, topic=None):
-    """Decode an event with its aggregate's state."""
+    """Return the change expected for an event with its aggregate's state."""
     origin = Origin(topic or "outbox.event.order", 0, 3)
     key = ("7",)
     return Change(
@@ -401,9 +401,9 @@ def state(row, *, text=None, is_read=False, position=POSITION, topic=None):
     )
 
 
-def test_an_event_is_its_aggregates_document():
+def test_an_event_becomes_its_aggregates_document():
     """
-    The payload is the row, lists and all; its text is kept beside it.
+    The payload is the row, including lists; its text is kept, too.
     """
     text = b'{"total": 1.10000000000000000001,\n "lines": [{"no": 1}]}'
     decoded = decode([event(text, type=b"OrderPaid")], AGGREGATES)
@@ -413,9 +413,9 @@ def test_an_event_is_its_aggregates_document():
     assert [state(change.row, text=text)] == decoded.changes
 
 
-def test_a_read_event_is_a_document_at_its_position():
+def test_a_read_event_becomes_a_document_at_its_position():
     """
-    READ events count, also those of the sink's own backfill topic.
+    The event may come from the shared topic or from the sink's own backfill topic.
     """
     text = b'{"total": "1.00"}'
     position = "00000000016b3748.-"
@@ -452,8 +452,8 @@ def test_an_event_without_the_state_is_left_out_and_counted():
     """
     A reminder event does not replace the order's document.
     """
-    said = [event(type=b"OrderReminded"), event(None, type=b"OrderSeen"), event()]
-    decoded = decode(said, AGGREGATES)
+    given = [event(type=b"OrderReminded"), event(None, type=b"OrderSeen"), event()]
+    decoded = decode(given, AGGREGATES)
 
     assert (1, 2, []) == (len(decoded.changes), decoded.skipped, decoded.unreadable)
 
@@ -472,7 +472,7 @@ def test_an_event_without_the_state_is_left_out_and_counted():
 )
 def test_an_unreadable_document_is_a_dead_letter(record: Record, reason: str):
     """
-    It has its reason; the aggregate's document stays as it was.
+    It has a reason; the aggregate's document is not changed.
     """
     decoded = decode([record], AGGREGATES)
 

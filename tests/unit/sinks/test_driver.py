@@ -86,7 +86,7 @@ class Supervisor:
         """Begin."""
 
     def join(self, timeout_s):
-        """Return whether it has ended; wait for an end that comes by itself."""
+        """Return whether it has ended; wait for an end that is scheduled."""
         if self.stop.is_set() and self.ends_at_s is not None:
             self.clock.now_s = min(self.clock.now_s + timeout_s, self.ends_at_s)
             return self.clock.now_s >= self.ends_at_s
@@ -99,7 +99,7 @@ class Supervisor:
 
 
 class DriverBench:
-    """A driver, its file, and its check's answers."""
+    """A driver, its file, and the results of its checks."""
 
     def __init__(self, folder):
         self.state = folder / "state"
@@ -116,11 +116,11 @@ class DriverBench:
         self._is_new = False
 
     def write(self, *sinks, head=HEAD):
-        """Write the file: names, or names with further options."""
-        said = [one if isinstance(one, tuple) else (one, {}) for one in sinks]
+        """Write the file with sinks: names, or names with further options."""
+        given = [one if isinstance(one, tuple) else (one, {}) for one in sinks]
         blocks = [
             SINK.format(**{"driver": "serving", "trigger_ms": 1} | more, name=name)
-            for name, more in said
+            for name, more in given
         ]
         self.path.write_text(head + "".join(blocks))
         self._is_new = True
@@ -130,8 +130,8 @@ class DriverBench:
         is_new, self._is_new = self._is_new, False
         return load(self.path, {}) if is_new else None
 
-    def look(self, *sinks):
-        """Write the file and have the driver look; return what runs, by name."""
+    def reload(self, *sinks):
+        """Write the file and make the driver check it; return the running sinks."""
         if sinks:
             self.write(*sinks)
         self.driver._check_configuration()
@@ -150,7 +150,7 @@ def running():
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def bench(tmp_path, monkeypatch):
     """Return a driver without an engine."""
     Supervisor.made = []
     monkeypatch.setattr(module, "Supervisor", Supervisor)
@@ -160,35 +160,35 @@ def place(tmp_path, monkeypatch):
         left.lock.release()
 
 
-def test_added_and_removed_sinks_leave_others_running(place):
+def test_added_and_removed_sinks_leave_others_running(bench):
     """
-    The folder of a removed sink is free only once it has ended.
+    The folder of a removed sink is free only once the sink has ended.
     """
-    assert [("a", 1), ("b", 1)] == place.look("a", "b", ("x", {"driver": "other"}))
-    assert [("b", 1), ("c", 1)] == place.look("b", "c")
-    assert lock_sink(place.state, "a") is None
+    assert [("a", 1), ("b", 1)] == bench.reload("a", "b", ("x", {"driver": "other"}))
+    assert [("b", 1), ("c", 1)] == bench.reload("b", "c")
+    assert lock_sink(bench.state, "a") is None
     Supervisor.made[0].end()
-    place.look()
-    free = lock_sink(place.state, "a")
+    bench.reload()
+    free = lock_sink(bench.state, "a")
     free.release()
 
     assert ["a", "b", "c"] == [one.sink.name for one in Supervisor.made]
 
 
-def test_a_driver_keeps_its_state_folder_and_its_brokers(place):
+def test_a_driver_keeps_its_state_folder_and_its_brokers(bench):
     """
-    A sink that starts later has its state where the others have theirs.
+    A sink that starts later uses the same state folder and brokers as the others.
     """
     moved = HEAD.replace('"state"', '"elsewhere"').replace("kafka:9092", "other:9092")
-    place.write("a", "b", head=moved)
+    bench.write("a", "b", head=moved)
     with structlog.testing.capture_logs() as logs:
-        place.look()
+        bench.reload()
 
-    assert [(place.state, "kafka:9092")] * 2 == [
+    assert [(bench.state, "kafka:9092")] * 2 == [
         (one.plan.state_folder, one.plan.kafka.bootstrap_servers)
         for one in Supervisor.made
     ]
-    assert not place.state.with_name("elsewhere").exists()
+    assert not bench.state.with_name("elsewhere").exists()
     assert [["state_folder", "kafka"]] == [
         each["names"] for each in logs if "names" in each
     ]
@@ -197,7 +197,7 @@ def test_a_driver_keeps_its_state_folder_and_its_brokers(place):
 @pytest.mark.parametrize("name", ["spark.sql.catalog.lake", "spark.eventLog.dir"])
 def test_an_engine_with_a_configured_catalog_writes_tables(tmp_path, name):
     """
-    A sink that a package provides may use it.
+    A sink from a package may use the catalog.
     """
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").touch()
@@ -210,9 +210,9 @@ def test_an_engine_with_a_configured_catalog_writes_tables(tmp_path, name):
     assert engine.has_tables == name.startswith("spark.sql")
 
 
-def test_parts_of_sinks_have_the_places_of_the_start(tmp_path):
+def test_new_settings_keep_the_state_folder_and_the_brokers(tmp_path):
     """
-    Copies and repairs are made from the newest file, and must meet the running sinks.
+    Copies and repairs use the newest file, but must find the running sinks.
     """
     path = tmp_path / "towpath.toml"
     path.write_text(HEAD)
@@ -228,30 +228,30 @@ def test_parts_of_sinks_have_the_places_of_the_start(tmp_path):
     )
 
 
-def test_a_changed_sink_is_no_change_of_the_driver(place):
+def test_a_changed_sink_is_not_a_change_of_the_driver(bench):
     """
-    Only what needs a restart is named.
+    The log names only settings that need a restart.
     """
-    place.look("a")
+    bench.reload("a")
     with structlog.testing.capture_logs() as logs:
-        place.look("a", "b")
+        bench.reload("a", "b")
 
     assert [] == [each for each in logs if "names" in each]
 
 
 @pytest.mark.parametrize(("more_s", "abandoned"), [(0, []), (60, ["a"])])
-def test_a_stopping_driver_waits_as_long_as_a_stop_may_take(place, more_s, abandoned):
+def test_a_stopping_driver_waits_as_long_as_a_stop_may_take(bench, more_s, abandoned):
     """
-    A batch has its time to finish, and then the engine its own to stop the query.
+    A batch gets time to finish, and then the engine gets time to stop the query.
     """
-    place.look("a")
-    engine = Engine("a", (), place.path.parent, "1g", {}, has_tables=False)
+    bench.reload("a")
+    engine = Engine("a", (), bench.path.parent, "1g", {}, has_tables=False)
     stops_within = settings_of(engine, {})["spark.sql.streaming.stopTimeout"]
     stops_within_s = float(stops_within.removesuffix("s"))
     Supervisor.made[0].ends_at_s = FINISH_WITHIN_S + stops_within_s + more_s
-    place.stop.set()
+    bench.stop.set()
     with structlog.testing.capture_logs() as logs:
-        place.driver.run()
+        bench.driver.run()
 
     assert abandoned == [
         record["sink"] for record in logs if "abandoning it" in record["event"]
@@ -259,10 +259,10 @@ def test_a_stopping_driver_waits_as_long_as_a_stop_may_take(place, more_s, aband
 
 
 def test_a_sink_whose_folder_cannot_be_locked_does_not_end_the_driver(
-    place, monkeypatch
+    bench, monkeypatch
 ):
     """
-    Some network file systems have no locks: it is logged once, and tried again.
+    Some network file systems have no locks: the failure is logged once, and retried.
     """
 
     def refuse(_file, _how):
@@ -270,172 +270,172 @@ def test_a_sink_whose_folder_cannot_be_locked_does_not_end_the_driver(
 
     monkeypatch.setattr(files.fcntl, "flock", refuse)
     with structlog.testing.capture_logs() as logs:
-        assert [] == place.look("a")
-        assert [] == place.look()
+        assert [] == bench.reload("a")
+        assert [] == bench.reload()
     monkeypatch.undo()
 
     assert ["sink not started: retrying"] == [log["event"] for log in logs]
 
 
-def test_a_sink_moved_to_another_driver_is_stopped(place):
+def test_a_sink_moved_to_another_driver_is_stopped(bench):
     """
-    One driver at a time holds it.
+    Its folder is then free for the other driver.
     """
-    place.look("a")
-    place.look(("a", {"driver": "other"}))
+    bench.reload("a")
+    bench.reload(("a", {"driver": "other"}))
     Supervisor.made[0].end()
-    place.look()
-    free = lock_sink(place.state, "a")
+    bench.reload()
+    free = lock_sink(bench.state, "a")
 
     assert free is not None
     free.release()
 
 
-def test_a_changed_sink_is_restarted_once_the_old_one_has_ended(place):
+def test_a_changed_sink_is_restarted_once_the_old_one_has_ended(bench):
     """
-    Never two run at once; its neighbour continues, and nothing happens twice.
+    The two never run at once; other sinks continue, and a change is handled only once.
     """
-    place.look("a", "b")
+    bench.reload("a", "b")
     changed = ("a", {"trigger_ms": 9})
-    assert [("b", 1)] == place.look(changed, "b")
-    assert [("b", 1)] == place.look()
+    assert [("b", 1)] == bench.reload(changed, "b")
+    assert [("b", 1)] == bench.reload()
     Supervisor.made[0].end()
 
-    assert [("b", 1), ("a", 9)] == place.look()
-    assert [("b", 1), ("a", 9)] == place.look(changed, "b")
-    assert ["a"] == place.checked
+    assert [("b", 1), ("a", 9)] == bench.reload()
+    assert [("b", 1), ("a", 9)] == bench.reload(changed, "b")
+    assert ["a"] == bench.checked
 
 
-def test_an_invalid_block_leaves_the_sink_unchanged(place):
+def test_an_invalid_block_leaves_the_sink_unchanged(bench):
     """
     Its mistakes are logged once; the next change is checked again.
     """
-    place.look("a")
-    place.answers = [SinkUnfitError("no column x\nno column y")]
+    bench.reload("a")
+    bench.answers = [SinkUnfitError("no column x\nno column y")]
     with structlog.testing.capture_logs() as logs:
-        assert [("a", 1)] == place.look(("a", {"trigger_ms": 9}))
-        assert [("a", 1)] == place.look()
+        assert [("a", 1)] == bench.reload(("a", {"trigger_ms": 9}))
+        assert [("a", 1)] == bench.reload()
     found = [log["mistakes"] for log in logs if log["log_level"] == "error"]
 
     assert [["no column x", "no column y"]] == found
-    assert [] == place.look(("a", {"trigger_ms": 10}))
+    assert [] == bench.reload(("a", {"trigger_ms": 10}))
 
 
-def test_a_refused_block_is_checked_again_after_a_while(place):
+def test_a_refused_block_is_checked_again_after_a_while(bench):
     """
-    Its target may be repaired while the file is unchanged; it is logged once.
+    Its target may be repaired while the file is unchanged; the refusal is logged once.
     """
-    place.look("a")
-    place.answers = [SinkUnfitError("no cache"), SinkUnfitError("no cache")]
+    bench.reload("a")
+    bench.answers = [SinkUnfitError("no cache"), SinkUnfitError("no cache")]
     seen = []
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
-            seen.append(place.look(("a", {"trigger_ms": 9})))
-            seen.append(place.look())
-            place.clock.now_s += 11
+            seen.append(bench.reload(("a", {"trigger_ms": 9})))
+            seen.append(bench.reload())
+            bench.clock.now_s += 11
 
     assert [[("a", 1)]] * 4 + [[], []] == seen
     assert (["a"] * 3, 1) == (
-        place.checked,
+        bench.checked,
         sum(log["log_level"] == "error" for log in logs),
     )
 
 
-def test_a_refused_block_is_shown_in_the_sinks_progress(place):
+def test_a_refused_block_is_shown_in_the_sinks_progress(bench):
     """
-    It stays there while the sink runs, and beyond the driver's end, until one fits.
+    It remains there while the sink runs, until a valid block replaces it.
     """
-    said = []
+    shown = []
 
     def note():
-        said.append(stored_progress(progress_path(place.state, "a"), "a").refused)
+        shown.append(stored_progress(progress_path(bench.state, "a"), "a").refused)
 
-    place.look("a")
+    bench.reload("a")
     note()
     for block in ("a", ("a", {"trigger_ms": 10})):
-        place.answers = [SinkUnfitError("no column x\nno column y")]
-        place.look(("a", {"trigger_ms": 9}))
+        bench.answers = [SinkUnfitError("no column x\nno column y")]
+        bench.reload(("a", {"trigger_ms": 9}))
         Supervisor.made[0].report.running()
         note()
-        place.look(block)
+        bench.reload(block)
         note()
     text = f"no column x; no column y. {SinkUnfitError.remedy}"
 
-    assert [None, text, None, text, None] == said
+    assert [None, text, None, text, None] == shown
 
 
-def test_a_new_driver_forgets_a_refused_block(place):
+def test_a_new_driver_forgets_a_refused_block(bench):
     """
-    The current file is in effect from then on.
+    From its start on, the current file is in effect.
     """
-    path = progress_path(place.state, "a")
+    path = progress_path(bench.state, "a")
     write_progress(path, Progress("a", refused="no column x."))
-    place.look("a")
+    bench.reload("a")
 
     assert stored_progress(path, "a").refused is None
 
 
-def test_a_withdrawn_block_is_refused_again_when_it_returns(place):
+def test_a_withdrawn_block_is_refused_again_when_it_returns(bench):
     """
-    Writing it twice logs it twice.
+    Writing it twice checks it twice.
     """
-    place.look("a")
+    bench.reload("a")
     for _ in range(2):
-        place.answers = [SinkUnfitError("no column x")]
-        place.look(("a", {"trigger_ms": 9}))
-        place.look("a")
+        bench.answers = [SinkUnfitError("no column x")]
+        bench.reload(("a", {"trigger_ms": 9}))
+        bench.reload("a")
 
-    assert ["a", "a"] == place.checked
+    assert ["a", "a"] == bench.checked
 
 
-def test_a_block_that_cannot_be_checked_is_checked_again(place):
+def test_a_block_that_cannot_be_checked_is_checked_again(bench):
     """
-    An unavailable broker decides nothing.
+    An unavailable broker does not mean that the block is invalid.
     """
-    place.look("a")
-    place.answers = [UnavailableError("no broker")]
+    bench.reload("a")
+    bench.answers = [UnavailableError("no broker")]
 
-    assert [("a", 1)] == place.look(("a", {"trigger_ms": 9}))
-    assert [] == place.look()
+    assert [("a", 1)] == bench.reload(("a", {"trigger_ms": 9}))
+    assert [] == bench.reload()
 
 
-def test_a_failing_sink_takes_any_block(place):
+def test_a_failing_sink_takes_any_block(bench):
     """
     It has nothing to lose, and reports the remaining mistakes itself.
     """
-    place.look("a")
+    bench.reload("a")
     Supervisor.made[0].report.failed("no cache", remedy="Start it.", retry_after_s=1)
-    place.answers = [SinkUnfitError("no column x")]
+    bench.answers = [SinkUnfitError("no column x")]
 
-    assert [] == place.look(("a", {"trigger_ms": 9}))
-    assert [] == place.checked
+    assert [] == bench.reload(("a", {"trigger_ms": 9}))
+    assert [] == bench.checked
 
 
-def test_a_supervisor_that_ended_by_itself_is_restarted(place):
+def test_a_supervisor_that_ended_by_itself_is_restarted(bench):
     """
-    The sink shows it until it runs; its folder is held meanwhile.
+    The sink shows the failure until it runs again; its folder stays locked.
     """
-    place.look("a", "b")
+    bench.reload("a", "b")
     Supervisor.made[0].has_ended = True
-    place.look()
-    progress = stored_progress(progress_path(place.state, "a"), "a")
+    bench.reload()
+    progress = stored_progress(progress_path(bench.state, "a"), "a")
 
     assert ["a", "b", "a"] == [one.sink.name for one in Supervisor.made]
     assert ("failed", True) == (progress.state, "ended unexpectedly" in progress.error)
-    assert lock_sink(place.state, "a") is None
+    assert lock_sink(bench.state, "a") is None
 
 
-def test_sinks_are_tended_while_the_configuration_file_is_missing(place):
+def test_sinks_are_restarted_while_the_configuration_file_is_missing(bench):
     """
-    Each look at the missing file fails; the last configuration is in effect.
+    Each check of the missing file fails; the last configuration remains in effect.
     """
-    place.look("a", "b")
-    place.path.unlink()
+    bench.reload("a", "b")
+    bench.path.unlink()
     Supervisor.made[0].has_ended = True
     with structlog.testing.capture_logs() as logs:
         for _ in range(2):
-            place._is_new = True
-            place.look()
+            bench._is_new = True
+            bench.reload()
 
     assert ["a", "b", "a"] == [one.sink.name for one in Supervisor.made]
     assert 1 == [log["event"] for log in logs].count(
@@ -443,46 +443,46 @@ def test_sinks_are_tended_while_the_configuration_file_is_missing(place):
     )
 
 
-def test_a_sink_whose_folder_cannot_be_created_is_retried(place):
+def test_a_sink_whose_folder_cannot_be_created_is_retried(bench):
     """
-    The others run meanwhile.
+    The other sinks run in the meantime.
     """
-    in_the_way = place.state / "sinks" / "a"
+    in_the_way = bench.state / "sinks" / "a"
     in_the_way.parent.mkdir(parents=True)
     in_the_way.touch()
     with structlog.testing.capture_logs() as logs:
-        assert [("b", 1)] == place.look("a", "b")
-        assert [("b", 1)] == place.look()
+        assert [("b", 1)] == bench.reload("a", "b")
+        assert [("b", 1)] == bench.reload()
     in_the_way.unlink()
 
-    assert [("b", 1), ("a", 1)] == place.look()
+    assert [("b", 1), ("a", 1)] == bench.reload()
     assert 1 == [log["event"] for log in logs].count("sink not started: retrying")
 
 
-def test_a_sink_that_cannot_be_made_does_not_end_the_driver(place, monkeypatch):
+def test_a_sink_that_cannot_be_made_does_not_end_the_driver(bench, monkeypatch):
     """
-    The others run, and its folder is free for the next attempt.
+    The other sinks run, and its folder is free for the next attempt.
     """
-    place.look("a")
+    bench.reload("a")
 
     def refuse(*_):
         raise ConfigurationError(["kafka.client: no such property"])
 
     monkeypatch.setattr(module, "Supervisor", refuse)
     with structlog.testing.capture_logs() as logs:
-        assert [("a", 1)] == place.look("a", "b")
-        assert [("a", 1)] == place.look()
+        assert [("a", 1)] == bench.reload("a", "b")
+        assert [("a", 1)] == bench.reload()
     monkeypatch.setattr(module, "Supervisor", Supervisor)
 
-    assert [("a", 1), ("b", 1)] == place.look()
+    assert [("a", 1), ("b", 1)] == bench.reload()
     assert 1 == [log["event"] for log in logs].count("sink not started: retrying")
 
 
-def test_a_sink_that_cannot_be_made_again_does_not_end_the_driver(place, monkeypatch):
+def test_a_sink_that_cannot_be_recreated_does_not_end_the_driver(bench, monkeypatch):
     """
     Its supervisor has ended; the failure is reported once, and the others run.
     """
-    place.look("a", "b")
+    bench.reload("a", "b")
     Supervisor.made[0].has_ended = True
 
     def refuse(*_):
@@ -490,10 +490,10 @@ def test_a_sink_that_cannot_be_made_again_does_not_end_the_driver(place, monkeyp
 
     monkeypatch.setattr(module, "Supervisor", refuse)
     with structlog.testing.capture_logs() as logs:
-        place.look()
-        place.look()
+        bench.reload()
+        bench.reload()
     monkeypatch.setattr(module, "Supervisor", Supervisor)
-    place.look()
+    bench.reload()
     events = [log["event"] for log in logs]
 
     assert ["sink failed: retrying", "sink not started: retrying"] == events
@@ -502,12 +502,12 @@ def test_a_sink_that_cannot_be_made_again_does_not_end_the_driver(place, monkeyp
 
 def test_missing_executors_are_logged_once_and_so_is_the_end_of_the_wait():
     """
-    A cluster that starts none for half a minute is named; a short wait is not.
+    A wait of half a minute for executors is logged; a shorter one is not.
     """
     clock = Clock()
     watch = ExecutorWatch(clock)
     seen = []
-    # The time, and whether jobs wait then.
+    # Each turn has a time, and whether jobs are waiting.
     turns = (
         *((0, True), (EXECUTORS_WITHIN_S - 1, False), (EXECUTORS_WITHIN_S, True)),
         *((2 * EXECUTORS_WITHIN_S - 1, True), (2 * EXECUTORS_WITHIN_S, True)),

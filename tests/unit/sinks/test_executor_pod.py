@@ -1,4 +1,4 @@
-"""The entry point of executors' pods: its command line."""
+"""The entry point of executor pods: its command line."""
 
 import subprocess
 import sys
@@ -21,9 +21,9 @@ _POD = {
 }
 
 
-def test_the_command_has_what_the_variables_say() -> None:
+def test_the_command_follows_from_the_variables() -> None:
     """
-    Options of Java are in the order of their numbers, and keep their spaces.
+    Java options are ordered by their numbers, and keep their spaces.
     """
     options = {f"SPARK_JAVA_OPT_{n}": f"-Dn={n} x" for n in (10, 2, 0)}
 
@@ -40,9 +40,9 @@ def test_the_command_has_what_the_variables_say() -> None:
     ]
 
 
-def test_only_the_engines_own_classes_are_usual() -> None:
+def test_the_class_path_has_only_the_engines_classes_by_default() -> None:
     """
-    Without further classes the class path has no empty entry, which is a folder.
+    The class path has no empty entry, which would mean the current folder.
     """
     command = command_of(_POD)
 
@@ -50,7 +50,7 @@ def test_only_the_engines_own_classes_are_usual() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "lacking", "error"),
+    ("argument", "missing", "error"),
     [
         ("executor", None, "error: JAVA_HOME: /java/bin/java cannot be run: No such "),
         ("driver", None, "invalid choice: 'driver'"),
@@ -59,15 +59,15 @@ def test_only_the_engines_own_classes_are_usual() -> None:
     ],
 )
 @pytest.mark.timeout(30)
-def test_a_start_by_hand_ends_with_one_sentence(
-    word: str, lacking: str | None, error: str
+def test_a_manual_start_ends_with_one_clear_error(
+    argument: str, missing: str | None, error: str
 ) -> None:
     """
-    It runs no driver, and no executor that no driver has described.
+    It starts neither a driver, nor an executor that no driver has described.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "towpath.sinks.engine.executor_pod", word],
-        env={name: text for name, text in _POD.items() if name != lacking},
+        [sys.executable, "-m", "towpath.sinks.engine.executor_pod", argument],
+        env={name: text for name, text in _POD.items() if name != missing},
         capture_output=True,
         text=True,
         check=False,

@@ -1,4 +1,4 @@
-"""Sinks as executors build them: from the plan they get, without the driver's part."""
+"""Sinks that executors build from the plan they get, without the driver's duties."""
 
 import json
 import pickle
@@ -57,13 +57,13 @@ class Fields:
 
 @pytest.fixture(autouse=True)
 def _no_broker(monkeypatch):
-    """Read no shapes."""
+    """Replace the reader of shapes, which needs a broker."""
     monkeypatch.setattr(executors, "_relations", lambda *_: None)
 
 
-def test_an_executors_cache_looks_for_no_losses():
+def test_a_cache_in_an_executor_does_not_check_for_losses():
     """
-    The driver's own sink does, after all executors have written.
+    The driver's sink checks for them after all executors have written.
     """
     sent = pickle.loads(pickle.dumps(plan("cache")))  # noqa: S301 - our own
     made = sent.make()
@@ -85,7 +85,7 @@ SCHEMA = {
 
 def test_an_executors_index_has_the_event_schemas_of_the_driver(tmp_path):
     """
-    Their folder is on the driver's machine only, and no package declares them.
+    Their folder exists only on the driver's machine, and no package declares them.
     """
     folder = tmp_path / "schemas"
     folder.mkdir()
@@ -104,7 +104,7 @@ def test_an_executors_index_has_the_event_schemas_of_the_driver(tmp_path):
 
 def test_a_missing_index_is_left_to_the_driver():
     """
-    The driver has its rows refetched; an executor would only hide the loss.
+    The driver requests its rows again; an executor would only hide the loss.
     """
     made = plan("search").make()
     indexes = Indexes(None, (ROUTE,), Fields(), SearchOptions())
@@ -117,7 +117,7 @@ def test_a_missing_index_is_left_to_the_driver():
 
 def test_a_kind_without_executor_support_is_not_built(tmp_path):
     """
-    The configuration refuses it before.
+    Normally the configuration refuses it earlier.
     """
     with pytest.raises(UsageError, match="only the driver"):
         plan("warehouse", folder=tmp_path).make()

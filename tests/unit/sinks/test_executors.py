@@ -68,7 +68,7 @@ SINK = SinkSettings.model_validate(
 LOG = structlog.get_logger("towpath.sinks.cache")
 
 
-class Noting(MemorySink):
+class RecordingSink(MemorySink):
     """A sink that records its calls."""
 
     def __init__(self, name, notes, failure=None, rows=None):
@@ -98,18 +98,18 @@ class Noting(MemorySink):
 
 
 class UnreadTasks:
-    """One task that reads by a function."""
+    """A single task that reads with a function."""
 
     def __init__(self, read):
         self._read = read
 
     def run(self, function, _schema):
-        """Run it."""
+        """Run the task."""
         return Results([*function(self._read)])
 
 
 class TurnedClock:
-    """A clock that the test turns."""
+    """A clock that the test sets."""
 
     now_s = 0.0
 
@@ -119,7 +119,7 @@ class TurnedClock:
 
 
 class Bench:
-    """A sink's query whose batches run on executors, and its events."""
+    """A sink's query whose batches run on executors, and a record of its calls."""
 
     def __init__(self, failure=None, heads=None):
         self.notes = []
@@ -130,7 +130,7 @@ class Bench:
             context_of(self.letters, repairs=RecordedRepairs(), heads=heads),
             abandoned=self.abandoned,
         )
-        self.here = Noting("driver", self.notes)
+        self.here = RecordingSink("driver", self.notes)
         self.failure = failure
         self.writer = RecordWriter(Routes(SINK), self.here, self.context)
         self.writing = self.writer_with(self.make)
@@ -142,7 +142,7 @@ class Bench:
 
     def make(self):
         """Make the sink of an executor, on the same rows."""
-        return Noting("executor", self.notes, self.failure, self.here.rows)
+        return RecordingSink("executor", self.notes, self.failure, self.here.rows)
 
     def write(self, *rows, batch_id=1, records=10):
         """Write a batch with a bound on its records."""
@@ -161,7 +161,7 @@ def bench():
 
 def test_the_drivers_flush_encloses_the_executors_writes(bench):
     """
-    Its connections are opened before, and its witness is written after all rows.
+    It opens connections before the rows are written, and writes its witness after them.
     """
     filled = row(3, "r", order=8, topic=BACKFILL)
     result = bench.write(row(1, "c"), row(2, "u"), filled)
@@ -180,7 +180,7 @@ def test_the_drivers_flush_encloses_the_executors_writes(bench):
 
 def test_all_changes_of_a_key_are_folded_in_one_task(bench):
     """
-    For any place in the batch: a partial change finds the row it is merged with.
+    Wherever it is in the batch, a partial change finds the row to merge with.
     """
     read = row(1, "c", note="kept", status="placed")
     partial = row(5, "u", status="paid", unchanged=["note"])
@@ -195,7 +195,7 @@ def test_a_change_that_needs_a_refetch_is_left_to_the_driver(bench):
     """
     A partial change of an incomplete route, or of a row being refetched, is not plain.
 
-    One beside a READ row of another partition is merged by the guard.
+    The guard merges one with a READ row of a different partition.
     """
     for order in (7, 8, 9):
         bench.write(row(1, "c", order=order, note="a", status="placed"), records=1)
@@ -221,7 +221,7 @@ def test_a_change_that_needs_a_refetch_is_left_to_the_driver(bench):
 
 def test_a_loss_found_by_the_drivers_flush_repeats_the_batch(bench):
     """
-    Its partial changes may have been merged with the remaining rows.
+    The batch's partial changes may have been merged with incomplete rows.
     """
     bench.write(row(1, "c", note="a"), row(2, "c", order=8), row(3, "c", order=9))
     flush = bench.here.flush
@@ -238,7 +238,7 @@ def test_a_loss_found_by_the_drivers_flush_repeats_the_batch(bench):
 
 def test_tombstones_are_purged_only_after_the_batch():
     """
-    It may have records from below the safe position, which was looked up since.
+    The batch may have records from below the safe position, which was read later.
     """
     bench = Bench(heads=FixedPositions("safe"))
     bench.write(row(1, "c"))
@@ -249,7 +249,7 @@ def test_tombstones_are_purged_only_after_the_batch():
 
 def test_executors_purge_no_tombstone_above_a_dead_letter():
     """
-    It can be replayed: the safe position that follows a batch is no higher.
+    It can be replayed, so the safe position after a batch is no higher.
     """
     bench = Bench(heads=FixedPositions("f" * 16))
     bench.context.parked.recall(
@@ -265,7 +265,7 @@ def test_executors_purge_no_tombstone_above_a_dead_letter():
 
 def test_a_small_batch_is_written_by_the_driver(bench):
     """
-    A task would cost more than that.
+    A task would cost more than the write.
     """
     bench.write(row(1, "c"), records=2)
     small = {note[0] for note in bench.notes}
@@ -275,7 +275,7 @@ def test_a_small_batch_is_written_by_the_driver(bench):
 
 
 @pytest.mark.parametrize(
-    ("strange", "left", "letters", "asked"),
+    ("strange", "left", "letters", "requests"),
     [
         ((TOPIC, 0, 9, b'{"order_id": 5}', b"{", []), {"7", "8"}, 1, 0),
         (row(9, "t"), {"8"}, 0, 0),
@@ -284,14 +284,14 @@ def test_a_small_batch_is_written_by_the_driver(bench):
     ids=["unreadable", "floor", "refused"],
 )
 def test_records_that_are_not_plain_are_written_by_the_driver(
-    bench, strange, left, letters, asked
+    bench, strange, left, letters, requests
 ):
     """
-    The driver writes dead letters, sweeps and requests; executors' writes are absorbed.
+    The driver handles dead letters, floors and refetches; repeated writes are absorbed.
     """
     result = bench.write(row(1, "c", note="a"), row(10, "c", order=8), strange)
 
-    assert (3, letters, asked, left) == (
+    assert (3, letters, requests, left) == (
         result.records,
         result.dead_letters,
         result.refetches_requested,
@@ -301,7 +301,7 @@ def test_records_that_are_not_plain_are_written_by_the_driver(
 
 def test_a_parked_key_is_left_to_the_driver(bench):
     """
-    Its changes are parked, and the rest is written by executors again.
+    Its changes are parked; executors write the other keys.
     """
     unreadable = (TOPIC, 0, 2, b'{"order_id":7}', b"{", row(2, "c")[-1])
     bench.write(row(1, "c", order=8), unreadable)
@@ -315,7 +315,7 @@ def test_a_parked_key_is_left_to_the_driver(bench):
 
 def test_executors_reopen_a_sink_after_a_floor(bench):
     """
-    They learn floors when they open the sink; no other batch has it reopened.
+    They learn floors when they open the sink; other batches do not reopen it.
     """
     bench.write(row(1, "c"))
     bench.write(row(2, "u"), batch_id=2, records=1)
@@ -337,7 +337,7 @@ def test_executors_reopen_a_sink_after_a_floor(bench):
 )
 def test_an_unavailable_target_has_the_batch_retried(bench, failure):
     """
-    The pause that it asks for comes back with its answer.
+    The error keeps the pause that the target requested.
     """
     bench.failure = failure
     with pytest.raises(type(failure), match=str(failure)) as raised:
@@ -360,7 +360,7 @@ def test_any_other_failure_of_an_executor_is_left_to_the_driver(
     bench, failure, is_closed
 ):
     """
-    It recreates an index, halves a batch, or ends the query with the same error.
+    The driver recreates an index, halves a batch, or ends the query with that error.
     """
     bench.failure = failure
     bench.write(row(1, "c"))
@@ -369,9 +369,9 @@ def test_any_other_failure_of_an_executor_is_left_to_the_driver(
     assert is_closed == (("executor", "close") in bench.notes)
 
 
-def test_a_failed_task_leaves_its_own_records_only(bench):
+def test_a_failed_task_leaves_only_its_own_records(bench):
     """
-    Those of another partition are written.
+    Executors write the records of the other partition.
     """
     make = bench.make
 
@@ -397,14 +397,14 @@ TASK = PartitionTask(SINK, frozenset(), frozenset(), 0)
 
 
 def opening(bench, ago_s):
-    """Describe the sink of a task that the driver has sent some seconds ago."""
+    """Describe the sink of a task that the driver sent some seconds ago."""
     return Opening("a", bench.make, SystemClock().now().timestamp() - ago_s)
 
 
 @pytest.mark.parametrize(("ago_s", "rows"), [(60.0, 1), (121.0, 0)])
 def test_the_time_of_a_task_begins_when_it_is_sent(bench, ago_s, rows):
     """
-    A suspended executor that goes on later begins no call.
+    A suspended executor that resumes later begins no call.
     """
     read = partial(iter, [table(row(1, "c"))])
     result = run_task(TASK, opening(bench, ago_s), read)
@@ -413,7 +413,7 @@ def test_the_time_of_a_task_begins_when_it_is_sent(bench, ago_s, rows):
     assert bool(rows) == ("orders" in bench.here.rows)
 
 
-class Encoding(Noting):
+class Encoding(RecordingSink):
     """An encoder that encodes nothing."""
 
     def encoded(self):
@@ -439,7 +439,7 @@ def test_log_records_of_a_target_in_a_task_name_the_sink(bench):
 
 def test_a_task_without_changes_writes_nothing(bench):
     """
-    A barrier is no change, and does not count as skipped.
+    A barrier is not a change, and does not count as skipped.
     """
     barrier = (TOPIC, 0, 1, b"{}", None, [(names.BARRIER, b"1")])
     result = run_task(TASK, opening(bench, 0.0), partial(iter, [table(barrier)]))
@@ -458,7 +458,7 @@ def unreadable(error):
 
 
 def deleted():
-    """Find out that the records have been deleted."""
+    """Report that the records have been deleted."""
     message = "deleted"
     raise RecordsGoneError(message)
 
@@ -468,7 +468,7 @@ def deleted():
 )
 def test_a_task_that_cannot_read_has_the_batch_retried(bench, error):
     """
-    The driver writes none of it: it does not know the records.
+    The driver writes none of the batch: it does not know the records.
     """
     result = run_task(TASK, opening(bench, 0.0), lambda: unreadable(error("away")))
 
@@ -478,20 +478,20 @@ def test_a_task_that_cannot_read_has_the_batch_retried(bench, error):
     )
 
 
-def test_a_task_reads_once_if_the_broker_is_away(bench):
+def test_a_task_reads_once_if_the_broker_is_unavailable(bench):
     """
-    The batch is retried at once, and not left to the driver by a second read.
+    The batch is retried at once; no second read leaves it to the driver.
     """
-    away = unreadable(BrokerUnavailableError("away"))
-    reads = iter([away, iter([table(row(1, "c"))])])
+    broken = unreadable(BrokerUnavailableError("away"))
+    reads = iter([broken, iter([table(row(1, "c"))])])
     result = run_task(TASK, opening(bench, 0.0), lambda: next(reads))
 
     assert (ExecutorsFailedError, 0) == (result.retry, len(result.outcome.left))
 
 
-def test_a_task_that_fails_before_it_has_read_all_leaves_all(bench):
+def test_a_task_that_fails_before_it_has_read_all_leaves_all_records(bench):
     """
-    The records that it has not read yet, too.
+    Records that it has not read yet are left to the driver, too.
     """
     bench.failure = KeyError("x")
     read = partial(iter, [table(row(1, "c")), table(row(2, "u"))])
@@ -504,9 +504,9 @@ def test_a_task_that_fails_before_it_has_read_all_leaves_all(bench):
     )
 
 
-def test_records_that_no_task_can_read_are_looked_for(bench):
+def test_records_that_no_task_can_read_are_checked_for_deletion(bench):
     """
-    If they were deleted, the query ends and recovers, instead of reading for ever.
+    If they were deleted, the query ends and recovers instead of reading forever.
     """
     read = partial(unreadable, RecordsGoneError("gone"))
     rows = batch_of(read, 10, UnreadTasks(read), deleted)
@@ -514,9 +514,9 @@ def test_records_that_no_task_can_read_are_looked_for(bench):
         bench.writing.write(rows, 1)
 
 
-def test_a_floor_waits_for_tasks_that_were_given_up(bench, monkeypatch):
+def test_a_floor_waits_for_abandoned_tasks(bench, monkeypatch):
     """
-    They may still write rows from below it, for as long as a task and a call take.
+    They may still write rows below the floor, for as long as a task and a call take.
 
     Other batches do not wait; nor does a floor without such a task.
     """
@@ -544,23 +544,23 @@ def test_a_floor_waits_after_a_start_that_is_not_the_first(bench):
         AbandonedTasks(bench.clock, is_first_run=False).check_floor()
 
 
-def test_a_floor_waits_for_the_calls_of_a_former_driver(bench):
+def test_a_floor_waits_for_the_calls_of_an_earlier_driver(bench):
     """
-    It begins no call any more; those in flight end within their response timeout.
+    It begins no more calls; those in flight end within their response timeout.
     """
-    former = AbandonedTasks(bench.clock, is_first_run=True, was_running=True)
+    earlier = AbandonedTasks(bench.clock, is_first_run=True, was_running=True)
     with pytest.raises(TasksAbandonedError) as raised:
-        former.check_floor()
+        earlier.check_floor()
     bench.clock.now_s += raised.value.retry_after_s
-    former.check_floor()
+    earlier.check_floor()
 
     assert raised.value.retry_after_s < tasks.WRITES_WITHIN_S
 
 
 @pytest.mark.parametrize("records", [1, 10])
-def test_a_sink_that_may_be_another_drivers_is_not_written(bench, records):
+def test_a_sink_that_was_taken_over_is_not_written(bench, records):
     """
-    Neither by executors nor by the driver, whatever the size of the batch.
+    Neither executors nor the driver write to it, for any size of the batch.
     """
 
     def check():
@@ -578,9 +578,9 @@ def test_a_sink_that_may_be_another_drivers_is_not_written(bench, records):
     assert ([], {}) == (bench.notes, bench.here.rows)
 
 
-def test_a_lost_job_has_its_tasks_given_up(bench, monkeypatch):
+def test_the_tasks_of_a_lost_job_count_as_abandoned(bench, monkeypatch):
     """
-    The engine says nothing of them.
+    The engine does not report their state.
     """
 
     def lose(_tasks, _task, _opening):
@@ -598,7 +598,7 @@ def test_a_batch_at_which_executors_fail_twice_is_written_by_the_driver(
     bench, monkeypatch
 ):
     """
-    The failure may last, such as results that are too large; the next batch is theirs.
+    The failure may last, such as too large results; executors get the next batch.
     """
 
     def fail(*_):
@@ -621,7 +621,7 @@ def test_a_batch_at_which_executors_fail_twice_is_written_by_the_driver(
 
 def test_a_floor_of_a_batch_that_executors_cannot_write_is_applied(bench, monkeypatch):
     """
-    They are given no further tasks of the batch, which would delay it again.
+    Executors get no further tasks of the batch, which would delay the floor again.
     """
     calls = []
 
@@ -654,7 +654,7 @@ class EngineFrame:
         """Do nothing."""
 
 
-class EncodedByTasks(Noting):
+class EncodedByTasks(RecordingSink):
     """A sink whose engine writes the rows that tasks encode."""
 
     def make_encoder(self):
@@ -668,7 +668,7 @@ def test_a_batch_that_cannot_be_encoded_twice_is_written_by_the_driver(
     bench, monkeypatch
 ):
     """
-    The first failure may be the cluster's, and the batch is retried.
+    The first failure may be a fault of the cluster, so the batch is retried.
     """
 
     def fail(_encoded):
@@ -703,7 +703,7 @@ def test_a_task_makes_no_call_after_its_time(bench, monkeypatch):
 
 def test_a_task_makes_no_call_after_its_machine_was_suspended(bench, monkeypatch):
     """
-    Its monotonic clock stood still meanwhile, and the wall clock was set afterwards.
+    The monotonic clock stood still meanwhile, and the wall clock was set afterwards.
     """
 
     class Resumed(SystemClock):
@@ -722,15 +722,15 @@ def test_a_task_makes_no_call_after_its_machine_was_suspended(bench, monkeypatch
 
 def test_a_wall_clock_that_is_set_back_gives_a_task_no_more_time(bench, monkeypatch):
     """
-    It was sent a minute before its start, and a minute more is over since.
+    It was sent a minute before its start, and another minute has passed since then.
     """
 
     class SetBack(SystemClock):
-        looks = itertools.count()
+        readings = itertools.count()
         times = itertools.count()
 
         def now(self):
-            ahead_s = -3600.0 if next(self.looks) else 0.0
+            ahead_s = -3600.0 if next(self.readings) else 0.0
             return super().now() + timedelta(seconds=ahead_s)
 
         def monotonic_s(self):
@@ -756,7 +756,7 @@ def test_a_wall_clock_that_is_set_back_gives_a_task_no_more_time(bench, monkeypa
 )
 def test_executors_write_on_a_cluster_by_default(kind, write_from, master, expected):
     """
-    Where the kind can be written there; the block may decide otherwise.
+    It holds for kinds that executors can write; the block may decide otherwise.
     """
     block = {"kind": kind, "write_from": WriteFrom(write_from)}
 

@@ -1,4 +1,4 @@
-"""Records as columns, and how long a batch's records are waited for."""
+"""Records as columns, and how long a fetch waits for the records of a batch."""
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -14,7 +14,7 @@ STAMPED_BY_BROKER = "towpath.shop.lines"
 
 
 class Message:
-    """A record as the client gives it."""
+    """A record as the client returns it."""
 
     def __init__(self, offset, headers, value=b"{}", at_ms=0, topic=TOPIC):
         self._at_ms = at_ms
@@ -47,15 +47,15 @@ class Message:
         return len(self._value)
 
     def error(self):
-        """Return that there is none."""
+        """Return no error."""
 
     def timestamp(self):
-        """Return the time, which one topic's records get from the broker."""
+        """Return the time; for one topic, the broker has set it."""
         return (2 if self._topic == STAMPED_BY_BROKER else 1), self._at_ms
 
     def headers(self):
         """
-        Return the headers, or fail as the client does over a name that is not UTF-8.
+        Return the headers, or fail like the client if a name is not UTF-8.
         """
         if self._headers is None:
             message = "returned a result with an exception set"
@@ -65,7 +65,7 @@ class Message:
 
 def test_a_header_with_an_invalid_name_leaves_its_record_without_headers():
     """
-    Without a position the record is a dead letter; its neighbours are unchanged.
+    Without a position the record is a dead letter; the other records are unchanged.
     """
     messages = [Message(0, [("position", b"1")]), Message(1, None), Message(2, [])]
 
@@ -80,11 +80,11 @@ class ClientOfBatches:
     def __init__(self, messages):
         self._messages = messages
 
-    def assign(self, _places):
+    def assign(self, _partitions):
         """Do nothing: the records are those of the batch."""
 
-    def get_watermark_offsets(self, _place, cached):
-        """Return bounds far beyond the batch: it is one of a backlog."""
+    def get_watermark_offsets(self, _partition, cached):
+        """Return bounds far beyond the batch, which belongs to a backlog."""
         assert cached
         return 0, 10**9
 
@@ -94,9 +94,9 @@ class ClientOfBatches:
         return taken
 
 
-def test_the_oldest_record_of_a_batch_is_known_over_all_slices(monkeypatch):
+def test_the_oldest_record_of_a_batch_is_found_across_all_slices(monkeypatch):
     """
-    The order of timestamps is not that of offsets; the next batch starts without it.
+    Timestamps are not in the order of offsets; the next batch starts without a time.
     """
     times = [5_000] * fetch.FETCH_SLICE_RECORDS + [3_000, 4_000, 9_000]
     messages = [Message(n, [], at_ms=at) for n, at in enumerate(times)]
@@ -115,7 +115,7 @@ def test_the_oldest_record_of_a_batch_is_known_over_all_slices(monkeypatch):
     assert batches.take_oldest_ms() is None
 
 
-def test_the_oldest_record_is_found_among_topics_with_other_kinds_of_timestamps(
+def test_the_oldest_record_is_found_among_different_kinds_of_timestamps(
     monkeypatch,
 ):
     """
@@ -157,18 +157,18 @@ class Broker:
 
     def __init__(self, answer):
         self.answer = answer
-        self.asked = 0
+        self.request_count = 0
 
-    def get_watermark_offsets(self, _place, _timeout_s):
-        """Answer."""
-        self.asked += 1
+    def get_watermark_offsets(self, _partition, _timeout_s):
+        """Return the answer, or raise it."""
+        self.request_count += 1
         if isinstance(self.answer, int):
             raise KafkaException(KafkaError(self.answer))
         return self.answer
 
 
 class Passing(SystemClock):
-    """A clock that advances one second with each look."""
+    """A clock that advances one second at each reading."""
 
     now_s = 0.0
 
@@ -179,7 +179,7 @@ class Passing(SystemClock):
 
 
 @pytest.mark.parametrize(
-    ("answer", "error", "looks"),
+    ("answer", "error", "expected"),
     [
         ((0, 12), RecordsGoneError, 1),
         (KafkaError.UNKNOWN_TOPIC_OR_PART, RecordsGoneError, 1),
@@ -187,9 +187,9 @@ class Passing(SystemClock):
         ((0, 20), BrokerUnavailableError, fetch._MAX_CHECKS),
     ],
 )
-def test_silence_is_accepted_while_the_broker_has_the_records(answer, error, looks):
+def test_silence_is_accepted_while_the_broker_has_the_records(answer, error, expected):
     """
-    A large answer takes its time; deleted records are an error at once.
+    A large response takes time; deleted records raise an error at once.
     """
     broker = Broker(answer)
     timeout = _FetchTimeout(broker, Passing())
@@ -201,16 +201,16 @@ def test_silence_is_accepted_while_the_broker_has_the_records(answer, error, loo
     with pytest.raises(error, match=TOPIC):
         wait()
 
-    assert looks == broker.asked
+    assert expected == broker.request_count
 
 
-def test_progress_of_a_fetch_is_no_silence():
+def test_progress_of_a_fetch_is_not_silence():
     """
-    Only the batch's missing records count as progress.
+    Each record of the batch that arrives counts as progress.
     """
     broker = Broker((0, 20))
     timeout = _FetchTimeout(broker, Passing())
     for missing in range(300, 0, -1):
         timeout.check(missing, {(TOPIC, 0): 20})
 
-    assert broker.asked == 0
+    assert broker.request_count == 0

@@ -7,7 +7,7 @@ ORIGIN = Origin("orders", 0, 0)
 
 
 def at(number):
-    """Write the position of a READ row."""
+    """Return the position of a READ row."""
     return f"{number:016x}.-"
 
 

@@ -51,7 +51,7 @@ def test_folded_partial_changes_stay_partial():
 
 def test_a_partial_change_after_a_delete_is_refused():
     """
-    The delete remains, and each of the partial changes is refused by name.
+    The delete remains, and each of the partial changes is refused.
     """
     delete = change(2, None)
     partials = [
@@ -67,8 +67,8 @@ def test_a_partial_change_after_a_delete_is_refused():
     assert ((delete,), refused) == (folded.changes, folded.refused)
 
 
-def test_a_read_row_stands_below_the_changes_of_its_log_position():
-    """The READ row's ordinal sorts before every other."""
+def test_a_read_row_is_below_the_changes_at_its_log_position():
+    """The READ row's ordinal sorts before all others."""
     row = change(5, {"id": 1, "a": "streamed"})
     read = replace(row, position=f"{5:016x}.-", row={"id": 1, "a": "read"})
 
@@ -77,10 +77,11 @@ def test_a_read_row_stands_below_the_changes_of_its_log_position():
 
 def test_changes_of_different_topics_are_not_merged():
     """
-    A change in between may be in the target already: each is applied by itself.
+    The target may have a change in between, so each topic's changes are applied alone.
 
-    The same holds for a delete that was read. Above a whole row nothing is left to
-    merge.
+    The same holds for a delete that was read.
+
+    A whole row makes the READ row superfluous.
     """
     read = change(1, {"id": 1, "a": 1, "b": 1})
     read = replace(read, is_read=True, origin=Origin("orders.backfill.cache", 0, 0))
@@ -105,9 +106,10 @@ def test_changes_of_different_topics_are_not_merged():
 
 def test_changes_of_different_partitions_are_not_merged():
     """
-    A key has moved: a change in between may be in the target, or come later.
+    If a key has moved, a change in between may be in the target, or may arrive later.
 
-    Above a whole row it is applied by itself; above a partial one its row is refetched.
+    After a whole row, the moved change is applied alone.
+    After a partial one, its row is refetched.
     """
     moved = Origin("orders", 1, 0)
     whole = change(5, {"id": 1, "a": 5, "b": 5})
@@ -161,7 +163,7 @@ def test_equal_keys_of_two_routes_are_two_rows():
 
 def test_a_repeated_event_is_kept_once():
     """
-    An event id that comes twice in a batch is one event.
+    An event id that occurs twice in a batch is one event.
     """
     event = EventRow("log", "id", "order", "7", "T", "{}", "{}", "p", "t", ORIGIN)
     other = replace(event, route="other")
@@ -190,7 +192,7 @@ def test_no_change_above_a_floor_merges_with_one_below_it():
     assert ((partial, other), 2) == (folded.changes, folded.below)
 
 
-def test_a_row_at_the_floor_stays():
+def test_a_row_at_the_floor_is_kept():
     """
     The floor deletes only rows below it.
     """

@@ -25,19 +25,19 @@ UNKNOWN = "the value is not an envelope: it names no operation"
 LOG = "outbox.event.order"
 
 
-def open_orders(book):
-    """Return the orders of the open dead letters."""
+def open_offsets(book):
+    """Return the offsets of the open dead letters."""
     return sorted(x.record.origin.offset for m in book.dead_letters for x in book.of(m))
 
 
 def open_letters(letters):
-    """Read the topic."""
-    return open_orders(OpenDeadLetters().read(letters.entries()))
+    """Return the offsets of the open dead letters in the topic."""
+    return open_offsets(OpenDeadLetters().read(letters.entries()))
 
 
 def test_changes_after_an_unreadable_record_of_their_key_are_parked():
     """
-    Its older row stays; other keys, and earlier changes, are applied.
+    Its older row remains; other keys and earlier changes are applied.
     """
     shop = Shop()
     shop.write(change(1, "c", note="a", status="new"))
@@ -58,7 +58,7 @@ def test_changes_after_an_unreadable_record_of_their_key_are_parked():
 
 def test_a_record_without_a_position_parks_nothing():
     """
-    Its later changes are unknown, in one batch as in two.
+    Its later changes cannot be recognized, whether in one batch or in two.
     """
     shop = Shop()
     lone = replace(change(1, "z"), headers={})
@@ -78,10 +78,10 @@ def test_a_replay_keeps_the_order_after_an_unreadable_record():
     shop = Shop()
     shop.write(change(1, "c", note="a", status="new"))
     shop.write(change(2, "z"), change(3, status="paid", unchanged=["note"]))
-    said = shop.ask(Verb.REPLAY)
+    answer = shop.ask(Verb.REPLAY)
 
     assert ((Reply, UNKNOWN), "new", [2, 3]) == (
-        (type(said), said.text),
+        (type(answer), answer.text),
         shop.sink.rows["orders"]["7"].row["status"],
         open_letters(shop.letters),
     )
@@ -108,7 +108,7 @@ def test_a_whole_row_supersedes_an_unreadable_record_of_its_batch():
 
 def test_a_truncate_supersedes_an_unreadable_record_of_its_batch():
     """
-    Below it there is no row, so later changes need not wait.
+    No row remains below it, so later changes need not wait.
     """
     shop = Shop()
     headers = {"position": b"%016x.0000000000" % 16}
@@ -124,7 +124,7 @@ def test_a_truncate_supersedes_an_unreadable_record_of_its_batch():
 
 def test_a_truncate_of_one_route_supersedes_nothing_of_another():
     """
-    The row stays in the route that keeps it, and its dead letter can be replayed.
+    The row remains in the route that keeps it, and its dead letter can be replayed.
     """
     kept = {"topic": TOPIC, "name": "kept", "on_truncate": "keep"}
     routes = [{"topic": TOPIC, "name": "orders"}, kept]
@@ -139,7 +139,7 @@ def test_a_truncate_of_one_route_supersedes_nothing_of_another():
 
 def test_a_change_in_a_recreated_topic_is_parked_behind_its_key():
     """
-    Its offset is below that of the dead letter, and its position above.
+    Its offset is below that of the dead letter, and its position is above.
     """
     shop = Shop()
     shop.write(change(7, "z"))
@@ -170,7 +170,7 @@ class OrderedReceiver(MemorySink):
 
 
 class EventLog:
-    """A sink of the events of an outbox topic, and its dead letters."""
+    """A sink for the events of an outbox topic, and its dead letters."""
 
     def __init__(self, sink, *more):
         self.sink, self.letters = sink, Letters()
@@ -240,7 +240,7 @@ def test_later_events_of_an_aggregate_wait_after_a_dead_letter(
 
 def test_an_unordered_event_log_parks_no_event():
     """
-    Each event is independent there.
+    Its events are independent of each other.
     """
     log = EventLog(MemorySink())
     log.write(event(2, id=""), event(3))

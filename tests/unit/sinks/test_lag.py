@@ -25,39 +25,39 @@ def sink(**changed):
 
 
 class Oldest:
-    """Knows the time of the record at each place; keeps the requests."""
+    """Knows the time of the record at each offset; keeps the requests."""
 
     def __init__(self, **ages_s):
-        self.asked = []
+        self.requested = []
         self._ages_s = ages_s
 
-    def oldest_ms(self, places):
-        """Return the earliest time of the places."""
-        self.asked.append(dict(places))
-        ages_s = [self._ages_s[topic[-6:]] for topic, _ in places]
+    def oldest_ms(self, offsets):
+        """Return the earliest time at the offsets."""
+        self.requested.append(dict(offsets))
+        ages_s = [self._ages_s[topic[-6:]] for topic, _ in offsets]
         at = [(NOW - timedelta(seconds=age_s)).timestamp() for age_s in ages_s]
         return round(min(at) * 1000) if at else None
 
 
 def test_the_lag_is_the_age_of_the_oldest_unapplied_record():
     """
-    Records are counted per partition; those of other topics are not the sink's.
+    Records are counted per partition; other topics do not count.
     """
     oldest = Oldest(orders=7.5)
     ends = {TOPIC: {"0": 10, "1": 5}, "towpath.shop.other": {"0": 99}}
     lag = lag_of(sink(), {TOPIC: {"0": 4, "1": 5}}, ends, oldest, NOW)
 
-    assert (Lag(6, 7.5), [{(TOPIC, 0): 4}]) == (lag, oldest.asked)
+    assert (Lag(6, 7.5), [{(TOPIC, 0): 4}]) == (lag, oldest.requested)
 
 
 def test_a_sink_without_unapplied_records_has_no_lag():
     """
-    The lag is zero for an old last record too, without a request.
+    The lag is zero even if the last record is old, and no request is made.
     """
     oldest = Oldest(orders=86_400.0)
     lag = lag_of(sink(), {TOPIC: {"0": 10}}, {TOPIC: {"0": 10}}, oldest, NOW)
 
-    assert (Lag(0, 0.0), []) == (lag, oldest.asked)
+    assert (Lag(0, 0.0), []) == (lag, oldest.requested)
 
 
 def test_a_partition_without_progress_counts_in_full():
@@ -69,7 +69,7 @@ def test_a_partition_without_progress_counts_in_full():
     oldest = Oldest(orders=1.0, **{".cache"[-6:]: 2.0})
     lag = lag_of(sink(), {TOPIC: {"0": 3}}, ends, oldest, NOW)
 
-    assert (Lag(6, 2.0), [{(TOPIC, 1): 0, (backfill, 0): 0}]) == (lag, oldest.asked)
+    assert (Lag(6, 2.0), [{(TOPIC, 1): 0, (backfill, 0): 0}]) == (lag, oldest.requested)
 
 
 def test_a_record_from_the_future_has_no_lag():
@@ -102,7 +102,7 @@ def test_the_lag_alarm_begins_above_twice_the_budget_and_ends_within_it(
     assert expected == [n for n, lag_s in enumerate(lags_s) if alarm.take(lag_s)]
 
 
-def test_the_lag_budget_is_the_kinds_unless_the_sink_has_its_own():
+def test_the_lag_budget_depends_on_the_kind_unless_the_sink_has_its_own():
     """
     D-02 to D-04: seconds for a cache, a minute for an index, an hour for a warehouse.
     """

@@ -46,7 +46,7 @@ def shop():
     return made
 
 
-def test_later_changes_wait_after_their_own_key_only(shop: Shop):
+def test_later_changes_wait_only_for_their_own_key(shop: Shop):
     """
     A later change is parked, although the sink would take it.
     """
@@ -63,7 +63,7 @@ def test_later_changes_wait_after_their_own_key_only(shop: Shop):
     )
 
 
-def test_a_key_stays_parked_over_a_restart(shop: Shop):
+def test_a_key_stays_parked_across_a_restart(shop: Shop):
     """
     The topic is the source of truth: a new driver reads it there.
     """
@@ -78,7 +78,7 @@ def test_a_key_stays_parked_over_a_restart(shop: Shop):
 
 def test_a_repeated_batch_writes_no_dead_letter_twice(shop: Shop):
     """
-    Also after a restart, and from the first record on: positions decide.
+    Positions decide, even after a restart and from the first record on.
     """
     again = (change(1, "c", note="a"), change(3, note="bad"), change(4, note="c"))
     shop.write(*again)
@@ -93,7 +93,7 @@ def test_a_repeated_batch_writes_no_dead_letter_twice(shop: Shop):
 
 def test_a_row_read_above_all_parked_changes_releases_the_key(shop: Shop):
     """
-    So does one from the sink's own topic; later changes are applied again.
+    The row may come from the sink's own topic; later changes are applied again.
     """
     shop.write(change(4, note="c"))
     fill = change(5, "r", topic=FILL, note="as it is")
@@ -140,7 +140,7 @@ def test_a_partial_or_older_row_does_not_release_a_parked_key(shop: Shop, read: 
 
 def test_a_floor_above_all_parked_changes_releases_the_key(shop: Shop):
     """
-    Below it there is no row, and nothing to replay.
+    No row remains below it, and there is nothing to replay.
     """
     headers = {"position": b"%016x.0000000000" % 80}
     truncated = Record(Origin(TOPIC, 0, 9), None, b'{"op": "t"}', headers)
@@ -154,11 +154,11 @@ def test_a_replay_is_in_order_and_releases_the_key(shop: Shop):
     """
     shop.write(change(5, status="paid", unchanged=["note"]), change(4, note="c"))
     shop.sink.is_mended = True
-    said = shop.ask(Verb.REPLAY)
+    answer = shop.ask(Verb.REPLAY)
     after = shop.write(change(6, order=7, status="sent", unchanged=["note"]))
 
     assert ("replayed", "c", (0, 0)) == (
-        said.how,
+        answer.how,
         shop.sink.notes["7"],
         (after.dead_letters, after.parked),
     )
@@ -171,20 +171,20 @@ def test_a_replay_does_not_overwrite_newer_rows(shop: Shop):
     shop.sink.is_mended = True
     newer = decode([change(100, "r", note="newer")], ROUTES).changes
     shop.sink.apply(Batch(0, tuple(newer)))
-    said = shop.ask(Verb.REPLAY)
+    answer = shop.ask(Verb.REPLAY)
 
-    assert (True, "newer") == (isinstance(said, Resolution), shop.sink.notes["7"])
+    assert (True, "newer") == (isinstance(answer, Resolution), shop.sink.notes["7"])
 
 
 def test_a_replay_that_is_refused_again_changes_nothing(shop: Shop):
     """
     The answer has the reason, and the dead letters stay open.
     """
-    said = shop.ask(Verb.REPLAY)
+    answer = shop.ask(Verb.REPLAY)
 
     assert (Reply, "the note is too long", 1, 1) == (
-        type(said),
-        said.text,
+        type(answer),
+        answer.text,
         len(shop.parked),
         len(OpenDeadLetters().read(shop.letters.entries()).of(KEY)),
     )
@@ -192,17 +192,17 @@ def test_a_replay_that_is_refused_again_changes_nothing(shop: Shop):
 
 def test_a_discarded_dead_letter_is_refetched_and_stays_discarded():
     """
-    The key is released; its records are no dead letters when they come again.
+    The key is released; its records do not become dead letters again.
     """
     shop = Shop(can_ask=True)
     shop.write(change(3, note="bad"))
-    said = shop.ask(Verb.DISCARD)
+    answer = shop.ask(Verb.DISCARD)
     again = shop.write(change(3, note="bad"))
     shop.begin()
     result = shop.write(change(4, note="c"))
 
     assert (True, [("orders", (7,))], (0, 1), ("c", 0)) == (
-        said.how.startswith("discarded"),
+        answer.how.startswith("discarded"),
         shop.repairs.keys,
         (again.dead_letters, again.stale),
         (shop.sink.notes["7"], result.parked),
@@ -211,7 +211,7 @@ def test_a_discarded_dead_letter_is_refetched_and_stays_discarded():
 
 def test_a_request_that_fails_does_not_stop_the_others(shop: Shop):
     """
-    It is taken last the next time.
+    The failed request is processed last in the next turn.
     """
     shop.sink.is_mended = True
     shop.write(replace(change(4, order=8), value=b"cut"))
@@ -233,7 +233,7 @@ def test_a_request_that_fails_does_not_stop_the_others(shop: Shop):
 
 def test_dead_letters_of_many_requests_are_read_in_turns(shop: Shop, monkeypatch):
     """
-    The dead letters of a turn are in memory together; a single key may have more.
+    The dead letters of a turn are in memory together; one key may exceed the limit.
     """
     shop.sink.is_mended = True
     keys = [b'{"order_id":%d}' % order for order in (7, 8, 9)]
@@ -263,7 +263,7 @@ def _unanswered(*_):
 
 def test_a_key_that_is_to_be_discarded_is_not_retried(monkeypatch):
     """
-    The discard has failed for now; until it succeeds, the target gets no record of it.
+    The discard has failed for now; until it succeeds, the target gets no such record.
     """
     now_s = [0.0]
     monkeypatch.setattr(StoppedClock, "monotonic_s", lambda _: now_s[0])
@@ -294,10 +294,10 @@ def test_the_row_of_an_unreadable_record_is_refetched(headers):
     cut = replace(change(3), value=b'{"op": "u", "aft')
     shop.write(cut if headers is None else replace(cut, headers=headers))
     lone = None if headers is None else (0, 3)
-    said = shop.ask(Verb.DISCARD, replace(KEY, at=lone))
+    answer = shop.ask(Verb.DISCARD, replace(KEY, at=lone))
 
     assert ("discarded; its row was requested", [("orders", (7,))], 0) == (
-        said.how,
+        answer.how,
         shop.repairs.keys,
         len(shop.parked),
     )
@@ -306,33 +306,33 @@ def test_the_row_of_an_unreadable_record_is_refetched(headers):
 @pytest.mark.parametrize("value", [[1, 2], {"a": 1}], ids=["array", "composite"])
 def test_the_route_of_a_discarded_key_that_no_signal_can_list_is_requested(value):
     """
-    As a batch requests it: the key's text is the key of no row.
+    A batch does the same: the text of the key is not the key of any row.
     """
     shop = Shop(can_ask=True)
     record = change(3, order=value, note="bad")
     shop.write(record)
-    said = shop.ask(Verb.DISCARD, Subject(TOPIC, record.key))
+    answer = shop.ask(Verb.DISCARD, Subject(TOPIC, record.key))
 
     assert ("discarded; its row was requested", [], [("orders", NOT_BY_KEY)]) == (
-        *(said.how, shop.repairs.keys),
+        *(answer.how, shop.repairs.keys),
         shop.repairs.routes,
     )
 
 
 def test_a_record_without_a_readable_key_is_discarded_alone():
     """
-    Its row is unknown, and the end record names none.
+    Its row is unknown, so none is requested.
     """
     shop = Shop(can_ask=True)
     shop.write(replace(change(3), key=b"{cut"))
-    said = shop.ask(Verb.DISCARD, Subject(TOPIC, b"{cut"))
+    answer = shop.ask(Verb.DISCARD, Subject(TOPIC, b"{cut"))
 
-    assert ("discarded", []) == (said.how, shop.repairs.keys)
+    assert ("discarded", []) == (answer.how, shop.repairs.keys)
 
 
 def test_a_command_waits_for_a_stopped_sink(shop: Shop):
     """
-    It stands in the topic, and is carried out at the next start, once.
+    It remains in the topic, and is carried out once, at the next start.
     """
     shop.sink.is_mended = True
     shop.letters.request(DeadLetterRequest("one", Verb.REPLAY, KEY))
@@ -361,7 +361,7 @@ def test_a_command_survives_an_unavailable_broker(shop: Shop):
 
 
 @pytest.mark.parametrize(
-    ("can_ask", "is_read_again", "asked", "erased", "said"),
+    ("can_ask", "is_read_again", "requested", "erased", "expected"),
     [
         (True, True, [("orders", ("7",))], [("orders", ("7",))], "erased"),
         (False, True, [], [], CANNOT_READ),
@@ -369,27 +369,32 @@ def test_a_command_survives_an_unavailable_broker(shop: Shop):
     ],
 )
 def test_keys_are_erased_only_after_their_rows_were_requested(
-    can_ask, is_read_again, asked, erased, said
+    can_ask, is_read_again, requested, erased, expected
 ):
     """
-    A crash in between leaves no row missing; parked dead letters stay.
+    A crash in between leaves no row missing; parked dead letters remain.
     """
     shop = Shop(can_ask=can_ask)
     seen = []
 
     def erase(route, keys):
-        assert asked == shop.repairs.keys
+        assert requested == shop.repairs.keys
         seen.append((route, keys))
 
     shop.sink.erase = erase
     shop.write(change(3, note="bad"))
-    order = DeadLetterRequest(
+    request = DeadLetterRequest(
         "e", Verb.ERASE, Subject(TOPIC, None), "orders", ("7",), is_read_again
     )
-    answer = shop.carry_out(order)
+    answer = shop.carry_out(request)
     text = answer.how if isinstance(answer, Resolution) else answer.text
 
-    assert (asked, erased, said, 1) == (shop.repairs.keys, seen, text, len(shop.parked))
+    assert (requested, erased, expected, 1) == (
+        shop.repairs.keys,
+        seen,
+        text,
+        len(shop.parked),
+    )
 
 
 def test_a_withdrawn_command_erases_nothing(shop: Shop):
@@ -408,29 +413,29 @@ def test_a_withdrawn_command_erases_nothing(shop: Shop):
     ]
 
 
-def test_a_sink_without_erase_says_so(shop: Shop):
+def test_a_sink_without_erase_refuses_the_command(shop: Shop):
     """
-    The same holds for a route that it does not have.
+    A route that the sink does not have is refused, too.
     """
-    order = DeadLetterRequest("e", Verb.ERASE, Subject(TOPIC, None), "orders", ("7",))
-    said = shop.carry_out(order)
-    stray = shop.carry_out(replace(order, id="f", route="gone"))
+    request = DeadLetterRequest("e", Verb.ERASE, Subject(TOPIC, None), "orders", ("7",))
+    answer = shop.carry_out(request)
+    stray = shop.carry_out(replace(request, id="f", route="gone"))
 
-    assert (CANNOT_ERASE, NO_ROUTE) == (said.text, stray.text)
+    assert (CANNOT_ERASE, NO_ROUTE) == (answer.text, stray.text)
 
 
 def test_a_command_without_dead_letters_is_answered(shop: Shop):
     """
-    Another command may have been quicker.
+    Another command may have been faster.
     """
-    said = shop.ask(Verb.REPLAY, Subject(TOPIC, b'{"order_id":99}'))
+    answer = shop.ask(Verb.REPLAY, Subject(TOPIC, b'{"order_id":99}'))
 
-    assert NOTHING_OPEN == said.text
+    assert NOTHING_OPEN == answer.text
 
 
 def test_a_single_dead_letter_is_replayed_by_its_record(shop: Shop):
     """
-    A record without a position parks nothing, and still has its offset.
+    A record without a position parks nothing, but is identified by its offset.
     """
     lone = replace(change(9, "c", order=9, note="x"), headers={})
     shop.write(lone)
@@ -447,7 +452,7 @@ def test_a_single_dead_letter_is_replayed_by_its_record(shop: Shop):
 
 def test_a_dead_letter_restores_the_original_record():
     """
-    Also one whose own headers have the names of ours.
+    The record's own headers may even have the names of ours.
     """
     headers = {"position": b"x", "reason": b"its own", "topic": b"mine", "parked": b""}
     letter = DeadLetter(
@@ -459,7 +464,7 @@ def test_a_dead_letter_restores_the_original_record():
 
 def test_too_many_parked_keys_are_refused_before_they_are_written():
     """
-    The process halts, and no dead letter is written that it would not remember.
+    The process halts before it writes dead letters that it could not remember.
     """
     parked = ParkedKeys(max_keys=1)
     letters = Letters()
@@ -475,7 +480,7 @@ def test_too_many_parked_keys_are_refused_before_they_are_written():
 
 def test_resolutions_of_other_keys_are_not_kept_in_memory():
     """
-    The topic has no retention: it has a resolution of each key that was ever parked.
+    The topic has no retention: it has a resolution for each key that was ever parked.
     """
     subjects = [Subject(TOPIC, b"%d" % number) for number in range(3)]
     resolutions = [
@@ -487,13 +492,13 @@ def test_resolutions_of_other_keys_are_not_kept_in_memory():
     assert {"0", "1", "2"} == book.replies.keys()
 
 
-def test_a_check_does_not_go_through_all_parked_keys():
+def test_a_check_does_not_iterate_over_all_parked_keys():
     """
     A start checks after each entry of the topic: 40,000 keys took over a minute.
     """
 
     class Waiting(dict):
-        """Is looked up, and not gone through."""
+        """Allows lookups, but no iteration."""
 
         def __iter__(self):
             raise AssertionError
@@ -534,9 +539,9 @@ def test_a_resolution_below_a_parked_change_keeps_the_key_parked(shop: Shop):
     assert [True, False] == is_parked
 
 
-def test_a_dead_letter_below_the_parked_start_lowers_it(shop: Shop):
+def test_a_dead_letter_below_the_lowest_parked_position_lowers_it(shop: Shop):
     """
-    An older change that comes again and is refused is not lost.
+    An older change that arrives again and is refused is not lost.
     """
     shop.write(change(4, note="c"))
     shop.write(change(2, note="bad"))
@@ -551,7 +556,7 @@ def test_a_dead_letter_below_the_parked_start_lowers_it(shop: Shop):
 @pytest.mark.parametrize("text", ['{"order_id":7}', "7"])
 def test_a_parked_key_is_found_by_its_text_and_by_its_values(shop: Shop, text: str):
     """
-    Both the records' spelling and a user's work.
+    The spelling in records works, and so does a user's.
     """
     shop.write(change(4, note="c"))
     (line,) = open_summaries(OpenDeadLetters().read(shop.letters.entries()), text)
@@ -606,7 +611,7 @@ def test_a_resolution_that_seemed_to_fail_releases_its_key(monkeypatch, reason: 
 @pytest.mark.parametrize("text", ["7:true", 't {"id":7,"is_eu":true}'])
 def test_a_key_is_named_as_records_write_its_values(text: str):
     """
-    A boolean has the text that it has in records, not Python's.
+    A boolean is written as in records, not as in Python.
     """
     subject = Subject("t", b'{"id":7,"is_eu":true}')
     book = OpenDeadLetters(dead_letters={subject: {}})
@@ -624,15 +629,15 @@ def test_a_commands_sender_gets_the_answer(shop: Shop):
 
         is_running = True
 
-        def request(self, orders):
+        def request(self, commands):
             """Take commands; the sink answers at once, if it runs."""
             self.before = len(shop.letters.records)
-            shop.letters.request(*orders)
+            shop.letters.request(*commands)
             if self.is_running:
                 shop.orders.process()
 
         def since(self):
-            """Read further."""
+            """Return the later entries."""
             return [entry_of(*record) for record in shop.letters.records[self.before :]]
 
     shop.sink.is_mended = True

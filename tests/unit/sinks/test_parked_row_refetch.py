@@ -7,7 +7,7 @@ from support.dead_letters import MemoryRefetches, RecordedRepairs
 from support.parked_shop import FILL, Shop, change
 from towpath.sinks.dead_letters.entries import Verb
 
-ASKED = ("orders", (7,))
+REQUESTED = ("orders", (7,))
 
 
 class Clock:
@@ -45,13 +45,13 @@ def read(number, note="good", operation="r"):
 @pytest.mark.parametrize("unchanged", [["bio"], None])
 def test_a_change_of_a_parked_key_requests_a_refetch_which_releases_it(shop, unchanged):
     """
-    Whole or partial: both wait, and the refetched row stands above both.
+    Whole and partial changes wait, and the refetched row has a higher position.
     """
     shop.write(change(3, note="good", unchanged=unchanged))
     refetches = len(shop.refetches)
     shop.write(read(4))
 
-    assert ([ASKED], 1, 0, 0) == (
+    assert ([REQUESTED], 1, 0, 0) == (
         shop.repairs.keys,
         refetches,
         len(shop.refetches),
@@ -67,18 +67,18 @@ def test_a_refetched_delete_releases_the_key(shop):
     shop.write(change(3, "d"))
     shop.write(read(4, operation="d"))
 
-    assert ([ASKED], 0, {"7": None}) == (
+    assert ([REQUESTED], 0, {"7": None}) == (
         shop.repairs.keys,
         len(shop.parked),
         shop.sink.notes,
     )
 
 
-def test_a_parked_row_is_refetched_once_at_a_time(shop, clock):
+def test_a_parked_row_has_one_pending_refetch_at_a_time(shop, clock):
     """
-    It is not requested again until the answer comes, or is overdue.
+    It is not requested again until the answer has arrived or is overdue.
 
-    It may come too early.
+    If the answer was read before the newest change, the row is requested again.
     """
     for number in (3, 5):
         shop.write(change(number, note="good"))
@@ -90,7 +90,7 @@ def test_a_parked_row_is_refetched_once_at_a_time(shop, clock):
     three = list(shop.repairs.keys)
     shop.write(read(7))
 
-    assert ([ASKED], [ASKED] * 2, [ASKED] * 3, 0, 0) == (
+    assert ([REQUESTED], [REQUESTED] * 2, [REQUESTED] * 3, 0, 0) == (
         *(one, two, three),
         len(shop.parked),
         len(shop.refetches),
@@ -99,7 +99,7 @@ def test_a_parked_row_is_refetched_once_at_a_time(shop, clock):
 
 def test_a_refused_refetched_row_waits_for_its_next_change(shop):
     """
-    It is not requested again and again meanwhile.
+    Until then it is not requested again.
     """
     shop.write(change(3, note="bad"))
     shop.write(read(4, note="bad"))
@@ -107,7 +107,7 @@ def test_a_refused_refetched_row_waits_for_its_next_change(shop):
     shop.write(change(5, note="good"))
     shop.write(read(6))
 
-    assert ((1, 0, [ASKED]), [ASKED] * 2, 0) == (
+    assert ((1, 0, [REQUESTED]), [REQUESTED] * 2, 0) == (
         refused,
         shop.repairs.keys,
         len(shop.parked),
@@ -122,7 +122,7 @@ def test_a_repeated_batch_requests_no_second_refetch(shop):
     shop.begin()
     shop.write(change(2, note="bad", unchanged=["bio"]), change(3, note="good"))
 
-    assert [ASKED] == shop.repairs.keys
+    assert [REQUESTED] == shop.repairs.keys
 
 
 def test_without_signals_a_parked_key_stays_parked():
@@ -140,7 +140,7 @@ def test_without_signals_a_parked_key_stays_parked():
 
 def test_a_refetch_that_cannot_be_sent_fails_the_batch(shop):
     """
-    None of its dead letters is written before.
+    None of its dead letters is written first.
     """
     shop.repairs = RecordedRepairs()
     letters = len(shop.letters.records)

@@ -1,4 +1,4 @@
-"""A row that a partial change may have been merged with wrongly is refetched."""
+"""A row with which a partial change may have been merged wrongly is refetched."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from towpath.sinks.dead_letters.entries import Verb
 from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.state import incomplete
 
-ASKED = ("orders", (7,))
+REQUESTED = ("orders", (7,))
 
 
 @pytest.fixture
@@ -40,15 +40,15 @@ def row_of(shop):
 
 def test_a_row_merged_with_a_stale_one_is_refetched(shop):
     """
-    An earlier READ row comes too late: it stands below the change, and is dropped.
+    An earlier READ row arrives too late: it is below the change, and is dropped.
     """
     shop.write(paid(5, bio="new", status="paid"))
     shop.write(change(4, "r", topic=FILL, note="new", bio="old", status="placed"))
-    asked = list(shop.repairs.keys)
+    requested = list(shop.repairs.keys)
     shop.write(change(6, "r", topic=FILL, note="new", bio="new", status="paid"))
 
-    assert ([ASKED], {"note": "new", "bio": "new", "status": "paid"}, 0) == (
-        asked,
+    assert ([REQUESTED], {"note": "new", "bio": "new", "status": "paid"}, 0) == (
+        requested,
         row_of(shop),
         len(shop.refetches),
     )
@@ -56,7 +56,7 @@ def test_a_row_merged_with_a_stale_one_is_refetched(shop):
 
 def test_a_change_above_its_answer_in_one_batch_needs_no_refetch(shop):
     """
-    It is merged with the READ row; a hot row is not refetched for ever.
+    It is merged with the READ row, so a hot row is not refetched forever.
     """
     shop.refetches.routes.clear()
     shop.sink.rows.clear()
@@ -66,16 +66,16 @@ def test_a_change_above_its_answer_in_one_batch_needs_no_refetch(shop):
         paid(7, status="sent", bio="new"),
     )
 
-    assert ([ASKED], {"note": "new", "bio": "new", "status": "sent"}, 0) == (
+    assert ([REQUESTED], {"note": "new", "bio": "new", "status": "sent"}, 0) == (
         shop.repairs.keys,
         row_of(shop),
         len(shop.refetches),
     )
 
 
-def test_while_rows_are_missing_such_a_change_is_refetched(shop):
+def test_while_rows_are_missing_a_change_above_its_answer_is_refetched(shop):
     """
-    Keys may have moved: a change in between may come later.
+    Keys may have moved: a change in between may arrive later.
     """
     shop.write(paid(5, status="paid", bio="new"))
     shop.write(
@@ -83,7 +83,7 @@ def test_while_rows_are_missing_such_a_change_is_refetched(shop):
         paid(7, status="sent", bio="new"),
     )
 
-    assert ([ASKED, ASKED], 1) == (shop.repairs.keys, len(shop.refetches))
+    assert ([REQUESTED, REQUESTED], 1) == (shop.repairs.keys, len(shop.refetches))
 
 
 def test_a_complete_route_refetches_nothing(shop):
@@ -102,7 +102,7 @@ def test_a_complete_route_refetches_nothing(shop):
 
 def test_a_row_that_is_whole_in_the_batch_is_not_refetched(shop):
     """
-    It is whole above the target's row.
+    The batch has the whole row, above the target's row.
     """
     shop.write(change(4, note="new", bio="b", status="placed"), paid(5, bio="c"))
 
@@ -114,21 +114,21 @@ def test_a_row_that_is_whole_in_the_batch_is_not_refetched(shop):
 
 def test_a_row_is_refetched_once_however_often_it_changes(shop):
     """
-    One request is open at a time, also after a restart.
+    Only one request is open at a time, even after a restart.
     """
     for number in range(5, 9):
         shop.write(paid(number, status=f"{number}"))
     shop.begin()
     shop.write(paid(9, status="9"))
 
-    assert [ASKED] == shop.repairs.keys
+    assert [REQUESTED] == shop.repairs.keys
 
 
-def test_an_answer_that_came_too_early_is_requested_again(shop):
+def test_a_row_is_requested_again_if_its_answer_was_read_too_early(shop):
     """
     A change above the answer was merged with the stale row.
 
-    It is requested again also once the route is complete, as no other request would be.
+    This holds even once the route is complete, as nothing else would request the row.
     """
     shop.write(paid(5, status="paid"))
     shop.refetches.routes.clear()
@@ -137,26 +137,30 @@ def test_an_answer_that_came_too_early_is_requested_again(shop):
     again = list(shop.repairs.keys)
     shop.write(change(9, "r", topic=FILL, note="new", bio="new", status="sent"))
 
-    assert ([ASKED, ASKED], {"note": "new", "bio": "new", "status": "sent"}, 0) == (
+    assert (
+        [REQUESTED, REQUESTED],
+        {"note": "new", "bio": "new", "status": "sent"},
+        0,
+    ) == (
         again,
         row_of(shop),
         len(shop.refetches),
     )
 
 
-def test_a_row_from_below_the_request_is_no_answer(shop):
+def test_a_row_from_below_the_request_is_not_an_answer(shop):
     """
-    A running snapshot gives rows too; the answer is still to come.
+    A running snapshot delivers rows, too; the answer is still pending.
     """
     shop.write(paid(5, status="paid"))
     shop.write(change(3, "r", topic=FILL, note="old", bio="old", status="placed"))
 
-    assert ([ASKED], 1) == (shop.repairs.keys, len(shop.refetches))
+    assert ([REQUESTED], 1) == (shop.repairs.keys, len(shop.refetches))
 
 
 def test_an_absent_row_is_refetched_too(shop):
     """
-    A change without a row exists only in the answer.
+    The target has no row for the change, so only the answer has its columns.
     """
     shop.refetches.routes.clear()
     shop.sink.rows.clear()
@@ -166,7 +170,10 @@ def test_an_absent_row_is_refetched_too(shop):
     shop.write(change(7, "r", topic=FILL, note="new", bio="new", status="paid"))
     shop.write(change(9, "r", topic=FILL, note="new", bio="new", status="sent"))
 
-    assert ([ASKED, ASKED], {"note": "new", "bio": "new", "status": "sent"}) == (
+    assert (
+        [REQUESTED, REQUESTED],
+        {"note": "new", "bio": "new", "status": "sent"},
+    ) == (
         shop.repairs.keys,
         row_of(shop),
     )
@@ -186,7 +193,7 @@ def test_a_row_whose_dead_letter_was_discarded_is_refetched():
     again = list(shop.repairs.keys)
     shop.write(change(6, "r", topic=FILL, note="bad", status="sent"))
 
-    assert ([ASKED, ASKED], {"note": "bad", "status": "sent"}, 0) == (
+    assert ([REQUESTED, REQUESTED], {"note": "bad", "status": "sent"}, 0) == (
         again,
         row_of(shop),
         len(shop.refetches),
@@ -195,17 +202,17 @@ def test_a_row_whose_dead_letter_was_discarded_is_refetched():
 
 def test_a_key_stays_parked_while_its_refetch_is_pending(shop):
     """
-    Its key stays parked until the row comes, also if it was requested before.
+    The key remains parked until the row arrives, even if it was requested earlier.
     """
     shop.write(paid(2, status="paid"))
     shop.write(change(3, note="bad", status="sent", unchanged=["bio"]))
     shop.sink.is_mended = True
-    said = shop.ask(Verb.REPLAY).text
+    answer = shop.ask(Verb.REPLAY).text
     parked = len(shop.parked)
     shop.write(change(4, "r", topic=FILL, note="bad", bio="b", status="sent"))
 
-    assert (AWAITS_REFETCH, [ASKED], 1, 0, 0) == (
-        *(said, shop.repairs.keys, parked),
+    assert (AWAITS_REFETCH, [REQUESTED], 1, 0, 0) == (
+        *(answer, shop.repairs.keys, parked),
         *(len(shop.parked), len(shop.refetches)),
     )
 
@@ -226,7 +233,7 @@ def test_a_deleted_row_needs_no_refetch(shop):
 
 def test_a_row_that_cannot_be_requested_has_no_pending_refetch():
     """
-    The answer would never come.
+    The answer would never arrive.
     """
     shop = Shop()
     shop.write(change(1, "c", note="a"))
@@ -254,7 +261,7 @@ def test_a_refetch_filled_by_an_operator_ends_with_the_fill():
 
 def test_too_many_pending_refetches_become_a_whole_route(shop, monkeypatch):
     """
-    The route's rows all come with it.
+    A snapshot of the route has all of these rows.
     """
     monkeypatch.setattr(refetch, "MAX_PENDING", 2)
     shop.refetches.routes.clear()
@@ -266,9 +273,9 @@ def test_too_many_pending_refetches_become_a_whole_route(shop, monkeypatch):
     assert (2, 0, 1) == (kept, len(shop.refetches), len(shop.repairs.routes))
 
 
-def test_a_whole_route_is_one_refetch_at_a_time(shop, monkeypatch):
+def test_a_whole_route_has_one_refetch_at_a_time(shop, monkeypatch):
     """
-    While it has missing rows the next one waits, also after a crash.
+    The next request waits while the route has missing rows, even after a crash.
     """
     monkeypatch.setattr(refetch, "MAX_PENDING", 2)
     for number in range(3, 6):
@@ -287,7 +294,7 @@ def test_a_whole_route_is_one_refetch_at_a_time(shop, monkeypatch):
 
 def test_a_batch_counts_pending_refetches(shop):
     """
-    The count is of all requested rows that have not come.
+    The count covers all requested rows that have not arrived.
     """
     counts = [
         shop.write(*records).pending_refetches
@@ -302,7 +309,7 @@ def test_a_batch_counts_pending_refetches(shop):
 
 
 class Clock:
-    """Shows what it was set to."""
+    """A clock that the test sets."""
 
     now_s = 0.0
 
@@ -313,17 +320,17 @@ class Clock:
 
 def test_an_unanswered_refetch_is_requested_again_after_a_while():
     """
-    The next partial change requests it, not an earlier one.
+    The next partial change after that time requests it.
     """
     clock = Clock()
     shop = Shop(can_ask=True, refetches=MemoryRefetches(clock=clock))
-    asked = []
+    requested = []
     for number, now_s in enumerate((0, 59, 61, 62), start=1):
         clock.now_s = now_s
         shop.write(paid(number))
-        asked.append(len(shop.repairs.keys))
+        requested.append(len(shop.repairs.keys))
 
-    assert [1, 1, 2, 2] == asked
+    assert [1, 1, 2, 2] == requested
 
 
 def test_pending_refetches_survive_a_restart(tmp_path, shop):
@@ -373,12 +380,12 @@ def read(number, order=7, **row):
 
 
 def sweep(number):
-    """Make the end of a reading that began at a number."""
-    said = change(number, "t", topic=FILL)
-    return replace(said, headers={headers.SWEEP: f"{number * 8:016x}.-".encode()})
+    """Make the sweep of a snapshot that began at the given number."""
+    record = change(number, "t", topic=FILL)
+    return replace(record, headers={headers.SWEEP: f"{number * 8:016x}.-".encode()})
 
 
-def test_a_row_whose_key_cannot_be_listed_comes_with_its_whole_route():
+def test_a_row_whose_key_cannot_be_listed_is_refetched_with_its_route():
     """
     The answer settles it: no row is requested twice.
     """
@@ -398,7 +405,7 @@ def test_a_row_whose_key_cannot_be_listed_comes_with_its_whole_route():
 @pytest.mark.parametrize("key", [[7, 8], {"no": 7}])
 def test_a_key_of_arrays_or_composites_is_not_listed(key):
     """
-    A signal takes texts, numbers and booleans.
+    A signal takes strings, numbers and booleans.
     """
     shop = Shop(can_ask=True)
     shop.write(paid(2, order=key), paid(2, order=[9]))
@@ -408,9 +415,9 @@ def test_a_key_of_arrays_or_composites_is_not_listed(key):
     assert (WHOLE, [], 1) == (first, shop.repairs.keys, len(shop.refetches))
 
 
-def test_a_refetch_of_some_rows_makes_no_others_doubtful():
+def test_a_refetch_of_some_rows_does_not_make_others_stale():
     """
-    Otherwise a table that changes all the time would be read for ever.
+    Otherwise a table that changes all the time would be read forever.
     """
     shop = Unlisted()
     shop.write(*(change(1, "c", order=order, note="a") for order in (8, 9)))
@@ -424,9 +431,9 @@ def test_a_refetch_of_some_rows_makes_no_others_doubtful():
     assert ([1, 0, 0, 0, 0, 0], WHOLE) == (seen, shop.repairs.routes)
 
 
-def test_a_route_refetch_with_all_pending_rows_makes_none_doubtful():
+def test_a_route_refetch_with_all_pending_rows_makes_none_stale():
     """
-    It is not requested again once it has ended, however late.
+    The route is not requested again after its snapshot, however late that ends.
     """
     clock = Clock()
     shop = Unlisted(clock)
@@ -442,25 +449,25 @@ def test_a_route_refetch_with_all_pending_rows_makes_none_doubtful():
 
 def test_a_row_that_changes_after_its_answer_is_refetched_after_a_while():
     """
-    Not at once: each request reads the whole table.
+    It is not requested at once, because each request reads the whole table.
     """
     clock = Clock()
     shop = Unlisted(clock)
     shop.write(paid(2))
-    asked = []
+    requested = []
     for number, now_s in ((3, 1), (5, 599), (7, 600), (9, 601)):
         clock.now_s = now_s
         shop.write(paid(number + 1, status=f"{number}"))
         shop.answer(number, read(number, note="a"))
-        asked.append(len(shop.repairs.routes))
+        requested.append(len(shop.repairs.routes))
     shop.answer(99, read(99, note="a"))
 
-    assert ([1, 1, 2, 2], 0) == (asked, len(shop.refetches))
+    assert ([1, 1, 2, 2], 0) == (requested, len(shop.refetches))
 
 
 def test_a_route_that_is_being_read_is_refetched_afterwards():
     """
-    One later request covers all rows still pending, also after a crash.
+    One later request covers all rows that are still pending, even after a crash.
     """
     shop = Unlisted()
     shop.write(*(change(1, "c", order=order, note="a") for order in (7, 8)))
@@ -483,7 +490,7 @@ def test_a_route_that_is_being_read_is_refetched_afterwards():
     )
 
 
-def test_a_loss_while_a_route_is_read_is_a_loss():
+def test_a_loss_while_a_route_is_read_makes_it_incomplete():
     """
     Any row of the target may be stale then.
     """
@@ -501,7 +508,7 @@ def test_a_loss_while_a_route_is_read_is_a_loss():
 
 def test_a_refetch_request_that_failed_is_repeated():
     """
-    It is stored before it is sent, so storing alone means nothing.
+    It is stored before it is sent, so a stored request may not have been sent.
     """
     shop = Unlisted()
     request_all = shop.repairs.request_all
@@ -524,7 +531,7 @@ def test_a_refetch_request_that_failed_is_repeated():
 
 def test_too_many_unlistable_rows_make_the_route_incomplete(monkeypatch):
     """
-    None of them is counted, so the whole route is in doubt until then.
+    The single rows are no longer counted, so the whole route is incomplete.
     """
     monkeypatch.setattr(refetch, "MAX_PENDING", 2)
     shop = Unlisted()

@@ -51,7 +51,7 @@ class Relations:
 )
 def test_a_failure_before_the_transaction_drops_the_counts_of_its_batch(deliver, error):
     """
-    An earlier call has counted rows, and the batch comes again as a whole.
+    An earlier call has counted rows, and the whole batch is retried.
     """
     sink = PostgresSink(SINK, Relations(error))
     sink._tally.applied = 1000  # as after a call of ``apply_columns``
@@ -62,15 +62,15 @@ def test_a_failure_before_the_transaction_drops_the_counts_of_its_batch(deliver,
 
 
 @pytest.mark.parametrize(
-    ("columns", "lacking"),
+    ("columns", "missing"),
     [
         (("number", "_position", "_deleted"), "id"),
         (("id", "_position"), "_deleted"),
         (("id", "_deleted"), "position"),
     ],
 )
-def test_a_table_without_a_column_of_the_sinks_cannot_be_read(
-    columns, lacking, monkeypatch
+def test_a_table_without_a_column_of_the_sink_cannot_be_read(
+    columns, missing, monkeypatch
 ):
     """
     Its owner has renamed or dropped the column; the other routes are still verified.
@@ -83,5 +83,5 @@ def test_a_table_without_a_column_of_the_sinks_cannot_be_read(
     monkeypatch.setattr(read, "columns_of", lambda *_: found)
     reader = read.PostgresReader(SINK)
 
-    with pytest.raises(ForeignRelationError, match=f"the column {lacking}"):
+    with pytest.raises(ForeignRelationError, match=f"the column {missing}"):
         next(reader.rows("shop.orders"))

@@ -23,7 +23,7 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 def test_progress_reads_as_it_was_written(tmp_path):
     """
-    Offsets, counters and state come back, with a time stamp.
+    Offsets, counters, state and timestamp are read back unchanged.
     """
     path = progress_path(tmp_path, "cache")
     written = Progress(
@@ -39,11 +39,11 @@ def test_progress_reads_as_it_was_written(tmp_path):
 
 
 @pytest.mark.parametrize("is_durable", [True, False])
-def test_a_durable_file_outlives_a_crash_under_its_name(
+def test_a_durable_file_survives_a_crash_with_its_name(
     tmp_path, monkeypatch, is_durable
 ):
     """
-    The folder is synchronized too, after the file is renamed.
+    The folder is synchronized, too, after the file is renamed.
     """
     path, seen = tmp_path / "file", []
 
@@ -60,11 +60,11 @@ def test_a_durable_file_outlives_a_crash_under_its_name(
 @pytest.mark.parametrize(
     ("number", "expected"), [(errno.EINVAL, None), (errno.EIO, StateNotWrittenError)]
 )
-def test_a_file_system_without_folders_to_synchronize_is_no_failure(
+def test_a_file_system_that_cannot_synchronize_folders_is_accepted(
     tmp_path, monkeypatch, number, expected
 ):
     """
-    Any other failure is one, and leaves no temporary file.
+    Any other error is a failure, and leaves no temporary file.
     """
     fsync = os.fsync
 
@@ -88,9 +88,9 @@ def test_a_sink_that_never_ran_is_starting(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"{}", b"[]", b"\xff", b'{"state": "later"}'])
-def test_a_progress_that_is_not_readable_counts_as_none(tmp_path, content):
+def test_unreadable_progress_counts_as_none(tmp_path, content):
     """
-    It may be of a later version; one sink's file must not end a driver of several.
+    It may be from a later version; one sink's file must not end the whole driver.
     """
     path = tmp_path / "progress.json"
     path.write_bytes(content)

@@ -25,22 +25,22 @@ from towpath.sinks.state.published import (
 )
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-PLACE = "2026-01-02T03:04:05+00:00 (process 8 on here)"
+ORIGIN = "2026-01-02T03:04:05+00:00 (process 8 on here)"
 APPLIED = {"shop.orders": {"0": 7}}
 
 
 def record(run=1, number=0, at=NOW, **fields):
     """Make a record of a cache."""
     progress = Progress("cache", State.READY, APPLIED, rows=3)
-    place = {"host": "here", "pid": 8}
+    process = {"host": "here", "pid": 8}
     return PublishedProgress(
-        run, number, at.isoformat(), progress=progress, **place, **fields
+        run, number, at.isoformat(), progress=progress, **process, **fields
     )
 
 
 def test_a_published_verification_has_all_that_was_encoded():
     """
-    Its key is no sink's; a record of another version, or none at all, says nothing.
+    Its key is not that of a sink; records that are invalid or too new are ignored.
     """
     found = PublishedVerification("cache", NOW.isoformat(), 3, 100)
     text = encode_verification(found)
@@ -69,19 +69,19 @@ def test_a_published_record_has_all_that_was_encoded():
     assert 1 == document["version"]
 
 
-def test_pending_refetches_are_read_by_their_former_name():
+def test_pending_refetches_are_read_by_their_earlier_name():
     """
     A driver of version 0.1.0 may run while readers of a later version do.
     """
     document = orjson.loads(encode_published(record()))
     progress = document["progress"]
     assert 0 == progress.pop("pending_refetches")
-    former = {**document, "progress": {**progress, "owed": 7}}
+    earlier = {**document, "progress": {**progress, "owed": 7}}
     both = {**document, "progress": {**progress, "owed": 7, "pending_refetches": 8}}
 
     assert [7, 8] == [
         decode_published(orjson.dumps(each)).progress.pending_refetches
-        for each in (former, both)
+        for each in (earlier, both)
     ]
 
 
@@ -92,7 +92,7 @@ def test_pending_refetches_are_read_by_their_former_name():
         encode_published(record()).replace(b'"progress":{', b'"progress":[],"x":{'),
     ],
 )
-def test_a_record_of_another_version_is_an_error_and_not_a_silence(value):
+def test_a_record_of_a_different_version_raises_an_error(value):
     """
     A reader that cannot understand a driver must not report that there is none.
     """
@@ -113,9 +113,9 @@ def test_the_newest_run_counts_in_whatever_order_records_arrive():
         assert runs.newest("cache") == records[-1]
 
 
-def test_nothing_of_a_dropped_sink_counts_again():
+def test_late_records_of_a_dropped_sink_are_ignored():
     """
-    The last record of its driver may arrive after the drop; that of a new sink counts.
+    The last record of its driver may arrive after the drop; a new sink's record counts.
     """
     runs = NewestRuns()
     runs.take("cache", record(3), None)
@@ -133,12 +133,12 @@ def test_nothing_of_a_dropped_sink_counts_again():
     [
         # The driver's clock agrees with the reader's.
         (5, None, 5),
-        # One that lies behind, or ahead, counts only while nothing else is known.
+        # A clock that is behind or ahead matters only while no arrival is known.
         (3600, None, 3600),
         (-3600, None, 3600),
         (3600, 98, 2),
         (-3600, 98, 2),
-        # A record that has arrived long ago is old.
+        # A record that arrived long ago is old.
         (50, 10, 50),
     ],
 )
@@ -146,7 +146,7 @@ def test_the_age_of_a_record_does_not_depend_on_equal_clocks(
     behind_s, arrived_s, expected_s
 ):
     """
-    A record that arrived while the reader read is as old as that at most.
+    A record that arrived while the reader ran is at most as old as its arrival.
     """
     runs = NewestRuns()
     runs.take("cache", record(at=NOW - timedelta(seconds=behind_s)), arrived_s)
@@ -157,7 +157,7 @@ def test_the_age_of_a_record_does_not_depend_on_equal_clocks(
 
 def test_a_silent_driver_is_not_alive():
     """
-    Each reason is a sentence of its own, with the driver's place.
+    Each reason has a sentence of its own, with the driver's time and process.
     """
     fresh, ended = record(), replace(record(), is_running=False)
     silent = HeardProgress(fresh, HEARD_WITHIN_S)
@@ -170,8 +170,8 @@ def test_a_silent_driver_is_not_alive():
     assert [
         None,
         "no driver has published any progress of the sink cache",
-        f"the driver of the sink cache ended at {PLACE}",
-        f"the driver of the sink cache has not been heard from since {PLACE}",
+        f"the driver of the sink cache ended at {ORIGIN}",
+        f"the driver of the sink cache has not been heard from since {ORIGIN}",
     ] == [
         not_alive(heard, "cache")
         for heard in (HeardProgress(fresh), None, HeardProgress(ended), silent)

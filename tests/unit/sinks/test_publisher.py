@@ -1,4 +1,4 @@
-"""The records that a driver publishes of a sink, and their order."""
+"""The records that a driver publishes about a sink, and their order."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -72,7 +72,7 @@ def test_a_later_run_has_a_higher_number_although_the_clock_was_set_back(
     begun, store, clock
 ):
     """
-    Otherwise a reader would go on with what the earlier run has published.
+    Otherwise a reader would continue to use the records of the earlier run.
     """
     begun().publish(PROGRESS)
     clock.time = NOW - timedelta(days=1)
@@ -83,9 +83,11 @@ def test_a_later_run_has_a_higher_number_although_the_clock_was_set_back(
     assert store.read("cache").record == second
 
 
-def test_a_run_after_a_drop_is_above_all_runs_before(begun, tmp_path, store, clock):
+def test_a_run_after_a_drop_has_a_higher_number_than_earlier_runs(
+    begun, tmp_path, store, clock
+):
     """
-    The topic has lost the earlier number, so the time stands for it.
+    The topic has lost the earlier number, so the new one is derived from the time.
     """
     begun().publish(PROGRESS)
     (first,) = store.records
@@ -100,7 +102,7 @@ def test_a_run_after_a_drop_and_a_clock_set_back_is_above_the_dropped_run(
     begun, store, clock
 ):
     """
-    Readers ignore late records of the dropped run, and all below it.
+    Readers ignore late records of the dropped run and of all runs below it.
     """
     begun().publish(PROGRESS)
     store.drop("cache")
@@ -114,7 +116,7 @@ def test_a_run_after_a_drop_and_a_clock_set_back_is_above_the_dropped_run(
 
 def test_a_driver_takes_over_from_one_that_ended(tmp_path, store, clock):
     """
-    While both run, readers follow the one that began last, and the other one says so.
+    While both run, readers follow the one that began last, and the other logs this.
     """
     first, second = (
         ProgressPublisher(tmp_path / name, "cache", store, clock) for name in "ab"
@@ -140,7 +142,7 @@ def test_nothing_is_published_before_the_number_of_the_run_is_known(
     tmp_path, store, clock
 ):
     """
-    While Kafka is away that is logged once; the sink runs on.
+    An outage of Kafka is logged once; the sink continues to run.
     """
     publisher = ProgressPublisher(tmp_path, "cache", store, clock)
     store.is_away = True
@@ -162,7 +164,7 @@ def test_nothing_is_published_without_the_files_that_belong_to_it(
     begun, tmp_path, store
 ):
     """
-    A record that left out a pending refetch would promise rows that are not there.
+    A record that left out a pending refetch would promise rows that are missing.
     """
     run = begun()
     run.publish(PROGRESS)
@@ -192,9 +194,9 @@ def test_refetches_are_numbered_as_they_begin(begun, tmp_path, store):
     ]
 
 
-def test_a_record_has_what_the_sink_lacks(begun, tmp_path, store):
+def test_a_record_shows_missing_rows_of_the_sink(begun, tmp_path, store):
     """
-    A sink that is being filled, or lost rows, has applied less than its offsets say.
+    A sink that is being filled or lost rows has applied less than its offsets suggest.
     """
     run, folder = begun(), sink_folder(tmp_path, "cache")
     replace_file(folder / STARTING_OFFSETS_FILE, b"{}")
@@ -211,7 +213,7 @@ def test_a_record_has_what_the_sink_lacks(begun, tmp_path, store):
 
 def test_lost_rows_are_published_at_once_and_only_once(tmp_path, store, clock):
     """
-    A sink that notices a loss between two batches tells so before the next record.
+    A loss noticed between two batches is published before the next regular record.
     """
     publisher = ProgressPublisher(tmp_path, "cache", store, clock)
     publisher.begin()
@@ -226,7 +228,7 @@ def test_lost_rows_are_published_at_once_and_only_once(tmp_path, store, clock):
 
 def test_nothing_follows_the_end_of_a_run(begun, store):
     """
-    A batch that a stopping driver gave up may still end.
+    A batch that a stopping driver abandoned may still complete.
     """
     run = begun()
     run.publish(PROGRESS)

@@ -97,7 +97,7 @@ def test_a_function_writes_its_columns_or_drops_the_row():
 
 def test_a_function_sees_the_columns_that_it_reads():
     """
-    None named: all; a column that the row does not have is null.
+    If it names none, it sees all; a column that the row does not have is null.
     """
     writes = {"seen": "text"}
     some = {"python": "seen", "reads": ["b", "x"], "writes": writes}
@@ -109,7 +109,7 @@ def test_a_function_sees_the_columns_that_it_reads():
 
 def test_a_function_may_return_the_row_with_its_columns_changed():
     """
-    The row that it was given is its own: a column that it may not write is refused.
+    It gets a copy of the row; a change to a column that it may not write is refused.
     """
     row = {"note": "a", "b": 1}
     allowed = {"python": "whole", "writes": {"note": "text"}}
@@ -131,7 +131,7 @@ def test_a_function_may_return_the_row_with_its_columns_changed():
         ("unknown", "odd failed: KeyError: 'unknown'"),
     ],
 )
-def test_a_result_that_is_none_refuses_the_row(note, expected):
+def test_an_invalid_result_refuses_the_row(note, expected):
     """
     The reason names the function.
     """
@@ -144,7 +144,7 @@ def test_a_result_that_is_none_refuses_the_row(note, expected):
 
 def test_a_function_is_never_called_without_a_column_that_it_reads():
     """
-    It might drop the row, so that nothing can be left as it is.
+    It might drop the row, so the entry cannot simply be skipped.
     """
     with pytest.raises(LacksColumnsError, match="lacks: note"):
         apply({}, LENGTH, unchanged={"note"})
@@ -188,7 +188,7 @@ def test_columns_that_do_not_fit_the_table_are_a_mistake(entry, expected):
 )
 def test_a_value_that_no_record_can_have_refuses_the_row(note, expected):
     """
-    A target could not encode it, or would store another text.
+    A target could not encode it, or would store a different text.
     """
     entry = {**LENGTH, "python": "odd", "writes": {"length": "text"}}
 
@@ -198,7 +198,7 @@ def test_a_value_that_no_record_can_have_refuses_the_row(note, expected):
 
 def test_a_function_may_read_arrays_and_its_columns_have_the_declared_types():
     """
-    All columns decide whether the sink has a row.
+    Without ``reads``, every column may decide whether the sink has a row.
     """
     one = route({"python": "seen", "writes": {"seen": "numeric(5, 1)", "note": "date"}})
     shape = routing_of(one).shape(SHAPE)
@@ -248,7 +248,7 @@ def test_a_transform_that_is_gone_later_ends_the_sink():
 @pytest.mark.parametrize("in_slices", [False, True])
 def test_an_error_of_a_function_parks_the_key(in_slices):
     """
-    Later changes wait behind it, others are written; the reason is kept.
+    Later changes of the key wait; other keys are written, and the reason is kept.
     """
     one = Shop(can_ask=True, settings=sink(LENGTH), in_slices=in_slices)
     one.write(change(1, "c", note="abc"), change(1, "c", order=8, note="a"))
@@ -273,7 +273,7 @@ TABLE = SourceTable(
 
 def test_the_verifier_calls_the_function():
     """
-    A row that the function refuses differs, with the reason.
+    A row that the function refuses counts as different, and the reason is shown.
     """
     given = sink(LENGTH)
     form = form_of(given.route[0], TABLE, given)
@@ -286,7 +286,7 @@ def test_the_verifier_calls_the_function():
 
 def test_a_function_that_reads_a_masked_column_cannot_be_compared():
     """
-    With other columns named, it can.
+    It can be compared if ``reads`` names other columns.
     """
     hidden = SourceTable(
         *(TABLE.schema, TABLE.name, TABLE.columns, TABLE.key), unread=("secret",)
@@ -298,14 +298,14 @@ def test_a_function_that_reads_a_masked_column_cannot_be_compared():
     assert "length" in form_of(some.route[0], hidden, some).columns
 
 
-def test_the_pages_function_does_what_the_page_says(tmp_path, monkeypatch):
+def test_the_function_on_the_page_does_what_the_page_says(tmp_path, monkeypatch):
     """
-    Its files are those of the page, word for word.
+    Its files are copied verbatim from the page.
     """
     text = (DOCS / "transforms.md").read_text(encoding="utf-8")
     given = [b for b in blocks(text) if b.language in {"toml", "python"}]
-    (place,) = [n for n, b in enumerate(given) if b.language == "python"]
-    project = tomllib.loads(given[place - 1].text)["project"]
+    (index,) = [n for n, b in enumerate(given) if b.language == "python"]
+    project = tomllib.loads(given[index - 1].text)["project"]
     (points,) = project["entry-points"].values()
     about = tmp_path / "shop_transforms-1.0.0.dist-info"
     about.mkdir()
@@ -314,9 +314,9 @@ def test_the_pages_function_does_what_the_page_says(tmp_path, monkeypatch):
     about.joinpath("entry_points.txt").write_text(
         "\n".join([f"[{next(iter(project['entry-points']))}]", *lines])
     )
-    tmp_path.joinpath("shop_transforms.py").write_text(given[place].text)
+    tmp_path.joinpath("shop_transforms.py").write_text(given[index].text)
     monkeypatch.delitem(sys.modules, "shop_transforms", raising=False)
-    route_text = tomllib.loads(given[place + 1].text)
+    route_text = tomllib.loads(given[index + 1].text)
     (entry,) = route_text["sink"]["route"]["transforms"]
 
     assert Transform.model_validate(entry).verb == "python"

@@ -1,4 +1,4 @@
-"""How a query recovers that cannot continue: each case has a name."""
+"""How a query that cannot continue recovers: each case has a name."""
 
 import orjson
 import pytest
@@ -55,24 +55,24 @@ class Cluster:
     def __init__(self, **topics):
         self.topics = topics
         self.ids = {name: f"{name}'s" for name in topics}
-        self.asked = []
-        self.rises = ()
-        self.falls = ""
+        self.calls = []
+        self.appearing = ()
+        self.disappearing = ""
 
     def topic_ids(self, names):
-        """Return the ids of existing topics; one may appear, or go, right after it."""
-        self.asked.append("ids")
-        rises, self.rises = self.rises, ()
-        values = {n: self.ids[n] for n in names if n in self.ids and n not in rises}
-        self.ids.update([rises] if rises else [])
-        if self.falls:
-            del self.topics[self.falls], self.ids[self.falls]
-            self.falls = ""
+        """Return the ids of existing topics; then one may appear or vanish."""
+        self.calls.append("ids")
+        appearing, self.appearing = self.appearing, ()
+        values = {n: self.ids[n] for n in names if n in self.ids and n not in appearing}
+        self.ids.update([appearing] if appearing else [])
+        if self.disappearing:
+            del self.topics[self.disappearing], self.ids[self.disappearing]
+            self.disappearing = ""
         return values
 
     def names(self):
-        """List them."""
-        self.asked.append("names")
+        """List the topics."""
+        self.calls.append("names")
         return sorted(self.topics)
 
     def first_offsets(self, names):
@@ -81,7 +81,7 @@ class Cluster:
 
     def end_offsets(self, names):
         """Return the end offsets."""
-        self.asked.append("ends")
+        self.calls.append("ends")
         return self._offsets(names, 1)
 
     def _offsets(self, names, which):
@@ -111,12 +111,12 @@ class RecoveryBench:
         self.cluster = Cluster()
         self.repairs = RecordedRepairs()
 
-    def has(self, **topics):
+    def set_topics(self, **topics):
         """Set the topics, by their short names."""
         names = {"orders": ORDERS, "lines": LINES, "fill": FILL}
         self.cluster = Cluster(**{names[n]: both for n, both in topics.items()})
 
-    def stood(self, offsets, *, batches=(0, 1), planned_offsets=True):
+    def set_checkpoint(self, offsets, *, batches=(0, 1), planned_offsets=True):
         """Write a checkpoint whose last committed batch ended at the offsets."""
         checkpoint = self.plan.checkpoint
         for name in ("offsets", "commits"):
@@ -131,19 +131,19 @@ class RecoveryBench:
             last = checkpoint / "offsets" / str(len(batches))
             last.write_text(f"v1\n{{}}\n{orjson.dumps(later).decode()}")
 
-    def ran(self, applied):
-        """Write a progress."""
+    def set_progress(self, applied):
+        """Write the sink's progress."""
         progress = Progress(sink="cache", applied=applied, batches=4)
         path = progress_path(self.plan.state_folder, "cache")
         write_progress(path, progress)
 
-    def declared(self, offsets):
-        """Store the offsets where the sink is to begin."""
+    def declare(self, offsets):
+        """Store the offsets at which the sink begins."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.plan.starting_offsets_file.write_bytes(orjson.dumps(offsets))
 
     def recovery(self, clock=None):
-        """Make the recovery of all of it."""
+        """Make a recovery from all these parts."""
         return Recovery(self.plan, self.cluster, self.repairs, clock or SystemClock())
 
     def recover(self):
@@ -162,41 +162,41 @@ class RecoveryBench:
 
 
 @pytest.fixture
-def place(tmp_path):
-    """Return a sink that has read order 10 of each partition."""
+def bench(tmp_path):
+    """Return a sink that has read some records of each partition."""
     made = RecoveryBench(tmp_path)
-    made.has(orders=[(0, 40), (0, 40)], lines=[(0, 40)])
-    made.stood({ORDERS: {"0": 10, "1": 12}, LINES: {"0": 7}})
-    made.ran({ORDERS: {"0": 10, "1": 12}, LINES: {"0": 7}})
+    made.set_topics(orders=[(0, 40), (0, 40)], lines=[(0, 40)])
+    made.set_checkpoint({ORDERS: {"0": 10, "1": 12}, LINES: {"0": 7}})
+    made.set_progress({ORDERS: {"0": 10, "1": 12}, LINES: {"0": 7}})
     return made
 
 
-def test_a_query_that_can_continue_is_unchanged(place):
+def test_a_query_that_can_continue_is_unchanged(bench):
     """
-    The engine itself handles further partitions and topics.
+    The engine itself handles additional partitions and topics.
     """
-    place.has(orders=[(0, 40), (0, 40), (0, 3)], lines=[(0, 40)], fill=[(0, 9)])
+    bench.set_topics(orders=[(0, 40), (0, 40), (0, 3)], lines=[(0, 40)], fill=[(0, 9)])
 
     assert ([], [], True) == (
-        place.recover(),
-        place.routes,
-        place.plan.checkpoint.exists(),
+        bench.recover(),
+        bench.routes,
+        bench.plan.checkpoint.exists(),
     )
 
 
-def test_records_deleted_by_retention_are_refetched(place):
+def test_records_deleted_by_retention_are_refetched(bench):
     """
-    The rest continues; the planned batch was not written, and comes.
+    The rest continues; the planned batch was not written, so it is read again.
     """
-    place.has(orders=[(20, 40), (0, 40)], lines=[(0, 40)])
-    found = place.recover()
+    bench.set_topics(orders=[(20, 40), (0, 40)], lines=[(0, 40)])
+    found = bench.recover()
 
     assert (
         [(RecoveryOutcome.RETENTION_PASSED, ORDERS)],
         ["orders"],
         {ORDERS: {"0": 20, "1": 12}, LINES: {"0": 7}},
         False,
-    ) == (found, place.routes, place.begins, place.plan.checkpoint.exists())
+    ) == (found, bench.routes, bench.begins, bench.plan.checkpoint.exists())
 
 
 @pytest.mark.parametrize(
@@ -206,44 +206,44 @@ def test_records_deleted_by_retention_are_refetched(place):
         ([(0, 40)], RecoveryOutcome.PARTITIONS_GONE, {"0": 10}),
     ],
 )
-def test_a_recreated_topic_is_read_from_its_start(place, topics, outcome, begins):
+def test_a_recreated_topic_is_read_from_its_start(bench, topics, outcome, begins):
     """
-    It ends below the read offset, or has fewer partitions.
+    It now ends below the read offset, or has fewer partitions.
     """
-    place.has(orders=topics, lines=[(0, 40)])
+    bench.set_topics(orders=topics, lines=[(0, 40)])
 
     assert ([(outcome, ORDERS)], ["orders"], {ORDERS: begins, LINES: {"0": 7}}) == (
-        place.recover(),
-        place.routes,
-        place.begins,
+        bench.recover(),
+        bench.routes,
+        bench.begins,
     )
 
 
-def test_a_recreated_topic_that_has_grown_is_recognized_by_its_id(place):
+def test_a_recreated_topic_that_has_grown_is_recognized_by_its_id(bench):
     """
-    Its offsets show nothing; it is read from its start, once.
+    Its offsets do not reveal that; it is read from its start, but only once.
     """
-    before = place.recover()
-    place.cluster.ids[ORDERS] = "another"
-    found = place.recover()
+    before = bench.recover()
+    bench.cluster.ids[ORDERS] = "another"
+    found = bench.recover()
 
     assert (
         ([], [(RecoveryOutcome.TOPIC_RECREATED, ORDERS)]),
         ["orders"],
         {ORDERS: {"0": 0, "1": 0}, LINES: {"0": 7}},
         [],
-    ) == ((before, found), place.routes, place.begins, place.recover())
+    ) == ((before, found), bench.routes, bench.begins, bench.recover())
 
 
-def test_a_recreated_topic_is_recognized_without_a_checkpoint(place):
+def test_a_recreated_topic_is_recognized_without_a_checkpoint(bench):
     """
-    The rest is read again; its first records are unknown.
+    The recreated topic is read from its start, and the other from its declared offset.
     """
-    place.recover()
-    drop_checkpoint(place.plan.checkpoint)
-    place.declared({ORDERS: {"0": 4, "1": 4}, LINES: {"0": 4}})
-    place.cluster.ids[ORDERS] = "another"
-    found = place.recover()
+    bench.recover()
+    drop_checkpoint(bench.plan.checkpoint)
+    bench.declare({ORDERS: {"0": 4, "1": 4}, LINES: {"0": 4}})
+    bench.cluster.ids[ORDERS] = "another"
+    found = bench.recover()
 
     assert (
         [
@@ -252,34 +252,34 @@ def test_a_recreated_topic_is_recognized_without_a_checkpoint(place):
         ],
         ["orders"],
         {ORDERS: {"0": 0, "1": 0}, LINES: {"0": 4}},
-    ) == (found, place.routes, place.begins)
+    ) == (found, bench.routes, bench.begins)
 
 
-def test_a_declared_start_does_not_apply_to_a_recreated_topic(place):
+def test_a_declared_start_does_not_apply_to_a_recreated_topic(bench):
     """
-    It was recreated, recovered and read to below that; then the checkpoint was lost.
+    The topic was recreated and read to below that; then the checkpoint was lost.
     """
-    place.ran({ORDERS: {"0": 5, "1": 36}, LINES: {"0": 7}})
-    place.declared({ORDERS: {"0": 30, "1": 30}, LINES: {"0": 4}})
-    drop_checkpoint(place.plan.checkpoint)
+    bench.set_progress({ORDERS: {"0": 5, "1": 36}, LINES: {"0": 7}})
+    bench.declare({ORDERS: {"0": 30, "1": 30}, LINES: {"0": 4}})
+    drop_checkpoint(bench.plan.checkpoint)
 
     assert (
         [(RecoveryOutcome.CHECKPOINT_LOST, "")],
         {ORDERS: {"1": 30}, LINES: {"0": 4}},
     ) == (
-        place.recover(),
-        place.begins,
+        bench.recover(),
+        bench.begins,
     )
 
 
-def test_missing_rows_of_a_lost_checkpoint_are_refetched_once(place):
+def test_missing_rows_of_a_lost_checkpoint_are_refetched_once(bench):
     """
     The request is not repeated before the first batch is written.
     """
-    place.declared({ORDERS: {"0": 4, "1": 4}, LINES: {"0": 4}})
-    place.has(orders=[(0, 40), (20, 40)])
-    drop_checkpoint(place.plan.checkpoint)
-    first = place.recover()
+    bench.declare({ORDERS: {"0": 4, "1": 4}, LINES: {"0": 4}})
+    bench.set_topics(orders=[(0, 40), (20, 40)])
+    drop_checkpoint(bench.plan.checkpoint)
+    first = bench.recover()
 
     assert (
         [
@@ -290,50 +290,50 @@ def test_missing_rows_of_a_lost_checkpoint_are_refetched_once(place):
         {ORDERS: {"0": 4, "1": 20}},
         [],
         ["orders", "lines"],
-    ) == (first, place.begins, place.recover(), place.routes)
+    ) == (first, bench.begins, bench.recover(), bench.routes)
 
 
-def test_a_recreated_unread_topic_is_refetched(place):
+def test_a_recreated_unread_topic_is_refetched(bench):
     """
     The old one may have had records that were never read.
     """
-    place.has(orders=[(0, 40), (0, 40)], lines=[(0, 40)], fill=[(0, 9)])
-    place.recover()
-    place.cluster.ids[FILL] = "another"
+    bench.set_topics(orders=[(0, 40), (0, 40)], lines=[(0, 40)], fill=[(0, 9)])
+    bench.recover()
+    bench.cluster.ids[FILL] = "another"
 
     assert ([(RecoveryOutcome.TOPIC_RECREATED, FILL)], ["orders"], True) == (
-        place.recover(),
-        place.routes,
-        place.plan.checkpoint.exists(),
+        bench.recover(),
+        bench.routes,
+        bench.plan.checkpoint.exists(),
     )
 
 
-def test_a_crash_before_the_ids_are_stored_repeats_the_findings(place, monkeypatch):
+def test_a_crash_before_the_ids_are_stored_repeats_the_findings(bench, monkeypatch):
     """
-    It requests twice, which reads twice, and begins at the start all the same.
+    The rows are requested twice, but the query begins at the start in both cases.
     """
-    place.recover()
-    place.cluster.ids[ORDERS] = "another"
+    bench.recover()
+    bench.cluster.ids[ORDERS] = "another"
     with monkeypatch.context() as patched:
         patched.setattr(TopicIds, "note", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            place.recover()
+            bench.recover()
 
     assert ([(RecoveryOutcome.TOPIC_RECREATED, ORDERS)], ["orders", "orders"], []) == (
-        place.recover(),
-        place.routes,
-        place.recover(),
+        bench.recover(),
+        bench.routes,
+        bench.recover(),
     )
 
 
-def test_a_topic_recreated_during_the_check_is_found_by_the_next(place):
+def test_a_topic_recreated_during_the_check_is_found_by_the_next(bench):
     """
-    It had no id when ids were requested, and as many records when offsets were.
+    It had no id when ids were listed, and as many records as before when offsets were.
     """
     clock = ManualClock()
-    place.recover()
-    place.cluster.rises = ORDERS, "another"
-    recovery = place.recovery(clock)
+    bench.recover()
+    bench.cluster.appearing = ORDERS, "another"
+    recovery = bench.recovery(clock)
     found = recovery.run()
     clock.now_s += LOOK_EVERY_S
     with pytest.raises(TopicRemadeError, match=ORDERS):
@@ -341,129 +341,129 @@ def test_a_topic_recreated_during_the_check_is_found_by_the_next(place):
 
     assert ((), [(RecoveryOutcome.TOPIC_RECREATED, ORDERS)], ["orders"], []) == (
         found,
-        place.recover(),
-        place.routes,
-        place.recover(),
+        bench.recover(),
+        bench.routes,
+        bench.recover(),
     )
 
 
-def test_a_deleted_unread_topic_is_refetched_once_it_is_recreated(place):
+def test_a_deleted_unread_topic_is_refetched_once_it_is_recreated(bench):
     """
     It is not in the checkpoint, so it is not reported; its id is still known.
     """
-    place.has(orders=[(0, 40), (0, 40)], lines=[(0, 40)], fill=[(0, 9)])
-    place.recover()
-    gone = place.cluster.topics.pop(FILL), place.cluster.ids.pop(FILL)
-    found = place.recover()
-    place.cluster.topics[FILL], place.cluster.ids[FILL] = gone[0], "another"
+    bench.set_topics(orders=[(0, 40), (0, 40)], lines=[(0, 40)], fill=[(0, 9)])
+    bench.recover()
+    gone = bench.cluster.topics.pop(FILL), bench.cluster.ids.pop(FILL)
+    found = bench.recover()
+    bench.cluster.topics[FILL], bench.cluster.ids[FILL] = gone[0], "another"
 
     assert ([], [(RecoveryOutcome.TOPIC_RECREATED, FILL)], ["orders"]) == (
         found,
-        place.recover(),
-        place.routes,
+        bench.recover(),
+        bench.routes,
     )
 
 
 @pytest.mark.parametrize("is_just_gone", [False, True])
-def test_a_reported_deleted_topic_is_new_when_it_returns(place, is_just_gone):
+def test_a_reported_deleted_topic_is_new_when_it_returns(bench, is_just_gone):
     """
-    Its rows were requested when it went: neither its id nor its partitions count.
+    Its rows were requested when it vanished: its old id and partitions do not count.
     """
-    place.recover()
+    bench.recover()
     if is_just_gone:
-        place.cluster.falls = LINES
+        bench.cluster.disappearing = LINES
     else:
-        del place.cluster.topics[LINES], place.cluster.ids[LINES]
-    found = place.recover()
-    place.stood({ORDERS: {"0": 10, "1": 12}})
-    place.cluster.topics[LINES], place.cluster.ids[LINES] = [(0, 4), (0, 3)], "another"
+        del bench.cluster.topics[LINES], bench.cluster.ids[LINES]
+    found = bench.recover()
+    bench.set_checkpoint({ORDERS: {"0": 10, "1": 12}})
+    bench.cluster.topics[LINES], bench.cluster.ids[LINES] = [(0, 4), (0, 3)], "another"
 
     assert ([(RecoveryOutcome.TOPIC_GONE, LINES)], [], ["lines"]) == (
         found,
-        place.recover(),
-        place.routes,
+        bench.recover(),
+        bench.routes,
     )
 
 
-def test_a_topic_without_a_route_is_forgotten(place):
+def test_a_topic_without_a_route_is_forgotten(bench):
     """
-    A route that reads it again has its rows requested as a new route.
+    A route that reads it again counts as new, so its rows are requested then.
     """
-    place.has(orders=[(0, 40), (0, 40)], lines=[(0, 40)])
-    place.cluster.topics["towpath.shop.other"] = [(0, 9)]
-    place.cluster.ids["towpath.shop.other"] = "other's"
-    place.stood({ORDERS: {"0": 10, "1": 12}, "towpath.shop.other": {"0": 3}})
-    place.recover()
+    bench.set_topics(orders=[(0, 40), (0, 40)], lines=[(0, 40)])
+    bench.cluster.topics["towpath.shop.other"] = [(0, 9)]
+    bench.cluster.ids["towpath.shop.other"] = "other's"
+    bench.set_checkpoint({ORDERS: {"0": 10, "1": 12}, "towpath.shop.other": {"0": 3}})
+    bench.recover()
 
     assert {ORDERS, LINES} == orjson.loads(
-        (place.folder / "topic_ids.json").read_bytes()
+        (bench.folder / "topic_ids.json").read_bytes()
     ).keys()
 
 
-def test_a_broker_without_topic_ids_reports_no_recreation(place):
+def test_a_broker_without_topic_ids_reports_no_recreation(bench):
     """
-    Neither does one that begins to have them.
+    Neither does one that gains them later.
     """
-    ids, place.cluster.ids = place.cluster.ids, {}
-    found = [place.recover()]
-    place.cluster.ids = ids
-    found.append(place.recover())
+    ids, bench.cluster.ids = bench.cluster.ids, {}
+    found = [bench.recover()]
+    bench.cluster.ids = ids
+    found.append(bench.recover())
 
     assert [[], []] == found
 
 
-def test_a_running_query_is_ended_by_a_recreated_topic(place):
+def test_a_running_query_is_ended_by_a_recreated_topic(bench):
     """
     The check runs at intervals; new topics are stored, unchanged ones continue.
     """
     clock = ManualClock()
-    recovery = place.recovery(clock)
+    recovery = bench.recovery(clock)
     recovery.run()
-    place.cluster.topics[FILL], place.cluster.ids[FILL] = [(0, 9)], "one"
+    bench.cluster.topics[FILL], bench.cluster.ids[FILL] = [(0, 9)], "one"
     clock.now_s += LOOK_EVERY_S
     recovery.check()
-    place.cluster.ids[FILL] = "another"
+    bench.cluster.ids[FILL] = "another"
     recovery.check()
     clock.now_s += LOOK_EVERY_S
 
     with pytest.raises(TopicRemadeError, match=FILL):
         recovery.check()
-    assert [(RecoveryOutcome.TOPIC_RECREATED, FILL)] == place.recover()
+    assert [(RecoveryOutcome.TOPIC_RECREATED, FILL)] == bench.recover()
 
 
-def test_added_partitions_are_reported_once_keys_have_moved(place):
+def test_added_partitions_are_reported_once_keys_have_moved(bench):
     """
     The query continues by itself, and rows are refetched.
 
     A change that leaves columns out may have been read before an earlier one of its
     key, which still waits in another partition.
     """
-    place.recover()
-    place.has(orders=[(0, 40), (0, 40), (0, 0)], lines=[(0, 40)])
-    empty = place.recover()
-    place.has(orders=[(0, 40), (0, 40), (0, 3)], lines=[(0, 40)])
-    used = place.recover()
+    bench.recover()
+    bench.set_topics(orders=[(0, 40), (0, 40), (0, 0)], lines=[(0, 40)])
+    empty = bench.recover()
+    bench.set_topics(orders=[(0, 40), (0, 40), (0, 3)], lines=[(0, 40)])
+    used = bench.recover()
 
     assert ([], [(RecoveryOutcome.PARTITIONS_ADDED, ORDERS)], [], ["orders"], True) == (
         empty,
         used,
-        place.recover(),
-        place.routes,
-        place.plan.checkpoint.exists(),
+        bench.recover(),
+        bench.routes,
+        bench.plan.checkpoint.exists(),
     )
 
 
-def test_added_partitions_with_whole_rows_only_are_reported_only(place):
+def test_added_partitions_that_have_only_whole_rows_are_only_reported(bench):
     """
-    READ rows are right in any order.
+    READ rows are correct in any order.
     """
-    place.has(orders=[(0, 40), (0, 40)], lines=[(0, 40)], fill=[(0, 9)])
-    place.recover()
-    place.has(orders=[(0, 40), (0, 40)], lines=[(0, 40)], fill=[(0, 9), (0, 9)])
+    bench.set_topics(orders=[(0, 40), (0, 40)], lines=[(0, 40)], fill=[(0, 9)])
+    bench.recover()
+    bench.set_topics(orders=[(0, 40), (0, 40)], lines=[(0, 40)], fill=[(0, 9), (0, 9)])
 
     assert ([(RecoveryOutcome.PARTITIONS_ADDED, FILL)], []) == (
-        place.recover(),
-        place.routes,
+        bench.recover(),
+        bench.routes,
     )
 
 
@@ -486,199 +486,199 @@ def test_added_partitions_matter_where_changes_may_be_partial(block, expected):
     ).may_lack(route)
 
 
-def test_added_partitions_are_found_again_after_a_crash(place, monkeypatch):
+def test_added_partitions_are_found_again_after_a_crash(bench, monkeypatch):
     """
     Rows are requested before the count is stored; a lost checkpoint hides nothing.
     """
-    place.recover()
-    place.has(orders=[(0, 40), (0, 40), (0, 3)], lines=[(0, 40)])
-    drop_checkpoint(place.plan.checkpoint)
+    bench.recover()
+    bench.set_topics(orders=[(0, 40), (0, 40), (0, 3)], lines=[(0, 40)])
+    drop_checkpoint(bench.plan.checkpoint)
     with monkeypatch.context() as patched:
         patched.setattr(PartitionCounts, "note", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            place.recover()
+            bench.recover()
 
     found = (RecoveryOutcome.PARTITIONS_ADDED, ORDERS)
 
     assert (True, ["orders", "orders"], False) == (
-        found in place.recover(),
-        place.routes,
-        found in place.recover(),
+        found in bench.recover(),
+        bench.routes,
+        found in bench.recover(),
     )
 
 
-def test_a_running_query_is_ended_by_added_partitions(place):
+def test_a_running_query_is_ended_by_added_partitions(bench):
     """
     It restarts at once, and continues at its offsets.
     """
     clock = ManualClock()
-    recovery = place.recovery(clock)
+    recovery = bench.recovery(clock)
     recovery.run()
     recovery.check()
-    place.cluster.topics[ORDERS] = [(0, 40), (0, 40), (0, 3)]
+    bench.cluster.topics[ORDERS] = [(0, 40), (0, 40), (0, 3)]
     recovery.check()
     clock.now_s += LOOK_EVERY_S
 
     with pytest.raises(PartitionsAddedError, match=ORDERS):
         recovery.check()
-    assert [(RecoveryOutcome.PARTITIONS_ADDED, ORDERS)] == place.recover()
+    assert [(RecoveryOutcome.PARTITIONS_ADDED, ORDERS)] == bench.recover()
 
 
-def test_a_topic_missing_for_a_while_is_known_by_its_old_id(place):
+def test_a_topic_missing_for_a_while_is_recognized_by_its_old_id(bench):
     """
-    It is deleted at one check, and recreated at the next.
+    It is missing at one check, and recreated at the next.
     """
     clock = ManualClock()
-    recovery = place.recovery(clock)
+    recovery = bench.recovery(clock)
     recovery.run()
-    gone = place.cluster.topics.pop(LINES), place.cluster.ids.pop(LINES)
+    gone = bench.cluster.topics.pop(LINES), bench.cluster.ids.pop(LINES)
     clock.now_s += LOOK_EVERY_S
     recovery.check()
-    place.cluster.topics[LINES], place.cluster.ids[LINES] = gone[0], "another"
+    bench.cluster.topics[LINES], bench.cluster.ids[LINES] = gone[0], "another"
     clock.now_s += LOOK_EVERY_S
 
     with pytest.raises(TopicRemadeError, match=LINES):
         recovery.check()
 
 
-def test_added_partitions_of_a_running_querys_topic_are_found(place):
+def test_added_partitions_of_a_running_querys_topic_are_found(bench):
     """
     A check stores the count; records in one more partition end the query.
     """
     clock = ManualClock()
-    recovery = place.recovery(clock)
+    recovery = bench.recovery(clock)
     recovery.run()
-    place.cluster.topics[FILL] = [(0, 9)]
+    bench.cluster.topics[FILL] = [(0, 9)]
     clock.now_s += LOOK_EVERY_S
     recovery.check()
-    place.cluster.topics[FILL] = [(0, 9), (0, 1)]
+    bench.cluster.topics[FILL] = [(0, 9), (0, 1)]
     clock.now_s += LOOK_EVERY_S
 
     with pytest.raises(PartitionsAddedError, match=FILL):
         recovery.check()
 
 
-def test_a_gap_that_cannot_be_filled_is_logged_with_its_command(place):
+def test_a_gap_that_cannot_be_filled_is_logged_with_its_command(bench):
     """
     The query continues without the rows, so the operator must fill the route.
     """
-    place.has(orders=[(7, 9)], lines=[(0, 9)])
-    place.stood({ORDERS: {"0": 3}, LINES: {"0": 3}})
-    place.repairs = RecordedRepairs(can=False)
+    bench.set_topics(orders=[(7, 9)], lines=[(0, 9)])
+    bench.set_checkpoint({ORDERS: {"0": 3}, LINES: {"0": 3}})
+    bench.repairs = RecordedRepairs(can=False)
     with structlog.testing.capture_logs() as logs:
-        place.recover()
+        bench.recover()
 
     assert [("cache", "Fill it: towpath sink refill cache --route orders")] == [
         (log["sink"], log["remedy"]) for log in logs if log["log_level"] == "error"
     ]
 
 
-def test_a_running_query_lists_its_topics_once_per_check(place):
+def test_a_running_query_lists_its_topics_once_per_check(bench):
     """
-    The comparisons share one listing; it does not repeat before it is due.
+    All comparisons share one listing, which is not repeated before it is due.
     """
     clock = ManualClock()
-    recovery = place.recovery(clock)
+    recovery = bench.recovery(clock)
     recovery.run()
-    place.cluster.asked.clear()
+    bench.cluster.calls.clear()
     recovery.check()
     clock.now_s += LOOK_EVERY_S
     recovery.check()
     recovery.check()
 
-    assert ["names", "ids", "ends"] == place.cluster.asked
+    assert ["names", "ids", "ends"] == bench.cluster.calls
 
 
-def test_a_recreated_topic_with_more_partitions_has_added_none(place):
+def test_a_recreated_topic_with_more_partitions_has_added_none(bench):
     """
-    Its former count does not matter: its rows are requested once.
+    Its earlier count does not matter: its rows are requested once.
     """
-    place.recover()
-    place.cluster.ids[ORDERS] = "another"
-    place.cluster.topics[ORDERS] = [(0, 3), (0, 2), (0, 0)]
-    found = place.recover()
-    place.cluster.topics[ORDERS] = [(0, 3), (0, 2), (0, 9)]
+    bench.recover()
+    bench.cluster.ids[ORDERS] = "another"
+    bench.cluster.topics[ORDERS] = [(0, 3), (0, 2), (0, 0)]
+    found = bench.recover()
+    bench.cluster.topics[ORDERS] = [(0, 3), (0, 2), (0, 9)]
 
     assert ([(RecoveryOutcome.TOPIC_RECREATED, ORDERS)], [], ["orders"]) == (
         found,
-        place.recover(),
-        place.routes,
+        bench.recover(),
+        bench.routes,
     )
 
 
-def test_a_deleted_topic_is_dropped_and_its_rows_are_refetched(place):
+def test_a_deleted_topic_is_dropped_and_its_rows_are_refetched(bench):
     """
     The other topics continue.
     """
-    place.has(orders=[(0, 40), (0, 40)])
+    bench.set_topics(orders=[(0, 40), (0, 40)])
 
     assert (
         [(RecoveryOutcome.TOPIC_GONE, LINES)],
         ["lines"],
         {ORDERS: {"0": 10, "1": 12}},
-    ) == (place.recover(), place.routes, place.begins)
+    ) == (bench.recover(), bench.routes, bench.begins)
 
 
 @pytest.mark.parametrize("gone", ["towpath.shop.other", FILL])
-def test_a_topic_that_no_route_reads_is_dropped(place, gone):
+def test_a_topic_that_no_route_reads_is_dropped(bench, gone):
     """
-    A topic of a changed route, or the sink's own backfill topic after its deletion.
+    A changed route may have read it, or it is the sink's deleted backfill topic.
     """
-    place.stood({ORDERS: {"0": 10, "1": 12}, gone: {"0": 3}})
+    bench.set_checkpoint({ORDERS: {"0": 10, "1": 12}, gone: {"0": 3}})
 
     assert ([(RecoveryOutcome.ROUTE_GONE, gone)], [], {ORDERS: {"0": 10, "1": 12}}) == (
-        place.recover(),
-        place.routes,
-        place.begins,
+        bench.recover(),
+        bench.routes,
+        bench.begins,
     )
 
 
-def test_a_new_route_whose_topic_lost_its_beginning_is_refetched(place):
+def test_a_new_route_whose_topic_lost_its_beginning_is_refetched(bench):
     """
-    From its checkpoint the engine would begin that topic at 0, again and again.
+    With its checkpoint, the engine would begin that topic at 0, again and again.
     """
-    place.stood({ORDERS: {"0": 10, "1": 12}})
-    place.has(orders=[(0, 40), (0, 40)], lines=[(9, 40)])
+    bench.set_checkpoint({ORDERS: {"0": 10, "1": 12}})
+    bench.set_topics(orders=[(0, 40), (0, 40)], lines=[(9, 40)])
 
     assert ([(RecoveryOutcome.RETENTION_PASSED, LINES)], ["lines"], False) == (
-        place.recover(),
-        place.routes,
-        place.plan.checkpoint.exists(),
+        bench.recover(),
+        bench.routes,
+        bench.plan.checkpoint.exists(),
     )
-    assert place.recover() == []
-    resumes = orjson.loads(place.plan.resumes_file.read_bytes())
+    assert bench.recover() == []
+    resumes = orjson.loads(bench.plan.resumes_file.read_bytes())
     assert {ORDERS: {"0": 10, "1": 12}, LINES: {"0": 9}} == resumes
 
 
-def test_a_batch_whose_records_are_deleted_is_planned_again(place):
+def test_a_batch_whose_records_are_deleted_is_planned_again(bench):
     """
-    All read records exist; the engine would request the rest for ever.
+    All records read so far exist; the engine would request the others forever.
     """
-    place.stood({ORDERS: {"0": 10, "1": 12}})
-    place.has(orders=[(0, 14), (0, 40)])
+    bench.set_checkpoint({ORDERS: {"0": 10, "1": 12}})
+    bench.set_topics(orders=[(0, 14), (0, 40)])
 
     assert ([(RecoveryOutcome.TOPIC_RECREATED, ORDERS)], ["orders"], False) == (
-        place.recover(),
-        place.routes,
-        place.plan.checkpoint.exists(),
+        bench.recover(),
+        bench.routes,
+        bench.plan.checkpoint.exists(),
     )
-    resumes = orjson.loads(place.plan.resumes_file.read_bytes())
+    resumes = orjson.loads(bench.plan.resumes_file.read_bytes())
     assert {ORDERS: {"0": 10, "1": 12}} == resumes
 
 
 @pytest.mark.parametrize(("first", "routes"), [(0, []), (10, []), (11, ["orders"])])
-def test_a_lost_checkpoint_is_reported_and_its_gap_refetched(place, first, routes):
+def test_a_lost_checkpoint_is_reported_and_its_gap_refetched(bench, first, routes):
     """
-    Guards absorb repeated records; unread deleted ones are requested.
+    Guards absorb repeated records; rows of deleted unread records are requested.
     """
-    drop_checkpoint(place.plan.checkpoint)
-    place.has(orders=[(first, 40), (0, 40)], lines=[(0, 40)])
-    found = place.recover()
+    drop_checkpoint(bench.plan.checkpoint)
+    bench.set_topics(orders=[(first, 40), (0, 40)], lines=[(0, 40)])
+    found = bench.recover()
 
     assert (True, routes, False) == (
         (RecoveryOutcome.CHECKPOINT_LOST, "") in found,
-        place.routes,
-        place.plan.starting_offsets_file.exists(),
+        bench.routes,
+        bench.plan.starting_offsets_file.exists(),
     )
 
 
@@ -689,25 +689,25 @@ def test_a_sink_without_state_refetches_rows_deleted_by_retention(
     """
     A new sink looks like one that lost all its state: both lack the rows.
     """
-    place = RecoveryBench(tmp_path)
-    place.has(orders=[(first, 40)])
-    place.recover()
+    bench = RecoveryBench(tmp_path)
+    bench.set_topics(orders=[(first, 40)])
+    bench.recover()
 
-    assert routes == place.routes
+    assert routes == bench.routes
 
 
 def test_a_late_declared_sink_refetches_nothing(tmp_path):
     """
     A snapshot fills it: records deleted below its start do not matter.
     """
-    place = RecoveryBench(tmp_path)
-    place.has(orders=[(5, 40)])
-    place.declared({ORDERS: {"0": 30}})
+    bench = RecoveryBench(tmp_path)
+    bench.set_topics(orders=[(5, 40)])
+    bench.declare({ORDERS: {"0": 30}})
 
     assert ([], [], {ORDERS: {"0": 30}}) == (
-        place.recover(),
-        place.routes,
-        place.begins,
+        bench.recover(),
+        bench.routes,
+        bench.begins,
     )
 
 
@@ -715,15 +715,15 @@ def test_a_declared_start_below_retention_is_left_out(tmp_path):
     """
     The engine would refuse it; the query begins at the first record instead.
     """
-    place = RecoveryBench(tmp_path)
-    place.has(orders=[(35, 40), (0, 40)])
-    place.declared({ORDERS: {"0": 30, "1": 30}})
+    bench = RecoveryBench(tmp_path)
+    bench.set_topics(orders=[(35, 40), (0, 40)])
+    bench.declare({ORDERS: {"0": 30, "1": 30}})
 
     assert (
         [(RecoveryOutcome.RETENTION_PASSED, ORDERS)],
         ["orders"],
         {ORDERS: {"0": 35, "1": 30}},
-    ) == (place.recover(), place.routes, place.begins)
+    ) == (bench.recover(), bench.routes, bench.begins)
 
 
 @pytest.mark.parametrize(
@@ -737,13 +737,13 @@ def test_a_declared_start_below_retention_is_left_out(tmp_path):
         ("offsets/1", None),
     ],
 )
-def test_an_unreadable_checkpoint_is_replaced(place, file, content):
+def test_an_unreadable_checkpoint_is_replaced(bench, file, content):
     """
-    It is replaced by the newest readable batch, and kept beside for inspection.
+    The newest readable batch replaces it, and it is kept for inspection.
     """
-    path = place.plan.checkpoint / file
+    path = bench.plan.checkpoint / file
     path.unlink() if content is None else path.write_text(content)
-    found = place.recover()
+    found = bench.recover()
 
     assert (
         [(RecoveryOutcome.CHECKPOINT_UNREADABLE, "")],
@@ -752,69 +752,69 @@ def test_an_unreadable_checkpoint_is_replaced(place, file, content):
         True,
     ) == (
         found,
-        place.routes,
-        place.begins,
-        (place.folder / "checkpoint.dropped").is_dir(),
+        bench.routes,
+        bench.begins,
+        (bench.folder / "checkpoint.dropped").is_dir(),
     )
 
 
-def test_without_a_readable_batch_the_progress_decides(place):
+def test_without_a_readable_batch_the_progress_decides(bench):
     """
     It is written after each batch, and covers only durable records.
     """
-    for path in (place.plan.checkpoint / "offsets").iterdir():
+    for path in (bench.plan.checkpoint / "offsets").iterdir():
         path.write_text("")
 
     assert ([(RecoveryOutcome.CHECKPOINT_UNREADABLE, "")], {LINES: {"0": 7}}) == (
-        place.recover(),
-        {LINES: place.begins[LINES]},
+        bench.recover(),
+        {LINES: bench.begins[LINES]},
     )
 
 
-def test_a_checkpoint_without_a_batch_begins_again(place):
+def test_a_checkpoint_without_a_batch_begins_again(bench):
     """
     Its query has no end offsets: it would find the same records again.
     """
-    for path in (place.plan.checkpoint / "commits").iterdir():
+    for path in (bench.plan.checkpoint / "commits").iterdir():
         path.unlink()
 
-    assert ([], False) == (place.recover(), place.plan.checkpoint.exists())
+    assert ([], False) == (bench.recover(), bench.plan.checkpoint.exists())
 
 
-def test_a_crash_after_the_request_repeats_it(place):
+def test_a_crash_after_the_request_repeats_it(bench):
     """
-    Nothing is dropped before its request is stored, and then once is enough.
+    Nothing is dropped before its request is stored; then it is not requested again.
     """
-    place.has(orders=[(20, 40), (0, 40)], lines=[(0, 40)])
+    bench.set_topics(orders=[(20, 40), (0, 40)], lines=[(0, 40)])
 
-    def away(_route, _why):
+    def fail(_route, _why):
         message = "no broker"
         raise BrokerUnavailableError(message)
 
-    request_all, place.repairs.request_all = place.repairs.request_all, away
+    request_all, bench.repairs.request_all = bench.repairs.request_all, fail
     with pytest.raises(BrokerUnavailableError):
-        place.recover()
-    place.repairs.request_all = request_all
-    place.recover()
-    again = place.recover()
+        bench.recover()
+    bench.repairs.request_all = request_all
+    bench.recover()
+    again = bench.recover()
 
-    assert (["orders"], []) == (place.routes, again)
+    assert (["orders"], []) == (bench.routes, again)
 
 
-def test_a_recovered_start_is_no_late_declaration(place):
+def test_a_recovered_start_is_not_a_late_declaration(bench):
     """
-    The sink has the earlier rows, so no fill is waited for.
+    The sink has the earlier rows, so nothing waits for a fill.
 
     A sink that was declared late begins where it was declared, if its checkpoint is
     lost.
     """
-    place.has(orders=[(20, 40), (0, 40)], lines=[(0, 40)])
-    place.recover()
-    before = place.plan.starting_offsets_file.exists()
-    place.declared({ORDERS: {"0": 4}})
-    resumed = place.begins
-    place.stood({ORDERS: {"0": 25, "1": 12}, LINES: {"0": 7}})
-    place.recover()
+    bench.set_topics(orders=[(20, 40), (0, 40)], lines=[(0, 40)])
+    bench.recover()
+    before = bench.plan.starting_offsets_file.exists()
+    bench.declare({ORDERS: {"0": 4}})
+    resumed = bench.begins
+    bench.set_checkpoint({ORDERS: {"0": 25, "1": 12}, LINES: {"0": 7}})
+    bench.recover()
 
     assert (
         False,
@@ -823,28 +823,28 @@ def test_a_recovered_start_is_no_late_declaration(place):
     ) == (
         before,
         resumed,
-        place.begins,
+        bench.begins,
     )
 
 
-def test_a_recovery_without_topics_is_no_loss_either(place):
+def test_a_recovery_without_topics_is_not_a_loss_either(bench):
     """
     The query begins with the next records, and reports nothing a second time.
     """
-    place.stood({LINES: {"0": 7}})
-    place.has(orders=[(0, 40), (0, 40)])
-    place.recover()
+    bench.set_checkpoint({LINES: {"0": 7}})
+    bench.set_topics(orders=[(0, 40), (0, 40)])
+    bench.recover()
 
-    assert ({}, []) == (place.begins, place.recover())
+    assert ({}, []) == (bench.begins, bench.recover())
 
 
-def test_findings_of_a_recovery_are_stored(place):
+def test_findings_of_a_recovery_are_stored(bench):
     """
     Each is a line in a file of the sink.
     """
-    place.has(orders=[(0, 40), (0, 40)])
-    place.recover()
-    lines = (place.folder / RECOVERIES_FILE).read_bytes().splitlines()
+    bench.set_topics(orders=[(0, 40), (0, 40)])
+    bench.recover()
+    lines = (bench.folder / RECOVERIES_FILE).read_bytes().splitlines()
     documents = [orjson.loads(line) for line in lines]
 
     assert [("topic_gone", LINES)] == [
@@ -852,11 +852,11 @@ def test_findings_of_a_recovery_are_stored(place):
     ]
 
 
-def test_the_committed_batch_is_the_querys_position(place):
+def test_the_committed_batch_is_the_querys_position(bench):
     """
     The planned one does not count; without a checkpoint there is no position.
     """
-    checkpoint = place.plan.checkpoint
+    checkpoint = bench.plan.checkpoint
     before = committed_offsets(checkpoint), newest_readable(checkpoint)
     (checkpoint / "commits" / "1").write_text("")
     with pytest.raises(CheckpointUnreadableError):

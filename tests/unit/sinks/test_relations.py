@@ -57,7 +57,9 @@ def test_a_shape_names_columns_types_and_key():
         ("bigint", 786438, None),
     ],
 )
-def test_a_numeric_has_its_digits(type_: str, typmod: int, expected: object):
+def test_a_numeric_has_its_precision_and_scale(
+    type_: str, typmod: int, expected: object
+):
     """
     Precision and scale come from the type modifier.
     """
@@ -75,7 +77,7 @@ def test_a_numeric_has_its_digits(type_: str, typmod: int, expected: object):
         ({"labels": ["a"]}, False),
     ],
 )
-def test_a_composite_type_makes_objects(inside: dict, is_object: bool):
+def test_a_composite_type_gives_objects(inside: dict, is_object: bool):
     """
     It may be alone, in an array, or under a domain.
     """

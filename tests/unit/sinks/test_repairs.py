@@ -44,7 +44,7 @@ FURTHER = AggregateView(aggregate_type="order", view="shop.totals", name="totals
 
 
 def settings(*views, **snapshot):
-    """Describe the platform around the sink; its outbox has one view, or these."""
+    """Describe the platform around the sink; its outbox has the given views, or one."""
     outbox = Outbox(
         view=views or (STATE,),
         topic="outbox.{aggregate_type}",
@@ -68,16 +68,16 @@ def settings(*views, **snapshot):
 
 
 class FakeBroker:
-    """A broker that acknowledges, or does not."""
+    """A broker that acknowledges records, or is silent."""
 
     def __init__(self):
-        self.names_there = ["p-signal", "mine"]
+        self.topic_names = ["p-signal", "mine"]
         self.records = []
         self.is_silent = False
         self.announced = {}
 
     def names(self):
-        return self.names_there
+        return self.topic_names
 
     def produce(self, topic, key, value, **_):
         self.records.append((topic, key, json.loads(value)))
@@ -109,7 +109,7 @@ def broker(monkeypatch, tmp_path):
     return fake
 
 
-def asked(broker):
+def requested(broker):
     """Return the data of every signal."""
     return [document["data"] for _, _, document in broker.records]
 
@@ -118,11 +118,11 @@ def test_rows_are_requested_by_key_for_this_sink_only(broker):
     """
     One signal has the relay's key; a key that is listed twice is requested once.
     """
-    said = KafkaRepairs(settings(), SINK).request_keys("orders", [(1,), ("a",), (1,)])
+    answer = KafkaRepairs(settings(), SINK).request_keys("orders", [(1,), ("a",), (1,)])
     ((topic, key, document),) = broker.records
 
     assert (True, "p-signal", "p", "execute-snapshot") == (
-        *(said, topic, key),
+        *(answer, topic, key),
         document["type"],
     )
     assert {
@@ -134,24 +134,24 @@ def test_rows_are_requested_by_key_for_this_sink_only(broker):
 
 def test_keys_of_an_id_template_are_split_again(broker):
     """
-    The source gets its own values, not the parts of an id.
+    The source gets its own values, not parts of an id.
     """
     KafkaRepairs(settings(), SINK).request_keys("lines", [("line", "7", "2")])
 
-    assert [["7", "2"]] == asked(broker)[0]["keys"]
+    assert [["7", "2"]] == requested(broker)[0]["keys"]
 
 
 def test_rows_without_their_primary_key_are_not_requested_by_key(broker):
     """
-    The relay would read other rows by them; all rows can be requested.
+    The relay would find different rows with them; the whole route can be requested.
     """
     made = KafkaRepairs(settings(), SINK)
     with structlog.testing.capture_logs() as logs:
-        said = made.request_keys("coded", [(1,)]), made.request_all("coded", "why")
+        answer = made.request_keys("coded", [(1,)]), made.request_all("coded", "why")
 
     assert ((False, True), [["shop.coded"]]) == (
-        said,
-        [data["data-collections"] for data in asked(broker)],
+        answer,
+        [data["data-collections"] for data in requested(broker)],
     )
     assert [
         "refetch not possible by key",
@@ -165,12 +165,12 @@ def test_an_aggregate_is_requested_through_its_view(broker):
     """
     KafkaRepairs(settings(), SINK).request_keys("docs", [("7",)])
 
-    assert ["outbox.order"] == asked(broker)[0]["data-collections"]
+    assert ["outbox.order"] == requested(broker)[0]["data-collections"]
 
 
 def test_an_aggregate_is_requested_through_the_view_of_its_state():
     """
-    A further view has a suffix and gives other events.
+    An additional view has a suffix, and gives different events.
     """
     described = [settings(FURTHER, STATE), settings(STATE, FURTHER), settings(FURTHER)]
 
@@ -181,18 +181,18 @@ def test_an_aggregate_is_requested_through_the_view_of_its_state():
 
 def test_an_aggregate_without_a_state_view_is_not_requested(broker):
     """
-    A further view would not show which aggregates were deleted.
+    An additional view would not show which aggregates were deleted.
     """
-    asks = KafkaRepairs(settings(FURTHER), SINK)
+    requester = KafkaRepairs(settings(FURTHER), SINK)
 
     assert (False, False, []) == (
-        asks.request_keys("docs", [("7",)]),
-        asks.request_all("docs", "why"),
+        requester.request_keys("docs", [("7",)]),
+        requester.request_all("docs", "why"),
         broker.records,
     )
 
 
-def test_many_keys_are_several_signals(broker):
+def test_many_keys_need_several_signals(broker):
     """
     None is larger than a record may be, and each has an id of its own.
     """
@@ -200,7 +200,7 @@ def test_many_keys_are_several_signals(broker):
     ids = {document["id"] for _, _, document in broker.records}
 
     assert ([300, 300, 300, 100], 4) == (
-        [len(data["keys"]) for data in asked(broker)],
+        [len(data["keys"]) for data in requested(broker)],
         len(ids),
     )
 
@@ -213,21 +213,21 @@ def test_a_whole_route_is_requested_with_a_sweep(broker):
 
     assert [
         {"data-collections": ["shop.orders"], "sweep": True, "target": "it"}
-    ] == asked(broker)
+    ] == requested(broker)
 
 
-def test_altered_columns_are_requested_beside_missing_rows(broker):
+def test_altered_columns_are_requested_in_addition_to_missing_rows(broker):
     """
-    The snapshot reads some rows: it ends no other stored request.
+    The snapshot reads only some rows, so it ends no other stored request.
     """
     described = settings()
-    asks = KafkaRepairs(described, SINK)
-    asks.request_all("orders", "the cache was emptied")
-    snapshot_id = asks.request_columns("orders", ["a"], "why")
+    requester = KafkaRepairs(described, SINK)
+    requester.request_all("orders", "the cache was emptied")
+    snapshot_id = requester.request_columns("orders", ["a"], "why")
     noted = incomplete.noted(described.state_folder, "it", ["orders"])
 
     assert (None, 2, True) == (
-        asks.request_columns("log", ["a"], "why"),
+        requester.request_columns("log", ["a"], "why"),
         len(noted),
         ("orders", snapshot_id) in noted,
     )
@@ -235,7 +235,7 @@ def test_altered_columns_are_requested_beside_missing_rows(broker):
         "data-collections": ["shop.orders"],
         "columns": ["a"],
         "target": "it",
-    } == asked(broker)[1]
+    } == requested(broker)[1]
 
 
 def test_a_requested_route_is_incomplete_from_then_on(broker):
@@ -244,20 +244,20 @@ def test_a_requested_route_is_incomplete_from_then_on(broker):
     """
     broker.is_silent = True
     described = settings()
-    asks = KafkaRepairs(described, SINK)
+    requester = KafkaRepairs(described, SINK)
     with pytest.raises(BrokerUnavailableError):
-        asks.request_keys("docs", [("7",)])
+        requester.request_keys("docs", [("7",)])
     with pytest.raises(BrokerUnavailableError):
-        asks.request_all("orders", "the cache was emptied")
+        requester.request_all("orders", "the cache was emptied")
     noted = incomplete.routes(described.state_folder, "it")
     incomplete.end(described.state_folder, "it", "orders", broker.records[-1][2]["id"])
 
     assert (("orders",), ()) == (noted, incomplete.routes(described.state_folder, "it"))
 
 
-def test_a_failed_request_of_columns_leaves_the_route_as_it_was(broker):
+def test_a_failed_request_for_columns_leaves_the_route_unchanged(broker):
     """
-    It is repeated with another id: nothing would end the first one's entry.
+    The retry has a new id: nothing would remove the entry of the first request.
     """
     broker.is_silent = True
     described = settings()
@@ -274,20 +274,20 @@ def test_a_table_is_requested_by_its_announced_name(broker):
     broker.announced["p.shop.lines"] = TableName("shop", "lin|es")
     KafkaRepairs(settings(), SINK).request_all("lines", "why")
 
-    assert ['"shop"."lin|es"'] == asked(broker)[0]["data-collections"]
+    assert ['"shop"."lin|es"'] == requested(broker)[0]["data-collections"]
 
 
 def test_a_table_that_is_announced_later_is_requested_by_its_announced_name(broker):
     """
     A request before that must not decide the name of all later ones.
     """
-    asks = KafkaRepairs(settings(), SINK)
-    asks.request_all("lines", "why")
+    requester = KafkaRepairs(settings(), SINK)
+    requester.request_all("lines", "why")
     broker.announced["p.shop.lines"] = TableName("shop", "lin|es")
-    asks.request_all("lines", "why")
+    requester.request_all("lines", "why")
 
     assert [["shop.lines"], ['"shop"."lin|es"']] == [
-        data["data-collections"] for data in asked(broker)
+        data["data-collections"] for data in requested(broker)
     ]
 
 
@@ -296,22 +296,22 @@ def test_an_uncaptured_table_is_not_requested(broker, route):
     """
     Neither is a log of events.
     """
-    asks = KafkaRepairs(settings(), SINK)
+    requester = KafkaRepairs(settings(), SINK)
 
     assert (False, False, []) == (
-        asks.request_keys(route, [(1,)]),
-        asks.request_all(route, "why"),
+        requester.request_keys(route, [(1,)]),
+        requester.request_all(route, "why"),
         broker.records,
     )
 
 
 def test_without_a_signal_topic_nothing_can_be_requested(broker):
     """
-    The answer and the log say that it is switched off.
+    The answer says so, and no signal is sent.
     """
-    asks = KafkaRepairs(settings(signal_topic=""), SINK)
+    requester = KafkaRepairs(settings(signal_topic=""), SINK)
 
-    assert (False, []) == (asks.request_keys("orders", [(1,)]), broker.records)
+    assert (False, []) == (requester.request_keys("orders", [(1,)]), broker.records)
 
 
 def test_a_configured_signal_topic_is_used(broker):
@@ -323,7 +323,7 @@ def test_a_configured_signal_topic_is_used(broker):
     assert broker.records[0][0] == "mine"
 
 
-def test_an_unacknowledged_signal_is_no_request(broker):
+def test_an_unacknowledged_signal_is_not_a_request(broker):
     """
     The caller retries.
     """
@@ -337,7 +337,7 @@ def test_a_missing_signal_topic_is_not_created_by_the_sink(broker):
     """
     A topic created by a producer would have the default number of partitions.
     """
-    broker.names_there = []
+    broker.topic_names = []
 
     with pytest.raises(BrokerUnavailableError, match="has not created p-signal"):
         KafkaRepairs(settings(), SINK).request_keys("orders", [(1,)])
@@ -346,7 +346,7 @@ def test_a_missing_signal_topic_is_not_created_by_the_sink(broker):
 @pytest.mark.usefixtures("broker")
 def test_a_client_with_a_fatal_error_is_replaced(monkeypatch):
     """
-    It refuses every record from then on: a retry needs another one.
+    It refuses every later record: a retry needs a new client.
     """
     made = []
 
@@ -359,9 +359,9 @@ def test_a_client_with_a_fatal_error_is_replaced(monkeypatch):
     monkeypatch.setattr(
         repairs.client, "Producer", lambda _: made.append(1) or Unusable()
     )
-    asks = KafkaRepairs(settings(), SINK)
+    requester = KafkaRepairs(settings(), SINK)
     for _ in range(2):
         with pytest.raises(BrokerUnavailableError, match="not authorized"):
-            asks.request_keys("orders", [(1,)])
+            requester.request_keys("orders", [(1,)])
 
     assert 2 == len(made)

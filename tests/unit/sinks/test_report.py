@@ -1,5 +1,5 @@
 """
-A sink's report: the progress file, over restarts, and the driver's metrics from it.
+A sink's report: its progress file across restarts, and the metrics derived from it.
 """
 
 import resource
@@ -88,7 +88,7 @@ class Clock:
 
 
 class Cluster:
-    """One topic with some records, or a broker that is away."""
+    """One topic with some records, or an unavailable broker."""
 
     def __init__(self, end):
         self.end = end
@@ -111,8 +111,8 @@ class Oldest:
     def __init__(self, age_s):
         self.age_s = age_s
 
-    def oldest_ms(self, _places):
-        """Return its time."""
+    def oldest_ms(self, _offsets):
+        """Return the time of every record."""
         return round((NOW.timestamp() - self.age_s) * 1000)
 
 
@@ -124,13 +124,13 @@ def cluster():
 
 @pytest.fixture
 def oldest():
-    """Return the monitor's reader of records' ages."""
+    """Return the monitor's reader of the ages of records."""
     return Oldest(25.0)
 
 
 @pytest.fixture
 def store():
-    """Return what the monitor publishes."""
+    """Return the store to which the monitor publishes."""
     return MemoryProgress(Clock())
 
 
@@ -148,7 +148,7 @@ def values(page: bytes) -> dict[str, float]:
     return {name: float(value) for name, value in (one.rsplit(" ", 1) for one in lines)}
 
 
-def test_sink_counters_continue_over_restarts(tmp_path):
+def test_sink_counters_continue_across_restarts(tmp_path):
     """
     A batch's counts are added to those on disk; parked keys are a gauge.
     """
@@ -165,7 +165,7 @@ def test_sink_counters_continue_over_restarts(tmp_path):
 
 def test_a_batch_that_the_engine_repeats_is_counted_once(tmp_path):
     """
-    Its report was stored, and the copies of the state were not, for instance.
+    For example, its report was stored, but the copies of the state were not.
     """
     for _ in range(2):
         Report(tmp_path, "cache", Clock()).done(RESULT, {TOPIC: {"0": 9}}, 330)
@@ -176,9 +176,9 @@ def test_a_batch_that_the_engine_repeats_is_counted_once(tmp_path):
     )
 
 
-def test_what_only_the_repetition_of_a_batch_adds_is_counted(tmp_path):
+def test_counts_that_only_the_repeated_batch_has_are_added(tmp_path):
     """
-    Dead letters and requests of the first attempt are not in the counts of the second.
+    The counts of the second attempt leave out dead letters and requests of the first.
     """
     report, applied = Report(tmp_path, "cache", Clock()), {TOPIC: {"0": 9}}
     for result in (BatchResult(9, 9, 0, 0), RESULT):
@@ -190,7 +190,7 @@ def test_what_only_the_repetition_of_a_batch_adds_is_counted(tmp_path):
 
 def test_a_first_batch_without_records_is_counted(tmp_path):
     """
-    A sink that was just added has applied its starting offsets; it has run now.
+    A sink that was just added has applied its starting offsets; now it has run, too.
     """
     started = Progress(sink="cache", applied={TOPIC: {"0": 9}})
     write_progress(progress_path(tmp_path, "cache"), started)
@@ -203,7 +203,7 @@ def test_a_first_batch_without_records_is_counted(tmp_path):
 
 def test_the_sinks_position_never_goes_back(tmp_path):
     """
-    A repeated batch, or one with older rows only, leaves the highest one.
+    A repeated batch, or one with only older rows, keeps the highest position.
     """
     report = Report(tmp_path, "cache", Clock())
     report.done(RESULT, {}, 1)
@@ -232,7 +232,7 @@ def test_a_lost_progress_file_is_rebuilt_from_the_checkpoint(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"v1\n{", b"\0" * 64])
 def test_a_broken_checkpoint_does_not_keep_a_sink_from_starting(tmp_path, content):
     """
-    A machine's crash may leave an empty file; the recovery comes after this report.
+    A crash of the machine may leave an empty file; the recovery runs after this report.
     """
     checkpoint = sink_folder(tmp_path, "cache") / "checkpoint"
     replace_file(checkpoint / "offsets" / "0", content)
@@ -271,7 +271,7 @@ def test_progress_of_another_version_is_read(tmp_path):
 
 def test_the_metrics_page_shows_the_sinks_work(monitor, tmp_path):
     """
-    Counters, lag against the budget, the state, and the stages of batches.
+    It has counters, the lag against the budget, the state, and the stages of batches.
     """
     report = monitor.report(tmp_path, SINK)
     unknown = values(monitor.metrics.page())
@@ -326,7 +326,7 @@ def test_the_metrics_page_shows_the_sinks_work(monitor, tmp_path):
 
 def test_the_page_shows_the_time_from_commit_to_applied(monitor, tmp_path):
     """
-    Of each batch whose oldest record is known; a source's clock ahead counts as zero.
+    Each batch with a known oldest record counts; a source clock that is ahead gives 0.
     """
     report = monitor.report(tmp_path, SINK)
     now_ms = round(NOW.timestamp() * 1000)
@@ -343,23 +343,23 @@ def test_the_page_shows_the_time_from_commit_to_applied(monitor, tmp_path):
     )
 
 
-def test_pending_refetches_stay_until_a_batch_changes_them(tmp_path):
+def test_pending_refetches_remain_until_a_batch_changes_them(tmp_path):
     """
-    A batch in slices settles none of them, and reports none.
+    A batch in slices completes no refetches, and reports no number.
     """
     report = Report(tmp_path, "cache", Clock())
     pending = []
-    for said in (8, None, 0, None):
-        report.done(replace(RESULT, pending_refetches=said), {}, 1)
+    for reported in (8, None, 0, None):
+        report.done(replace(RESULT, pending_refetches=reported), {}, 1)
         stored = stored_progress(progress_path(tmp_path, "cache"), "cache")
         pending.append(stored.pending_refetches)
 
     assert [8, 8, 0, 0] == pending
 
 
-def test_the_page_of_sinks_is_what_the_registry_says(monitor, tmp_path):
+def test_the_page_of_sinks_matches_the_metric_registry(monitor, tmp_path):
     """
-    Each metric is shown by its kind, labels and meaning, and no other one.
+    Each metric has its registered kind, labels and meaning; there are no others.
     """
     monitor.report(tmp_path, SINK)
     monitor.metrics.batch("cache", {"apply": 1.0})
@@ -388,7 +388,7 @@ def test_a_lag_alarm_is_logged_when_it_begins_and_when_it_ends(
 
 def test_an_unknown_lag_is_not_shown(monitor, cluster, tmp_path):
     """
-    While the broker is unavailable no lag is shown, and that is logged once.
+    While the broker is unavailable, no lag is shown, which is logged once.
     """
     monitor.report(tmp_path, SINK)
     monitor.check()
@@ -403,7 +403,7 @@ def test_an_unknown_lag_is_not_shown(monitor, cluster, tmp_path):
 
 
 class Fading:
-    """A watched sink whose lag becomes unknown each time that it was read."""
+    """A watched sink whose lag becomes unknown each time it is read."""
 
     def __init__(self, watched):
         self._watched = watched
@@ -436,7 +436,7 @@ def test_a_lag_that_becomes_unknown_during_a_request_does_not_fail_it(
 
 def test_a_run_is_open_once_it_has_compared_its_offsets(monitor, store, tmp_path):
     """
-    Until then its offsets are those of an earlier run; a restart begins again.
+    Until then its offsets are those of an earlier run; a restart closes it again.
     """
     report = monitor.report(tmp_path, SINK)
     report.starting()
@@ -464,7 +464,7 @@ def test_a_run_is_open_once_it_has_compared_its_offsets(monitor, store, tmp_path
 
 def test_a_batch_that_cannot_be_published_is_counted(monitor, store, tmp_path):
     """
-    The sink runs on; the next record says all that the lost one said.
+    The sink continues; the next record has everything that the lost one had.
     """
     report = monitor.report(tmp_path, SINK)
     monitor.check()
@@ -478,9 +478,9 @@ def test_a_batch_that_cannot_be_published_is_counted(monitor, store, tmp_path):
     assert 9 == store.records[-1].progress.records
 
 
-def test_the_page_shows_when_each_sink_was_heard_of(monitor, store, tmp_path):
+def test_the_page_shows_when_each_sink_last_published(monitor, store, tmp_path):
     """
-    Also one that another driver runs; a driver without sinks reads of none.
+    Sinks of other drivers are shown, too; a driver without sinks shows none.
     """
     SinkRun(tmp_path, "other", store, Clock()).publish(Progress("other"))
     silent = values(monitor.metrics.page())
@@ -498,7 +498,7 @@ def test_the_page_shows_when_each_sink_was_heard_of(monitor, store, tmp_path):
 
 def test_the_page_shows_the_space_of_the_state_folder(monitor, tmp_path):
     """
-    That of the file system of the sink's own folder, once there is one.
+    It is the free space for the sink's own folder, once that exists.
     """
     report = monitor.report(tmp_path, SINK)
     free = 'towpath_sink_state_free_bytes{sink="cache"}'
@@ -512,7 +512,7 @@ def test_the_page_shows_the_space_of_the_state_folder(monitor, tmp_path):
 
 def test_the_page_shows_the_last_verification(monitor, store, tmp_path):
     """
-    A sink that was never verified has none: zero differences are a result.
+    A sink that was never verified has no value, because zero would be a result.
     """
     monitor.report(tmp_path, SINK).starting()
     never = values(monitor.metrics.page())
@@ -529,7 +529,7 @@ def test_the_page_shows_the_last_verification(monitor, store, tmp_path):
 
 
 class KeptRuns:
-    """A reporter, and its runs, that keep what happens."""
+    """A reporter of runs that records what happens."""
 
     def __init__(self):
         self.events = []
@@ -544,9 +544,9 @@ class KeptRuns:
         self.events.append(failure or is_aborted)
 
 
-def test_a_run_of_a_sink_ends_by_its_first_failure(tmp_path):
+def test_a_run_of_a_sink_ends_with_its_first_failure(tmp_path):
     """
-    A batch that is written after it begins the next one; a stop completes that.
+    A batch written after the failure begins the next run; a stop completes that run.
     """
     kept = KeptRuns()
     runs = SinkRuns(kept, Job("towpath.sink.cache", "SINK", JobDatasets))
@@ -581,7 +581,7 @@ def test_a_stopped_sink_is_not_shown_any_more(monitor, tmp_path):
 
 def test_the_duration_of_the_engines_steps_is_measured(monitor, tmp_path):
     """
-    Triggers with records count, of the watched sinks.
+    Only triggers with a batch count, and only those of watched sinks.
     """
 
     class Event:
@@ -615,13 +615,13 @@ def test_the_duration_of_the_engines_steps_is_measured(monitor, tmp_path):
 
 def test_the_metrics_port_serves_only_the_page(monitor, tmp_path):
     """
-    Prometheus finds the page on a free port; a second listener is refused by name.
+    Prometheus finds the page on a free port; a second listener is refused.
     """
     monitor.report(tmp_path, SINK)
     port = monitor.start(SETTINGS, "sinks")
     address = f"http://127.0.0.1:{port}"
-    with urllib.request.urlopen(f"{address}/metrics", timeout=TIMEOUT_S) as answer:  # noqa: S310 - our own
-        body = answer.read()
+    with urllib.request.urlopen(f"{address}/metrics", timeout=TIMEOUT_S) as response:  # noqa: S310 - our own
+        body = response.read()
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(f"{address}/etc", timeout=TIMEOUT_S)  # noqa: S310 - our own
     refused.value.close()
@@ -664,7 +664,7 @@ def test_a_progress_that_cannot_be_written_is_published(
     monitor, store, tmp_path, full_disk
 ):
     """
-    The sink has failed for every reader; with space all counts are kept.
+    Every reader sees the sink as failed; once there is space, all counts are stored.
     """
     report = monitor.report(tmp_path, SINK)
     report.running()
@@ -703,7 +703,7 @@ def test_the_last_record_shows_a_progress_that_was_not_written(
     monitor, store, tmp_path, full_disk
 ):
     """
-    The sink was stopped on the full disk: the next driver finds older counts.
+    The sink was stopped while the disk was full: the next driver finds older counts.
     """
     report = monitor.report(tmp_path, SINK)
     report.running()

@@ -1,4 +1,4 @@
-"""Keys that are retried without a request, beside requests that fail."""
+"""Keys that are retried without a request while requests fail."""
 
 import contextlib
 
@@ -12,7 +12,7 @@ from towpath.sinks.errors import TargetUnavailableError
 
 
 class Retrying:
-    """A shop of a receiver that is busy; its keys are retried without a request."""
+    """A shop with a busy receiver, whose keys are retried without a request."""
 
     def __init__(self, monkeypatch, at_once):
         self.now_s = 0.0
@@ -23,13 +23,13 @@ class Retrying:
         self._number = 0
 
     def park(self, order, count=1):
-        """Park a key behind one refused record, with further ones."""
+        """Park a key with a refused record and further ones."""
         for _ in range(count):
             self._number += 1
             self.shop.write(change(self._number, order=order, note="bad"))
 
     def schedule(self):
-        """Notice the keys that are parked: they are due in a while, in this order."""
+        """Register the parked keys, so that they become due in this order."""
         self.shop.orders.process()
         self.now_s += 0.01
 
@@ -45,9 +45,9 @@ class Retrying:
         return left
 
 
-def test_keys_are_retried_behind_a_request_that_fails(monkeypatch):
+def test_keys_are_retried_after_a_request_that_fails(monkeypatch):
     """
-    Its dead letters fill the memory of a turn, and its receiver does not answer.
+    The request's dead letters fill the memory of a turn, and its receiver is down.
     """
     retrying = Retrying(monkeypatch, at_once=3)
     retrying.park(7, 3)
@@ -68,7 +68,7 @@ def test_keys_are_retried_behind_a_request_that_fails(monkeypatch):
 
 def test_a_large_key_holds_up_no_other_key(monkeypatch):
     """
-    Keys are retried in the order in which they are due; the larger is taken alone.
+    Keys are retried in the order in which they are due; the large one is taken alone.
     """
     retrying = Retrying(monkeypatch, at_once=3)
     retrying.park(8)
@@ -82,7 +82,7 @@ def test_a_large_key_holds_up_no_other_key(monkeypatch):
     assert [[7], []] == retrying.turns(2)
 
 
-def test_keys_of_requests_take_no_place_of_those_that_are_due(monkeypatch):
+def test_keys_of_requests_do_not_displace_due_keys(monkeypatch):
     """
     A key with an open request is not retried, however long it has been due.
     """
@@ -102,7 +102,7 @@ def test_keys_of_requests_take_no_place_of_those_that_are_due(monkeypatch):
 
 def test_reads_for_requests_do_not_pause_the_retries(monkeypatch):
     """
-    Only those for a retry do: a request that fails is read for in each turn.
+    Only reads for retries do; a failing request causes a read in each turn.
     """
     retrying = Retrying(monkeypatch, at_once=1)
     shop = retrying.shop

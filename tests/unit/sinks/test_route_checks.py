@@ -20,14 +20,14 @@ SHAPE = RelationShape(
 
 
 class AnnouncedShapes:
-    """Announces one table, after a refresh."""
+    """Announces one table, at the latest after a refresh."""
 
     def __init__(self, *, is_known=True, announced=SHAPE):
         self.is_known = is_known
         self.announced = announced
 
     def shape(self, topic):
-        """Return the shape of the one table."""
+        """Return the shape of the table."""
         if topic != TOPIC or not self.is_known:
             raise ShapeUnknownError(topic)
         return self.announced
@@ -38,7 +38,7 @@ class AnnouncedShapes:
 
 
 def route(**options) -> Route:
-    """Make a route of the one table."""
+    """Make a route for the table."""
     return Route.model_validate({"topic": TOPIC, "name": "lines"} | options)
 
 
@@ -59,7 +59,7 @@ def route(**options) -> Route:
 )
 def test_a_route_that_does_not_fit_its_table_is_a_mistake(options, expected):
     """
-    Each is reported with its route, its table and the nearest name.
+    Each mistake is reported with its route, its table and the nearest name.
     """
     with pytest.raises(
         RouteMistakesError, match=rf"lines \(shop.lines\): .*{expected}"
@@ -69,7 +69,7 @@ def test_a_route_that_does_not_fit_its_table_is_a_mistake(options, expected):
 
 def test_a_route_that_fits_has_no_mistakes():
     """
-    A column's name may be reused once the column has another.
+    A column's name may be reused once the column is renamed.
     """
     one = route(
         rename={"no": "line", "note": "no"},
@@ -99,7 +99,7 @@ def test_all_mistakes_of_a_sinks_routes_are_reported_at_once():
 @pytest.mark.parametrize("key", ["", "{no}"])
 def test_a_table_without_a_key_is_a_mistake(key):
     """
-    No sink could identify its rows; it is reported once, beside all else.
+    No sink could identify its rows; it is reported once, along with other mistakes.
     """
     relations = RoutedRelations(
         AnnouncedShapes(announced=replace(SHAPE, key=())),
@@ -115,7 +115,7 @@ def test_a_table_without_a_key_is_a_mistake(key):
 
 def test_a_table_that_lost_its_key_still_has_a_shape():
     """
-    Sinks of several tables hold such a one back, and continue with the others.
+    Sinks with several tables hold back such a table, and continue with the others.
     """
     keyless = replace(SHAPE, key=())
     relations = RoutedRelations(AnnouncedShapes(announced=keyless), [route()])
@@ -125,7 +125,7 @@ def test_a_table_that_lost_its_key_still_has_a_shape():
 
 def test_an_unannounced_table_is_reported():
     """
-    It is checked again when its first rows come.
+    It is checked again when its first rows arrive.
     """
     relations = RoutedRelations(AnnouncedShapes(is_known=False), [route()])
 
@@ -134,9 +134,9 @@ def test_an_unannounced_table_is_reported():
     assert [] == relations.check()
 
 
-def test_sinks_see_tables_as_routes_leave_them():
+def test_sinks_see_tables_as_routes_transform_them():
     """
-    A table without a route stays as it was announced.
+    A route without options leaves the table as it was announced.
     """
     changed = RoutedRelations(AnnouncedShapes(), [route(rename={"note": "remark"})])
     names = [column.name for column in changed.shape(TOPIC).columns]
@@ -159,7 +159,7 @@ def test_one_topic_has_one_shape_or_none():
 
 def test_a_name_that_the_target_cannot_store_is_renamed_or_excluded():
     """
-    The route's own names count; an excluded column is never written.
+    The names after renaming count; an excluded column is never written.
     """
 
     def unfit_name(name):

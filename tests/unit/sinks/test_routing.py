@@ -34,7 +34,7 @@ def routing(**options) -> Routing:
 
 
 def routes(*several, kind="cache") -> Routes:
-    """Make a sink's routes, all of one topic."""
+    """Make a sink's routes, all for one topic."""
     named = [
         {"topic": TOPIC, "name": f"l{number}"} | one
         for number, one in enumerate(several)
@@ -61,9 +61,9 @@ def test_columns_are_excluded_then_renamed_then_constants_added():
     assert {"a": 2, "c": None, "region": "eu"} == one.row({"a": 1, "b": 2, "c": None})
 
 
-def test_only_included_columns_stay():
+def test_only_included_columns_are_kept():
     """
-    Columns that the source gains later are not among them.
+    Columns that the source gains later are left out.
     """
     one = routing(include=["a", "b"], rename={"b": "x"})
 
@@ -73,7 +73,7 @@ def test_only_included_columns_stay():
 
 def test_two_column_names_may_be_swapped():
     """
-    Every column is renamed at once.
+    All columns are renamed at the same time.
     """
     assert {"b": 1, "a": 2} == routing(rename={"a": "b", "b": "a"}).row(
         {"a": 1, "b": 2}
@@ -89,7 +89,7 @@ def test_two_column_names_may_be_swapped():
 )
 def test_no_column_hides_another(options, row):
     """
-    A column that the source gains may collide: the record is refused, not cut.
+    A new column in the source may collide: the record is refused, and loses no value.
     """
     with pytest.raises(UnreadableError, match="give two columns one name"):
         routing(**options).row(row)
@@ -97,16 +97,16 @@ def test_no_column_hides_another(options, row):
 
 def test_reserved_column_names_are_refused_after_renaming():
     """
-    A source's column of such a name can be renamed or excluded.
+    A source column with such a name can be renamed or excluded.
     """
     assert {"y": 1} == routing(rename={"_x": "y"}).row({"_x": 1})
     with pytest.raises(UnreadableError, match="sinks reserve"):
         routing(rename={"z": "y"}).row({"_x": 1})
 
 
-def test_a_record_is_a_change_of_every_route_of_its_topic():
+def test_a_record_gives_a_change_for_every_route_of_its_topic():
     """
-    An order in two shapes: each as its route says, without mixing them.
+    Each change has the shape that its route defines.
     """
     both = routes({}, {"include": ["order_id", "no"], "rename": {"no": "line"}})
     decoded = decode([record({"order_id": 7, "no": 1, "note": "x"})], both)
@@ -128,7 +128,7 @@ def test_an_unreadable_record_is_one_dead_letter():
 
 def test_a_record_that_one_route_refuses_is_applied_by_the_other():
     """
-    It is a dead letter all the same: a replay is absorbed by the guards.
+    It still becomes a dead letter; the guards absorb its replay.
     """
     both = routes({"constants": {"note": "n"}}, {})
     decoded = decode([record({"order_id": 7, "no": 1, "note": "x"})], both)
@@ -164,7 +164,7 @@ def test_excluded_columns_make_no_change_partial():
 @pytest.mark.parametrize("after", [None, {"order_id": 7, "no": 1}])
 def test_a_template_makes_the_same_id_for_a_delete(after):
     """
-    A delete has the id of the row that it deletes; it is a key of no columns.
+    A delete has the id of the row that it deletes; such a key has no columns.
     """
     one = routes({"key": "order {order_id}:no-{no}!"})
     (change,) = decode([record(after)], one).changes
@@ -184,7 +184,7 @@ def test_a_template_of_other_columns_refuses_the_record():
 
 @pytest.mark.parametrize("key", ["{a}:{b}", "x{a}y:z:{b}", "x:{a}:{b}x", ""])
 @pytest.mark.parametrize("values", [("1", "2"), ("", ":x"), ("x%y", "z:{a}")])
-def test_an_id_gives_its_key_back(key, values):
+def test_a_key_can_be_read_back_from_its_id(key, values):
     """
     A refetch request must name the row as the source does.
     """

@@ -27,9 +27,9 @@ BEHIND_EVERYTHING = "f" * 16
         (None, None, None),
     ],
 )
-def test_a_dead_letter_holds_the_safe_position_down(head, parked, expected):
+def test_a_dead_letter_limits_the_safe_position(head, parked, expected):
     """
-    It can be replayed, however old it is: what stands above it is not safe.
+    It can be replayed, however old it is, so positions above it are not safe.
     """
     safe = SafePosition(FixedPositions(head), StoppedClock())
     safe.check(list)
@@ -61,7 +61,7 @@ class Purging(MemorySink):
 
 def test_a_batch_purges_no_tombstone_above_a_dead_letter():
     """
-    The record that became a dead letter in a batch holds back the next one.
+    A record that became a dead letter in one batch limits the next one.
     """
     context = context_of(Letters(), heads=FixedPositions(BEHIND_EVERYTHING))
     sink = Purging()
@@ -79,21 +79,21 @@ def test_a_batch_purges_no_tombstone_above_a_dead_letter():
 
 
 class RetentionPassing:
-    """Topics whose first records are deleted between the look-up and the read."""
+    """Topics whose first records are deleted between the lookup and the read."""
 
     def __init__(self, _kafka, _group, settings):
         self._is_at_the_end = settings.get("auto.offset.reset") != "earliest"
         self._topic = ""
 
     def assign(self, heads):
-        """Note the topic that is read."""
+        """Keep the topic that is read."""
         self._topic = heads[0].topic
 
     def poll(self, _timeout_s):
-        """Return the record that is the first one now, or the end."""
+        """Return the current first record, or the end of the partition."""
         if self._topic == "kept" or not self._is_at_the_end:
-            place = {"kept": 9, "cut": 5}[self._topic]
-            position = f"{place:016x}.0000000000".encode()
+            number = {"kept": 9, "cut": 5}[self._topic]
+            position = f"{number:016x}.0000000000".encode()
             headers = [(names.POSITION, position)]
             return SimpleNamespace(error=lambda: None, headers=lambda: headers)
         end = SimpleNamespace(code=lambda: KafkaError._PARTITION_EOF)
@@ -107,7 +107,7 @@ def test_a_first_record_deleted_meanwhile_is_not_taken_for_an_empty_partition(
     monkeypatch,
 ):
     """
-    A tombstone between both partitions' positions would be purged too early.
+    Otherwise a tombstone between the positions of both would be purged too early.
     """
     bounds = SimpleNamespace(
         first_offsets=lambda _: {"kept": {"0": 1}, "cut": {"0": 1}},

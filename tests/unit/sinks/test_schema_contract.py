@@ -1,4 +1,4 @@
-"""Table contracts without a database: types, the registry's part, addresses."""
+"""Table contracts without a database: types, the role of the registry, addresses."""
 
 from dataclasses import replace
 from unittest.mock import MagicMock
@@ -38,7 +38,7 @@ def interval(field: int, digits: int = 0xFFFF) -> int:
 
 
 def column(type_: str, typmod: int = -1, number: int = 2) -> TableColumn:
-    """Make a column; types of one name have one oid."""
+    """Make a column; types with the same name have the same oid."""
     return TableColumn(
         *(number, f"c{number}", type_, typmod, f"{type_} {typmod}"),
         *(hash(type_), [hash(type_)]),
@@ -53,7 +53,7 @@ KEY = column("bigint", number=1)
 
 
 def catalog(other: TableColumn) -> Catalog:
-    """Make the catalog of a table with a key and another column."""
+    """Make the catalog of a table with a key and one more column."""
     columns = {1: KEY, other.number: other}
     keys = (UniqueKey((1,), is_primary=True, is_identity=False),)
     name = TableName("shop", "orders")
@@ -99,7 +99,7 @@ NARROW_TO_WIDE = [
 @pytest.mark.parametrize(("narrow", "wide"), NARROW_TO_WIDE)
 def test_a_type_grows_in_one_direction_and_shrinks_in_the_other(narrow, wide):
     """
-    Every value of the narrow type is one of the wide type, written the same.
+    Every value of the narrow type is valid in the wide type, and is written the same.
     """
     kinds = [
         change.kind
@@ -129,7 +129,7 @@ def test_a_type_grows_in_one_direction_and_shrinks_in_the_other(narrow, wide):
 )
 def test_other_types_neither_grow_nor_shrink(old, new):
     """
-    Text of a number, another scale, precision, padding, a zone: readers would differ.
+    Text, scale, precision, padding or time zone would differ for readers.
     """
     for pair in ((old, new), (new, old)):
         [table] = changed_tables(*map(catalog, pair))
@@ -160,7 +160,7 @@ HIDDEN = "shop.orders.c[23]"
 )
 def test_a_column_that_is_not_published_changes_no_record(before, after):
     """
-    Neither the registry nor a reader sees that it gets another type, or is added.
+    Neither the registry nor a reader notices its new type, or that it is added.
     """
     found = evaluate(before, after, settings(format="avro", exclude_columns=[HIDDEN]))
 
@@ -194,13 +194,15 @@ def test_a_rename_to_an_unpublished_name_takes_the_column_out_of_records():
 
 
 @pytest.mark.parametrize(
-    ("on_drop", "words"),
+    ("on_drop", "expected"),
     [
         ("keep", "its rows stay in the topic"),
         ("truncate", "each sink deletes the table's rows"),
     ],
 )
-def test_the_finding_of_a_dropped_table_names_what_becomes_of_its_rows(on_drop, words):
+def test_the_finding_of_a_dropped_table_says_what_happens_to_its_rows(
+    on_drop, expected
+):
     """
     The source's ``on_drop`` decides it, for a renamed table too.
     """
@@ -211,7 +213,7 @@ def test_the_finding_of_a_dropped_table_names_what_becomes_of_its_rows(on_drop, 
     renamed = replace(before.tables[7], name=TableName("shop", "sales"))
     for after in (Catalog({}, {}), Catalog({7: renamed}, {})):
         (found,) = evaluate(before, after, given)
-        assert words in found.sentence
+        assert expected in found.sentence
 
 
 ADDRESSES = {
@@ -223,7 +225,7 @@ ADDRESSES = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "cure"),
+    ("kind", "remedy"),
     [
         ("cache", "refill"),
         ("search", "refill"),
@@ -231,7 +233,7 @@ ADDRESSES = {
         ("postgres", "DROP COLUMN ... CASCADE"),
     ],
 )
-def test_the_cure_of_a_former_column_removes_it(kind, cure):
+def test_the_remedy_for_a_dropped_column_removes_its_values(kind, remedy):
     """
     A refill replaces hashes and documents, but sets only the known columns of tables.
     """
@@ -245,12 +247,12 @@ def test_the_cure_of_a_former_column_removes_it(kind, cure):
     for after in (gone, catalog(old._replace(name="other"))):
         found = evaluate(catalog(old), after, given)
         steps = [one.steps for one in found if one.place.startswith("sink")]
-        assert [True] == [step[0].endswith((cure, f"{cure} s")) for step in steps]
+        assert [True] == [step[0].endswith((remedy, f"{remedy} s")) for step in steps]
 
 
 def test_labels_of_all_enums_within_a_composite_are_compared():
     """
-    The number of a label is its own, whichever of the enums has it.
+    Each label has a number of its own, whichever of the enums has it.
     """
     composite = column("shop.price")._replace(value_type_oids=[20, 31, 32])
     before, after = (
@@ -268,9 +270,9 @@ def test_labels_of_all_enums_within_a_composite_are_compared():
     ] * 2
 
 
-def test_a_key_of_the_configuration_is_not_that_of_the_table():
+def test_a_configured_key_replaces_that_of_the_table():
     """
-    The primary key may change; a column of the configured key may not go.
+    The primary key may change; a column of the configured key must not be dropped.
     """
     before, after = catalog(column("text")), catalog(column("text"))
     table = after.tables[7]
@@ -289,7 +291,7 @@ def test_a_key_of_the_configuration_is_not_that_of_the_table():
 @pytest.mark.parametrize("identity", ["d", "n", "f"])
 def test_a_unique_index_is_the_key_of_a_table_without_a_primary_key(identity):
     """
-    The relay publishes rows by it, whatever the replica identity.
+    The relay uses it as the key of rows, whatever the replica identity.
     """
     before = catalog(column("text"))
     unique = (UniqueKey((2,), is_primary=False, is_identity=False),)
@@ -319,7 +321,7 @@ def test_a_table_that_is_not_captured_has_no_findings():
 
 
 @pytest.mark.parametrize(
-    ("options", "lacking"),
+    ("options", "missing"),
     [
         ({}, []),
         ({"route_by": "c9"}, ["c9"]),
@@ -327,7 +329,7 @@ def test_a_table_that_is_not_captured_has_no_findings():
         ({"placements": ["c9:header"], "on_missing_column": "skip"}, []),
     ],
 )
-def test_a_column_that_an_option_of_the_outbox_names_is_read(options, lacking):
+def test_a_column_that_an_option_of_the_outbox_names_is_read(options, missing):
     """
     The relay halts without it, unless the option lets a missing column be skipped.
     """
@@ -337,7 +339,7 @@ def test_a_column_that_an_option_of_the_outbox_names_is_read(options, lacking):
     relay = other.relay.model_copy(update={"outbox": outbox})
     found = evaluate(before, after, other.model_copy(update={"relay": relay}))
 
-    assert lacking == [
+    assert missing == [
         one.sentence.split()[3] for one in found if one.change == "columns gone"
     ]
 
@@ -371,7 +373,7 @@ def test_an_address_becomes_a_url_of_the_applications_driver(dsn, model, url):
     assert url == sqlalchemy_url(dsn, model)
 
 
-def test_a_scratch_database_that_cannot_be_read_is_one_error(monkeypatch):
+def test_a_scratch_database_that_cannot_be_read_gives_one_error(monkeypatch):
     """
     The server may end the session between two statements.
     """
@@ -386,7 +388,7 @@ def test_a_scratch_database_that_cannot_be_read_is_one_error(monkeypatch):
 
 def test_an_application_that_fails_in_another_encoding_is_reported(tmp_path):
     """
-    Its words are shown as far as they can be read.
+    Its output is shown as far as it can be decoded.
     """
     python = tmp_path / "python"
     python.write_bytes(b"#!/bin/sh\nprintf 'ver\\344ndert'\nexit 1\n")

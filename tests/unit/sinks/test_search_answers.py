@@ -1,4 +1,4 @@
-"""A bulk call's answer is parsed item by item; the bodies are recorded ones."""
+"""A bulk response is parsed item by item; the bodies were recorded."""
 
 import pytest
 
@@ -70,7 +70,7 @@ CLOSED = {
         "error": {"type": "index_closed_exception", "reason": "closed"},
     }
 }
-NO_RIGHT = {
+NO_PERMISSION = {
     "index": {
         "status": 403,
         "error": {
@@ -91,9 +91,9 @@ MISSING = {
 }
 
 
-def test_a_mixed_bulk_answer_is_read_item_by_item():
+def test_a_mixed_bulk_response_is_read_item_by_item():
     """
-    A call that answers 200 may have any mixture of outcomes, in order.
+    A response with status 200 may have any mixture of outcomes, in order.
     """
     items = [CREATED, CONFLICT, REJECTED, UNPARSED, UPDATED, MISSING]
     verdicts = [o.verdict for o in outcomes({"items": items}, 6)]
@@ -112,12 +112,12 @@ def test_a_mixed_bulk_answer_is_read_item_by_item():
         (BLOCKED, ItemVerdict.BLOCKED),
         (READ_ONLY, ItemVerdict.BLOCKED),
         (CLOSED, ItemVerdict.BLOCKED),
-        (NO_RIGHT, ItemVerdict.FORBIDDEN),
+        (NO_PERMISSION, ItemVerdict.FORBIDDEN),
     ],
 )
 def test_a_read_only_index_refuses_no_document(item, verdict):
     """
-    A full disk, a block, a closed index or a missing right is no fault of a document.
+    A full disk, a block, a closed index or a missing permission is not its fault.
     """
     (outcome,) = outcomes({"items": [item]}, 1)
 
@@ -136,7 +136,7 @@ def test_a_failure_of_the_index_is_retried(status: int):
 
 def test_a_bulk_reason_does_not_quote_the_document():
     """
-    Reasons go to the log, where neither keys nor values may stand.
+    Reasons go to the log, which must contain neither keys nor values.
     """
     reason = (
         "mapper_parsing_exception: failed to parse field [active] of type [boolean]"

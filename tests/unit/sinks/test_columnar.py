@@ -65,10 +65,10 @@ class BatchInMemory:
 
     def __init__(self, *rows):
         self.table = table(*rows)
-        self.count = len(rows)
+        self.most = len(rows)
 
     def slices(self):
-        for begin in range(0, self.count, 3):
+        for begin in range(0, self.most, 3):
             yield self.table.slice(begin, 3)
 
 

@@ -1,4 +1,4 @@
-"""An index is made of a table's shape or of events' schemas, and of nothing else."""
+"""An index is built only from a table's shape or from event schemas."""
 
 import json
 from types import MappingProxyType
@@ -31,7 +31,7 @@ ORDER_EVENTS = ("OrderPlaced", "OrderPaid", "OrderCancelled")
 
 
 class Relations:
-    """The shape of one table."""
+    """The shape of the only table."""
 
     def shape(self, _topic):
         columns = (Column("order_id", "bigint"),)
@@ -53,7 +53,7 @@ def aggregate(*state_types, **fields):
 
 
 def schemas(**fields):
-    """Make event schemas, each with its fields in Avro's words."""
+    """Make event schemas from fields in Avro notation."""
     made = {}
     for name, listed in fields.items():
         text = json.dumps({"type": "record", "name": name, "fields": listed})
@@ -64,7 +64,7 @@ def schemas(**fields):
 
 
 def field(name, type_):
-    """Write a field as Avro does."""
+    """Return a field in Avro notation."""
     return {"name": name, "type": type_}
 
 
@@ -86,7 +86,7 @@ def field(name, type_):
         ("shop.order_status[]", "keyword"),
     ],
 )
-def test_a_type_has_its_field(type_: str, field: str):
+def test_a_type_maps_to_a_field(type_: str, field: str):
     """Unknown types are keywords, and an array has the field of its elements."""
     assert field == field_of(type_)["type"]
 
@@ -126,7 +126,7 @@ def test_the_index_has_only_announced_columns():
 
 def test_a_composite_column_is_an_object_field(monkeypatch):
     """
-    It is stored unchanged, and not searched, whatever the route calls its type.
+    It is stored unchanged and not searched, whatever type the route declares.
     """
     columns = (Column("place", "shop.place", is_object=True),)
     shape = RelationShape("shop", "orders", columns, ("id",), "")
@@ -155,7 +155,7 @@ def test_the_alias_hides_deleted_documents():
 
 def test_a_document_has_the_fields_of_all_its_events():
     """
-    An order is searched by the fields of any of its events; each line is a whole.
+    An order is searched by the fields of any of its events, and each line as a unit.
     """
     found = document_fields(aggregate(*ORDER_EVENTS), shop_schemas().newest)
     lines = found["lines"]
@@ -177,7 +177,7 @@ def test_a_document_has_the_fields_of_all_its_events():
 
 def test_the_route_chooses_how_nested_fields_are_searched():
     """
-    A path names a nested field; its neighbours stay.
+    A path names a nested field; the fields around it are unchanged.
     """
     fields = {"total": "numeric", "lines[].product_id": "uuid", "ship.city": "text"}
     found = document_fields(aggregate(*ORDER_EVENTS, **fields), shop_schemas().newest)
@@ -193,7 +193,7 @@ def test_the_route_chooses_how_nested_fields_are_searched():
 
 def test_listed_fields_suffice_for_an_index():
     """
-    Events without schemas of ours are searched by the route's listed fields.
+    Events without known schemas are searched by the fields that the route lists.
     """
     found = document_fields(aggregate("Sent", **{"lines[].sku": "uuid"}), {})
 
@@ -267,7 +267,7 @@ def test_events_that_disagree_on_a_field_are_refused():
 
 def test_events_of_one_record_may_add_fields_to_it():
     """
-    A further field of an event is taken; the rest must agree.
+    An event may have an additional field; all other fields must agree.
     """
     lines = {
         kind: {"type": "record", "name": "Line", "fields": listed}
@@ -283,14 +283,14 @@ def test_events_of_one_record_may_add_fields_to_it():
 
 
 def test_an_event_without_a_schema_is_refused():
-    """A misspelt event would give a strict index too few fields."""
+    """A misspelled event would give a strict index too few fields."""
     with pytest.raises(DocumentFieldsError, match="OrderPayed has no schema"):
         document_fields(aggregate("OrderPlaced", "OrderPayed"), shop_schemas().newest)
 
 
 def test_nested_fields_are_listed_with_their_paths():
     """
-    Each innermost field has its path, inside its frames.
+    Each innermost field is returned with its path and its enclosing fields.
     """
     line = {"sku": {"type": "keyword"}, "at": {"properties": {"x": {"type": "long"}}}}
     fields = {"id": {"type": "long"}, "lines": {"type": "nested", "properties": line}}
@@ -317,7 +317,7 @@ def test_nested_fields_are_listed_with_their_paths():
     ],
 )
 def test_an_index_has_the_settings_of_its_sink(replicas, expected):
-    """Shards are given once; replicas at any time."""
+    """The shards are set once; the replicas can change at any time."""
     options = SearchOptions(shards=3, replicas=replicas, refresh_ms=250)
     settings = index_body({}, options, {})["settings"]["index"]
 
@@ -333,14 +333,14 @@ def test_an_index_has_the_settings_of_its_sink(replicas, expected):
     ("index", "number"),
     [("orders-1", 1), ("orders-12", 12), ("orders-eu-3", 3), ("orders", 1)],
 )
-def test_index_numbers_increase(index, number):
-    """A rebuild's index is named after the number of the one before."""
+def test_an_index_name_has_its_number(index, number):
+    """A name without a number counts as the first."""
     assert number == number_of(index)
     assert number == number_of(index_name("orders", number))
 
 
 @pytest.mark.parametrize(
-    ("name", "is_fit"),
+    ("name", "is_valid"),
     [
         ("note", True),
         ("with space", True),
@@ -351,8 +351,8 @@ def test_index_numbers_increase(index, number):
         ("_position", False),
     ],
 )
-def test_an_index_has_only_valid_field_names(name, is_fit):
+def test_an_index_has_only_valid_field_names(name, is_valid):
     """
-    A dot would make two fields of one column; the index refuses meta fields.
+    A dot would split a column into two fields; the index refuses meta fields.
     """
-    assert is_fit == (not unfit_name(name))
+    assert is_valid == (not unfit_name(name))

@@ -1,4 +1,4 @@
-"""The search sink's reaction to answers that a real index gives only under stress."""
+"""The search sink's reaction to responses that an index gives only under stress."""
 
 import re
 import threading
@@ -40,25 +40,25 @@ MAPPING = {
 }
 TOO_LARGE = TransportError(413, "too large")
 BLOCK = {"type": "cluster_block_exception", "reason": "blocked"}
-NO_RIGHT = {"type": "security_exception", "reason": "no permissions"}
+NO_PERMISSION = {"type": "security_exception", "reason": "no permissions"}
 
 
 class Indices:
-    """Indexes behind aliases, with the right fields; a recreated one is another."""
+    """Indexes with aliases and the right fields; a recreated index has a new id."""
 
-    def __init__(self, behind):
-        self.behind = behind
+    def __init__(self, aliases):
+        self.aliases = aliases
         self.made = []
         self.changed_settings = []
         self.refreshed = []
         self.intervals = {}
-        self.follows = {}
+        self.replaced_ids = {}
 
     def get(self, index, **_):
         wanted = index.split(",")
         return {
             name: self._described(name, alias)
-            for alias, name in self.behind.items()
+            for alias, name in self.aliases.items()
             if alias in wanted
         }
 
@@ -67,11 +67,11 @@ class Indices:
             "uuid": f"{name}#{self.made.count(name)}",
             "refresh_interval": self.intervals.get(name, "500ms"),
         }
-        memo = {"_meta": {REPLACED_IDS_META: self.follows.get(name, [])}}
+        mappings = {"_meta": {REPLACED_IDS_META: self.replaced_ids.get(name, [])}}
         return {
             "aliases": {alias: {}},
             "settings": {"index": own},
-            "mappings": memo,
+            "mappings": mappings,
         }
 
     def get_mapping(self, index):
@@ -88,14 +88,14 @@ class Indices:
 
     def create(self, index, body):
         self.made.append(index)
-        self.behind = {**self.behind, **dict.fromkeys(body["aliases"], index)}
+        self.aliases = {**self.aliases, **dict.fromkeys(body["aliases"], index)}
 
 
-class Answers:
-    """A client whose bulk calls answer as recorded, one list of statuses a call."""
+class Responses:
+    """A client that returns recorded bulk responses, one list of statuses per call."""
 
-    def __init__(self, *calls, behind=None):
-        self.indices = Indices(behind or {"orders": "orders-1"})
+    def __init__(self, *calls, aliases=None):
+        self.indices = Indices(aliases or {"orders": "orders-1"})
         self.bodies = []
         self._calls = list(calls)
         self._lock = threading.Lock()
@@ -109,16 +109,16 @@ class Answers:
             call = self._calls.pop(0)
         if isinstance(call, Exception):
             raise call
-        return {"items": [{"index": _item(said)} for said in call]}
+        return {"items": [{"index": _item(outcome)} for outcome in call]}
 
 
-def _item(said):
-    status, error = said if isinstance(said, tuple) else (said, None)
+def _item(outcome):
+    status, error = outcome if isinstance(outcome, tuple) else (outcome, None)
     return {"status": status} if error is None else {"status": status, "error": error}
 
 
 class Relations:
-    """The shape of the one table."""
+    """The shape of the only table."""
 
     def shape(self, _topic):
         columns = (Column("order_id", "bigint"),)
@@ -138,8 +138,8 @@ class Clock:
         self.waited_s.append(delay_s)
 
 
-class Asked:
-    """Records the requested rows, the reason, and the indexes created until then."""
+class RecordedRequests:
+    """Records the requested rows, the reason, and the indexes created by then."""
 
     def __init__(self, client, *failures):
         self.routes = []
@@ -156,7 +156,7 @@ class Asked:
 
 
 def sink(client, *, watch=None, clock=None, **options):
-    """Make a sink on recorded answers; one call at a time, as they are recorded."""
+    """Make a sink with recorded responses; by default it makes one call at a time."""
     chosen = SearchOptions(**{"calls_in_flight": 1, **options})
     return SearchSink(
         *("http://unused:9200", (ROUTE,), Relations(), clock or Clock()),
@@ -190,9 +190,9 @@ def test_only_rejected_documents_are_sent_again():
     """
     Items of one call end differently.
 
-    Only those of the full queue are sent again, later.
+    Only those with a status of 429 or 5xx are sent again, later.
     """
-    client = Answers([WRITTEN, FULL, CONFLICT, BROKEN], [WRITTEN, FULL], [CONFLICT])
+    client = Responses([WRITTEN, FULL, CONFLICT, BROKEN], [WRITTEN, FULL], [CONFLICT])
     clock = Clock()
     made = sink(client, clock=clock)
     made.apply(batch(1, 2, 3, 4))
@@ -207,9 +207,9 @@ def test_only_rejected_documents_are_sent_again():
 
 def test_a_delete_is_applied_for_any_key():
     """
-    Also for a key too long for a document, and one whose columns the index refuses.
+    The key may be too long for a document, or have columns that the index refuses.
     """
-    client = Answers([INVALID, WRITTEN, INVALID], [WRITTEN])
+    client = Responses([INVALID, WRITTEN, INVALID], [WRITTEN])
     made = sink(client)
     row, gone, other = batch(1, 2, 3).changes
     long = replace(gone, key=("k" * 600,), row=None)
@@ -226,20 +226,20 @@ def test_a_delete_is_applied_for_any_key():
 
 def test_an_index_that_stays_full_asks_for_a_pause():
     """
-    After its attempts the sink returns the batch, and counts nothing of it.
+    After its attempts the sink returns the batch, and counts none of its documents.
     """
-    made = sink(Answers(*[[WRITTEN, FULL]], *[[FULL]] * ATTEMPTS))
+    made = sink(Responses(*[[WRITTEN, FULL]], *[[FULL]] * ATTEMPTS))
     with pytest.raises(TargetBusyError):
         made.apply(batch(1, 2))
 
     assert 0 == made.flush().applied
 
 
-def test_an_index_that_is_lost_in_a_batch_is_looked_up_at_once():
+def test_an_index_lost_during_a_batch_is_looked_up_at_once():
     """
-    A missing alias is no failure if the next look-up finds one.
+    A missing alias is not a failure if the next lookup finds one.
     """
-    made = sink(Answers([WRITTEN, GONE], [CONFLICT, WRITTEN]))
+    made = sink(Responses([WRITTEN, GONE], [CONFLICT, WRITTEN]))
     made.apply(batch(1, 2))
     checkpoint = made.flush()
 
@@ -248,64 +248,64 @@ def test_an_index_that_is_lost_in_a_batch_is_looked_up_at_once():
 
 def test_an_index_that_stays_lost_fails_the_batch():
     """
-    Found by the look-up and missing for each write: the batch is retried later.
+    The lookup finds the index, but each write misses it: the batch is retried later.
     """
-    made = sink(Answers([GONE], [GONE]))
+    made = sink(Responses([GONE], [GONE]))
 
     with pytest.raises(IndexGoneError):
         made.apply(batch(1))
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """Return the sink's folder."""
+def known_file(tmp_path):
+    """Return the file of the known indexes."""
     return tmp_path / "search.json"
 
 
-def test_rows_of_a_dropped_index_are_requested_before_it_is_recreated(folder):
+def test_rows_of_a_dropped_index_are_requested_before_it_is_recreated(known_file):
     """
     A crash in between must not leave an empty index that is never filled.
     """
-    client = Answers([WRITTEN], [WRITTEN])
-    asked = Asked(client)
-    made = sink(client, watch=IndexWatch(folder, asked))
+    client = Responses([WRITTEN], [WRITTEN])
+    requests = RecordedRequests(client)
+    made = sink(client, watch=IndexWatch(known_file, requests))
     made.apply(batch(1))
-    client.indices.behind = {}
+    client.indices.aliases = {}
     made.apply(batch(2))
 
-    assert ([("orders", [])], ["orders-1"]) == (asked.routes, client.indices.made)
+    assert ([("orders", [])], ["orders-1"]) == (requests.routes, client.indices.made)
 
 
-def _write_twice(folder, client, meanwhile, *failures):
-    """Write by two sinks in turn; return the second one's requests."""
-    first = sink(client, watch=IndexWatch(folder, Asked(client)))
+def _write_twice(known_file, client, meanwhile, *failures):
+    """Write with two sinks in turn; return the requests of the second."""
+    first = sink(client, watch=IndexWatch(known_file, RecordedRequests(client)))
     first.open()
     first.apply(batch(1))
     meanwhile(client.indices)
-    asked = Asked(client, *failures)
-    second = sink(client, watch=IndexWatch(folder, asked))
+    requests = RecordedRequests(client, *failures)
+    second = sink(client, watch=IndexWatch(known_file, requests))
     for failure in failures:
         with pytest.raises(type(failure)):
             second.open()
     second.open()
     second.apply(batch(2))
-    return asked
+    return requests
 
 
 def _drop(indices):
-    indices.behind = {}
+    indices.aliases = {}
 
 
-def _put_over_another(indices):
-    indices.behind = {"orders": "orders-x"}
+def _point_at_another(indices):
+    indices.aliases = {"orders": "orders-x"}
 
 
-def _put_over_a_rebuilt_one(indices):
-    indices.behind = {"orders": "orders-3"}
-    indices.follows["orders-3"] = ["orders-1#0", "orders-2#0"]
+def _point_at_a_rebuilt_one(indices):
+    indices.aliases = {"orders": "orders-3"}
+    indices.replaced_ids["orders-3"] = ["orders-1#0", "orders-2#0"]
 
 
-def _make_by_hand(indices):
+def _recreate_by_hand(indices):
     indices.made.append("orders-1")
 
 
@@ -313,45 +313,45 @@ def _make_by_hand(indices):
     ("meanwhile", "reasons"),
     [
         (_drop, ["its index was dropped"]),
-        (_put_over_another, ["orders-x is not the index that was written"]),
-        (_make_by_hand, ["orders-1 is not the index that was written"]),
-        (_put_over_a_rebuilt_one, []),
+        (_point_at_another, ["orders-x is not the index that was written"]),
+        (_recreate_by_hand, ["orders-1 is not the index that was written"]),
+        (_point_at_a_rebuilt_one, []),
         (lambda _: None, []),
     ],
 )
-def test_a_replaced_index_is_noticed_after_a_pause(folder, meanwhile, reasons):
+def test_a_replaced_index_is_noticed_after_a_pause(known_file, meanwhile, reasons):
     """
-    It may be replaced while the sink is down; a rebuild is no loss.
+    It may be replaced while the sink is down; a rebuild is not a loss.
     """
-    asked = _write_twice(folder, Answers([WRITTEN], [WRITTEN]), meanwhile)
+    requests = _write_twice(known_file, Responses([WRITTEN], [WRITTEN]), meanwhile)
 
-    assert reasons == asked.reasons
+    assert reasons == requests.reasons
 
 
-def test_rows_that_cannot_be_requested_now_are_requested_later(folder):
+def test_rows_that_cannot_be_requested_now_are_requested_later(known_file):
     """
     Until then, no index is created that would pass for a complete one.
     """
-    client = Answers([WRITTEN], [WRITTEN])
+    client = Responses([WRITTEN], [WRITTEN])
     failure = BrokerUnavailableError("Kafka does not answer")
-    asked = _write_twice(folder, client, _drop, failure, failure)
+    requests = _write_twice(known_file, client, _drop, failure, failure)
 
-    assert ([("orders", [])], ["orders-1"]) == (asked.routes, client.indices.made)
+    assert ([("orders", [])], ["orders-1"]) == (requests.routes, client.indices.made)
 
 
 def test_a_failed_lookup_forgets_no_moved_index(monkeypatch):
     """
     A rebuild of one route ends while the index of another one cannot be recreated.
     """
-    client = Answers(behind={"orders": "orders-1", "lines": "lines-1"})
+    client = Responses(aliases={"orders": "orders-1", "lines": "lines-1"})
     lines = Route(topic="towpath.shop.lines", name="lines")
     source = RouteFields(Relations(), {})
     indexes = Indexes(client, (ROUTE, lines), source, SearchOptions())
     indexes.discover()
     for route in ("orders", "lines"):
         indexes.ensure(route)
-    client.indices.behind = {"lines": "lines-2"}
-    client.indices.follows["lines-2"] = ["lines-1#0"]
+    client.indices.aliases = {"lines": "lines-2"}
+    client.indices.replaced_ids["lines-2"] = ["lines-1#0"]
     with monkeypatch.context() as broken:
         broken.setattr(client.indices, "create", _unavailable)
         with pytest.raises(TargetUnavailableError):
@@ -366,17 +366,17 @@ def _unavailable(**_):
     raise TransportError(BROKEN, "unavailable")
 
 
-def test_an_index_without_a_stored_id_is_taken_as_it_is(folder):
+def test_an_index_without_a_stored_id_is_accepted_as_it_is(known_file):
     """
-    A truncated file requests nothing; the index is known from then on.
+    A truncated file causes no request; the index is known from then on.
     """
-    folder.write_text('{"orders": "ord')
-    client = Answers([WRITTEN], [WRITTEN])
+    known_file.write_text('{"orders": "ord')
+    client = Responses([WRITTEN], [WRITTEN])
     with structlog.testing.capture_logs() as logs:
-        asked = _write_twice(folder, client, lambda _: None)
+        requests = _write_twice(known_file, client, lambda _: None)
 
     assert ([], 1) == (
-        asked.routes,
+        requests.routes,
         sum("cannot be read" in line["event"] for line in logs),
     )
 
@@ -386,15 +386,15 @@ def test_an_index_without_a_stored_id_is_taken_as_it_is(folder):
     [
         ((429, BLOCK), IndexBlockedError),
         ((403, BLOCK), IndexBlockedError),
-        ((403, NO_RIGHT), SearchRefusedError),
+        ((403, NO_PERMISSION), SearchRefusedError),
     ],
 )
 def test_a_read_only_index_makes_no_dead_letters(item, error):
     """
-    A full disk or a missing right refuses no document: the batch waits or halts.
+    Neither a full disk nor a missing permission makes a document a dead letter.
     """
     clock = Clock()
-    made = sink(Answers([WRITTEN, item]), clock=clock)
+    made = sink(Responses([WRITTEN, item]), clock=clock)
     with pytest.raises(error):
         made.apply(batch(1, 2))
 
@@ -402,12 +402,12 @@ def test_a_read_only_index_makes_no_dead_letters(item, error):
 
 
 @pytest.mark.parametrize("batches", [(1, 3), (3, 1), (3, 3), (1, 1)])
-def test_a_backlog_is_refreshed_seldom_and_live_changes_often(batches):
+def test_a_backlog_is_refreshed_rarely_and_live_changes_often(batches):
     """
     More than one batch is a backlog; the first live batch ends it.
     """
     each = {3: [[WRITTEN] * 2, [WRITTEN]], 1: [[WRITTEN]]}
-    client = Answers(*(call for count in batches for call in each[count]))
+    client = Responses(*(call for count in batches for call in each[count]))
     made = sink(client, call_documents=2, refresh_ms=250)
     seen = []
     for count in batches:
@@ -421,9 +421,9 @@ def test_a_backlog_is_refreshed_seldom_and_live_changes_often(batches):
 
 def test_a_configured_slow_refresh_is_kept():
     """
-    A user's own interval is kept, and logged once.
+    A user's own interval is kept.
     """
-    client = Answers([WRITTEN] * 2, [WRITTEN], [WRITTEN])
+    client = Responses([WRITTEN] * 2, [WRITTEN], [WRITTEN])
     client.indices.intervals["orders-1"] = "60000ms"
     made = sink(client, call_documents=2, refresh_ms=60_000)
     made.apply(batch(1, 2, 3))
@@ -436,9 +436,9 @@ def test_a_configured_slow_refresh_is_kept():
 
 def test_the_old_index_of_a_rebuild_shows_nothing_newer():
     """
-    It is refreshed only after a batch, and after the new one.
+    It is refreshed only after a batch, and after the new index.
     """
-    client = Answers([WRITTEN, WRITTEN], behind=DOUBLE)
+    client = Responses([WRITTEN, WRITTEN], aliases=DOUBLE)
     sink(client).apply(batch(1))
 
     assert ("-1", ["orders-2", "orders-1"]) == (
@@ -449,10 +449,10 @@ def test_the_old_index_of_a_rebuild_shows_nothing_newer():
 
 def test_a_rejected_call_is_sent_again_alone():
     """
-    The same holds for a lack of memory: written calls are not repeated.
+    Calls that were already written are not repeated.
     """
     full = TransportError(429, "circuit_breaking_exception", {})
-    client = Answers([WRITTEN], full, [WRITTEN])
+    client = Responses([WRITTEN], full, [WRITTEN])
     made = sink(client, call_documents=1)
     made.apply(batch(1, 2))
 
@@ -462,12 +462,12 @@ def test_a_rejected_call_is_sent_again_alone():
     )
 
 
-@pytest.mark.parametrize("answer", [[], [WRITTEN], [WRITTEN] * 3])
-def test_an_answer_with_other_items_is_discarded(answer):
+@pytest.mark.parametrize("response", [[], [WRITTEN], [WRITTEN] * 3])
+def test_a_response_with_a_wrong_number_of_items_is_discarded(response):
     """
     The batch is written again, as its outcome is unknown.
     """
-    made = sink(Answers(answer))
+    made = sink(Responses(response))
     with pytest.raises(TargetUnavailableError, match="of 2 documents"):
         made.apply(batch(1, 2))
 
@@ -476,9 +476,9 @@ def test_an_answer_with_other_items_is_discarded(answer):
 
 @pytest.mark.parametrize("text", ['{"items":[{"in', "<html>", ""])
 @pytest.mark.parametrize("is_exact", [True, False])
-def test_a_truncated_answer_is_discarded(text, is_exact):
+def test_a_truncated_response_is_discarded(text, is_exact):
     """
-    The batch is written again, with either parser of answers.
+    The batch is written again, with either parser of responses.
     """
     client = connect("http://unused:9200", is_exact=is_exact)
     with (
@@ -497,19 +497,19 @@ def test_a_truncated_answer_is_discarded(text, is_exact):
         (TransportError(429, "circuit_breaking_exception", {}), TargetBusyError),
     ],
 )
-def test_a_call_refused_as_a_whole_has_its_status(failure, error):
+def test_the_status_of_a_call_refused_as_a_whole_decides_the_error(failure, error):
     """
-    A failure without an item is one failure of the batch.
+    A failure without items is a failure of the whole batch.
     """
     with pytest.raises(error):
-        sink(Answers(*[failure] * ATTEMPTS)).apply(batch(1))
+        sink(Responses(*[failure] * ATTEMPTS)).apply(batch(1))
 
 
 def test_a_call_that_is_too_large_is_sent_in_halves():
     """
     A document too large by itself is refused; all others arrive.
     """
-    client = Answers(TOO_LARGE, TOO_LARGE, TOO_LARGE, [WRITTEN], [WRITTEN, WRITTEN])
+    client = Responses(TOO_LARGE, TOO_LARGE, TOO_LARGE, [WRITTEN], [WRITTEN, WRITTEN])
     clock = Clock()
     made = sink(client, clock=clock)
     made.apply(batch(1, 2, 3, 4))
@@ -529,7 +529,7 @@ def test_a_failure_of_one_call_ends_the_others_first():
     """
     begun, failed, ended = (threading.Event() for _ in range(3))
 
-    class Slow(Answers):
+    class Slow(Responses):
         def bulk(self, body, **_):
             if b'"_id":"1"' in body:
                 begun.wait(1)
@@ -566,7 +566,7 @@ def test_in_a_rebuild_the_new_index_decides(statuses, expected):
     """
     A document counts once; one that only the old index refuses is in the new one.
     """
-    made = sink(Answers(statuses, behind=DOUBLE))
+    made = sink(Responses(statuses, aliases=DOUBLE))
     made.apply(batch(1))
     checkpoint = made.flush()
     counts = (checkpoint.applied, checkpoint.stale, len(checkpoint.refused))
@@ -576,9 +576,9 @@ def test_in_a_rebuild_the_new_index_decides(statuses, expected):
 
 def test_a_key_longer_than_512_bytes_is_refused():
     """
-    It is a dead letter before it is sent.
+    It becomes a dead letter without being sent.
     """
-    made = sink(Answers([WRITTEN]))
+    made = sink(Responses([WRITTEN]))
     made.apply(batch("x" * 513, 2))
     checkpoint = made.flush()
 
@@ -592,7 +592,7 @@ def test_a_foreign_document_without_a_position_is_older_than_every_change():
     """
     Another program wrote it under the id of a row.
     """
-    client = Answers([WRITTEN])
+    client = Responses([WRITTEN])
     foreign = {"_source": {"order_id": 1, "note": "n"}}
     client.mget = lambda **_: {"docs": [foreign]}
     made = sink(client)

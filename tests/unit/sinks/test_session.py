@@ -47,12 +47,12 @@ def test_a_local_engine_stays_on_this_machine():
         "spark.driver.bindAddress",
         "spark.default.parallelism",
     )
-    here = settings_of(engine(), {})
-    away = settings_of(engine("spark://master:7077"), {})
+    local = settings_of(engine(), {})
+    remote = settings_of(engine("spark://master:7077"), {})
 
-    assert ["127.0.0.1", "127.0.0.1", "2"] == [here[name] for name in names]
-    assert set() == set(names) & away.keys()
-    assert "spark://master:7077" == away["spark.master"]
+    assert ["127.0.0.1", "127.0.0.1", "2"] == [local[name] for name in names]
+    assert set() == set(names) & remote.keys()
+    assert "spark://master:7077" == remote["spark.master"]
 
 
 def test_an_engine_with_tables_has_the_usual_file_system():
@@ -71,7 +71,7 @@ def test_an_engine_with_tables_has_the_usual_file_system():
 
 def test_an_engine_that_only_plans_batches_compiles_once():
     """
-    Merges of tables, and the tasks of a cluster, are worth the second compiler.
+    Merges of tables and the tasks of a cluster are worth the second compiler.
     """
     engines = {
         "plans": engine(),
@@ -116,9 +116,9 @@ def test_submitted_settings_override_all_others():
     assert "spark.driver.host" not in found
 
 
-def test_a_submitted_engine_that_has_ended_is_one_clear_error(tmp_path, monkeypatch):
+def test_a_submitted_engine_that_has_ended_gives_one_clear_error(tmp_path, monkeypatch):
     """
-    Its settings are read before anything else is asked of it.
+    Its settings are read before anything else is requested from it.
     """
 
     def ended():
@@ -133,7 +133,7 @@ def test_a_submitted_engine_that_has_ended_is_one_clear_error(tmp_path, monkeypa
 
 
 class Context:
-    """An engine's context that answers whether it is alive."""
+    """The context of an engine, which may be alive or not."""
 
     def __init__(self, code=None, *, is_stopped=False, failure=None):
         self._gateway = self._jsc = self
@@ -154,7 +154,7 @@ class Context:
         return self
 
     def isStopped(self):  # noqa: N802 - the engine's
-        """Return whether the cluster gave it up."""
+        """Return whether the cluster has abandoned it."""
         return self._is_stopped
 
 
@@ -171,7 +171,7 @@ class Context:
 )
 def test_an_engine_lives_as_long_as_its_process_and_its_cluster(context, expected):
     """
-    A process that another program has started is asked itself.
+    An engine whose process another program has started is queried itself.
     """
     assert expected == is_alive(context)
 
@@ -207,13 +207,13 @@ org.apache.spark.SparkException: Job aborted
 )
 def test_the_reason_of_a_failed_task_is_the_error_of_its_python(text, reason):
     """
-    The first line says only that there was one.
+    The first line reports only that there was an exception.
     """
     assert engine_reason(RuntimeError(text)).startswith(reason)
 
 
 class Table:
-    """A table that notes the calls of a change of its versions."""
+    """A table that records the calls that change its versions."""
 
     def __init__(self):
         self.calls = []
@@ -223,17 +223,17 @@ class Table:
         return self
 
     def executeDeleteWith(self, pool):  # noqa: N802 - Iceberg's
-        """Note it."""
+        """Record the pool."""
         self.calls.append(pool)
 
     def commit(self):
-        """Note it."""
+        """Record the commit."""
         self.calls.append("commit")
 
 
 def test_files_of_expired_versions_are_deleted_by_a_pool():
     """
-    Else a file system that deletes one file per call would delete one at a time.
+    Otherwise a file system with one call per file would delete them one at a time.
     """
     table = Table()
     pools = SimpleNamespace(getDeleteWorkerPool=lambda: "pool")
@@ -250,9 +250,9 @@ def test_files_of_expired_versions_are_deleted_by_a_pool():
     assert ["pool", "commit"] == table.calls
 
 
-def test_an_engine_removes_the_files_of_killed_ones_only(tmp_path):
+def test_an_engine_removes_only_the_files_of_killed_engines(tmp_path):
     """
-    Nobody has the folder of a killed process; one that runs keeps its own.
+    No process holds the folder of a killed one; a running one keeps its folder.
     """
     (tmp_path / "engine-killed" / "spark-1").mkdir(parents=True)
     (tmp_path / "kept").mkdir()
@@ -271,7 +271,7 @@ def test_an_engine_removes_the_files_of_killed_ones_only(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_reported(tmp_path):
     """
-    The path of the engine's folders is that of a file.
+    The path for the engine's folders is a file.
     """
     (tmp_path / "file").write_text("")
     with (

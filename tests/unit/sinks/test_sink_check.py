@@ -34,13 +34,13 @@ class Relations:
 
 
 def sink(*routes) -> Sink:
-    """Make a cache with these routes."""
+    """Make a cache with the given routes."""
     named = [{"name": f"r{number}"} | route for number, route in enumerate(routes)]
     described = {"name": "cache", "kind": "cache", "url": "redis://x", "route": named}
     return Sink.model_validate(described)
 
 
-def test_each_mistake_is_a_line():
+def test_each_mistake_is_reported_on_its_own_line():
     """
     All mistakes are reported together, with their sink.
     """
@@ -55,7 +55,7 @@ def test_each_mistake_is_a_line():
     ] == [one.text for one in check_sink(sink(*routes), Relations()) if one.is_mistake]
 
 
-def test_an_unannounced_table_is_reported_and_no_mistake():
+def test_an_unannounced_table_is_reported_but_is_not_a_mistake():
     """
     The relay announces it with its first record.
     """
@@ -69,7 +69,7 @@ def test_an_unannounced_table_is_reported_and_no_mistake():
 
 def test_an_unreachable_target_is_reported_with_its_remedy(monkeypatch):
     """
-    The reader is closed all the same; a reachable target has no finding.
+    The reader is closed in both cases; a reachable target has no finding.
     """
     closed = []
 
@@ -104,12 +104,12 @@ def test_an_unreachable_target_is_reported_with_its_remedy(monkeypatch):
     ]
 
 
-def test_all_missing_rights_are_reported_and_nothing_is_read(monkeypatch):
+def test_all_missing_permissions_are_reported_and_nothing_is_read(monkeypatch):
     """
-    A reader would stop at the first of them.
+    A reader would stop at the first one.
     """
-    lacking = Kind(make=None, read=None, rights=lambda *_: ("no INFO", "no SCAN"))
-    monkeypatch.setattr(checks, "kind_of", lambda _: lacking)
+    restricted = Kind(make=None, read=None, rights=lambda *_: ("no INFO", "no SCAN"))
+    monkeypatch.setattr(checks, "kind_of", lambda _: restricted)
     database = SimpleNamespace(database=SimpleNamespace(prefix="towpath"))
     found = check_target(sink({"topic": "towpath.shop.orders"}), database)
 
@@ -118,11 +118,11 @@ def test_all_missing_rights_are_reported_and_nothing_is_read(monkeypatch):
 
 def test_a_table_that_may_not_be_looked_up_is_not_reported_as_missing(monkeypatch):
     """
-    A role without a right on the schema gets no answer; another table is reported.
+    A role without permission on the schema gets no answer; the other table is reported.
     """
 
     class Source:
-        """Has none of the tables, and denies a right on a schema."""
+        """Has none of the tables, and denies access to one schema."""
 
         def __init__(self, *_):
             pass
@@ -134,7 +134,7 @@ def test_a_table_that_may_not_be_looked_up_is_not_reported_as_missing(monkeypatc
             """Do nothing."""
 
         def has_table(self, name):
-            """Return False, unless the schema is another's."""
+            """Return False, or fail for the hidden schema."""
             if name.schema == "hidden":
                 message = "permission denied for schema hidden"
                 raise SourceUnavailableError(message)
@@ -162,7 +162,7 @@ def test_a_table_that_may_not_be_looked_up_is_not_reported_as_missing(monkeypatc
 
 def test_a_sink_whose_state_cannot_be_written_does_not_run(tmp_path, monkeypatch):
     """
-    The wrapper of Java is the first file in the state folder.
+    The Java wrapper is the first file that is written to the state folder.
     """
     (tmp_path / "state").touch()
     config = tmp_path / "towpath.toml"
@@ -186,7 +186,7 @@ def test_a_sink_whose_state_cannot_be_written_does_not_run(tmp_path, monkeypatch
 )
 def test_the_checked_sinks_are_counted(names, expected, monkeypatch, capsys):
     """
-    A check without a mistake says how many sinks it has checked.
+    A check without mistakes reports how many sinks it has checked.
     """
     shapes = SimpleNamespace(close=lambda: None)
     monkeypatch.setattr(command, "configure_logs", lambda: None)

@@ -1,4 +1,4 @@
-"""Where kinds of sink come from, and how a broken one is reported."""
+"""How kinds of sinks are found, and how a broken kind is reported."""
 
 import sys
 from pathlib import Path
@@ -53,16 +53,16 @@ def sink(kind: str, name: str = "one", url: str = "x", **more) -> Sink:
 
 
 @pytest.mark.parametrize("kind", ["cache", "search"])
-def test_a_built_in_kind_is_found_as_any_other(kind: str):
+def test_a_built_in_kind_is_found_like_any_other(kind: str):
     """
-    There is one way to a kind, and it imports no target's driver yet.
+    All kinds are found in the same way, without importing a target's driver.
     """
     assert isinstance(kind_of(sink(kind)), Kind)
 
 
 def test_every_built_in_kind_has_its_entry_point(tmp_path: Path):
     """
-    None of the kinds that the configuration knows is without its maker.
+    Every kind that the configuration knows has a factory.
     """
     secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - an example
     needs = {
@@ -102,7 +102,7 @@ def test_a_kind_without_a_package_is_named_in_the_error():
 
 def test_mistakes_in_a_kinds_options_are_reported_together():
     """
-    A mistake that only the kind can check reads like any other.
+    A mistake that only the kind can check is reported like any other.
     """
     log = Route(topic="e", name="log", kind=RouteKind.EVENT_LOG)
     with pytest.raises(ConfigurationError) as caught:
@@ -118,9 +118,9 @@ def test_mistakes_in_a_kinds_options_are_reported_together():
     )
 
 
-def test_a_kind_without_executor_support_says_so():
+def test_a_kind_without_executor_support_refuses_executors():
     """
-    A package's kind is asked for it, as for the routes that it writes.
+    The kind itself decides this, as it decides which routes it writes.
     """
     given = sink("heap", write_from="executors", options={"height": 1})
     reason = r"one\.write_from: only the driver can write to a heap sink"
@@ -130,7 +130,7 @@ def test_a_kind_without_executor_support_says_so():
 
 def test_a_driver_has_the_settings_that_its_sinks_need():
     """
-    Settings are joined, and the largest heap counts.
+    Settings are merged, and the largest heap applies.
     """
     sinks = [sink("cache"), sink("heap", "two")]
 

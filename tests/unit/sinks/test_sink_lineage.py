@@ -1,4 +1,4 @@
-"""The places of routes by OpenLineage's names, and the origins of their columns."""
+"""The targets of routes with OpenLineage names, and the origins of their columns."""
 
 from threading import Event, Thread
 
@@ -55,16 +55,16 @@ def sink(kind: str, url: str, **more: object) -> Sink:
     ],
     ids=["cache", "search", "postgres", "warehouse"],
 )
-def test_a_place_is_named_by_its_kind_without_a_login(one: Sink, expected):
+def test_a_dataset_is_named_by_its_kind_without_credentials(one: Sink, expected):
     """
-    Two processes with other logins name the same place.
+    Two processes with different credentials give the dataset the same name.
     """
     assert expected == target_of(one, one.route[0], "towpath")
 
 
-def test_columns_come_from_those_that_decide_them():
+def test_columns_have_the_origins_that_decide_their_values():
     """
-    Renames and transforms are followed; a left-out column and a constant have none.
+    Renames and transforms are followed; excluded columns and constants have no origins.
     """
     cache = sink(
         "cache",

@@ -25,7 +25,7 @@ ROUTES = Routes(
 
 
 class Clock:
-    """A clock that a test moves on."""
+    """A clock that a test advances."""
 
     at_s = 0.0
 
@@ -35,14 +35,14 @@ class Clock:
 
 
 class Careful(MemorySink):
-    """A sink that counts its upkeep, and may fail at it."""
+    """A sink that counts its upkeep runs, which may fail."""
 
-    attended = 0
+    runs = 0
     failure = None
 
     def maintain(self):
-        """Count."""
-        self.attended += 1
+        """Count the run, and fail if the test requests it."""
+        self.runs += 1
         if self.failure is not None:
             raise self.failure
 
@@ -66,26 +66,26 @@ def writer_of(sink):
 
 def test_sink_upkeep_runs_at_intervals(sink, clock):
     """
-    It does not run at every look of its supervisor; a failed run counts too.
+    It does not run at every check of its supervisor; a failed run counts, too.
     """
     idle = IdleUpkeep(sink, writer_of(sink), clock)
     counts = []
     for at_s in (0.0, LOOK_EVERY_S, LOOK_EVERY_S + 1, 2 * LOOK_EVERY_S):
         clock.at_s = at_s
         idle.check()
-        counts.append(sink.attended)
+        counts.append(sink.runs)
     sink.failure = TargetBusyError("full", retry_after_s=1)
     clock.at_s = 3 * LOOK_EVERY_S
     with pytest.raises(TargetBusyError):
         idle.check()
     idle.check()
 
-    assert ([0, 1, 1, 2], 3) == (counts, sink.attended)
+    assert ([0, 1, 1, 2], 3) == (counts, sink.runs)
 
 
-def test_no_sink_upkeep_runs_beside_a_batch(sink, clock):
+def test_no_sink_upkeep_runs_during_a_batch(sink, clock):
     """
-    A batch does not wait for it; it is due again afterwards.
+    A check does not wait for the batch; the upkeep is due again afterwards.
     """
     writer = writer_of(sink)
     idle = IdleUpkeep(sink, writer, clock)
@@ -101,12 +101,12 @@ def test_no_sink_upkeep_runs_beside_a_batch(sink, clock):
     batch.start()
     is_held.wait(timeout=5)
     idle.check()
-    beside = sink.attended
+    during = sink.runs
     is_over.set()
     batch.join()
     idle.check()
 
-    assert (0, 1) == (beside, sink.attended)
+    assert (0, 1) == (during, sink.runs)
 
 
 def test_a_sink_without_upkeep_has_none(clock):

@@ -1,4 +1,4 @@
-"""A batch that is applied in chunks ends like one that is written at once."""
+"""A batch that is applied in slices has the same result as one written at once."""
 
 import random
 
@@ -45,7 +45,7 @@ def change_of(route, row, key, position):
     )
 
 
-class Noting(MemorySink):
+class RecordingSink(MemorySink):
     """A sink that works while the next changes are decoded, and records its calls."""
 
     def __init__(self):
@@ -85,10 +85,10 @@ class Noting(MemorySink):
 
 
 class Bench:
-    """One sink, written slice by slice."""
+    """One sink that is written slice by slice."""
 
     def __init__(self, heads=None):
-        self.sink = Noting()
+        self.sink = RecordingSink()
         self.letters = Letters()
         self.repairs = RecordedRepairs()
         self.context = context_of(self.letters, repairs=self.repairs, heads=heads)
@@ -111,14 +111,14 @@ def bench():
 
 
 def new(offset):
-    """Make the row of an order of its own."""
+    """Make the first row of a new order."""
     return row(offset, "c", order=offset)
 
 
 @pytest.mark.usefixtures("bench")
 def test_slices_are_sent_in_order_and_flushed_once():
     """
-    The safe position follows the batch, which may contain it.
+    The safe position is sent after the batch, which may have records from below it.
     """
     bench = Bench(heads=FixedPositions("safe"))
     result = bench.write(*map(new, range(1, 6)))
@@ -141,7 +141,7 @@ def test_slices_are_sent_in_order_and_flushed_once():
 
 def test_a_small_batch_is_one_call(bench):
     """
-    Without anything left, the target is called and flushed once.
+    If no record is left, the target is called and flushed once.
     """
     bench.in_chunks(None).write(rows_of(list(map(new, range(1, 4))), slice_=2), 1)
 
@@ -150,7 +150,7 @@ def test_a_small_batch_is_one_call(bench):
 
 def test_events_in_order_are_written_at_once(bench):
     """
-    None may pass one that the target refuses.
+    No event may overtake one that the target refuses.
     """
     bench.sink.keeps_event_order = True
     bench.write(*map(new, range(1, 6)))
@@ -170,7 +170,7 @@ def test_only_the_records_of_an_affected_key_are_written_after_the_slices(
     bench, strange, changes, letters
 ):
     """
-    An unreadable record, a partial change without its row, a truncate.
+    The key has an unreadable record, a partial change without its row, or a truncate.
     """
     result = bench.write(new(1), new(2), strange, new(4), new(5))
     applied = [note[1] for note in bench.sink.notes if note[0] == "apply"]
@@ -180,7 +180,7 @@ def test_only_the_records_of_an_affected_key_are_written_after_the_slices(
 
 def test_a_partial_change_that_needs_a_refetch_is_requested(bench):
     """
-    A partial change of an incomplete route, and every change of a row being refetched.
+    So is every change of a row that is being refetched.
     """
     partial = row(9, "u", order=1, status="paid", unchanged=["note"])
     bench.write(*map(new, range(1, 5)))
@@ -198,7 +198,7 @@ def test_a_partial_change_that_needs_a_refetch_is_requested(bench):
 
 def test_a_loss_found_by_the_flush_repeats_the_batch(bench):
     """
-    Its partial changes may have been merged with the remaining rows.
+    The batch's partial changes may have been merged with incomplete rows.
     """
     bench.write(*map(new, range(1, 5)))
     flush = bench.sink.flush
@@ -216,7 +216,7 @@ def test_a_loss_found_by_the_flush_repeats_the_batch(bench):
 
 def test_a_parked_key_is_in_no_slice(bench):
     """
-    None of its changes is written in a slice either.
+    None of its changes is written.
     """
     bench.write(row(1, "z"), new(2), new(3), new(4))
     result = bench.write(row(5, "u"), new(6), new(8), new(9))
@@ -227,7 +227,7 @@ def test_a_parked_key_is_in_no_slice(bench):
 
 def test_a_target_lost_between_slices_repeats_the_batch(bench):
     """
-    Earlier slices are absorbed by the guard, and count with the second attempt.
+    The guard absorbs earlier slices, which count with the second attempt.
     """
     rows = [row(offset, "u", order=7, v=offset) for offset in range(1, 7)]
     bench.sink.fails_at = 2
@@ -240,9 +240,9 @@ def test_a_target_lost_between_slices_repeats_the_batch(bench):
 
 
 @pytest.mark.usefixtures("bench")
-def test_portions_purge_no_tombstone_above_a_dead_letter():
+def test_slices_purge_no_tombstone_above_a_dead_letter():
     """
-    It can be replayed: the safe position that follows a batch is no higher.
+    It can be replayed, so the safe position after a batch is no higher.
     """
     bench = Bench(FixedPositions("f" * 16))
     bench.context.parked.recall(
@@ -255,19 +255,19 @@ def test_portions_purge_no_tombstone_above_a_dead_letter():
     assert lowest is not None
 
 
-# Which keys are parked may depend on the split: a READ row of an earlier part does not
+# The parked keys may depend on the split: a READ row of an earlier slice does not
 # supersede an older dead letter.
-@pytest.mark.parametrize(("part", "unreadable"), [(3, 0.0), (1_000, 0.01)])
+@pytest.mark.parametrize(("slice_records", "unreadable"), [(3, 0.0), (1_000, 0.01)])
 @pytest.mark.parametrize("least", [2, 2_000])
 @pytest.mark.usefixtures("bench")
-def test_any_history_in_slices_ends_as_in_one_batch(
-    monkeypatch, least, part, unreadable
+def test_any_history_gives_the_same_rows_in_slices_as_in_one_batch(
+    monkeypatch, least, slice_records, unreadable
 ):
     """
-    Deletes, columns left out, READ rows, and unreadable records.
+    Histories have deletes, partial changes, READ rows and unreadable records.
     """
     monkeypatch.setattr(slices, "LEAST_RECORDS", least)
-    monkeypatch.setattr(batch, "RECORDS_AT_ONCE", part)
+    monkeypatch.setattr(batch, "RECORDS_AT_ONCE", slice_records)
     chance = random.Random(11)  # noqa: S311 - a repeatable test
     columns = 0
     for _ in range(50):
@@ -277,13 +277,13 @@ def test_any_history_in_slices_ends_as_in_one_batch(
         pieces.write(*rows, slice_=chance.choice((2, 9)))
         columns += pieces.sink.columns
 
-        assert _held(whole) == _held(pieces)
+        assert _stored(whole) == _stored(pieces)
     assert (columns > 0) == (least == 2)
 
 
 def test_a_failed_read_counts_nothing(bench):
     """
-    The changes sent before it come again, and count then.
+    Changes sent before the failure are sent again, and are counted then.
     """
     rows = list(map(new, range(1, 6)))
 
@@ -302,7 +302,7 @@ def test_a_failed_read_counts_nothing(bench):
 @pytest.mark.parametrize(("order", "left"), [(1, 0), (9, 7)])
 def test_an_accepted_slice_resets_the_count_of_refusals(bench, order, left):
     """
-    A batch of which nothing was written does not.
+    A batch of which nothing was written does not reset it.
     """
     bench.context.refusals.before = 7
     partial = row(9, "u", order=order, unchanged=["note"])
@@ -314,7 +314,7 @@ def test_an_accepted_slice_resets_the_count_of_refusals(bench, order, left):
 
 def test_whole_rows_are_sent_as_columns(bench, monkeypatch):
     """
-    They count with the rest: their number, their position, stale ones.
+    Their number and their position are counted with those of the other changes.
     """
     monkeypatch.setattr(slices, "LEAST_RECORDS", 2)
     bench.writing = bench.in_chunks(3)
@@ -346,9 +346,9 @@ def test_large_rows_are_parsed_in_chunks_of_bounded_bytes(bench, monkeypatch, sl
     assert all(size < 5_000 or count == 1 for count, size in bench.sink.sizes)
 
 
-def test_columns_behind_a_flush_are_flushed_too(bench, monkeypatch):
+def test_columns_after_a_flush_are_flushed_too(bench, monkeypatch):
     """
-    Records are flushed call by call, so the slice's last flush may be an earlier one.
+    Records are flushed call by call, so a slice's last flush may precede its columns.
     """
     monkeypatch.setattr(slices, "LEAST_RECORDS", 2)
     monkeypatch.setattr(slices, "RECORDS_AT_ONCE", 2)
@@ -371,7 +371,7 @@ def test_a_parked_key_is_in_no_column(bench, monkeypatch):
     assert (1, False) == (result.held_back, "7" in bench.sink.rows["orders"])
 
 
-def _held(bench):
+def _stored(bench):
     rows = {
         key: (stored.position, stored.row)
         for key, stored in bench.sink.rows.get("orders", {}).items()

@@ -39,7 +39,7 @@ def written(tables, tracer=None):
 
 def test_each_sampled_record_has_a_span_within_its_own_trace():
     """
-    Records without a context, with one that is not sampled, or not valid have none.
+    Records without a context, or with an unsampled or invalid one, have no span.
     """
     one, two = TRACE.format(1, "01"), TRACE.format(2, "03")
     tables = [
@@ -65,7 +65,7 @@ def test_a_batch_without_sampled_records_has_no_span():
 
 def test_the_spans_of_a_batch_are_bounded():
     """
-    The records beyond the limit are written as ever, and counted.
+    Records beyond the limit are written as usual, and counted.
     """
     tracer = KeptSpans()
     traces = [TRACE.format(at, "01") for at in range(1, MAX_SPANS + 8)]
@@ -88,9 +88,9 @@ def test_a_batch_that_is_read_again_has_its_spans_once():
     assert 3 == len(tracer.spans)
 
 
-def test_where_tracing_is_off_the_batch_is_not_looked_at():
+def test_a_batch_is_not_inspected_if_tracing_is_off():
     """
-    Its reader stays what it was.
+    Its reader is returned unchanged.
     """
 
     def read():

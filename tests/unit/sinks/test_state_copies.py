@@ -1,4 +1,4 @@
-"""The copies of a sink's state: what is stored, who owns it, what replaces a folder."""
+"""The copies of a sink's state: content, owner, and the replacement of a folder."""
 
 import os
 import threading
@@ -41,7 +41,7 @@ class Store:
     def __init__(self, shared):
         self.shared = shared
         self.fails = False
-        # An answer that is lost: the records are stored all the same.
+        # If true, the answer is lost although the records are stored.
         self.loses_answer = False
 
     def read(self):
@@ -108,7 +108,7 @@ def clock():
 
 @pytest.fixture
 def shared():
-    """Return the stored records, none yet."""
+    """Return the stored records, which are empty at first."""
     return Records()
 
 
@@ -130,7 +130,7 @@ def second(tmp_path, shared, clock):
 
 
 def taken_over(machine):
-    """Claim the copies after the silence of their owner."""
+    """Claim the copies after their owner has been silent."""
     with pytest.raises(SinkRunsElsewhereError):
         machine.copies.claim()
     machine.clock.wait(SILENT_FOR_S)
@@ -164,9 +164,9 @@ def test_a_sink_without_copies_stores_its_folder(second, shared):
     assert b"{}" == shared.records["progress.json#0"]
 
 
-def test_a_large_file_is_stored_in_parts(first, second, shared, monkeypatch):
+def test_a_large_file_is_stored_in_several_records(first, second, shared, monkeypatch):
     """
-    A record has a limit; a file that shrinks leaves no part behind.
+    A record has a size limit; a file that shrinks leaves no extra records.
     """
     monkeypatch.setattr(copies, "PART_BYTES", 4)
     first.put("owed.json", b"0123456789")
@@ -182,7 +182,7 @@ def test_a_large_file_is_stored_in_parts(first, second, shared, monkeypatch):
 
 def test_a_deleted_file_is_deleted_in_the_copies(first, second, shared):
     """
-    A refetch that has ended must not come back.
+    A refetch that has ended must not reappear.
     """
     (first.folder / "unfilled" / "orders").unlink()
     first.copies.save()
@@ -192,9 +192,9 @@ def test_a_deleted_file_is_deleted_in_the_copies(first, second, shared):
     assert "unfilled/orders" not in second.files()
 
 
-def test_only_changes_are_stored_and_a_beat_from_time_to_time(first, shared):
+def test_only_changes_and_periodic_beats_are_stored(first, shared):
     """
-    A driver without work shows that it lives.
+    An idle driver shows that it is alive.
     """
     before = shared.writes
     first.copies.save()
@@ -236,7 +236,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(first, second, monke
 
 def test_a_driver_that_beats_is_not_taken_over(first, second):
     """
-    The other clock is not compared: silence is what this machine sees.
+    The other machine's clock does not matter: this machine measures the silence.
     """
     for _ in range(5):
         with pytest.raises(SinkRunsElsewhereError):
@@ -250,7 +250,7 @@ def test_a_driver_that_beats_is_not_taken_over(first, second):
 
 def test_a_released_sink_is_taken_over_at_once(first, second):
     """
-    A driver that was stopped need not be waited for.
+    There is no need to wait for a driver that was stopped.
     """
     first.copies.release()
 
@@ -259,7 +259,7 @@ def test_a_released_sink_is_taken_over_at_once(first, second):
 
 def test_a_driver_that_was_taken_over_stores_nothing(first, second, shared):
     """
-    It was thought dead, and goes on.
+    It was believed dead, but continues to run.
     """
     taken_over(second)
     records = dict(shared.records)
@@ -272,9 +272,9 @@ def test_a_driver_that_was_taken_over_stores_nothing(first, second, shared):
         first.copies.claim()
 
 
-def test_a_machine_that_comes_back_is_replaced(first, second):
+def test_the_folder_of_a_machine_that_returns_is_replaced(first, second):
     """
-    Its folder is older than the copies, whatever it applied after its last one.
+    Its folder is older than the copies, whatever it applied after its last copy.
     """
     taken_over(second)
     second.put("progress.json", orjson.dumps({"applied": {"t": {"0": 50}}}))
@@ -288,9 +288,11 @@ def test_a_machine_that_comes_back_is_replaced(first, second):
     assert {"checkpoint/commits/9", "shapes.json"}.isdisjoint(files)
 
 
-def test_a_machine_that_comes_back_after_the_topic_was_lost_is_replaced(first, second):
+def test_the_folder_of_a_machine_that_returns_after_a_loss_of_the_topic_is_replaced(
+    first, second
+):
     """
-    Copies that were lost are numbered from the start again, by another owner.
+    After the loss, a different owner numbers the copies from the start again.
     """
     first.put("owed.json", b'{"former": 1}')
     first.copies.save()
@@ -305,7 +307,7 @@ def test_a_machine_that_comes_back_after_the_topic_was_lost_is_replaced(first, s
 
 def test_the_owners_own_folder_is_kept(first):
     """
-    A restart on the same machine waits for nobody, and keeps its checkpoint.
+    A restart on the same machine does not wait, and keeps its checkpoint.
     """
     first.put("checkpoint/commits/9")
     first.put("progress.json", orjson.dumps({"applied": {"t": {"0": 8}}}))
@@ -316,7 +318,7 @@ def test_the_owners_own_folder_is_kept(first):
 
 def test_a_record_of_another_program_replaces_no_folder(first):
     """
-    The topic was lost, so that the foreign record is its only one.
+    After a loss of the topic, the foreign record is its only record.
     """
     first.put("checkpoint/commits/9")
     first.store.shared.records = {"\ufffd": b"x"}
@@ -327,7 +329,7 @@ def test_a_record_of_another_program_replaces_no_folder(first):
 
 def test_a_restored_backup_of_the_owners_folder_is_replaced(first):
     """
-    Its id is the owner's, and its number is older.
+    Its id is the owner's, but its number is older.
     """
     backup = {
         path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()
@@ -361,7 +363,7 @@ def test_an_unanswered_copy_is_decided_by_the_next_claim(first, is_stored):
 
 def test_an_interrupted_replacement_is_repeated(first, second, monkeypatch):
     """
-    A folder that is half replaced is no owner's.
+    A half-replaced folder belongs to no owner.
     """
     replace = copies.replace_file
     written = []
@@ -387,7 +389,7 @@ def test_an_owner_without_an_answer_begins_no_call_when_another_takes_over(
     first, second
 ):
     """
-    It has heard nothing of the other one: its own clock tells.
+    It has not heard of the other driver, so its own clock decides.
     """
     with pytest.raises(SinkRunsElsewhereError):
         second.copies.claim()
@@ -402,7 +404,7 @@ def test_an_owner_without_an_answer_begins_no_call_when_another_takes_over(
 
 def test_an_owner_with_an_answer_may_write_again(first):
     """
-    If nobody has taken over meanwhile, a beat is enough.
+    If no other driver has taken over meanwhile, a beat is enough.
     """
     first.clock.wait(SILENT_FOR_S)
     first.copies.beat()
@@ -411,7 +413,7 @@ def test_an_owner_with_an_answer_may_write_again(first):
 
 def test_the_time_to_write_counts_from_before_the_copy(first, monkeypatch):
     """
-    The other one may see it at once, and its answer take long.
+    The other driver may see the copy at once, while the answer takes long.
     """
     write = first.store.write
 
@@ -428,9 +430,9 @@ def test_the_time_to_write_counts_from_before_the_copy(first, monkeypatch):
 
 
 @pytest.mark.parametrize("call", ["save", "check"])
-def test_a_failed_beat_is_reported_by_whatever_follows(first, call):
+def test_a_failed_beat_is_reported_by_the_next_call(first, call):
     """
-    Batches must not go on without copies.
+    Batches must not continue without copies.
     """
     first.store.fails = True
     first.clock.wait(BEAT_EVERY_S)
@@ -444,11 +446,11 @@ def test_a_failed_beat_is_reported_by_whatever_follows(first, call):
     getattr(first.copies, call)()
 
 
-def test_a_driver_beats_whatever_it_does_and_releases_in_the_end(
+def test_a_driver_beats_during_all_work_and_releases_at_the_end(
     first, second, shared, monkeypatch
 ):
     """
-    It may wait for its first topic, or maintain its target, for long.
+    It may wait for its first topic, or maintain its target, for a long time.
     """
     monkeypatch.setattr(copies, "BEAT_EVERY_S", 0.01)
 
@@ -464,11 +466,11 @@ def test_a_driver_beats_whatever_it_does_and_releases_in_the_end(
     assert not second.copies.was_running
 
 
-def test_a_former_driver_may_have_calls_in_flight_unless_it_has_released(
+def test_an_earlier_driver_may_have_calls_in_flight_unless_it_has_released(
     first, second, tmp_path, shared, clock
 ):
     """
-    Floors wait for them.
+    Floors wait for such calls.
     """
     taken_over(second)
     second.copies.release()
@@ -480,9 +482,11 @@ def test_a_former_driver_may_have_calls_in_flight_unless_it_has_released(
     ]
 
 
-def test_copies_of_two_threads_follow_each_other(first, shared, monkeypatch):
+def test_copies_of_two_threads_are_stored_one_after_the_other(
+    first, shared, monkeypatch
+):
     """
-    Otherwise the older moment might be stored last.
+    Otherwise the older state might be stored last.
     """
     seen, write, moment = [], first.store.write, copies._moment
     reads = threading.Event()
@@ -498,7 +502,8 @@ def test_copies_of_two_threads_follow_each_other(first, shared, monkeypatch):
     def write_while_the_other_reads(records):
         monkeypatch.setattr(first.store, "write", write)
         other.start()
-        # It must not read: that this is waited for in vain is what is expected.
+        # The other thread must not read meanwhile, so this wait is expected to time
+        # out.
         reads.wait(0.5)
         write(records)
         seen.append("written")
@@ -513,9 +518,9 @@ def test_copies_of_two_threads_follow_each_other(first, shared, monkeypatch):
     assert b"1" == shared.records["owed.json#0"]
 
 
-def test_a_file_that_is_replaced_by_one_of_its_size_and_time_is_stored(first, shared):
+def test_a_file_that_is_replaced_by_one_of_equal_size_and_time_is_stored(first, shared):
     """
-    The clock of a file system moves every few milliseconds.
+    The clock of a file system advances only every few milliseconds.
     """
     path = first.folder / "sweeps.json"
     for content in (b"[1]", b"[2]"):

@@ -9,7 +9,7 @@ from towpath.sinks.state.files import JsonFile
 
 def test_stored_names_survive_a_restart(tmp_path):
     """
-    Before the first time there are none; the folder is created.
+    Without a file there are no names; storing some creates the folder.
     """
     path = tmp_path / "sink" / "kept.json"
     before = JsonFile(path).read()
@@ -25,7 +25,7 @@ def test_stored_names_survive_a_restart(tmp_path):
 
 def test_a_truncated_state_file_is_logged_and_replaced(tmp_path):
     """
-    Also without anything to store, so that it is logged once.
+    It is replaced even if there is nothing to store, so that it is logged only once.
     """
     path = tmp_path / "kept.json"
     path.write_bytes(b'{"orders": ')
@@ -42,13 +42,13 @@ def test_a_truncated_state_file_is_logged_and_replaced(tmp_path):
 
 def test_an_unchanged_state_file_is_not_written_again(tmp_path):
     """
-    A file that is read every few seconds keeps its inode.
+    Storing equal content again keeps the inode.
     """
     path = tmp_path / "kept.json"
     kept = JsonFile(path)
     kept.keep({"orders": 1})
     files = [path.stat().st_ino]
-    # Another file, so that the inode of the first is not reused.
+    # A second link keeps the inode of the first file from being reused.
     path.with_name("another").hardlink_to(path)
     kept.keep({"orders": 1})
     files.append(path.stat().st_ino)
@@ -63,9 +63,9 @@ def test_an_unchanged_state_file_is_not_written_again(tmp_path):
     [".a/b%2E.c", "схема." + "заказ" * 12, "受注" * 30],
     ids=["dots", "cyrillic", "kanji"],
 )
-def test_any_name_of_a_route_fits_into_a_files_name(tmp_path, route):
+def test_any_route_name_fits_in_a_file_name(tmp_path, route):
     """
-    Names of Postgres may be in any alphabet; a snapshot ends only its own file.
+    Postgres names may use any script; a snapshot ends only its own file.
     """
     for snapshot_id in ("repair-1.2", "repair-2"):
         incomplete.note(tmp_path, "s", route, snapshot_id)
@@ -77,9 +77,9 @@ def test_any_name_of_a_route_fits_into_a_files_name(tmp_path, route):
     )
 
 
-def test_a_file_of_a_former_version_is_found_and_ended(tmp_path):
+def test_a_file_from_an_earlier_version_is_found_and_deleted(tmp_path):
     """
-    It has every letter percent-encoded.
+    Its non-ASCII letters are percent-encoded.
     """
     folder = tmp_path / "sinks" / "s" / "unfilled"
     folder.mkdir(parents=True)

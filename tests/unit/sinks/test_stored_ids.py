@@ -1,4 +1,4 @@
-"""The stored ids of a sink's targets, over its restarts."""
+"""The stored ids of a sink's targets, across its restarts."""
 
 import structlog
 
@@ -14,7 +14,7 @@ def recalled(file):
 
 def test_target_ids_are_known_after_a_restart(tmp_path):
     """
-    The last stored ids hold; forgotten and never stored ones do not.
+    The last stored ids are known; forgotten ids and those never stored are not.
     """
     file = tmp_path / "sink" / "ids.json"
     known = recalled(file)

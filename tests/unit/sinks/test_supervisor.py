@@ -83,7 +83,7 @@ class Unread:
         return iter(())
 
     def take_oldest_ms(self):
-        """Return that nothing was read."""
+        """Return no time."""
 
     def check(self, _span):
         """Find nothing."""
@@ -93,7 +93,7 @@ class Unread:
 
 
 class Steps:
-    """A back-off that keeps the attempts that it was asked for."""
+    """A backoff that records the attempts."""
 
     def __init__(self, delay_s):
         self.attempts = []
@@ -106,7 +106,7 @@ class Steps:
 
 
 class Stop(Event):
-    """A stop that keeps how long it was waited for, and lets no time pass."""
+    """A stop that records the waits for it, and lets no time pass."""
 
     def __init__(self, *, after_waits=None):
         super().__init__()
@@ -114,7 +114,7 @@ class Stop(Event):
         self._after_waits = after_waits
 
     def wait(self, timeout=None):
-        """Return at once; the stop comes during one of the waits."""
+        """Return at once; the stop may be requested during one of the waits."""
         self.waits.append(round(timeout, 3))
         if len(self.waits) == self._after_waits:
             self.set()
@@ -125,7 +125,7 @@ class Topics:
     """A cluster with the sink's topic."""
 
     def names(self):
-        """List it."""
+        """List the topic."""
         return ["towpath.shop.orders"]
 
     def end_offsets(self, names):
@@ -143,9 +143,9 @@ class Topics:
 
 class Target(MemorySink):
     """
-    A sink that fails as the test says, then writes two of three rows.
+    A sink that fails as the test requests, then writes two of three rows.
 
-    It reads the progress before each attempt, and notes when it is opened and closed.
+    It reads the progress before each attempt, and records when it is opened and closed.
     """
 
     def __init__(self, bench):
@@ -155,29 +155,29 @@ class Target(MemorySink):
         self._bench = bench
 
     def open(self):
-        """Note it."""
+        """Record the call."""
         self._bench.seen.append("open sink")
         LOG.info("target opened")
 
     def flush(self):
         """Fail, or return fixed counts."""
         LOG.info("target flushed")
-        self.attempts.append(self._bench.look())
+        self.attempts.append(self._bench.read_progress())
         if self.failures:
             raise self.failures.pop(0)
         return Checkpoint(applied=2, stale=1)
 
     def close(self):
-        """Note it."""
+        """Record the call."""
         self._bench.seen.append("close sink")
 
 
 class Query:
     """
-    A query that takes its steps once it is waited for; after them, the driver stops.
+    A query that takes its steps while it is awaited; after them, the driver stops.
 
-    A number is a batch to deliver, a text is a failure of the engine's own; anything
-    else is called with the query.
+    A number is a batch to deliver, a string is an engine failure; anything else is
+    called with the query.
     """
 
     isActive = True  # noqa: N815 - the engine's name
@@ -201,13 +201,13 @@ class Query:
         return False
 
     def begin(self, batch_id):
-        """Deliver a batch in a thread of its own, as the engine does; return that."""
+        """Deliver a batch in its own thread, as the engine does; return the thread."""
         thread = Thread(target=self.batch, args=(batch_id,), daemon=True)
         thread.start()
         return thread
 
     def batch(self, batch_id):
-        """Deliver a batch; return, and keep, the error that it fails with."""
+        """Deliver a batch; keep and return its error."""
         self._engine.write_offsets(batch_id)
         try:
             self._deliver(None, batch_id)
@@ -217,13 +217,13 @@ class Query:
         return None
 
     def stop(self):
-        """End it; whatever the test has for the end of a query happens first."""
+        """End the query, after the test's action for its end."""
         self._engine.at_end(self)
 
 
 class Engine:
     """
-    The engine: each start of a query takes the next of the test's lists of steps.
+    The engine: each start of a query takes the next list of steps.
 
     It keeps the errors of batches, and the error that the progress has at each start.
     """
@@ -237,10 +237,10 @@ class Engine:
         self.ends = {0: 3}
         self._checkpoint = bench.plan.checkpoint
         self._seen = bench.seen
-        self._look = bench.look
+        self._read_progress = bench.read_progress
 
     def write_offsets(self, batch_id):
-        """Write to the checkpoint where the query began, and where a batch ends."""
+        """Write the start of the query and the end of a batch to the checkpoint."""
         for name in ("offsets", "sources/0"):
             (self._checkpoint / name).mkdir(parents=True, exist_ok=True)
         (self._checkpoint / "sources/0/0").write_text('v1\n{"t":{"0":0}}')
@@ -251,12 +251,12 @@ class Engine:
     def start(self, _spark, _plan, _cluster, deliver):
         """Start a query."""
         self._seen.append("start")
-        self.reported.append(self._look().error)
+        self.reported.append(self._read_progress().error)
         return Query(self, deliver, self.runs.pop(0) if self.runs else ())
 
 
-class Noting(Letters):
-    """Dead letters that note when they are read, resolved and closed."""
+class RecordingLetters(Letters):
+    """Dead letters that record when they are read, resolved and closed."""
 
     def __init__(self, seen):
         super().__init__()
@@ -269,29 +269,29 @@ class Noting(Letters):
         return self
 
     def resolve(self, resolutions):
-        """Note it, after that step."""
+        """Record the call, after that step."""
         self._before()
         self._noted.append("resolve")
         super().resolve(resolutions)
 
     def entries(self):
-        """Note it."""
+        """Record the call."""
         self._noted.append("read letters")
         return super().entries()
 
     def close(self):
-        """Note it."""
+        """Record the call."""
         self._noted.append("close letters")
 
 
 class Bench:
-    """A supervisor with an engine, a target and a cluster of the test's own."""
+    """A supervisor with a simulated engine, target and cluster."""
 
     def __init__(self, folder, monkeypatch):
         self.seen = []
         self.stop = Stop()
         self.backoff = Backoff(first_s=0.001)
-        self.letters = Noting(self.seen)
+        self.letters = RecordingLetters(self.seen)
         self.target = Target(self)
         self.topics = Topics()
         self._folder = folder
@@ -299,23 +299,23 @@ class Bench:
         self.plan = self._plan(SINK)
         self.engine = Engine(self)
 
-    def look(self):
+    def read_progress(self):
         """Return the sink's progress."""
         return stored_progress(progress_path(self._folder, "cache"), "cache")
 
-    def note(self, owner, name, word, error=None):
-        """Note each call of a method, instead of making it; the first may fail."""
+    def record(self, owner, name, label, error=None):
+        """Record each call of a method instead of making it; the first may fail."""
         errors = [] if error is None else [error]
 
         def called(*_):
-            self.seen.append(word)
+            self.seen.append(label)
             if errors:
                 raise errors.pop()
 
         self._patch.setattr(owner, name, called)
 
     def run(self, *runs, sink=SINK, **parts):
-        """Supervise until the driver stops; return how often the query was started."""
+        """Supervise until the driver stops; return the number of query starts."""
         self.engine.runs = [*runs]
         self.engine.stop = self.stop
         self._patch.setattr(module, "start_query", self.engine.start)
@@ -340,11 +340,11 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    """Return a supervisor's surroundings."""
+    """Return a bench with a supervisor."""
     return Bench(tmp_path, monkeypatch)
 
 
-AWAY = TargetUnavailableError("the cache does not answer")
+UNAVAILABLE = TargetUnavailableError("the cache does not answer")
 FELL_OVER = ["the engine fell over"]
 RACE = [
     "startingOffsets contains specific offsets, you must specify all TopicPartitions."
@@ -353,7 +353,7 @@ RACE = [
 
 def test_log_records_of_a_target_name_the_sink(bench):
     """
-    Several sinks of one kind share a driver, and their targets know no name.
+    Several sinks of one kind share a driver, and their targets do not know the name.
     """
     with capture_logs([merge_contextvars]) as logs:
         bench.run([0])
@@ -369,12 +369,12 @@ def test_log_records_of_a_target_name_the_sink(bench):
 
 def test_an_unavailable_target_is_retried_in_place(bench):
     """
-    The batch is written in the end; meanwhile the progress has the error.
+    The batch is written eventually; meanwhile the progress has the error.
     """
     full = TargetBusyError("the cache is full", retry_after_s=0.001)
-    bench.target.failures = [AWAY, full]
+    bench.target.failures = [UNAVAILABLE, full]
     started = bench.run([0])
-    attempts, done = bench.target.attempts, bench.look()
+    attempts, done = bench.target.attempts, bench.read_progress()
 
     assert (
         1,
@@ -391,7 +391,7 @@ def test_an_unavailable_target_is_retried_in_place(bench):
 
 def test_a_permanent_failure_ends_the_query(bench):
     """
-    The batch's own error is reported, and not again for the next failure.
+    The batch's own error is reported, but not again for the next failure.
     """
     refused = CacheRefusedError("no right to FCALL")
     bench.target.failures = [refused]
@@ -410,17 +410,17 @@ def test_a_permanent_failure_ends_the_query(bench):
 def test_a_supervisor_backs_off_further_with_each_failure(bench):
     """A batch that was written begins with the first delay again."""
     bench.backoff = Steps(0.0)
-    bench.target.failures = [AWAY, AWAY, AWAY]
-    bench.run([0, lambda _: bench.target.failures.append(AWAY), 0])
+    bench.target.failures = [UNAVAILABLE, UNAVAILABLE, UNAVAILABLE]
+    bench.run([0, lambda _: bench.target.failures.append(UNAVAILABLE), 0])
 
     assert [0, 1, 2, 0] == bench.backoff.attempts
 
 
-def test_a_supervisor_waits_as_long_as_the_back_off_says(bench):
-    """In pieces, so that a stop is noticed; a busy target may ask for longer."""
+def test_a_supervisor_waits_as_long_as_the_backoff_requires(bench):
+    """It waits in steps, to notice a stop; a busy target may request a longer wait."""
     bench.backoff = Steps(2.5)
     bench.target.failures = [
-        AWAY,
+        UNAVAILABLE,
         TargetBusyError("the cache is full", retry_after_s=4.0),
         TargetBusyError("the cache is full", retry_after_s=1.0),
     ]
@@ -429,22 +429,22 @@ def test_a_supervisor_waits_as_long_as_the_back_off_says(bench):
     assert [1, 1, 0.5, *[1] * 4, 1, 1, 0.5] == bench.stop.waits
 
 
-def test_a_failure_that_stops_the_driver_is_not_waited_for(bench):
-    """A stop in the middle of an attempt ends it, without another one."""
+def test_no_wait_follows_a_failure_once_the_driver_stops(bench):
+    """A stop during an attempt is followed by neither a wait nor another attempt."""
     bench.backoff = Steps(2.5)
-    bench.target = Resolution(bench, bench.stop.set)
+    bench.target = InterruptedTarget(bench, bench.stop.set)
     bench.run([0])
 
     assert (1, [], 0) == (
         len(bench.target.attempts),
         bench.stop.waits,
-        bench.look().retries,
+        bench.read_progress().retries,
     )
 
 
 def test_a_full_disk_is_reported_as_such(bench):
     """
-    Its error is not one of ours.
+    The error is the operating system's, not one of ours.
     """
     bench.target.failures = [OSError(errno.ENOSPC, "No space left on device")]
     bench.run([0])
@@ -458,7 +458,7 @@ def test_a_stop_ends_a_sinks_back_off(bench):
     """
     bench.stop = Stop(after_waits=2)
     bench.backoff = Steps(60.0)
-    bench.target.failures = [AWAY, AWAY]
+    bench.target.failures = [UNAVAILABLE, UNAVAILABLE]
     bench.run([0])
 
     assert (1, 2) == (len(bench.target.attempts), len(bench.stop.waits))
@@ -473,48 +473,52 @@ def test_the_reports_counters_continue_after_a_restart(bench, tmp_path, monkeypa
     later.engine.ends = {0: 6}
     later.run([0])
 
-    assert (2, 4) == (bench.look().batches, bench.look().rows)
+    assert (2, 4) == (bench.read_progress().batches, bench.read_progress().rows)
 
 
-def test_a_topic_created_while_a_query_starts_is_no_failure(bench):
+def test_a_topic_created_while_a_query_starts_is_not_a_failure(bench):
     """
-    The engine lists it and we do not: the next start, at once, has it.
+    The engine lists it, but we do not: an immediate second start has it.
     """
     started = bench.run(RACE, RACE)
 
-    assert (3, 0, None) == (started, bench.look().retries, bench.look().error)
+    assert (3, 0, None) == (
+        started,
+        bench.read_progress().retries,
+        bench.read_progress().error,
+    )
 
 
 def test_a_race_that_does_not_end_is_a_failure(bench):
     """
-    Nothing is retried for ever without a report.
+    Nothing is retried forever without a report.
     """
     bench.run(*[RACE] * module.MAX_STARTS_AT_ONCE)
 
-    assert 1 == bench.look().retries
+    assert 1 == bench.read_progress().retries
 
 
 def test_any_other_failure_of_a_query_is_reported(bench):
     """
-    It restarts after a pause.
+    The query restarts after a pause.
     """
-    assert (2, 1) == (bench.run(FELL_OVER), bench.look().retries)
+    assert (2, 1) == (bench.run(FELL_OVER), bench.read_progress().retries)
 
 
-def test_an_abandoned_batch_did_not_end_its_query(bench):
+def test_an_abandoned_batch_does_not_count_as_the_cause_of_a_failure(bench):
     """
-    The query's own error is reported, and it restarts; the batch is not even tried.
+    The query's own error is reported, and it restarts; the batch is not attempted.
     """
     bench.engine.at_end = lambda query: query.batch(0)
 
     assert (2, 1, []) == (
         bench.run(FELL_OVER),
-        bench.look().retries,
+        bench.read_progress().retries,
         bench.target.attempts,
     )
 
 
-def test_a_command_is_carried_out_though_no_query_lives_long(bench):
+def test_a_command_is_carried_out_even_if_each_query_fails(bench):
     """
     The command may repair the cause that ends the query each time.
     """
@@ -532,10 +536,10 @@ def test_a_command_is_carried_out_though_no_query_lives_long(bench):
 
 
 class Busy:
-    """A query with a running batch for so many looks; it may end by itself."""
+    """A query whose batch runs for a number of checks; it may end by itself."""
 
-    def __init__(self, looks, *, ends_after=99):
-        self.looks = looks
+    def __init__(self, checks, *, ends_after=99):
+        self.checks = checks
         self._ends_after = ends_after
 
     @property
@@ -546,13 +550,13 @@ class Busy:
     @property
     def status(self):
         """Return whether a batch runs."""
-        self.looks -= 1
+        self.checks -= 1
         self._ends_after -= 1
-        return {"isTriggerActive": self.looks > 0}
+        return {"isTriggerActive": self.checks > 0}
 
 
 class Waiting(Clock):
-    """A clock that advances as it is waited for."""
+    """A clock that advances only in ``wait``."""
 
     now_s = 0.0
 
@@ -561,22 +565,22 @@ class Waiting(Clock):
         return self.now_s
 
     def wait(self, timeout_s):
-        """Let time pass."""
+        """Advance the clock."""
         self.now_s += timeout_s
 
 
 @pytest.mark.parametrize(
-    ("looks", "ends_after", "left"), [(5, 99, 0), (5, 2, 3), (10**6, 10**7, None)]
+    ("checks", "ends_after", "left"), [(5, 99, 0), (5, 2, 3), (10**6, 10**7, None)]
 )
-def test_a_running_batch_is_finished_at_a_stop(looks, ends_after, left):
+def test_a_running_batch_is_finished_at_a_stop(checks, ends_after, left):
     """
     The wait ends when the engine has committed it, the query has ended, or time is out.
     """
-    query, clock = Busy(looks, ends_after=ends_after), Waiting()
+    query, clock = Busy(checks, ends_after=ends_after), Waiting()
     wait_for_batch(query, clock)
 
     assert (left is None) == (clock.now_s >= FINISH_WITHIN_S)
-    assert left is None or query.looks == left
+    assert left is None or query.checks == left
 
 
 def test_no_batch_begins_once_the_driver_stops(bench):
@@ -590,7 +594,7 @@ def test_no_batch_begins_once_the_driver_stops(bench):
 
 def test_a_deleted_batch_ends_the_query(bench):
     """
-    Its next start finds the missing records, and has them refetched.
+    Its next start finds the missing records, and requests their rows.
     """
     bench.engine.ends[1] = 2
     bench.run([0, 1])
@@ -601,27 +605,29 @@ def test_a_deleted_batch_ends_the_query(bench):
     )
 
 
-class Resolution(Target):
-    """A target that is away, and during whose attempts something happens."""
+class InterruptedTarget(Target):
+    """An unavailable target that runs an action during each attempt."""
 
     def __init__(self, bench, during):
         super().__init__(bench)
         self._during = during
 
     def flush(self):
-        """Fail after it has happened."""
+        """Run the action, then fail."""
         self._during()
-        self.failures = [AWAY]
+        self.failures = [UNAVAILABLE]
         return super().flush()
 
 
 def test_a_batch_of_an_ended_query_is_not_retried(bench):
     """
-    The engine waits for it before the next query of its name may start.
+    The engine waits for it before the next query of the same name may start.
     """
     is_running, has_ended = Event(), Event()
     bench.backoff = Steps(60.0)
-    bench.target = Resolution(bench, lambda: is_running.set() or has_ended.wait(20))
+    bench.target = InterruptedTarget(
+        bench, lambda: is_running.set() or has_ended.wait(20)
+    )
     batches = []
 
     def end(_query):
@@ -640,31 +646,31 @@ def test_a_batch_of_an_ended_query_is_not_retried(bench):
     assert 1 == len(bench.target.attempts)
 
 
-def test_a_start_attends_to_everything_in_order(bench):
-    """Routes, altered columns, dead letters, checkpoint and orders; then it runs."""
-    bench.note(module.BlockChanges, "run", "routes")
-    bench.note(module.ColumnChanges, "check", "columns")
-    bench.note(module.Recovery, "run", "checkpoint")
-    bench.note(module.DeadLetterRequests, "restore", "recall orders")
-    bench.note(module.DeadLetterRequests, "process", "orders")
-    bench.note(module, "wait_for_batch", "finish")
+def test_a_start_runs_its_steps_in_order(bench):
+    """The query starts after routes, columns, dead letters, checkpoint and requests."""
+    bench.record(module.BlockChanges, "run", "routes")
+    bench.record(module.ColumnChanges, "check", "columns")
+    bench.record(module.Recovery, "run", "checkpoint")
+    bench.record(module.DeadLetterRequests, "restore", "recall requests")
+    bench.record(module.DeadLetterRequests, "process", "requests")
+    bench.record(module, "wait_for_batch", "finish")
     bench.run()
 
     expected = [
-        *("open sink", "routes", "columns", "read letters", "recall orders"),
-        *("checkpoint", "orders", "start", "finish", "close letters", "close sink"),
+        *("open sink", "routes", "columns", "read letters", "recall requests"),
+        *("checkpoint", "requests", "start", "finish", "close letters", "close sink"),
     ]
 
     assert expected == bench.seen
 
 
 def test_the_connection_of_the_announced_shapes_is_closed(bench):
-    """Also if the query ends with an error, whose traceback refers to it."""
+    """This holds even if the query ends with an error whose traceback refers to it."""
     announced = NoAnnouncedShapes()
-    bench.note(announced, "close", "close shapes")
+    bench.record(announced, "close", "close shapes")
     bench.run(FELL_OVER, make_announced=lambda: announced)
 
-    closes = [word for word in bench.seen if word.startswith("close")]
+    closes = [label for label in bench.seen if label.startswith("close")]
 
     assert 2 * ["close letters", "close shapes", "close sink"] == closes
 
@@ -682,7 +688,7 @@ def test_a_recreated_topic_counts_as_unapplied_before_its_first_batch(bench):
     write_progress(progress_path(bench.plan.state_folder, "cache"), applied)
     TopicIds(bench.plan.checkpoint.parent).note({topic: "the deleted topic's"})
     found = []
-    bench.run([lambda _query: found.append(bench.look().applied)])
+    bench.run([lambda _query: found.append(bench.read_progress().applied)])
 
     assert [{topic: {"0": 0}}] == found
 
@@ -692,10 +698,10 @@ def test_parked_keys_are_recalled_at_a_start(bench):
     bench.letters.put([DeadLetter(change(3, note="bad"), "too long", "orders", True)])
     bench.run()
 
-    assert 1 == bench.look().parked
+    assert 1 == bench.read_progress().parked
 
 
-def test_a_first_topic_is_waited_for(bench):
+def test_a_sink_waits_for_its_first_topic(bench):
     """The engine refuses a pattern that matches nothing."""
     answers = iter([[], []])
     bench.topics.names = lambda: next(answers, ["towpath.shop.orders"])
@@ -705,7 +711,7 @@ def test_a_first_topic_is_waited_for(bench):
 
 
 class Copies:
-    """Copies that note their calls, of a sink that a driver elsewhere has run."""
+    """Copies that record calls, for a sink that a driver elsewhere has run."""
 
     was_running = True
 
@@ -714,7 +720,7 @@ class Copies:
 
     @contextmanager
     def kept(self):
-        """Note the end."""
+        """Record the end."""
         yield
         self._seen.append("release")
 
@@ -728,13 +734,13 @@ class Copies:
         self._seen.append("check")
 
     def save(self):
-        """Note it."""
+        """Record the call."""
         self._seen.append("copy")
 
 
 def test_a_resolved_dead_letter_has_its_refetch_in_the_copies(bench):
     """
-    Else a machine that is lost just then would lose it, and keep a row that lacks it.
+    Otherwise the loss of the machine would lose the refetch, but not the resolution.
     """
     bench.letters.put([DeadLetter(change(3, note="bad"), "too long", "orders", True)])
     bench.letters.request(DeadLetterRequest("one", Verb.DISCARD, KEY))
@@ -751,7 +757,7 @@ class UncopiedBatch(Copies):
     """Copies that cannot be stored once, after the first batch."""
 
     def save(self):
-        """Note it."""
+        """Record the call, and fail after the first batch."""
         before = self._seen[-1]
         super().save()
         if before == "check" and self._seen.count("check") == 1:
@@ -766,12 +772,12 @@ def test_a_batch_whose_state_was_not_copied_is_counted_once(bench):
     started = bench.run([0], [0], make_copies=lambda _: UncopiedBatch(bench.seen))
 
     assert 2 == started
-    assert (1, 2) == (bench.look().batches, bench.look().rows)
+    assert (1, 2) == (bench.read_progress().batches, bench.read_progress().rows)
 
 
-def test_a_sink_of_a_former_driver_is_checked_and_its_floors_wait(bench, monkeypatch):
+def test_a_sink_of_an_earlier_driver_is_checked_and_its_floors_wait(bench, monkeypatch):
     """
-    The former driver may have calls in flight, and another may take over any time.
+    The earlier driver may have calls in flight, and another may take over at any time.
     """
     made = []
 
@@ -789,28 +795,31 @@ def test_a_sink_of_a_former_driver_is_checked_and_its_floors_wait(bench, monkeyp
 @pytest.mark.parametrize(
     ("error", "starts"),
     [
-        (TopicRemadeError("it was made again"), 2),
+        (TopicRemadeError("it was recreated"), 2),
         (PartitionsAddedError("there are more"), 2),
         (TargetUnavailableError("away"), 1),
         (TargetBusyError("full", retry_after_s=1.0), 1),
     ],
 )
-def test_only_changed_topics_end_a_query_from_beside_its_batches(bench, error, starts):
+def test_outside_of_batches_only_changed_topics_end_a_query(bench, error, starts):
     """
     An upkeep failure is retried later; the query continues.
     """
-    bench.note(module.Recovery, "check", "look", error)
+    bench.record(module.Recovery, "check", "check topics", error)
     bench.run()
 
-    assert (starts, starts - 1) == (bench.seen.count("look"), bench.look().retries)
+    assert (starts, starts - 1) == (
+        bench.seen.count("check topics"),
+        bench.read_progress().retries,
+    )
 
 
 @pytest.mark.parametrize(("has_executor", "expected"), [(True, True), (False, False)])
-def test_the_executors_write_where_the_root_says_so(
+def test_executors_write_if_the_driver_is_built_with_them(
     bench, monkeypatch, has_executor, expected
 ):
     """
-    Elsewhere the driver applies every batch.
+    Otherwise the driver applies every batch.
     """
     made = []
     real = module.SinkWriter

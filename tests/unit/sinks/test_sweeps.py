@@ -18,8 +18,8 @@ class Cluster:
     """
     Topics of three partitions.
 
-    ``is_away`` is a broker that does not answer, ``is_late`` one that has not yet heard
-    of the topics.
+    With ``is_away`` the broker does not answer; with ``is_late`` it does not know the
+    topics yet.
     """
 
     is_away = is_late = False
@@ -57,7 +57,7 @@ def open_sweeps(tmp_path, cluster):
 
 def test_a_sweep_waits_for_the_last_partition(open_sweeps):
     """
-    Until then rows may come that it must spare.
+    Until then, rows that it must spare may still arrive.
     """
     sweeps = open_sweeps()
 
@@ -68,7 +68,7 @@ def test_a_sweep_waits_for_the_last_partition(open_sweeps):
 
 def test_the_sweep_of_a_requested_snapshot_completes_the_route(open_sweeps, tmp_path):
     """
-    Another snapshot's sweep does not, nor does one that still waits.
+    The sweep of a different snapshot does not, nor does one that is still waiting.
     """
     names = ("a/b", ".hidden", "orders")
     for name in names:
@@ -91,7 +91,7 @@ def test_the_sweep_of_a_requested_snapshot_completes_the_route(open_sweeps, tmp_
 
 def test_sweeps_of_several_snapshots_are_kept_apart(open_sweeps):
     """
-    All stand at the lowest floor, and one must not complete another.
+    All have the lowest floor, and one must not complete another.
     """
     sweeps = open_sweeps()
     one, other = (
@@ -106,7 +106,7 @@ def test_sweeps_of_several_snapshots_are_kept_apart(open_sweeps):
 
 def test_a_topic_without_known_partitions_completes_no_sweep(open_sweeps, cluster):
     """
-    A broker may leave the topic out for a moment; the batch is tried again.
+    A broker may leave the topic out for a moment; the batch is retried.
     """
     sweeps = open_sweeps()
     cluster.is_late = True
@@ -120,7 +120,7 @@ def test_a_topic_without_known_partitions_completes_no_sweep(open_sweeps, cluste
 
 def test_partitions_added_after_a_sweep_are_not_waited_for(open_sweeps):
     """
-    It was written into two of the three: the last has no row that it spares.
+    It was written to two of three partitions: the third has no row that it spares.
     """
     sweeps = open_sweeps()
 
@@ -132,7 +132,7 @@ def test_partitions_added_after_a_sweep_are_not_waited_for(open_sweeps):
 
 def test_a_repeated_sweep_of_more_partitions_waits_for_them(open_sweeps):
     """
-    The repeated one has the newer count; delivered partitions are not lost.
+    The repeated sweep has the newer count; partitions delivered before still count.
     """
     sweeps = open_sweeps()
     sweeps.record([sweep_floor(0, partitions=2)])
@@ -145,7 +145,7 @@ def test_a_repeated_sweep_of_more_partitions_waits_for_them(open_sweeps):
 
 def test_a_sweep_with_its_partition_count_needs_no_broker(open_sweeps, cluster):
     """
-    Only an older one without a count requests the current number.
+    Only an older sweep without a count requests the current number.
     """
     cluster.is_away = True
     sweeps = open_sweeps()
@@ -157,7 +157,7 @@ def test_a_sweep_with_its_partition_count_needs_no_broker(open_sweeps, cluster):
 
 def test_delivered_sweeps_survive_a_restart(open_sweeps):
     """
-    A new driver knows the partitions that it has passed.
+    A new driver knows which partitions have delivered the sweep.
     """
     open_sweeps().record([sweep_floor(0), sweep_floor(2)])
 
@@ -176,7 +176,7 @@ def test_a_repeated_batch_repeats_its_floor(open_sweeps):
 
 def test_different_sweeps_do_not_complete_each_other(open_sweeps):
     """
-    Other floors, routes and topics are other sweeps.
+    A different floor, route or topic means a different sweep.
     """
     sweeps = open_sweeps()
     sweeps.record([sweep_floor(0), sweep_floor(1)])
@@ -243,9 +243,9 @@ def test_a_sweep_that_completes_with_a_higher_one_is_repeated_with_it(open_sweep
     assert (lower[2], *higher) == open_sweeps().record([lower[2], *higher])
 
 
-def test_the_end_of_a_snapshot_waits_behind_a_higher_sweep(open_sweeps):
+def test_the_end_of_a_snapshot_still_waits_after_a_higher_sweep(open_sweeps):
     """
-    It stands at the lowest floor, and only marks that all rows were delivered.
+    It has the lowest floor, and only marks that all rows were delivered.
     """
     end = [replace(sweep_floor(p, number=0), snapshot_id="columns") for p in range(3)]
     sweeps = open_sweeps()
@@ -257,7 +257,7 @@ def test_the_end_of_a_snapshot_waits_behind_a_higher_sweep(open_sweeps):
 
 def test_a_truncate_does_not_wait_for_all_partitions(open_sweeps):
     """
-    It takes effect at once, also beside a sweep that waits.
+    It takes effect at once, even while a sweep is waiting.
     """
     truncation = replace(sweep_floor(0), needs_all=False)
 

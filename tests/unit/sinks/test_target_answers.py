@@ -1,4 +1,4 @@
-"""Answers of targets: aliases of others, lost shards, other protocols."""
+"""Responses of targets: foreign aliases, lost shards, wrong protocols."""
 
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -34,7 +34,7 @@ def described(uuid, *aliases):
     return {"settings": {"index": index}, "aliases": {name: {} for name in aliases}}
 
 
-def test_an_alias_that_an_operator_shares_among_indexes_is_no_mistake():
+def test_an_alias_that_an_operator_shares_among_indexes_is_not_a_mistake():
     """
     Only the aliases of the sink's own routes must have one index each.
     """
@@ -52,7 +52,7 @@ def test_an_alias_that_an_operator_shares_among_indexes_is_no_mistake():
 
 def test_tombstones_of_every_route_are_deleted_in_turn():
     """
-    A route with many of them lets the others come first, also at a new position.
+    A route with many tombstones lets the others go first, even at a new position.
     """
     purged = []
     indexes = SimpleNamespace(
@@ -80,9 +80,9 @@ DOCUMENT = {"_id": "7", "found": True, "_source": {"id": 7}}
         ([DOCUMENT, {"_id": "8", "error": {}}], {"_shards": {"failed": 1}}),
     ],
 )
-def test_a_shard_that_does_not_answer_has_no_absent_rows(monkeypatch, documents, page):
+def test_rows_of_a_silent_shard_do_not_count_as_absent(monkeypatch, documents, page):
     """
-    They would be reported as missing, and requested again.
+    Otherwise its rows would be reported as missing, and requested again.
     """
     hits = {"hits": {"hits": [DOCUMENT]}, "_scroll_id": "1"}
     client = SimpleNamespace(
@@ -101,7 +101,7 @@ def test_a_shard_that_does_not_answer_has_no_absent_rows(monkeypatch, documents,
             list(rows)
 
 
-def test_a_server_of_another_protocol_is_unavailable():
+def test_a_server_with_a_different_protocol_is_unavailable():
     """
     A wrong port, or a port with TLS, answers something else.
     """
@@ -118,15 +118,15 @@ def test_a_server_of_another_protocol_is_unavailable():
 @pytest.mark.parametrize("name", ["_row", "_kept", "_position"])
 def test_columns_of_the_sinks_own_tables_are_refused(name):
     """
-    The tables of batches have two more than the table itself.
+    The tables of batches have two more columns than the table itself.
     """
     assert unfit_name(name)
     assert not unfit_name(f"{name}s")
 
 
-def test_a_column_name_that_postgres_cuts_off_is_refused():
+def test_a_column_name_that_postgres_truncates_is_refused():
     """
-    The shortened name is not found again when the sink opens its table once more.
+    The sink would not find the truncated name when it opens its table again.
     """
     assert "more than 63 bytes" in unfit_name("ä" * 32)
     assert not unfit_name("ä" * 31)
@@ -136,15 +136,15 @@ def test_a_column_name_that_postgres_cuts_off_is_refused():
     "answer",
     [
         redis.exceptions.NoPermissionError("no permissions to run 'config|get'"),
-        # A hosted server has no such command.
+        # Hosted servers may not have this command.
         redis.ResponseError(
             "unknown command 'CONFIG', with args beginning with: 'GET'"
         ),
     ],
 )
-def test_the_health_of_a_cache_leaves_out_what_the_server_does_not_show(answer):
+def test_the_health_of_a_cache_omits_facts_that_the_server_hides(answer):
     """
-    Its other facts are found.
+    The other facts are reported.
     """
 
     def refuse(*_):
@@ -176,7 +176,7 @@ def test_the_health_of_a_cache_leaves_out_what_the_server_does_not_show(answer):
 )
 def test_a_finding_names_the_address_of_the_caches_server(url, address, monkeypatch):
     """
-    A server behind a socket has neither host nor port.
+    A server with a socket file has neither host nor port.
     """
     client = cache_client.connect(url)
     facts = {"redis_version": "6.2", "aof_enabled": 1}
@@ -192,9 +192,9 @@ def test_a_finding_names_the_address_of_the_caches_server(url, address, monkeypa
     assert f"{address} has version 6.2" == found.what
 
 
-def test_a_cluster_behind_a_socket_file_is_reached_at_its_servers():
+def test_a_cluster_with_a_socket_file_is_reached_at_its_servers():
     """
-    Only the first server has the file; the login is that of all.
+    Only the first server has the file; all of them have the same login.
     """
     first = cache_client.connect("unix://me:secret@/run/cache.sock")
     other = cache_client.connect_to(first, "cache-2", 6380)
@@ -206,9 +206,9 @@ def test_a_cluster_behind_a_socket_file_is_reached_at_its_servers():
     )
 
 
-def test_a_refused_command_is_reported_whatever_the_users_name():
+def test_a_refused_command_is_reported_for_any_user_name():
     """
-    The refusal has the name, which may be one of the words of other refusals.
+    The refusal contains the name, which may be a word that other refusals use.
     """
 
     def execute(*words):
@@ -253,9 +253,9 @@ class ForeignHash:
         """Return its key, as the client decodes it."""
         return iter([b"towpath:orders:7\xff".decode(errors="surrogateescape")])
 
-    def hgetall(self, place):
-        """Note a key to be read."""
-        self._read.append(place.encode(errors="surrogateescape"))
+    def hgetall(self, name):
+        """Keep a key to be read."""
+        self._read.append(name.encode(errors="surrogateescape"))
 
     def execute(self, **_):
         """Return a hash for the known key, and none for any other."""
@@ -277,7 +277,7 @@ def test_a_foreign_key_that_is_not_utf_8_can_be_verified(monkeypatch):
 
 def test_a_foreign_key_that_looks_escaped_can_be_verified(monkeypatch):
     """
-    Its text is that of no row of ours, and finds its own row only.
+    Its text differs from the keys of our rows, and finds only its own row.
     """
     foreign = {
         "caf%C3%A9": ("caf%%C3%%A9", {"v": "foreign"}),
@@ -305,7 +305,7 @@ def test_a_foreign_key_that_looks_escaped_can_be_verified(monkeypatch):
 @pytest.mark.parametrize(
     ("synced", "missing"), [("always", ["WAITAOF"]), ("everysec", [])]
 )
-def test_a_cache_whose_writes_are_awaited_needs_the_right_to_await_them(
+def test_a_cache_whose_writes_are_awaited_needs_permission_to_await_them(
     synced, missing
 ):
     """
@@ -348,7 +348,7 @@ def test_a_cache_whose_writes_are_awaited_needs_the_right_to_await_them(
 )
 def test_an_address_that_cannot_be_read_is_a_mistake_in_the_configuration(read):
     """
-    The error has its cure, and does not repeat the address with its password.
+    The error has a remedy, and does not repeat the address with its password.
     """
     with pytest.raises(ConfigurationError, match=r"url.* is not ") as raised:
         read()

@@ -1,4 +1,4 @@
-"""Files beside a sink's checkpoint, as another release or a torn disk leaves them."""
+"""Files beside a sink's checkpoint, as another release or a broken disk leaves them."""
 
 import pytest
 

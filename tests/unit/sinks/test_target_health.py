@@ -1,4 +1,4 @@
-"""Risks of each target, each made to appear, from facts alone."""
+"""The risks of each target, derived from given facts alone."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def ids(found) -> list[str]:
 
 def test_healthy_targets_have_no_finding():
     """
-    Nothing is reported without a reason; a hidden fact is none.
+    Nothing is reported without a reason; a hidden fact is not a reason.
     """
     assert [] == ids(
         [
@@ -59,7 +59,7 @@ def test_healthy_targets_have_no_finding():
 )
 def test_a_cache_that_loses_rows_is_found(fields: dict[str, Any], finding: str):
     """
-    Eviction, a full memory, no file, a file that cannot be written, an old version.
+    It may evict rows, be full, have no file or a broken one, or be too old.
     """
     assert [finding] == ids(cache_findings(SINK, [CACHE._replace(**fields)]))
 
@@ -106,7 +106,7 @@ def test_a_search_index_that_refuses_rows_is_found(
     fields: dict[str, Any], finding: str
 ):
     """
-    A missing shard, a full disk, a block, replicas without a server, a loose mapping.
+    It lacks a shard, disk space or a replica's server, is blocked, or maps loosely.
     """
     assert [finding] == ids(search_findings(SINK, SEARCH._replace(**fields)))
 
@@ -130,7 +130,7 @@ def test_a_disk_is_full_by_the_watermark_of_its_cluster(
     watermark: str, free_bytes: int, is_found: bool
 ):
     """
-    A share is of used space, in per cent or as a ratio; a size is of free space.
+    A share, as a percentage or a ratio, is of used space; a size is of free space.
     """
     health = SEARCH._replace(
         disks={"n": Disk(10_000, free_bytes)}, low_watermark=watermark
@@ -150,7 +150,7 @@ def test_a_disk_is_full_by_the_watermark_of_its_cluster(
 )
 def test_a_warehouse_that_grows_is_found(fields: dict[str, Any], finding: str):
     """
-    Format, files, versions and identifier fields, by the table's metadata.
+    The table's metadata has the format, files, versions and identifier fields.
     """
     assert [finding] == ids(lake_findings(SINK, [LAKE._replace(**fields)]))
 
@@ -166,12 +166,12 @@ def test_a_warehouse_that_grows_is_found(fields: dict[str, Any], finding: str):
 )
 def test_a_target_that_cannot_be_written_is_found(fields: dict[str, Any], finding: str):
     """
-    An old server, a standby, fsync off, hardly a connection left.
+    It may be an old server or a standby, have fsync off, or few connections left.
     """
     assert [finding] == ids(target_findings(SINK, TARGET._replace(**fields)))
 
 
-def test_the_version_of_an_old_target_is_the_one_that_people_know():
+def test_the_version_of_an_old_target_is_shown_in_its_common_form():
     """
     Postgres reports 14.5 as 140005.
     """

@@ -1,4 +1,4 @@
-"""A topic that is read to the ends that it had when the read began."""
+"""A topic is read up to the ends that it had when the read began."""
 
 from types import SimpleNamespace
 
@@ -36,9 +36,11 @@ class FakeConsumer:
         self.assigned = []
         self.is_fetching = False
 
-    def assign(self, places):
-        """Note from where each partition is read."""
-        self.assigned = [(place.partition, place.offset) for place in places]
+    def assign(self, partitions):
+        """Record the offset from which each partition is read."""
+        self.assigned = [
+            (partition.partition, partition.offset) for partition in partitions
+        ]
         self.is_fetching = True
 
     def unassign(self):
@@ -49,7 +51,7 @@ class FakeConsumer:
 
 
 def answer(partition, offset, error=None):
-    """Make a record, or what stands in its place."""
+    """Make a record, or the end or error that a poll returns instead."""
     code = error and SimpleNamespace(code=lambda: error, str=lambda: "no brokers")
     return SimpleNamespace(
         partition=lambda: partition, offset=lambda: offset, error=lambda: code
@@ -57,7 +59,7 @@ def answer(partition, offset, error=None):
 
 
 def read(ends, seen, *answers):
-    """Read; return the places of the records, and the consumer."""
+    """Read; return the records' partitions and offsets, and the consumer."""
     consumer = FakeConsumer(*answers)
     found = records_to(ends, consumer, "t", seen)
     return [(one.partition(), one.offset()) for one in found], consumer
@@ -65,7 +67,7 @@ def read(ends, seen, *answers):
 
 def test_the_last_record_ends_the_read():
     """
-    The broker would hold the next answer back until it has waited for more records.
+    The broker would delay its next answer while it waits for more records.
     """
     seen = {1: 3}
     answers = answer(2, 0), answer(0, 0), answer(0, 1)
@@ -78,7 +80,7 @@ def test_the_last_record_ends_the_read():
 
 def test_a_partition_ends_without_its_last_record():
     """
-    Compaction and the marks of transactions leave offsets without a record.
+    Compaction and transaction markers leave offsets without a record.
     """
     seen = {}
     end = answer(0, 5, KafkaError._PARTITION_EOF)
@@ -103,7 +105,7 @@ def test_nothing_is_fetched_after_the_read():
 
 
 class Clock:
-    """A clock that only waiting advances."""
+    """A clock that advances only in ``wait``."""
 
     def __init__(self):
         self._s = 0.0
@@ -122,7 +124,7 @@ class SettlingConsumer:
         self.left = failures
         self._code = code
 
-    def get_watermark_offsets(self, _place, _timeout_s):
+    def get_watermark_offsets(self, _partition, _timeout_s):
         if self.left:
             self.left -= 1
             raise KafkaException(KafkaError(self._code))
@@ -134,11 +136,11 @@ class SettlingConsumer:
 )
 def test_an_end_is_requested_again_while_the_leader_changes(code):
     """
-    Reading goes on behind a broker that was fenced for a moment.
+    Reading continues after a broker was fenced for a moment.
     """
-    place = TopicPartition("t", 0)
+    partition = TopicPartition("t", 0)
 
-    assert end_offset(SettlingConsumer(code, 3), place, Clock()) == 8
+    assert end_offset(SettlingConsumer(code, 3), partition, Clock()) == 8
 
 
 @pytest.mark.parametrize(
@@ -148,9 +150,9 @@ def test_an_end_is_requested_again_while_the_leader_changes(code):
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, 0),
     ],
 )
-def test_an_end_that_stays_unknown_is_an_error(code, passes_s):
+def test_an_end_that_remains_unknown_raises_an_error(code, passes_s):
     """
-    It comes after the time of a request; at once, where waiting would not help.
+    The error is raised after the request timeout, or at once if waiting is no help.
     """
     clock = Clock()
     consumer = SettlingConsumer(code, 1_000_000)
@@ -161,7 +163,7 @@ def test_an_end_that_stays_unknown_is_an_error(code, passes_s):
 
 
 class OneTopic:
-    """A topic of one partition, and its only consumer."""
+    """A topic with one partition, and its only consumer."""
 
     def __init__(self):
         self.records = []
@@ -180,11 +182,11 @@ class OneTopic:
         assert timeout
         return SimpleNamespace(topics={"p.relations", "p.relay-state", "p.progress"})
 
-    def get_watermark_offsets(self, _place, _timeout_s):
+    def get_watermark_offsets(self, _partition, _timeout_s):
         return 0, len(self.records)
 
-    def assign(self, places):
-        self._next = max(0, places[0].offset)
+    def assign(self, partitions):
+        self._next = max(0, partitions[0].offset)
 
     def unassign(self):
         """Do nothing."""
@@ -203,7 +205,7 @@ class OneTopic:
 
 @pytest.fixture
 def topic(monkeypatch):
-    """Return the topic that is read in place of Kafka's."""
+    """Return the topic that is read in partition of Kafka's."""
     fake = OneTopic()
     monkeypatch.setattr(client, "Topics", lambda _: fake)
     monkeypatch.setattr(client, "consumer", lambda *_: fake)
@@ -212,7 +214,7 @@ def topic(monkeypatch):
 
 def test_announcements_in_a_recreated_topic_are_read(topic):
     """
-    A driver that runs would know no new table until as many records had come.
+    Otherwise a running driver would miss new tables until as many records had come in.
     """
 
     def announce(table):
@@ -231,7 +233,7 @@ def test_announcements_in_a_recreated_topic_are_read(topic):
 
 def test_the_history_in_a_recreated_topic_counts(topic):
     """
-    Without a record the relay has not begun; the former start says nothing.
+    Without a record the relay has not begun; the earlier start does not count.
     """
 
     def begin(*lsns):
@@ -255,7 +257,7 @@ SETTINGS = Settings.model_validate(
         "kafka": {"bootstrap_servers": "unused"},
     }
 )
-# A record that another program has written.
+# A record that another program wrote.
 FOREIGN = (b"\xff", {})
 
 

@@ -1,4 +1,4 @@
-"""The reliability of the broker's first answers about a topic."""
+"""How the client copes with a broker's first answers about a topic."""
 
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ SETTLING = (
 
 
 class Clock:
-    """Time passes only by waiting."""
+    """A clock that advances only in ``wait``."""
 
     def __init__(self):
         self.now_s = 0.0
@@ -29,17 +29,17 @@ class Clock:
         return self.now_s
 
     def wait(self, delay_s):
-        """Let time pass."""
+        """Advance the clock."""
         self.now_s += delay_s
 
 
 class Admin:
-    """A broker with one topic; answers with these errors first."""
+    """A broker with one topic that answers with the given errors first."""
 
     def __init__(self, *errors):
         self._errors = list(errors)
         self.topics = ["orders"]
-        # How often a deleted topic is still listed.
+        # How many more times a deleted topic is listed.
         self.lingers = 0
 
     def list_topics(self, timeout):
@@ -53,7 +53,9 @@ class Admin:
     def list_offsets(self, wanted, request_timeout):
         """Return each partition's end."""
         assert request_timeout > 0
-        return {place: self._answer(SimpleNamespace(offset=7)) for place in wanted}
+        return {
+            partition: self._answer(SimpleNamespace(offset=7)) for partition in wanted
+        }
 
     def delete_topics(self, names, request_timeout):
         """Delete topics."""
@@ -84,32 +86,32 @@ def clock():
 
 @pytest.fixture
 def topics(monkeypatch, clock):
-    """Return the client of such a broker."""
+    """Return a function that makes the client of a given broker."""
 
-    def ask(admin):
+    def make(admin):
         monkeypatch.setattr(client, "AdminClient", lambda _: admin)
         return Topics(Kafka(bootstrap_servers="kafka:9092"), clock)
 
-    return ask
+    return make
 
 
 @pytest.mark.parametrize("code", SETTLING)
-def test_a_new_topic_is_requested_again(topics, code):
+def test_offsets_of_a_new_topic_are_requested_again(topics, code):
     """
     Its partitions have no leader for a moment, or not every broker knows it.
     """
-    asked = topics(Admin(code, code))
+    made = topics(Admin(code, code))
 
-    assert {"orders": {"0": 7}} == asked.end_offsets(["orders"])
+    assert {"orders": {"0": 7}} == made.end_offsets(["orders"])
 
 
-def test_a_partition_that_stays_without_a_leader_is_an_error(topics, clock):
+def test_a_partition_that_remains_without_a_leader_raises_an_error(topics, clock):
     """
-    The waiting is bounded.
+    The wait is bounded.
     """
-    asked = topics(Admin(*[KafkaError.NOT_LEADER_FOR_PARTITION] * 1000))
+    made = topics(Admin(*[KafkaError.NOT_LEADER_FOR_PARTITION] * 1000))
     with pytest.raises(BrokerUnavailableError, match="why"):
-        asked.first_offsets(["orders"])
+        made.first_offsets(["orders"])
 
     assert 5 <= clock.now_s < 6
 
@@ -118,28 +120,28 @@ def test_any_other_kafka_error_is_raised_at_once(topics, clock):
     """
     Waiting would not help.
     """
-    asked = topics(Admin(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    made = topics(Admin(KafkaError.TOPIC_AUTHORIZATION_FAILED))
     with pytest.raises(BrokerUnavailableError, match="why"):
-        asked.end_offsets(["orders"])
+        made.end_offsets(["orders"])
 
     assert 0 == clock.now_s
 
 
-def test_a_deleted_topic_is_waited_for_until_it_is_gone(topics, clock):
+def test_delete_waits_until_the_topic_is_gone(topics, clock):
     """
-    A repeated deletion does nothing, and a repeated creation makes a new topic.
+    A repeated deletion does nothing.
     """
     admin = Admin()
     admin.lingers = 4
-    asked = topics(admin)
-    kept = [asked.delete(["orders", "lines"]), asked.delete(["orders"])]
+    made = topics(admin)
+    kept = [made.delete(["orders", "lines"]), made.delete(["orders"])]
 
     assert ([{}, {}], True) == (kept, clock.now_s > 0)
 
 
-def test_a_topic_that_is_not_deleted_in_time_is_an_error(topics):
+def test_a_topic_that_is_not_deleted_in_time_raises_an_error(topics):
     """
-    The waiting is bounded too.
+    The wait is bounded, too.
     """
     admin = Admin()
     admin.lingers = 1000
@@ -149,8 +151,8 @@ def test_a_topic_that_is_not_deleted_in_time_is_an_error(topics):
 
 def test_a_topic_that_the_broker_keeps_is_reported_with_its_reason(topics):
     """
-    Deletion is disabled there, or not allowed; no error, for it stays so.
+    Deletion is disabled or forbidden; this is not an error, as a retry would not help.
     """
-    asked = topics(Admin(KafkaError.TOPIC_DELETION_DISABLED))
+    made = topics(Admin(KafkaError.TOPIC_DELETION_DISABLED))
 
-    assert {"orders": "why"} == asked.delete(["orders"])
+    assert {"orders": "why"} == made.delete(["orders"])

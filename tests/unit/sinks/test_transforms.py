@@ -94,7 +94,7 @@ def apply(row, *transforms, unchanged=()):
 )
 def test_each_verb_writes_its_column(entry, row, expected):
     """
-    Null stays null, and an absent column is null.
+    Null remains null, and an absent column is null.
     """
     if not isinstance(expected, dict):
         expected = {**row, "c": expected}
@@ -102,9 +102,9 @@ def test_each_verb_writes_its_column(entry, row, expected):
     assert TransformedRow(expected, frozenset()) == apply(row, entry)
 
 
-def test_entries_are_applied_in_their_order():
+def test_entries_are_applied_in_order():
     """
-    A later one reads what an earlier one wrote.
+    A later entry reads the results of earlier entries.
     """
     found = apply(
         {"a": "x", "b": "y"},
@@ -136,7 +136,7 @@ def test_entries_are_applied_in_their_order():
 )
 def test_a_condition_drops_rows_by_value(condition, dropped, kept):
     """
-    Numbers compare by value, also where records have them as text.
+    Numbers compare by value, even if records have them as text.
     """
     entry = {"drop_if": {"a": condition}}
 
@@ -167,7 +167,7 @@ def test_a_row_is_dropped_if_all_conditions_of_one_entry_hold():
         ({"drop_if": {"a": 1, "t": "x"}}, {"a": 2}, {"t"}, {"a": 2}, {"t"}),
     ],
 )
-def test_a_column_computed_from_unknown_ones_alone_is_unknown(
+def test_a_column_computed_only_from_unknown_ones_is_unknown(
     entry, row, unchanged, expected, still_unchanged
 ):
     """
@@ -186,9 +186,9 @@ def test_a_column_computed_from_unknown_ones_alone_is_unknown(
         {"drop_if": {"a": 1, "t": "x"}},
     ],
 )
-def test_nothing_is_guessed_from_a_part_of_the_inputs(entry):
+def test_nothing_is_guessed_from_some_of_the_inputs(entry):
     """
-    The row must be read again.
+    The row must be refetched.
     """
     with pytest.raises(LacksColumnsError, match="the change lacks: t"):
         apply({"a": 1}, entry, unchanged={"t"})
@@ -227,7 +227,7 @@ def test_nothing_is_guessed_from_a_part_of_the_inputs(entry):
         ("uuid", "6F2C1F9E00004000800000000000000A", None),
     ],
 )
-def test_a_cast_writes_the_form_of_records(kind, value, expected):
+def test_a_cast_gives_the_form_that_records_have(kind, value, expected):
     """
     Halves are rounded away from zero; times without a zone are in UTC.
     """
@@ -265,7 +265,7 @@ def test_a_cast_writes_the_form_of_records(kind, value, expected):
         ("text", ["a"]),
     ],
 )
-def test_a_value_without_a_form_in_the_type_is_refused(kind, value):
+def test_a_value_that_the_type_cannot_represent_is_refused(kind, value):
     """
     The reason names the column.
     """
@@ -273,9 +273,9 @@ def test_a_value_without_a_form_in_the_type_is_refused(kind, value):
         cast_to(parse_value_type(kind))(value, "c")
 
 
-def test_a_boolean_is_no_number():
+def test_a_boolean_is_not_a_number():
     """
-    Nor is text that only Python takes for one.
+    Neither is text that only Python accepts as one.
     """
     assert [None] * 4 == [number_of(one) for one in (True, "1_0", " 1", "\u0661")]
 
@@ -354,9 +354,9 @@ def test_entries_that_fit_have_no_mistakes():
     assert [] == route_mistakes(one, SHAPE)
 
 
-def test_a_sink_sees_the_types_that_transforms_make():
+def test_a_sink_sees_the_types_that_transforms_produce():
     """
-    A cast to a numeric with digits is a decimal in a warehouse.
+    A cast to a numeric with a precision is a decimal in a warehouse.
     """
     one = route(
         {"cast": "status", "type": "numeric(9, 3)", "to": "n"},
@@ -380,7 +380,7 @@ def test_a_sink_sees_the_types_that_transforms_make():
 
 def test_an_altered_column_that_only_a_transform_reads_is_used():
     """
-    Its rows are read again, though the sink has no column of its name.
+    Its rows are refetched, although the sink has no column with its name.
     """
     one = routing_of(
         route(
@@ -399,7 +399,7 @@ def test_an_altered_column_that_only_a_transform_reads_is_used():
 
 def test_a_changed_transform_is_noticed_and_no_secret_is_stored():
     """
-    All rows of the route are requested; the digest has the salt's name alone.
+    All rows of the route are requested; the digest has only the salt's name.
     """
     before = block_digest(sink({"hash": "note", "salt": "v1"}))
     now = block_digest(sink({"hash": "note", "salt": "v1"}, {"mask": "note"}))
@@ -413,7 +413,7 @@ def test_a_changed_transform_is_noticed_and_no_secret_is_stored():
 
 def test_rows_of_a_route_with_transforms_are_not_plain():
     """
-    They go record by record, on every way of writing.
+    They are written record by record, wherever they are written.
     """
     records = RECORDS.empty_table()
     transformed = Routes(sink({"mask": "note"})).reading(TOPIC)[0]
@@ -424,14 +424,14 @@ def test_rows_of_a_route_with_transforms_are_not_plain():
 
 def test_a_route_without_transforms_has_none():
     """
-    Its batches are folded, and nothing else.
+    Its batches are only folded.
     """
     assert {} == Routes(SINK).transforms
     assert not routing_of(route(rename={"a": "b"})).is_after_transforms
 
 
 def shop(*transforms, **options) -> Shop:
-    """Make a sink in memory with one such route."""
+    """Make a sink in memory whose route has the transforms."""
     return Shop(can_ask=True, settings=sink(*transforms, **options))
 
 
@@ -443,7 +443,7 @@ def rows_of(one: Shop) -> dict:
 @pytest.mark.parametrize("in_slices", [False, True])
 def test_a_partial_change_is_transformed_with_its_batch(in_slices):
     """
-    The batch has the column that the change lacks; alone, the row is requested.
+    The batch has the column that the change lacks; a change alone requests the row.
     """
     given = sink({"template": "{status}/{note}", "to": "both"}, exclude=["note"])
     created = change(1, "c", status="a", note="n")
@@ -461,7 +461,7 @@ def test_a_partial_change_is_transformed_with_its_batch(in_slices):
 
 def test_a_row_that_leaves_the_filter_is_deleted_and_one_that_enters_is_inserted():
     """
-    A partial change that enters finds no row, and has it read again.
+    A partial change that enters finds no row, so the row is requested.
     """
     one = shop({"drop_if": {"status": "draft"}})
     one.write(change(1, "c", status="draft", note="n"))
@@ -480,7 +480,7 @@ def test_a_row_that_leaves_the_filter_is_deleted_and_one_that_enters_is_inserted
 @pytest.mark.parametrize("in_slices", [False, True])
 def test_a_value_that_cannot_be_cast_parks_its_key(in_slices):
     """
-    Later changes wait behind it; after the correction, a replay writes them.
+    Later changes of the key wait; a READ row is written, and releases the key.
     """
     given = sink({"cast": "note", "type": "bigint"})
     one = Shop(can_ask=True, settings=given, in_slices=in_slices)
@@ -498,7 +498,7 @@ def test_a_value_that_cannot_be_cast_parks_its_key(in_slices):
 
 def test_a_partial_change_above_a_refused_row_is_not_merged_with_an_older_one():
     """
-    The row that was read is in another topic: the change would hide its refusal.
+    The READ row is from a different topic: the change would hide its refusal.
     """
     one = shop({"cast": "note", "type": "bigint"})
     one.write(change(1, "c", status="a", note="1"))
@@ -523,7 +523,7 @@ COLUMNS = (
 
 
 def expected(given: Sink, *rows, columns=COLUMNS, unread=()):
-    """Return what the verifier expects of a sink."""
+    """Return the verifier's form, and the rows that it expects in a sink."""
     table = SourceTable("shop", "orders", columns, ("order_id",), unread=unread)
     form = form_of(given.route[0], table, given)
     return form, [(row.key, list(row.texts)) for row in form.source_rows(rows)]
@@ -531,7 +531,7 @@ def expected(given: Sink, *rows, columns=COLUMNS, unread=()):
 
 def test_the_verifier_expects_what_the_sink_writes():
     """
-    Texts of the source become values first: a boolean, a number, a list.
+    The source's texts are converted to values first, such as booleans and lists.
     """
     given = sink(
         {"template": "{order_id}|{paid}|{ratio}|{status}", "to": "label"},
@@ -566,7 +566,7 @@ def test_the_verifier_expects_what_the_sink_writes():
 
 def test_a_column_computed_from_a_masked_one_is_not_compared():
     """
-    The report names it; the sink's field is no surplus.
+    The report names it; the sink's field is not surplus.
     """
     given = sink(
         {"template": "{status}{secret}", "to": "label"}, {"hash": "paid", "salt": "v1"}
@@ -584,13 +584,13 @@ def test_a_column_computed_from_a_masked_one_is_not_compared():
 
 def test_rows_dropped_by_a_masked_column_cannot_be_compared():
     """
-    Nobody could say which rows the sink should have.
+    It is unknown which rows the sink should have.
     """
     with pytest.raises(IncomparableError, match=r"cannot reproduce: secret"):
         expected(sink({"drop_if": {"secret": "x"}}), unread=("secret",))
 
 
-def test_the_pages_example_is_true():
+def test_the_example_on_the_page_is_correct():
     """
     The row of the page becomes what the page shows.
     """

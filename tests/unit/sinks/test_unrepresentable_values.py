@@ -25,9 +25,9 @@ INSTANT = "timestamp with time zone"
         (7, False),
     ],
 )
-def test_an_instant_is_of_the_years_1_to_9999(value, expected):
+def test_an_instant_is_in_the_years_1_to_9999(value, expected):
     """
-    Any other text in place of a time is another mistake.
+    Any other text instead of a time is a different mistake.
     """
     assert is_unrepresentable_time(value) is expected
 
@@ -37,13 +37,13 @@ def test_an_instant_is_of_the_years_1_to_9999(value, expected):
 )
 def test_a_numeric_may_be_nan(value, expected):
     """
-    It has no digits then.
+    NaN has no digits.
     """
     assert is_nan(value) is expected
 
 
 @pytest.mark.parametrize(
-    ("type_name", "value", "stays"),
+    ("type_name", "value", "kept"),
     [
         ("date", "infinity", "2026-01-01"),
         (INSTANT, "infinity", "2026-01-01T00:00:00.000000Z"),
@@ -51,13 +51,13 @@ def test_a_numeric_may_be_nan(value, expected):
         ("numeric", None, "1.50"),
     ],
 )
-def test_a_value_made_null_compares_as_null(type_name, value, stays):
+def test_a_value_made_null_compares_as_null(type_name, value, kept):
     """
     This holds on both sides, and for no other value.
     """
     form = canonical_of(type_name, nulls_unfit=True)
 
-    assert (None, stays) == (form(value), form(stays))
+    assert (None, kept) == (form(value), form(kept))
 
 
 def test_a_value_that_a_warehouse_keeps_as_text_is_never_null():
@@ -77,7 +77,7 @@ def test_a_value_that_a_warehouse_keeps_as_text_is_never_null():
 
 def test_texts_and_doubles_are_always_representable():
     """
-    Words that are no valid time are values of other types.
+    In other types, words that are not valid times are ordinary values.
     """
     text, double = (
         canonical_of(name, nulls_unfit=True) for name in ("text", "double precision")

@@ -35,7 +35,7 @@ from towpath.sinks.verify.table import UTC_TIMESTAMP
 )
 def test_a_value_has_one_canonical_text(type_name, source, sink):
     """
-    The source's text and the sink's value give the same.
+    The source's text and the sink's value give the same text.
     """
     form = canonical_of(type_name)
 
@@ -57,7 +57,7 @@ def test_a_value_has_one_canonical_text(type_name, source, sink):
 )
 def test_different_values_have_different_texts(type_name, one, other):
     """
-    Nothing is rounded, padded or taken for null.
+    Nothing is rounded, padded or treated as null.
     """
     form = canonical_of(type_name)
 
@@ -70,7 +70,7 @@ def test_different_values_have_different_texts(type_name, one, other):
 )
 def test_an_unrepresentable_instant_is_null_on_both_sides(type_name):
     """
-    An event's time too, which is in UTC for any column type.
+    So is an event's time, which is in UTC for any column type.
     """
     form = canonical_of(type_name, nulls_unfit=True)
 
@@ -91,7 +91,7 @@ def test_an_unrepresentable_instant_is_null_on_both_sides(type_name):
 )
 def test_fields_with_dots_in_their_names_differ_from_nested_ones(source, sink, paths):
     """
-    A document that differs never has no difference.
+    A document that differs always has at least one difference.
     """
     found = value_differences(Difference(DifferenceKind.CHANGED, "7", "", source, sink))
 
@@ -102,6 +102,6 @@ def test_fields_with_dots_in_their_names_differ_from_nested_ones(source, sink, p
 @pytest.mark.parametrize("kind", ["real", "double precision"])
 def test_a_value_from_before_a_change_of_type_has_a_text(kind, value):
     """
-    It is a difference, and ends no verification.
+    It counts as a difference, and does not end the verification.
     """
     assert isinstance(canonical_of(kind)(value), str)

@@ -15,7 +15,7 @@ TOPIC = "towpath.shop.orders"
 
 
 class StepClock:
-    """A clock on which only waiting takes time; ``steps`` happen while it waits."""
+    """A clock that advances only in ``wait``, and runs one of the ``steps`` there."""
 
     def __init__(self, *steps):
         self._time_s = 0.0
@@ -33,7 +33,7 @@ class StepClock:
         step()
 
     def then(self):
-        """Called at each wait after the steps."""
+        """Do nothing at the waits after all steps; a test may replace this."""
 
 
 class FakeLog:
@@ -70,7 +70,7 @@ class FakeLog:
 
 
 class FakeCluster:
-    """One topic with ten records, and one more at each look."""
+    """One topic with ten records, and one more at each request."""
 
     def __init__(self):
         self._records = 9
@@ -92,7 +92,7 @@ def sink():
 
 @pytest.fixture
 def settings(tmp_path, sink):
-    """Describe the platform around it."""
+    """Describe the platform around the sink."""
     return Settings(
         version=1,
         state_folder=tmp_path,
@@ -105,12 +105,12 @@ def settings(tmp_path, sink):
 
 @pytest.fixture
 def driver():
-    """Return the driver of the sink, of which nothing is heard yet."""
+    """Return the sink's driver, which has published nothing yet."""
     return OneDriver()
 
 
 def applied(driver, offset, error=None, **fields):
-    """Publish how far the sink is."""
+    """Publish the sink's progress."""
     progress = Progress("cache", applied={TOPIC: {"0": offset}}, error=error)
     driver.set(progress, **fields)
 
@@ -123,45 +123,45 @@ def catch_up(settings, driver, sink, log, clock):
 
 def test_the_wait_follows_the_pipelines_order(settings, driver, sink):
     """
-    Snapshots first, then the slot, then the sink: each feeds the next.
+    It waits for snapshots, then the slot, then the sink: each feeds the next.
     """
     log = FakeLog(confirmed=1, tables=1)
     applied(driver, 0)
-    looks = []
+    polls = []
     clock = StepClock(
         lambda: setattr(log, "tables", 0),
         lambda: setattr(log, "confirmed_lsn", 100),
         lambda: applied(driver, 10),
     )
     catch_up(settings, driver, sink, log, clock).wait(
-        lambda: looks.append(clock.monotonic_s())
+        lambda: polls.append(clock.monotonic_s())
     )
 
     assert ([0, 1, 1, 2, 2, 3], 3) == (
-        [round(look_s * 100) for look_s in looks],
+        [round(poll_s * 100) for poll_s in polls],
         round(clock.monotonic_s() * 100),
     )
 
 
-def test_a_long_wait_looks_less_often(settings, driver, sink):
+def test_a_long_wait_polls_less_often(settings, driver, sink):
     """
-    The first looks are milliseconds apart, the later ones a tenth of a second.
+    The first polls are milliseconds apart, and later ones a tenth of a second.
     """
     applied(driver, 0)
     clock = StepClock(*[lambda: None] * 20, lambda: applied(driver, 10))
-    looks = []
+    polls = []
     catch_up(settings, driver, sink, FakeLog(), clock).wait(
-        lambda: looks.append(clock.monotonic_s())
+        lambda: polls.append(clock.monotonic_s())
     )
-    pauses = [later - earlier for earlier, later in pairwise(looks[2:])]
+    pauses = [later - earlier for earlier, later in pairwise(polls[2:])]
 
     assert (0.01, 0.1) == (round(pauses[0], 6), round(pauses[-1], 6))
     assert pauses[:6] == sorted(pauses[:6])
 
 
-def test_records_written_meanwhile_are_not_waited_for(settings, driver, sink):
+def test_the_wait_ignores_records_written_meanwhile(settings, driver, sink):
     """
-    The topics' ends are those of one moment, however quickly they grow.
+    The ends of topics are read once, however quickly they grow.
     """
     applied(driver, 10)
     clock = StepClock()
@@ -170,9 +170,9 @@ def test_records_written_meanwhile_are_not_waited_for(settings, driver, sink):
     assert clock.monotonic_s() == 0
 
 
-def test_a_sink_with_progress_is_waited_for_in_verify(settings, driver, sink):
+def test_verify_waits_while_a_sink_makes_progress(settings, driver, sink):
     """
-    A minute bounds a stall, not the whole wait.
+    The limit of a minute applies to a stall, not to the whole wait.
     """
     applied(driver, 0)
     minutes = [lambda: None] * 590
@@ -184,7 +184,7 @@ def test_a_sink_with_progress_is_waited_for_in_verify(settings, driver, sink):
 
 
 def read_on(log, minutes, end):
-    """Let a snapshot read some rows every half minute, and then end."""
+    """Make a clock on which a snapshot reads rows every half minute, and then ends."""
     half = [lambda: None] * 299
 
     def read():
@@ -193,9 +193,9 @@ def read_on(log, minutes, end):
     return StepClock(*[*half, read] * (2 * minutes), end)
 
 
-def test_a_table_is_waited_for_while_its_rows_are_read(settings, driver, sink):
+def test_the_wait_continues_while_rows_of_a_table_are_read(settings, driver, sink):
     """
-    Half an hour of one table is no stall.
+    Reading one table for half an hour is not a stall.
     """
     log = FakeLog(tables=1)
     applied(driver, 10)
@@ -205,9 +205,9 @@ def test_a_table_is_waited_for_while_its_rows_are_read(settings, driver, sink):
     assert round(clock.monotonic_s()) == 30 * 60
 
 
-def test_a_refetch_is_waited_for_after_another_snapshot(settings, driver, sink):
+def test_the_wait_for_a_refetch_includes_an_earlier_snapshot(settings, driver, sink):
     """
-    A repair's request is read in its turn.
+    The relay reads the rows of a repair after those of earlier requests.
     """
     log = FakeLog()
     clock = read_on(log, 10, lambda: setattr(log, "answers", 2))
@@ -216,9 +216,9 @@ def test_a_refetch_is_waited_for_after_another_snapshot(settings, driver, sink):
     assert ((), 10 * 60) == (refused, round(clock.monotonic_s()))
 
 
-def test_a_stalled_refetch_is_given_up(settings, driver, sink):
+def test_the_wait_for_a_stalled_refetch_ends(settings, driver, sink):
     """
-    A stalled snapshot is no reason to wait longer.
+    A stalled snapshot is not a reason to wait longer.
     """
     log = FakeLog(tables=1)
     log.moved = 700
@@ -227,7 +227,7 @@ def test_a_stalled_refetch_is_given_up(settings, driver, sink):
         catch_up(settings, driver, sink, log, StepClock()).wait_for_answers(["a", "b"])
 
 
-def test_a_writer_is_waited_for_until_it_is_visible(settings, driver, sink):
+def test_the_wait_lasts_until_a_writer_is_visible(settings, driver, sink):
     """
     A commit can be in the sink before it is visible in the source.
     """
@@ -239,7 +239,7 @@ def test_a_writer_is_waited_for_until_it_is_visible(settings, driver, sink):
     assert round(clock.monotonic_s(), 3) == 0.025
 
 
-def test_an_open_transaction_is_not_waited_for_long(settings, driver, sink):
+def test_an_open_transaction_delays_the_wait_only_briefly(settings, driver, sink):
     """
     It has no commit in the log yet.
     """
@@ -290,11 +290,11 @@ def test_a_sink_that_never_ran_lacks_everything():
 
 
 @pytest.mark.parametrize("is_writing", [True, False])
-def test_a_long_batch_is_waited_for_while_it_is_written(
+def test_the_wait_continues_while_a_long_batch_is_written(
     settings, driver, sink, is_writing
 ):
     """
-    Its records count only once all are durable; an idle batch is no progress.
+    Its records count only once all are durable; an idle sink makes no progress.
     """
     clock = StepClock()
     applied(driver, 9)
@@ -316,7 +316,7 @@ def test_a_long_batch_is_waited_for_while_it_is_written(
 
 def test_a_stopped_sink_that_has_everything_is_compared(settings, driver, sink):
     """
-    Its driver need not run; if it lacks something, the wait says why nothing comes.
+    Its driver need not run; if records are missing, the error says that it has ended.
     """
     applied(driver, 10, is_running=False)
     catch_up(settings, driver, sink, FakeLog(), StepClock()).wait()

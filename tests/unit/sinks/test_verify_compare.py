@@ -108,14 +108,14 @@ def test_equal_rows_are_equal_in_any_order():
 )
 def test_each_defect_is_found(sink, expected):
     """
-    One defect of the sink is one difference, with its key and both values.
+    One defect of the sink gives one difference, with its key and both values.
     """
     assert [expected] == found([row("1", "1", "5.00", None)], sink)
 
 
 def test_every_differing_column_is_reported():
     """
-    A row that differs in two columns is two differences.
+    A row that differs in two columns gives two differences.
     """
     differing = found([row("1", "1", "a", "b")], [held("1", "1", "x", "y")])
 
@@ -124,7 +124,7 @@ def test_every_differing_column_is_reported():
 
 def test_a_duplicate_row_across_batches_is_found():
     """
-    A key that comes again much later is noticed as well.
+    A key that occurs again much later is noticed, too.
     """
     sink = [held(str(n), str(n), None, None) for n in [*range(2500), 3]]
     source = [row(str(n), str(n), None, None) for n in range(2500)]
@@ -134,7 +134,7 @@ def test_a_duplicate_row_across_batches_is_found():
 
 def test_a_difference_is_one_sentence():
     """
-    Key, column and both values; long ones by their beginning and length.
+    It has the key, the column and both values; long values are shortened.
     """
     long = Difference(DifferenceKind.CHANGED, "1:2", "note", "x" * 200, None)
 
@@ -193,18 +193,18 @@ def test_two_passes_separate_moving_rows_from_wrong_ones(
     assert expected is state_of(Suspect("1", source, before, after, copies))
 
 
-def test_a_row_that_moved_back_to_its_content_is_no_proof():
+def test_a_row_that_moved_back_to_its_content_is_not_proof():
     """
-    The position counts as well: the same content again is another change.
+    The position counts, too: the same content at a new position is a new change.
     """
     again = held("1", "a", position="9")
 
     assert SuspectState.MOVING is state_of(Suspect("1", B, OLD, again, 1))
 
 
-def test_extra_rows_of_a_pruned_source_are_no_differences():
+def test_extra_rows_of_a_pruned_source_are_not_differences():
     """
-    However many there are, they are no suspects, unless they come twice.
+    However many there are, they are not suspects unless they occur twice.
     """
     with DigestTable() as digests:
         digests.put([held("1", "1"), held("2", "2"), held("3", "3"), held("3", "3")])
@@ -225,7 +225,7 @@ def test_extra_rows_of_a_pruned_source_are_no_differences():
 )
 def test_a_row_deleted_from_a_pruned_source_is_not_wrong(source, copies, expected):
     """
-    Another content is, and a second copy.
+    A row with different content is wrong, and so is a second copy.
     """
     same = held("1", "1")
     suspect = Suspect("1", source, same, same, copies)

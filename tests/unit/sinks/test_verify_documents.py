@@ -56,7 +56,7 @@ def compared(source, sink):
 )
 def test_equal_documents_are_equal_in_any_spelling(source, sink):
     """
-    Order of names, blanks, escapes and the form of a number do not matter.
+    Order of names, whitespace, escapes and the form of a number do not matter.
     """
     assert [] == compared(source, sink)
 
@@ -97,7 +97,7 @@ def test_a_differing_value_is_named_by_its_path(source, sink, found):
 
 def test_several_differences_of_a_document_are_each_reported():
     """
-    A further line and another status are as many differences as values.
+    An additional line and a different status are two differences.
     """
     found = compared('{"s": "a", "l": [1]}', '{"s": "b", "l": [1, 2]}')
 
@@ -106,7 +106,7 @@ def test_several_differences_of_a_document_are_each_reported():
 
 def test_missing_and_extra_documents_are_reported():
     """
-    A missing or extra document has no values; without a payload there is none.
+    A missing or extra document has no values; without a payload there is no document.
     """
     form = DocumentForm("shop.documents")
     rows = [form.source_rows([["7", '{"a": 1}'], ["9", None]])]
@@ -124,9 +124,9 @@ def test_missing_and_extra_documents_are_reported():
     "payload",
     ["", "paid", "{'a': 1}", "[" * 100_000, "9" * 5_000, "1e99999999999999999999"],
 )
-def test_a_payload_that_is_no_json_is_reported_with_its_aggregate(payload):
+def test_a_payload_that_is_not_json_is_reported_with_its_aggregate(payload):
     """
-    The view that gives it is named; the sink's document is not called wrong.
+    The error names the view; the sink's document is not reported as wrong.
     """
     form = DocumentForm("shop.documents")
     reason = (

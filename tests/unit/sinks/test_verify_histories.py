@@ -1,6 +1,6 @@
 """Random histories of a source and a late sink, compared while they run.
 
-The sink of the model is right but late: it applies the log in order, some changes at a
+The sink of the model is correct but late: it applies the log in order, a few at a
 time. Commits are in the log, and even in the sink, before they are visible in the
 source. So every finding is a false alarm, unless a defect was planted.
 """
@@ -31,8 +31,8 @@ FORM = RowForm(TABLE)
 HISTORIES = range(50)
 HOT_KEYS = 8
 QUIET_KEY = 9
-# Little is written, and becomes visible late: the sink's rows are long invisible in the
-# source.
+# Little is written, and becomes visible late: for a long time, the source does not show
+# rows that the sink has.
 LATE = {"writes": 0.1, "shown": 0.05}
 DEFECTS = {
     "changed": lambda sink: sink.update({QUIET_KEY: (0, "other")}),
@@ -43,7 +43,7 @@ DEFECTS = {
 
 
 class Model:
-    """A source, its log and a sink; time is a number that only waiting moves."""
+    """A source, its log and a sink; time is a number that advances at each reading."""
 
     def __init__(self, seed, writes=1.5, shown=0.9):
         self.chance = random.Random(seed)  # noqa: S311 - a repeatable test
@@ -72,13 +72,13 @@ class Model:
         self.carry(self.applied + self.chance.randrange(4))
 
     def show(self, count):
-        """Make so many further commits visible in the source."""
+        """Make a number of further commits visible in the source."""
         for key, text in self.pending[:count]:
             self.visible[key] = text
         del self.pending[:count]
 
     def carry(self, end):
-        """Let the sink apply the log up to an end."""
+        """Apply the log to the sink, up to an end."""
         while self.applied < min(end, len(self.log)):
             key, text = self.log[self.applied]
             self.applied += 1
@@ -111,7 +111,7 @@ class Model:
         return [self.row(int(key)) for key in keys if int(key) in self.sink]
 
     def row(self, key):
-        """Return the sink's row of a key."""
+        """Return the sink's row for a key."""
         position, text = self.sink[key]
         fields = {"id": key, "v": text}
         return StoredRow(str(key), fields, f"{position:09}", text is None)
@@ -166,13 +166,13 @@ class WholeReader:
 
 
 def alarms(**pace):
-    """Count the histories in which a right sink is called wrong."""
+    """Count the histories in which a correct sink is reported as wrong."""
     return sum(bool(judged(Model(seed, **pace))[0]) for seed in HISTORIES)
 
 
-def test_a_late_sink_is_never_called_wrong():
+def test_a_late_sink_is_never_reported_as_wrong():
     """
-    However much is written and applied while both sides are read.
+    This holds however much is written and applied while both sides are read.
     """
     assert (0, 0) == (alarms(), alarms(**LATE))
 
@@ -185,11 +185,11 @@ def test_nearly_every_key_is_settled():
 
 
 @pytest.mark.parametrize("verb", ["wait", "wait_until_seen"])
-def test_without_a_wait_a_right_sink_is_called_wrong(verb, monkeypatch):
+def test_without_a_wait_a_correct_sink_is_reported_as_wrong(verb, monkeypatch):
     """
     The model is strong enough: each omitted wait gives a false alarm.
     """
-    monkeypatch.setattr(Model, verb, lambda _world, _looking=None: None)
+    monkeypatch.setattr(Model, verb, lambda _world, _poll=None: None)
 
     assert alarms() + alarms(**LATE) > 0
 
@@ -202,9 +202,9 @@ def test_the_first_pass_proves_nothing(monkeypatch):
 
     def hasty(comparison, found, had, *, is_first):
         for some in found.open() if is_first else ():
-            stood = [replace(one, before=one.after) for one in some]
+            unmoved = [replace(one, before=one.after) for one in some]
             found.mark_wrong(
-                [s.key for s in stood if state_of(s) is SuspectState.WRONG]
+                [s.key for s in unmoved if state_of(s) is SuspectState.WRONG]
             )
         compare(comparison, found, had, is_first=is_first)
 
@@ -216,7 +216,7 @@ def test_the_first_pass_proves_nothing(monkeypatch):
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_defect_is_found_under_load(defect):
     """
-    A value, an old row with a new position, a delete, a missing row.
+    It may be a wrong value, an old row with a new position, a delete or a missing row.
     """
     found = {tuple(judged(Model(seed), DEFECTS[defect])[0]) for seed in HISTORIES}
 
@@ -225,7 +225,7 @@ def test_a_defect_is_found_under_load(defect):
 
 def test_an_extra_row_is_found_under_load():
     """
-    A key that the source never had, and one that came back.
+    One key was never in the source, and the other one has reappeared.
     """
     plant = {77: (0, "extra"), 78: (10**8, "resurrected")}
     found = {
@@ -236,9 +236,9 @@ def test_an_extra_row_is_found_under_load():
     assert found == {("77", "78")}
 
 
-def test_a_lost_sink_is_found_entirely_wrong():
+def test_all_rows_of_a_lost_sink_are_wrong():
     """
-    A sink that was lost has no key, and none is forgotten.
+    A lost sink has no rows, and every key is reported.
     """
     world = Model(1, writes=0)
     count = len([text for text in world.visible.values() if text is not None])
@@ -248,9 +248,9 @@ def test_a_lost_sink_is_found_entirely_wrong():
     assert (count, 0) == (len(wrong), open_count)
 
 
-def test_a_reader_without_look_ups_is_read_as_a_whole():
+def test_a_reader_without_lookups_is_read_completely():
     """
-    It takes longer, and finds the same.
+    It takes longer, and finds the same differences.
     """
     found = {
         tuple(judged(Model(seed), DEFECTS["missing"], WholeReader)[0])
@@ -260,9 +260,9 @@ def test_a_reader_without_look_ups_is_read_as_a_whole():
     assert found == {(str(QUIET_KEY),)}
 
 
-def test_suspects_beyond_one_look_up_are_all_judged():
+def test_suspects_beyond_one_lookup_are_all_judged():
     """
-    They are read some at a time, however many are settled meanwhile.
+    They are read a few at a time, however many are settled meanwhile.
     """
     keys = [f"{number:05}" for number in range(2500)]
     with Suspects() as found:
@@ -291,7 +291,7 @@ def test_suspects_beyond_one_look_up_are_all_judged():
 
 def test_an_empty_key_is_a_suspect_too():
     """
-    A foreign key of the cache may be the prefix of a route alone.
+    A foreign key of the cache may consist only of the prefix of a route.
     """
     with Suspects() as found:
         found.add([Suspect("", None, None), Suspect("-", None, None)])
@@ -301,5 +301,5 @@ def test_an_empty_key_is_a_suspect_too():
 
 
 def held_of(key):
-    """Make a row of the sink that is no suspect."""
+    """Make a row of the sink that is not a suspect."""
     return SinkRow(key, is_deleted=False, packed=b"x")

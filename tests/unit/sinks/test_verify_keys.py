@@ -23,7 +23,7 @@ TEMPLATE = KeyNames(
         (TEMPLATE, ("a:b%", "-"), "order:a%3Ab%25:no--!"),
     ],
 )
-def test_a_row_name_gives_its_key_back(names, key, name):
+def test_a_key_can_be_read_back_from_its_row_name(names, key, name):
     """
     Colons, percent signs, empty parts and templates are reversed.
     """

@@ -1,4 +1,4 @@
-"""Nested values, parsed from Postgres's texts."""
+"""Nested values, parsed from the text form of Postgres."""
 
 import pytest
 
@@ -9,7 +9,7 @@ PAIR = SourceType("s.pair", fields=(("a", INTEGER), ("b", TEXT)))
 
 
 def array_type(element, delimiter=","):
-    """Return the type of its arrays."""
+    """Return the array type of an element type."""
     return SourceType("[]", element, delimiter)
 
 
@@ -37,7 +37,7 @@ def array_type(element, delimiter=","):
 )
 def test_a_nested_text_is_written_as_in_the_record(kind, text, expected):
     """
-    Quotes, escapes, nulls, bounds and dimensions.
+    It handles quotes, escapes, nulls, bounds and dimensions.
     """
     assert expected == nested_text(kind, text)
 
@@ -45,7 +45,7 @@ def test_a_nested_text_is_written_as_in_the_record(kind, text, expected):
 @pytest.mark.parametrize(("kind", "text"), [(array_type(TEXT), '{"a'), (PAIR, '(1,"a')])
 def test_a_malformed_nested_value_is_refused(kind, text):
     """
-    It is not read as another value.
+    It is not read as a different value.
     """
     with pytest.raises(ValueError, match="not a"):
         nested_text(kind, text)

@@ -46,7 +46,7 @@ SETTINGS = Settings(
 )
 def test_a_sample_is_a_number_or_a_percentage(text, expected):
     """
-    A number counts rows, a percentage is a fraction; all of them is no sample.
+    A number counts rows, a percentage is a fraction; 100% means no sampling.
     """
     assert expected == sample_size(text)
 
@@ -56,7 +56,7 @@ def test_a_sample_is_a_number_or_a_percentage(text, expected):
 )
 def test_an_invalid_sample_is_refused(text):
     """
-    The message contains it.
+    The message contains the invalid text.
     """
     with pytest.raises(UsageError, match=text):
         sample_size(text)
@@ -76,9 +76,9 @@ def test_routes_are_chosen_by_name_or_table(names, expected):
 
 
 @pytest.mark.parametrize("name", [".a.b", "a.", '"a'])
-def test_a_name_that_is_no_tables_is_an_unknown_route(name):
+def test_a_name_that_cannot_be_a_table_is_an_unknown_route(name):
     """
-    It may be a mistake of typing.
+    It may be a typing error.
     """
     with pytest.raises(UsageError, match="has no route or table named"):
         chosen_routes(SETTINGS, SINK, (name,))
@@ -111,9 +111,9 @@ def test_a_sink_that_cannot_be_verified_is_refused_before_any_is_compared(name, 
 
 
 @pytest.mark.parametrize("every_s", [0.0, -1.0, math.nan, math.inf, 1e9])
-def test_a_period_that_is_no_pause_is_refused(every_s):
+def test_an_invalid_period_is_refused(every_s):
     """
-    Passes would follow each other at once, or the pause would be an error.
+    Passes would run without a pause, or the pause would raise an error.
     """
     with pytest.raises(UsageError, match=r"--every must be above 0 and at most 604800"):
         chosen_sinks(SETTINGS, ("it",), VerifyOptions(every_s=every_s))
@@ -136,13 +136,13 @@ class Clock:
             raise KeyboardInterrupt
 
 
-def never(failure):
-    """Never fail."""
+def unexpected(failure):
+    """Raise a failure, which the passes must not report."""
     raise failure
 
 
 def passes(*outcomes):
-    """Make passes with verdicts, or failures."""
+    """Make a function that returns a verdict, or raises a failure, at each pass."""
     waiting = iter(outcomes)
 
     def once():
@@ -186,11 +186,11 @@ def test_a_configuration_error_ends_the_passes():
     once = passes(Verdict.EQUAL, UsageError("no such route"))
 
     with pytest.raises(UsageError, match="no such route"):
-        verify_repeatedly(once, never, 5.0, Clock())
+        verify_repeatedly(once, unexpected, 5.0, Clock())
 
 
-def judge(every_s=None, sample="", *, as_json=True):
-    """Make the judge of the sink, without a pass."""
+def verifier_of(every_s=None, sample="", *, as_json=True):
+    """Make a verifier of the sink."""
     return SinkVerifier(
         SETTINGS, SINK, VerifyOptions(as_json, sample=sample, every_s=every_s)
     )
@@ -198,9 +198,9 @@ def judge(every_s=None, sample="", *, as_json=True):
 
 def test_a_script_gets_an_outage_as_a_line(capsys):
     """
-    The pass is there, unverified, with the reason.
+    The line has the pass as unverified, with the reason.
     """
-    verdict = judge(5.0, "5%").report_failure(
+    verdict = verifier_of(5.0, "5%").report_failure(
         NotAtRestError("not at rest: nobody reads")
     )
     (line,) = capsys.readouterr().out.splitlines()
@@ -216,9 +216,9 @@ def test_a_script_gets_an_outage_as_a_line(capsys):
 
 def test_a_person_gets_an_outage_as_a_sentence(capsys):
     """
-    It has its remedy, and no table without rows above it.
+    The sentence has the remedy, and no empty table precedes it.
     """
-    judge(5.0, as_json=False).report_failure(
+    verifier_of(5.0, as_json=False).report_failure(
         NotAtRestError("not at rest: nobody reads")
     )
 
@@ -230,17 +230,19 @@ def test_a_person_gets_an_outage_as_a_sentence(capsys):
 
 def test_an_interrupted_first_pass_proves_nothing():
     """
-    A sink is not called equal without a comparison.
+    A sink is not reported as equal without a comparison.
     """
 
     def interrupted():
         raise KeyboardInterrupt
 
-    assert Verdict.UNVERIFIED is verify_repeatedly(interrupted, never, 5.0, Clock())
+    assert Verdict.UNVERIFIED is verify_repeatedly(
+        interrupted, unexpected, 5.0, Clock()
+    )
 
 
 @pytest.fixture
-def absent(tmp_path):
+def unreachable(tmp_path):
     """Return the configuration of a sink whose source is down."""
     config = tmp_path / "towpath.toml"
     config.write_text(
@@ -253,11 +255,11 @@ def absent(tmp_path):
     return config
 
 
-def test_a_script_gets_a_document_for_an_absent_source(absent, capsys):
+def test_a_script_gets_a_document_for_an_unreachable_source(unreachable, capsys):
     """
     The exit code is the same, and the reason is in the document.
     """
-    code = verify(absent, "it", VerifyOptions(as_json=True))
+    code = verify(unreachable, "it", VerifyOptions(as_json=True))
     document = orjson.loads(capsys.readouterr().out)
 
     assert (3, "unverified", [], True) == (
@@ -267,25 +269,25 @@ def test_a_script_gets_a_document_for_an_absent_source(absent, capsys):
     )
 
 
-def test_a_person_gets_an_error_for_an_absent_source(absent, capsys):
+def test_a_person_gets_an_error_for_an_unreachable_source(unreachable, capsys):
     """
-    It has its remedy, as with every command.
+    It has a remedy, like the errors of every command.
     """
     with pytest.raises(SourceUnavailableError, match="cannot be read"):
-        verify(absent, "it", VerifyOptions())
+        verify(unreachable, "it", VerifyOptions())
 
     assert not capsys.readouterr().out
 
 
 def test_the_worst_pass_counts_in_repeated_passes():
     """
-    A pass begins at each interval, or at once if the one before took longer.
+    A pass begins at each interval, or at once if the previous one took longer.
     """
     verdicts = iter([Verdict.EQUAL, Verdict.DIFFERENT, Verdict.UNVERIFIED])
     clock = Clock()
 
     assert (Verdict.DIFFERENT, [3.0, 3.0, 3.0]) == (
-        verify_repeatedly(lambda: next(verdicts), never, 5.0, clock),
+        verify_repeatedly(lambda: next(verdicts), unexpected, 5.0, clock),
         clock.waits_s,
     )
 
@@ -295,6 +297,6 @@ def test_a_long_pass_is_followed_at_once():
     There is no wait for an interval that is over.
     """
     clock = Clock()
-    verify_repeatedly(lambda: Verdict.EQUAL, never, 1.0, clock)
+    verify_repeatedly(lambda: Verdict.EQUAL, unexpected, 1.0, clock)
 
     assert clock.waits_s == [0.0, 0.0, 0.0]

@@ -1,4 +1,4 @@
-"""Which columns of a table are compared: those of its records, by their key."""
+"""The columns of a table that are compared: those of its records, with their key."""
 
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ def shape(columns, key):
 
 def test_only_announced_columns_and_keys_are_compared():
     """
-    A column added since is not in records yet.
+    A column that was added since then is not in records yet.
     """
     table = published(TABLE, shape("id code note", "code"), Rows())
 
@@ -58,7 +58,7 @@ def test_only_announced_columns_and_keys_are_compared():
 
 def test_a_dropped_column_is_reported():
     """
-    The sink may hold it, and it cannot be compared.
+    The sink may hold it, but it cannot be compared.
     """
     table = published(TABLE, shape("id old", "id"), Rows())
 
@@ -68,7 +68,7 @@ def test_a_dropped_column_is_reported():
 
 def test_masked_columns_are_reported_and_key_columns_only_read():
     """
-    The key in records is the row's own; the column beside it is masked.
+    The key of records has the unmasked value; the column in the row is masked.
     """
     rows = Rows.model_validate(
         {"mask": [{"columns": [r"shop\.orders\.(id|note)"], "form": "hash"}]}
@@ -89,22 +89,22 @@ def test_a_truncated_text_column_is_not_compared(kind):
     table = replace(
         TABLE, columns=(SourceColumn("id", "bigint"), SourceColumn("code", kind))
     )
-    part = published(table, shape("id code", "id"), TRUNCATED)
+    found = published(table, shape("id code", "id"), TRUNCATED)
 
-    assert ["id"] == [column.name for column in part.columns]
-    assert ("masked columns are not compared: code",) == part.notes
+    assert ["id"] == [column.name for column in found.columns]
+    assert ("masked columns are not compared: code",) == found.notes
 
 
-def test_a_truncation_of_other_types_is_compared():
+def test_a_truncated_column_of_a_different_type_is_compared():
     """
-    Records have it whole: only characters are cut, whatever rules follow.
+    Records have the whole value: only strings are truncated, whatever rules follow.
     """
     table = replace(
         TABLE, columns=(SourceColumn("id", "bigint"), SourceColumn("code", "jsonb"))
     )
-    part = published(table, shape("id code", "id"), TRUNCATED)
+    found = published(table, shape("id code", "id"), TRUNCATED)
 
-    assert (["id", "code"], ()) == ([one.name for one in part.columns], part.notes)
+    assert (["id", "code"], ()) == ([one.name for one in found.columns], found.notes)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_truncation_of_other_types_is_compared():
 )
 def test_an_excluded_key_column_is_only_read(rules):
     """
-    It is announced for the key, and in no row.
+    It is announced for the key, but is in no row.
     """
     table = published(TABLE, shape("id code", "id"), Rows.model_validate(rules))
 

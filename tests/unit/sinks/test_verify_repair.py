@@ -67,7 +67,7 @@ class VerifyBench:
         return self._time_s
 
     def erase(self, _route, keys, *, is_read_again):
-        """Delete keys, unless that is refused; refetched rows come then."""
+        """Erase keys and refetch their rows, unless that is refused."""
         self.erased.append((list(keys), is_read_again))
         if not self.refusal:
             self._held = [row("right")]
@@ -93,7 +93,7 @@ def row(text, position=LOW):
 )
 def test_the_reason_names_the_remedy(held, reason):
     """
-    A second copy is replaced with the first, so no refetch ends it.
+    A refetch replaces both copies of a row, so it removes neither.
     """
     world = VerifyBench(*held)
     comparison = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
@@ -107,7 +107,7 @@ def test_the_reason_names_the_remedy(held, reason):
 
 def test_a_copy_that_is_gone_is_repaired():
     """
-    A row that the source has once needs no report.
+    A row that the sink now has only once, with the right values, is not reported.
     """
     world = VerifyBench(row("right"))
     comparison = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
@@ -122,8 +122,8 @@ def test_a_key_found_wrong_later_keeps_its_repair():
     """
     On a busy machine a key may be undecided when another is requested.
     """
-    mended = StoredRow("8", {"id": 8, "v": "right"}, LOW, False)
-    world = VerifyBench(row("wrong", ABOVE_HIGH), mended)
+    repaired_row = StoredRow("8", {"id": 8, "v": "right"}, LOW, False)
+    world = VerifyBench(row("wrong", ABOVE_HIGH), repaired_row)
     comparison = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
     with Suspects() as found:
         found.add(Suspect(key, pack((key, "right")), None) for key in ("7", "8"))
@@ -151,7 +151,7 @@ ABOVE_HIGH = "f" + HIGH[1:]
 )
 def test_only_rows_without_a_replacement_are_erased(held, refusal, erased, expected):
     """
-    A row that the sink cannot erase is reported with its answer.
+    A row that the sink cannot erase is reported with the sink's answer.
     """
     world = VerifyBench(*held)
     world.refusal = refusal
@@ -173,7 +173,7 @@ def test_only_rows_without_a_replacement_are_erased(held, refusal, erased, expec
 )
 def test_a_row_that_cannot_be_refetched_is_not_erased(unread, is_possible, erased):
     """
-    Only a key that the source's table cannot have is erased without a reading.
+    Only a key that the source's table cannot have is erased without being read again.
     """
     world = VerifyBench(row("wrong", ABOVE_HIGH))
     world.unread, world.is_possible, world.refusal = unread, is_possible, "no"
@@ -189,7 +189,7 @@ def test_a_row_that_cannot_be_refetched_is_not_erased(unread, is_possible, erase
 
 def test_a_route_without_refetches_is_not_erased():
     """
-    Keys of ``relay.rows.key_columns`` may look unlike the source's.
+    Keys of ``relay.rows.key_columns`` may differ from the source's keys.
     """
     world = VerifyBench(row("wrong"))
     world.is_possible = False

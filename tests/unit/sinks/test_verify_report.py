@@ -51,13 +51,13 @@ def printed(*routes, sample=""):
 )
 def test_a_difference_outweighs_an_error(routes, expected):
     """
-    An error hides no difference, and is no proof of equality.
+    An error hides no difference, and does not prove equality.
     """
     assert expected == Verification("cache", routes).verdict
 
 
 @pytest.mark.parametrize(
-    ("routes", "of_all", "of_a_part"),
+    ("routes", "whole", "partial"),
     [
         ([EQUAL], True, False),
         ([DIFFERENT], True, True),
@@ -66,19 +66,19 @@ def test_a_difference_outweighs_an_error(routes, expected):
         ([RESTLESS], False, False),
     ],
 )
-def test_only_a_proof_of_all_rows_replaces_a_difference(routes, of_all, of_a_part):
+def test_only_a_proof_of_all_rows_replaces_a_difference(routes, whole, partial):
     """
-    Neither an equal part nor an unknown result hides an earlier difference.
+    Neither an equal sample nor an unknown result hides an earlier difference.
     """
     found = Verification("cache", routes)
 
-    assert of_all == found.counts(is_partial=False)
-    assert of_a_part == found.counts(is_partial=True)
+    assert whole == found.counts(is_partial=False)
+    assert partial == found.counts(is_partial=True)
 
 
-def test_differences_and_gaps_are_printed_whole():
+def test_differences_and_gaps_are_printed_in_full():
     """
-    One line each, never wrapped and never read as markup.
+    Each has one line, which is neither wrapped nor read as markup.
     """
     lines = printed(EQUAL, DIFFERENT, BROKEN)
 
@@ -116,7 +116,7 @@ def test_only_the_first_differences_are_printed():
 
 def test_equality_is_reported_in_one_line():
     """
-    Nothing else follows it.
+    No other line follows.
     """
     assert printed(EQUAL)[-1] == "cache equals the source, every key and column"
 
@@ -137,7 +137,7 @@ def test_columns_that_are_not_compared_are_reported():
 
 def test_a_sample_claims_only_its_own_rows():
     """
-    Other rows may be anything, and a script can see that too.
+    Other rows may differ, and a script can see this, too.
     """
     found = Verification("cache", [EQUAL], "1%")
     document = orjson.loads(as_json(found))
@@ -168,7 +168,7 @@ def test_a_sample_without_rows_proves_nothing():
 
 def test_a_sample_that_could_not_be_read_is_not_called_empty():
     """
-    The route's error is the reason; nobody knows what rows there are.
+    The route's error is the reason; it is unknown which rows there are.
     """
     found = Verification("cache", [BROKEN], "1%")
 
@@ -182,7 +182,7 @@ def test_a_sample_that_could_not_be_read_is_not_called_empty():
 @pytest.mark.parametrize("name", ["orders[v2]", "orders[/v2]"])
 def test_brackets_in_the_name_of_a_route_are_printed(name):
     """
-    They are no markup: not in the table, and not beside a bar.
+    They are not read as markup, neither in the table nor beside a progress bar.
     """
     bar, table = io.StringIO(), io.StringIO()
     with ProgressBars(Console(file=bar, width=120, force_terminal=True)) as bars:
@@ -196,7 +196,7 @@ def test_brackets_in_the_name_of_a_route_are_printed(name):
 
 def test_two_empty_sides_are_equal():
     """
-    That is no sample: nothing was left out.
+    It is not a sample: nothing was left out.
     """
     nothing = RouteReport("orders", "shop.orders")
 
@@ -205,7 +205,7 @@ def test_two_empty_sides_are_equal():
 
 def test_keys_that_kept_changing_are_reported():
     """
-    They are no differences, and no proof either.
+    They are not differences, but they prove nothing either.
     """
     assert ["hot 2 keys changed in every round of reads", "could not be"] == [
         printed(RESTLESS)[-2],
@@ -215,7 +215,7 @@ def test_keys_that_kept_changing_are_reported():
 
 def test_repaired_keys_are_reported():
     """
-    The result is equal, but the report says that it was not before.
+    The result is equal, but the report shows that it was not before.
     """
     lines = printed(RouteReport("orders", "shop.orders", 9, 9, repaired=3))
 
@@ -235,14 +235,14 @@ def test_repaired_keys_are_reported():
 )
 def test_the_worst_of_several_passes_counts(one, other, expected):
     """
-    A difference of one pass is not forgotten by the next.
+    The next pass does not erase a difference of an earlier one.
     """
     assert (expected, expected) == (worse(one, other), worse(other, one))
 
 
-def test_each_pass_is_a_line_for_a_script():
+def test_each_pass_prints_one_line_for_a_script():
     """
-    A line is the same document as a single pass's.
+    The line is the same document as that of a single pass.
     """
     found = Verification("cache", [DIFFERENT])
     line = as_json(found, is_line=True)
@@ -255,7 +255,7 @@ def test_each_pass_is_a_line_for_a_script():
 
 def test_the_json_report_has_everything():
     """
-    Counts, both values and the reason of a gap.
+    It has counts, both values, and the reason for a gap.
     """
     document = orjson.loads(as_json(Verification("cache", [DIFFERENT, BROKEN])))
 

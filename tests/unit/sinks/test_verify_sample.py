@@ -22,15 +22,15 @@ ROW = StoredRow("7", {"id": 7, "v": "a"}, "0000000000000008.0000000000", False)
 
 
 class SampleBench:
-    """A source and a sink of a few rows, of which a fraction is less than one."""
+    """A source and a sink with so few rows that a sampled fraction is below one row."""
 
     def __init__(self, source, sink):
         self._source = source
         self._sink = sink
         self._time_s = 0.0
 
-    def sample(self, _place, size):
-        if isinstance(_place, SourceTable):
+    def sample(self, side, size):
+        if isinstance(side, SourceTable):
             return [self._source] if size >= 1 else []
         return self._sink
 
@@ -71,7 +71,7 @@ class SampleBench:
 )
 def test_a_part_that_was_not_compared_is_not_equal(table, source, sink, expected):
     """
-    Neither an empty fraction, nor rows that only a log has, prove anything.
+    Neither an empty sample nor rows that only a log has prove anything.
     """
     world = SampleBench(source, sink)
     comparison = RouteComparison("t", table, RowForm(table), world, world, world, world)
@@ -84,9 +84,11 @@ def test_a_part_that_was_not_compared_is_not_equal(table, source, sink, expected
     "failure", [TargetUnavailableError, SearchRefusedError, BatchRefusedError]
 )
 @pytest.mark.parametrize("sample", [None, 0.5])
-def test_any_failure_of_a_target_is_its_routes_error(failure, sample, monkeypatch):
+def test_any_failure_of_a_target_is_the_error_of_its_route(
+    failure, sample, monkeypatch
+):
     """
-    An expired scroll is a refusal; the other routes must be verified all the same.
+    An expired scroll is a refusal; the other routes must still be verified.
     """
     world = SampleBench([("7", "a")], [ROW])
 
@@ -102,7 +104,7 @@ def test_any_failure_of_a_target_is_its_routes_error(failure, sample, monkeypatc
 
 
 @pytest.mark.parametrize("kind", [DigestTable, Suspects])
-def test_a_full_disk_is_its_routes_error(kind, monkeypatch):
+def test_a_full_disk_is_the_error_of_its_route(kind, monkeypatch):
     """
     The rows of both sides are in temporary files, which may be large.
     """

@@ -1,4 +1,4 @@
-"""One suspect at a time: what each round of looks at both sides comes to."""
+"""Single suspects: the result of the rounds that read both sides."""
 
 import itertools
 from dataclasses import replace
@@ -16,22 +16,22 @@ TABLE = SourceTable(
     "s", "t", (SourceColumn("id", "bigint"), SourceColumn("v", "text")), ("id",)
 )
 FORM = RowForm(TABLE)
-# A rule that does not end within so many rounds does not end.
+# A rule that takes more rounds is considered endless.
 MOST_ROUNDS = 2_000
 
 
 class Sides:
     """
-    A source and a sink that move only where a test says so.
+    A source and a sink that change only when a test requests it.
 
-    ``while_waiting`` is called with the look, if there is one, whenever the sink is
-    waited for; ``before_reading`` before the source is read again.
+    ``while_waiting`` is called with the poll, if there is one, during each wait for the
+    sink; ``before_reading`` is called before the source is read again.
     """
 
     def __init__(self, source, sink, copies=1):
         self.source, self.sink = source, sink
-        self.looks = []
-        self.while_waiting = lambda _look: None
+        self.polls = []
+        self.while_waiting = lambda _poll: None
         self.before_reading = lambda: None
         self._copies = copies
         self._time_s = 0.0
@@ -50,21 +50,21 @@ class Sides:
 
     def wait(self, poll=None):
         """Wait for the sink."""
-        self.looks.append(poll is not None)
-        assert len(self.looks) < MOST_ROUNDS
+        self.polls.append(poll is not None)
+        assert len(self.polls) < MOST_ROUNDS
         self.while_waiting(poll)
 
     def wait_until_seen(self):
-        """Wait for those who write."""
+        """Wait for the writers."""
         self.before_reading()
 
     def monotonic_s(self):
-        """Return a time that goes on with each look at it."""
+        """Return a time that advances at each reading."""
         self._time_s += 0.1
         return self._time_s
 
     def settle(self, *suspects, table=TABLE):
-        """Settle suspects; return what is wrong, and how many stay open."""
+        """Settle suspects; return the wrong keys, and the number that remain open."""
         comparison = RouteComparison("t", table, FORM, self, self, self, self)
         with Suspects() as found:
             found.add(suspects)
@@ -84,11 +84,11 @@ def moving_sides(copies=1):
     sides = Sides({"1": "a"}, {"1": (0, "z")}, copies)
     number = itertools.count(1)
 
-    def move(look):
+    def move(poll):
         n = next(number)
         sides.source["1"] = f"during {n}"
-        if look is not None:
-            look()
+        if poll is not None:
+            poll()
         sides.sink["1"] = (n, f"during {n}")
 
     def write():
@@ -100,35 +100,35 @@ def moving_sides(copies=1):
 
 def test_a_suspect_whose_row_was_deleted_since_is_not_wrong():
     """
-    The first look at the sink proves nothing: the delete may have come in between.
+    The first read of the sink proves nothing: the delete may have come in between.
     """
     assert ([], 0) == Sides({}, {}).settle(suspect("1", "a"))
 
 
-def test_a_suspect_that_follows_the_source_is_settled_by_looks_at_it():
+def test_a_suspect_that_follows_the_source_is_settled_by_polling_it():
     """
-    The source had what the sink came to, while the sink was waited for.
+    During the wait, the source had the content that the sink then reached.
     """
     assert ([], 0) == moving_sides().settle(suspect("1", "a"))
 
 
-def test_a_suspect_that_the_sink_holds_twice_follows_nothing():
+def test_a_suspect_that_the_sink_holds_twice_is_not_settled():
     """
-    However its contents agree, it is there once too often.
+    Even if its contents agree, the sink has one copy too many.
     """
     wrong, open_count = moving_sides(copies=2).settle(suspect("1", "a"))
 
     assert 1 == len(wrong) + open_count
 
 
-def test_a_suspect_that_never_rests_stays_open():
+def test_a_suspect_that_never_rests_remains_open():
     """
-    It proves nothing, and it is not looked at for ever.
+    It proves nothing, and is not read forever.
     """
     sides = Sides({"1": "a"}, {"1": (0, "z")})
     number = itertools.count(1)
 
-    def move(_look):
+    def move(_poll):
         n = next(number)
         sides.sink["1"] = (n, f"sink {n}")
 
@@ -140,35 +140,35 @@ def test_a_suspect_that_never_rests_stays_open():
     assert ([], 1) == sides.settle(suspect("1", "a"))
 
 
-def test_a_sink_that_stood_still_is_wrong_whatever_the_source_came_to():
+def test_an_unmoved_row_of_the_sink_is_wrong_whatever_the_source_had():
     """
-    It has passed what the source had, and never held it.
+    The sink has passed the source's content without ever having it.
     """
     sides = Sides({"1": "new"}, {"1": (0, "old")})
 
-    def come_back(look):
+    def revert(poll):
         sides.source["1"] = "old"
-        if look is not None:
-            look()
+        if poll is not None:
+            poll()
 
     def write():
         sides.source["1"] = "new"
 
-    sides.while_waiting, sides.before_reading = come_back, write
+    sides.while_waiting, sides.before_reading = revert, write
 
     assert (["1"], 0) == sides.settle(suspect("1", "new"))
 
 
-@pytest.mark.parametrize(("count", "is_looked_at"), [(200, True), (201, False)])
-def test_the_source_is_looked_at_while_suspects_are_few(count, is_looked_at):
+@pytest.mark.parametrize(("count", "is_polled"), [(200, True), (201, False)])
+def test_the_source_is_polled_only_while_suspects_are_few(count, is_polled):
     """
-    A look reads all of them: with many, it would hold the wait up.
+    A poll reads all of them, so many suspects would delay the wait.
     """
     keys = [str(1000 + number) for number in range(count)]
     sides = Sides({}, dict.fromkeys(keys, (0, "extra")))
     wrong, _ = sides.settle(*map(suspect, keys))
 
-    assert (count, [False, is_looked_at]) == (len(wrong), sides.looks)
+    assert (count, [False, is_polled]) == (len(wrong), sides.polls)
 
 
 @pytest.mark.parametrize(("is_pruned", "expected"), [(True, []), (False, ["1"])])
@@ -184,10 +184,10 @@ def test_a_row_that_only_the_sink_has_is_not_wrong_if_the_source_is_pruned(
     assert (expected, 0) == sides.settle(suspect("1"), table=table)
 
 
-def test_without_suspects_nothing_is_waited_for():
+def test_without_suspects_there_is_no_wait():
     """
     Both sides agreed at the first comparison.
     """
     sides = Sides({"1": "a"}, {"1": (0, "a")})
 
-    assert (([], 0), []) == (sides.settle(), sides.looks)
+    assert (([], 0), []) == (sides.settle(), sides.polls)

@@ -29,7 +29,7 @@ def test_rows_are_ordered_by_the_columns_and_not_by_their_texts():
 @pytest.mark.parametrize("kind", ["character", "inet", "xml"])
 def test_a_type_whose_cast_differs_is_printed(kind):
     """
-    A cast of xml keeps the declaration of an encoding, which records do not have.
+    A cast of xml keeps the encoding declaration, which records do not have.
     """
     table = SourceTable("s", "t", (SourceColumn("v", kind),), ("v",))
     text = statements.all_rows(table).text.as_string(None)
@@ -41,7 +41,7 @@ def test_a_type_whose_cast_differs_is_printed(kind):
 
 def test_a_key_is_compared_in_the_types_of_its_columns():
     """
-    Texts become values again, without a length of one.
+    Texts are cast to values, without the default length of one.
     """
     text, parameters = statements.listed_rows(TABLE, [("AA==", "x ", "7")])
 

@@ -31,14 +31,14 @@ START_LSN = 500
 
 
 class Clock:
-    """Time passes during waits; planned events happen then."""
+    """A clock that advances only in ``wait``, and then runs planned events."""
 
     def __init__(self):
         self.at_s = 0.0
         self.plan = {}
 
     def now(self):
-        """Return the time, which passes during waits."""
+        """Return the time."""
         return NOW + timedelta(seconds=self.at_s)
 
     def monotonic_s(self):
@@ -46,7 +46,7 @@ class Clock:
         return self.at_s
 
     def wait(self, delay_s):
-        """Let time pass, and run planned events."""
+        """Advance the clock, and run planned events."""
         self.at_s += delay_s
         for due_s in sorted(at for at in self.plan if at <= self.at_s):
             self.plan.pop(due_s)()
@@ -60,22 +60,22 @@ class Slot:
         self.nudged = 0
 
     def status(self):
-        """Return the set facts."""
+        """Return the status that the test has set."""
         return self.found
 
     def nudge(self):
-        """Count the call, and advance the log."""
+        """Count the call."""
         self.nudged += 1
 
 
 class History:
-    """The relay's memory."""
+    """The lineage that the relay has stored."""
 
     def __init__(self):
         self.start = START_LSN
 
     def start_lsn(self):
-        """Return the set facts."""
+        """Return the start that the test has set."""
         return self.start
 
 
@@ -84,12 +84,12 @@ class Cluster:
 
     def __init__(self):
         self.ends = {TOPIC: {"0": 10}}
-        self.asked_at = []
-        self.on_ask = lambda: None
+        self.requested_at = []
+        self.on_request = lambda: None
 
     def names(self):
         """List the topics."""
-        self.on_ask()
+        self.on_request()
         return sorted(self.ends)
 
     def end_offsets(self, names):
@@ -99,10 +99,10 @@ class Cluster:
 
 class Driver:
     """
-    A driver that publishes before each look, as one does that runs.
+    A driver that publishes before each read, as a running driver does.
 
     Attributes:
-        is_silent: Whether it publishes nothing more.
+        is_silent: Whether it has stopped publishing.
         is_open: Whether its run has opened the target.
     """
 
@@ -117,7 +117,7 @@ class Driver:
         self.begin()
 
     def begin(self):
-        """Begin another run."""
+        """Begin a new run."""
         self._run = SinkRun(self._folder, "cache", self._store, self._clock)
 
     def end(self):
@@ -132,7 +132,7 @@ class Driver:
 
 
 class WaitBench:
-    """Everything that a wait looks at."""
+    """Everything that a wait reads."""
 
     def __init__(self, folder):
         self.clock = Clock()
@@ -160,7 +160,7 @@ class WaitBench:
         )
 
     def applied(self, offsets, **progress):
-        """Set what the sink has applied."""
+        """Set the sink's progress."""
         self.driver.progress = Progress("cache", applied=offsets, **progress)
 
     def wait(self, lsn=LSN, timeout_s=2.0):
@@ -170,38 +170,38 @@ class WaitBench:
         return wait.until_applied(lsn, self.slot, self.history, self.cluster)
 
     def missing(self, **given):
-        """Wait in vain; return the missing progress."""
+        """Return the error of a wait that times out."""
         with pytest.raises(NotAppliedError) as raised:
             self.wait(**given)
         return str(raised.value)
 
 
 @pytest.fixture
-def place(tmp_path):
+def bench(tmp_path):
     """Return a state in which everything is applied."""
     made = WaitBench(tmp_path)
     made.applied({TOPIC: {"0": 10}})
     return made
 
 
-def test_lost_rows_are_waited_for(place):
+def test_a_wait_includes_lost_rows(bench):
     """
-    Everything is applied, but a gap's rows are read again: only their sweep ends that.
+    Everything is applied, but the rows of a gap are read again until their sweep.
     """
-    incomplete.begin(place.folder, "cache", "orders", "repair-1")
-    missing = place.missing()
-    at_s = place.clock.at_s + 1
-    place.clock.plan = {
-        at_s: lambda: incomplete.end(place.folder, "cache", "orders", "repair-1")
+    incomplete.begin(bench.folder, "cache", "orders", "repair-1")
+    missing = bench.missing()
+    at_s = bench.clock.at_s + 1
+    bench.clock.plan = {
+        at_s: lambda: incomplete.end(bench.folder, "cache", "orders", "repair-1")
     }
-    applied = place.wait()
+    applied = bench.wait()
 
     assert "lacks rows of orders, which are being read again" in missing
     assert applied.waited_s == pytest.approx(1, abs=0.1)
 
 
-def store_refetches(place, *rows):
-    """Store pending refetches: the keys, each with the position it is needed for."""
+def store_refetches(bench, *rows):
+    """Store pending refetches: keys, each with the position that needs the row."""
     known = {
         ("orders", (key,)): PendingRefetch(
             ParkedKey(TOPIC, b"%d" % key), since, since, since, 0
@@ -209,295 +209,295 @@ def store_refetches(place, *rows):
         for key, since in rows
     }
     replace_file(
-        refetches_path(place.folder, "cache"),
+        refetches_path(bench.folder, "cache"),
         encode_refetches(StoredRefetches(rows=known)),
     )
 
 
-def test_pending_refetches_are_waited_for(place):
+def test_a_wait_includes_pending_refetches(bench):
     """
-    A partial change is applied, but incomplete until its row has come.
+    A partial change is applied, but incomplete until its row has arrived.
     """
-    store_refetches(place, (7, "2"), (8, "3"))
-    missing = place.missing()
-    at_s = place.clock.at_s
-    place.clock.plan = {
-        at_s + 1: lambda: store_refetches(place, (8, "3")),
-        at_s + 2: lambda: store_refetches(place),
+    store_refetches(bench, (7, "2"), (8, "3"))
+    missing = bench.missing()
+    at_s = bench.clock.at_s
+    bench.clock.plan = {
+        at_s + 1: lambda: store_refetches(bench, (8, "3")),
+        at_s + 2: lambda: store_refetches(bench),
     }
-    outcome = place.wait(timeout_s=9)
+    outcome = bench.wait(timeout_s=9)
 
     assert "the sink cache has requested 2 rows that have not arrived yet" in missing
     assert outcome.waited_s == pytest.approx(2, abs=0.1)
 
 
-def test_refetches_of_later_changes_are_not_waited_for(place):
+def test_a_wait_ignores_refetches_of_later_changes(bench):
     """
-    A hot row is refetched all the time, each time for another change.
+    A hot row is refetched all the time, each time for a different change.
     """
-    place.applied({TOPIC: {"0": 9}})
-    store_refetches(place, (6, "1"), (7, "2"))
+    bench.applied({TOPIC: {"0": 9}})
+    store_refetches(bench, (6, "1"), (7, "2"))
 
     def apply():
-        store_refetches(place, (7, "2"))
-        place.applied({TOPIC: {"0": 10}})
+        store_refetches(bench, (7, "2"))
+        bench.applied({TOPIC: {"0": 10}})
 
-    place.clock.plan = {1: apply, 2: lambda: store_refetches(place, (7, "5"), (8, "6"))}
+    bench.clock.plan = {1: apply, 2: lambda: store_refetches(bench, (7, "5"), (8, "6"))}
 
-    assert place.wait(timeout_s=9).waited_s == pytest.approx(2, abs=0.1)
+    assert bench.wait(timeout_s=9).waited_s == pytest.approx(2, abs=0.1)
 
 
-def test_a_route_to_be_refetched_is_waited_for(place):
+def test_a_wait_includes_a_route_to_be_refetched(bench):
     """
-    First until it is requested, and then until it is read.
+    The wait lasts until the route is requested, and then until it is read.
     """
     kept = StoredRefetches(postponed=frozenset({"orders"}))
-    replace_file(refetches_path(place.folder, "cache"), encode_refetches(kept))
-    missing = place.missing()
-    at_s = place.clock.at_s
+    replace_file(refetches_path(bench.folder, "cache"), encode_refetches(kept))
+    missing = bench.missing()
+    at_s = bench.clock.at_s
 
-    def ask():
-        incomplete.begin(place.folder, "cache", "orders", "repair-1")
+    def request():
+        incomplete.begin(bench.folder, "cache", "orders", "repair-1")
         replace_file(
-            refetches_path(place.folder, "cache"), encode_refetches(StoredRefetches())
+            refetches_path(bench.folder, "cache"), encode_refetches(StoredRefetches())
         )
 
     def end():
-        incomplete.end(place.folder, "cache", "orders", "repair-1")
+        incomplete.end(bench.folder, "cache", "orders", "repair-1")
 
-    place.clock.plan = {at_s + 1: ask, at_s + 2: end}
+    bench.clock.plan = {at_s + 1: request, at_s + 2: end}
 
     assert "has requested 1 rows" in missing
-    assert place.wait(timeout_s=9).waited_s == pytest.approx(2, abs=0.1)
+    assert bench.wait(timeout_s=9).waited_s == pytest.approx(2, abs=0.1)
 
 
-def test_an_applied_commit_is_reported_at_once(place):
+def test_an_applied_commit_is_reported_at_once(bench):
     """
-    There is no wait, and dead letters are reported with it.
+    There is no wait, and the outcome includes dead letters.
     """
-    place.applied({TOPIC: {"0": 10}}, dead_letters=2, parked=1)
-    outcome = place.wait()
+    bench.applied({TOPIC: {"0": 10}}, dead_letters=2, parked=1)
+    outcome = bench.wait()
 
     assert (LSN, 0.0, 2, 1) == (
         *(outcome.lsn, outcome.waited_s, outcome.dead_letters, outcome.parked),
     )
 
 
-def test_topic_ends_are_taken_after_the_relay_has_confirmed(place):
+def test_topic_ends_are_taken_after_the_relay_has_confirmed(bench):
     """
-    Records that come while the relay is waited for are waited for, too.
+    The wait includes records that arrive while it waits for the relay.
     """
-    place.slot.found = SlotStatus(LSN - 8, True, LSN)
+    bench.slot.found = SlotStatus(LSN - 8, True, LSN)
 
     def confirm():
-        place.cluster.ends = {TOPIC: {"0": 12}}
-        place.slot.found = SlotStatus(LSN, True, LSN)
+        bench.cluster.ends = {TOPIC: {"0": 12}}
+        bench.slot.found = SlotStatus(LSN, True, LSN)
 
-    place.clock.plan = {0.2: confirm, 0.6: lambda: place.applied({TOPIC: {"0": 12}})}
-    outcome = place.wait()
+    bench.clock.plan = {0.2: confirm, 0.6: lambda: bench.applied({TOPIC: {"0": 12}})}
+    outcome = bench.wait()
 
     assert (0.2, 0.6) == (round(outcome.confirmed_s, 1), round(outcome.waited_s, 1))
 
 
-def test_an_added_partition_counts_from_its_first_record(place):
+def test_an_added_partition_counts_from_its_first_record(bench):
     """
-    The progress does not have it: its records are not applied.
+    The progress lacks the partition, so its records do not count as applied.
     """
-    place.cluster.ends = {TOPIC: {"0": 10, "1": 3}}
+    bench.cluster.ends = {TOPIC: {"0": 10, "1": 3}}
 
-    assert "the sink cache has 3 records to go" in place.missing()
-
-
-def test_a_lost_progress_file_is_not_applied(place):
-    """
-    A driver that knows nothing has applied nothing.
-    """
-    place.applied({})
-
-    assert "10 records to go" in place.missing()
+    assert "the sink cache has 3 records to go" in bench.missing()
 
 
-def test_a_driver_that_does_not_run_has_applied_nothing(place):
+def test_a_lost_progress_file_is_not_applied(bench):
     """
-    The target may have been restored since its last record; and another one may run.
+    A driver without progress has applied nothing.
     """
-    place.wait()
-    place.driver.is_silent = True
-    outcome = place.wait(timeout_s=1)
-    place.clock.at_s = HEARD_WITHIN_S
-    silent = place.missing()
-    place.driver.is_silent = False
-    place.wait()
-    place.driver.end()
-    place.driver.is_silent = True
+    bench.applied({})
+
+    assert "10 records to go" in bench.missing()
+
+
+def test_a_driver_that_does_not_run_has_applied_nothing(bench):
+    """
+    The target may have been restored since the last record, or a new driver may run.
+    """
+    bench.wait()
+    bench.driver.is_silent = True
+    outcome = bench.wait(timeout_s=1)
+    bench.clock.at_s = HEARD_WITHIN_S
+    silent = bench.missing()
+    bench.driver.is_silent = False
+    bench.wait()
+    bench.driver.end()
+    bench.driver.is_silent = True
 
     assert 0.0 == outcome.waited_s
     assert "the driver of the sink cache has not been heard from since 2026" in silent
-    assert "the driver of the sink cache ended at 2026" in place.missing()
+    assert "the driver of the sink cache ended at 2026" in bench.missing()
 
 
-def test_a_run_that_has_not_opened_its_target_has_applied_nothing(place):
+def test_a_run_that_has_not_opened_its_target_has_applied_nothing(bench):
     """
-    Its offsets are those of an earlier run: it finds out what the target has lost.
+    Its offsets are those of an earlier run: it has not checked the target for losses.
     """
-    place.driver.is_open = False
-    missing = place.missing()
-    at_s = place.clock.at_s + 1
-    place.clock.plan = {at_s: lambda: setattr(place.driver, "is_open", True)}
+    bench.driver.is_open = False
+    missing = bench.missing()
+    at_s = bench.clock.at_s + 1
+    bench.clock.plan = {at_s: lambda: setattr(bench.driver, "is_open", True)}
 
     assert "the sink cache is starting" in missing
-    assert 1.0 == round(place.wait().waited_s, 1)
+    assert 1.0 == round(bench.wait().waited_s, 1)
 
 
-def test_a_sink_without_a_record_to_read_needs_no_open_target(place):
+def test_a_sink_without_a_record_to_read_needs_no_open_target(bench):
     """
     A driver opens the target only once there is a topic.
     """
-    place.driver.is_open = False
-    place.cluster.ends = {}
+    bench.driver.is_open = False
+    bench.cluster.ends = {}
 
-    assert LSN == place.wait().lsn
+    assert LSN == bench.wait().lsn
 
 
-def test_a_run_that_begins_during_a_wait_has_ends_of_its_own(place):
+def test_a_run_that_begins_during_a_wait_is_compared_with_new_ends(bench):
     """
-    Its offsets may be of a topic that was deleted since the ends were listed.
+    Its offsets may belong to a topic that was deleted since the ends were listed.
     """
-    place.applied({TOPIC: {"0": 9}})
+    bench.applied({TOPIC: {"0": 9}})
 
     def restart():
-        place.cluster.ends = {TOPIC: {"0": 4}}
-        place.applied({TOPIC: {"0": 10}})
-        place.driver.begin()
+        bench.cluster.ends = {TOPIC: {"0": 4}}
+        bench.applied({TOPIC: {"0": 10}})
+        bench.driver.begin()
 
-    place.clock.plan = {1: restart}
+    bench.clock.plan = {1: restart}
 
-    assert "was recreated" in place.missing()
+    assert "was recreated" in bench.missing()
 
 
-def test_the_sinks_error_is_reported(place):
+def test_the_sinks_error_is_reported(bench):
     """
-    A wait in vain names the reason.
+    The error of a wait names the reason.
     """
-    place.applied({TOPIC: {"0": 9}}, error="Redis does not answer.")
+    bench.applied({TOPIC: {"0": 9}}, error="Redis does not answer.")
 
-    assert place.missing().endswith("1 records to go: Redis does not answer.")
+    assert bench.missing().endswith("1 records to go: Redis does not answer.")
 
 
-def test_a_recreated_topic_is_not_applied(place):
+def test_a_recreated_topic_is_not_applied(bench):
     """
     Offsets begin at 0 again: progress of the old topic means nothing.
     """
-    place.cluster.ends = {TOPIC: {"0": 2}}
+    bench.cluster.ends = {TOPIC: {"0": 2}}
 
-    assert "was recreated" in place.missing()
+    assert "was recreated" in bench.missing()
 
 
-def test_a_sink_faster_than_the_look_has_applied_the_topic(place):
+def test_a_sink_that_passes_the_ends_during_the_check_has_applied_the_topic(bench):
     """
     A sink may pass the ends while they are read; the topic is not new.
     """
-    place.cluster.on_ask = lambda: place.applied({TOPIC: {"0": 11}})
-    place.applied({TOPIC: {"0": 9}})
+    bench.cluster.on_request = lambda: bench.applied({TOPIC: {"0": 11}})
+    bench.applied({TOPIC: {"0": 9}})
 
-    assert LSN == place.wait().lsn
+    assert LSN == bench.wait().lsn
 
 
-def test_a_sink_declared_late_must_be_filled_first(place):
+def test_a_sink_declared_late_must_be_filled_first(bench):
     """
-    Rows before its first offset come by a snapshot.
+    A snapshot delivers the rows from before its first offset.
     """
-    folder = sink_folder(place.folder, "cache")
+    folder = sink_folder(bench.folder, "cache")
     replace_file(folder / STARTING_OFFSETS_FILE, b"{}")
-    missing = place.missing()
-    place.clock.plan = {3.0: lambda: replace_file(folder / READY_FILE, b"")}
+    missing = bench.missing()
+    bench.clock.plan = {3.0: lambda: replace_file(folder / READY_FILE, b"")}
 
     assert "still being filled" in missing
-    assert LSN == place.wait().lsn
+    assert LSN == bench.wait().lsn
 
 
-def test_one_record_more_than_the_topic_has_is_a_topic_made_again(place):
+def test_one_record_more_than_the_topic_has_means_a_recreated_topic(bench):
     """
-    Offsets of two topics of one name may differ by one only.
+    Offsets of two topics with the same name may differ by only one.
     """
-    place.cluster.ends = {TOPIC: {"0": 9}}
+    bench.cluster.ends = {TOPIC: {"0": 9}}
 
-    assert "was recreated" in place.missing()
+    assert "was recreated" in bench.missing()
 
 
-def test_an_lsn_at_which_the_present_history_begins_is_in_it(place):
+def test_an_lsn_at_which_the_current_history_begins_belongs_to_it(bench):
     """
-    The first commit that ends there is one that the relay has published.
+    The relay has published the first commit that ends there.
     """
-    place.history.start = LSN
+    bench.history.start = LSN
 
-    assert LSN == place.wait().lsn
+    assert LSN == bench.wait().lsn
 
 
-def test_topics_of_no_route_of_the_sink_are_not_waited_for(place):
+def test_a_wait_ignores_topics_without_a_route_of_the_sink(bench):
     """
-    Another sink's records are nothing that this one applies.
+    This sink does not apply records of other sinks.
     """
-    place.cluster.ends = {TOPIC: {"0": 10}, "towpath.shop.parcels": {"0": 5}}
+    bench.cluster.ends = {TOPIC: {"0": 10}, "towpath.shop.parcels": {"0": 5}}
 
-    assert LSN == place.wait().lsn
+    assert LSN == bench.wait().lsn
 
 
-def test_rows_that_were_refetched_are_reported(place):
+def test_rows_that_were_refetched_are_reported(bench):
     """
-    The count is the sink's own.
+    The number is that of the sink's progress.
     """
-    place.applied({TOPIC: {"0": 10}}, asked=3)
+    bench.applied({TOPIC: {"0": 10}}, asked=3)
 
-    assert 3 == place.wait().asked
+    assert 3 == bench.wait().asked
 
 
-def test_an_lsn_of_an_earlier_history_is_refused(place):
+def test_an_lsn_of_an_earlier_history_is_refused(bench):
     """
     A recreated slot has confirmed LSNs that were never published.
     """
-    place.history.start = LSN + 8
+    bench.history.start = LSN + 8
     with pytest.raises(UnknownLsnError) as raised:
-        place.wait()
+        bench.wait()
 
     assert "earlier commits arrive through a snapshot" in str(raised.value)
 
 
-def test_a_pending_lineage_is_waited_for(place):
+def test_a_wait_includes_a_pending_lineage(bench):
     """
-    While a lineage is pending its slot is not known to serve it.
+    While a lineage is pending, it is unknown whether the slot serves it.
     """
-    place.history.start = None
-    place.clock.plan = {0.5: lambda: setattr(place.history, "start", START_LSN)}
-    outcome = place.wait()
-    place.history.start = None
+    bench.history.start = None
+    bench.clock.plan = {0.5: lambda: setattr(bench.history, "start", START_LSN)}
+    outcome = bench.wait()
+    bench.history.start = None
 
     assert 0.5 == round(outcome.waited_s, 1)
-    assert "has not begun" in place.missing()
+    assert "has not begun" in bench.missing()
 
 
-def test_the_lineage_is_read_after_the_slot_has_confirmed(place):
+def test_the_lineage_is_read_after_the_slot_has_confirmed(bench):
     """
     A slot that is replaced during the wait is noticed.
     """
-    place.slot.found = SlotStatus(LSN - 8, True, LSN)
+    bench.slot.found = SlotStatus(LSN - 8, True, LSN)
 
     def replace():
-        place.history.start = LSN + 8
-        place.slot.found = SlotStatus(LSN + 8, True, LSN + 8)
+        bench.history.start = LSN + 8
+        bench.slot.found = SlotStatus(LSN + 8, True, LSN + 8)
 
-    place.clock.plan = {0.1: replace}
+    bench.clock.plan = {0.1: replace}
 
     with pytest.raises(UnknownLsnError):
-        place.wait()
+        bench.wait()
 
 
-def test_an_lsn_beyond_the_end_of_the_log_is_refused(place):
+def test_an_lsn_beyond_the_end_of_the_log_is_refused(bench):
     """
-    It is of another server, or of a log that went back: the wait could only be wrong.
+    It is from another server, or from a log that was reset: the wait would be wrong.
     """
     with pytest.raises(UnknownLsnError) as raised:
-        place.wait(lsn=LSN + 8)
+        bench.wait(lsn=LSN + 8)
 
     assert "not an LSN of this server" in str(raised.value)
 
@@ -510,25 +510,25 @@ def test_an_lsn_beyond_the_end_of_the_log_is_refused(place):
         (SlotStatus(LSN - 8, True, LSN), "has confirmed 0/3E0, not yet 0/3E8"),
     ],
 )
-def test_a_relay_that_does_not_confirm_is_reported(place, status, expected):
+def test_a_relay_that_does_not_confirm_is_reported(bench, status, expected):
     """
     Applied records count only after the relay has confirmed.
     """
-    place.slot.found = status
+    bench.slot.found = status
 
-    assert expected in place.missing()
+    assert expected in bench.missing()
 
 
-def test_an_idle_log_is_advanced_once(place):
+def test_an_idle_log_is_advanced_once(bench):
     """
-    A flushed but not yet streamed commit is streamed, soon and only once.
+    A nudge makes the relay stream a flushed commit; it is sent soon, and only once.
     """
-    place.slot.found = SlotStatus(LSN - 8, True, LSN)
-    place.missing(timeout_s=NUDGE_AFTER_S / 2)
-    before = place.slot.nudged
-    place.missing(timeout_s=NUDGE_AFTER_S * 5)
+    bench.slot.found = SlotStatus(LSN - 8, True, LSN)
+    bench.missing(timeout_s=NUDGE_AFTER_S / 2)
+    before = bench.slot.nudged
+    bench.missing(timeout_s=NUDGE_AFTER_S * 5)
 
-    assert (0, 1) == (before, place.slot.nudged)
+    assert (0, 1) == (before, bench.slot.nudged)
 
 
 def test_a_wait_needs_no_spark():
@@ -544,19 +544,19 @@ def test_a_wait_needs_no_spark():
 
 
 class Connection:
-    """A connection that notes that it was closed."""
+    """A connection that records that it was closed."""
 
     def __init__(self, *_settings):
         self.is_closed = False
 
     def close(self):
-        """Close it."""
+        """Close the connection."""
         self.is_closed = True
 
 
-def test_a_waiter_closes_its_connections_after_any_failure(place, monkeypatch):
+def test_a_waiter_closes_its_connections_after_any_failure(bench, monkeypatch):
     """
-    A wait that broke off in the middle of an answer leaves them unusable.
+    A wait that is interrupted in the middle of a response leaves them unusable.
     """
     made = []
 
@@ -571,7 +571,7 @@ def test_a_waiter_closes_its_connections_after_any_failure(place, monkeypatch):
     monkeypatch.setattr(wait, "PostgresSlot", connect)
     monkeypatch.setattr(wait, "KafkaHistory", connect)
     monkeypatch.setattr(Wait, "until_applied", broken)
-    waiter = wait.Waiter(place.settings, Clock())
+    waiter = wait.Waiter(bench.settings, Clock())
 
     with pytest.raises(TypeError):
         waiter.wait_for("0/1", "cache")

@@ -1,4 +1,4 @@
-"""Appends, on a catalog of one file: their order, and the batches that are left."""
+"""Appends with a catalog in one file: their order, and the batches they leave over."""
 
 import pickle
 from contextlib import closing
@@ -23,22 +23,22 @@ TABLE = current_state("shop.orders", SHAPE)
 
 
 def rows(*keys):
-    """Make rows, with a column of the batch beside the table's own."""
-    laid = pa.table(
+    """Make rows with the table's columns and one column of the batch."""
+    columns = pa.table(
         [list(keys), ["x"] * len(keys), ["1"] * len(keys), [False] * len(keys)],
         schema=TABLE.schema,
     )
-    return laid.append_column(
+    return columns.append_column(
         "_kept", pa.array([[]] * len(keys), pa.list_(pa.string()))
     )
 
 
 class Lake:
-    """A catalog of SQLite, opened as often as the appender likes."""
+    """A SQLite catalog that can be opened any number of times."""
 
     def __init__(self, folder):
         self.folder = folder
-        self.place = {"uri": f"sqlite:///{folder}/list", "warehouse": str(folder)}
+        self.settings = {"uri": f"sqlite:///{folder}/list", "warehouse": str(folder)}
         with closing(self.open()) as catalog:
             catalog.create_namespace("shop")
             table = catalog.create_table("shop.orders", TABLE.schema)
@@ -46,10 +46,10 @@ class Lake:
             self.first = Commit(table.metadata.current_snapshot_id, {})
 
     def open(self, _sink=None):
-        return SqlCatalog("lake", **self.place)
+        return SqlCatalog("lake", **self.settings)
 
     def recreate(self):
-        """Create the table without a commit."""
+        """Recreate the table without a commit."""
         with closing(self.open()) as catalog:
             catalog.drop_table("shop.orders")
             catalog.create_table("shop.orders", TABLE.schema)
@@ -76,7 +76,7 @@ def appender():
 
 def test_appends_build_on_each_other(lake, appender):
     """
-    Each returns the number of added and of all rows.
+    Each returns the numbers of added rows and of all rows.
     """
     second = appender.append(TABLE, rows(1, 2), lake.first)
     third = appender.append(TABLE, rows(3), second)
@@ -91,7 +91,7 @@ def test_appends_build_on_each_other(lake, appender):
 
 def test_a_stale_appender_appends_nothing(lake, appender):
     """
-    One of two appenders with the same commit is refused; it needs no warning.
+    The second of two appends on the same commit is refused without a warning.
     """
     appender.append(TABLE, rows(1), lake.first)
     with structlog.testing.capture_logs() as logs:
@@ -117,10 +117,10 @@ def test_a_table_without_a_commit_takes_its_first(lake, appender):
 
 
 class Shared(SqlCatalog):
-    """Another writer commits as well, once."""
+    """A catalog in which another writer commits once, too."""
 
-    def theirs(self):
-        """Let the other writer commit; return the table then, or nothing if it has."""
+    def commit_as_other(self):
+        """Commit as the other writer, once; return the table, or nothing later."""
         if self.properties.get("overtaken"):
             return None
         self.properties["overtaken"] = "yes"
@@ -130,20 +130,20 @@ class Shared(SqlCatalog):
 
 
 class Overtaken(Shared):
-    """Lets the other writer commit between our look and our commit."""
+    """A catalog in which the other writer commits between our read and our commit."""
 
     def commit_table(self, table, requirements, updates):
-        self.theirs()
+        self.commit_as_other()
         return super().commit_table(table, requirements, updates)
 
 
 def test_a_first_commit_is_not_made_after_another_writers(lake, appender, monkeypatch):
     """
-    A table without a commit at the look must still have none.
+    A table that had no commit when it was read must still have none.
     """
     lake.recreate()
     monkeypatch.setattr(
-        append, "open_catalog", lambda _: Overtaken("lake", **lake.place)
+        append, "open_catalog", lambda _: Overtaken("lake", **lake.settings)
     )
     with pytest.raises(TargetUnavailableError, match="another writer"):
         appender.append(TABLE, rows(1), None)
@@ -152,22 +152,22 @@ def test_a_first_commit_is_not_made_after_another_writers(lake, appender, monkey
 
 
 class Answering(Shared):
-    """Answers a commit as a server may: with the commits made since."""
+    """A catalog that returns later commits of others, too, as a server may."""
 
     def commit_table(self, table, requirements, updates):
         done = super().commit_table(table, requirements, updates)
-        theirs = self.theirs()
-        if theirs is None:
+        other_table = self.commit_as_other()
+        if other_table is None:
             return done
-        return done.model_copy(update={"metadata": theirs.metadata})
+        return done.model_copy(update={"metadata": other_table.metadata})
 
 
 def test_another_writers_commit_is_not_taken_for_ours(lake, appender, monkeypatch):
     """
-    Its keys are not known, although no commit came between: no append builds on it.
+    Its keys are not known, although no commit was in between: no append builds on it.
     """
     monkeypatch.setattr(
-        append, "open_catalog", lambda _: Answering("lake", **lake.place)
+        append, "open_catalog", lambda _: Answering("lake", **lake.settings)
     )
     second = appender.append(TABLE, rows(1), lake.first)
     third = appender.append(TABLE, rows(9), second)
@@ -184,7 +184,7 @@ def test_an_append_that_is_impossible_is_left_to_the_engine(
     lake, appender, monkeypatch, error
 ):
     """
-    It is logged once, however often it comes.
+    It is logged once, however often it occurs.
     """
 
     def fail(_sink):
@@ -199,13 +199,13 @@ def test_an_append_that_is_impossible_is_left_to_the_engine(
 
 
 def written(writer, *batches):
-    """Have a task write rows for each batch; return all results."""
+    """Write rows for each batch as a task does; return all results."""
     return [writer(batch) for batch in batches]
 
 
 def test_only_the_files_of_returned_results_are_committed(lake, appender):
     """
-    A first attempt at a task has written the same rows, and nobody has its result.
+    A first attempt at a task has written the same rows, but its result is lost.
     """
 
     def write(writer):
@@ -229,7 +229,7 @@ def test_only_the_files_of_returned_results_are_committed(lake, appender):
 
 def test_a_task_is_not_sent_the_address_of_the_catalogs_database(lake, appender):
     """
-    It has a password, and a task needs only the files.
+    The address has a password, and a task needs only the files.
     """
     sent = []
     appender.append_files(TABLE, lambda w: sent.append(w) or [], lake.first)
@@ -240,7 +240,7 @@ def test_a_task_is_not_sent_the_address_of_the_catalogs_database(lake, appender)
 
 def test_files_on_a_branch_are_hidden_and_keep_its_age(lake, appender):
     """
-    Readers of the main branch see them when it moves there.
+    Readers of the main branch see them once it moves to that commit.
     """
     with closing(lake.open()) as catalog:
         table = catalog.load_table("shop.orders")
@@ -262,7 +262,7 @@ def test_files_on_a_branch_are_hidden_and_keep_its_age(lake, appender):
 
 def test_files_of_a_stale_appender_are_not_even_written(lake, appender):
     """
-    Another writer has committed: the engine finds the rows by a search.
+    Another writer has committed: the engine finds the rows with a search.
     """
     calls = []
     appender.append(TABLE, rows(1), lake.first)
@@ -273,10 +273,10 @@ def test_files_of_a_stale_appender_are_not_even_written(lake, appender):
 
 def test_files_are_not_committed_after_another_writers(lake, appender, monkeypatch):
     """
-    It commits while tasks write.
+    The other writer commits while tasks write.
     """
     monkeypatch.setattr(
-        append, "open_catalog", lambda _: Overtaken("lake", **lake.place)
+        append, "open_catalog", lambda _: Overtaken("lake", **lake.settings)
     )
     with pytest.raises(TargetUnavailableError, match="another writer"):
         appender.append_files(TABLE, lambda w: written(w, rows(1)), lake.first)
@@ -300,7 +300,7 @@ def test_files_that_a_task_cannot_write_are_left_to_the_engine(lake, appender):
 
 def test_an_executor_that_does_not_answer_has_the_batch_written_again(lake, appender):
     """
-    It is no reason to merge the rows.
+    It is not a reason to merge the rows.
     """
 
     def write(_writer):

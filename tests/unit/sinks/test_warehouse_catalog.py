@@ -42,7 +42,7 @@ def catalog_settings(url, **options):
 
 def test_the_writing_engine_uses_jdbc():
     """
-    User and password leave the url; caching is off; views are known.
+    User and password are removed from the url, caching is off, and views are known.
     """
     assert catalog_settings(
         "postgresql://me:p%40ss@db:5433/warehouse?sslmode=require"
@@ -59,7 +59,7 @@ def test_the_writing_engine_uses_jdbc():
 
 def test_port_and_user_may_be_left_out():
     """
-    The server's usual port is used, and the driver's own user.
+    The default port and the driver's own user are used.
     """
     assert ("jdbc:postgresql://db:5432/w", False) == (
         catalog_settings("postgres://db/w")["uri"],
@@ -68,7 +68,7 @@ def test_port_and_user_may_be_left_out():
 
 
 def test_an_address_of_version_six_keeps_its_brackets():
-    """Host and port stay apart."""
+    """They keep host and port apart."""
     assert (
         catalog_settings("postgresql://[::1]:5433/w")["uri"]
         == "jdbc:postgresql://[::1]:5433/w"
@@ -77,7 +77,7 @@ def test_an_address_of_version_six_keeps_its_brackets():
 
 def test_the_reading_engine_names_its_driver():
     """
-    The url stays whole, and reading creates nothing.
+    The url is unchanged, and reading creates nothing.
     """
     assert catalog_properties(warehouse("postgres://me:p%40ss@db/w")) == {
         "uri": "postgresql+psycopg://me:p%40ss@db/w",
@@ -128,7 +128,7 @@ def test_an_object_store_and_a_rest_catalog_are_configured():
 
 def test_files_may_be_stored_elsewhere_than_the_catalog():
     """
-    A Postgres catalog takes a location as well as a folder; the location counts.
+    A Postgres catalog accepts a location besides a folder; the location is used.
     """
     options = {"location": "s3://lake/w", "properties": STORE}
     conf = catalog_settings("postgresql://db/w", **options)
@@ -157,7 +157,7 @@ def test_an_invalid_rest_address_is_a_mistake(url):
 
 def test_a_broken_data_file_is_a_failure_of_the_warehouse():
     """
-    It would otherwise end the verification of every route.
+    Otherwise it would end the verification of all routes.
     """
     with pytest.raises(TargetUnavailableError, match="magic bytes"), translated():
         parquet.read_table(io.BytesIO(b"no table at all"))
@@ -190,7 +190,7 @@ def test_a_table_without_a_column_of_its_key_cannot_be_read(monkeypatch):
 
 
 def _stored(batch):
-    """Return a table with the key ``id``, and these rows."""
+    """Return a table with the key ``id``, and the given rows."""
     return SimpleNamespace(
         name=lambda: ("s", "t"),
         properties={KEY_PROPERTY: '["id"]'},

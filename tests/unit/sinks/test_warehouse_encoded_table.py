@@ -25,7 +25,7 @@ def hashes(*keys):
 
 
 def encoded(*tasks, rows=None, floor=None, retained=()):
-    """Make the rows of tasks, each of some keys at position 5."""
+    """Make the rows of tasks, each with some keys at position 5."""
     forms = {
         form: [
             EncodedSummary(form.text, len(k), None, hashes(*k), "5") for k in of_form
@@ -61,7 +61,7 @@ def test_rows_are_merged_if_the_table_or_another_task_may_have_their_key(
     rows, expected
 ):
     """
-    All others become files as they are.
+    All other rows become files unchanged.
     """
     known = KnownKeys(100)
     known.learn(hashes(1, 2, 3))
@@ -70,9 +70,9 @@ def test_rows_are_merged_if_the_table_or_another_task_may_have_their_key(
     assert expected == (None if merged is None else sorted(merged.to_pylist()))
 
 
-def test_executors_write_just_the_rows_that_are_not_merged():
+def test_executors_write_only_the_rows_that_are_not_merged():
     """
-    The statement has the others.
+    The statement writes the other rows.
     """
     given = pa.table({"id": [1, 2, 3]})
     engine = SimpleNamespace(collect=lambda statement, write: (statement, write(given)))

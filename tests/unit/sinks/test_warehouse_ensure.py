@@ -34,7 +34,7 @@ COLUMNS = {"id": "bigint", "n": "int", "_position": "string", "_is_deleted": "bo
 
 
 class Session:
-    """An engine whose table stands as it is described; it keeps what is altered."""
+    """An engine with a table as described, which records alterations."""
 
     def __init__(self, columns=COLUMNS, split=(), key=("id",), **properties):
         self.altered = []
@@ -49,7 +49,7 @@ class Session:
         }
 
     def sql(self, text):
-        """Describe the table, or take a statement down."""
+        """Describe the table, or record a statement."""
         if text.startswith("DESCRIBE"):
             if self.is_missing:
                 message = "there is no such table"
@@ -67,12 +67,12 @@ class Session:
         return pa.table({})
 
     def missing(self):
-        """Let there be no table."""
+        """Remove the table."""
         self.is_missing = True
         return self
 
     def without(self, name):
-        """Let the table lack a property."""
+        """Remove a property of the table."""
         self._properties.pop(name)
         return self
 
@@ -87,7 +87,7 @@ def opened(session, table=TABLE):
 
 def test_a_table_that_fits_is_left_as_it_is():
     """
-    Its id is its own, it was not made just now, and it has no floor.
+    It keeps its id, does not count as new, and has no floor.
     """
     session = Session()
     table, found = opened(session)
@@ -108,7 +108,7 @@ def test_a_table_remembers_its_floor():
 
 def test_a_table_with_another_key_is_foreign():
     """
-    Its rows are those of somebody else.
+    Its rows belong to another program.
     """
     with pytest.raises(ForeignTableError, match="its key is"):
         opened(Session(key=("n",)))
@@ -116,7 +116,7 @@ def test_a_table_with_another_key_is_foreign():
 
 def test_a_table_without_an_id_is_given_one():
     """
-    It was made by an earlier version; it is not new.
+    An earlier version created it; it does not count as new.
     """
     session = Session().without(ID_PROPERTY)
     _, found = opened(session)
@@ -149,9 +149,9 @@ def test_a_table_gains_columns_width_and_properties():
     ("found", "kept", "altered"),
     [("bigint", "bigint", []), ("int", "int", []), ("", "int", ["ADD COLUMN `n` int"])],
 )
-def test_a_column_that_is_wider_than_wanted_stays(found, kept, altered):
+def test_a_column_that_is_wider_than_wanted_is_kept(found, kept, altered):
     """
-    Records from before it was narrowed can come again.
+    Records from before the narrowing may arrive again.
     """
     columns = {name: kind for name, kind in (COLUMNS | {"n": found}).items() if kind}
     session = Session(columns)
@@ -187,7 +187,7 @@ def test_a_narrower_column_is_widened_and_an_unfit_one_refused():
 )
 def test_the_partitions_of_a_table_are_read(split, expected):
     """
-    Bare columns are listed like columns; with a transform, all stand as parts.
+    Plain columns are listed as columns; with a transform, all are listed as parts.
     """
     fields = tuple(parse_partition(text) for text in expected)
     table = replace(TABLE, partition=fields)
@@ -198,9 +198,9 @@ def test_the_partitions_of_a_table_are_read(split, expected):
     assert (fields, [IDENTIFIED]) == (found.partition, session.altered)
 
 
-def test_a_table_that_is_split_otherwise_is_split_again():
+def test_a_table_with_different_partitions_is_repartitioned():
     """
-    Rows that are there stay in their files.
+    Existing rows remain in their files.
     """
     field: PartitionField = parse_partition("n")
     session = Session()
@@ -211,7 +211,7 @@ def test_a_table_that_is_split_otherwise_is_split_again():
 
 def test_a_table_keeps_the_partitions_by_a_column_that_the_source_drops():
     """
-    The sink does not halt, and its other routes go on.
+    The sink does not halt, and its other routes continue.
     """
     columns = COLUMNS | {"day": "date"}
     mode = {"write.distribution-mode": "hash", "write.merge.distribution-mode": "hash"}
@@ -243,9 +243,9 @@ def test_a_new_table_needs_the_columns_of_its_partitions():
         ({}, 0, False),
     ],
 )
-def test_a_commit_says_how_many_rows_it_added(summary, added, is_empty):
+def test_a_commit_reports_how_many_rows_it_added(summary, added, is_empty):
     """
-    A summary that does not count the rows does not say that there are none.
+    A summary without a row count does not mean that there are no rows.
     """
     commit = Commit(1, summary)
 

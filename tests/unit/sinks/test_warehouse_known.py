@@ -14,9 +14,9 @@ def hashes_of(keys):
     return pa.array([hash(key) for key in keys], pa.int64())
 
 
-def test_only_new_keys_are_new():
+def test_only_unknown_keys_are_new():
     """
-    Learnt keys stay known, over any number of small batches.
+    Learned keys remain known across any number of small batches.
     """
     known = KnownKeys(10_000)
     for number in range(200):
@@ -43,7 +43,7 @@ def test_two_texts_of_one_number_are_one_key():
 
 def test_hashes_are_the_same_in_all_processes():
     """
-    Tasks hash keys, and the driver compares them: stored numbers show a change.
+    Tasks hash keys, and the driver compares them: recorded numbers reveal a change.
     """
     columns = (Column("a", "text"), Column("b", "double precision"))
     table = current_state("s.t", RelationShape("s", "t", columns, ("a", "b"), "0"))
@@ -58,9 +58,9 @@ def test_hashes_are_the_same_in_all_processes():
     ] == hashes[1:]
 
 
-def test_keys_without_room_are_reported():
+def test_keys_beyond_the_limit_are_reported():
     """
-    Then not all keys are known, and none may be taken for new.
+    Not all keys are known then, so none may be treated as new.
     """
     known = KnownKeys(3)
 
@@ -81,7 +81,7 @@ def test_rows_are_split_by_their_bytes(most_bytes, expected):
     assert list(range(100)) == pa.concat_tables(parts).column("n").to_pylist()
 
 
-def test_a_row_larger_than_a_slice_is_a_slice():
+def test_a_row_larger_than_a_slice_is_a_slice_of_its_own():
     """
     No row is left out.
     """
@@ -95,7 +95,7 @@ def test_a_row_larger_than_a_slice_is_a_slice():
 
 def test_the_span_of_a_key_is_that_of_integers():
     """
-    A key of text has none: its order differs between engines.
+    A text key has no span: its order differs between engines.
     """
     columns = (Column("id", "bigint"), Column("name", "text"))
     rows = pa.table({"id": [5, -3, 9], "name": ["a", "b", "c"]})

@@ -1,4 +1,4 @@
-"""The statements that write a batch, word by word."""
+"""The statements that write a batch, word for word."""
 
 from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.targets.warehouse.schema import (
@@ -81,7 +81,7 @@ def test_only_the_span_of_the_keys_is_searched():
 
 def test_only_tombstones_are_purged():
     """
-    A live row stays, however old it is.
+    A live row is kept, however old it is.
     """
     assert purge(LINES.name, "5") == (
         "DELETE FROM lake.`shop`.`lines` WHERE `_is_deleted` AND `_position` < '5'"
@@ -103,7 +103,7 @@ def test_an_event_log_takes_each_event_once():
     )
 
 
-def test_an_event_log_without_a_span_is_searched_whole():
+def test_an_event_log_without_a_span_is_searched_completely():
     """
     When a time is missing, every file may hold the event.
     """

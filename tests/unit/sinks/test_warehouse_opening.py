@@ -12,7 +12,7 @@ FOUND_NOTHING = {"total-data-files": "3"}
 
 
 class Commits:
-    """A table with some commits: each with its number, its parent and its operation."""
+    """A table with the given commits: number, parent, operation and summary."""
 
     def __init__(self, *commits):
         names = ("snapshot_id", "parent_id", "operation", "summary")
@@ -52,7 +52,7 @@ def test_a_commit_that_may_have_added_rows_is_found_anywhere(
     operation, summary, expected, at
 ):
     """
-    Every commit since ours counts, whichever came first.
+    Every commit since ours counts, in any order.
     """
     commits = [(n, n - 1 or None, "replace", APPENDED) for n in range(1, 5)]
     commits[at - 1] = (at, at - 1, operation, summary)
@@ -62,7 +62,7 @@ def test_a_commit_that_may_have_added_rows_is_found_anywhere(
 
 def test_the_newest_commit_has_no_successors():
     """
-    Earlier commits are not looked at.
+    Earlier commits are not checked.
     """
     assert adds_nothing([(1, None, "append", APPENDED)], 1, 1)
 
@@ -70,7 +70,7 @@ def test_the_newest_commit_has_no_successors():
 @pytest.mark.parametrize(("first", "expected"), [("delete", True), ("append", False)])
 def test_a_table_without_a_commit_is_checked_from_its_first(first, expected):
     """
-    Upkeep may create the first.
+    Upkeep may create the first commit.
     """
     commits = [(1, None, first, APPENDED), (2, 1, "replace", APPENDED)]
 
@@ -79,7 +79,7 @@ def test_a_table_without_a_commit_is_checked_from_its_first(first, expected):
 
 def test_our_own_commit_may_have_expired():
     """
-    Its successor still names it.
+    Its successor still names it as its parent.
     """
     assert adds_nothing([(2, 1, "replace", APPENDED)], 1, 2)
 

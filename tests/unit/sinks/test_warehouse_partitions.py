@@ -30,7 +30,7 @@ SHAPE = RelationShape(
 
 
 def partitioned(*texts):
-    """Describe a table that is partitioned by these fields."""
+    """Describe a table that is partitioned by the given fields."""
     return current_state("shop.orders", SHAPE, [parse_partition(t) for t in texts])
 
 
@@ -45,7 +45,7 @@ def partitioned(*texts):
 )
 def test_a_partition_field_is_parsed(text, expected):
     """
-    Blanks do not matter.
+    Whitespace does not matter.
     """
     assert expected == parse_partition(text)
 
@@ -94,16 +94,16 @@ def test_a_partitioning_that_the_columns_do_not_allow_is_refused(text):
         partitioned_by(partitioned(text))
 
 
-def test_a_type_with_digits_is_partitioned_too():
+def test_a_type_with_a_precision_is_partitioned_too():
     """
-    The brackets after a type do not count.
+    The parentheses after a type name are ignored.
     """
     assert "truncate(10, `total`)" in partitioned_by(partitioned("truncate(10, total)"))
 
 
 def test_a_changed_partitioning_drops_and_adds_the_difference():
     """
-    Existing fields are unchanged, so that a repetition does nothing.
+    Existing fields are unchanged, so a repetition does nothing.
     """
     table = partitioned("bucket(16, id)", "days(at)")
     found = [parse_partition("bucket(8, id)"), parse_partition("days(at)")]

@@ -33,7 +33,7 @@ POSITION = "0000000000000008.0000000000"
 
 
 def change(row, *, key=7, unchanged=()):
-    """Make a change of one key."""
+    """Make a change with one key."""
     full = None if row is None else {"id": key, **row}
     kept = frozenset(unchanged) or ALL_PRESENT
     origin = Origin("t", 0, 0)
@@ -67,7 +67,7 @@ def change(row, *, key=7, unchanged=()):
 )
 def test_a_warehouse_value_survives_the_round_trip(name, value):
     """
-    A value that is encoded and read back is the record's, to the last digit.
+    A value that is encoded and read back equals the record's, to the last digit.
     """
     row = {} if name == "id" else {name: value}
     encoded = encode_changes(TABLE, [change(row, key=value if name == "id" else 7)])
@@ -97,7 +97,7 @@ def test_a_warehouse_value_survives_the_round_trip(name, value):
 )
 def test_a_value_that_does_not_fit_is_refused(name, value):
     """
-    The row is refused by its column's name; its neighbours are encoded.
+    The reason names the column; the other rows are encoded.
     """
     encoded = encode_changes(TABLE, [change({"n": 1}, key=6), change({name: value})])
     ((refused, reason, _),) = encoded.refused
@@ -154,9 +154,9 @@ def test_an_unrepresentable_value_is_null_if_configured(name, value):
     ("name", "value"),
     [("total", "1.005"), ("n", 2**31), ("n", "NaN"), ("at", "soon"), ("id", "NaN")],
 )
-def test_an_invalid_value_is_refused_even_so(name, value):
+def test_an_invalid_value_is_refused_under_either_policy(name, value):
     """
-    Only valid values are made null, the neighbours' too; a refused row has none.
+    Unrepresentable values of other rows are made null; a refused row is not counted.
     """
     row = {"day": "infinity"} if name == "id" else {"day": "infinity", name: value}
     key = value if name == "id" else 7
@@ -211,7 +211,7 @@ def test_the_reason_does_not_contain_the_value():
     assert "secret" not in reason
 
 
-def test_a_delete_is_its_key_and_a_mark():
+def test_a_delete_has_only_its_key_and_the_tombstone_mark():
     """
     A deleted row keeps only its key and position.
     """
@@ -243,7 +243,7 @@ def test_a_column_that_the_table_lacks_is_left_out():
 
 def test_a_text_column_takes_older_numbers_as_text():
     """
-    A column that is text now holds older records' numbers as text.
+    A column whose type is now text stores numbers of older records as text.
     """
     encoded = encode_changes(TABLE, [change({"body": 7, "weight": 1})])
 
@@ -293,7 +293,7 @@ def test_events_have_a_span_of_time():
 
 def test_an_event_without_a_time_is_kept_and_counted():
     """
-    An event is never lost for its time; then the whole log is searched.
+    An event is never lost because of its time; the whole log is searched then.
     """
     times = ["2026-01-01T00:00:00.000000Z", "infinity"]
     encoded = encode_events(
@@ -310,7 +310,7 @@ def test_an_event_without_a_time_is_kept_and_counted():
 
 def test_a_row_keeps_a_retained_column_that_it_lacks():
     """
-    Only those records of a batch that have the column write it.
+    Only the records of a batch that have the column write it.
     """
     old, new = change({"n": 1, "body": "x"}), change({"n": 2})
     encoded = encode_changes(TABLE, [old, new], frozenset({"body"}))

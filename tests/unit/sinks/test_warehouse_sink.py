@@ -1,4 +1,4 @@
-"""The order of the warehouse's statements, recorded by an engine that only listens."""
+"""The order of the warehouse's statements, as a simulated engine records them."""
 
 import json
 import re
@@ -27,25 +27,25 @@ OWN = {"_position": "string", "_is_deleted": "boolean"}
 class Engine:
     """Answers queries about the table, and records the rest.
 
-    ``commits`` counts commits, ``writes`` those with rows, ``looks`` the queries for
-    its newest commit, ``before_first`` runs before an empty one is made; ``fails`` is
-    the start of a statement that fails.
+    ``commits`` counts commits, ``writes`` those with rows, and ``commit_queries`` the
+    queries for the newest commit; ``before_first`` runs before an empty commit;
+    ``fails`` is the start of a statement that fails.
     """
 
     def __init__(self):
         self.columns = {"id": "bigint", "note": "string", **OWN}
         self.statements = []
-        self.commits = self.writes = self.looks = self.describes = 0
+        self.commits = self.writes = self.commit_queries = self.describes = 0
         self.fails = None
         self.can_append = True
         self.before_first = lambda: None
-        self.is_there = False
+        self.exists = False
         self.properties = {"towpath.key": json.dumps(["id"])}
 
     def drop(self):
         """Drop the table, as another program would."""
         self.commits = self.writes = 0
-        self.is_there = False
+        self.exists = False
 
     def sql(self, text):
         self._fail_at(text)
@@ -58,9 +58,9 @@ class Engine:
             keys, values = zip(*self.properties.items(), strict=True)
             return pa.table({"key": keys, "value": values})
         given = re.search("'towpath.id' = '(.+?)'", text)
-        if given and not (self.is_there and text.startswith("CREATE")):
+        if given and not (self.exists and text.startswith("CREATE")):
             self.properties["towpath.id"] = given[1]
-            self.is_there = True
+            self.exists = True
         if text.startswith("SELECT snapshot_id"):
             return self._history()
         if text.startswith("INSERT"):
@@ -77,7 +77,7 @@ class Engine:
 
     def newest_commit(self, _table, _branch):
         self._fail_at("newest_commit")
-        self.looks += 1
+        self.commit_queries += 1
         return Commit(self.commits, self._summary()) if self.commits else None
 
     def start_branch(self, _table, branch, snapshot_id):
@@ -101,7 +101,7 @@ class Engine:
         self.writes += 1
 
     def begun(self):
-        """Return the start of each statement that writes rows."""
+        """Return the first word of each statement that writes rows."""
         return [
             t.split()[0] for t in self.statements if t.startswith(("INSERT", "MERGE"))
         ]
@@ -133,7 +133,7 @@ class Engine:
 
 
 class Relations:
-    """The shape of the one table."""
+    """The shape of the only table."""
 
     columns = COLUMNS
 
@@ -149,19 +149,19 @@ class Repairs:
 
     def __init__(self, given):
         self._calls = given
-        self.is_away = False
-        self.can = True
+        self.is_down = False
+        self.can_request = True
 
     def request_all(self, route, _why):
-        if self.is_away:
+        if self.is_down:
             message = "no broker"
             raise UnavailableError(message)
-        self._calls.append(f"ask {route}")
-        return self.can
+        self._calls.append(f"request {route}")
+        return self.can_request
 
 
 def row_of(key, **row):
-    """Return a whole row of a key."""
+    """Return the change of a whole row."""
     image = {"id": key, **row}
     origin = Origin("t", 0, 0)
     return Change(
@@ -189,13 +189,13 @@ class Rig:
         self.sink = self._new()
 
     def start_again(self):
-        """Open another sink, as after a failure."""
+        """Open a new sink, as after a failure."""
         self.sink = self._new()
         self.sink.open()
 
-    def asked(self):
+    def request_count(self):
         """Count the requests for all rows."""
-        return self.engine.statements.count("ask shop.orders")
+        return self.engine.statements.count("request shop.orders")
 
     def _new(self):
         return WarehouseSink(
@@ -206,7 +206,7 @@ class Rig:
         )
 
     def write(self, *keys, **row):
-        """Write rows of these keys."""
+        """Write rows with the given keys."""
         self.sink.apply(Batch(0, tuple(row_of(key, **row) for key in keys)))
         return self.sink.flush()
 
@@ -221,7 +221,7 @@ def rig(tmp_path):
 
 def test_a_route_that_is_held_back_writes_nothing(rig):
     """
-    Each of its changes is refused; when the table fits, they are taken again.
+    Each of its changes is refused; once the table fits, changes are accepted again.
     """
     rig.engine.columns["note"] = "int"
     rig.relations.columns = (COLUMNS[0], Column("note", "date"))
@@ -237,7 +237,7 @@ def test_a_route_that_is_held_back_writes_nothing(rig):
 
 def test_keys_are_new_only_while_all_are_known(rig):
     """
-    New ones are appended; after a failure nothing is known, and all are merged.
+    New keys are appended; after a failure no key is known, and all rows are merged.
     """
     rig.write(1, 2)
     rig.write(3)
@@ -253,7 +253,7 @@ def test_keys_are_new_only_while_all_are_known(rig):
 
 def test_a_batch_that_cannot_be_appended_is_merged(rig):
     """
-    Its keys are known like all others then.
+    Its keys are known afterwards, like all others.
     """
     rig.engine.can_append = False
     rig.write(1)
@@ -266,7 +266,7 @@ def test_a_batch_that_cannot_be_appended_is_merged(rig):
 
 def test_another_writers_commit_makes_all_keys_unknown(rig):
     """
-    Its keys may come next.
+    The next batch may have keys that the other writer wrote.
     """
     rig.write(1)
     rig.engine.write()
@@ -278,7 +278,7 @@ def test_another_writers_commit_makes_all_keys_unknown(rig):
 
 def test_keys_of_a_table_emptied_by_another_writer_are_unknown(rig):
     """
-    Later changes may be of keys that were known before.
+    Later changes may have keys that were known before.
     """
     rig.write(1)
     rig.engine.commits += 1
@@ -296,20 +296,20 @@ def test_a_new_table_is_not_queried_for_its_commit(rig):
     for key in (1, 2, 3):
         rig.write(key)
     rig.start_again()
-    known = rig.engine.looks
+    known = rig.engine.commit_queries
     rig.write(4)
 
     assert (["INSERT"] * 3 + ["MERGE"], 0) == (rig.engine.begun(), known)
-    assert rig.engine.looks > 0
+    assert rig.engine.commit_queries > 0
 
 
-@pytest.mark.parametrize(("theirs", "last"), [(0, "INSERT"), (1, "MERGE")])
-def test_a_first_commit_may_follow_another_writers(rig, theirs, last):
+@pytest.mark.parametrize(("other_commits", "last"), [(0, "INSERT"), (1, "MERGE")])
+def test_a_first_commit_may_follow_another_writers_commit(rig, other_commits, last):
     """
-    Then the other writer's rows are among the keys, and unknown.
+    The table then has rows of the other writer, whose keys are unknown.
     """
     rig.engine.can_append = False
-    rig.engine.before_first = lambda: [rig.engine.write() for _ in range(theirs)]
+    rig.engine.before_first = lambda: [rig.engine.write() for _ in range(other_commits)]
     rig.write(1)
     rig.engine.can_append = True
     rig.write(2)
@@ -346,9 +346,9 @@ def columns_of(*rows):
     )
 
 
-def test_rows_that_come_as_columns_are_committed_together(rig):
+def test_rows_taken_as_columns_are_committed_together(rig):
     """
-    By the flush, or before other changes: these may depend on them.
+    The flush commits them, or a call with other changes, which may depend on them.
     """
     for key in (1, 2):
         rig.sink.apply_columns(columns_of((key, "4")))
@@ -363,9 +363,9 @@ def test_rows_that_come_as_columns_are_committed_together(rig):
     )
 
 
-def test_a_failure_drops_the_rows_that_came_as_columns(rig):
+def test_a_failure_drops_the_rows_taken_as_columns(rig):
     """
-    They come again with their batch, and are written once.
+    Their batch is retried, so the next flush does not write them.
     """
     rig.sink.apply_columns(columns_of((1, "4")))
     rig.engine.fails = "INSERT"
@@ -378,7 +378,7 @@ def test_a_failure_drops_the_rows_that_came_as_columns(rig):
 
 def test_a_failure_drops_counts_and_rows_of_earlier_calls_of_its_batch(rig):
     """
-    The batch comes again as a whole: nothing of it counts twice.
+    The whole batch is retried: nothing in it is counted twice.
     """
     other, refresh = Batch(0, (row_of(9),)), rig.relations.refresh
 
@@ -412,14 +412,14 @@ def encoded(*rows):
 
 
 def lake_table():
-    """Describe the one table as the sink does."""
+    """Describe the only table as the sink does."""
     shape = RelationShape("shop", "orders", COLUMNS, ("id",), "0")
     return current_state("shop.orders", shape)
 
 
 def test_a_batch_tries_once_to_fit_a_table_that_is_held_back(rig):
     """
-    With a floor, too, for which the table's owner is looked up once more.
+    The same holds with a floor, for which the table's owner is looked up once more.
     """
     rig.engine.columns["note"] = "int"
     rig.relations.columns = (COLUMNS[0], Column("note", "date"))
@@ -449,9 +449,9 @@ def test_columns_below_the_floor_of_their_table_are_not_written(tmp_path):
     assert (2, 1) == (outcome.applied, outcome.stale)
 
 
-def test_known_keys_are_forgotten_when_a_commit_since_has_added_others(rig):
+def test_known_keys_are_forgotten_when_a_later_commit_has_added_others(rig):
     """
-    Upkeep comes on top of somebody else's append: its keys are not known.
+    An upkeep commit follows another program's append, whose keys are not known.
     """
     upkeep = TableUpkeep(WarehouseOptions(), SystemClock())
     engines = Engines(rig.engine, rig.engine)
@@ -474,7 +474,7 @@ def test_known_keys_are_forgotten_when_a_commit_since_has_added_others(rig):
 
 def test_more_keys_than_may_be_known_are_searched_for(tmp_path):
     """
-    A key that found no room could be appended a second time.
+    A key beyond the limit could otherwise be appended a second time.
     """
     rig = Rig(tmp_path / "warehouse.json", known_keys=2)
     rig.sink.open()
@@ -487,7 +487,7 @@ def test_more_keys_than_may_be_known_are_searched_for(tmp_path):
 
 def test_a_merge_moves_the_table_to_its_branch(rig):
     """
-    Until then no reader sees what was merged.
+    Until then no reader sees the merged rows.
     """
     rig.write(1)
     rig.write(1)
@@ -501,16 +501,16 @@ def test_a_merge_moves_the_table_to_its_branch(rig):
 
 def test_rows_of_a_dropped_table_are_requested(rig):
     """
-    The next start recreates it empty: requested once, then known again.
+    The next start recreates it empty; its rows are requested only once.
     """
     rig.write(1)
     rig.start_again()
-    before = rig.asked()
+    before = rig.request_count()
     rig.engine.drop()
     rig.start_again()
     rig.start_again()
 
-    assert (0, 1) == (before, rig.asked())
+    assert (0, 1) == (before, rig.request_count())
 
 
 def test_a_dropped_table_is_unknown_until_its_rows_are_requested(rig):
@@ -518,13 +518,13 @@ def test_a_dropped_table_is_unknown_until_its_rows_are_requested(rig):
     A failed or interrupted request is repeated at the next start.
     """
     rig.engine.drop()
-    rig.repairs.is_away = True
+    rig.repairs.is_down = True
     with pytest.raises(UnavailableError, match="no broker"):
         rig.start_again()
-    rig.repairs.is_away = False
+    rig.repairs.is_down = False
     rig.start_again()
 
-    assert 1 == rig.asked()
+    assert 1 == rig.request_count()
 
 
 def test_rows_that_cannot_be_requested_are_logged_once(rig):
@@ -532,7 +532,7 @@ def test_rows_that_cannot_be_requested_are_logged_once(rig):
     An event log cannot be read again: one error is logged, and the sink continues.
     """
     rig.engine.drop()
-    rig.repairs.can = False
+    rig.repairs.can_request = False
     with structlog.testing.capture_logs() as logs:
         rig.start_again()
         rig.start_again()
@@ -544,16 +544,16 @@ def test_rows_that_cannot_be_requested_are_logged_once(rig):
 
 def test_a_table_without_an_id_is_given_one(rig):
     """
-    An unknown table is taken as it is; from then on it is known like any other.
+    An unknown table is accepted as it is; from then on it is known like any other.
     """
     rig.known.unlink()
     rig.engine.properties.pop("towpath.id")
     rig.start_again()
-    before = rig.asked()
+    before = rig.request_count()
     rig.engine.drop()
     rig.start_again()
 
-    assert (0, 1) == (before, rig.asked())
+    assert (0, 1) == (before, rig.request_count())
 
 
 @pytest.mark.parametrize(
@@ -564,7 +564,7 @@ def test_an_unrepresentable_value_follows_the_sinks_policy(
     tmp_path, unfit, applied, refused, nulled, expected
 ):
     """
-    Its row is refused, or it is made null: counted each time, logged once (B63).
+    The row is refused, or the value is made null: counted each time, logged once (B63).
     """
     rig = Rig(tmp_path / "warehouse.json", unfit=unfit)
     rig.relations.columns = (COLUMNS[0], Column("day", "date"))

@@ -67,7 +67,7 @@ def numeric(precision, scale):
 )
 def test_each_postgres_type_has_a_warehouse_type(column, expected):
     """
-    A type is kept exactly: by a type as wide, or as text.
+    Values are kept exactly, in a type of the same width or as text.
     """
     table = current_state("shop.orders", shape(Column("id", "bigint"), column))
 
@@ -82,7 +82,7 @@ def test_verification_knows_which_numerics_a_warehouse_keeps_as_text(
     precision, scale, is_text
 ):
     """
-    Text also has NaN and the infinities, which a decimal has not.
+    Text can represent NaN and the infinities, which a decimal cannot.
     """
     assert is_text == is_kept_as_text(Column("c", "numeric", numeric(precision, scale)))
 
@@ -97,7 +97,7 @@ def test_no_rounding_type_is_a_key():
 
 
 def test_a_table_is_created_with_its_key_and_its_guard():
-    """Key columns are required; position and tombstone mark stand at the end."""
+    """Key columns are required; the position and the tombstone mark are at the end."""
     columns = (Column("order_id", "bigint"), Column("line_no", "integer"))
     source = shape(*columns, Column("note", "text"), key=("line_no", "order_id"))
     lines = current_state("shop.lines", source)
@@ -121,7 +121,7 @@ def test_a_table_is_created_with_its_key_and_its_guard():
 
 
 def test_the_view_leaves_tombstones_out():
-    """The view has the table's columns but for the mark, and only live rows."""
+    """The view has the table's columns except the mark, and only live rows."""
     table = current_state("shop.orders", shape(Column("id", "bigint")))
 
     assert live_view(table) == (
@@ -132,7 +132,7 @@ def test_the_view_leaves_tombstones_out():
 
 def test_an_event_log_is_keyed_by_the_event():
     """
-    A log has one row per event id, and a column of its time.
+    A log has one row per event id, and a time column.
     """
     table = event_log("shop.events")
 
@@ -144,7 +144,7 @@ EXISTING = {"id": "int", "total": "decimal(10,2)", "gone": "string"}
 
 def test_a_table_gains_columns_and_width():
     """
-    New columns are added, types widened; dropped source columns stay.
+    New columns are added, types widened; dropped source columns remain.
     """
     wanted = current_state(
         "shop.orders",
@@ -163,7 +163,7 @@ def test_a_table_gains_columns_and_width():
     ]
 
 
-def test_a_wider_column_stays_wide():
+def test_a_wider_column_remains_wide():
     """A type that was narrowed in the source still fits the wider column."""
     wanted = current_state("shop.orders", shape(Column("id", "integer")))
     existing = {"id": "bigint", "_position": "string", "_is_deleted": "boolean"}
@@ -172,7 +172,7 @@ def test_a_wider_column_stays_wide():
 
 
 def test_a_name_that_differs_only_in_case_is_refused():
-    """The engine takes both for one column, and would refuse to add it."""
+    """The engine treats both as one column, and would refuse to add it."""
     wanted = current_state(
         "shop.orders", shape(Column("id", "integer"), Column("total", "text"))
     )
@@ -192,14 +192,14 @@ def test_a_name_that_differs_only_in_case_is_refused():
     ],
 )
 def test_a_column_that_cannot_be_widened_is_refused(found, wanted):
-    """A table whose column has another type stops the sink, naming both types."""
+    """A column of a different type stops the sink; the error names both types."""
     with pytest.raises(ForeignTableError, match=r"column id is .* should be"):
         evolution(current_state("shop.orders", shape(wanted)), {"id": found})
 
 
 def test_a_table_without_a_key_is_refused():
     """
-    Without a primary key the guard has no key.
+    The guard needs a key.
     """
     with pytest.raises(KeylessTableError, match=r"shop\.orders"):
         current_state("shop.orders", shape(Column("id", "bigint"), key=()))
@@ -207,7 +207,7 @@ def test_a_table_without_a_key_is_refused():
 
 @pytest.mark.parametrize("name", ["_deleted", "_pos", "_position", "_IS_DELETED", "ID"])
 def test_a_reserved_column_name_is_refused(name):
-    """The format's own columns, ours, and names that differ only in case."""
+    """These are the format's columns, ours, and names that differ only in case."""
     with pytest.raises(ReservedColumnError, match=name.lower()):
         current_state(
             "shop.orders", shape(Column("id", "bigint"), Column(name, "text"))
@@ -216,14 +216,14 @@ def test_a_reserved_column_name_is_refused(name):
 
 @pytest.mark.parametrize("route", ["orders", "shop.", ".orders", ""])
 def test_a_route_is_named_schema_and_table(route):
-    """Any other name is a mistake of the configuration."""
+    """Any other name is a mistake in the configuration."""
     with pytest.raises(WarehouseAddressError, match=r"schema\.table"):
         lake_name(route)
 
 
 def test_names_and_texts_are_escaped():
     """
-    Quotes and escapes inside a name or a text end nothing.
+    Quotes and escapes inside a name or a string do not end it.
     """
     assert ("`a``b`", r"'it\'s \\'") == (quoted("a`b"), literal("it's \\"))
 
@@ -233,7 +233,7 @@ def test_names_and_texts_are_escaped():
 )
 def test_a_type_is_found_by_its_name(ddl):
     """
-    An existing column is written as its own type.
+    An existing column is written with its own type.
     """
     assert ddl == type_of(ddl).ddl
 
@@ -247,7 +247,7 @@ def test_a_foreign_type_is_not_guessed():
 
 def test_only_differing_properties_are_set():
     """
-    An older table gets the changed ones; a table with all of them is unchanged.
+    The changed properties of an older table are set; a current table is unchanged.
     """
     table = current_state("shop.orders", shape(Column("id", "bigint")))
     options = WarehouseOptions(history_s=60, metadata_versions=7)

@@ -27,7 +27,7 @@ DAY_S = 86_400
 
 
 class Clock:
-    """A clock that the test turns."""
+    """A clock that the test sets."""
 
     def __init__(self):
         self.s = 1000.0
@@ -40,7 +40,7 @@ class Clock:
 
 
 def summary(data, deletes=0):
-    """Make the part of a commit's summary that counts files."""
+    """Make the file counts of a commit's summary."""
     return {"total-data-files": str(data), "total-delete-files": str(deletes)}
 
 
@@ -59,8 +59,8 @@ def due(made):
     return task and task.name
 
 
-def test_upkeep_is_due_by_growth():
-    """A table is due when it grew, the one that grew most first."""
+def test_upkeep_is_due_after_growth():
+    """A table is due when it has grown; the one that grew most is first."""
     made, _ = upkeep()
     assert due(made) is None
     made.record_commit(ORDERS, summary(47))
@@ -73,7 +73,7 @@ def test_upkeep_is_due_by_growth():
 
 def test_files_left_by_upkeep_do_not_make_it_due_again():
     """
-    Files that are large enough to stay do not count as growth.
+    Files that are large enough to be kept do not count as growth.
     """
     made, _ = upkeep()
     made.record_commit(LOG, summary(500))
@@ -85,9 +85,9 @@ def test_files_left_by_upkeep_do_not_make_it_due_again():
     assert due(made) == LOG
 
 
-def test_a_table_that_grew_little_is_due_by_age():
+def test_a_table_that_grew_little_is_due_after_a_time():
     """
-    One more file is enough, once the time has come; none is not.
+    Once the time has passed, one more file is enough, but without any it is not due.
     """
     made, clock = upkeep()
     made.record_commit(LOG, summary(1))
@@ -101,9 +101,9 @@ def test_a_table_that_grew_little_is_due_by_age():
     assert due(made) is None
 
 
-def test_tombstones_are_purged_below_the_safe_position_only():
+def test_only_tombstones_below_the_safe_position_are_purged():
     """
-    A table with them is due by age when the safe position has risen; a log never.
+    A table with tombstones is due once the safe position has risen; a log never is.
     """
     made, clock = upkeep()
     clock.s += 601
@@ -137,7 +137,7 @@ def test_failed_upkeep_waits_for_growth():
 
 def test_orphan_files_are_removed_at_intervals():
     """
-    After the start, and again when later ones are old enough.
+    They are removed after the start, and again once later ones are old enough.
     """
     made, clock = upkeep()
     made.record_commit(LOG, summary(48))
@@ -172,14 +172,14 @@ class Steps:
         self.taken.append(f"expire {table}")
 
     def newest_commit(self, _table, _branch):
-        """Find a table without commits."""
+        """Return no commit."""
 
     def done(self, task, _summary):
         self.left.remove(task)
 
 
 def steps(task):
-    """Return the steps of a task that ends well."""
+    """Return the steps of a task that succeeds."""
     taken = Steps(task)
     run_upkeep(taken, taken, taken)
     assert [] == taken.left
@@ -188,7 +188,7 @@ def steps(task):
 
 def test_upkeep_statements_name_the_table_as_procedures_do():
     """
-    Branch, tombstones, data files, replaced rows, versions, orphans: in this order.
+    The order is branch, tombstones, data files, replaced rows, versions and orphans.
     """
     options = "'delete-ratio-threshold', '0.1', 'remove-dangling-deletes', 'true'"
     name, table = "lake.`shop`.`o'dd`", "table => '`shop`.`o\\'dd`'"
@@ -223,12 +223,12 @@ class DeathError(Exception):
 @pytest.mark.parametrize("error", [DeathError, PermissionError])
 def test_an_interrupted_deletion_of_a_table_is_completed(tmp_path, monkeypatch, error):
     """
-    No file of it is left behind: the catalog names it until all others are deleted.
+    No file of the table is left behind: the catalog lists it until all are deleted.
     """
-    place = {"uri": f"sqlite:///{tmp_path}/list", "warehouse": f"{tmp_path}/lake"}
-    monkeypatch.setattr(module, "open_catalog", lambda _: SqlCatalog("lake", **place))
+    config = {"uri": f"sqlite:///{tmp_path}/list", "warehouse": f"{tmp_path}/lake"}
+    monkeypatch.setattr(module, "open_catalog", lambda _: SqlCatalog("lake", **config))
     rows = pa.table({"id": [1, 2]})
-    catalog = SqlCatalog("lake", **place)
+    catalog = SqlCatalog("lake", **config)
     catalog.create_namespace("shop")
     table = catalog.create_table(
         "shop.events", rows.schema, properties={KEY_PROPERTY: '["id"]'}
@@ -244,9 +244,9 @@ def test_an_interrupted_deletion_of_a_table_is_completed(tmp_path, monkeypatch, 
             deleted.clear()
             raise error
         deleted.append(file)
-        whole(self, file)
+        real_delete(self, file)
 
-    whole = PyArrowFileIO.delete
+    real_delete = PyArrowFileIO.delete
     monkeypatch.setattr(PyArrowFileIO, "delete", delete)
     while catalog.table_exists("shop.events"):
         with suppress(DeathError, TargetUnavailableError):

@@ -1,4 +1,4 @@
-"""The meaning of a receiver's answer, status by status."""
+"""The meaning of a receiver's response, status by status."""
 
 from datetime import UTC, datetime
 
@@ -26,17 +26,17 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
         ),
     ],
 )
-def test_an_answer_that_decides_a_change(status: int, outcome: ReceiverOutcome):
+def test_a_response_that_decides_a_change(status: int, outcome: ReceiverOutcome):
     """
-    It is accepted, known, without its row, or refused permanently.
+    The change is accepted or known, lacks its row, or is permanently refused.
     """
     assert verdict_of(status, {}, "", NOW).outcome is outcome
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308, 401, 403, 410])
-def test_an_answer_that_refuses_all_webhooks_halts(status: int):
+def test_a_response_that_refuses_all_webhooks_halts(status: int):
     """
-    A wrong secret, a moved address or a 410 makes no dead letter.
+    A wrong secret, a moved address or a 410 halts the sink without dead letters.
     """
     with pytest.raises(WebhookRefusedError, match=str(status)):
         verdict_of(status, {"location": "http://elsewhere"}, "", NOW)
@@ -45,7 +45,7 @@ def test_an_answer_that_refuses_all_webhooks_halts(status: int):
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 599, 600, 199])
 def test_a_failure_of_the_receiver_is_retried(status: int):
     """
-    A temporary failure loses nothing; 503 alone asks for no pause.
+    A temporary failure loses nothing; a 503 without a header requests no pause.
     """
     with pytest.raises(TargetUnavailableError):
         verdict_of(status, {}, "", NOW)
@@ -66,7 +66,7 @@ def test_a_failure_of_the_receiver_is_retried(status: int):
         (429, "Mon, 01 Jan 99999999999 00:00:00 GMT", 1.0),
     ],
 )
-def test_a_pause_is_as_long_as_retry_after_says(status, expected, pause_s):
+def test_a_pause_is_as_long_as_retry_after_requests(status, expected, pause_s):
     """
     Retry-After counts in both of its forms, up to five minutes.
     """

@@ -1,4 +1,4 @@
-"""The order of an aggregate's events, over attempts that fail."""
+"""The order of an aggregate's events across failing attempts."""
 
 import pytest
 
@@ -56,9 +56,9 @@ def event(number: int) -> EventRow:
     )
 
 
-def test_no_event_passes_a_refused_one_when_the_batch_is_retried(monkeypatch):
+def test_no_event_overtakes_a_refused_one_when_the_batch_is_retried(monkeypatch):
     """
-    The attempt that saw the refusal failed, because the receiver was down otherwise.
+    The attempt that saw the refusal failed, because the receiver failed for a row.
     """
     receiver = Receiver()
     monkeypatch.setattr(webhook, "WebhookClient", lambda *_: receiver)
@@ -77,7 +77,7 @@ def test_no_event_passes_a_refused_one_when_the_batch_is_retried(monkeypatch):
 
 def test_a_batch_is_counted_once_if_its_probe_cannot_be_saved(monkeypatch, tmp_path):
     """
-    The batch is applied again, and its verdicts are known.
+    The batch is applied again with the known verdicts, so nothing is sent twice.
     """
     receiver = Receiver()
     receiver.is_failing = False
@@ -100,9 +100,9 @@ def test_a_batch_is_counted_once_if_its_probe_cannot_be_saved(monkeypatch, tmp_p
 
 
 @pytest.mark.parametrize(("pause_s", "least_s"), [(0.0, 0.2), (7.0, 7.0)])
-def test_a_key_waits_even_if_the_receiver_asks_for_no_pause(pause_s, least_s):
+def test_a_key_waits_even_if_the_receiver_requests_no_pause(pause_s, least_s):
     """
-    Retry-After: 0, or a date in the past, would repeat the request at full speed.
+    Otherwise a Retry-After of 0 or in the past would repeat requests at full speed.
     """
     failing = FailingKeys(WebhookOptions(secrets=(SECRET,)), Clock())
     failing.failed(("orders", "7"), TargetBusyError("busy", retry_after_s=pause_s))

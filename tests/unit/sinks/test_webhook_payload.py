@@ -37,13 +37,13 @@ def event(number: int, aggregate_id: str = "a", ordinal: int = 0) -> EventRow:
 
 
 def only(given) -> dict:
-    """Return the one change of a request, as its receiver reads it."""
+    """Return the only change of a request, as its receiver reads it."""
     (one,) = json.loads(request_of([given]).body)["changes"]
     return one
 
 
 @pytest.mark.parametrize("event_id", ["заказ-2", "a\nb", "1.2", "x" * 500])
-def test_an_event_id_that_is_no_header_value_is_hashed(event_id):
+def test_an_event_id_that_is_not_a_header_value_is_hashed(event_id):
     """
     The id of the request is plain text without a dot; the change has the event's own.
     """
@@ -90,9 +90,9 @@ def test_a_document_request_keeps_every_digit():
     assert text in request_of([change(row={"total": 1.0}, text=text)]).body
 
 
-def test_a_request_id_is_of_one_change_and_has_no_dot():
+def test_a_request_id_identifies_one_change_and_has_no_dot():
     """
-    The same change has the same id; key, position and route make another.
+    The same change has the same id; a different key, position or route changes it.
     """
     read = "0000000000000010.-"
     changes = [
@@ -131,7 +131,7 @@ def test_events_of_an_aggregate_are_sent_in_order():
 
 def test_an_event_request_has_its_payload_unchanged():
     """
-    The payload stays text; headers are an object.
+    The payload remains text; headers are an object.
     """
     payload = only(event(1))
 

@@ -150,7 +150,7 @@ def test_a_batch_interrupted_between_two_slices_gives_the_same_rows(
 
 def test_an_unreadable_record_is_a_dead_letter_and_the_rest_is_written():
     """
-    An unreadable record holds no other key back.
+    An unreadable record does not hold back other keys.
     """
     sink, letters = MemorySink(), Letters()
     unreadable = (TOPIC, 0, 2, b"{}", b"{", [])
@@ -272,7 +272,7 @@ def test_a_floor_in_a_refused_batch_still_applies():
     assert {"8"} == sink.rows["orders"].keys()
 
 
-def test_a_target_that_refuses_everything_is_broken():
+def test_a_target_that_refuses_everything_counts_as_broken():
     """
     No record becomes a dead letter: the topic must not drain into the dead letters.
     """
@@ -330,7 +330,7 @@ def test_a_retried_batch_is_counted_once_among_the_refused():
 
 def test_stored_dead_letters_of_a_failed_batch_count_among_the_refused(monkeypatch):
     """
-    The next attempt skips their records, so the batch would drain bit by bit.
+    The next attempt skips their records, so the batch would otherwise drain bit by bit.
     """
     monkeypatch.setattr(batches, "RECORDS_AT_ONCE", 1)
     letters = Letters()

@@ -1,4 +1,4 @@
-"""A writer that dies before or after any call has the result of an undisturbed one."""
+"""A writer that dies before or after any call gives the same result in the end."""
 
 import pytest
 
@@ -41,11 +41,11 @@ def run(death=None):
     shop.sink.is_mended = True
     shop.letters.request(REQUEST)
 
-    def attend():
+    def process_requests():
         """Process the requests with the ``orders`` of the current process."""
         shop.orders.process()
 
-    repeat(shop, attend)
+    repeat(shop, process_requests)
     book = OpenDeadLetters().read(shop.letters.entries())
     open_ = [x.record.origin for subject in book.dead_letters for x in book.of(subject)]
     return (

@@ -1,4 +1,4 @@
-"""The rows of a batch: delivered as they arrive, and from the start if needed."""
+"""Rows of a batch are delivered as they arrive, or again from the start if needed."""
 
 import pytest
 

@@ -190,7 +190,7 @@ def test_a_slice_whose_first_key_is_invalid_is_not_taken(key):
 
 def test_a_text_key_with_an_escape_is_left_to_the_record_path():
     """
-    Two spellings of one string are one key only after parsing.
+    Two spellings of one string become the same key only after parsing.
     """
     records = [
         record(n, key=orjson.dumps({"k": k})) for n, k in enumerate(["a", "\n", "b"])
@@ -363,7 +363,7 @@ def test_rows_below_the_floor_are_counted_and_not_written():
     assert write.encode(columns_of(*records), f"{8 * 9:016x}.0000000000") is None
 
 
-def test_rows_in_several_blocks_are_read_alike(monkeypatch):
+def test_rows_in_several_blocks_are_read_like_those_in_one(monkeypatch):
     """
     Types inferred from one block match those of the whole: numbers, nulls, instants.
     """

@@ -113,9 +113,9 @@ def test_a_batch_begins_where_the_previous_one_ended(tmp_path):
 @pytest.mark.parametrize(
     "after", [{"a": {"0": 6}}, {"a": {"1": 8}}, {"b": {"0": 8}}, {}]
 )
-def test_a_partition_that_lost_records_is_an_error(tmp_path, after):
+def test_a_partition_that_lost_records_raises_an_error(tmp_path, after):
     """
-    So is a partition deleted alone or with its topic: reading must not go on silently.
+    The same applies to a deleted partition: reading must not continue silently.
     """
     write_offsets(tmp_path / "offsets" / "3", {"a": {"0": 7}})
     write_offsets(tmp_path / "offsets" / "4", after)

@@ -190,7 +190,7 @@ def test_a_batch_with_a_value_that_does_not_fit_is_not_taken(row):
 
 def test_a_value_that_is_not_json_is_not_taken():
     """
-    It would give one row too few, or none at all.
+    Such a value would give one row too few, or no rows at all.
     """
     broken = record(2, 2, ROW) | {"value": b"\n"}
 

@@ -27,7 +27,7 @@ def book():
 
 
 class AnsweringTopic:
-    """A dead-letter topic whose sink resolves order 7, refuses 8, ignores others."""
+    """A dead-letter topic whose sink resolves order 7, refuses 8 and ignores others."""
 
     def __init__(self):
         self.requested = []

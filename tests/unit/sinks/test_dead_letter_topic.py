@@ -42,7 +42,7 @@ def topic_of(tmp_path, monkeypatch):
     return make
 
 
-def test_a_dead_letter_that_is_not_acknowledged_in_time_is_a_failure(
+def test_a_dead_letter_that_is_not_acknowledged_in_time_raises_an_error(
     topic_of, monkeypatch
 ):
     """
@@ -54,7 +54,7 @@ def test_a_dead_letter_that_is_not_acknowledged_in_time_is_a_failure(
         topic_of().put([LETTER])
 
 
-def test_a_dead_letter_that_the_client_gives_up_is_a_failure(topic_of, monkeypatch):
+def test_a_dead_letter_that_the_client_gives_up_raises_an_error(topic_of, monkeypatch):
     """
     Nothing is in flight any more, and nothing was acknowledged.
     """

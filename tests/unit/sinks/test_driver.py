@@ -1,4 +1,4 @@
-"""Which sinks a driver starts, restarts and stops, as its file changes."""
+"""The sinks that a driver starts, restarts and stops when its file changes."""
 
 import errno
 import threading
@@ -68,7 +68,7 @@ class Clock:
 
 
 class Supervisor:
-    """Runs nothing, and ends when the test says so."""
+    """Runs nothing, and ends when the test requests it."""
 
     made: list["Supervisor"]
 
@@ -195,7 +195,7 @@ def test_a_driver_keeps_its_state_folder_and_its_brokers(bench):
 
 
 @pytest.mark.parametrize("name", ["spark.sql.catalog.lake", "spark.eventLog.dir"])
-def test_an_engine_with_a_configured_catalog_writes_tables(tmp_path, name):
+def test_an_engine_with_a_configured_catalog_has_tables(tmp_path, name):
     """
     A sink from a package may use the catalog.
     """
@@ -480,7 +480,7 @@ def test_a_sink_that_cannot_be_made_does_not_end_the_driver(bench, monkeypatch):
 
 def test_a_sink_that_cannot_be_recreated_does_not_end_the_driver(bench, monkeypatch):
     """
-    Its supervisor has ended; the failure is reported once, and the others run.
+    Its supervisor has ended; it is reported once, and the other sinks run.
     """
     bench.reload("a", "b")
     Supervisor.made[0].has_ended = True

@@ -108,7 +108,7 @@ class UnreadTasks:
         return Results([*function(self._read)])
 
 
-class TurnedClock:
+class ManualClock:
     """A clock that the test sets."""
 
     now_s = 0.0
@@ -124,7 +124,7 @@ class Bench:
     def __init__(self, failure=None, heads=None):
         self.notes = []
         self.letters = Letters()
-        self.clock = TurnedClock()
+        self.clock = ManualClock()
         self.abandoned = AbandonedTasks(self.clock, is_first_run=True)
         self.context = replace(
             context_of(self.letters, repairs=RecordedRepairs(), heads=heads),
@@ -195,7 +195,7 @@ def test_a_change_that_needs_a_refetch_is_left_to_the_driver(bench):
     """
     A partial change of an incomplete route, or of a row being refetched, is not plain.
 
-    The guard merges one with a READ row of a different partition.
+    The guard merges a partial change with a READ row of a different partition.
     """
     for order in (7, 8, 9):
         bench.write(row(1, "c", order=order, note="a", status="placed"), records=1)
@@ -470,9 +470,9 @@ def test_a_task_that_cannot_read_has_the_batch_retried(bench, error):
     """
     The driver writes none of the batch: it does not know the records.
     """
-    result = run_task(TASK, opening(bench, 0.0), lambda: unreadable(error("away")))
+    result = run_task(TASK, opening(bench, 0.0), lambda: unreadable(error("no broker")))
 
-    assert (ExecutorsFailedError, "away", 0) == (
+    assert (ExecutorsFailedError, "no broker", 0) == (
         *(result.retry, result.failure),
         result.outcome.records,
     )
@@ -482,7 +482,7 @@ def test_a_task_reads_once_if_the_broker_is_unavailable(bench):
     """
     The batch is retried at once; no second read leaves it to the driver.
     """
-    broken = unreadable(BrokerUnavailableError("away"))
+    broken = unreadable(BrokerUnavailableError("no broker"))
     reads = iter([broken, iter([table(row(1, "c"))])])
     result = run_task(TASK, opening(bench, 0.0), lambda: next(reads))
 
@@ -546,7 +546,7 @@ def test_a_floor_waits_after_a_start_that_is_not_the_first(bench):
 
 def test_a_floor_waits_for_the_calls_of_an_earlier_driver(bench):
     """
-    It begins no more calls; those in flight end within their response timeout.
+    The earlier driver begins no more calls; those in flight end within their timeout.
     """
     earlier = AbandonedTasks(bench.clock, is_first_run=True, was_running=True)
     with pytest.raises(TasksAbandonedError) as raised:
@@ -598,7 +598,7 @@ def test_a_batch_at_which_executors_fail_twice_is_written_by_the_driver(
     bench, monkeypatch
 ):
     """
-    The failure may last, such as too large results; executors get the next batch.
+    The failure may be permanent, such as large results; executors get the next batch.
     """
 
     def fail(*_):
@@ -722,7 +722,7 @@ def test_a_task_makes_no_call_after_its_machine_was_suspended(bench, monkeypatch
 
 def test_a_wall_clock_that_is_set_back_gives_a_task_no_more_time(bench, monkeypatch):
     """
-    It was sent a minute before its start, and another minute has passed since then.
+    The task was sent a minute before it started, and another minute has passed since.
     """
 
     class SetBack(SystemClock):
@@ -756,7 +756,7 @@ def test_a_wall_clock_that_is_set_back_gives_a_task_no_more_time(bench, monkeypa
 )
 def test_executors_write_on_a_cluster_by_default(kind, write_from, master, expected):
     """
-    It holds for kinds that executors can write; the block may decide otherwise.
+    This applies to kinds that executors can write; the block may decide otherwise.
     """
     block = {"kind": kind, "write_from": WriteFrom(write_from)}
 

@@ -167,7 +167,7 @@ class Broker:
         return self.answer
 
 
-class Passing(SystemClock):
+class AdvancingClock(SystemClock):
     """A clock that advances one second at each reading."""
 
     now_s = 0.0
@@ -192,7 +192,7 @@ def test_silence_is_accepted_while_the_broker_has_the_records(answer, error, exp
     A large response takes time; deleted records raise an error at once.
     """
     broker = Broker(answer)
-    timeout = _FetchTimeout(broker, Passing())
+    timeout = _FetchTimeout(broker, AdvancingClock())
 
     def wait():
         for _ in range(100 * fetch._MAX_CHECKS):
@@ -209,7 +209,7 @@ def test_progress_of_a_fetch_is_not_silence():
     Each record of the batch that arrives counts as progress.
     """
     broker = Broker((0, 20))
-    timeout = _FetchTimeout(broker, Passing())
+    timeout = _FetchTimeout(broker, AdvancingClock())
     for missing in range(300, 0, -1):
         timeout.check(missing, {(TOPIC, 0): 20})
 

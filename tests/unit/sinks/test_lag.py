@@ -104,7 +104,7 @@ def test_the_lag_alarm_begins_above_twice_the_budget_and_ends_within_it(
 
 def test_the_lag_budget_depends_on_the_kind_unless_the_sink_has_its_own():
     """
-    D-02 to D-04: seconds for a cache, a minute for an index, an hour for a warehouse.
+    D-02 to D-04: a cache has seconds, an index has a minute, a warehouse has an hour.
     """
     search = sink(kind="search", url="http://unused")
     warehouse = sink(kind="warehouse", url="postgresql://unused", folder="lake")

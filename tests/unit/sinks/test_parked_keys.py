@@ -480,7 +480,7 @@ def test_too_many_parked_keys_are_refused_before_they_are_written():
 
 def test_resolutions_of_other_keys_are_not_kept_in_memory():
     """
-    The topic has no retention: it has a resolution for each key that was ever parked.
+    The topic keeps everything: it has a resolution for each key ever parked.
     """
     subjects = [Subject(TOPIC, b"%d" % number) for number in range(3)]
     resolutions = [

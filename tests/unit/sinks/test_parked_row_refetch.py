@@ -62,7 +62,7 @@ def test_a_change_of_a_parked_key_requests_a_refetch_which_releases_it(shop, unc
 
 def test_a_refetched_delete_releases_the_key(shop):
     """
-    The answer says that there is no row.
+    The answer reports that there is no row.
     """
     shop.write(change(3, "d"))
     shop.write(read(4, operation="d"))

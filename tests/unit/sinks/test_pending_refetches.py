@@ -387,7 +387,7 @@ def sweep(number):
 
 def test_a_row_whose_key_cannot_be_listed_is_refetched_with_its_route():
     """
-    The answer settles it: no row is requested twice.
+    The answer settles the refetch: no row is requested twice.
     """
     shop = Unlisted()
     shop.write(paid(2, status="paid"), paid(2, order=8))

@@ -221,7 +221,7 @@ def test_a_recreated_topic_is_read_from_its_start(bench, topics, outcome, begins
 
 def test_a_recreated_topic_that_has_grown_is_recognized_by_its_id(bench):
     """
-    Its offsets do not reveal that; it is read from its start, but only once.
+    Its offsets do not reveal this; it is read from its start, but only once.
     """
     before = bench.recover()
     bench.cluster.ids[ORDERS] = "another"
@@ -739,7 +739,7 @@ def test_a_declared_start_below_retention_is_left_out(tmp_path):
 )
 def test_an_unreadable_checkpoint_is_replaced(bench, file, content):
     """
-    The newest readable batch replaces it, and it is kept for inspection.
+    The newest readable batch replaces it; the old checkpoint is kept for inspection.
     """
     path = bench.plan.checkpoint / file
     path.unlink() if content is None else path.write_text(content)
@@ -760,7 +760,7 @@ def test_an_unreadable_checkpoint_is_replaced(bench, file, content):
 
 def test_without_a_readable_batch_the_progress_decides(bench):
     """
-    It is written after each batch, and covers only durable records.
+    The progress is written after each batch, and covers only durable records.
     """
     for path in (bench.plan.checkpoint / "offsets").iterdir():
         path.write_text("")
@@ -840,7 +840,7 @@ def test_a_recovery_without_topics_is_not_a_loss_either(bench):
 
 def test_findings_of_a_recovery_are_stored(bench):
     """
-    Each is a line in a file of the sink.
+    Each finding is a line in a file of the sink.
     """
     bench.set_topics(orders=[(0, 40), (0, 40)])
     bench.recover()
@@ -854,7 +854,7 @@ def test_findings_of_a_recovery_are_stored(bench):
 
 def test_the_committed_batch_is_the_querys_position(bench):
     """
-    The planned one does not count; without a checkpoint there is no position.
+    The planned batch does not count; without a checkpoint there is no position.
     """
     checkpoint = bench.plan.checkpoint
     before = committed_offsets(checkpoint), newest_readable(checkpoint)

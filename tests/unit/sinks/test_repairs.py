@@ -194,7 +194,7 @@ def test_an_aggregate_without_a_state_view_is_not_requested(broker):
 
 def test_many_keys_need_several_signals(broker):
     """
-    None is larger than a record may be, and each has an id of its own.
+    No signal is larger than a record may be, and each has an id of its own.
     """
     KafkaRepairs(settings(), SINK).request_keys("orders", ((n,) for n in range(1000)))
     ids = {document["id"] for _, _, document in broker.records}
@@ -294,7 +294,7 @@ def test_a_table_that_is_announced_later_is_requested_by_its_announced_name(brok
 @pytest.mark.parametrize("route", ["none", "log"])
 def test_an_uncaptured_table_is_not_requested(broker, route):
     """
-    Neither is a log of events.
+    An event log is not requested either.
     """
     requester = KafkaRepairs(settings(), SINK)
 
@@ -307,7 +307,7 @@ def test_an_uncaptured_table_is_not_requested(broker, route):
 
 def test_without_a_signal_topic_nothing_can_be_requested(broker):
     """
-    The answer says so, and no signal is sent.
+    The answer is negative, and no signal is sent.
     """
     requester = KafkaRepairs(settings(signal_topic=""), SINK)
 
@@ -316,7 +316,7 @@ def test_without_a_signal_topic_nothing_can_be_requested(broker):
 
 def test_a_configured_signal_topic_is_used(broker):
     """
-    The relay reads the same one.
+    The relay reads the same topic.
     """
     KafkaRepairs(settings(signal_topic="mine"), SINK).request_keys("orders", [(1,)])
 

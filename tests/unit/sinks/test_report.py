@@ -373,7 +373,7 @@ def test_a_lag_alarm_is_logged_when_it_begins_and_when_it_ends(
     monitor, oldest, tmp_path
 ):
     """
-    D-11: above twice the budget one warning is logged, within it one all-clear.
+    D-11: above twice the budget, one warning is logged; within it, one all-clear.
     """
     monitor.report(tmp_path, SINK)
     with capture_logs() as logs:

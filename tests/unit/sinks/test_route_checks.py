@@ -99,7 +99,7 @@ def test_all_mistakes_of_a_sinks_routes_are_reported_at_once():
 @pytest.mark.parametrize("key", ["", "{no}"])
 def test_a_table_without_a_key_is_a_mistake(key):
     """
-    No sink could identify its rows; it is reported once, along with other mistakes.
+    No sink could identify its rows; this is reported once, along with other mistakes.
     """
     relations = RoutedRelations(
         AnnouncedShapes(announced=replace(SHAPE, key=())),
@@ -157,7 +157,7 @@ def test_one_topic_has_one_shape_or_none():
         RoutedRelations(AnnouncedShapes(), other).shape(TOPIC)
 
 
-def test_a_name_that_the_target_cannot_store_is_renamed_or_excluded():
+def test_a_name_that_the_target_cannot_store_must_be_renamed_or_excluded():
     """
     The names after renaming count; an excluded column is never written.
     """

@@ -173,7 +173,7 @@ def test_a_template_makes_the_same_id_for_a_delete(after):
     assert "order 7:no-1!" == key_text(change.key)
 
 
-def test_a_template_of_other_columns_refuses_the_record():
+def test_a_template_without_all_key_columns_refuses_the_record():
     """
     Otherwise two keys could have one id.
     """

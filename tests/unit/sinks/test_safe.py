@@ -1,4 +1,4 @@
-"""The safe position: below it, tombstones may be purged."""
+"""The safe position, below which tombstones may be purged."""
 
 from types import SimpleNamespace
 

@@ -291,7 +291,7 @@ def test_a_configured_key_replaces_that_of_the_table():
 @pytest.mark.parametrize("identity", ["d", "n", "f"])
 def test_a_unique_index_is_the_key_of_a_table_without_a_primary_key(identity):
     """
-    The relay uses it as the key of rows, whatever the replica identity.
+    The relay uses it as the key of rows, whatever the replica identity is.
     """
     before = catalog(column("text"))
     unique = (UniqueKey((2,), is_primary=False, is_identity=False),)
@@ -307,7 +307,7 @@ def test_a_unique_index_is_the_key_of_a_table_without_a_primary_key(identity):
 
 def test_a_table_that_is_not_captured_has_no_findings():
     """
-    Nobody reads it.
+    No record has its rows.
     """
     before, after = catalog(column("integer")), Catalog({}, {})
     other = settings()

@@ -204,7 +204,7 @@ def test_listed_fields_suffice_for_an_index():
 
 def test_values_without_one_form_are_stored_and_not_searched():
     """
-    Maps, unions of several types and recursive records have no field.
+    Maps, unions of several types and recursive records have no searchable field.
     """
     inside = {
         "type": "record",

@@ -224,7 +224,7 @@ def test_a_delete_is_applied_for_any_key():
     assert b"order_id" not in client.bodies[1]
 
 
-def test_an_index_that_stays_full_asks_for_a_pause():
+def test_an_index_that_remains_full_requests_a_pause():
     """
     After its attempts the sink returns the batch, and counts none of its documents.
     """
@@ -246,7 +246,7 @@ def test_an_index_lost_during_a_batch_is_looked_up_at_once():
     assert (1, 1) == (checkpoint.applied, checkpoint.stale)
 
 
-def test_an_index_that_stays_lost_fails_the_batch():
+def test_an_index_that_remains_lost_fails_the_batch():
     """
     The lookup finds the index, but each write misses it: the batch is retried later.
     """
@@ -507,7 +507,7 @@ def test_the_status_of_a_call_refused_as_a_whole_decides_the_error(failure, erro
 
 def test_a_call_that_is_too_large_is_sent_in_halves():
     """
-    A document too large by itself is refused; all others arrive.
+    A document too large by itself is refused; all others are written.
     """
     client = Responses(TOO_LARGE, TOO_LARGE, TOO_LARGE, [WRITTEN], [WRITTEN, WRITTEN])
     clock = Clock()

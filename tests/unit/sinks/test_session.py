@@ -40,7 +40,7 @@ def engine(master="local[2]", *, has_tables=False, **extra):
 
 def test_a_local_engine_stays_on_this_machine():
     """
-    Its addresses and its cores are known; on a cluster it finds them itself.
+    Its addresses and its cores are known; on a cluster, the engine finds them itself.
     """
     names = (
         "spark.driver.host",
@@ -55,7 +55,7 @@ def test_a_local_engine_stays_on_this_machine():
     assert "spark://master:7077" == remote["spark.master"]
 
 
-def test_an_engine_with_tables_has_the_usual_file_system():
+def test_an_engine_with_tables_has_the_default_file_system():
     """
     Without tables, an engine on this machine starts no process for a checkpoint's file.
     """
@@ -71,7 +71,7 @@ def test_an_engine_with_tables_has_the_usual_file_system():
 
 def test_an_engine_that_only_plans_batches_compiles_once():
     """
-    Merges of tables and the tasks of a cluster are worth the second compiler.
+    The second compiler is worthwhile only for table merges and cluster tasks.
     """
     engines = {
         "plans": engine(),
@@ -103,7 +103,7 @@ def test_configured_settings_override_ours():
 
 def test_submitted_settings_override_all_others():
     """
-    Master, jars and memory of the command line are not repeated.
+    The master, jars and memory from the command line are not set again.
     """
     submitted = {
         "spark.master": "spark://other:7077",
@@ -171,7 +171,7 @@ class Context:
 )
 def test_an_engine_lives_as_long_as_its_process_and_its_cluster(context, expected):
     """
-    An engine whose process another program has started is queried itself.
+    If another program has started the process, the engine itself is queried.
     """
     assert expected == is_alive(context)
 
@@ -269,7 +269,7 @@ def test_an_engine_removes_only_the_files_of_killed_engines(tmp_path):
     assert {"kept"} == {path.name for path in tmp_path.iterdir()}
 
 
-def test_a_folder_that_cannot_be_made_is_reported(tmp_path):
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
     """
     The path for the engine's folders is a file.
     """

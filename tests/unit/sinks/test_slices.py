@@ -74,7 +74,7 @@ class RecordingSink(MemorySink):
 
     def apply(self, batch):
         if len(self.notes) == self.fails_at:
-            message = "away"
+            message = "no answer"
             raise TargetUnavailableError(message)
         self.notes.append(("apply", len(batch.changes), batch.safe))
         super().apply(batch)
@@ -170,7 +170,7 @@ def test_only_the_records_of_an_affected_key_are_written_after_the_slices(
     bench, strange, changes, letters
 ):
     """
-    The key has an unreadable record, a partial change without its row, or a truncate.
+    The key has an unreadable record, an incomplete partial change, or a truncate.
     """
     result = bench.write(new(1), new(2), strange, new(4), new(5))
     applied = [note[1] for note in bench.sink.notes if note[0] == "apply"]
@@ -180,7 +180,7 @@ def test_only_the_records_of_an_affected_key_are_written_after_the_slices(
 
 def test_a_partial_change_that_needs_a_refetch_is_requested(bench):
     """
-    So is every change of a row that is being refetched.
+    A partial change requests its row, and a later whole row ends the refetch.
     """
     partial = row(9, "u", order=1, status="paid", unchanged=["note"])
     bench.write(*map(new, range(1, 5)))
@@ -302,7 +302,7 @@ def test_a_failed_read_counts_nothing(bench):
 @pytest.mark.parametrize(("order", "left"), [(1, 0), (9, 7)])
 def test_an_accepted_slice_resets_the_count_of_refusals(bench, order, left):
     """
-    A batch of which nothing was written does not reset it.
+    A batch of which nothing was written does not reset the count.
     """
     bench.context.refusals.before = 7
     partial = row(9, "u", order=order, unchanged=["note"])
@@ -314,7 +314,7 @@ def test_an_accepted_slice_resets_the_count_of_refusals(bench, order, left):
 
 def test_whole_rows_are_sent_as_columns(bench, monkeypatch):
     """
-    Their number and their position are counted with those of the other changes.
+    They are included in the counts and in the position, like other changes.
     """
     monkeypatch.setattr(slices, "LEAST_RECORDS", 2)
     bench.writing = bench.in_chunks(3)

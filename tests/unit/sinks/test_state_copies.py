@@ -58,7 +58,7 @@ class Store:
             message = "fenced"
             raise SinkTakenOverError(message)
         if self.fails:
-            message = "away"
+            message = "no broker"
             raise BrokerUnavailableError(message)
         for key, value in records.items():
             if value is None:

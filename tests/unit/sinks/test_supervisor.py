@@ -106,7 +106,7 @@ class Steps:
 
 
 class Stop(Event):
-    """A stop that records the waits for it, and lets no time pass."""
+    """A stop event that records the waits for it, and returns at once."""
 
     def __init__(self, *, after_waits=None):
         super().__init__()
@@ -452,7 +452,7 @@ def test_a_full_disk_is_reported_as_such(bench):
     assert bench.engine.reported[1].startswith("disk full: No space left on device")
 
 
-def test_a_stop_ends_a_sinks_back_off(bench):
+def test_a_stop_ends_the_backoff_of_a_sink(bench):
     """
     A stopping driver does not wait for an unavailable target.
     """
@@ -574,7 +574,7 @@ class Waiting(Clock):
 )
 def test_a_running_batch_is_finished_at_a_stop(checks, ends_after, left):
     """
-    The wait ends when the engine has committed it, the query has ended, or time is out.
+    The wait ends when the engine has committed it, the query has ended, or time is up.
     """
     query, clock = Busy(checks, ends_after=ends_after), Waiting()
     wait_for_batch(query, clock)
@@ -694,7 +694,7 @@ def test_a_recreated_topic_counts_as_unapplied_before_its_first_batch(bench):
 
 
 def test_parked_keys_are_recalled_at_a_start(bench):
-    """No record of a key is written before the records that wait for it."""
+    """No record of a key is written before its parked records."""
     bench.letters.put([DeadLetter(change(3, note="bad"), "too long", "orders", True)])
     bench.run()
 
@@ -797,7 +797,7 @@ def test_a_sink_of_an_earlier_driver_is_checked_and_its_floors_wait(bench, monke
     [
         (TopicRemadeError("it was recreated"), 2),
         (PartitionsAddedError("there are more"), 2),
-        (TargetUnavailableError("away"), 1),
+        (TargetUnavailableError("no answer"), 1),
         (TargetBusyError("full", retry_after_s=1.0), 1),
     ],
 )

@@ -118,7 +118,7 @@ def test_a_topic_without_known_partitions_completes_no_sweep(open_sweeps, cluste
     assert (sweep_floor(2),) == sweeps.record([sweep_floor(2)])
 
 
-def test_partitions_added_after_a_sweep_are_not_waited_for(open_sweeps):
+def test_a_sweep_does_not_wait_for_partitions_added_later(open_sweeps):
     """
     It was written to two of three partitions: the third has no row that it spares.
     """

@@ -152,7 +152,7 @@ def test_an_end_is_requested_again_while_the_leader_changes(code):
 )
 def test_an_end_that_remains_unknown_raises_an_error(code, passes_s):
     """
-    The error is raised after the request timeout, or at once if waiting is no help.
+    The error is raised after the request timeout, or at once if waiting cannot help.
     """
     clock = Clock()
     consumer = SettlingConsumer(code, 1_000_000)

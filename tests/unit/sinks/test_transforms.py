@@ -413,7 +413,7 @@ def test_a_changed_transform_is_noticed_and_no_secret_is_stored():
 
 def test_rows_of_a_route_with_transforms_are_not_plain():
     """
-    They are written record by record, wherever they are written.
+    They are always written record by record.
     """
     records = RECORDS.empty_table()
     transformed = Routes(sink({"mask": "note"})).reading(TOPIC)[0]

@@ -62,7 +62,7 @@ def test_a_value_made_null_compares_as_null(type_name, value, kept):
 
 def test_a_value_that_a_warehouse_keeps_as_text_is_never_null():
     """
-    A numeric without digits can represent every value.
+    A numeric without a precision is stored as text, which represents every value.
     """
     columns = (
         SourceColumn("id", "bigint"),

@@ -1,4 +1,4 @@
-"""When a sink has caught up with a moment, and how a stall is reported."""
+"""When a sink has caught up, and how a stall is reported."""
 
 from datetime import UTC, datetime
 from itertools import pairwise

@@ -137,7 +137,7 @@ def test_a_payload_that_is_not_json_is_reported_with_its_aggregate(payload):
 
 
 def test_a_number_has_one_text():
-    """Very large and very small numbers are not written out in zeros."""
+    """Very large and very small numbers are not written out with zeros."""
     texts = [canonical_document(Decimal(text)) for text in ("1e50", "10e49", "2.50")]
 
     assert ["1E+50", "1E+50", "2.5"] == texts

@@ -1,7 +1,7 @@
 """Random histories of a source and a late sink, compared while they run.
 
-The sink of the model is correct but late: it applies the log in order, a few at a
-time. Commits are in the log, and even in the sink, before they are visible in the
+The sink of the model is correct but late: it applies the log in order, in small
+steps. Commits are in the log, and even in the sink, before they are visible in the
 source. So every finding is a false alarm, unless a defect was planted.
 """
 

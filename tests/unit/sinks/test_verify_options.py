@@ -86,7 +86,7 @@ def test_a_name_that_cannot_be_a_table_is_an_unknown_route(name):
 
 def test_an_unknown_route_is_refused():
     """
-    A typing mistake verifies nothing, and must not look like success.
+    A typing error verifies nothing, and must not look like success.
     """
     with pytest.raises(UsageError, match="no route or table named shop"):
         chosen_routes(SETTINGS, SINK, ("o", "shop.order"))
@@ -198,7 +198,7 @@ def verifier_of(every_s=None, sample="", *, as_json=True):
 
 def test_a_script_gets_an_outage_as_a_line(capsys):
     """
-    The line has the pass as unverified, with the reason.
+    The line reports the pass as unverified, with the reason.
     """
     verdict = verifier_of(5.0, "5%").report_failure(
         NotAtRestError("not at rest: nobody reads")

@@ -80,7 +80,7 @@ def suspect(key, text=None):
 
 
 def moving_sides(copies=1):
-    """Make sides that have the same content only while the sink is waited for."""
+    """Make sides that have the same content only during the wait for the sink."""
     sides = Sides({"1": "a"}, {"1": (0, "z")}, copies)
     number = itertools.count(1)
 

@@ -178,7 +178,7 @@ class WaitBench:
 
 @pytest.fixture
 def bench(tmp_path):
-    """Return a state in which everything is applied."""
+    """Return a bench on which everything is applied."""
     made = WaitBench(tmp_path)
     made.applied({TOPIC: {"0": 10}})
     return made
@@ -445,7 +445,7 @@ def test_a_wait_ignores_topics_without_a_route_of_the_sink(bench):
 
 def test_rows_that_were_refetched_are_reported(bench):
     """
-    The number is that of the sink's progress.
+    The number comes from the sink's progress.
     """
     bench.applied({TOPIC: {"0": 10}}, asked=3)
 
@@ -521,7 +521,7 @@ def test_a_relay_that_does_not_confirm_is_reported(bench, status, expected):
 
 def test_an_idle_log_is_advanced_once(bench):
     """
-    A nudge makes the relay stream a flushed commit; it is sent soon, and only once.
+    A nudge, sent soon and only once, makes the relay stream a flushed commit.
     """
     bench.slot.found = SlotStatus(LSN - 8, True, LSN)
     bench.missing(timeout_s=NUDGE_AFTER_S / 2)

@@ -76,7 +76,7 @@ def appender():
 
 def test_appends_build_on_each_other(lake, appender):
     """
-    Each returns the numbers of added rows and of all rows.
+    Each append returns the numbers of added rows and of all rows.
     """
     second = appender.append(TABLE, rows(1, 2), lake.first)
     third = appender.append(TABLE, rows(3), second)
@@ -120,7 +120,7 @@ class Shared(SqlCatalog):
     """A catalog in which another writer commits once, too."""
 
     def commit_as_other(self):
-        """Commit as the other writer, once; return the table, or nothing later."""
+        """Commit as the other writer, but only once; return the table or nothing."""
         if self.properties.get("overtaken"):
             return None
         self.properties["overtaken"] = "yes"
@@ -137,7 +137,9 @@ class Overtaken(Shared):
         return super().commit_table(table, requirements, updates)
 
 
-def test_a_first_commit_is_not_made_after_another_writers(lake, appender, monkeypatch):
+def test_a_first_commit_is_not_made_after_that_of_another_writer(
+    lake, appender, monkeypatch
+):
     """
     A table that had no commit when it was read must still have none.
     """
@@ -271,7 +273,9 @@ def test_files_of_a_stale_appender_are_not_even_written(lake, appender):
     assert ([0, 1], []) == (lake.keys(), calls)
 
 
-def test_files_are_not_committed_after_another_writers(lake, appender, monkeypatch):
+def test_files_are_not_committed_after_a_commit_of_another_writer(
+    lake, appender, monkeypatch
+):
     """
     The other writer commits while tasks write.
     """
@@ -300,7 +304,7 @@ def test_files_that_a_task_cannot_write_are_left_to_the_engine(lake, appender):
 
 def test_an_executor_that_does_not_answer_has_the_batch_written_again(lake, appender):
     """
-    It is not a reason to merge the rows.
+    A silent executor is not a reason to merge the rows.
     """
 
     def write(_writer):

@@ -1,4 +1,4 @@
-"""Changes of an existing table before anything is written to it."""
+"""Changes to an existing table before anything is written to it."""
 
 import json
 from dataclasses import replace
@@ -101,12 +101,12 @@ def test_a_table_that_fits_is_left_as_it_is():
 
 def test_a_table_remembers_its_floor():
     """
-    Rows below the floor never come back.
+    Rows below the floor never reappear.
     """
     assert "5" == opened(Session(**{FLOOR_PROPERTY: "5"}))[1].floor
 
 
-def test_a_table_with_another_key_is_foreign():
+def test_a_table_with_a_different_key_is_foreign():
     """
     Its rows belong to another program.
     """

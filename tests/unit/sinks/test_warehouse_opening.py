@@ -1,4 +1,4 @@
-"""The changes of a table since a known commit."""
+"""The changes to a table since a known commit."""
 
 import pyarrow as pa
 import pytest

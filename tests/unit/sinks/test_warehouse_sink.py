@@ -291,7 +291,7 @@ def test_keys_of_a_table_emptied_by_another_writer_are_unknown(rig):
 
 def test_a_new_table_is_not_queried_for_its_commit(rig):
     """
-    It has none; and an append itself detects another writer.
+    A new table has no commit, and an append itself detects another writer.
     """
     for key in (1, 2, 3):
         rig.write(key)
@@ -319,7 +319,7 @@ def test_a_first_commit_may_follow_another_writers_commit(rig, other_commits, la
 
 def test_a_new_table_filled_by_another_writer_is_searched(rig):
     """
-    We created it, and it is not empty any more.
+    The sink created it, but it is no longer empty.
     """
     rig.engine.write()
     rig.write(1)

@@ -215,7 +215,7 @@ def test_a_reserved_column_name_is_refused(name):
 
 
 @pytest.mark.parametrize("route", ["orders", "shop.", ".orders", ""])
-def test_a_route_is_named_schema_and_table(route):
+def test_a_route_is_named_by_schema_and_table(route):
     """Any other name is a mistake in the configuration."""
     with pytest.raises(WarehouseAddressError, match=r"schema\.table"):
         lake_name(route)

@@ -79,7 +79,7 @@ def test_a_pause_is_as_long_as_retry_after_requests(status, expected, pause_s):
 
 def test_a_refusal_has_the_receivers_reason_in_one_short_line():
     """
-    The dead letter shows the reason, and not a whole page.
+    The dead letter shows the reason, but not a whole page.
     """
     verdict = verdict_of(422, {}, "no such\n customer " + "x" * 500, NOW)
 

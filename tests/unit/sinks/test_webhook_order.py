@@ -16,7 +16,7 @@ from towpath.sinks.targets.webhook import sink as webhook
 from towpath.sinks.targets.webhook.client import ReceiverOutcome, ReceiverVerdict
 from towpath.sinks.targets.webhook.write import FailingKeys
 
-SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - of the tests
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - for tests
 ORIGIN = Origin("t", 0, 0)
 ROW = Change(
     *("orders", (7,), ("order_id",), "0000000000000009.0000000000"),

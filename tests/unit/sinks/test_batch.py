@@ -100,7 +100,7 @@ def test_a_large_batch_is_written_in_slices(monkeypatch, count, expected):
     assert (expected, BatchResult(count, count, 0, 0)) == (sink.batches, result)
 
 
-class Dying(MemorySink):
+class DyingSink(MemorySink):
     """Fails at one of its flushes, before or after writing."""
 
     def __init__(self, flush, *, is_done):
@@ -135,7 +135,7 @@ def test_a_batch_interrupted_between_two_slices_gives_the_same_rows(
     whole, letters = MemorySink(), Letters()
     RecordWriter(ROUTES, whole, context_of(letters)).write_left(table(*found), 0)
     monkeypatch.setattr(batches, "RECORDS_AT_ONCE", 2)
-    sink, letters_again = Dying(flush, is_done=is_done), Letters()
+    sink, letters_again = DyingSink(flush, is_done=is_done), Letters()
     writer = RecordWriter(ROUTES, sink, context_of(letters_again))
     with pytest.raises(BrokerUnavailableError):
         writer.write_left(table(*found), 0)
@@ -222,7 +222,7 @@ def test_a_floor_in_a_batch_deletes_older_rows():
     )
 
 
-class Particular(MemorySink):
+class PickySink(MemorySink):
     """Refuses a whole call that contains one of the given orders."""
 
     def __init__(self, *unreadable):
@@ -247,7 +247,7 @@ def test_the_refused_rows_of_a_batch_are_found_by_bisection():
     """
     Two of two hundred rows are refused, each alone; the rest is written.
     """
-    sink, letters = Particular(31, 170), Letters()
+    sink, letters = PickySink(31, 170), Letters()
     batch = table(*(row(n, "c", order=n) for n in range(200)))
     result = RecordWriter(ROUTES, sink, context_of(letters)).write_left(batch, 0)
 
@@ -263,7 +263,7 @@ def test_a_floor_in_a_refused_batch_still_applies():
     """
     The bisection that finds the refused change does not lose the floor.
     """
-    sink = Particular(9)
+    sink = PickySink(9)
     writer = RecordWriter(ROUTES, sink, context_of(Letters()))
     writer.write_left(table(row(1, "c", order=7)), 0)
     truncation = (TOPIC, 1, 4, None, b'{"op": "t"}', [("position", b"%016x.-" % 32)])
@@ -277,7 +277,7 @@ def test_a_target_that_refuses_everything_counts_as_broken():
     No record becomes a dead letter: the topic must not drain into the dead letters.
     """
     letters = Letters()
-    writer = RecordWriter(ROUTES, Particular(*range(200)), context_of(letters))
+    writer = RecordWriter(ROUTES, PickySink(*range(200)), context_of(letters))
     with pytest.raises(EveryChangeRefusedError, match="no such field"):
         writer.write_left(table(*(row(n, "c", order=n) for n in range(200))), 0)
 
@@ -290,7 +290,7 @@ def test_small_refused_batches_do_not_drain_the_topic():
 
     An accepted call resets the count.
     """
-    sink, letters, refusals = Particular(*range(200)), Letters(), ConsecutiveRefusals()
+    sink, letters, refusals = PickySink(*range(200)), Letters(), ConsecutiveRefusals()
     batches = [
         table(*(row(n, "c", order=n) for n in (m, m + 1))) for m in range(0, 60, 2)
     ]
@@ -317,7 +317,7 @@ def test_a_retried_batch_is_counted_once_among_the_refused():
     """
     A long outage of the broker does not make one bad row look like a broken target.
     """
-    sink, letters = Particular(7), Letters(fail=True)
+    sink, letters = PickySink(7), Letters(fail=True)
     writer = RecordWriter(ROUTES, sink, context_of(letters))
     batch = table(row(1, "c", order=7))
     for _ in range(60):
@@ -334,7 +334,7 @@ def test_stored_dead_letters_of_a_failed_batch_count_among_the_refused(monkeypat
     """
     monkeypatch.setattr(batches, "RECORDS_AT_ONCE", 1)
     letters = Letters()
-    writer = RecordWriter(ROUTES, Particular(*range(60)), context_of(letters))
+    writer = RecordWriter(ROUTES, PickySink(*range(60)), context_of(letters))
     batch = table(*(row(n, "c", order=n) for n in range(60)))
     for _ in range(2):
         with pytest.raises(EveryChangeRefusedError):
@@ -348,7 +348,7 @@ def test_dead_letters_of_a_failed_attempt_are_counted(monkeypatch):
     They are in the topic already, so the next attempt does not store them again.
     """
     monkeypatch.setattr(batches, "RECORDS_AT_ONCE", 1)
-    sink, letters = Particular(7), Letters()
+    sink, letters = PickySink(7), Letters()
     writer = RecordWriter(ROUTES, sink, context_of(letters))
     batch = table(row(1, "c", order=7), row(2, "c", order=8))
     sink.down_for = 8
@@ -367,7 +367,7 @@ def test_replays_do_not_count_among_the_refused():
     """
     Replays do not drain the topic: the next bad row becomes a dead letter as usual.
     """
-    sink, letters = Particular(7, 8), Letters()
+    sink, letters = PickySink(7, 8), Letters()
     writer = RecordWriter(ROUTES, sink, context_of(letters))
     for _ in range(60):
         writer.replay(records_of(table(row(1, "c", order=7))))

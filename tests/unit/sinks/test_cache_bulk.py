@@ -409,8 +409,8 @@ class Server:
     def __init__(self):
         self.guard = GuardModel()
         self.answers = []
-        self.flying = []
-        self.most_flying_bytes = 0
+        self.in_flight = []
+        self.max_bytes_in_flight = 0
         self.fails = False
         self.connection_pool = self
         self.is_cluster = False
@@ -455,7 +455,7 @@ class Server:
     def disconnect(self):
         """Drop pending calls."""
         self.answers.clear()
-        self.flying.clear()
+        self.in_flight.clear()
 
     def send_packed_command(self, parts, *, check_health):
         """Execute calls as they arrive."""
@@ -463,13 +463,13 @@ class Server:
         (packed,) = parts
         while packed:
             packed = self._carry_out(packed)
-        self.most_flying_bytes = max(self.most_flying_bytes, sum(self.flying))
+        self.max_bytes_in_flight = max(self.max_bytes_in_flight, sum(self.in_flight))
 
     def read_response(self):
         """Answer the oldest call."""
         if self.fails:
             raise redis.ConnectionError
-        self.flying.pop(0)
+        self.in_flight.pop(0)
         return self.answers.pop(0)
 
     def _carry_out(self, packed):
@@ -488,7 +488,7 @@ class Server:
         self.answers.append(
             [a - b for a, b in zip(self.guard.counts, before, strict=True)]
         )
-        self.flying.append(len(packed) - len(rest))
+        self.in_flight.append(len(packed) - len(rest))
         return rest
 
 
@@ -526,7 +526,7 @@ def test_columns_are_stored_like_single_rows(sink, server):
     """
     records = [record(n, note='"' * (n % 50)) for n in range(20_000)]
     at = sink.apply_columns(columns_of(*records))
-    waiting = sum(server.flying)
+    waiting = sum(server.in_flight)
     counted = sink.flush()
     one_by_one = GuardModel()
     one_by_one.write(changes_of(*records))
@@ -539,7 +539,7 @@ def test_columns_are_stored_like_single_rows(sink, server):
     )
     assert 0 < waiting <= BYTES_IN_FLIGHT
     # Several calls are sent at once.
-    assert server.most_flying_bytes < BYTES_IN_FLIGHT + 200_000
+    assert server.max_bytes_in_flight < BYTES_IN_FLIGHT + 200_000
 
 
 def test_rows_older_than_those_in_the_cache_are_stale(sink, server):
@@ -575,7 +575,7 @@ def test_a_failure_drops_the_counts_of_its_batch(sink, server):
         sink.apply_columns(columns_of(*[record(n) for n in range(20_000)]))
     server.fails = False
 
-    assert ([], 0) == (server.flying, sink.flush().applied)
+    assert ([], 0) == (server.in_flight, sink.flush().applied)
     assert [0] == sink.apply_columns(columns_of(record(1))).to_pylist()
 
 

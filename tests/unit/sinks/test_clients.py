@@ -20,7 +20,7 @@ SETTINGS = Settings(
 )
 
 
-class Lines(logging.Handler):
+class LineHandler(logging.Handler):
     """Keeps what the library prints."""
 
     def __init__(self):
@@ -35,7 +35,7 @@ def test_the_sinks_producer_is_idempotent_and_waits_for_all_replicas(monkeypatch
     """
     The library prints every setting that differs from its default.
     """
-    handler = Lines()
+    handler = LineHandler()
     logger = logging.getLogger("test-clients")
     logger.propagate = False
     logger.setLevel(logging.DEBUG)
@@ -57,13 +57,13 @@ def test_progress_is_published_again_after_a_clients_fatal_error(monkeypatch):
     Such a client refuses every record, and the driver may run for months.
     """
 
-    class Broken:
+    class BrokenClient:
         """A client with a fatal error."""
 
         def produce(self, *_, **__):
             raise KafkaException(KafkaError(KafkaError._FATAL, "not authorized"))
 
-    class Fine:
+    class WorkingClient:
         """A client that takes every record."""
 
         def __init__(self):
@@ -75,8 +75,8 @@ def test_progress_is_published_again_after_a_clients_fatal_error(monkeypatch):
         def poll(self, _timeout_s):
             """Call no callback."""
 
-    fine = Fine()
-    made = iter((Broken(), Broken(), fine))
+    fine = WorkingClient()
+    made = iter((BrokenClient(), BrokenClient(), fine))
     monkeypatch.setattr(client, "Producer", lambda _: next(made))
     topic = ProgressTopic(SETTINGS, Clock())
     known = SimpleNamespace(names=lambda: {topic.name})
@@ -94,7 +94,7 @@ def test_another_threads_fatal_error_does_not_end_a_flush(monkeypatch):
     The other thread may drop the client between any two steps of this one.
     """
 
-    class Raced(ProgressTopic):
+    class RacedTopic(ProgressTopic):
         """Loses its client to another thread right after reading the attribute."""
 
         def __getattribute__(self, name):
@@ -103,7 +103,7 @@ def test_another_threads_fatal_error_does_not_end_a_flush(monkeypatch):
                 self.__dict__[name] = None
             return found
 
-    class Fine:
+    class WorkingClient:
         """A client that takes every record."""
 
         def __init__(self):
@@ -118,9 +118,9 @@ def test_another_threads_fatal_error_does_not_end_a_flush(monkeypatch):
         def flush(self, within_s):
             self.flushed.append(within_s)
 
-    fine = Fine()
+    fine = WorkingClient()
     monkeypatch.setattr(client, "Producer", lambda _: fine)
-    topic = Raced(SETTINGS, Clock())
+    topic = RacedTopic(SETTINGS, Clock())
     topic.send("cache", b"1")
     topic.flush(5)
     topic.flush(5)

@@ -15,7 +15,7 @@ from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
 LETTER = DeadLetter(change(3, note="bad"), "too long", "orders", True)
 
 
-class Existing:
+class ExistingTopic:
     """A cluster that has the topic."""
 
     def __init__(self, _kafka):
@@ -31,7 +31,7 @@ class Existing:
 @pytest.fixture
 def topic_of(tmp_path, monkeypatch):
     """Provide a function that makes a dead-letter topic with a silent broker."""
-    monkeypatch.setattr(module, "Topics", Existing)
+    monkeypatch.setattr(module, "Topics", ExistingTopic)
 
     def make(*before):
         path = tmp_path / "towpath.toml"
@@ -86,7 +86,7 @@ def test_a_topic_that_may_have_been_deleted_is_created_again(topic_of, monkeypat
     Each write after a failed one requests the topic again.
     """
     monkeypatch.setattr(module, "REQUEST_TIMEOUT_S", 0.01)
-    cluster = Existing(None)
+    cluster = ExistingTopic(None)
     monkeypatch.setattr(module, "Topics", lambda _kafka: cluster)
     topic = topic_of()
     for _ in range(2):

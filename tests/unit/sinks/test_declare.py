@@ -404,13 +404,13 @@ def test_the_wait_continues_while_a_sink_makes_progress():
     """
     one = driver(applied={"a": {"0": 0}})
 
-    class Applying(Clock):
+    class ApplyingClock(Clock):
         def wait(self, delay_s):
             super().wait(delay_s)
             applied = {"a": {"0": int(self.monotonic_s())}}
             one.set(Progress("cache", State.RUNNING, applied))
 
-    clock = Applying()
+    clock = ApplyingClock()
     declare.wait_applied("cache", {"a": {"0": 9}}, one, clock, 1.5)
 
     assert clock.monotonic_s() >= 9
@@ -422,7 +422,7 @@ def test_the_wait_survives_an_outage_of_the_broker():
     """
     one, outages = driver(applied={"a": {"0": 9}}), []
 
-    class Restarting(OneDriver):
+    class RestartingDriver(OneDriver):
         def read(self, sink):
             if len(outages) < 3:
                 outages.append(sink)
@@ -430,10 +430,10 @@ def test_the_wait_survives_an_outage_of_the_broker():
                 raise UnavailableError(message)
             return one.read(sink)
 
-    declare.wait_applied("cache", {"a": {"0": 9}}, Restarting(), Clock(), 1)
+    declare.wait_applied("cache", {"a": {"0": 9}}, RestartingDriver(), Clock(), 1)
     outages.clear()
     with pytest.raises(SinkNotRunningError, match="behind: Kafka does not answer"):
-        declare.wait_applied("cache", {"a": {"0": 9}}, Restarting(), Clock(), 0.3)
+        declare.wait_applied("cache", {"a": {"0": 9}}, RestartingDriver(), Clock(), 0.3)
 
 
 def test_applied_topics_end_the_wait_at_once():

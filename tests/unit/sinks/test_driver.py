@@ -154,9 +154,9 @@ def bench(tmp_path, monkeypatch):
     """Return a driver without an engine."""
     Supervisor.made = []
     monkeypatch.setattr(module, "Supervisor", Supervisor)
-    lent = DriverBench(tmp_path)
-    yield lent
-    for left in lent.driver._running.values():
+    made = DriverBench(tmp_path)
+    yield made
+    for left in made.driver._running.values():
         left.lock.release()
 
 

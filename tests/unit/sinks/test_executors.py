@@ -413,7 +413,7 @@ def test_the_time_of_a_task_begins_when_it_is_sent(bench, ago_s, rows):
     assert bool(rows) == ("orders" in bench.here.rows)
 
 
-class Encoding(RecordingSink):
+class EncodingSink(RecordingSink):
     """An encoder that encodes nothing."""
 
     def encoded(self):
@@ -428,7 +428,7 @@ def test_log_records_of_a_target_in_a_task_name_the_sink(bench):
     read = partial(iter, [table(row(1, "c"))])
     with capture_logs([merge_contextvars]) as logs:
         run_task(TASK, opening(bench, 0.0), read)
-        encode_slice(TASK, partial(Encoding, "encoder", bench.notes), read)
+        encode_slice(TASK, partial(EncodingSink, "encoder", bench.notes), read)
         LOG.info("after the tasks")
 
     assert [("target flushed", "cache"), ("target flushed", "cache")] == [
@@ -706,14 +706,14 @@ def test_a_task_makes_no_call_after_its_machine_was_suspended(bench, monkeypatch
     The monotonic clock stood still meanwhile, and the wall clock was set afterwards.
     """
 
-    class Resumed(SystemClock):
+    class ResumedClock(SystemClock):
         times = itertools.count()
 
         def now(self):
             suspended_s = tasks.WRITES_WITHIN_S if next(self.times) else 0.0
             return super().now() + timedelta(seconds=suspended_s)
 
-    monkeypatch.setattr(tasks, "SystemClock", Resumed)
+    monkeypatch.setattr(tasks, "SystemClock", ResumedClock)
     with pytest.raises(TargetUnavailableError, match="too long"):
         bench.write(row(1, "c"))
 
@@ -725,7 +725,7 @@ def test_a_wall_clock_that_is_set_back_gives_a_task_no_more_time(bench, monkeypa
     The task was sent a minute before it started, and another minute has passed since.
     """
 
-    class SetBack(SystemClock):
+    class SetBackClock(SystemClock):
         readings = itertools.count()
         times = itertools.count()
 
@@ -737,7 +737,7 @@ def test_a_wall_clock_that_is_set_back_gives_a_task_no_more_time(bench, monkeypa
             return 61.0 if next(self.times) else 0.0
 
     sent = opening(bench, 60.0)
-    monkeypatch.setattr(tasks, "SystemClock", SetBack)
+    monkeypatch.setattr(tasks, "SystemClock", SetBackClock)
     result = run_task(TASK, sent, partial(iter, [table(row(1, "c"))]))
 
     assert (0, True) == (result.outcome.rows, "too long" in result.failure)

@@ -88,9 +88,9 @@ class ClientOfBatches:
         assert cached
         return 0, 10**9
 
-    def consume(self, most, _timeout_s):
+    def consume(self, limit, _timeout_s):
         """Return the next records."""
-        taken, self._messages = self._messages[:most], self._messages[most:]
+        taken, self._messages = self._messages[:limit], self._messages[limit:]
         return taken
 
 
@@ -134,15 +134,15 @@ def test_the_oldest_record_is_found_among_different_kinds_of_timestamps(
     assert 3_000 == batches.take_oldest_ms()
 
 
-@pytest.mark.parametrize("most", [2**31 - 1, 3])
+@pytest.mark.parametrize("limit", [2**31 - 1, 3])
 @pytest.mark.parametrize(
     "values", [[], [b""], [b"a", b"", b"bcd"], [b"a", None, b"bc"], [None]]
 )
-def test_fetched_values_are_unchanged(monkeypatch, values, most):
+def test_fetched_values_are_unchanged(monkeypatch, values, limit):
     """
     Empty values, nulls, and more bytes than fit into one array are kept.
     """
-    monkeypatch.setattr(fetch, "_MAX_ARRAY_BYTES", most)
+    monkeypatch.setattr(fetch, "_MAX_ARRAY_BYTES", limit)
     table = table_of([Message(n, [], value) for n, value in enumerate(values)])
     table.validate(full=True)
 

@@ -569,7 +569,7 @@ def test_a_parked_key_is_found_by_its_text_and_by_its_values(shop: Shop, text: s
     )
 
 
-class Unsure(Letters):
+class UnsureLetters(Letters):
     """A topic whose next resolution is written although the write seems to fail."""
 
     is_unsure = True
@@ -591,7 +591,7 @@ def test_a_resolution_that_seemed_to_fail_releases_its_key(monkeypatch, reason: 
     now_s = [0.0]
     monkeypatch.setattr(StoppedClock, "monotonic_s", lambda _: now_s[0])
     shop = Shop()
-    shop.letters = Unsure()
+    shop.letters = UnsureLetters()
     shop.sink.reason = reason
     shop.begin()
     shop.write(change(4, note="bad"))

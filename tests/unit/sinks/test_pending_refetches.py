@@ -356,7 +356,7 @@ def test_pending_refetches_survive_a_restart(tmp_path, shop):
 WHOLE = [("orders", NOT_BY_KEY)]
 
 
-class Unlisted(Shop):
+class UnlistedShop(Shop):
     """
     A shop of orders whose keys no signal can list; a whole route can be requested.
     """
@@ -389,7 +389,7 @@ def test_a_row_whose_key_cannot_be_listed_is_refetched_with_its_route():
     """
     The answer settles the refetch: no row is requested twice.
     """
-    shop = Unlisted()
+    shop = UnlistedShop()
     shop.write(paid(2, status="paid"), paid(2, order=8))
     pending_at_first = len(shop.refetches)
     shop.write(paid(3, status="sent"))
@@ -419,7 +419,7 @@ def test_a_refetch_of_some_rows_does_not_make_others_stale():
     """
     Otherwise a table that changes all the time would be read forever.
     """
-    shop = Unlisted()
+    shop = UnlistedShop()
     shop.write(*(change(1, "c", order=order, note="a") for order in (8, 9)))
     shop.write(paid(2))
     seen = []
@@ -436,7 +436,7 @@ def test_a_route_refetch_with_all_pending_rows_makes_none_stale():
     The route is not requested again after its snapshot, however late that ends.
     """
     clock = Clock()
-    shop = Unlisted(clock)
+    shop = UnlistedShop(clock)
     shop.write(paid(2), change(2, "c", order=8, note="a"))
     shop.write(read(3, note="a"))
     shop.write(paid(4, order=8))
@@ -452,7 +452,7 @@ def test_a_row_that_changes_after_its_answer_is_refetched_after_a_while():
     It is not requested at once, because each request reads the whole table.
     """
     clock = Clock()
-    shop = Unlisted(clock)
+    shop = UnlistedShop(clock)
     shop.write(paid(2))
     requested = []
     for number, now_s in ((3, 1), (5, 599), (7, 600), (9, 601)):
@@ -469,7 +469,7 @@ def test_a_route_that_is_being_read_is_refetched_afterwards():
     """
     One later request covers all rows that are still pending, even after a crash.
     """
-    shop = Unlisted()
+    shop = UnlistedShop()
     shop.write(*(change(1, "c", order=order, note="a") for order in (7, 8)))
     shop.refetches.routes.add("orders")
     shop.write(paid(3), paid(3, order=8))
@@ -494,7 +494,7 @@ def test_a_loss_while_a_route_is_read_makes_it_incomplete():
     """
     Any row of the target may be stale then.
     """
-    shop = Unlisted()
+    shop = UnlistedShop()
     shop.write(paid(2), change(2, "c", order=8, note="a"))
     before = shop.refetches.incomplete_routes()
     shop.refetches.routes.add("orders")
@@ -510,7 +510,7 @@ def test_a_refetch_request_that_failed_is_repeated():
     """
     It is stored before it is sent, so a stored request may not have been sent.
     """
-    shop = Unlisted()
+    shop = UnlistedShop()
     request_all = shop.repairs.request_all
 
     def fail(route, why):
@@ -534,7 +534,7 @@ def test_too_many_unlistable_rows_make_the_route_incomplete(monkeypatch):
     The single rows are no longer counted, so the whole route is incomplete.
     """
     monkeypatch.setattr(refetch, "MAX_PENDING", 2)
-    shop = Unlisted()
+    shop = UnlistedShop()
     shop.write(*(paid(2, order=order) for order in range(11, 14)))
 
     assert ([("orders", TOO_MANY)], 0, {"orders"}) == (

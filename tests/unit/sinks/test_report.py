@@ -402,7 +402,7 @@ def test_an_unknown_lag_is_not_shown(monitor, cluster, tmp_path):
     assert 'towpath_sink_lag_seconds{sink="cache"}' not in metrics
 
 
-class Fading:
+class FadingLag:
     """A watched sink whose lag becomes unknown each time it is read."""
 
     def __init__(self, watched):
@@ -427,7 +427,7 @@ def test_a_lag_that_becomes_unknown_during_a_request_does_not_fail_it(
     monitor.report(tmp_path, SINK)
     monitor.check()
     sinks = monitor.metrics.sinks
-    sinks["cache"] = Fading(sinks["cache"])
+    sinks["cache"] = FadingLag(sinks["cache"])
     metrics = values(monitor.metrics.page())
 
     assert 25.0 == metrics['towpath_sink_lag_seconds{sink="cache"}']

@@ -11,7 +11,7 @@ from towpath.sinks.dead_letters.entries import LATER, DeadLetterRequest, Verb
 from towpath.sinks.errors import TargetUnavailableError
 
 
-class Retrying:
+class RetryingShop:
     """A shop with a busy receiver, whose keys are retried without a request."""
 
     def __init__(self, monkeypatch, at_once):
@@ -49,7 +49,7 @@ def test_keys_are_retried_after_a_request_that_fails(monkeypatch):
     """
     The request's dead letters fill the memory of a turn, and its receiver is down.
     """
-    retrying = Retrying(monkeypatch, at_once=3)
+    retrying = RetryingShop(monkeypatch, at_once=3)
     retrying.park(7, 3)
     retrying.park(8)
     retrying.schedule()
@@ -70,7 +70,7 @@ def test_a_large_key_holds_up_no_other_key(monkeypatch):
     """
     Keys are retried in the order in which they are due; the large one is taken alone.
     """
-    retrying = Retrying(monkeypatch, at_once=3)
+    retrying = RetryingShop(monkeypatch, at_once=3)
     retrying.park(8)
     retrying.schedule()
     retrying.park(7, 4)
@@ -86,7 +86,7 @@ def test_keys_of_requests_do_not_displace_due_keys(monkeypatch):
     """
     A key with an open request is not retried, however long it has been due.
     """
-    retrying = Retrying(monkeypatch, at_once=10)
+    retrying = RetryingShop(monkeypatch, at_once=10)
     monkeypatch.setattr(replay, "MAX_AT_ONCE", 1)
     retrying.park(7)
     retrying.schedule()
@@ -104,7 +104,7 @@ def test_reads_for_requests_do_not_pause_the_retries(monkeypatch):
     """
     Only reads for retries do; a failing request causes a read in each turn.
     """
-    retrying = Retrying(monkeypatch, at_once=1)
+    retrying = RetryingShop(monkeypatch, at_once=1)
     shop = retrying.shop
     retrying.park(7)
     retrying.park(8)

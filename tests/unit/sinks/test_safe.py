@@ -47,7 +47,7 @@ def test_a_safe_position_is_taken_once():
     assert ("5", None) == (safe.take(None), safe.take(None))
 
 
-class Purging(MemorySink):
+class PurgeRecorder(MemorySink):
     """Keeps the safe positions that it is given."""
 
     def __init__(self):
@@ -64,7 +64,7 @@ def test_a_batch_purges_no_tombstone_above_a_dead_letter():
     A record that became a dead letter in one batch limits the next one.
     """
     context = context_of(Letters(), heads=FixedPositions(BEHIND_EVERYTHING))
-    sink = Purging()
+    sink = PurgeRecorder()
     writer = RecordWriter(ROUTES, sink, context)
     writer.write_left(table(row(3, "z")), 0)
     context.safe.check(list)

@@ -260,11 +260,11 @@ def test_an_engine_removes_only_the_files_of_killed_engines(tmp_path):
         (running / "spark-2").mkdir()
         with scratch_folder(tmp_path) as other:
             found = {path.name for path in tmp_path.iterdir()}
-            lives = (running / "spark-2").exists()
+            is_kept = (running / "spark-2").exists()
         after = {path.name for path in tmp_path.iterdir()}
 
     assert {running.name, other.name, "kept"} == found
-    assert lives
+    assert is_kept
     assert {running.name, "kept"} == after
     assert {"kept"} == {path.name for path in tmp_path.iterdir()}
 
@@ -281,7 +281,7 @@ def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
         pass
 
 
-class Broken:
+class BrokenSession:
     """A session whose engine does not answer."""
 
     def createDataFrame(self, _):  # noqa: N802 - the engine's
@@ -295,4 +295,4 @@ def test_rows_that_the_engine_does_not_take_are_retried():
     The error is ours, like that of a statement, so the batch is retried.
     """
     with pytest.raises(TargetUnavailableError, match="Answer from Java side is empty"):
-        SparkSql(Broken()).register("rows", pa.table({"id": [1]}))
+        SparkSql(BrokenSession()).register("rows", pa.table({"id": [1]}))

@@ -32,7 +32,7 @@ NONE = object()
 
 
 @pytest.fixture(autouse=True)
-def _plugged(tmp_path: Path, monkeypatch) -> None:
+def _package(tmp_path: Path, monkeypatch) -> None:
     """Install a package with three kinds: one works, and two do not."""
     about = tmp_path / "heap-1.0.dist-info"
     about.mkdir()

@@ -34,7 +34,7 @@ class Clock:
         return self.at_s
 
 
-class Careful(MemorySink):
+class MaintainedSink(MemorySink):
     """A sink that counts its upkeep runs, which may fail."""
 
     runs = 0
@@ -56,7 +56,7 @@ def clock():
 @pytest.fixture
 def sink():
     """Return a sink with upkeep."""
-    return Careful()
+    return MaintainedSink()
 
 
 def writer_of(sink):

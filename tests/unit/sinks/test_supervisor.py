@@ -72,7 +72,7 @@ class Clock:
         return 0.0
 
 
-class Unread:
+class UnreadBatches:
     """Batches that are never read."""
 
     def __init__(self, _sink=None):
@@ -92,7 +92,7 @@ class Unread:
         """Do nothing."""
 
 
-class Steps:
+class RecordedBackoff:
     """A backoff that records the attempts."""
 
     def __init__(self, delay_s):
@@ -105,7 +105,7 @@ class Steps:
         return self._delay_s
 
 
-class Stop(Event):
+class RecordedStop(Event):
     """A stop event that records the waits for it, and returns at once."""
 
     def __init__(self, *, after_waits=None):
@@ -260,7 +260,7 @@ class RecordingLetters(Letters):
 
     def __init__(self, seen):
         super().__init__()
-        self._noted = seen
+        self._calls = seen
         self._before = None
 
     def opened(self, before):
@@ -271,17 +271,17 @@ class RecordingLetters(Letters):
     def resolve(self, resolutions):
         """Record the call, after that step."""
         self._before()
-        self._noted.append("resolve")
+        self._calls.append("resolve")
         super().resolve(resolutions)
 
     def entries(self):
         """Record the call."""
-        self._noted.append("read letters")
+        self._calls.append("read letters")
         return super().entries()
 
     def close(self):
         """Record the call."""
-        self._noted.append("close letters")
+        self._calls.append("close letters")
 
 
 class Bench:
@@ -289,7 +289,7 @@ class Bench:
 
     def __init__(self, folder, monkeypatch):
         self.seen = []
-        self.stop = Stop()
+        self.stop = RecordedStop()
         self.backoff = Backoff(first_s=0.001)
         self.letters = RecordingLetters(self.seen)
         self.target = Target(self)
@@ -321,7 +321,7 @@ class Bench:
         self._patch.setattr(module, "start_query", self.engine.start)
         made = SupervisorParts(
             lambda _: closing(self.target),
-            Unread,
+            UnreadBatches,
             lambda _, before: self.letters.opened(before),
             self.topics,
             Clock(),
@@ -409,7 +409,7 @@ def test_a_permanent_failure_ends_the_query(bench):
 
 def test_a_supervisor_backs_off_further_with_each_failure(bench):
     """A batch that was written begins with the first delay again."""
-    bench.backoff = Steps(0.0)
+    bench.backoff = RecordedBackoff(0.0)
     bench.target.failures = [UNAVAILABLE, UNAVAILABLE, UNAVAILABLE]
     bench.run([0, lambda _: bench.target.failures.append(UNAVAILABLE), 0])
 
@@ -418,7 +418,7 @@ def test_a_supervisor_backs_off_further_with_each_failure(bench):
 
 def test_a_supervisor_waits_as_long_as_the_backoff_requires(bench):
     """It waits in steps, to notice a stop; a busy target may request a longer wait."""
-    bench.backoff = Steps(2.5)
+    bench.backoff = RecordedBackoff(2.5)
     bench.target.failures = [
         UNAVAILABLE,
         TargetBusyError("the cache is full", retry_after_s=4.0),
@@ -431,7 +431,7 @@ def test_a_supervisor_waits_as_long_as_the_backoff_requires(bench):
 
 def test_no_wait_follows_a_failure_once_the_driver_stops(bench):
     """A stop during an attempt is followed by neither a wait nor another attempt."""
-    bench.backoff = Steps(2.5)
+    bench.backoff = RecordedBackoff(2.5)
     bench.target = InterruptedTarget(bench, bench.stop.set)
     bench.run([0])
 
@@ -456,8 +456,8 @@ def test_a_stop_ends_the_backoff_of_a_sink(bench):
     """
     A stopping driver does not wait for an unavailable target.
     """
-    bench.stop = Stop(after_waits=2)
-    bench.backoff = Steps(60.0)
+    bench.stop = RecordedStop(after_waits=2)
+    bench.backoff = RecordedBackoff(60.0)
     bench.target.failures = [UNAVAILABLE, UNAVAILABLE]
     bench.run([0])
 
@@ -535,7 +535,7 @@ def test_a_command_is_carried_out_even_if_each_query_fails(bench):
     )
 
 
-class Busy:
+class BusyQuery:
     """A query whose batch runs for a number of checks; it may end by itself."""
 
     def __init__(self, checks, *, ends_after=99):
@@ -576,7 +576,7 @@ def test_a_running_batch_is_finished_at_a_stop(checks, ends_after, left):
     """
     The wait ends when the engine has committed it, the query has ended, or time is up.
     """
-    query, clock = Busy(checks, ends_after=ends_after), Waiting()
+    query, clock = BusyQuery(checks, ends_after=ends_after), Waiting()
     wait_for_batch(query, clock)
 
     assert (left is None) == (clock.now_s >= FINISH_WITHIN_S)
@@ -624,7 +624,7 @@ def test_a_batch_of_an_ended_query_is_not_retried(bench):
     The engine waits for it before the next query of the same name may start.
     """
     is_running, has_ended = Event(), Event()
-    bench.backoff = Steps(60.0)
+    bench.backoff = RecordedBackoff(60.0)
     bench.target = InterruptedTarget(
         bench, lambda: is_running.set() or has_ended.wait(20)
     )

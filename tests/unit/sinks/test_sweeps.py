@@ -18,17 +18,17 @@ class Cluster:
     """
     Topics of three partitions.
 
-    With ``is_away`` the broker does not answer; with ``is_late`` it does not know the
+    With ``is_down`` the broker does not answer; with ``is_late`` it does not know the
     topics yet.
     """
 
-    is_away = is_late = False
+    is_down = is_late = False
 
     def names(self):
         return [TOPIC]
 
     def end_offsets(self, names):
-        if self.is_away:
+        if self.is_down:
             message = "no broker"
             raise BrokerUnavailableError(message)
         if self.is_late:
@@ -147,7 +147,7 @@ def test_a_sweep_with_its_partition_count_needs_no_broker(open_sweeps, cluster):
     """
     Only an older sweep without a count requests the current number.
     """
-    cluster.is_away = True
+    cluster.is_down = True
     sweeps = open_sweeps()
 
     assert (sweep_floor(0, partitions=1),) == sweeps.record(
@@ -268,10 +268,10 @@ def test_without_the_broker_no_sweep_completes_and_none_is_lost(open_sweeps, clu
     """
     The number of partitions is not guessed; the batch is retried.
     """
-    cluster.is_away = True
+    cluster.is_down = True
     with pytest.raises(BrokerUnavailableError):
         open_sweeps().record([sweep_floor(0), sweep_floor(1), sweep_floor(2)])
-    cluster.is_away = False
+    cluster.is_down = False
 
     assert [sweep_floor(0), sweep_floor(1), sweep_floor(2)] == list(
         open_sweeps().record([sweep_floor(0), sweep_floor(1), sweep_floor(2)])

@@ -17,7 +17,7 @@ TABLE = SourceTable(
 )
 FORM = RowForm(TABLE)
 # A rule that takes more rounds is considered endless.
-MOST_ROUNDS = 2_000
+MAX_ROUNDS = 2_000
 
 
 class Sides:
@@ -51,7 +51,7 @@ class Sides:
     def wait(self, poll=None):
         """Wait for the sink."""
         self.polls.append(poll is not None)
-        assert len(self.polls) < MOST_ROUNDS
+        assert len(self.polls) < MAX_ROUNDS
         self.while_waiting(poll)
 
     def wait_until_seen(self):

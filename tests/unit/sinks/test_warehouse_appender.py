@@ -116,7 +116,7 @@ def test_a_table_without_a_commit_takes_its_first(lake, appender):
     )
 
 
-class Shared(SqlCatalog):
+class SharedCatalog(SqlCatalog):
     """A catalog in which another writer commits once, too."""
 
     def commit_as_other(self):
@@ -129,7 +129,7 @@ class Shared(SqlCatalog):
         return table
 
 
-class Overtaken(Shared):
+class OvertakenCatalog(SharedCatalog):
     """A catalog in which the other writer commits between our read and our commit."""
 
     def commit_table(self, table, requirements, updates):
@@ -145,7 +145,7 @@ def test_a_first_commit_is_not_made_after_that_of_another_writer(
     """
     lake.recreate()
     monkeypatch.setattr(
-        append, "open_catalog", lambda _: Overtaken("lake", **lake.settings)
+        append, "open_catalog", lambda _: OvertakenCatalog("lake", **lake.settings)
     )
     with pytest.raises(TargetUnavailableError, match="another writer"):
         appender.append(TABLE, rows(1), None)
@@ -153,7 +153,7 @@ def test_a_first_commit_is_not_made_after_that_of_another_writer(
     assert [9] == lake.keys()
 
 
-class Answering(Shared):
+class AnsweringCatalog(SharedCatalog):
     """A catalog that returns later commits of others, too, as a server may."""
 
     def commit_table(self, table, requirements, updates):
@@ -169,7 +169,7 @@ def test_another_writers_commit_is_not_taken_for_ours(lake, appender, monkeypatc
     Its keys are not known, although no commit was in between: no append builds on it.
     """
     monkeypatch.setattr(
-        append, "open_catalog", lambda _: Answering("lake", **lake.settings)
+        append, "open_catalog", lambda _: AnsweringCatalog("lake", **lake.settings)
     )
     second = appender.append(TABLE, rows(1), lake.first)
     third = appender.append(TABLE, rows(9), second)
@@ -280,7 +280,7 @@ def test_files_are_not_committed_after_a_commit_of_another_writer(
     The other writer commits while tasks write.
     """
     monkeypatch.setattr(
-        append, "open_catalog", lambda _: Overtaken("lake", **lake.settings)
+        append, "open_catalog", lambda _: OvertakenCatalog("lake", **lake.settings)
     )
     with pytest.raises(TargetUnavailableError, match="another writer"):
         appender.append_files(TABLE, lambda w: written(w, rows(1)), lake.first)

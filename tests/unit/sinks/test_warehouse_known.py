@@ -69,13 +69,13 @@ def test_keys_beyond_the_limit_are_reported():
     ]
 
 
-@pytest.mark.parametrize(("most_bytes", "expected"), [(10**6, [100]), (240, [25] * 4)])
-def test_rows_are_split_by_their_bytes(most_bytes, expected):
+@pytest.mark.parametrize(("max_bytes", "expected"), [(10**6, [100]), (240, [25] * 4)])
+def test_rows_are_split_by_their_bytes(max_bytes, expected):
     """
     Every row is in one slice, in order, and no slice is too large.
     """
     rows = pa.table({"n": pa.array(range(100), pa.int64())})
-    parts = slices(rows, most_bytes)
+    parts = slices(rows, max_bytes)
 
     assert expected == [part.num_rows for part in parts]
     assert list(range(100)) == pa.concat_tables(parts).column("n").to_pylist()

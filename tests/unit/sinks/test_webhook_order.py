@@ -99,12 +99,12 @@ def test_a_batch_is_counted_once_if_its_probe_cannot_be_saved(monkeypatch, tmp_p
     assert (1, ["row"]) == (checkpoint.applied, receiver.sent)
 
 
-@pytest.mark.parametrize(("pause_s", "least_s"), [(0.0, 0.2), (7.0, 7.0)])
-def test_a_key_waits_even_if_the_receiver_requests_no_pause(pause_s, least_s):
+@pytest.mark.parametrize(("pause_s", "min_s"), [(0.0, 0.2), (7.0, 7.0)])
+def test_a_key_waits_even_if_the_receiver_requests_no_pause(pause_s, min_s):
     """
     Otherwise a Retry-After of 0 or in the past would repeat requests at full speed.
     """
     failing = FailingKeys(WebhookOptions(secrets=(SECRET,)), Clock())
     failing.failed(("orders", "7"), TargetBusyError("busy", retry_after_s=pause_s))
 
-    assert failing.wait_s(("orders", "7")) >= least_s
+    assert failing.wait_s(("orders", "7")) >= min_s

@@ -119,8 +119,7 @@ def test_plain_rows_are_taken_as_columns_and_the_rest_as_records():
     outcome = written(sink, *BATCH, letters=letters)
     assert isinstance(sink, Columnar)
 
-    # Orders 3 and 4 have other changes later: the guard orders the writes of both
-    # paths.
+    # Orders 3 and 4 have other changes later: the guard orders both paths.
     assert (8, expected()) == (sink.taken, sink.rows)
     assert (13, 1, 1, row(13, "c", order=4)[-1][0][1].decode()) == (
         outcome.records,

@@ -227,7 +227,7 @@ def test_a_routes_shape_is_that_of_its_rows():
 
 def test_a_route_without_transformations_changes_no_row():
     """
-    It costs nothing per row.
+    Such a route costs nothing per row.
     """
     plain = Route(topic=TOPIC, name="l")
 

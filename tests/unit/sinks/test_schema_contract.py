@@ -307,7 +307,7 @@ def test_a_unique_index_is_the_key_of_a_table_without_a_primary_key(identity):
 
 def test_a_table_that_is_not_captured_has_no_findings():
     """
-    No record has its rows.
+    Its rows are in no record.
     """
     before, after = catalog(column("integer")), Catalog({}, {})
     other = settings()

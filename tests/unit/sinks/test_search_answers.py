@@ -117,7 +117,7 @@ def test_a_mixed_bulk_response_is_read_item_by_item():
 )
 def test_a_read_only_index_refuses_no_document(item, verdict):
     """
-    A full disk, a block, a closed index or a missing permission is not its fault.
+    A full disk, a block or a missing permission is not the document's fault.
     """
     (outcome,) = outcomes({"items": [item]}, 1)
 

@@ -502,8 +502,7 @@ def test_copies_of_two_threads_are_stored_one_after_the_other(
     def write_while_the_other_reads(records):
         monkeypatch.setattr(first.store, "write", write)
         other.start()
-        # The other thread must not read meanwhile, so this wait is expected to time
-        # out.
+        # The other thread must not read meanwhile: this wait is expected to time out.
         reads.wait(0.5)
         write(records)
         seen.append("written")

@@ -106,7 +106,7 @@ def test_a_search_index_that_refuses_rows_is_found(
     fields: dict[str, Any], finding: str
 ):
     """
-    It lacks a shard, disk space or a replica's server, is blocked, or maps loosely.
+    It lacks a shard, disk space or a replica's server, is blocked, or maps dynamically.
     """
     assert [finding] == ids(search_findings(SINK, SEARCH._replace(**fields)))
 
@@ -166,7 +166,7 @@ def test_a_warehouse_that_grows_is_found(fields: dict[str, Any], finding: str):
 )
 def test_a_target_that_cannot_be_written_is_found(fields: dict[str, Any], finding: str):
     """
-    It may be an old server or a standby, have fsync off, or few connections left.
+    It may be too old or a standby, have fsync off, or have few connections left.
     """
     assert [finding] == ids(target_findings(SINK, TARGET._replace(**fields)))
 

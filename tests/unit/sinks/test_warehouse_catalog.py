@@ -67,7 +67,7 @@ def test_port_and_user_may_be_left_out():
     )
 
 
-def test_an_address_of_version_six_keeps_its_brackets():
+def test_an_ipv6_address_keeps_its_brackets():
     """They keep host and port apart."""
     assert (
         catalog_settings("postgresql://[::1]:5433/w")["uri"]

@@ -90,7 +90,7 @@ def test_only_tombstones_are_purged():
 
 def test_an_event_log_takes_each_event_once():
     """
-    An event with a stored id is skipped; only its span of time is searched.
+    An event with a stored id is skipped; only the batch's span of time is searched.
     """
     assert insert_new(
         LOG, "batch", ("2026-01-01 00:00:00Z", "2026-01-02 00:00:00Z")
